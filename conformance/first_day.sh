@@ -1,31 +1,30 @@
 #!/usr/bin/env bash
-# Tries the program on a shared machine, item by item. Each item runs the program and prints PASS, FAIL or SKIPPED with
-# the reason.
+# Tests the program on a shared machine. Each item runs the program and prints PASS, FAIL or SKIPPED with the reason.
 #
 #   conformance/first_day.sh [--list] [--only A1,A4] [PROGRAM]
 #
-# PROGRAM is the built `lockstep` (or LOCKSTEP_BIN; else target/release or target/debug). No network is needed, and
-# nothing outside a temporary directory is written, but for a control group in A1 where one can be made. Exit code 1 if
+# PROGRAM is the built `lockstep` (or LOCKSTEP_BIN; else target/release or target/debug). It needs no
+# network and writes only to a temporary directory. (A1 also makes a control group, if possible.) The exit code is 1 if
 # an item fails.
 #
-# A new item is a function `item_NAME`, and its name and one line in ITEMS. It prints what it saw, and ends with
-# `fail TEXT`, `skip TEXT`, or by returning 0.
+# A new item is a function `item_NAME`, and a line in ITEMS with its name and description. The function prints its
+# observations, and ends with `fail TEXT`, `skip TEXT`, or by returning 0.
 set -uo pipefail
 
 ITEMS=(
-    "A1|the memory limit of the job is obeyed, wherever it is on the path of the control groups"
+    "A1|the job's memory limit is obeyed, in any control group from the process's own up to the root"
     "A2|the refusal of a run that does not fit names every key that makes it fit"
     "A3|a build has an identity: in --version, records, verify, and between learner and worker"
-    "A4|without file locks a living run is protected all the same"
-    "A5|a run of 30 steps is judged by each step's own reward, whatever it logs"
-    "A7|the tutorial's commands print the page's digits"
+    "A4|a running run is protected even without file locks"
+    "A5|the verdict on a run of 30 steps uses the reward of each step, for any logging_steps"
+    "A7|the tutorial's commands print the digits on the page"
     "A8|demo --steps 0 ends after supervised fine-tuning"
     "A9|the reward of writing-a-reward.md is learned in its last step"
     "A11|a distributed run that has ended has its last checkpoint, no batch and no job"
     "A12|a log in JSON has tables, alarms and the verdict as fields"
-    "A13|a profile of three short steps finds nothing about hundredths of a second"
-    "A14|examples of an alarm about one of two rewards have its own score"
-    "A15|report makes its directory and tells two runs apart; plan says by its exit code that a run does not fit"
+    "A13|a profile of three short steps reports no findings about hundredths of a second"
+    "A14|the examples of an alarm about one of two rewards have the scores of this reward"
+    "A15|report makes its directory and names the difference of two runs; the exit code of plan is 1 if a run does not fit"
     "A10|releases and the image can join workers on other machines"
 )
 
@@ -61,10 +60,10 @@ export LOCKSTEP_THREADS=${LOCKSTEP_THREADS:-2} HF_HUB_OFFLINE=1 NO_COLOR=1
 fail() { reason=$1; return 1; }
 skip() { reason=$1; return 77; }
 show() { sed 's/^/    /' <<<"$1"; }
-# Waits for at most two minutes until a command succeeds.
+# Repeats a command until it succeeds, for at most two minutes.
 await() { for _ in $(seq 1200); do "$@" >/dev/null 2>&1 && return 0; sleep 0.1; done; return 1; }
 
-# A tokenizer of letters and a model's shape in $1: hidden size, layers, rows of the embedding.
+# Writes a tokenizer of letters and a model's config.json to $1. Other arguments: hidden size, layers, vocabulary size.
 shape() {
     mkdir -p "$1"
     local letters='' id=3 letter
@@ -90,7 +89,7 @@ JSON
 JSON
 }
 
-# A small random model in $work/model and prompts, for runs.
+# Makes a small random model in $work/model, and prompts.
 small_model() {
     [ -e "$work/model/config.json" ] && return 0
     shape "$work/shape" 32 2 40
@@ -108,7 +107,7 @@ train_words() {
 
 remove_group() { for dir in "$1/job/step" "$1/job" "$1"; do [ -d "$dir" ] && rmdir "$dir" 2>/dev/null; done; }
 
-# Makes a control group with a limit of $1 bytes, and an unlimited one in it: prints the inner one.
+# Makes a control group with a limit of $1 bytes and an unlimited group inside it, and prints the inner group.
 limited_group() {
     local v1=/sys/fs/cgroup/memory v2=/sys/fs/cgroup
     if [ -w "$v1" ] && [ -f "$v1/memory.limit_in_bytes" ]; then
@@ -128,12 +127,12 @@ item_A1() {
     shape "$work/wide" 1024 8 2000
     echo '{"prompt": "abc"}' > "$work/one.jsonl"
     local plan=(plan --model "$work/wide" --set max_completion_length=64) out code
-    # A limit of the process itself: ulimit -v, which batch systems set, too. The program's own address space varies.
+    # ulimit -v, which batch systems also set, limits the process itself. The program's own address space varies.
     local most=$(( $("$program" "${plan[@]}" --json | grep -o '"total_bytes":[ 0-9]*' | tr -dc 0-9) / 1024 + 200000 ))
     out=$( (ulimit -v "$most"; "$program" "${plan[@]}") 2>&1)
     if ! grep -q "RLIMIT_AS" <<<"$out"; then show "$out"; fail "ulimit -v $most is not named by plan"; return; fi
     show "ulimit -v $most: $(grep -o 'limited to.*RLIMIT_AS' <<<"$out" | head -1)"
-    # The doctor itself reads 256 MiB.
+    # `doctor` itself uses 256 MiB.
     local bytes=800000000
     group=$(limited_group $bytes) || { group=""; skip "ulimit -v is obeyed; no control group can be made here (root and a writable /sys/fs/cgroup are needed)"; return; }
     in_group() { sh -c 'echo $$ > "$1/job/step/cgroup.procs" && shift && exec "$@"' sh "$group" "$program" "$@"; }
@@ -159,7 +158,7 @@ item_A2() {
     # Qwen2.5-1.5B's shape.
     sed -i 's/"intermediate_size": 6144/"intermediate_size": 8960/; s/"num_attention_heads": 4/"num_attention_heads": 12/; s/"head_dim": 384/"head_dim": 128/' "$work/qwen15/config.json"
     local plan=(plan --model "$work/qwen15" --set max_completion_length=256 --set max_prompt_length=128) out
-    # As on a machine with 20 GB.
+    # This simulates a machine with 20 GB.
     limited() { (ulimit -v 20000000; "$program" "${plan[@]}" "$@") 2>&1; }
     out=$(limited)
     show "$(grep -E '^(weights|training: (gradients|optimizer))|fit' <<<"$out")"
@@ -170,7 +169,7 @@ item_A2() {
     done
     grep "^training: gradients" <<<"$out" | grep -q use_peft || { fail "the row of the gradients names no key"; return; }
     grep -A1 "^training: optimizer" <<<"$out" | grep -q adam_moments_dtype || { fail "the row of the optimizer names no key"; return; }
-    # What it names first, done: the run fits.
+    # With the changes that it names first, the run fits.
     local set=() change
     while read -r change; do set+=(--set "${change// = /=}"); done < <(
         grep "does not fit" <<<"$out" | sed -E 's/.*(fits with (one of these: )?|together these do: )//; s/ MiB\).*//; s/"//g' \
@@ -193,7 +192,7 @@ item_A3() {
     grep -q '"commit"' "$run/record.json" || { fail "record.json names no build"; return; }
     "$program" verify "$run" --steps 1 > "$work/verify.log" 2>&1
     if grep -q "^another build" "$work/verify.log" && ! grep -q "unknown (no git)" <<<"$version"; then show "$(cat "$work/verify.log")"; fail "verify calls the same build another one"; return; fi
-    # As if another commit had trained it.
+    # Pretend that another commit trained the run.
     cp -r "$run" "$run-other"
     sed -i 's/"commit": [^,]*/"commit": "00000000000000000000"/' "$run-other/record.json"
     out=$("$program" verify "$run-other" --steps 1 2>&1 | grep "^another build")
@@ -202,12 +201,12 @@ item_A3() {
     out=$("$program" train --resume "$run-other" --set max_steps=3 2>&1); code=$?
     show "$(grep "another build" <<<"$out")"
     [ $code = 0 ] && [ "$(grep -c "another build" <<<"$out")" = 1 ] || { show "$out"; fail "a resume by another build should say so in one line (exit code $code)"; return; }
-    # A run that an older version began names no build.
+    # The record of a run that an older version started has no build.
     cp -r "$run" "$run-old"
     sed -i '/"build": {/,/}/d' "$run-old/record.json"
     if grep -q '"build"' "$run-old/record.json"; then fail "the record could not be made an older one"; return; fi
     out=$("$program" train --resume "$run-old" --set max_steps=3 2>&1); code=$?
-    [ $code = 0 ] && [ "$(grep -c "does not say which build" <<<"$out")" = 1 ] || { show "$out"; fail "an older run should resume, with one line (exit code $code)"; return; }
+    [ $code = 0 ] && [ "$(grep -c "does not name the build" <<<"$out")" = 1 ] || { show "$out"; fail "an older run should resume, with one line (exit code $code)"; return; }
     # A worker of another build.
     # shellcheck disable=SC2046
     "$program" learner $(train_words --set max_steps=2 --out "$run-fleet" | sed 's/^train //') > "$work/learner.log" 2>&1 &
@@ -229,7 +228,7 @@ item_A3() {
 item_A4() {
     command -v cc > /dev/null || { skip "no C compiler (cc), which makes a flock that fails"; return; }
     small_model || return
-    # A file system without locks is one directory; memory that is shared by processes has locks all the same.
+    # flock fails only in one directory, as on a file system without locks; shared memory still has locks.
     cat > "$work/flock.c" <<'C'
 #define _GNU_SOURCE
 #include <errno.h>
@@ -264,7 +263,7 @@ C
             if ! ldd "$program" 2>/dev/null | grep -q libc; then kill -KILL "$first"; skip "the program is static: a preloaded flock has no effect"; return; fi
             show "$(head -20 "$work/$name.log")"; fail "$name: no warning"; return; }
         out=$(LD_PRELOAD=$work/flock.so "$program" train --resume "$run" 2>&1); code=$?
-        show "$name, a second start: exit code $code: $(grep -o "is in use.*writes into it" <<<"$out" | cut -c1-60)… $(grep -o "This file system[^.]*" <<<"$out" | cut -c1-90)"
+        show "$name, a second start: exit code $code: $(grep -o "is in use.*is writing to it" <<<"$out" | cut -c1-60)… $(grep -o "This file system[^.]*" <<<"$out" | cut -c1-90)"
         [ $code = 2 ] && grep -q "process $first on" <<<"$out" || { show "$out"; fail "$name: the living run should be named, with exit code 2"; return; }
         kill -KILL "$first"; wait "$first" 2>/dev/null
         LD_PRELOAD=$work/flock.so "$program" train --resume "$run" > "$work/$name-2.log" 2>&1 &
@@ -275,7 +274,7 @@ C
         [ $code = 143 ] || { fail "$name: the resumed run ended with $code"; return; }
         [ "$(find "$run" -maxdepth 1 -name 'run.lock*' | wc -l)" = 1 ] && [ ! -s "$run/run.lock" ] || { fail "$name: something of the lock is left: $(ls "$run")"; return; }
     done
-    # Learner and workers have locks, too.
+    # Learner and workers also use locks.
     # shellcheck disable=SC2046
     out=$(LD_PRELOAD=$work/flock.so "$program" $(train_words --set max_steps=2 --out "$work/a4-fleet") --distributed --workers 2 2>&1); code=$?
     show "ENOSYS, a learner with two workers: exit code $code"
@@ -305,13 +304,13 @@ item_A5() {
 
 # --- A7, A8, A9 --------------------------------------------------------------------------------------------------------
 
-# The model of the demo, trained once.
+# Trains the demo's model, once for all items.
 demo_model() {
     [ -e "$work/demo/sft/model/model.safetensors" ] && return 0
     (cd "$work" && "$program" demo --steps 0 --out demo) > "$work/demo.log" 2>&1 || { show "$(tail -3 "$work/demo.log")"; fail "demo --steps 0 fails"; }
 }
 
-# The fenced block number $2 of the page $1 that begins with $3, without its first line if $4 is given.
+# Prints the fenced block of the page $1 whose first line begins with $2.
 block() { awk -v begin="$2" '/^```/ {inside = !inside; if (inside) {first = 1; next} else if (found) exit} inside && first {first = 0; found = index($0, begin) == 1} inside && found' "$root/docs/$1"; }
 
 item_A7() {

@@ -5,7 +5,7 @@
 on_device() { LOCKSTEP_DEVICE=$device "$@"; }
 emulated() { [ "$device" = cuda-emulated ]; }
 
-# Names the driver and NVRTC where the loader would not find them, and puts CUDA's tools on the PATH.
+# Sets the paths of the driver and NVRTC if the loader would not find them, and puts CUDA's tools on the PATH.
 find_libraries() {
   local file directory packages='python3*/*-packages/nvidia/*/lib/libnvrtc.so.1[32]'
   for directory in /usr/local/cuda/bin /usr/local/cuda-*/bin /opt/nvidia/nsight-compute/*; do
@@ -43,18 +43,18 @@ device_check() {
   done
   timeout 20 nvidia-smi
   timeout 20 nvidia-smi -q | head -n 250
-  # Without the device it still says what of CUDA it found.
+  # Without a device, the command still prints the parts of CUDA that it found.
   on_device "$lockstep" doctor || { "$lockstep" doctor --device cpu; return 1; }
-  # It computes something.
+  # The device must compute something.
   kernel_tests device::cuda::tests::functions || return 1
   emulated && echo "note: $where"
   [ -z "$gpu" ] || echo "note: $gpu"
 }
 
-# A test that is not there must not look like one that passed.
+# A missing test must not look like a test that passed.
 kernel_tests() {
   local log=$work/tests.log code passed
-  # Larger sizes than the emulator gets.
+  # Sizes that would be too slow on the emulator.
   emulated || export LOCKSTEP_EMULATOR_FULL=1
   on_device "$tests" --test-threads=1 --nocapture "$@" 2>&1 | tee "$log"
   code=$?
@@ -65,7 +65,7 @@ kernel_tests() {
   echo "note: tests: $passed, cases: $(grep -c 'case .*, schedule [0-9]*$' "$log")"
 }
 
-# An operation's tests; where they fail by an error of the driver or the first three times, more is found out.
+# Runs an operation's tests. After an error of the driver, and for the first three failures, it collects more details.
 operation() {
   local count
   kernel_tests "ops::$1::cuda::" && return 0
@@ -90,7 +90,7 @@ formula() {
   local all=0 seed log each=$((products < 2000000 ? products : 2000000))
   for ((seed = 1; all < products; seed++, all += each)); do
     log=$(LOCKSTEP_PRODUCTS=$each LOCKSTEP_SEED=$seed on_device "$tests" --exact --nocapture \
-      device::cuda::tests::self_test::products_asked_for_equal_the_formula 2>&1) ||
+      device::cuda::tests::self_test::the_requested_dot_products_equal_the_formula 2>&1) ||
       { echo "$log"; echo "DIFFERS: $(grep -aE -m 1 ' differ$' <<<"$log")"; return 1; }
     echo "$log"
     [[ $log == *" differ"* ]] || { echo "note: nothing was compared: no products in bf16 here"; return 77; }
@@ -105,7 +105,7 @@ bf16() {
   return 77
 }
 
-# A directory with a tiny model of random weights, one of 7 million parameters, and their data.
+# Makes a directory with a tiny model of random weights, a model of 7 million parameters, and their data.
 models() {
   [ ! -d "$work/shape" ] || return 0
   mkdir "$work/shape" && cd "$work" || return 1
@@ -132,7 +132,7 @@ JSON
   "$lockstep" init --config shape/config.json --tokenizer shape --seed 1 --out model
 }
 
-# A short GRPO run: the device, its directory, more keys. The program's process id is left in a file.
+# Trains a short GRPO run. Arguments: the device, its directory, more keys. Writes the program's process id to a file.
 grpo() {
   local device=$1 to=$2 key keys=()
   shift 2
@@ -147,7 +147,7 @@ grpo() {
   )
 }
 
-# That two runs left the same tensors and rollouts, and some; and that no log-probability differed.
+# Checks that two runs wrote the same tensors and rollouts (at least one of each), and that no log-probability differed.
 same() {
   local a=$work/$1 b=$work/$2 file count=0 differ=0 difference
   while IFS= read -r file; do
@@ -190,7 +190,7 @@ cpu() {
   echo "note: GRPO, $run: the CPU's bits"
 }
 
-# The run that others are compared with.
+# The run with which other runs are compared.
 reference() {
   models && { [ -e "$work/grpo/metrics.jsonl" ] || grpo "$device" grpo max_steps="$steps"; }
 }
@@ -220,15 +220,15 @@ benchmark() {
   local log=$work/bench.log code
   on_device "$lockstep" bench "$@" 2>&1 | tee "$log"
   code=$?
-  if [ $code != 0 ] && grep -q "is not there yet" "$log"; then
-    echo "note: bench $1: $(grep 'is not there yet' "$log" | tail -n 1)"
+  if [ $code != 0 ] && grep -qE "is not (there|supported) yet" "$log"; then
+    echo "note: bench $1: $(grep -E 'is not (there|supported) yet' "$log" | tail -n 1)"
     return 77
   fi
   return $code
 }
 bench_rollout() {
   local most
-  # One size at a time: what was measured is printed if the next one takes too long.
+  # One size at a time, so that earlier results are printed even if the next size takes too long.
   for most in 1 8 64; do benchmark rollout --shape "$shape" --completions "$most" || return; done
 }
 bench_step() { benchmark step --shape "$shape" --repeats 1; }
@@ -252,7 +252,7 @@ def seconds(run):
     return sorted(times)[5]
 best = {}
 for dtype in (torch.float32, torch.bfloat16):
-    # The shapes of `lockstep bench gemm`, and a large one.
+    # The shapes of `lockstep bench gemm`, and a large shape.
     for m, k, n in [(1, 896, 4864), (16, 896, 4864), (64, 896, 4864), (512, 896, 4864), (2048, 896, 896),
                     (512, 4864, 896), (4096, 4096, 4096), (8192, 8192, 8192)]:
         x, w = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
@@ -271,7 +271,7 @@ profile() {
   local step=(bench step --shape 7m --completions 8 --new-tokens 16 --repeats 1) log=$work/ncu.log
   command -v ncu >/dev/null || { echo "note: ncu is not on the PATH"; return 77; }
   emulated && { echo "note: nothing to profile in an emulation"; return 77; }
-  # Decode kernels, then those of the update.
+  # Decode kernels, then kernels of the update.
   on_device ncu --clock-control none --set basic --launch-skip 60 --launch-count 40 "$lockstep" "${step[@]}" 2>&1 |
     tee "$log"
   if grep -qE 'ERR_NVGPUCTRPERM|Failed to initialize the profiler' "$log"; then
@@ -298,7 +298,7 @@ sanitizer() {
 nvrtc() {
   emulated && { echo "note: the emulator has no NVRTC"; return 77; }
   if "$lockstep" doctor | grep -q 'NVRTC.*cannot be used'; then echo "note: this machine has no NVRTC"; return 77; fi
-  # Neither compiled kernels nor those of an earlier process.
+  # Without compiled kernels, and without the cache of an earlier process.
   export LOCKSTEP_CUBINS=/nowhere LOCKSTEP_KERNEL_CACHE=$work/cache
   kernel_tests device::cuda::tests::functions ops::linear::cuda
 }

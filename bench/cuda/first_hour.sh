@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Every check that a GPU must pass before statements about CUDA are believed, in a limited time: see --help.
+# Runs the checks that a GPU must pass before Lockstep's claims about CUDA are trusted, in a limited time: see --help.
 # The checks themselves are in checks.sh.
 # shellcheck disable=SC2034,SC2329
 set -uo pipefail
 
-# In the order in which they run: name, estimated seconds on a GPU, most seconds, function and arguments.
+# The checks in order: name, estimated seconds on a GPU, time limit in seconds, function and arguments.
 table=(
   'device 8 60 device_check'
-  'load 6 150 kernel_tests device::cuda::tests::load::every_kernel_loads'
+  'load 6 150 kernel_tests device::cuda::tests::load::every_kernel_loads_on_the_device'
   'functions 2 60 kernel_tests device::cuda::tests::functions'
   'operations/residual 2 60 operation residual'
   'operations/lerp 2 60 operation lerp'
@@ -46,7 +46,7 @@ table=(
   'sanitizer/synccheck 40 120 sanitizer synccheck'
   'nvrtc 60 180 nvrtc'
 )
-# What --small leaves out; what it keeps is enough to try the script on the emulator.
+# The checks that --small leaves out; the others suffice to test the script on the emulator.
 not_small='load|operations/([^rg].*|r[^m].*|grad_norm)|cpu/7m|bf16|invariance|parity|bench/.*|torch|profile|nvrtc'
 
 usage() {
@@ -54,58 +54,58 @@ usage() {
 bench/cuda/first_hour.sh pack DIR     on a machine with Rust and Python: builds the programs and writes one archive
 first_hour.sh [options]               on the machine with the GPU: needs its driver, no toolchain, no network
 
-The checks run in the order of their worth. The budget may end at any time: the report is complete after every check,
-and names the check that runs. A check that does not fit is listed, and the command that makes up for it is printed.
+The most important checks run first. The budget may end at any time: the report is complete after every check,
+and names the running check. Checks that do not fit are listed, with a command that runs them later.
 
-  --budget SECONDS  all checks together; a check that runs then is stopped, which may take 10 s   (default: 540)
-  --only NAME,…     these checks, or these groups of checks (operations, cpu, bench, sanitizer)
-  --out DIR         must be new or empty                            (default: $OUT if set, else first-hour-<time>)
-  --device NAME     cuda, cuda:1, …; or cuda-emulated, and then every report has that word        (default: cuda)
+  --budget SECONDS  for all checks together; at its end the running check is stopped, within 10 s (default: 540)
+  --only NAME,…     run only these checks, or groups of checks (operations, cpu, bench, sanitizer)
+  --out DIR         a new or empty directory                        (default: $OUT if set, else first-hour-<time>)
+  --device NAME     cuda, cuda:1, …; or cuda-emulated, which every report then mentions           (default: cuda)
   --products N      dot products of 16 terms that are compared with the formula                   (default: 10000000)
-  --shape SIZE      of bench/rollout and bench/step: 7m, 92m, 0.5b                                (default: 0.5b)
-  --small           few products, few operations, no benchmarks: to try the script on the emulator
+  --shape SIZE      for bench/rollout and bench/step: 7m, 92m, 0.5b                                (default: 0.5b)
+  --small           few products, few operations, no benchmarks: to test the script on the emulator
 
-The output directory has few files and no directories:
-  report.json       state, the check that runs, and for each check its outcome, seconds, estimate and a note;
-                    replaced after each check, never half-written
+The output directory has only a few files:
+  report.json       state, the running check, and for each check its outcome, seconds, estimate and a note;
+                    replaced atomically after each check
   report.txt        the lines of the terminal
-  log.txt           the output of each check (of a very long output, both ends)
-  running.txt       the output of the check that runs
+  log.txt           the output of each check (a very long output is truncated in the middle)
+  running.txt       the output of the running check
   runs.tar.gz       the training runs that were compared, if a comparison failed
 
-Outcomes: passed; failed; skipped (something it needs is missing here; the note says what); stopped (the budget ended);
-does not fit (its estimate is longer than the rest of the budget: not started).
-Exit code: 0 nothing failed and nothing is missing but what was skipped, 1 a check failed, 2 bad usage,
-3 nothing failed but checks were stopped or did not fit, 128 + n ended by signal n.
+Outcomes: passed; failed; skipped (the note names what is missing on this machine); stopped (the budget ended);
+does not fit (not started, because its estimate is longer than the rest of the budget).
+Exit code: 0 all checks passed or were skipped, 1 a check failed, 2 bad usage,
+3 no check failed, but some were stopped or did not fit, 128 + n ended by signal n.
 
 Checks:
   device      driver, GPU, tools and libraries; `lockstep doctor` opens the device and measures its peaks
   load        every kernel can be loaded: compiled kernels (cubins/), or NVRTC
-  functions   exp, ln, sigmoid, rounding, sums, random numbers: the CPU's bits
-  operations  every operation in f32, forward and backward: the CPU's bits. One process each
-  cpu         short GRPO runs on the CPU and on the device (grpo, adapter, and 7m, a model of 7 million parameters):
-              the same weights, optimizer state and rollouts, 0 mismatching log-probabilities
+  functions   exp, ln, sigmoid, rounding, sums, random numbers give the CPU's bits
+  operations  every operation in f32, forward and backward, gives the CPU's bits. One process for each
+  cpu         short GRPO runs on the CPU and on the device (grpo, adapter, and 7m, a model of 7 million parameters)
+              give the same weights, optimizer state and rollouts, with 0 mismatching log-probabilities
   formula     tensor cores against the formula of their family; if they differ, the parameters that come closest
-  bf16        matmuls in bf16: the formula's bits
-  twice       the GRPO run again: the same bits
-  resume      a GRPO run killed with SIGKILL and resumed: the bits of the one that was not
+  bf16        matmuls in bf16 give the formula's bits
+  twice       the GRPO run gives the same bits again
+  resume      a GRPO run killed with SIGKILL and resumed gives the bits of an undisturbed run
   invariance  a row's bits do not depend on the rows beside it
-  parity      sampler against trainer, bit by bit, over batches
+  parity      sampler and trainer give the same bits for all batches
   bench       gemm (matmuls), step-7m and step (a GRPO step), rollout (a group's completions)
   torch       matmuls and copies of PyTorch on the same GPU, if it is installed
   profile     kernels of a GRPO step under ncu, if it is installed
   sanitizer   memcheck, racecheck, initcheck and synccheck of compute-sanitizer, if it is installed
   nvrtc       functions and matmuls without the compiled kernels, if this machine has NVRTC
 
-The order: without a device and its kernels nothing else means anything. Functions and operations come next, because
-their failures name one kernel, one shape and one element, while those of a training run name none. Then what the
-project promises (the CPU's bits, the formula, twice, resume). Speed comes after bits: the time of a wrong result is
-worth little. The sanitizer is slow and its faults mostly show as wrong bits before.
+The order: all other checks need the device and its kernels. Functions and operations come next, because their
+failures name one kernel, one shape and one element, whereas those of a training run name none. Then come the
+project's promises (the CPU's bits, the formula, twice, resume). Speed comes after bits, because the time of a wrong
+result is useless. The sanitizer is slow, and most faults that it finds are found earlier as wrong bits.
 
-LOCKSTEP_BIN and LOCKSTEP_KERNEL_TESTS name the two programs, if they are not beside the script (then `pack` copies
-them instead of building, and LOCKSTEP_CUBINS too, if set). cubins/ beside the script has the compiled kernels;
-without them NVRTC compiles them (LOCKSTEP_NVRTC). The driver and NVRTC are looked for where the loader does not look,
-too. Temporary files are in TMPDIR.
+LOCKSTEP_BIN and LOCKSTEP_KERNEL_TESTS name the two programs, if they are not beside the script (`pack` then copies
+them instead of building them, and also LOCKSTEP_CUBINS, if set). cubins/ beside the script has the compiled kernels;
+without them NVRTC compiles the kernels (LOCKSTEP_NVRTC). The driver and NVRTC are also searched in directories that
+the loader does not search. Temporary files are in TMPDIR.
 HELP
 }
 
@@ -146,7 +146,7 @@ pack() {
   local bytes
   bytes=$(wc -c <"$scratch/first-hour.tar.gz")
   (cd "$stage" && du -ab --apparent-size . | sort -rn | sed -n '1,20p')
-  # The newest version of the C library that a program asks for; an older one cannot start it.
+  # The newest version of the C library that a program needs.
   grep -aoh 'GLIBC_2\.[0-9]*' "$stage/lockstep" "$stage/kernel-tests" | sort -uV | tail -n 1 | sed 's/^/needs /'
   mv "$scratch/first-hour.tar.gz" "$to/first-hour.tar.gz"
   echo "$to/first-hour.tar.gz: $bytes bytes"
@@ -184,7 +184,7 @@ budget=$((10#$budget)) products=$((10#$products))
 case $shape in tiny | 4m | 7m | 92m | 0.5b) ;; *) bad_usage "--shape $shape: tiny, 4m, 7m, 92m or 0.5b" ;; esac
 [ -z "$small" ] || products=2048
 
-# The checks that are asked for, in the order of the table.
+# The requested checks, in the order of the table.
 names=() estimates=() limits=() commands=()
 chosen() {
   local name=$1 asked
@@ -212,9 +212,9 @@ if [ ${#unknown[@]} -gt 0 ]; then
 fi
 
 lockstep=${LOCKSTEP_BIN:-$here/lockstep} tests=${LOCKSTEP_KERNEL_TESTS:-$here/kernel-tests}
-# The program takes variables of its name for keys.
+# The program reads every LOCKSTEP_* variable as a configuration key.
 unset LOCKSTEP_BIN LOCKSTEP_KERNEL_TESTS
-# A missing C++ compiler is a failure of the emulator's tests in CI, and none on a GPU.
+# With CI set, tests of the emulator fail if there is no C++ compiler; a GPU needs none.
 [ "$device" = cuda-emulated ] || unset CI
 for program in "$lockstep" "$tests"; do
   [ -x "$program" ] || { echo "$program is not there; see --help: pack" >&2; exit 2; }
@@ -231,12 +231,12 @@ export HF_HUB_OFFLINE=1 NO_COLOR=1
 [ -d "$here/cubins" ] && export LOCKSTEP_CUBINS=${LOCKSTEP_CUBINS:-$here/cubins}
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The report, and how a check is run.
+# Running checks, and writing the report.
 
 script=$$ from=0 state=running current='' failed=0 missing=0 job='' scale=1
 outcomes=() seconds=() notes=()
 for i in "${!names[@]}"; do outcomes[i]=waiting seconds[i]=null notes[i]=''; done
-# Kernels are compiled for the emulator first, and it is slow.
+# The emulator compiles kernels first, and is slow.
 [ "$device" != cuda-emulated ] || scale=4
 began=$SECONDS started=$(date -u +%Y-%m-%dT%H:%M:%SZ) gpu='' version=''
 
@@ -244,7 +244,7 @@ left() {
   local rest=$((budget - (SECONDS - began)))
   echo $((rest > 0 ? rest : 0))
 }
-# One line without what JSON would have to escape.
+# One line without characters that JSON must escape.
 plain() { tr -c '\40-\176' ' ' | tr -d '\42\134' | sed 's/  */ /g; s/ $//' | cut -c "1-${1:-400}"; }
 say() { printf '%s\n' "$*" | tee -a "$out/report.txt"; }
 
@@ -274,7 +274,7 @@ write_report() {
   } >"$out/.report.json" && mv -f "$out/.report.json" "$out/report.json"
 }
 
-# Of a check: its number, outcome, seconds and a note.
+# Records the result of a check: its number, outcome, seconds and a note.
 record() {
   outcomes[$1]=$2 seconds[$1]=$3 notes[$1]=$(plain <<<"$4") current=''
   case $2 in failed) failed=1 ;; stopped | 'does not fit') missing=1 ;; esac
@@ -282,7 +282,7 @@ record() {
   write_report
 }
 
-# Ends the process group of the check that runs. One that is stuck in the driver may stay; it is not waited for.
+# Ends the process group of the running check, without waiting: a process that hangs in the driver may remain.
 end_job() {
   local try
   [ -n "$job" ] || return 0
@@ -293,7 +293,7 @@ end_job() {
   echo "process group $job does not end: the driver may hold it" >>"$out/running.txt"
 }
 
-# Appends the output of the check that ran to the log, at most a megabyte of it.
+# Appends the output of the last check to the log, at most a megabyte of it.
 keep_log() {
   local file=$out/running.txt most=500000
   {
@@ -308,19 +308,19 @@ keep_log() {
   rm -f "$file"
 }
 
-# The lines of the check's output that say why it failed; the message of a panic is on the line after its place.
+# The lines of the check's output with the cause of its failure. A panic's message is on the line after its location.
 faults() {
   sed '/panicked at/{N;s/\n/ /}' "$out/running.txt" | grep -aE 'DIFFERS|REFUSED|CUDA_ERROR|panicked|[Ee]rror|ERROR'
 }
 
-# Milliseconds since the check began that runs.
+# Milliseconds since the running check began.
 elapsed_ms() { echo $((($(date +%s%N) - from) / 1000000)); }
 
 # Runs check number i.
 check() {
   local i=$1 limit=${limits[$1]} code note outcome=passed over='' rest took
   rest=$(left)
-  # The emulator compiles kernels first, and is slow: only what hangs may reach the limit.
+  # The emulator compiles kernels first, and is slow, so the limit is long enough that only a hanging check reaches it.
   [ "$device" != cuda-emulated ] || limit=$((20 * limit))
   [ "$limit" -le "$rest" ] || { limit=$rest over=yes; }
   current=${names[i]} outcomes[i]=running
@@ -328,7 +328,7 @@ check() {
   : >"$out/running.txt"
   write_report
   from=$(date +%s%N)
-  # In a process group of its own, so that all of it can be ended; also when the script itself is killed.
+  # In a separate process group, so that all its processes can be ended, even if the script itself is killed.
   set -m
   (
     trap - TERM INT HUP EXIT
@@ -362,7 +362,7 @@ check() {
       outcome=failed note="${note:+$note; }exit code $code" ;;
   esac
   if [ $outcome = failed ] || [ $outcome = stopped ]; then
-    # What the end of a terminal keeps must be enough to begin with.
+    # The last lines of the terminal must be enough to start the search for the cause.
     { if [ -n "$(faults)" ]; then faults; else tail -n 8 "$out/running.txt"; fi; } |
       head -n 12 | cut -c 1-300 | sed 's/^/    /'
   fi
@@ -371,7 +371,7 @@ check() {
   learn "$i" "$took" "$outcome"
 }
 
-# Estimates follow what was measured: the checks so far, and for some the run that they repeat.
+# Estimates are adjusted by measured times: those of earlier checks, and for some checks the run that they repeat.
 sum_estimate=0 sum_real=0 grpo_ms=0 operations_ms=0
 learn() {
   [ "$3" = passed ] || return 0
@@ -412,7 +412,7 @@ finish() {
 }
 on_signal() {
   trap '' TERM INT HUP
-  # First of all: who sends a signal may send the next one soon.
+  # This comes first, because another signal may follow soon.
   state="stopped by SIG$1"
   write_report
   end_job
@@ -435,7 +435,7 @@ trap 'on_signal HUP 129' HUP
 trap 'rm -rf "$work"' EXIT
 write_report
 find_libraries
-# Both may hang, where the driver does.
+# Both may hang if the driver hangs.
 version=$(timeout -k 2 20 "$lockstep" --version 2>&1 | head -n 1 | plain 100)
 gpu=$(timeout -k 2 20 nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader \
   2>/dev/null | head -n 1 | plain 150)
@@ -446,7 +446,7 @@ for i in "${!names[@]}"; do
   [ -z "$small" ] || [[ ! ${names[i]} =~ ^($not_small)$ ]] || [[ ,$only, == *",${names[i]},"* ]] ||
     record "$i" skipped 0 "--small"
 done
-# A check that does not fit by measured durations is tried again at the end, if it fits by the table's estimate.
+# A check that does not fit by its adjusted estimate is tried again at the end, if it fits by the table's estimate.
 for by in measured table; do
   for i in "${!names[@]}"; do
     [ "${outcomes[i]}" = waiting ] || continue

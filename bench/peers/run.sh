@@ -1,39 +1,39 @@
 #!/usr/bin/env bash
-# Lockstep beside its peers on the same work: see --help.
+# Compares Lockstep with its peers on the same work: see --help.
 set -euo pipefail
 usage() {
   cat <<'HELP'
 bench/peers/run.sh [options] [trl|llama|torch]…        (default: all)
 
-Builds Lockstep, installs the pinned peers into virtual environments of their own, runs each beside
-Lockstep on the same work in interleaved pairs, and prints one table for each peer and size.
-Nothing is written outside the work directory. Run it on an idle machine; the tables say the load.
+Builds Lockstep, installs each pinned peer into its own virtual environment, runs Lockstep and each peer
+on the same work in interleaved pairs, and prints one table for each peer and size. Nothing is written
+outside the work directory. Run it on an idle machine; the tables have the load.
 
   trl      a GRPO step of TRL (torch, CPU) in its fastest configuration: dtype × micro-batch ×
            checkpointing × allocator are searched
   llama    rollout of llama.cpp (built from source for this CPU): the same weights as GGUF, a shared
-           prompt, 1, 8 and 64 completions, its settings searched; first it is checked that both
-           compute the same model
+           prompt, 1, 8 and 64 completions, and the fastest settings of llama.cpp; first the script
+           checks that both compute the same model
   torch    the matmuls of a linear layer, forward and both gradients, at shapes of a 0.5 B model
 
   --sizes LIST        7m, 92m, 0.5b                        (default: 7m,92m)
-  --dtype f32|bf16    our dtype, that of torch's matmuls and of llama.cpp's weights  (default: f32)
+  --dtype f32|bf16    dtype of Lockstep, of torch's matmuls and of llama.cpp's weights  (default: f32)
   --pairs N           pairs for each figure                (default: 5 for TRL, 7 for the others)
-  --threads N         of everybody                         (default: all cores)
-  --completions LIST  llama: completions                   (default: 1,8,64)
+  --threads N         threads of each program              (default: all cores)
+  --completions LIST  llama: numbers of completions        (default: 1,8,64)
   --prompt-length N   llama: tokens of the shared prompt   (default: 512)
   --new-tokens N      llama: tokens of each completion     (default: 128)
   --step N×M          trl: completions × tokens of a step  (default: 64x128, 32x128, 16x64 by size)
-  --micro-batches L   trl: micro-batches that are tried    (default: all, a half and a quarter of the step)
+  --micro-batches L   trl: micro-batch sizes to try    (default: all, a half and a quarter of the step)
   --json              reports as JSON instead of tables
   --install-only      install and build, run nothing
 
-A try in minutes:  bench/peers/run.sh --sizes 7m --pairs 1 --completions 1,2 --prompt-length 64 --new-tokens 20 --step 8x16
+A test that takes minutes:  bench/peers/run.sh --sizes 7m --pairs 1 --completions 1,2 --prompt-length 64 --new-tokens 20 --step 8x16
 
 Environment: LOCKSTEP_PEERS   the work directory (default: target/peers)
              LOCKSTEP_BIN     a Lockstep already built
-             TRL_PYTHON, LLAMA_PYTHON   a Python that has the peer already; nothing is installed for it
-             LOCKSTEP_SHARED  where models/stories260k is (default: ../shared); absent, that check is left out
+             TRL_PYTHON, LLAMA_PYTHON   a Python in which the peer is already installed
+             LOCKSTEP_SHARED  the directory with models/stories260k (default: ../shared); without it, this check is skipped
 HELP
 }
 
@@ -45,7 +45,7 @@ while [ $# -gt 0 ]; do
     --json) json=--json ;;
     --install-only) install=yes ;;
     --sizes | --dtype | --pairs | --threads | --completions | --prompt-length | --new-tokens | --step | --micro-batches)
-      [ $# -ge 2 ] || { echo "$1 wants a value; see --help" >&2; exit 2; }
+      [ $# -ge 2 ] || { echo "$1 needs a value; see --help" >&2; exit 2; }
       case $1 in
         --sizes) sizes=$2 ;; --dtype) dtype=$2 ;; --pairs) pairs=$2 ;; --threads) threads=$2 ;;
         --completions) completions=$2 ;; --prompt-length) prompt=$2 ;; --new-tokens) tokens=$2 ;;
@@ -67,7 +67,7 @@ work=$(realpath -m "${LOCKSTEP_PEERS:-target/peers}")
 mkdir -p "$work"
 say() { echo "· $*" >&2; }
 
-# install NAME PYTHON: prints the Python of peer NAME, after installing it unless PYTHON has it.
+# install NAME PYTHON: installs the peer NAME, unless PYTHON is given, and prints the path of its Python.
 install() {
   local venv=$work/venv-$1 wanted=bench/peers/requirements-$1.txt
   if [ -n "$2" ]; then echo "$2"; return; fi
@@ -96,11 +96,11 @@ if [ -z "$lockstep" ]; then
   lockstep=${CARGO_TARGET_DIR:-target}/release/lockstep
 fi
 [ -z "$install" ] || exit 0
-# To the program each LOCKSTEP_* names a key of a run's configuration.
+# The program reads every LOCKSTEP_* variable as a configuration key.
 unset LOCKSTEP_BIN LOCKSTEP_PEERS
 
 stories=${LOCKSTEP_SHARED:-../shared}/models/stories260k
-[ -d "$stories" ] || { say "$stories is absent: greedy tokens of a pretrained model are not compared"; stories=; }
+[ -d "$stories" ] || { say "$stories is missing: greedy tokens of a pretrained model are not compared"; stories=; }
 
 for peer in "${peers[@]}"; do
   [ "$peer" = torch ] || continue

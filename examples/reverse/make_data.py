@@ -1,4 +1,5 @@
-"""Writes the data of a toy task: reverse a word. The teacher of pairs.jsonl is careless; the answers of the others are right."""
+"""Writes the data of a toy task: reverse a word. The answers in pairs.jsonl are from a careless teacher; the answers in
+the other files are right."""
 
 import json
 import random
@@ -11,7 +12,7 @@ draw.shuffle(words)
 
 
 def careless(answer):
-    """Swaps two neighbouring letters in four answers of ten."""
+    """Swaps two neighbouring letters in 40 % of the answers."""
     at = draw.randrange(len(answer) - 1)
     swapped = answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :]
     return swapped if draw.random() < 0.4 else answer

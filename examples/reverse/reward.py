@@ -1,4 +1,4 @@
-"""A score between 0 and 1: the share of letters that are right, so that a near miss teaches more than noise."""
+"""The reward is the share of letters that are right, so that a nearly right answer scores higher than a random one."""
 
 
 def letters(completions, answer, **kwargs):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A reward of your own: 1 if the last word of the completion is the dataset's answer, else 0.
+"""An example of your own reward: 1 if the last word of the completion is the dataset's answer, else 0.
 
-Use it with `--reward "command:python3 examples/rewards/my_reward.py"`. The program is started once; each line that it reads
-is one batch, each line that it prints is the answer. Print anything else to stderr.
+Use it with `--reward "command:python3 examples/rewards/my_reward.py"`. The program is started once. Each line
+that it reads is one batch, and each line that it prints is one answer. Print everything else to stderr.
 """
 import json
 import sys
@@ -16,7 +16,7 @@ def text(completion):
 
 
 def reward(completions, answer, **others):
-    """One score for each completion; None leaves a completion out. `others`: prompts, completion_ids, more columns."""
+    """Returns a score for each completion; None means no score. `others`: prompts, completion_ids, other columns."""
     return [
         None if right is None else float(text(completion).split()[-1:] == [str(right)])
         for completion, right in zip(completions, answer)
@@ -26,8 +26,8 @@ def reward(completions, answer, **others):
 for line in sys.stdin:
     try:
         request = json.loads(line)
-        # With the number of the request, a line too many is noticed.
+        # The number of the request shows if a line was printed that is not an answer.
         result = {"rewards": reward(**request), "request": request["trainer_state"].get("request")}
-    except Exception as error:  # said instead of a score: this batch has none, and the run continues
+    except Exception as error:  # reported instead of scores: the batch has no scores, and the run continues
         result = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(result), flush=True)

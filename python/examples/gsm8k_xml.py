@@ -1,5 +1,5 @@
-"""GRPO on GSM8K with rewards for an XML form, as TRL's users write it: five Python functions, LoRA, 16 completions of
-each question. Under TRL only the import is another.
+"""GRPO on GSM8K with rewards for an XML format, as TRL's users write it: five Python functions, LoRA, 16 completions
+per question. With TRL, only the import differs.
 
     python examples/gsm8k_xml.py                                  # Qwen2.5-0.5B-Instruct on openai/gsm8k
     MODEL=dir DATA=train.jsonl STEPS=10 TOKENS=64 python examples/gsm8k_xml.py
@@ -23,7 +23,7 @@ TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def read_gsm8k(name):
-    """Rows with a conversation and the number after the four hashes of the solution."""
+    """Returns rows with a conversation and the number after `####` in the solution."""
     if os.path.exists(name):
         with open(name) as file:
             rows = [json.loads(line) for line in file]
@@ -41,7 +41,7 @@ def read_gsm8k(name):
 
 
 def answer_of(text):
-    """What stands between the last <answer> and the </answer> behind it."""
+    """Returns the text between the last <answer> and the next </answer>."""
     return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
@@ -50,29 +50,29 @@ def texts_of(completions):
 
 
 def correctness_reward(completions, answer, **kwargs):
-    """2 for the right answer."""
+    """Scores 2 for the right answer."""
     return [2.0 * (answer_of(text) == right) for text, right in zip(texts_of(completions), answer)]
 
 
 def int_reward(completions, **kwargs):
-    """½ for an answer that is a whole number."""
+    """Scores ½ for an integer as the answer."""
     return [0.5 * answer_of(text).isdigit() for text in texts_of(completions)]
 
 
 def strict_format_reward(completions, **kwargs):
-    """½ for the form with its line breaks and nothing else."""
+    """Scores ½ for exactly this format, including line breaks."""
     form = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n?", re.DOTALL)
     return [0.5 * bool(form.fullmatch(text)) for text in texts_of(completions)]
 
 
 def soft_format_reward(completions, **kwargs):
-    """½ for both parts in this order, wherever they stand."""
+    """Scores ½ for both parts in this order, anywhere in the text."""
     form = re.compile(r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>", re.DOTALL)
     return [0.5 * bool(form.search(text)) for text in texts_of(completions)]
 
 
 def xmlcount_reward(completions, **kwargs):
-    """⅛ for each tag that is there once, less what follows the last one."""
+    """Scores ⅛ for each tag that occurs once, minus a penalty for text after the last tag."""
     scores = []
     for text in texts_of(completions):
         tail = text.rpartition("</answer>")[2] if "</answer>" in text else ""
@@ -111,7 +111,7 @@ def main():
         ],
         args=args,
         train_dataset=read_gsm8k(os.environ.get("DATA", "openai/gsm8k")),
-        # A peft.LoraConfig serves as well.
+        # This may also be a peft.LoraConfig.
         peft_config={
             "r": 16,
             "lora_alpha": 64,

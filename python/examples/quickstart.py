@@ -1,5 +1,5 @@
-"""GRPO on a math dataset in a few lines. Under TRL: `from trl import …`, `from trl.rewards import …`.
-`accuracy_reward` is TRL's, and needs math_verify: `pip install math-verify`."""
+"""GRPO on a math dataset in a few lines. With TRL: `from trl import …`, `from trl.rewards import …`.
+`accuracy_reward` is the same as TRL's and needs math_verify: `pip install math-verify`."""
 
 import os
 
@@ -16,7 +16,7 @@ trainer = GRPOTrainer(
         max_prompt_length=512,
         logging_steps=1,
     ),
-    # Rows with a prompt and a solution: a file, a directory or a Hub id; a datasets.Dataset serves as well.
+    # Rows with a prompt and a solution: a file, a directory, a Hub id or a datasets.Dataset.
     train_dataset=os.environ.get("DATA", "trl-lib/DeepMath-103K"),
 )
 trainer.train()

@@ -1,7 +1,7 @@
 """GRPO on two turns: the model guesses a number, is told "higher" or "lower", and guesses again.
 
-`rollout_func` plays the turns. Tokens that the model has not written (the answer of the game) have 0 in `env_mask`: the
-loss leaves them out. Other fields of what it returns (`found`) are passed to the reward.
+`rollout_func` plays the turns. Tokens that the model did not write (the game's answer) have 0 in `env_mask` and are
+excluded from the loss. Its other fields (`found`) are passed to the reward.
 """
 
 import os
@@ -53,7 +53,7 @@ def play(prompts, trainer):
 
 
 def near(completions, secret, found, **kwargs):
-    """1 for the right number in the second turn, less the further it is away."""
+    """Scores 1 for the right number in the second turn, and less for numbers further away."""
     return [0.0 if number is None else 1.0 - abs(number - right) / 10 for number, right in zip(found, secret)]
 
 

@@ -1,4 +1,4 @@
-"""`trainer.accelerator`: what accelerate's `Accelerator` does in a single process that has the model itself."""
+"""`trainer.accelerator`: the functions of accelerate's `Accelerator` in a single process that has the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 class OneProcess:
-    """Acts as accelerate's `Accelerator` of a single process. Members that are missing here are those of a real one, if
-    accelerate and torch are installed."""
+    """Acts as accelerate's `Accelerator` of a single process. Members that are missing here are taken from a real
+    Accelerator, if accelerate and torch are installed."""
 
     is_main_process = is_local_main_process = is_last_process = True
     process_index = local_process_index = 0
@@ -28,11 +28,11 @@ class OneProcess:
 
     @property
     def device(self) -> Any:
-        """Where the transformers model is: `torch.device("cpu")` if torch is imported, else the text `cpu`."""
+        """The device of the transformers model: `torch.device("cpu")` if torch is imported, else the string `cpu`."""
         torch = sys.modules.get("torch")
         return "cpu" if torch is None else torch.device("cpu")
 
-    # One process, which does everything itself.
+    # One process does all the work.
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Prints its arguments."""
@@ -52,7 +52,7 @@ class OneProcess:
         yield
 
     main_process_first = local_main_process_first = _alone
-    # The engine accumulates gradients; PyTorch's own code runs as it is.
+    # The engine accumulates gradients; PyTorch code of the user runs unchanged.
     accumulate = no_sync = autocast = join_uneven_inputs = profile = _alone
 
     @contextlib.contextmanager
@@ -66,11 +66,11 @@ class OneProcess:
     on_main_process = on_local_main_process = on_last_process = _decorator
 
     def on_process(self, function: Any = None, process_index: int | None = None) -> Any:
-        """Returns the function, which is called if the process is the first one."""
+        """Returns the function, which is called, since this process is the first one."""
         return self._on(function, process_index)
 
     def on_local_process(self, function: Any = None, local_process_index: int | None = None) -> Any:
-        """Returns the function, which is called if the process is the first one."""
+        """Returns the function, which is called, since this process is the first one."""
         return self._on(function, local_process_index)
 
     def _on(self, function: Any, index: int | None) -> Any:
@@ -114,13 +114,13 @@ class OneProcess:
         else:
             torch.save(obj, f)
 
-    # Trackers: report_to and callbacks take their place.
+    # report_to and callbacks replace accelerate's trackers.
 
     def log(self, values: dict, step: int | None = None, log_kwargs: dict | None = None) -> None:
         """Does nothing: TRL's trainers start none of accelerate's trackers either. trainer.log adds to the log."""
 
     def init_trackers(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: see `log`."""
+        """Does nothing; see `log`."""
 
     def end_training(self) -> None:
         """Does nothing: there are no trackers, and no other process."""

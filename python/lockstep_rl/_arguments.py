@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclasses.dataclass
 class AcceleratorConfig:
-    """accelerate's settings of how batches are handed to processes, as scripts read and set them. The engine draws its
-    rows itself, so only one setting has an effect: for a streamed dataset, `dispatch_batches` must not be True."""
+    """accelerate's settings for distributing batches to processes, which scripts read and set. The engine loads its own
+    rows, so only one setting has an effect: `dispatch_batches` must not be True for a streamed dataset."""
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -25,7 +25,7 @@ class AcceleratorConfig:
 
     @classmethod
     def of(cls, value: Any) -> AcceleratorConfig:
-        """Makes an AcceleratorConfig from the field `accelerator_config`: None, a dict, or an object of transformers'
+        """Creates an AcceleratorConfig from the field `accelerator_config`: None, a dict, or an object of transformers'
         class."""
         if value is None or isinstance(value, cls):
             return value or cls()
@@ -39,18 +39,18 @@ class AcceleratorConfig:
 
 
 def check_one_process() -> None:
-    """Refuses to be one of several processes of a launcher: each would train by itself."""
+    """Raises an error if a launcher started several processes, since each would train a separate model."""
     count = os.environ.get("WORLD_SIZE", "")
     if "LOCAL_RANK" in os.environ and count.isdigit() and int(count) > 1:
         raise RuntimeError(
-            f"a launcher (accelerate launch, torchrun) has started {count} processes, each of which would train the "
-            "model by itself: one process trains here, with all cores or the GPU: start the script with python, or "
+            f"a launcher (accelerate launch, torchrun) has started {count} processes, and each would train a separate "
+            "model: one process trains here, with all cores or the GPU: start the script with python, or "
             "with --num_processes 1"
         )
 
 
 def begin_accelerate(on_cpu: bool) -> None:
-    """Where accelerate is imported, makes the state that its loggers need, as transformers' arguments do."""
+    """If accelerate is imported, creates the state that its loggers need, as transformers' arguments do."""
     state = getattr(sys.modules.get("accelerate"), "PartialState", None)
     if state is not None:
         state(cpu=True) if on_cpu else state()
@@ -70,8 +70,8 @@ _FALSE = (
     "trust_remote_code use_cache use_cpu use_liger_kernel use_transformers_continuous_batching use_transformers_paged "
     "use_vllm use_weighting vllm_enable_sleep_mode"
 )
-# TRL's defaults of fields that the engine does not have, as scripts read them back. Parsers see from them which fields
-# are flags.
+# TRL's defaults for fields that the engine does not have, for scripts that read them. Parsers use them to recognise
+# flags.
 READ_BACK: dict[str, Any] = {
     **dict.fromkeys(_TRUE.split(), True),
     **dict.fromkeys(_FALSE.split(), False),
@@ -84,15 +84,15 @@ _LOG_LEVELS = {"detail": 5, "debug": 10, "info": 20, "warning": 30, "error": 40,
 
 
 class Computed(int):
-    """A number that was computed from other arguments, which `dataclasses.replace` passes on."""
+    """A number that was computed from other arguments, and that `dataclasses.replace` passes on."""
 
 
 class ComputedText(str):
-    """The same for a text."""
+    """The same for a string."""
 
 
 def plain_of(value: Any) -> Any:
-    """Returns a value without the mark that it was computed."""
+    """Removes the mark that a value was computed."""
     if isinstance(value, Computed):
         return int(value)
     return str(value) if isinstance(value, ComputedText) else value

@@ -1,4 +1,4 @@
-"""Training on a thread of its own, so that other cells of a notebook can run meanwhile."""
+"""Training on a separate thread, so that other cells of a notebook can run meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BackgroundRun:
-    """Training in the background, as `trainer.start()` returns it."""
+    """Training in the background, returned by `trainer.start()`."""
 
     def __init__(self, trainer: Any, train: Callable[[], Any]):
         self._trainer = trainer
@@ -21,7 +21,7 @@ class BackgroundRun:
     def _go(self) -> None:
         try:
             self._output = self._train()
-        except BaseException as error:  # a reward's exception, or a stop: `result` raises it
+        except BaseException as error:  # an exception of a reward, or a stop: `result` raises it
             self._error = error
 
     @property
@@ -49,7 +49,7 @@ class BackgroundRun:
         after `timeout` seconds."""
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"the run is not over: step {self.step} of {self._trainer.state.max_steps}")
+            raise TimeoutError(f"training has not ended: step {self.step} of {self._trainer.state.max_steps}")
         if self._error is not None:
             raise self._error
         return self._output

@@ -1,4 +1,4 @@
-"""Callbacks of a trainer, and the state and control that they receive, under transformers' names."""
+"""Callbacks of a trainer, and the state and control passed to them, under transformers' names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._live import may_use
 from ._overrides import REFUSED_METHODS, check_callback
 
 
-# The file with the state in a checkpoint, and in `output_dir`.
+# The file with the state, in a checkpoint and in `output_dir`.
 STATE_FILE = "trainer_state.json"
 
 
@@ -41,7 +41,7 @@ class TrainerState:
     stateful_callbacks: dict = dataclasses.field(default_factory=dict)
 
     def save_to_json(self, json_path: str) -> None:
-        """Writes the state to a file, whole or not at all."""
+        """Writes the state to a file atomically."""
         partial = f"{json_path}.{os.getpid()}.partial"
         with open(partial, "w") as file:
             json.dump(dataclasses.asdict(self), file, indent=2, sort_keys=True, default=str)
@@ -49,7 +49,8 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str) -> TrainerState:
-        """Reads the state from a file, also one of transformers. Fields that this class lacks are left out."""
+        """Reads the state from a file, which transformers may have written. Fields that this class lacks are
+        ignored."""
         with open(json_path) as file:
             values = json.load(file)
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
@@ -137,7 +138,7 @@ _NOT_HERE = {
 }
 
 
-# The requests that an event answers.
+# The requests that each event resets.
 _ANSWERED = {
     "on_train_begin": ("should_training_stop",),
     "on_epoch_begin": ("should_epoch_stop",),
@@ -149,7 +150,7 @@ _ANSWERED = {
 
 
 def _is_own(callback: Any, event: str) -> bool:
-    """Whether a callback's method for `event` is not the empty one of its base class."""
+    """Whether a callback overrides the empty method for `event`."""
     method = getattr(callback, event, None)
     return method is not None and getattr(method, "__qualname__", "") != f"TrainerCallback.{event}"
 
@@ -166,7 +167,7 @@ class CallbackList:
     def add(self, callback: Any) -> None:
         callback = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(callback, event, None)) for event in vars(TrainerCallback) if event[:3] == "on_"):
-            raise TypeError(f"{callback!r} is no callback: it has no method such as on_step_end (see TrainerCallback)")
+            raise TypeError(f"{callback!r} has no method of a callback, such as on_step_end (see TrainerCallback)")
         check_callback(callback)
         self.callbacks.append(callback)
 
@@ -178,7 +179,7 @@ class CallbackList:
                 return own
         return None
 
-    # Names of these methods in transformers' CallbackHandler.
+    # Method names of transformers' CallbackHandler.
     add_callback = add
     pop_callback = pop
     remove_callback = pop
@@ -189,12 +190,12 @@ class CallbackList:
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def has_own(self, event: str) -> bool:
-        """Whether a callback has a method of its own for `event`."""
+        """Whether any callback overrides the method for `event`."""
         return any(_is_own(callback, event) for callback in self.callbacks)
 
     def call(self, event: str, **kwargs: Any) -> None:
-        """Calls the method `event` of each callback that has this method. As in transformers, requests that the event
-        answers are withdrawn before."""
+        """Calls the method `event` of each callback that overrides it. As in transformers, the requests that the event
+        resets are cleared first."""
         trainer = self.trainer
         for name in _ANSWERED.get(event, ()):
             setattr(trainer.control, name, False)
@@ -203,7 +204,7 @@ class CallbackList:
             if method is None:
                 continue
             live = trainer._model
-            # If the user gave a model object, its weights are updated only for callbacks that use `model`.
+            # If the user passed a model object, its weights are updated only for callbacks that use `model`.
             model = live.get() if not live.is_given() or may_use(method, "model") else live.base()
             tokenizer = trainer.processing_class if may_use(method, "processing_class") else None
             control = method(

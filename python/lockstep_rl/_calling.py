@@ -18,17 +18,17 @@ import time
 import traceback
 import types
 
-# Dataset columns that are not passed as keyword arguments of the same name.
+# Dataset columns that are not passed as keyword arguments under their names.
 _LEFT_OUT = ("prompt", "completion", "completion_ids")
-# Names of the other keyword arguments of reward functions; no dataset column may have one of them.
+# Other keyword arguments of reward functions; no dataset column may have one of these names.
 _TAKEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
 
-# Seconds for finding the row at which a batch failed, by calling the function with each row alone.
+# Time limit in seconds for finding the row that failed, by calling the function with each row separately.
 _SEARCH_S = 5.0
 
 
 def is_async(function):
-    """Whether `function` is an async function, or an object whose `__call__` is one."""
+    """Whether `function` is an async function, or an object with an async `__call__`."""
     function = function.func if isinstance(function, functools.partial) else function
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
@@ -54,7 +54,7 @@ class RewardFunction:
             try:
                 self._name_the_row(error, arguments, batch)
             except Exception:
-                pass  # The function's own exception is raised below, even if the search for its row fails.
+                pass  # The original exception is raised below, even if the search for its row fails.
             raise
         for column, values in self.extra.items():
             if len(values) != count:
@@ -63,7 +63,8 @@ class RewardFunction:
         return {"rewards": rewards, "extra": plain(self.extra), "metrics": metrics}
 
     def loggers(self):
-        """Returns TRL's arguments `log_extra` and `log_metric`, and forgets what they logged for the batch before."""
+        """Returns TRL's arguments `log_extra` and `log_metric`, and discards what they logged for the previous
+        batch."""
         self.extra, self.metrics = {}, {}
         return {"log_extra": self._log_extra, "log_metric": self._log_metric}
 
@@ -75,12 +76,12 @@ class RewardFunction:
             self.metrics.setdefault(name, []).append(float(value))
 
     def result(self, arguments):
-        """Calls the function with these arguments and returns its result, which is awaited if the function is async."""
+        """Calls the function with these arguments and returns its result, awaited if the function is async."""
         result = self.call(**arguments, **self.loggers())
         return self.awaited(_wait_for(result)) if inspect.isawaitable(result) else result
 
     def awaited(self, coroutine):
-        """Runs a coroutine to its end and returns its result."""
+        """Runs a coroutine and returns its result."""
         raise NotImplementedError
 
     def columns(self, batch):

@@ -77,21 +77,21 @@ def _run(method: str, values: dict) -> None:
 
 
 def _name_the_data(values: dict) -> None:
-    """Replaces TRL's names of dataset arguments by the engine's keys."""
+    """Replaces TRL's dataset arguments by the engine's keys."""
     mixture = values.pop("datasets", None)
     for name in ("streaming", "test_split_size"):
         if values.pop(name, None):
-            raise ValueError(f"--{name} is not supported: data are read before training; give files of their own")
+            raise ValueError(f"--{name} is not supported: data is read before training; use separate files")
     if mixture:
         if len(mixture) > 1:
-            raise ValueError("`datasets` has several: rows of different datasets are not mixed here; join them first")
+            raise ValueError("`datasets` must have one entry: mixtures are not supported here; join the datasets first")
         only = dict(mixture[0])
         values["dataset_name"] = only.pop("path", None)
         values["dataset_config"] = only.pop("name", None)
         values["dataset_train_split"] = only.pop("split", "train")
         unknown = [name for name, value in only.items() if value is not None]
         if unknown:
-            raise ValueError(f"`datasets`: {unknown[0]} is not supported: give a directory or a file of its own")
+            raise ValueError(f"`datasets`: {unknown[0]} is not supported: use a separate directory or file")
     if values.get("dataset_name") is None:
         raise ValueError("--dataset_name is missing: a file, a directory or a Hub id")
     test = values.pop("dataset_test_split", None)
@@ -124,7 +124,9 @@ def _imported(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or module.split(".")[0] != error.name.split(".")[0]:
             raise
-        raise ValueError(f"--reward_funcs {name}: there is no module `{module}` here or on Python's path") from None
+        raise ValueError(
+            f"--reward_funcs {name}: module `{module}` not found in the working directory or on Python's path"
+        ) from None
     if not hasattr(found, function):
         raise ValueError(f"--reward_funcs {name}: {module} has no `{function}`")
     return getattr(found, function)

@@ -23,24 +23,24 @@ from ._own_fields import (
 # Keys that a trainer sets from its own arguments; they are not fields of a configuration class.
 _NOT_FIELDS = {"model_name_or_path", "reward_funcs"}
 
-# Warnings that were already given.
+# Warnings that were already shown.
 _said: set[str] = set()
 
 
 def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int = 3) -> None:
-    """Warns with `text`, only the first time that this text is used."""
+    """Shows the warning `text`, but only once."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, category, stacklevel=stacklevel + 1)
 
 
 def asks_for_nothing(value: Any) -> bool:
-    """Whether the value of an unsupported field means the same as leaving the field unset: None, False or empty."""
+    """Whether the value of an unsupported field is equivalent to leaving it unset: None, False or empty."""
     return value is None or value is False or (isinstance(value, (str, list, tuple, dict)) and len(value) == 0)
 
 
 def plain(value: Any, name: str) -> Any:
-    """Converts `value` to what JSON can hold: enums to their values, NumPy scalars to Python's, paths to texts."""
+    """Converts `value` to a JSON value: enums to their values, NumPy scalars to Python's, paths to strings."""
     if value is None or isinstance(value, (bool, int, str)) and type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
@@ -59,7 +59,7 @@ def plain(value: Any, name: str) -> Any:
         return value.__class__.__mro__[-2](value)
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return plain(value.item(), name)
-    raise TypeError(f"`{name}` = {value!r}: {type(value).__name__} is no value of a configuration")
+    raise TypeError(f"`{name}` = {value!r}: a configuration value must not be of type {type(value).__name__}")
 
 
 _TYPES = {
@@ -79,7 +79,7 @@ def alternatives(schema: dict) -> list[dict]:
 
 
 def _check_type(name: str, value: Any, schema: dict) -> None:
-    """Raises a TypeError if the type of `value` does not fit the key's JSON Schema."""
+    """Raises a TypeError if the type of `value` does not match the key's JSON Schema."""
     kinds = [part.get("type") for part in alternatives(schema)]
     expected = [_TYPES[kind] for kind in kinds if kind in _TYPES]
     if not expected or value is None:
@@ -94,13 +94,13 @@ def _check_type(name: str, value: Any, schema: dict) -> None:
 
 
 def _joined(key: str, one: Any, other: Any, field: str, other_field: str) -> Any:
-    """The value of a key that two fields set."""
+    """Merges the values of a key that two fields set."""
     if key == "columns":
         clash = [name for name in one.keys() & other.keys() if one[name] != other[name]]
         if not clash:
             return {**one, **other}
     if key == "dtype":
-        # bf16 with weights that are read as float32 is bf16 beside f32 masters, whichever field says which.
+        # bf16 compute with float32 weights is bf16 with f32 master weights, whichever field sets which.
         return one if one in ("bf16", "bfloat16") else other
     if one != other:
         raise ValueError(f"`{field}` and `{other_field}` both set {key}, to {one!r} and {other!r}: keep one of them")
@@ -108,14 +108,14 @@ def _joined(key: str, one: Any, other: Any, field: str, other_field: str) -> Any
 
 
 def _from_json(name: str, value: Any, schema: dict) -> Any:
-    """Of a field that may be a dict, as in transformers: a dict's text as the dict."""
+    """Parses a field that may be a dict: as in transformers, the string of a dict becomes a dict."""
     kinds = [part.get("type") for part in alternatives(schema)]
     if not isinstance(value, str) or not value.startswith("{") or set(kinds) - {"object", None}:
         return value
     try:
         return json.loads(value)
     except ValueError as error:
-        raise ValueError(f"`{name}` = {value}: this is no JSON: {error}") from None
+        raise ValueError(f"`{name}` = {value}: invalid JSON: {error}") from None
 
 
 class Field:
@@ -131,12 +131,12 @@ class Field:
         self.trl_name: str | None = row.get("trl_name")
         self.type: str = row.get("type", "")
         self.trl: str = row.get("trl", "")
-        # Whether the key is one that TRL lacks.
+        # Whether TRL has no such key.
         self.is_only_here: bool = row["status"] == "supported" and self.trl == "no such key"
 
 
 _TEXT = {"type": "string"}
-# The values of fields that this package reads, most of which the engine has not under TRL's name.
+# Default values of fields that only this package reads; the engine does not have most of them under TRL's name.
 _READ_AS = {
     "bf16": {"type": "boolean"},
     "report_to": {"anyOf": [{"type": "array", "items": _TEXT}, _TEXT]},
@@ -154,11 +154,11 @@ _READ_AS = {
     "eos_token": _TEXT,
 }
 
-# Where metrics may go; wandb, trackio and mlflow by way of their own packages. Beside them are receivers.
+# Destinations of metrics; wandb, trackio and mlflow through their own packages. Receivers are also possible.
 REPORTERS = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
 _RECEIVERS = ("command:", "http://", "https://")
 
-# Functions that translate the value of a TRL field into the engine's keys, where name or meaning differ.
+# Functions that translate a TRL field to the engine's keys, if the name or the meaning differs.
 def _of_bf16(on: Any) -> dict:
     return {"dtype": "bf16"} if on else {}
 
@@ -172,7 +172,7 @@ def _of_report_to(value: Any) -> dict:
     receivers = [name for name in names if str(name).startswith(_RECEIVERS)]
     for name in names:
         if name not in REPORTERS and name not in receivers:
-            shown = str(name).partition("://")[0]  # what follows may be a password
+            shown = str(name).partition("://")[0]  # the rest may contain a password
             raise ValueError(
                 f"`report_to` = {shown!r}: expected one or several of {', '.join(REPORTERS)}, command:PROGRAM, "
                 "http://ADDRESS, https://ADDRESS"
@@ -214,7 +214,7 @@ def _of_push_to_hub(on: Any) -> dict:
 
 
 def _of_steps(name: str) -> Any:
-    """A number of steps; a number below 1 is a share of all steps, of which the package takes care."""
+    """A number of steps; a number below 1 is a fraction of all steps, which the package computes."""
 
     def of(value: Any) -> dict:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1:
@@ -226,7 +226,7 @@ def _of_steps(name: str) -> Any:
 
 
 def _without_none(name: str) -> Any:
-    """A dict without values that are None, which stand for a default."""
+    """A dict without values that are None, which mean the default."""
 
     def of(value: Any) -> dict:
         if value is not None and not isinstance(value, dict):
@@ -237,7 +237,7 @@ def _without_none(name: str) -> Any:
 
 
 _SPECIAL = {
-    # As in transformers, None leaves no token out.
+    # As in transformers, None disables top-k.
     "top_k": lambda value: {"top_k": 0 if value is None else value},
     "lr_scheduler_kwargs": _without_none("lr_scheduler_kwargs"),
     **{name: _of_steps(name) for name in ("logging_steps", "eval_steps", "save_steps")},
@@ -259,24 +259,24 @@ _SPECIAL = {
     "accelerator_config": lambda value: {},
 }
 
-# What these fields do, for docs/python/fields.md.
+# Descriptions of these fields for docs/python/fields.md.
 MAPPED = {
     "bf16": "dtype = \"bf16\"",
-    "model_init_kwargs": "torch_dtype or dtype is the field dtype (float32 with bf16 is bf16: it is computed in that); "
-    "what is about PyTorch has no meaning; the rest is refused",
+    "model_init_kwargs": "torch_dtype or dtype sets the field dtype (float32 with bf16=True is bf16 compute); "
+    "arguments for PyTorch have no effect; others are refused",
     "dataset_text_field": "columns = {\"text\": NAME}",
     "project": "the project of wandb and trackio",
     "disable_tqdm": "nothing is printed while training",
     "overwrite_output_dir": "a directory that holds a run is never overwritten: remove it, or resume the run",
-    "resume_from_checkpoint": "the argument of train()",
+    "resume_from_checkpoint": "the same as the argument of train()",
     "push_to_hub": "read by scripts, which then call push_to_hub(); nothing is uploaded while training",
-    "hub_model_id": "where push_to_hub() uploads to; not set: a repository of yours with the name of output_dir",
-    "hub_private_repo": "whether the repository that push_to_hub() makes is private",
+    "hub_model_id": "the repository for push_to_hub(); by default your repository with the name of output_dir",
+    "hub_private_repo": "whether push_to_hub() creates a private repository",
     "hub_revision": "the branch that push_to_hub() uploads to",
-    "hub_token": "push_to_hub()'s",
-    "eos_token": "the tokenizer's end of a sequence: a token that it has",
-    "accelerator_config": "an object, as in transformers; dispatch_batches is False where rows are a stream, and True "
-    "is refused there; the rest has no meaning",
+    "hub_token": "the token for push_to_hub()",
+    "eos_token": "the end-of-sequence token, which must be a token of the tokenizer",
+    "accelerator_config": "an object, as in transformers; dispatch_batches is False for streams, and True is refused "
+    "for them; its other fields have no effect",
 }
 
 
@@ -312,7 +312,7 @@ class _Config(ArgumentMethods):
             if name in _READ_AS or (field.status == "supported" and (name not in _SPECIAL or name in _STEPS)):
                 _check_type(name, getattr(self, name), field.schema)
         values = self.values()
-        # Placeholders for what the trainer's own arguments will say, so that all other values can be checked now.
+        # Placeholders for values that the trainer's arguments will set, so that all other values can be checked now.
         values.setdefault("model_name_or_path", "model")
         values.setdefault("dataset_name", "memory")
         if values.get("eval_strategy", "no") != "no":
@@ -323,13 +323,13 @@ class _Config(ArgumentMethods):
         _native.check(self.method, json.dumps(values))
 
     def values(self) -> dict:
-        """Returns the fields that were set, as the engine's keys. Warns about fields that have no effect here."""
+        """Returns the fields that were set, as the engine's keys. Warns about fields without effect."""
         values: dict = {} if self._algorithm is None else {"algorithm": self._algorithm}
         # The field that each key is from.
         fields_of: dict[str, str] = {}
         own_fields, derived = self._own_fields(), vars(self).get("_derived", {})
         if self.method == "sft":
-            # Without this key, the engine would take all rows as one batch.
+            # Without this key, the engine would use all rows as one batch.
             values["per_device_eval_batch_size"] = plain(self.per_device_eval_batch_size, "per_device_eval_batch_size")
         for name, value in vars(self).items():
             field = self._fields.get(name)
@@ -358,8 +358,8 @@ class _Config(ArgumentMethods):
                 values[key] = item if key not in fields_of else _joined(key, values[key], item, fields_of[key], name)
                 fields_of[key] = name
         if values.get("save_strategy") == "best":
-            # Python asks for each of these checkpoints. Where the best one is to be the result, the engine needs the
-            # strategy of the evaluation.
+            # Python requests each of these checkpoints. If the best checkpoint becomes the result, the engine needs the
+            # evaluation strategy.
             own = values.get("eval_strategy") if values.get("load_best_model_at_end") else None
             values["save_strategy"] = own or "no"
             if own == "steps":
@@ -367,13 +367,13 @@ class _Config(ArgumentMethods):
         if values.get("load_best_model_at_end"):
             values.setdefault("metric_for_best_model", "eval_loss")
             if any(0 < (getattr(self, name) or 0) < 1 for name in _STEPS):
-                values.update(eval_steps=1, save_steps=1)  # the engine compares them, and is asked for each
+                values.update(eval_steps=1, save_steps=1)  # the engine compares the keys; Python requests each step
         return values
 
     @classmethod
     def _own_fields(cls) -> set[str]:
-        """Returns the fields that a class of the script declares under the name of a key that TRL lacks: they are the
-        script's own, which the engine does not read."""
+        """Returns the fields that a script's class declares under the name of a key that TRL lacks: they belong to the
+        script, and the engine does not read them."""
         script = [one for one in cls.__mro__ if issubclass(one, _Config) and not one.__module__.startswith(_PACKAGE)]
         declared = {name for one in script for name in vars(one).get("__annotations__", {})}
         return {name for name in declared & cls._fields.keys() if cls._fields[name].is_only_here}
@@ -415,7 +415,7 @@ _PYTHON = {"integer": int, "number": float, "boolean": bool, "string": str, "obj
 
 
 def _annotation(field: Field) -> Any:
-    """Returns the Python type of a field's values, which command-line parsers read."""
+    """Returns the Python type of a field's values, for command-line parsers."""
     parts = alternatives(field.schema)
     kind = parts[0].get("type")
     items = alternatives(parts[0].get("items", {}))[0].get("type")
@@ -432,7 +432,7 @@ def _config(name: str, method: str, trl: str | None, algorithm: str | None = Non
     hidden = _NOT_FIELDS | ({"algorithm"} if algorithm is not None or method not in ("grpo",) else set())
     fields = {row.name: row for row in rows if row.name not in hidden}
     aliases = {row.trl_name: row.name for row in rows if row.trl_name and row.trl_name not in fields}
-    # TRL's name of a key that has another name here becomes a field, too: an alias of the key.
+    # TRL's name of a key with another name here also becomes a field: an alias of the key.
     for alias, own in aliases.items():
         fields[alias] = Field({"name": alias, "status": "alias", "doc": f"{own} under TRL's name"})
     aliases |= {row.trl_name: row.name for row in rows if row.trl_name and fields[row.trl_name].status != "supported"}
@@ -456,7 +456,7 @@ def _config(name: str, method: str, trl: str | None, algorithm: str | None = Non
 
 
 def _naming_the_nearest(init: Any, name: str, fields: list[str]) -> Any:
-    """Wraps `init` so that the error about an unknown field suggests the most similar name."""
+    """Wraps `init` so that the error for an unknown field suggests the most similar name."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -481,7 +481,7 @@ def field_table(method: str) -> list[dict]:
 
 
 def _with_shares(row: dict) -> dict:
-    """Returns a field of a number of steps, which may also be a share of all steps."""
+    """Returns a field with a number of steps, which may also be a fraction of all steps."""
     if row["name"] in _STEPS:
         doc = f"{row['doc']} A number below 1 is a share of all steps."
         return {**row, "doc": doc, "schema": {"anyOf": [row["schema"], {"type": "number"}]}}
@@ -499,7 +499,7 @@ DPOConfig = _config("DPOConfig", "dpo", "TRL's DPOConfig")
 RewardConfig = _config("RewardConfig", "reward", "TRL's RewardConfig")
 
 
-# In AsyncGRPOConfig, `max_staleness` is 1 by default: a batch is generated while the batch before it is learned from.
+# In AsyncGRPOConfig, `max_staleness` is 1 by default: one batch is generated while the previous one is trained on.
 _STALE = {row["name"]: {**row, "default": 1} for row in field_table("grpo") if row["name"] == "max_staleness"}
 
 

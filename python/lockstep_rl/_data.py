@@ -9,9 +9,9 @@ import math
 import re
 from typing import Any
 
-# Most rows of a stream that are read without `max_samples`.
+# Maximum number of rows that are read from a stream without `max_samples`.
 STREAM_ROWS = 1_000_000
-# Attributes of a number beyond 64 bits.
+# Matches integers that may exceed 64 bits.
 DIGITS = re.compile("[0-9]{19}")
 
 
@@ -30,8 +30,8 @@ def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
         rows = list(itertools.islice(iter(dataset), (most or STREAM_ROWS) + (most is None)))
         if most is None and len(rows) > STREAM_ROWS:
             raise ValueError(
-                f"`{name}` is a stream of more than {STREAM_ROWS} rows: set max_steps, or max_samples to as many as "
-                "are to be read"
+                f"`{name}` is a stream of more than {STREAM_ROWS} rows: set max_steps, or set max_samples to the "
+                "number of rows to read"
             )
     else:
         raise TypeError(
@@ -39,7 +39,7 @@ def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
             f"{type(dataset).__name__}"
         )
     if not rows:
-        raise ValueError(f"`{name}` is empty: it has no row")
+        raise ValueError(f"`{name}` must have at least one row")
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
             raise TypeError(f"`{name}`, row {i}: expected a dict such as {{'prompt': '…'}}, but it is {row!r:.80}")
@@ -81,7 +81,7 @@ class Encoder(json.JSONEncoder):
 
 
 def json_of(rows: list[dict], name: str, needed: tuple[str, ...]) -> list[str]:
-    """Returns each row as a JSON object. Columns in `needed` are those that the engine reads; they must not be None."""
+    """Returns each row as a JSON object. Columns in `needed` are read by the engine, and must not be None."""
     texts = []
     for i, row in enumerate(rows):
         for column in needed:

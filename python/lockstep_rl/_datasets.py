@@ -1,4 +1,4 @@
-"""The training and evaluation data of a trainer: datasets as they were given, and the rows that the engine reads."""
+"""The training and evaluation data of a trainer: datasets as passed by the user, and the rows that the engine reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._rewards import Source
 
 @dataclasses.dataclass
 class RowSet:
-    """Rows of a dataset in memory, as they were given and as JSON; empty if the engine reads a file instead."""
+    """Rows of a dataset in memory, as passed and as JSON; empty if the engine reads a file instead."""
 
     rows: list[dict] = dataclasses.field(default_factory=list)
     texts: list[str] | None = None
@@ -39,19 +39,19 @@ EVAL_KEYS = {"eval_dataset_name", "eval_datasets"}
 
 
 class WithDatasets:
-    """Mixin of a trainer with its training and evaluation data."""
+    """Mixin for a trainer's training and evaluation data."""
 
     args: Any
     _values: dict
     _samples_per_step: Any
-    # How many rows of a stream were read, if only some were.
+    # Number of rows read from a stream, if not all were read.
     _stream_rows: int | None = None
     # Columns of the datasets that the engine reads.
     columns: tuple[str, ...] = ("prompt",)
 
     @property
     def train_dataset(self) -> Any:
-        """The training dataset, as it was given."""
+        """The training dataset, as passed."""
         return self._given_train
 
     @train_dataset.setter
@@ -66,7 +66,7 @@ class WithDatasets:
 
     @property
     def eval_dataset(self) -> Any:
-        """The evaluation dataset, or the dict of datasets, as it was given."""
+        """The evaluation dataset, or the dict of datasets, as passed."""
         return self._given_eval
 
     @eval_dataset.setter
@@ -94,7 +94,7 @@ class WithDatasets:
         return EvalData({"eval_datasets": names}, RowSet(), sets)
 
     def _rows(self, dataset: Any, name: str, most: str) -> tuple[str, RowSet]:
-        """Returns the engine's name of a dataset (a path, or `memory`), and its rows if they are in memory."""
+        """Returns the engine's name of a dataset (a path, or `memory`), and the rows if they are in memory."""
         if isinstance(dataset, (str, os.PathLike)):
             return check_path(os.fspath(dataset), name), RowSet()
         limit = self._values.get(most)
@@ -106,8 +106,8 @@ class WithDatasets:
         return "memory", RowSet(rows, json_of(rows, name, self.columns))
 
     def _not_dispatched(self) -> None:
-        """Sets what transformers also sets for a streamed dataset: `dispatch_batches` is False, and no data loader
-        workers."""
+        """Sets what transformers also sets for a streamed dataset: `dispatch_batches` is False, and there are no data
+        loader workers."""
         config = self.args.accelerator_config
         if config.dispatch_batches:
             raise ValueError(
@@ -117,8 +117,8 @@ class WithDatasets:
         self.args.dataloader_num_workers = 0
 
     def _read_as_in(self, root: str) -> None:
-        """Reads as many rows of a stream as the run in `root` has, which is resumed: its data stay the same. A run of
-        an older version has the whole stream."""
+        """Reads as many rows of a stream as the resumed run in `root` has, so that its data stays the same. A run of an
+        older version has the whole stream."""
         if self._values.get("max_samples") is not None:
             return
         with open(os.path.join(root, "config.toml")) as file:
@@ -130,7 +130,7 @@ class WithDatasets:
             self._train = RowSet(rows, json_of(rows, "train_dataset", self.columns))
 
     def _rows_needed(self) -> int | None:
-        """Returns how many rows of a stream training reads; None if that is not known, without `max_steps`."""
+        """Returns how many rows of a stream training reads; None if unknown, that is, without `max_steps`."""
         steps = self._values.get("max_steps") or 0
         return steps * self._samples_per_step() if steps > 0 else None
 

@@ -1,5 +1,4 @@
-"""The end of a trainer's training: the model that is left, its mean loss, and what an evaluation afterwards compares
-with."""
+"""The end of training: the resulting model, the mean loss, and the state that a later evaluation needs."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from ._datasets import EVAL_KEYS
 
 
 class Ended:
-    """Mixin of a trainer with what it knows after training, also if that ended without a result."""
+    """Mixin for the state of a trainer after training, even if training ended without a result."""
 
     args: Any
     state: Any
@@ -23,25 +22,25 @@ class Ended:
     _result: dict | None
     # The directory into which the engine writes.
     _run_dir = ""
-    # The model's directory after training that ended without a result.
+    # The model's directory, if training ended without a result.
     _stopped_in: Any = None
     _trains_now: bool
     _first_step: int
-    # Steps that were logged in this training, with their losses.
+    # The logged steps of this training, with their losses.
     _losses: list[tuple[int, float]] = []
 
     def _mean_loss(self) -> float:
-        """Returns the mean loss of all steps. Each logged loss is the mean since the last logged step."""
+        """Returns the mean loss over all steps. Each logged loss is the mean since the previous logged step."""
         steps = [step for step, _ in self._losses]
         weights = [step - before for step, before in zip(steps, [self._first_step, *steps])]
         total = sum(weights)
-        # As in TRL, a step without a token has the loss 0.
+        # As in TRL, a step without tokens has the loss 0.
         return sum(w * loss for w, (_, loss) in zip(weights, self._losses)) / total if total else 0.0
 
     def _current_model(self) -> str:
         """Returns the name or directory of the trained model, or of the initial model before training."""
         if self._trains_now and self._live is not None and self._live.version() is not None:
-            # Inside a callback: the weights of this step.
+            # Inside a callback: the weights of the current step.
             self._written = tempfile.TemporaryDirectory(prefix="lockstep-live-")
             self._live.save(self._written.name)
             return self._written.name
@@ -52,7 +51,7 @@ class Ended:
         objects = self._objects()
         if "model_name_or_path" not in objects:
             return self._source
-        # Temporary files of the model in memory, kept until the next call.
+        # Temporary files of the in-memory model, kept until the next call.
         self._written = tempfile.TemporaryDirectory(prefix="lockstep-given-")
         objects["model_name_or_path"](self._written.name)
         return self._written.name
@@ -70,8 +69,8 @@ class Ended:
         self._model.settle()
 
     def _evaluation_values(self) -> dict:
-        """Returns the engine's keys for an evaluation, except those of the evaluation data. The reference stays what it
-        was when training began."""
+        """Returns the engine's keys for an evaluation, except those of the evaluation data. The reference stays that of
+        training."""
         values = {key: value for key, value in self._values.items() if key not in EVAL_KEYS}
         ended = self._result is not None or self._stopped_in is not None
         if ended and self.args.method in ("grpo", "rloo", "dpo") and getattr(self.args, "beta", None):

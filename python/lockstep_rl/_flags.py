@@ -1,4 +1,4 @@
-"""Command-line flags made from the JSON Schemas of their values, and the conversion of their texts to values."""
+"""Command-line flags generated from JSON Schemas, and the conversion of their strings to values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def kinds(schema: dict) -> list[str]:
 def add_flag(
     parser: argparse.ArgumentParser, name: str, text: str, schema: dict, aliases: list[str] | tuple = ()
 ) -> None:
-    """`--name`, `--na-me` and its aliases, and `--no_name` of what may be on by itself, here or in TRL."""
+    """Returns `--name`, `--na-me`, aliases, and `--no_name` for a flag that may be on by default, here or in TRL."""
     possible = kinds(schema)
-    if not possible:  # a field without meaning here, or refused: whatever TRL reads
+    if not possible:  # a field without effect here, or a refused one: as TRL reads it
         several: dict = {"nargs": "*"}
     else:
         several = {"nargs": "+"} if "array" in possible else {"nargs": "?", "const": "true"}
@@ -32,8 +32,8 @@ def add_flag(
 
 
 def value_of(text: Any, schema: dict) -> Any:
-    """The text of a flag or of a file as its schema says; what does not fit stays text, of which others complain. A
-    file's values that are no texts stay what they are."""
+    """Converts the string of a flag or of a file as its schema requires. A string that does not fit is returned
+    unchanged, and refused later. Other values of a file are returned unchanged."""
     possible = kinds(schema)
     if isinstance(text, list):
         if not possible and len(text) < 2:
@@ -57,7 +57,7 @@ def value_of(text: Any, schema: dict) -> Any:
     if not possible and word in ("true", "false"):
         return word == "true"
     if not set(possible) & {"string", "object", "array"}:
-        # Its own type, so that what complains of it names that, and what asks for nothing is seen to.
+        # Keeps the value's own type, for error messages and for values that are equivalent to unset.
         try:
             value = json.loads(text)
         except ValueError:
@@ -67,7 +67,7 @@ def value_of(text: Any, schema: dict) -> Any:
 
 
 def read_file(path: str) -> dict:
-    """Returns the arguments in a YAML file. Those below `env` are not returned, but set as environment variables."""
+    """Returns the arguments in a YAML file. Those below `env` are set as environment variables instead."""
     try:
         import yaml
     except ImportError:

@@ -1,4 +1,4 @@
-"""What follows a step and an epoch: transformers' DefaultFlowCallback, and the intervals that it reads."""
+"""The actions after a step and after an epoch: transformers' DefaultFlowCallback, and the intervals that it reads."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from typing import Any
 
 
-# transformers' value where none is set and nothing is evaluated by steps.
+# transformers' default if the field is not set and evaluation is not by steps.
 _EVAL_STEPS = 500
 
 
 def interval(value: Any, total: int) -> Any:
-    """Returns a number of steps. As in transformers, a number below 1 is a share of all steps."""
+    """Returns a number of steps. As in transformers, a number below 1 is a fraction of all steps."""
     return math.ceil(total * value) if value is not None and value < 1 else value
 
 
 def set_intervals(state: Any, args: Any, total: int) -> None:
-    """Sets the intervals of the state, at the beginning of training of `total` steps."""
+    """Sets the intervals of the state at the beginning of training, which has `total` steps."""
     state.logging_steps = interval(args.logging_steps, total)
     state.eval_steps = interval(args.eval_steps or _EVAL_STEPS, total)
     state.save_steps = interval(args.save_steps, total)
@@ -30,7 +30,7 @@ def after_step(args: Any, state: Any, control: Any) -> None:
         control.should_log = True
     if strategy(args, "logging_strategy", "steps") == "steps" and _is_multiple(step, state.logging_steps):
         control.should_log = True
-    # The last step is evaluated and saved, whatever the interval.
+    # The last step is evaluated and saved, regardless of the interval.
     if strategy(args, "eval_strategy") == "steps" and begun and (ends or _is_multiple(step, state.eval_steps)):
         control.should_evaluate = True
     if strategy(args, "save_strategy") == "steps" and (ends or _is_multiple(step, state.save_steps)):
@@ -50,7 +50,7 @@ def after_epoch(args: Any, state: Any, control: Any) -> None:
 
 
 def strategy(args: Any, name: str, default: str = "no") -> str:
-    """Returns the value of a field such as `save_strategy` as a text; transformers has enums for it."""
+    """Returns the value of a field such as `save_strategy` as a string; transformers uses enums for it."""
     value = getattr(args, name, None)
     return default if value is None else str(getattr(value, "value", value))
 

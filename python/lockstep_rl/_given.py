@@ -16,13 +16,13 @@ import shutil
 from typing import Any
 
 PREFIX = "given-"
-# File in each directory `given-…`, locked as long as the process that made the directory lives.
+# File in each directory `given-…`, locked while the process that created the directory is alive.
 MARKER = "written_by_lockstep_rl.json"
 
 
 class GivenFiles:
-    """A new directory `given-…` in `root`, which is created if needed. Until `close`, no other process deletes the new
-    directory."""
+    """A new directory `given-…` in `root`, which is created if needed. No other process deletes the new directory
+    before `close`."""
 
     def __init__(self, root: str):
         self.made_root = not os.path.isdir(root)
@@ -37,7 +37,7 @@ class GivenFiles:
         self._marker.flush()
 
     def place(self, name: str) -> str:
-        """Makes a directory inside, and returns its path."""
+        """Creates a subdirectory, and returns its path."""
         path = os.path.join(self.path, name)
         os.makedirs(path)
         return path
@@ -54,12 +54,12 @@ class GivenFiles:
             try:
                 os.rmdir(self.root)
             except OSError:
-                pass  # it contains other files
+                pass  # `root` contains other files
 
     def or_earlier(self, trained: str | None = None) -> str:
-        """Returns the directory of an earlier start of the run if it has the same files, and deletes this one.
-        Otherwise returns this one. The weights in files `trained` may differ: a run that is resumed has them in its
-        checkpoint, and the object that was given has been trained since."""
+        """Returns the directory of an earlier start of the run if it has the same files, and deletes this directory.
+        Otherwise returns this directory. The weights in files `trained` may differ: the checkpoint of a resumed run has
+        the weights, and the passed object has been trained since."""
         for name in sorted(os.listdir(self.root)):
             other = os.path.join(self.root, name)
             if other != self.path and is_ours(other) and _same(self.path, other, trained):
@@ -69,13 +69,13 @@ class GivenFiles:
 
 
 def is_ours(path: str) -> bool:
-    """Whether this package made the directory."""
+    """Whether this package created the directory."""
     return os.path.basename(path).startswith(PREFIX) and os.path.isfile(os.path.join(path, MARKER))
 
 
 def sweep(root: str) -> None:
-    """Deletes directories `given-…` in `root` that were left by processes killed before their training began.
-    Directories that are locked or named in the run's configuration stay."""
+    """Deletes directories `given-…` in `root` left by processes that were killed before their training began.
+    Directories that are locked, or named in the run's configuration, are kept."""
     try:
         with open(os.path.join(root, "config.toml")) as file:
             named = file.read()
@@ -99,8 +99,8 @@ def _lock(file: Any) -> bool:
 
 
 def _same(one: str, other: str, trained: str | None) -> bool:
-    """Whether two directories have the same files with the same bytes. The marker file, the directories' own paths and
-    the files `trained` (a pattern) are ignored."""
+    """Whether two directories have the same files with the same bytes. The marker file, the paths of the directories
+    and the files `trained` (a pattern) are ignored."""
     files = {}
     for root in (one, other):
         found = (os.path.join(place, name) for place, _, names in os.walk(root) for name in names)

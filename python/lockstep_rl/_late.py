@@ -1,5 +1,5 @@
-"""What a trainer reads when training begins: attributes and arguments that a script changed after the trainer was made;
-and the state of training that is continued."""
+"""Attributes and arguments that a trainer reads when training begins, since a script may change them until then; and
+the state of training that is resumed."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ._overrides import check_attribute
 from ._peft import is_peft_model, lora_values
 from ._script_methods import OF_ARGS
 
-# Attributes that the engine reads once, with what to do instead of setting them.
+# Attributes that cannot be set, with the alternative.
 _FIXED = {
     name: why
     for why, names in {
-        "make another trainer with the other model": "model model_wrapped",
-        "make another trainer with the other reference": "ref_model",
-        "batches are packed by the engine; the row's columns say what is learned": "data_collator",
-        "it has the names of `reward_funcs`": "reward_func_names",
-        "callbacks are added with add_callback and removed with remove_callback": "callback_handler",
-        "it is the engine's; entropy_coef of the arguments is the first value": "entropy_coef",
-        "there is one process": "accelerator",
+        "create a new trainer with the other model": "model model_wrapped",
+        "create a new trainer with the other reference": "ref_model",
+        "the engine packs batches; the columns of a row determine the loss": "data_collator",
+        "the names are those of `reward_funcs`": "reward_func_names",
+        "use add_callback and remove_callback": "callback_handler",
+        "the engine sets it; entropy_coef of the arguments is the initial value": "entropy_coef",
+        "there is only one process": "accelerator",
     }.items()
     for name in names.split()
 }
-# Attributes that are read when training begins, and so may be set only before.
+# Attributes that are read when training begins, and can be set only before.
 _BEFORE = ("args", "processing_class", "train_dataset", "eval_dataset", "formatting_func", "reward_funcs",
            "reward_weights", "reward_processing_classes", "rollout_func")
 
 
 class ReadLate:
-    """Mixin of a trainer whose attributes and arguments may be changed until training begins."""
+    """Mixin for a trainer whose attributes and arguments may be changed until training begins."""
 
     args: Any
     state: TrainerState
@@ -45,7 +45,7 @@ class ReadLate:
     _values: dict
     _trains_scores: bool
     _resumes_from: str | None = None
-    # The step after which training was begun or continued.
+    # The step after which training started or was resumed.
     _first_step = 0
     _args_seen: dict | None = None
     _fields_seen: dict | None = None
@@ -55,7 +55,7 @@ class ReadLate:
 
     @property
     def processing_class(self) -> Any:
-        """The tokenizer: the one that was given, else the model's, which is loaded with transformers at first use."""
+        """The tokenizer: the one passed, or the model's, which is loaded with transformers at first use."""
         if not has_only_files(self._tokenizer):
             return self._tokenizer
         if self._loaded_tokenizer is None:
@@ -93,15 +93,15 @@ class ReadLate:
         super().__setattr__(name, value)
 
     def _first_values(self) -> dict:
-        """Returns the engine's keys, when the trainer is made."""
+        """Returns the engine's keys when the trainer is created."""
         values = self.args.values()
         self._args_seen = dict(values)
         return values
 
     def _read_args(self) -> None:
-        """Reads the arguments again, which may have been changed since they were read last."""
+        """Reads the arguments again, which may have changed since the last read."""
         if self._loaded_tokenizer is not None and _settings(self._loaded_tokenizer) != self._tokenizer_seen:
-            self.processing_class = self._loaded_tokenizer  # a script has changed its template or its tokens
+            self.processing_class = self._loaded_tokenizer  # a script changed its template or its tokens
         if not isinstance(self.args, self.config_class):
             raise TypeError(f"`args` must be a {self.config_class.__name__}, but is {self.args!r:.80}")
         before, now = self._args_seen or {}, self.args.values()
@@ -127,14 +127,14 @@ class ReadLate:
         if "output_dir" in changed:
             self._values["output_dir"] = self._output_dir(self._given_model)
         self._args_changed(changed)
-        if is_stream(self._given_train):  # of which another number of rows may be needed
+        if is_stream(self._given_train):  # another number of rows may be needed
             self.train_dataset = self._given_train
 
     def _args_changed(self, changed: set[str]) -> None:
         """Called with the engine's keys whose values were changed."""
 
     def _check_unchanged(self) -> None:
-        """Called before each step: warns about arguments that were changed while the engine trains."""
+        """Called before each step: warns about arguments that were changed during training."""
         seen = self._fields_seen
         if seen is None:
             return
@@ -145,7 +145,7 @@ class ReadLate:
                           "no effect now")
 
     def _prepare_state(self, step: int, total_steps: int, steps_per_epoch: int) -> None:
-        """Sets the state at the beginning of training, or that of a checkpoint."""
+        """Sets the state at the beginning of training, or the state in a checkpoint."""
         state, args = self.state, self.args
         self._first_step = step
         found = self._state_at(step) if step > 0 else TrainerState()
@@ -159,7 +159,7 @@ class ReadLate:
         state.train_batch_size = args.per_device_train_batch_size
 
     def _state_at(self, step: int) -> TrainerState:
-        """Returns the state after `step`: that of the checkpoint, else what `metrics.jsonl` tells of it."""
+        """Returns the state after `step`: that of the checkpoint, or else what `metrics.jsonl` contains."""
         root = self._values["output_dir"]
         named = [] if self._resumes_from is None else [self._resumes_from, os.path.dirname(
             os.path.dirname(os.path.realpath(self._resumes_from)))]
@@ -176,13 +176,13 @@ class ReadLate:
         return TrainerState()
 
 
-# Arguments that have an effect while training: callbacks and the intervals read them.
+# Arguments that have an effect during training: callbacks and intervals read them.
 _READ_NOW = ("logging_first_step", "logging_strategy", "eval_strategy", "eval_delay", "save_strategy",
              "greater_is_better", "metric_for_best_model", "dashboard", "run_name", "hub_model_id", "hub_token")
 
 
 def _settings(tokenizer: Any) -> tuple:
-    """Returns those settings of a tokenizer that change what the engine reads."""
+    """Returns the settings of a tokenizer that affect the files for the engine."""
     if has_only_files(tokenizer):
         return ()
     return tokenizer.chat_template, tokenizer.eos_token, tokenizer.bos_token, len(tokenizer)
@@ -191,18 +191,18 @@ def _settings(tokenizer: Any) -> tuple:
 def _is_same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # arrays and the like
+    except Exception:  # arrays, for example
         return one is other
 
 
 def _logged(path: str, step: int) -> list[dict]:
-    """Returns the entries of `metrics.jsonl` up to `step`, as `log_history` has them."""
+    """Returns the entries of `metrics.jsonl` up to `step`, in the form of `log_history`."""
     entries = []
     with open(path) as file:
         for line in file:
             try:
                 entry = json.loads(line)
-            except ValueError:  # the last line of a process that was killed
+            except ValueError:  # the last line, if the process was killed
                 break
             if entry.get("step", 0) <= step and "alarm" not in entry:
                 number = entry.pop("step")

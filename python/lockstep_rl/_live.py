@@ -49,7 +49,7 @@ class Model:
 
     @property
     def __class__(self) -> type:
-        # Makes isinstance true for classes of transformers, PEFT and torch. While torch is not imported, no caller can
+        # Makes isinstance true for classes of transformers, PEFT and torch. If torch is not imported, no caller can
         # mean such a class.
         if "torch" in sys.modules and _has_packages():
             return type(self._live.current(self))
@@ -70,7 +70,7 @@ class Model:
 
 def opened(model: Any) -> Any:
     """Returns the transformers model of another trainer's `trainer.model`, so that training continues in this object.
-    Anything else, and such a model without torch and transformers, is returned as it is."""
+    Other arguments, and such a model without torch and transformers, are returned unchanged."""
     if type(model) is Model and _has_packages():
         return vars(model)["_live"].current(model)
     return model
@@ -104,7 +104,7 @@ class LiveModel:
         return self._trainer._current_model()
 
     def save(self, directory: str) -> None:
-        """Writes the files of the model with its current weights."""
+        """Writes the model with its current weights."""
         live = self._engine()
         if live is not None:
             live.save(directory)
@@ -143,8 +143,8 @@ class LiveModel:
         return self._object
 
     def settle(self) -> None:
-        """Gives the object that the user has the engine's weights, when training ends. What the user neither gave nor
-        looked at has no object."""
+        """Copies the engine's weights into the user's object when training ends. A model that the user neither passed
+        nor used has no object."""
         if not hasattr(self._object if self._object is not None else self._given, "state_dict"):
             return
         if self._object is None:
@@ -154,12 +154,12 @@ class LiveModel:
             sync_weights(self._object, self.path())
             self._seen, self._seen_step = version, self._trainer.state.global_step
         if self.handle is not None and self._trainer._result is None:
-            # These weights are the engine's, and no change of the user's to train on.
+            # These weights come from the engine, and are not a change by the user.
             self._fingerprint = _fingerprint(self._object)
 
     def check(self, only_frozen: bool = False) -> None:
-        """Raises a ValueError if something is set in the model's object that the engine would ignore. With
-        `only_frozen` only its parameters are looked at."""
+        """Raises a ValueError if the model object has settings that the engine would ignore. With `only_frozen`, only
+        its parameters are checked."""
         model = self.base()
         values = self._trainer._values
         new_adapter = bool(values.get("use_peft")) and not _peft.is_peft_model(model)
@@ -171,7 +171,7 @@ class LiveModel:
         check_trained(model, new_adapter, bool(getattr(self._trainer.args, "disable_dropout", False)))
 
     def to_train(self) -> Any:
-        """Returns the model with which training begins: the one that was given, or `trainer.model` if its weights were
+        """Returns the model with which training begins: the one passed, or `trainer.model` if its weights were
         changed."""
         if self._trainer._result is not None or self._object is None:
             return self._given
@@ -243,8 +243,8 @@ def load(name: str, trainer: Any, used: str) -> Any:
 
 
 class LiveReference(LiveModel):
-    """The reference model of a trainer that was given none: the initial model or, with `sync_ref_model`, the reference
-    model in the newest checkpoint."""
+    """The reference model of a trainer without a given reference: the initial model or, with `sync_ref_model`, the
+    reference model in the newest checkpoint."""
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
@@ -255,7 +255,7 @@ class LiveReference(LiveModel):
         return self._trainer._values.get("model_name_or_path") or self._trainer._current_model()
 
     def save(self, directory: str) -> None:
-        """Writes the reference model as transformers does."""
+        """Writes the reference model in transformers' format."""
         self.current(self.handle).save_pretrained(directory)
 
     def current(self, handle: Any, used: str = "trainer.ref_model") -> Any:
@@ -283,7 +283,7 @@ class LiveReference(LiveModel):
         if isinstance(self._given, (str, os.PathLike)):
             return load(os.fspath(self._given), trainer, used)
         written = trainer._values.get("model_name_or_path")
-        if written is not None:  # training has begun, and these are the weights with which it did
+        if written is not None:  # training has begun, and these are its initial weights
             return load(written, trainer, used)
         import copy
 
@@ -291,13 +291,13 @@ class LiveReference(LiveModel):
 
 
 def _fingerprint(model: Any) -> list:
-    """Returns shapes and sums of the weights, which differ if somebody has changed the weights."""
+    """Returns shapes and sums of the weights, which reveal changes."""
     return [(tuple(p.shape), p.detach().double().sum().item()) for p in model.state_dict().values()]
 
 
 def may_use(function: Any, argument: str) -> bool:
-    """Whether a function can read the keyword argument `argument`: it has a parameter of that name, or `**kwargs` that
-    its body uses."""
+    """Whether a function can read the keyword argument `argument`: it has a parameter of that name, or its body uses
+    its `**kwargs`."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None:
         return True

@@ -1,5 +1,4 @@
-"""`compute_metrics`: metrics of a user's function, computed from the outputs of the engine's evaluation as in
-transformers."""
+"""`compute_metrics`: metrics of a user's function, computed from the engine's evaluation outputs as in transformers."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class EvalPrediction:
 
 
 def checked(compute_metrics: Any, preprocess: Any, args: Any) -> None:
-    """Refuses functions and settings that would otherwise fail at the first evaluation, hours later."""
+    """Raises errors now for functions and settings that would otherwise fail at the first evaluation, hours later."""
     for name, function in (("compute_metrics", compute_metrics), ("preprocess_logits_for_metrics", preprocess)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be a function, but is {function!r:.80}")
@@ -77,7 +76,7 @@ class EvalMetrics:
         self.joins: bool = args.eval_do_concat_batches
         self.wants_inputs = "inputs" in args.include_for_metrics
         self.needs_loss = "loss" in args.include_for_metrics
-        # Whether the engine counts the memory of the outputs: those of `preprocess` are small.
+        # Whether the engine includes the outputs in its memory plan: the outputs of `preprocess` are small.
         self.keeps_outputs = self.keeps and self.preprocess is None
         self.results: dict[str, tuple] = {}
         self.others: dict[str, Any] = {}
@@ -138,14 +137,14 @@ class EvalMetrics:
             key, value = str(key).removeprefix(own), _scalar(value)
             if isinstance(value, (bool, int, float)):
                 numbers[key] = float(value)
-            else:  # lists and texts, which the engine does not take
+            else:  # lists and strings, which the engine does not accept
                 self.others[place + key] = value
         # Logits are large, so they are freed now.
         del self.predictions, self.labels, predictions, labels
         return numbers
 
     def take_others(self) -> dict[str, Any]:
-        """Returns the metrics that are not numbers, with their dataset's prefix, and forgets them."""
+        """Returns the metrics that are not numbers, with the prefix of their dataset, and clears them."""
         others, self.others = self.others, {}
         return others
 
@@ -247,7 +246,7 @@ def _arrays(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """Returns the number in an array or tensor of one element; a larger one becomes a list."""
+    """Returns the number in an array or tensor with one element; a larger one becomes a list."""
     if not hasattr(value, "item"):
         return value
     count = value.numel() if hasattr(value, "numel") else value.size

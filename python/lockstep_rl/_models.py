@@ -1,4 +1,4 @@
-"""Models in and out: names and directories are passed to the engine, transformers models are passed through files."""
+"""Passing models in and out: names and directories go to the engine, transformers models go through files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ._torch_state import check_read
 
 
 def check_path(name: str, argument: str) -> str:
-    """Returns the absolute path if `name` exists, and `name` if it may be a Hub id. If `name` can only be a path,
-    raises FileNotFoundError."""
+    """Returns the absolute path if `name` exists, or `name` if it may be a Hub id. Raises FileNotFoundError if `name`
+    can only be a path."""
     if not name:
-        raise ValueError(f"`{argument}` is empty")
+        raise ValueError(f"`{argument}` must not be empty")
     if os.path.exists(name):
         return os.path.abspath(name)
     if os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1:
@@ -50,8 +50,7 @@ def source_of(model: Any, processing_class: Any) -> str | None:
 
 
 def write_given(model: Any, processing_class: Any, target: str, argument: str = "model") -> None:
-    """Writes a model and its tokenizer into an empty directory. The weights of a model that is given by name are
-    linked."""
+    """Writes a model and its tokenizer into an empty directory. The weights of a model given by name are linked."""
     if isinstance(model, (str, os.PathLike)):
         tokenizer = _tokenizer_for(None, processing_class)
         _save_tokenizer(tokenizer, _link(_directory_of(os.fspath(model), "model"), target))
@@ -80,8 +79,8 @@ def check_reference(model: Any) -> Any:
 
 
 def of_reference(model: Any) -> dict[str, Callable[[str], None]]:
-    """Returns a function that writes the files of a reference model in memory, by the engine's key; no function if none
-    is in memory."""
+    """Returns a function that writes the files of an in-memory reference model, by the engine's key; empty if there is
+    none."""
     if model is None or isinstance(model, str):
         return {}
 
@@ -102,7 +101,7 @@ def _is_same_place(processing_class: Any, source: str) -> bool:
 
 
 def _directory_of(name: str, argument: str) -> str:
-    """Returns the directory of a model. A model of the Hub is downloaded if needed."""
+    """Returns the directory of a model. A Hub model is downloaded if needed."""
     name = check_path(name, argument)
     return os.path.abspath(name) if os.path.isdir(name) else _native.locate(name)
 
@@ -120,9 +119,9 @@ def _same_file(source: str, target: str) -> None:
 
 
 def _link(source: str, target: str) -> str:
-    """Makes hard links in `target` to a model's files, except those of its tokenizer, or copies on another file system:
-    no symbolic link inside a run is followed. Returns the directory where the tokenizer belongs: for an adapter, that
-    of its base model."""
+    """Creates hard links in `target` to a model's files except those of its tokenizer, or copies on another file
+    system, since symbolic links inside a run are not followed. Returns the directory for the tokenizer: for an adapter,
+    that of its base model."""
     for name in os.listdir(source):
         if not _is_of_tokenizer(name) and name != "adapter_config.json":
             _same_file(os.path.realpath(os.path.join(source, name)), os.path.join(target, name))
@@ -147,7 +146,7 @@ def _save_tokenizer(tokenizer: Any, target: str) -> None:
 
 
 def _tokenizer_for(model: Any, processing_class: Any) -> Any:
-    """Returns an object that writes the tokenizer: the tokenizer that was given, or the files from which the model was
+    """Returns an object that writes the tokenizer: the tokenizer passed, or the files from which the model was
     loaded."""
     if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
         return _tokenizer_of(os.fspath(processing_class or name_of(model)))
@@ -184,23 +183,23 @@ def _tokenizer_of(name: str) -> Any:
         try:
             place = _native.locate(name)
         except Exception:
-            pass  # said below
+            pass  # the error is raised below
     if not os.path.isdir(place):
         raise ValueError(
-            f"the tokenizer of the model is not at hand ({name!r} is no directory, and not in the Hub's cache): give "
+            f"the tokenizer of the model was not found ({name!r} is neither a directory nor in the Hub's cache): give "
             "it as processing_class"
         )
     return _TokenizerFiles(place)
 
 
 def has_only_files(tokenizer: Any) -> bool:
-    """Whether a tokenizer is only named, or only has files: it is not an object of transformers."""
+    """Whether a tokenizer is only given by name or files, and not as an object of transformers."""
     return tokenizer is None or isinstance(tokenizer, (str, os.PathLike, _TokenizerFiles, _WithEos))
 
 
 def loaded_tokenizer(given: Any, model: Any) -> Any:
-    """Returns a tokenizer of transformers, loaded from what was given (a directory, a Hub id, or files with another
-    end-of-sequence token), or else from where the model is. Without transformers, returns an object that only has the
+    """Returns a transformers tokenizer, loaded from the argument (a directory, a Hub id, or files with another
+    end-of-sequence token), or from the model's files. Without transformers, returns an object that only has the
     files."""
     name = given if isinstance(given, (str, os.PathLike)) else _tokenizer_place(model)
     files = given if isinstance(given, (_TokenizerFiles, _WithEos)) else _tokenizer_of(os.fspath(name))
@@ -229,7 +228,7 @@ def _tokenizer_place(model: Any) -> str:
 
 
 def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
-    """Returns the tokenizer with another end-of-sequence token: the one that SFTConfig's `eos_token` names."""
+    """Returns the tokenizer with another end-of-sequence token, set by `eos_token` of SFTConfig."""
     if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
         own = os.fspath(processing_class or (model if isinstance(model, (str, os.PathLike)) else name_of(model)))
         return _WithEos(_tokenizer_of(own), eos)
@@ -267,7 +266,7 @@ class _WithEos:
 
 
 def _is_of_tokenizer(name: str) -> bool:
-    # The engine's list of files (crates/model/src/io/model_files.rs), without those that a model has beside its
+    # The engine's list of files (crates/model/src/io/model_files.rs), without files that do not belong to the
     # tokenizer.
     stem = name.split(".")[0]
     return stem in (
@@ -277,14 +276,14 @@ def _is_of_tokenizer(name: str) -> bool:
 
 
 def name_of(model: Any) -> str:
-    """Returns the name or directory from which a model was loaded; an empty text if that is unknown."""
+    """Returns the name or directory from which a model was loaded; an empty string if unknown."""
     inner = model.get_base_model() if _peft.is_peft_model(model) else model
     return getattr(inner, "name_or_path", "") or ""
 
 
 def name_base(directory: str, given: Any) -> None:
-    """Writes the name of the model that was given into an adapter that leaves its run: in the run, the adapter's base
-    is what was written of the model in `given-…`."""
+    """Writes the name of the user's model into an adapter that is saved outside of its run: inside the run, the
+    adapter's base is the copy in `given-…`."""
     path = os.path.join(directory, "adapter_config.json")
     if not os.path.exists(path):
         return
@@ -297,22 +296,22 @@ def name_base(directory: str, given: Any) -> None:
     if os.path.exists(below):
         with open(below) as file:
             name = json.load(file).get("base_model_name_or_path") or ""
-    if not name:  # a model that was never loaded from anywhere
+    if not name:  # a model that was not loaded from files
         return
     name = os.path.abspath(name) if os.path.isdir(name) else name
     with open(path, "w") as file:
         json.dump({**config, "base_model_name_or_path": name}, file, indent=2)
     if not isinstance(given, (str, os.PathLike)):
-        # Its files in the run have the same weights, but not the same bytes as those of its name.
+        # The files in the run have the same weights, but not the same bytes, as those under the name.
         _peft.forget_hash(os.path.join(directory, "adapter_model.safetensors"))
-    # Hashes of files as they were.
+    # Removes hashes of the original files.
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(directory, "files.json"))
 
 
 def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
     """Copies weights that the engine has written into a transformers model, or an adapter's weights into a PeftModel,
-    in place. They are read from `file` in the directory, or from all of the model's files there."""
+    in place. Reads `file` in the directory, or all of the model's files there."""
     own = model.state_dict()
     of_adapter = _peft.is_peft_model(model)
     if of_adapter:
@@ -326,7 +325,7 @@ def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
     except _OtherNames:
         if of_adapter:
             raise
-        # In this model family, tensors have other names in files than in modules.
+        # In this model family, tensor names in files differ from those in modules.
         fresh = type(model).from_pretrained(directory, dtype=next(model.parameters()).dtype)
         model.load_state_dict(fresh.state_dict())
         return
@@ -347,7 +346,7 @@ class _OtherNames(RuntimeError):
 
 
 def _copy(file: str, own: dict, names: Callable[[str], tuple]) -> set[str]:
-    """Copies the tensors of a file into those of a model, and returns their names in the model."""
+    """Copies the tensors of a file into a model, and returns their names in the model."""
     import torch
     from safetensors.torch import load_file
 
@@ -355,7 +354,7 @@ def _copy(file: str, own: dict, names: Callable[[str], tuple]) -> set[str]:
     for name, tensor in load_file(file).items():
         there = next((one for one in names(name) if one in own), None)
         if there is None:
-            raise _OtherNames(f"the trained model has `{names(name)[0]}`, which the model that was given has not")
+            raise _OtherNames(f"the trained model has `{names(name)[0]}`, which the given model lacks")
         with torch.no_grad():
             own[there].copy_(tensor)
         seen.add(there)

@@ -1,4 +1,4 @@
-"""What the engine gives Python. It may change; the modules beside this one are the package."""
+"""The engine's interface for Python. It may change; the public interface is in the other modules."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,7 @@ __version__: str
 __build__: str
 
 class StopSignal:
-    """A wish to stop that any thread may give."""
+    """A stop request that any thread may set."""
 
     def __init__(self) -> None: ...
     def request(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What a new run is given beside the fields of its configuration: defaults of TRL that are not the engine's."""
+"""Defaults of a new run that are TRL's and not the engine's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def of_new_run(trainer: Any) -> dict:
-    """Returns the engine's keys with these defaults. A resumed run keeps what it began with."""
+    """Returns the engine's keys with these defaults. A resumed run keeps its own."""
     args, own = trainer.args, {}
     if args.method in ("sft", "dpo", "reward"):
         own["dataloader_drop_last"] = False
-    # A model that is given by name is loaded as float32 and saved so, whatever its files have.
+    # A model given by name is loaded and saved as float32, whatever the dtype of its files.
     init = getattr(args, "model_init_kwargs", None) or {}
     chosen = {"dtype", "torch_dtype"} & init.keys() or {"dtype", "save_dtype"} & trainer._values.keys()
     model = trainer._given_model

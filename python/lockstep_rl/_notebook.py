@@ -1,4 +1,4 @@
-"""Progress of training below a notebook's cell: a progress bar, and a table of logged metrics."""
+"""Training progress below a notebook cell: a progress bar, and a table of logged metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from ._callbacks import TrainerCallback
 
-# Seconds between updates of the progress bar, and the most rows of the table.
+# Seconds between updates of the progress bar, and the maximum number of table rows.
 _PERIOD_S, _ROWS = 0.25, 20
-# Columns of the table, in this order, if these metrics were logged; and the most columns of rewards.
+# Columns of the table, in this order, if the metrics were logged; and the maximum number of reward columns.
 _COLUMNS = ("loss", "reward", "reward_std", "kl", "entropy", "completions/mean_length", "eval_loss", "eval_reward")
 _REWARDS = 4
 
@@ -31,7 +31,7 @@ class NotebookProgress(TrainerCallback):
         self.handle = display(HTML(self.render(state)), display_id=True)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Updates the progress bar after a step, but not more often than every quarter of a second."""
+        """Updates the progress bar after a step, at most every quarter of a second."""
         if time.monotonic() - self.shown > _PERIOD_S:
             self.update(state)
 
@@ -62,7 +62,7 @@ class NotebookProgress(TrainerCallback):
         return f"<div>{bar} step {steps} of {state.max_steps or '…'}, {seconds:.0f} s{left}</div>{self.table()}"
 
     def table(self) -> str:
-        """Returns the rows that were logged last as an HTML table."""
+        """Returns the last logged rows as an HTML table."""
         rows = self.logs[-_ROWS:]
         if not rows:
             return ""

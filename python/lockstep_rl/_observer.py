@@ -1,4 +1,4 @@
-"""Receives the engine's events during training, and updates the trainer's state, its log and its callbacks."""
+"""Receives the engine's events during training, and updates the trainer's state, log and callbacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._flow import after_epoch, after_step, strategy
 from ._rewards import RewardSet, logger
 
 STOP = 1
-# Metrics that transformers logs itself, only at steps that are due; TRL logs all others.
+# Metrics that transformers logs, only at steps that are due; TRL logs all others.
 _OF_TRANSFORMERS = ("loss", "grad_norm", "learning_rate", "epoch")
 
 
@@ -25,10 +25,10 @@ class Observer:
         self.only_evaluate = only_evaluate
         self.eval_metrics = eval_metrics
         self.steps_per_epoch = 1
-        # Steps that were left out where callbacks ended epochs early.
+        # Steps that were skipped because callbacks ended epochs early.
         self.steps_skipped = 0
         self.dir = ""
-        # Whether a step was made since the engine began, the step that was logged last, and whether an epoch has begun.
+        # Whether a step was taken since the engine started, the last logged step, and whether an epoch has begun.
         self.has_stepped = False
         self.logged_at = -1
         self.in_epoch = False
@@ -57,7 +57,7 @@ class Observer:
             self.trainer._callbacks.call("on_epoch_begin")
         self.trainer._callbacks.call("on_step_begin")
         self.trainer._check_unchanged()
-        return 0  # as in transformers, a wish to stop counts at the end of the step
+        return 0  # as in transformers, a stop request takes effect at the end of the step
 
     def step_end(self, step: int) -> int:
         trainer, state = self.trainer, self.trainer.state
@@ -70,15 +70,15 @@ class Observer:
         return wishes
 
     def epoch_end(self, step: int) -> int:
-        if not self.in_epoch:  # the engine has only made up for an evaluation of an earlier start
+        if not self.in_epoch:  # the engine only repeated an evaluation of an earlier start
             return 0
         self.in_epoch = False
         after_epoch(self.trainer.args, self.trainer.state, self.trainer.control)
         return self._tell("on_epoch_end")
 
     def wants(self, what: str, is_due: bool) -> bool:
-        """Whether logging, an evaluation, a checkpoint or the end of the epoch follows now, or the engine waits for a
-        checkpoint."""
+        """Whether logging, an evaluation, a checkpoint or the end of the epoch follows now, or whether the engine must
+        wait for a checkpoint."""
         if self.only_evaluate is not None or not self.has_stepped:
             return is_due
         trainer, control = self.trainer, self.trainer.control
@@ -100,7 +100,7 @@ class Observer:
             self.only_evaluate.update(metrics)
             return 0
         if self.rewards is not None:
-            # TRL logs a reward's metric under the name that the reward gave; the engine adds the reward's name.
+            # TRL logs a reward's metric under the name chosen by the reward; the engine adds the reward's name.
             for long, name in self.rewards.metrics_seen.items():
                 if long in metrics and name not in metrics:
                     metrics[name] = metrics.pop(long)
@@ -112,8 +112,8 @@ class Observer:
         if "loss" in metrics:
             trainer._losses.append((step, metrics["loss"]))
         self.logged_at = step
-        # The engine logs the last step even if it is not due. TRL has its metrics only in the last entry, with the
-        # runtime.
+        # The engine logs the last step even if it is not due. In TRL, only the last entry, which has the runtime, has
+        # these metrics.
         is_due = trainer.control.should_log
         trainer._tail = {} if is_due else {key: metrics[key] for key in metrics if key not in _OF_TRANSFORMERS}
         if is_due:
@@ -134,7 +134,7 @@ class Observer:
         if name is None or state.global_step == 0:
             return
         value = metrics.get(name if name.startswith("eval_") else f"eval_{name}", metrics.get(name))
-        if value is None or not math.isfinite(value):  # not measured: as the best, NaN would stay so
+        if value is None or not math.isfinite(value):  # not measured: NaN would stay the best value forever
             return
         greater = getattr(trainer.args, "greater_is_better", None)
         greater = not name.endswith("loss") if greater is None else greater
@@ -154,13 +154,13 @@ class Observer:
         return self._tell("on_save")
 
     def warn(self, text: str) -> None:
-        """Receives the warnings of the engine where its console is silent. Each is given once."""
+        """Receives warnings of the engine when its console is silent. Each is shown once."""
         if text not in self.trainer._warned:
             self.trainer._warned.add(text)
             logger.warning("%s", text)
 
     def leave(self, step: int) -> int:
-        """Called when training ends after `step` without a result: by an exception, or a stop signal."""
+        """Called when training ends after `step` without a result, because of an exception or a stop signal."""
         if self.only_evaluate is None:
             self.trainer._left(step)
         return 0
@@ -173,7 +173,7 @@ class Observer:
         return STOP * (self.trainer.control.should_training_stop or self._ends_early())
 
     def _ends_early(self) -> bool:
-        """Whether all epochs are over before the last step, because callbacks have ended some of them."""
+        """Whether all epochs end before the last step, because callbacks ended some of them early."""
         state, every = self.trainer.state, self.steps_per_epoch
         done = (state.global_step + self.steps_skipped) // every
         ends_now = self.trainer.control.should_epoch_stop and not self._is_epochs_end()
@@ -181,7 +181,8 @@ class Observer:
         return done + ends_now >= math.ceil(state.max_steps / every) and (ends_now or self.steps_skipped > 0)
 
     def _ends_epoch(self) -> bool:
-        """Whether a callback ends the epoch before its last step. Training continues with the next one's first."""
+        """Whether a callback ends the epoch before its last step. Training continues with the first step of the next
+        epoch."""
         step, every = self.trainer.state.global_step, self.steps_per_epoch
         if not self.trainer.control.should_epoch_stop or self._is_epochs_end() or self._wishes():
             return False
@@ -202,8 +203,8 @@ def best_metric(args: Any) -> str | None:
 
 
 def link_checkpoint(root: str, step: int, path: str) -> str:
-    """Makes a link `checkpoint-N` to a checkpoint, because transformers' scripts look for that name. Removes such links
-    to deleted checkpoints, and replaces no existing file."""
+    """Creates a link `checkpoint-N` to a checkpoint, because transformers' scripts look for that name. Removes such
+    links to deleted checkpoints, and never replaces an existing file."""
     for name in os.listdir(root):
         other = os.path.join(root, name)
         if name.startswith("checkpoint-") and os.path.islink(other) and not os.path.exists(other):
@@ -212,6 +213,6 @@ def link_checkpoint(root: str, step: int, path: str) -> str:
     alias = os.path.join(root, f"checkpoint-{step}")
     try:
         os.symlink(os.path.relpath(path, root), alias)
-    except OSError:  # it is there already, or the file system has no links
+    except OSError:  # the link exists already, or the file system does not support links
         return alias if os.path.exists(alias) else path
     return alias

@@ -1,5 +1,5 @@
 """Methods of transformers' and TRL's trainers that a subclass, a mixin or a patch may override. Overriding a method
-that is never called here is refused."""
+that is never called here is an error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _OPTIMIZER = (
     "adam_epsilon"
 )
 _SCHEDULE = "the schedule is inside the engine: lr_scheduler_type, warmup_steps"
-_ROWS = "the engine draws its rows itself; no data loader is made"
+_ROWS = "the engine loads rows itself, without a data loader"
 _LOSS = "the loss is inside the engine: loss_type"
-_STEPS = "steps are made inside the engine: use callbacks"
+_STEPS = "steps are taken inside the engine: use callbacks"
 _EVALUATION = "evaluation is inside the engine: override evaluate, which is called, or use on_evaluate of a callback"
 _ROLLOUT = "completions are generated inside the engine: use rollout_func"
-_REWARDS = "rewards are called by the engine: give them in reward_funcs"
+_REWARDS = "the engine calls rewards: pass them in reward_funcs"
 _CHECKPOINTS = "checkpoints are written and read inside the engine: override save_model, which is called for each"
 _ENGINE = "the engine trains: it is never called"
 
@@ -45,7 +45,7 @@ REFUSED_METHODS: dict[str, str] = {
         _ENGINE: "_wrap_model _move_model_to_device _build_accelerator_args create_accelerator_and_postprocess "
         "autocast_smart_context_manager call_model_init floating_point_ops store_flos _track_num_input_tokens "
         "_validate_args _hp_search_setup _report_to_hp_search _tune_save_checkpoint _prepare_context_parallel_inputs",
-        "make a trainer for each trial": "hyperparameter_search",
+        "create a trainer for each trial": "hyperparameter_search",
         "no model card is written: write yours beside the result": "create_model_card",
     }.items()
     for name in names.split()
@@ -54,8 +54,8 @@ REFUSED_METHODS: dict[str, str] = {
 # Events of transformers' callbacks that never occur here, each with the reason.
 _NEVER_TOLD = {
     "on_prediction_step": "evaluation has no prediction steps; on_evaluate has its metrics",
-    "on_substep_end": "gradients are accumulated inside the engine; on_step_end is told of each step",
-    "on_pre_optimizer_step": "the optimizer is inside the engine; on_optimizer_step and on_step_end are told after it",
+    "on_substep_end": "gradients are accumulated inside the engine; on_step_end is called after each step",
+    "on_pre_optimizer_step": "the optimizer is inside the engine; on_optimizer_step and on_step_end run after it",
     "on_push_begin": "nothing is uploaded while training; push_to_hub after it",
 }
 _OF_LIBRARIES = ("transformers", "trl", "lockstep_rl")

@@ -1,4 +1,4 @@
-"""Fields of configuration classes that the engine does not have, and this package reads or refuses."""
+"""Fields of configuration classes that the engine does not have: this package reads or refuses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_METRICS = {
              "and predict have a list of them.", type="boolean"),
     )
 }
-# Fields of every trainer that this package reads itself.
+# Fields of every trainer that this package reads.
 OF_PAGES = {
     row["name"]: row
     for row in (
@@ -35,7 +35,7 @@ OF_PAGES = {
              "port.", anyOf=[{"type": "boolean"}, {"type": "integer"}], type="boolean"),
     )
 }
-# Fields of every trainer about what follows a step, of which this package takes care.
+# Fields of every trainer about the actions after a step, which this package handles.
 OF_FLOW = {
     row["name"]: row
     for row in (
@@ -45,7 +45,7 @@ OF_FLOW = {
              type="number"),
     )
 }
-# Fields of trainers with worker processes that this package reads itself.
+# Fields of trainers with worker processes that this package reads.
 OF_WORKERS = {
     row["name"]: row
     for row in (
@@ -70,7 +70,7 @@ OF_SERVERS = {
     )
 }
 WITH_METRICS = ("sft", "dpo", "reward")
-# TRL's of DPO, which are keys of other methods.
+# TRL's fields for DPO that are keys of other methods here.
 OF_REFERENCE = {
     name: {"name": name, "status": status, "doc": doc}
     for name, status, doc in (
@@ -79,7 +79,7 @@ OF_REFERENCE = {
         ("ref_model_sync_steps", "ignored", "it is sync_ref_model's, which is refused"),
     )
 }
-# The trainers that generate what they evaluate.
+# Fields of trainers that generate completions in evaluations.
 WITHOUT_METRICS = {
     "per_device_eval_batch_size": {
         "name": "per_device_eval_batch_size", "status": "ignored",

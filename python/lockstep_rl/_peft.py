@@ -1,4 +1,4 @@
-"""PEFT's configurations and models. PEFT itself is only imported to make or load a model with an adapter."""
+"""PEFT's configurations and models. PEFT is imported only to create or load a model with an adapter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_peft_model(model: Any) -> bool:
 
 
 def is_adapter(model: Any) -> bool:
-    """Whether a model is given as the directory of an adapter."""
+    """Whether a model is given as an adapter's directory."""
     return isinstance(model, (str, os.PathLike)) and os.path.exists(os.path.join(model, "adapter_config.json"))
 
 
@@ -36,14 +36,14 @@ def config_of(model: Any) -> Any:
 
 
 def save_base(model: Any, target: str) -> str:
-    """Writes a PeftModel as the engine reads one: the adapter into `target`, and the base model into a directory
-    inside, whose path is returned."""
+    """Writes a PeftModel in the engine's form: the adapter into `target`, and the base model into a subdirectory, whose
+    path is returned."""
     config_of(model)
     below = os.path.join(os.path.abspath(target), "base")
     save_below(model, below)
     model.save_pretrained(target)
     set_base(target, target, below)
-    # That of the files from which the base model was loaded, which are other bytes of the same weights.
+    # The hash is that of the original base model files, which have other bytes.
     forget_hash(os.path.join(target, "adapter_model.safetensors"))
     if has_scores(model.get_base_model()):
         _add_scores(model, target)
@@ -85,19 +85,19 @@ def save_below(model: Any, target: str) -> None:
 
 
 def is_new_adapter(model: Any) -> bool:
-    """Whether `wrapped` put the adapter on this model. Training then begins with an adapter that the engine
+    """Whether `wrapped` added the adapter to this model. Training then starts with an adapter that the engine
     initialises."""
     return bool(getattr(model, _NEW, False))
 
 
 def mark_trained(model: Any) -> None:
-    """Makes the adapter one whose training continues: it has weights of the engine."""
+    """Marks the adapter as trained: it now has weights from the engine."""
     if is_new_adapter(model):
         setattr(model, _NEW, False)
 
 
 def forget_hash(path: str) -> None:
-    """Removes the hash of the base model from an adapter's file, if there is one."""
+    """Removes the hash of the base model from an adapter's file, if present."""
     if not os.path.exists(path):
         return
     with open(path, "rb") as file:
@@ -120,7 +120,7 @@ def set_base(source: str, target: str, below: str) -> None:
 
 
 def wrapped(model: Any, peft_config: Any, values: dict) -> Any:
-    """Returns a loaded model with a new adapter, made by PEFT."""
+    """Returns a loaded model with a new adapter, created by PEFT."""
     peft = _package()
     if peft_config is None or isinstance(peft_config, dict):
         modules = values.get("lora_target_modules")
@@ -157,7 +157,7 @@ def _package() -> Any:
 
 
 def names_in_model(name: str) -> tuple:
-    """Returns the names that a tensor of an adapter's file may have in the PeftModel."""
+    """Returns the names that a tensor in an adapter's file may have in the PeftModel."""
     stem, _, leaf = name.rpartition(".")
     return f"{stem}.{_ADAPTER}.{leaf}", f"{stem}.modules_to_save.{_ADAPTER}.{leaf}", name
 
@@ -191,7 +191,7 @@ def lora_values(peft_config: Any, has_weights: bool = False, has_scores: bool = 
             continue
         if name in _LORA or name.startswith("_") or value in _LORA_NEUTRAL.get(name, (None, False)) or value == {}:
             continue
-        # PEFT adds the names that a head may have to those that it was given.
+        # PEFT adds the possible names of a score head to the given names.
         if has_scores and name == "modules_to_save" and "score" in value and set(value) <= {"score", "classifier"}:
             continue
         if name in _LORA_IGNORED or value == [] or (has_weights and name == "init_lora_weights"):

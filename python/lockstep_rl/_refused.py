@@ -1,4 +1,4 @@
-"""Arguments of TRL's trainers that are not supported, each with the reason; and arguments under old names."""
+"""Arguments of TRL's trainers that are not supported, each with the reason; and arguments with old names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from ._config import plain
 
-_LATER = "it comes in a later version; episodes of several turns are played in rollout_func"
+_LATER = "a later version will support it; use rollout_func for episodes with several turns"
 REFUSED_ARGUMENTS = {
     "tools": _LATER,
     "environment_factory": _LATER,
-    "rollout_func": "completions are made by GRPOTrainer, RLOOTrainer and PPOTrainer alone",
+    "rollout_func": "only GRPOTrainer, RLOOTrainer and PPOTrainer generate completions",
     "compute_metrics": "TRL's trainer has no such argument either; log_metric in a reward adds a metric",
     "optimizers": "remove it: the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and "
     "adam_epsilon",
@@ -21,11 +21,11 @@ REFUSED_ARGUMENTS = {
     "data_collator": "batches are packed by the engine, without padding: remove it; what is learned of a row its "
     "columns say (prompt and completion: the completion; text: all of it)",
     "preprocess_logits_for_metrics": "TRL's trainer has no such argument either",
-    "formatting_func": "it is SFTTrainer's; format the rows before they are given",
-    "compute_loss_func": "losses are the engine's, whose gradients are written out: choose one with loss_type",
+    "formatting_func": "only SFTTrainer has it; format the rows before you pass them",
+    "compute_loss_func": "the loss is inside the engine: choose one with loss_type",
     "value_model": "set value_model of PPOConfig to a directory",
     "reward_processing_classes": "a reward model is read with its own tokenizer",
-    "tokenizer": "the argument is processing_class",
+    "tokenizer": "use the argument processing_class",
     "gen_kwargs": "set the fields of the configuration",
 }
 
@@ -36,7 +36,7 @@ _GENERATION = {"max_new_tokens": "max_completion_length", "max_length": "max_com
 def with_gen_kwargs(args: Any, gen_kwargs: dict) -> Any:
     """Returns a copy of the configuration with the values of `gen_kwargs`, an argument of the trainer in old
     scripts."""
-    warnings.warn("`gen_kwargs` is old: set these fields of the configuration instead", FutureWarning, stacklevel=4)
+    warnings.warn("`gen_kwargs` is deprecated: set these fields in the configuration", FutureWarning, stacklevel=4)
     args = copy.copy(args)
     for name, value in gen_kwargs.items():
         if name in ("use_cache", "pad_token_id") or (name == "do_sample" and value):

@@ -31,7 +31,7 @@ def _package(name: str) -> Any:
 
 
 def grouped(logs: dict) -> dict:
-    """Returns the metrics under transformers' names: `eval/…` for those of evaluations, `train/…` for the others."""
+    """Returns the metrics under transformers' names: `eval/…` for evaluations, `train/…` for all others."""
     named = {}
     for key, value in logs.items():
         named[f"eval/{key.removeprefix('eval_')}" if key.startswith("eval_") else f"train/{key}"] = value
@@ -39,7 +39,8 @@ def grouped(logs: dict) -> dict:
 
 
 class _Reporter(TrainerCallback):
-    """Base class of callbacks that report to a service. The service's run begins once, even if training is resumed."""
+    """Base class of callbacks that report to a service. The service's run starts only once, even if training is
+    resumed."""
 
     def __init__(self, package: Any, args: Any):
         self.package = package
@@ -91,7 +92,7 @@ class _Trackio(_Reporter):
 
 
 class _MLflow(_Reporter):
-    # MLflow's limits: parameters in a call, and characters in a value.
+    # MLflow's limits: number of parameters in a call, and number of characters in a value.
     MOST, LONGEST = 100, 500
 
     def begin(self, args: Any) -> None:
@@ -103,7 +104,7 @@ class _MLflow(_Reporter):
             self.package.log_params(dict(fields[at : at + self.MOST]))
 
     def log(self, logs: dict, step: int) -> None:
-        # MLflow refuses an @ in the name of a metric.
+        # MLflow does not allow an @ in the name of a metric.
         self.package.log_metrics({key.replace("@", "_at_"): float(value) for key, value in logs.items()}, step=step)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -1,4 +1,4 @@
-"""The rewards of a trainer: reward functions as TRL takes them, built-in rewards, and reward models."""
+"""The rewards of a trainer: reward functions as in TRL, built-in rewards, and reward models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._models import name_of as name_of_model, source_of, write_given
 from .rewards import Builtin, check_package
 
 logger = logging.getLogger("lockstep_rl")
-# Prefix of directories of reward models that were given in memory.
+# Prefix of the directories of in-memory reward models.
 OF_MODEL = "reward_model_"
 
 
@@ -36,7 +36,7 @@ def name_of(function: Any) -> str:
 
 
 class _Loop:
-    """An event loop on a thread of its own, on which all async rewards of a batch run concurrently."""
+    """An event loop on a separate thread, which runs all async rewards of a batch concurrently."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -66,7 +66,7 @@ class RewardSet:
             )
         self.given = given
         self.names: list[str] = []
-        # Functions that write the files of reward models in memory, by index in `specs`.
+        # Functions that write the files of in-memory reward models, by index in `specs`.
         self.in_memory: dict[int, Callable[[str], None]] = {}
         self.specs: list[str | dict] = []
         self.functions: list[_Function] = []
@@ -105,7 +105,7 @@ class RewardSet:
         self._silent: dict[str, list[bool]] = {}
 
     def _take_model(self, model: Any, place: str, tokenizer: Any, taken: set[str]) -> None:
-        """Takes a reward model, which has the name that TRL gives it: the last part of its own."""
+        """Adds a reward model. As in TRL, its reward has the last part of the model's name."""
         own = place if place else name_of_model(model) or "reward_model"
         self.names.append(_free_name(os.path.basename(os.path.normpath(own)), taken))
         self.specs.append({"kind": "model", "name": self.names[-1], "model": place})
@@ -114,13 +114,13 @@ class RewardSet:
             self.in_memory[len(self.specs) - 1] = write
 
     def objects(self) -> dict[str, Callable[[str], None]]:
-        """Returns functions that write the files of reward models in memory, by directory. The last part of a
+        """Returns functions that write the files of in-memory reward models, by directory. The last part of a
         directory's name is the reward's name."""
         return {f"{OF_MODEL}{place}/{self.names[place]}": write for place, write in self.in_memory.items()}
 
     def specs_at(self, places: dict[str, str], run: str | None = None) -> list[str | dict]:
-        """Returns the specifications, with the directories of the reward models that were in memory. Those of a `run`
-        of an older version stay as they are there."""
+        """Returns the specifications, with the directories of in-memory reward models. Specifications of a `run` of an
+        older version are unchanged."""
         specs = list(self.specs)
         for place, name in zip(self.in_memory, self.objects()):
             specs[place] = {**specs[place], "model": places[name]}
@@ -151,7 +151,7 @@ class RewardSet:
         return self._loop
 
     def columns_of(self, batch: dict) -> dict:
-        """Returns the columns of a batch, with the dataset's own objects where JSON would change them."""
+        """Returns the columns of a batch, with the dataset's original objects where JSON would change them."""
         for source in self.sources:
             own = source.columns_of(batch)
             if own is not None:
@@ -159,7 +159,7 @@ class RewardSet:
         return batch["columns"]
 
     def result_of(self, function: _Function, arguments: dict) -> Any:
-        """Returns the result of an async function. The first call for a batch starts all async functions of that
+        """Returns the result of an async function. The first call for a batch starts all async functions for that
         batch."""
         if function.name not in self._started:
             for other in self.functions:
@@ -169,7 +169,7 @@ class RewardSet:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """Returns a name that is not taken, and takes it."""
+    """Returns a unique name, and reserves it."""
     free, number = name, 2
     while free in taken or free in ("step", "prompt", "completion", "advantage"):
         free, number = f"{name}_{number}", number + 1
@@ -182,7 +182,7 @@ def _is_of_model(spec: str | dict) -> bool:
 
 
 def _has_short_models(run: str) -> bool:
-    """Whether the configuration of a run names reward models without names of their own."""
+    """Whether a run's configuration has reward models without explicit names."""
     try:
         with open(os.path.join(run, "config.toml")) as file:
             return '"model:' in file.read()
@@ -195,8 +195,8 @@ def _is_model(function: Any) -> bool:
 
 
 def _spec_of(text: str) -> str:
-    """Returns the engine's specification for a reward that is given as a text. A directory or a Hub id is a reward
-    model; other names are built-in rewards."""
+    """Returns the engine's specification for a reward given as a string. A directory or a Hub id is a reward model;
+    other names are built-in rewards."""
     if os.path.isdir(text):
         return f"model:{text}"
     kind = text.partition(":")[0]
@@ -205,7 +205,7 @@ def _spec_of(text: str) -> str:
             raise FileNotFoundError(f"`reward_funcs`: {text}: no such file or directory")
         return f"model:{text}"
     if not kind:
-        raise ValueError("`reward_funcs` has an empty name")
+        raise ValueError("`reward_funcs` must not contain an empty name")
     return text
 
 
@@ -236,7 +236,7 @@ class Source:
 def _same(value: Any, own: Any) -> bool:
     try:
         return type(value) is type(own) and bool(value == own)
-    except Exception:  # an array, whose comparison has no single answer
+    except Exception:  # an array, whose comparison is not a single bool
         return False
 
 
@@ -270,7 +270,7 @@ class _Function(RewardFunction):
         return self.set.loop.start(coroutine).result()
 
     def columns(self, batch: dict) -> dict:
-        """Returns the dataset's columns with its own objects, not with what JSON made of them."""
+        """Returns the dataset's columns with the original objects instead of their JSON."""
         return self.set.columns_of(batch)
 
     def state(self, batch: dict) -> Any:

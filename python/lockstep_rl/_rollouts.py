@@ -1,4 +1,4 @@
-"""`rollout_func`: a Python function that makes completions, with the engine, an environment or another model."""
+"""`rollout_func`: a Python function that generates completions, with the engine, an environment or another model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class RolloutEngine:
         self.trainer = trainer
 
     def generate(self, prompts: list, num_generations: int, sampling: dict) -> list[dict]:
-        """Returns the completions of all prompts; those of the same prompt follow each other."""
+        """Returns the completions of all prompts; completions of the same prompt are adjacent."""
         if not isinstance(prompts, (list, tuple)):
             raise TypeError(f"generate: `prompts` must be a list, but is {type(prompts).__name__}")
         if num_generations < 1:
             raise ValueError(f"generate: `num_generations` = {num_generations}: expected 1 or more")
         for name in sampling:
             if name not in _SAMPLING:
-                raise TypeError(f"generate() has no argument `{name}`; there are {', '.join(_SAMPLING)}")
+                raise TypeError(f"generate() has no argument `{name}`; available: {', '.join(_SAMPLING)}")
         given = json.dumps([_plain_ids(prompt) for prompt in prompts], cls=Encoder)
         written = self.native.generate(given, num_generations, {k: v for k, v in sampling.items() if v is not None})
         names = (*_NEEDED, "finish_reason")
@@ -59,8 +59,8 @@ class RolloutFunction:
 
 
 def _completions(output: Any, count: int) -> list[tuple]:
-    """Returns a tuple for each completion: the prompt's token ids, the completion's token ids, log-probabilities, mask,
-    and further columns as JSON."""
+    """Returns a tuple per completion: the prompt's token ids, the completion's token ids, log-probabilities, mask, and
+    further columns as JSON."""
     if not hasattr(output, "keys"):
         raise TypeError(f"rollout_func must return a dict, but returned {type(output).__name__}")
     missing = [name for name in _NEEDED if name not in output]
@@ -91,7 +91,7 @@ def _completions(output: Any, count: int) -> list[tuple]:
 
 
 def _are_placeholders(logps: list[float], mask: list[bool] | None) -> bool:
-    """Whether each token of the policy would have been certain."""
+    """Whether the policy would have been certain of every token."""
     own = [logp for logp, is_own in zip(logps, mask or [True] * len(logps)) if is_own]
     return len(own) > 0 and all(logp == 0.0 for logp in own)
 
@@ -117,8 +117,8 @@ def _optional(values: Any, name: str, count: int, convert: Callable) -> list:
 
 
 def _logps(values: Any, name: str) -> list[float]:
-    """Returns one log-probability for each token; NaN if it is unknown. If a token has a list of log-probabilities, the
-    first one is taken."""
+    """Returns one log-probability per token; NaN if unknown. If a token has a list of log-probabilities, the first one
+    is used."""
     firsts = [value[0] if isinstance(value, (list, tuple)) and value else value for value in values]
     try:
         return [float("nan") if value is None else float(value) for value in firsts]
@@ -132,7 +132,7 @@ def _ids(values: Any, name: str) -> list[int]:
     except (TypeError, ValueError):
         raise TypeError(f"rollout_func: `{name}` must be token ids, but is {values!r:.80}") from None
     if any(id < 0 or id >= 1 << 32 for id in ids):
-        raise ValueError(f"rollout_func: `{name}` has an id that is no token: {min(ids)} to {max(ids)}")
+        raise ValueError(f"rollout_func: `{name}` has ids from {min(ids)} to {max(ids)}, which are not all tokens")
     return ids
 
 

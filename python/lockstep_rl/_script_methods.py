@@ -11,7 +11,7 @@ from ._accelerator import OneProcess
 from ._callbacks import STATE_FILE
 
 
-# Attributes of TRL's trainers, and the fields of the arguments from which they are read.
+# Attributes of TRL's trainers that are read from the arguments.
 OF_ARGS = {
     name: name
     for name in (
@@ -26,7 +26,7 @@ OF_ARGS = {
 
 
 class ScriptMethods:
-    """Mixin with those methods of transformers' Trainer that have little to do with training."""
+    """Mixin with methods of transformers' Trainer that are not about training."""
 
     args: Any
     state: Any
@@ -53,12 +53,12 @@ class ScriptMethods:
         args = self.args
         name = kwargs.pop("repo_id", None) or args.hub_model_id or os.path.basename(self._values["output_dir"])
         api = huggingface_hub.HfApi(token=token or args.hub_token)
-        # With the name of whom the token is.
+        # Adds the name of the token's owner.
         self._hub_name = api.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
         revision = revision or args.hub_revision
         if revision is not None:
             api.create_branch(self._hub_name, branch=revision, exist_ok=True)
-        # A copy, in which an adapter's base has the name that others know.
+        # Uploads a copy, in which an adapter's base has a name that others can load.
         self._uploaded = tempfile.TemporaryDirectory(prefix="lockstep-upload-")
         self._model.save(self._uploaded.name)
         return api.upload_folder(

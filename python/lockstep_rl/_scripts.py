@@ -120,13 +120,13 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
 
 
 def _shares(parts: list, fractions: list, streaming: bool) -> list:
-    """The first rows of each dataset, as many as its share of the largest mixture that repeats none."""
+    """The first rows of each dataset, by its fraction of the largest mixture without repeated rows."""
     if None in fractions:
-        raise ValueError("`datasets`: fraction is set for some: set it for all of them, or for none")
+        raise ValueError("`datasets`: set fraction for all of them, or for none")
     if streaming:
-        raise ValueError("`datasets`: fraction needs the number of rows, which a stream has not: remove `streaming`")
+        raise ValueError("`datasets`: fraction needs the number of rows, and a stream has none: remove `streaming`")
     if min(fractions) < 0 or sum(fractions) <= 0:
-        raise ValueError(f"`datasets`: fractions {fractions}: expected numbers of 0 or more, one of them above")
+        raise ValueError(f"`datasets`: fractions {fractions}: expected numbers of 0 or more, one of them above 0")
     shares = [fraction / sum(fractions) for fraction in fractions]
     total = min(len(part) / share for part, share in zip(parts, shares) if share > 0)
     return [part.select(range(round(share * total))) for part, share in zip(parts, shares)]
@@ -173,7 +173,7 @@ class TrlParser(argparse.ArgumentParser):
         self._schemas: dict[str, dict] = {}
         for cls in sorted(self.dataclass_types, key=lambda cls: issubclass(cls, _Config)):
             known = cls._fields if issubclass(cls, _Config) else {}
-            # A subclass of a configuration class has fields of its own beside those of the engine's table.
+            # A subclass of a configuration class may have further fields, which are not in the engine's table.
             others = cls._own_fields() if issubclass(cls, _Config) else set()
             for field in dataclasses.fields(cls):
                 if not field.init or field.name in self._owners:
@@ -203,7 +203,7 @@ class TrlParser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         strangers = [name for name in file if name not in self._owners]
         if strangers and fail_with_unknown_args and not return_remaining_strings:
-            raise ValueError(f"--config: nobody knows {', '.join(strangers)}: remove them")
+            raise ValueError(f"--config: unknown arguments: {', '.join(strangers)}")
         of_class: dict[type, dict] = {cls: {} for cls in self.dataclass_types}
         for name, text in {**{name: file[name] for name in file if name in self._owners}, **values}.items():
             of_class[self._owners[name]][name] = self._read(name, text)
@@ -212,8 +212,8 @@ class TrlParser(argparse.ArgumentParser):
             self.error(f"the following arguments are required: {', '.join(missing)}")
         remaining = [word for name in strangers for word in (f"--{name}", str(file[name]))] + unknown
         if any(issubclass(cls, _Config) for cls in self.dataclass_types) and find_spec("accelerate") is not None:
-            # Scripts log with accelerate's loggers, which need a state that TRL's arguments make, and these, too, where
-            # accelerate is imported.
+            # Scripts log with accelerate's loggers, which need a state. TRL's arguments create it if accelerate is
+            # imported, and so do these.
             import accelerate  # noqa: F401
         made = tuple(cls(**of_class[cls]) for cls in self.dataclass_types)
         return (*made, remaining) if return_remaining_strings else made
@@ -231,13 +231,13 @@ class TrlParser(argparse.ArgumentParser):
         owner = self._owners[name]
         is_own = not issubclass(owner, _Config) or name not in owner._fields or name in owner._own_fields()
         if wrong and "string" not in of_items and is_own:
-            self.error(f"argument --{name}: {wrong[0]!r} is no {' or '.join(of_items)}")
+            self.error(f"argument --{name}: expected {' or '.join(of_items)}, got {wrong[0]!r}")
         if is_own:
             return self._chosen(name, value, schema)
         return value
 
     def _chosen(self, name: str, value: Any, schema: dict) -> Any:
-        """Returns the value, which must be one of its choices if there are any."""
+        """Returns the value, which must be one of the choices if there are any."""
         if isinstance(value, list):
             return [self._chosen(name, item, schema.get("items", {})) for item in value]
         choices = [choice for part in alternatives(schema) for choice in part.get("enum", [])]
@@ -253,21 +253,21 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", dict: "object"}
 
 
 def _hint_of(cls: type, field: Any) -> Any:
-    """Returns the type of a dataclass field. A type that is a text is read in the module of the class that declares
-    the field."""
+    """Returns the type of a dataclass field. A type given as a string is evaluated in the module of the class that
+    declares the field."""
     if not isinstance(field.type, str):
         return field.type
     try:
         return typing.get_type_hints(cls)[field.name]
     except NameError as error:
         raise RuntimeError(
-            f"{cls.__qualname__}.{field.name}: its type {field.type!r} is not known: {error}: declare it at the top "
+            f"{cls.__qualname__}.{field.name}: its type {field.type!r} is unknown: {error}: declare it at the top "
             "level of the module"
         ) from None
 
 
 def _schema_of(hint: Any) -> dict:
-    """Returns the JSON Schema of a dataclass field's type, as far as flags need it."""
+    """Returns the JSON Schema for the type of a dataclass field, as far as flags need it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return _schema_of_choices(list(arguments))

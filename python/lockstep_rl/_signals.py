@@ -16,12 +16,12 @@ from . import _native
 
 
 def in_notebook() -> bool:
-    """Whether output goes to a Jupyter notebook."""
+    """Whether the code runs in a Jupyter notebook."""
     return "ipykernel" in sys.modules
 
 
 class Interrupts:
-    """Context manager for the main thread. A first Ctrl-C asks `stop` to stop training; a second one ends the process,
+    """Context manager for the main thread. The first Ctrl-C requests a stop of training; a second one ends the process,
     except in a notebook."""
 
     def __init__(self, stop: Any):
@@ -59,6 +59,6 @@ class Interrupts:
                     os._exit(128 + signal.SIGINT)
                 self.stop.request()
                 if not asked:
-                    more = "" if in_notebook() else "; a second one ends it at once"
-                    print(f"Ctrl-C: the run stops, with a checkpoint{more}", file=sys.stderr, flush=True)
+                    more = "" if in_notebook() else "; a second Ctrl-C ends the process at once"
+                    print(f"Ctrl-C: the run writes a checkpoint and stops{more}", file=sys.stderr, flush=True)
                 asked = True

@@ -1,5 +1,5 @@
-"""State of a torch model that the engine cannot see. It reads weights and configuration from files; what else decides
-what torch computes or trains is compared with those, and refused by name."""
+"""Checks state of a torch model that the engine cannot see. The engine reads weights and configuration from files. Any
+other state that affects the computation or training is refused by name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 from . import _peft
 
-# Packages whose hooks and forward functions compute what the configuration says.
+# Packages whose hooks and forward functions compute what the configuration describes.
 _TRUSTED = {"torch", "transformers", "peft", "accelerate", "trl", "liger_kernel", "kernels", "lockstep_rl"}
-# Attributes of modules that change nothing of what is computed, or follow from how often it was computed.
+# Attributes of modules that do not affect the result, or only depend on earlier calls.
 _FREE = {"training", "gradient_checkpointing", "padding_idx", "max_seq_len_cached", "original_max_seq_len",
          "vocab_size"}
 _SCORE = ("score.weight", "score.bias")
 
 
 def check_trained(model: Any, new_adapter: bool = False, without_dropout: bool = False) -> None:
-    """Raises a ValueError if something of a model that is to be trained is set that training here would ignore.
-    `new_adapter`: its weights are frozen, and an adapter is put on them."""
+    """Raises a ValueError if a model to be trained has settings that training here would ignore. `new_adapter`: the
+    weights are frozen, and an adapter is added."""
     for problem in (*_computes(model, "model"), *_trains(model, new_adapter, without_dropout)):
         raise ValueError(problem)
 
 
 def check_frozen(model: Any, new_adapter: bool = False) -> None:
-    """Raises a ValueError if parameters are frozen that are trained here, or trained that are frozen here."""
+    """Raises a ValueError if parameters are frozen that are trained here, or trainable that are frozen here."""
     of_adapter = _peft.is_peft_model(model)
     if _is_module(model) and (of_adapter or not new_adapter):
         for problem in _frozen(list(model.named_parameters()), of_adapter):
@@ -36,7 +36,7 @@ def check_frozen(model: Any, new_adapter: bool = False) -> None:
 
 
 def check_read(model: Any, argument: str) -> None:
-    """Raises a ValueError if a model computes something else than its files say."""
+    """Raises a ValueError if a model's computation differs from that of its files."""
     for problem in _computes(model, argument):
         raise ValueError(problem)
 
@@ -57,7 +57,7 @@ def _trains(model: Any, new_adapter: bool, without_dropout: bool) -> Iterator[st
     for name, module in model.named_modules():
         for hook in _hooks(module, ("_backward_hooks", "_backward_pre_hooks")):
             yield _of_hook(f"module `{name}`", hook)
-        # That of an adapter is compared with its configuration.
+        # The dropout of an adapter is compared with the adapter's configuration.
         if "Dropout" in type(module).__name__ and ".lora_dropout" not in name and not without_dropout:
             if getattr(module, "p", 0):
                 yield (
@@ -91,7 +91,7 @@ def _frozen(parameters: list, of_adapter: bool) -> Iterator[str]:
 
 
 def _computes(model: Any, argument: str) -> Iterator[str]:
-    """What makes a model compute something else than its files say."""
+    """Yields the reasons why a model's computation differs from that of its files."""
     if not _is_module(model):
         return
     if hasattr(model, "_orig_mod"):
@@ -112,7 +112,7 @@ def _computes(model: Any, argument: str) -> Iterator[str]:
         inside = [name for name, module in modules.items() if hasattr(module, "lora_A")]
         if inside:
             yield (
-                f"`{argument}` has an adapter inside (`{inside[0]}`) and is no PeftModel: give the PeftModel "
+                f"`{argument}` has an adapter inside (`{inside[0]}`), but is not a PeftModel: give the PeftModel "
                 "(trainer.model, if a trainer made it), or load the model again"
             )
     yield from _structure(model, argument)
@@ -163,7 +163,7 @@ def _inner(function: Any) -> Any:
 
 def _is_trusted(function: Any) -> bool:
     function = _inner(function)
-    # Not `__module__`, which a wrapper takes over from what it wraps.
+    # Not `__module__`, which a wrapper copies from the wrapped function.
     module = getattr(function, "__globals__", {}).get("__name__") or getattr(type(function), "__module__", "")
     return module.partition(".")[0] in _TRUSTED | {"builtins"}
 
@@ -175,14 +175,14 @@ def _name(function: Any) -> str:
 
 
 def _twin(model: Any) -> Any:
-    """Returns a model as its configuration describes it, without weights; None where torch has no say."""
+    """Returns a model as its configuration describes it, without weights; None if torch is not involved."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         return None
     try:
         with torch.device("meta"):
             return type(model)(copy.deepcopy(model.config))
-    except Exception:  # a class that is not made of a configuration alone
+    except Exception:  # a class that needs more than a configuration
         return None
 
 
@@ -233,12 +233,12 @@ def _same_frequencies(module: Any, right: Any, config: Any) -> bool:
     except Exception:
         return True
     own = module.inv_freq.detach().float().cpu()
-    # A model that was converted to 16 bits has rounded ones.
+    # A model that was converted to 16 bits has rounded frequencies.
     return own.shape == fresh.shape and bool(((own - fresh).abs() <= 0.02 * fresh.abs()).all())
 
 
 def _ties(model: Any, argument: str) -> Iterator[str]:
-    """Compares shared parameters with what the configuration says of them."""
+    """Compares shared parameters with the configuration."""
     inner = model.get_base_model() if _peft.is_peft_model(model) else model
     head, embedding = (
         getattr(getattr(inner, method, lambda: None)(), "weight", None)

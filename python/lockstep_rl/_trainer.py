@@ -60,11 +60,11 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
     _rollout_function: Any = None
     # Whether the trained model has a score head.
     _trains_scores = False
-    # Address of the page in the browser, with `dashboard`.
+    # URL of the page, with `dashboard`.
     dashboard_url: str | None = None
     # Whether worker processes generate the completions.
     _is_distributed = False
-    # Whether rows of a stream are learned from in their order.
+    # Whether the rows of a stream are trained on in their order.
     _reads_in_order = False
     # TRL's attribute for mixture-of-experts models, which are not supported.
     aux_loss_enabled = False
@@ -83,7 +83,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         kind = type(self).__name__
         check_class(self)
         if "tokenizer" in others:
-            warnings.warn("`tokenizer` is old: the argument is processing_class", FutureWarning, stacklevel=3)
+            warnings.warn("`tokenizer` is deprecated: use the argument processing_class", FutureWarning, stacklevel=3)
             processing_class = processing_class or others.pop("tokenizer")
         gen_kwargs = others.pop("gen_kwargs", None)
         self._refuse(kind, others)
@@ -105,22 +105,22 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         of_adapter = is_peft_model(model)
         if of_adapter:
             if peft_config is not None:
-                raise ValueError("`model` is a PeftModel already: give the model below it, or no `peft_config`")
+                raise ValueError("`model` is already a PeftModel: give its base model, or no `peft_config`")
             peft_config = config_of(model)
         self._peft_config = peft_config
         self._values.update(lora_values(peft_config, has_weights=of_adapter, has_scores=self._trains_scores))
         self._values["output_dir"] = self._output_dir(model)
-        # Name or directory that the engine can read; None if files are written when they are first needed.
+        # Name or directory that the engine can read; None if files must be written before the first use.
         self._source = source_of(model, processing_class)
         self._values["model_name_or_path"] = self._source
         self._written: Any = None
         self._given_of: str | None = None
-        # The engine's model while it calls this trainer, whether it trains now, its stop signal, and its result.
+        # The engine's model while it calls this trainer, whether training is running, the stop signal, and the result.
         self._live: Any = None
         self._trains_now = False
         self._stop: Any = None
         self._result: dict | None = None
-        # Warnings of the engine that were passed on.
+        # Warnings of the engine that were already shown.
         self._warned: set[str] = set()
         self._pending: dict | None = None
         self._tail: dict = {}
@@ -200,7 +200,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             "train_steps_per_second": steps / seconds,
             "train_loss": loss,
         }
-        # As in TRL, the entry also has the metrics of the steps since the last logged one.
+        # As in TRL, the entry also has the metrics of the steps since the last logged step.
         self.log({**self._tail, **metrics})
         self._callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, loss, metrics)
@@ -215,7 +215,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         called for each evaluation that is due, and takes the metrics that the engine has computed."""
         if self._pending is not None:
             if eval_dataset is not None and eval_dataset is not self.eval_dataset:
-                raise RuntimeError("evaluate: while training it is of the trainer's own eval_dataset")
+                raise RuntimeError("evaluate: during training, only the trainer's eval_dataset can be evaluated")
             metrics, self._pending = self._pending, None
         else:
             own = self._eval_metrics(metric_key_prefix, predicts=False)
@@ -232,7 +232,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         """Adds an entry to `state.log_history`, and calls `on_log` of the callbacks. It is called for everything that
         is logged."""
         if self.state.epoch is not None:
-            logs["epoch"] = self.state.epoch  # as in transformers, evaluate() returns it, too
+            logs["epoch"] = self.state.epoch  # as in transformers, evaluate() also returns it
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self._callbacks.call("on_log", logs=logs)
 
@@ -262,13 +262,13 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         given = {key: self._values[key] for key in EVAL_KEYS if key in self._values}
         values.update(given if eval_dataset is None else data.values)
         if not EVAL_KEYS & values.keys():
-            raise ValueError("evaluate: there is no eval_dataset: give one here or to the trainer")
+            raise ValueError("evaluate: eval_dataset is missing: pass it here or to the trainer")
         metrics: dict = {}
         with tempfile.TemporaryDirectory(prefix="lockstep-evaluate-") as place:
             # A run without optimizer steps evaluates the current weights, in a temporary directory.
             values.update(output_dir=os.path.join(place, "run"), model_name_or_path=self._current_model())
             for key, write in self._objects().items():
-                if key.startswith(OF_MODEL) and key not in values:  # its files are not written yet
+                if key.startswith(OF_MODEL) and key not in values:  # its files do not exist yet
                     values[key] = os.path.join(place, key)
                     os.makedirs(values[key])
                     write(values[key])
@@ -276,7 +276,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             values.pop("metric_for_best_model", None), values.pop("early_stopping_patience", None)
             self._run(values=values, evaluation=data, only_evaluate=metrics, eval_metrics=own)
         if "eval_num_tokens" in metrics:
-            # The tokens that were trained on, not those of this evaluation.
+            # The number of tokens that were trained on, not those of this evaluation.
             metrics["eval_num_tokens"] = 0 if self._result is None else self._result["num_tokens"]
         if metric_key_prefix != "eval":
             metrics = {metric_key_prefix + key.removeprefix("eval"): value for key, value in metrics.items()}
@@ -334,15 +334,15 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         return None
 
     def _eval_metrics(self, prefix: str, predicts: bool) -> Any:
-        """Returns the object to which the engine passes the outputs of evaluations, or None."""
+        """Returns the object that receives the outputs of evaluations from the engine, or None."""
         return None
 
     def _samples_per_step(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
 
     def _objects(self) -> dict[str, Any]:
-        """Returns functions that write the files of what was given in memory, by the engine's key. Each function writes
-        into a directory."""
+        """Returns functions that write the files of in-memory objects, by the engine's key. Each function writes into a
+        directory."""
         model = self._model.to_train()
         if self._source is not None and model is self._given_model:
             return {}
@@ -353,8 +353,8 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
 
     @contextlib.contextmanager
     def _files(self, resume: str | None) -> Any:
-        """Context manager that writes what was given in memory into directories of the run, and yields the engine's
-        keys for them. The files stay if training has begun."""
+        """Context manager that writes in-memory objects into directories of the run, and yields the engine's keys for
+        them. The files stay once training has begun."""
         objects = self._objects()
         if not objects:
             yield {}
@@ -399,7 +399,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
 
     def _with_stream(self, values: dict, resume: str | None) -> dict:
-        """Returns the engine's keys of a run whose rows are a stream's."""
+        """Returns the engine's keys of a run whose rows come from a stream."""
         if resume is not None:
             self._read_as_in(run_of(resume))
             return values
@@ -414,7 +414,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         before = (self._stop, self._live, self._trains_now)
         if before[0] is not None and (only_evaluate is None or before[1] is None or before[1].version() is None):
             raise RuntimeError(
-                "this trainer is training already: evaluate() is called in callbacks then; make another trainer to "
+                "this trainer is already training: call evaluate() in callbacks, or create another trainer to "
                 "train at the same time"
             )
         rewards = self._rewards()
@@ -449,11 +449,11 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
                     only_evaluate=only_evaluate is not None,
                     distributed=self._is_distributed and only_evaluate is None,
                 )
-                # Lets Python raise KeyboardInterrupt for a signal that came while the engine worked.
+                # Lets Python raise KeyboardInterrupt for a signal that arrived while the engine was working.
                 time.sleep(0)
         except KeyboardInterrupt as interrupt:
             if only_evaluate is None:
-                # The last step may be missing in `state`, if a callback was interrupted.
+                # `state` may lack the last step, if a callback was interrupted.
                 self.state.global_step = self._stop.steps_done()
                 place = values["output_dir"]
                 note(interrupt, f"stopped after step {self.state.global_step}; "
@@ -463,7 +463,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             if only_evaluate is None:
                 self._ended()
             self._stop, self._live, self._trains_now = before
-            if rewards is not None and before[0] is not None:  # the training continues
+            if rewards is not None and before[0] is not None:  # training continues
                 rewards.sources, rewards.state = kept
         ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"])}
         if ended["stop_reason"] == "interrupted" and only_evaluate is None:
@@ -481,23 +481,23 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         port = 7860 if wanted is True else wanted
         try:
             self.dashboard_url = _native.show(directory, port)
-            logger.warning("watch the run at %s", self.dashboard_url)
+            logger.warning("the run's page: %s", self.dashboard_url)
         except OSError as error:
             logger.warning("no page: port %s: %s; `python -m lockstep_rl dashboard %s --port 0` shows the run, too",
                            port, error, directory)
 
     def _ended(self) -> None:
-        """Called when the engine has ended, also after an error."""
+        """Called when the engine has finished, even after an error."""
 
     @staticmethod
     def _warn_of_torch_contexts() -> None:
         torch = sys.modules.get("torch")
         if torch is not None and not torch.is_grad_enabled():
-            warn_once("train() is called under torch.no_grad(): that has no meaning here, the engine has gradients")
+            warn_once("train() is called under torch.no_grad(), which has no effect: the engine computes gradients")
 
 
 def is_training_arguments(args: Any) -> bool:
-    """Whether `args` are transformers' own TrainingArguments, not a subclass such as TRL's configurations."""
+    """Whether `args` are transformers' own TrainingArguments, and not a subclass such as TRL's configurations."""
     transformers = sys.modules.get("transformers")
     return transformers is not None and type(args) is transformers.TrainingArguments
 

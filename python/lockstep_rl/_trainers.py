@@ -45,7 +45,7 @@ class GRPOTrainer(Trainer):
         rollout_func: Callable | None = None,
         **others: Any,
     ):
-        # Distillation may train without rewards, from the teacher model alone.
+        # Distillation may train without rewards, only with the teacher.
         required = getattr(args, "algorithm", None) != "distillation"
         self._set_rewards(reward_funcs, reward_processing_classes, required)
         self.rollout_func = rollout_func
@@ -72,13 +72,13 @@ class GRPOTrainer(Trainer):
         weights = self._values.get("reward_weights")
         if weights is not None and len(weights) != len(self._reward_set.specs):
             raise ValueError(
-                f"`reward_weights` has {len(weights)} numbers, but there are {len(self._reward_set.specs)} rewards: "
-                "one weight for each"
+                f"`reward_weights` must have one weight per reward: it has {len(weights)}, "
+                f"and there are {len(self._reward_set.specs)} rewards"
             )
 
     def _read_args(self) -> None:
         rewards = self._reward_set
-        if rewards.given != self._rewards_given:  # the list was changed in place
+        if rewards.given != self._rewards_given:  # the list was modified in place
             classes = rewards.processing_classes
             self._set_rewards(rewards.given, classes if len(classes) == len(rewards.given) else None)
         if self._weights is not None and _numbers(self._weights) != self._weights_seen:
@@ -147,7 +147,7 @@ class GRPOTrainer(Trainer):
                 import torch
 
                 self._weights = torch.tensor(self._weights, dtype=torch.float32)
-            # In float32, where it is a tensor.
+            # Rounded to float32, as in the tensor.
             self._weights_seen = _numbers(self._weights)
         return self._weights
 
@@ -181,7 +181,7 @@ class GRPOTrainer(Trainer):
         trainer's settings."""
         if self._rollout_engine is None:
             raise RuntimeError(
-                "generate() is for rollout_func, while it is called; elsewhere take lockstep_rl.Model and Engine"
+                "generate() works only inside rollout_func; elsewhere use lockstep_rl.Model and Engine"
             )
         return self._rollout_engine.generate(prompts, num_generations, sampling)
 
@@ -190,7 +190,7 @@ class GRPOTrainer(Trainer):
         if completions is None:
             return None
         args = self.args
-        # Whole generation batches, and one that is made ahead.
+        # Whole generation batches, plus one that is generated ahead.
         steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
         batch = max(args.per_device_train_batch_size * steps, self._samples_per_step())
         ahead = 1 + (getattr(args, "max_staleness", None) or 0)
@@ -218,10 +218,10 @@ class AsyncGRPOTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.rollout_func is not None:
-            raise ValueError("AsyncGRPOTrainer: `rollout_func` is this process's own, and workers do not have it")
+            raise ValueError("AsyncGRPOTrainer: `rollout_func` would run in this process, but workers generate")
         if self.args.workers:
-            raise ValueError("AsyncGRPOTrainer: `workers` is of `lockstep train --distributed`; this trainer starts "
-                             "num_workers that are alike, and others join by hand with --profiles")
+            raise ValueError("AsyncGRPOTrainer: `workers` is a key of `lockstep train --distributed`; this trainer "
+                             "starts num_workers identical workers; start others by hand with --profiles")
 
     def _check_rewards(self, rewards: RewardSet) -> None:
         of_workers(rewards)
@@ -314,7 +314,8 @@ class PairTrainer(OfflineTrainer):
         if not {"chosen_input_ids", "rejected_input_ids"} <= rows[0].keys() or "chosen_ids" in rows[0]:
             return rows
         warnings.warn(
-            f"`{name}`: the columns chosen_input_ids and rejected_input_ids are old: chosen_ids, rejected_ids",
+            f"`{name}`: the columns chosen_input_ids and rejected_input_ids are deprecated: use chosen_ids and "
+            "rejected_ids",
             FutureWarning,
             stacklevel=5,
         )
@@ -366,8 +367,8 @@ class SFTTrainer(OfflineTrainer):
     def _formatted(self, row: dict, place: str) -> dict:
         if "prompt" in row and "completion" in row:
             raise ValueError(
-                f"{place}: of a prompt with a completion only the completion is learned, and formatting_func makes "
-                "whole texts: remove it, or give the columns other names"
+                f"{place}: in rows with a prompt and a completion, only the completion is learned, but formatting_func "
+                "returns the whole text: remove it, or rename the columns"
             )
         try:
             text = self.formatting_func(row)
@@ -389,8 +390,8 @@ class SFTTrainer(OfflineTrainer):
 
 
 def _of_trls_choice(row: dict, text_field: str) -> dict:
-    """Returns a row without the columns that TRL does not choose: of a conversation and a text, the conversation is
-    learned, and of two conversations the one that has `from` and `value`."""
+    """Returns a row without the columns that TRL ignores: if there are a conversation and a text, the conversation is
+    learned; of two conversations, the one with `from` and `value`."""
     if "prompt" in row:
         return row
     of_values, of_roles = (_is_conversation(row.get(name), key)

@@ -1,5 +1,5 @@
-"""Worker processes, which generate and score completions for a training run. A trainer starts them, or they are started
-by hand."""
+"""Worker processes, which generate and score completions for a training run. A trainer starts them, or the user
+does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import _native
 from ._callbacks import TrainerState
 from ._rewards import RewardSet, logger
 
-# Seconds that workers have to end by themselves after the learner has ended.
+# Seconds for workers to exit by themselves after the learner has ended.
 _GRACE = 20.0
 
 
@@ -31,13 +31,13 @@ def check_sendable(functions: list[Callable]) -> None:
             name = getattr(function, "__name__", type(function).__name__)
             raise TypeError(
                 f"the reward `{name}` cannot be sent to a worker process ({error}): define it at the top level of a "
-                "module, or take GRPOTrainer, which calls it in this process"
+                "module, or use GRPOTrainer, which calls it in this process"
             ) from None
 
 
 def of_workers(rewards: RewardSet) -> list[tuple[str, Any, bool]]:
-    """Returns the reward functions as the engine takes them in a worker, where each call has the completions of one
-    group."""
+    """Returns the reward functions in the form that the engine needs in a worker, where each call has the completions
+    of one group."""
     for function in rewards.functions:
         function.by_group = True
     return [(function.name, function, True) for function in rewards.functions]
@@ -60,7 +60,7 @@ def work(
 
 
 def _process(run: str, name: str, functions: list[Callable], threads: int | None, log: str) -> None:
-    """Main function of a worker process. The process ends with its parent, and ignores Ctrl-C, which the parent
+    """Main function of a worker process. The process exits with its parent, and ignores Ctrl-C, which the parent
     handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -76,15 +76,15 @@ def _process(run: str, name: str, functions: list[Callable], threads: int | None
 
     threading.Thread(target=watch, name="lockstep-parent", daemon=True).start()
     try:
-        # A run that is resumed may have ended before: its learner, this process's parent, starts beside the worker.
+        # A resumed run may be marked as ended; its learner, the parent of this process, starts at the same time.
         work(run, name, functions, threads, stop, waits=True)
-    except ValueError as refused:  # it would fail again in the same way
+    except ValueError as refused:  # a restart would fail in the same way
         print(f"error: {refused}", file=sys.stderr, flush=True)
         os._exit(2)
 
 
 class WorkerProcesses:
-    """The worker processes of a training run. A worker that ends by itself is started again."""
+    """The worker processes of a training run. A worker that ends unexpectedly is started again."""
 
     def __init__(self, run: str, functions: list[Callable], count: int, threads: int | None, restarts: int):
         self.arguments = (run, functions, threads)
@@ -114,15 +114,15 @@ class WorkerProcesses:
                 log = os.path.join(self.arguments[0], "fleet", f"{name}.log")
                 del self.processes[name]
                 if process.exitcode == 2 or len(lately) > self.restarts:
-                    logger.error("worker %s ended with code %s, and is not started again: %s", name, process.exitcode,
+                    logger.error("worker %s ended with code %s and is not restarted: %s", name, process.exitcode,
                                  log)
                 elif not self.ends.is_set():
-                    logger.warning("worker %s ended with code %s, and is started again: %s", name, process.exitcode,
+                    logger.warning("worker %s ended with code %s and is restarted: %s", name, process.exitcode,
                                    log)
                     self.processes[name] = self.start(name)
 
     def end(self) -> None:
-        """Waits until the workers have ended, and kills those that take too long."""
+        """Waits until the workers have exited, and kills those that take too long."""
         self.ends.set()
         self.thread.join()
         until = time.monotonic() + _GRACE

@@ -76,7 +76,7 @@ def fused_sample(
 
 
 class DeviceBatch:
-    """Several arrays, one behind the other in the memory of a device."""
+    """Several arrays, contiguous in the memory of a device."""
 
     def __init__(self, arrays: dict[str, Any]):
         numpy = _numpy()

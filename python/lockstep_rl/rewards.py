@@ -24,7 +24,7 @@ from typing import Any
 from . import _native
 from ._data import exact_json
 
-# Keyword arguments that a trainer passes to every reward and that are not columns of the dataset.
+# Keyword arguments that a trainer passes to every reward and that are not dataset columns.
 _NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -85,7 +85,8 @@ exact_match = builtin("exact_match")
 repetition = builtin("repetition")
 unique_chars = builtin("unique_chars")
 
-# Rewards that TRL has, too: the values of TRL 1.16, also None, and its arguments. Completions may also be texts.
+# Rewards that TRL also has, with the values of TRL 1.16 (including None) and its arguments. Completions may also be
+# strings.
 
 
 def accuracy_reward(
@@ -138,13 +139,13 @@ def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int
     return _SoftOverlong(max_completion_len, soft_punish_cache)
 
 
-# Classes and not functions inside functions, so that worker processes can be given them.
+# Classes instead of nested functions, so that they can be sent to worker processes.
 
 
 @dataclasses.dataclass
 class _CosineScaled:
     max_len: int
-    # The values at no token and at `max_len` tokens are the second and the first of the pair.
+    # The pair has the values at `max_len` tokens and at no tokens, in this order.
     wrong: tuple[float, float]
     correct: tuple[float, float]
     __name__ = "cosine_scaled_reward"
@@ -215,7 +216,7 @@ def _accuracy(texts: list[str | None], solution: list, log_extra: Callable | Non
     import math_verify
     from latex2sympy2_extended import NormalizationConfig
 
-    # math_verify's limits of time are signals, which only the main thread receives; without them it would warn.
+    # math_verify's time limits use signals, which only the main thread receives; in other threads it would warn.
     has_limits = threading.current_thread() is threading.main_thread()
     parses, verifies = (10, 5) if has_limits else (None, None)
     if not has_limits:

@@ -1,4 +1,4 @@
-//! Generation for loops of one's own: ids in, ids and log-probabilities out.
+//! Generation for custom training loops: token ids in, token ids and log-probabilities out.
 
 use crate::errors::exception;
 use crate::language_model::{Column, Ids, LanguageModel, slice};
@@ -10,14 +10,14 @@ use pyo3::prelude::*;
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Generates with a model's weights as they are at each call.
+/// Generates completions with the current weights of a model.
 #[pyclass(frozen)]
 pub struct Generator {
     model: LanguageModel,
     engine: Mutex<(Engine, u64)>,
 }
 
-/// A completion: its ids, the log-probability of each, why it ended, and the version of the weights.
+/// A completion: token ids, the log-probability of each, the finish reason, and the version of the weights.
 type Generated<'py> = (Bound<'py, PyArray1<u32>>, Column<'py>, &'static str, u64);
 
 #[pymethods]
@@ -39,8 +39,9 @@ impl Generator {
         Ok(Generator { model, engine: Mutex::new((engine, 0)) })
     }
 
-    /// `num_generations` completions of each prompt. Noise is that of `seed` and of the prompt's number since the
-    /// engine was made: the same calls give the same tokens, and no prompt the same noise twice.
+    /// Returns `num_generations` completions per prompt. The random numbers depend on `seed` and on the prompt's number
+    /// since the engine was created: the same calls give the same tokens, and no two prompts use the same random
+    /// numbers.
     #[pyo3(signature = (
         prompts, num_generations, *, temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, stop_ids,
         stop_strings, seed

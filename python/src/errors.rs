@@ -1,5 +1,5 @@
-//! Errors of the library as Python's exceptions: what the caller can fix is a `ValueError`, a missing file a
-//! `FileNotFoundError`, anything else a `RuntimeError`.
+//! Converts errors of the library to Python exceptions: `ValueError` for errors that the caller can fix,
+//! `FileNotFoundError` for a missing file, and `RuntimeError` for all others.
 
 use lockstep::error::{is_bad_input, paragraph};
 use lockstep::is_stopped;
@@ -20,7 +20,7 @@ pub fn exception(error: &anyhow::Error) -> PyErr {
     }
 }
 
-/// What the program's flags are here.
+/// Flags of the program in error messages, and their Python counterparts.
 const FLAGS: [(&str, &str); 20] = [
     ("resume it with --resume ", "resume it with resume_from_checkpoint=True of train() in "),
     (
@@ -32,7 +32,7 @@ const FLAGS: [(&str, &str); 20] = [
         "fix the reward and resume with resume_from_checkpoint=True of train() in ",
     ),
     ("fix it and resume (--resume)", "fix it and resume (resume_from_checkpoint=True of train())"),
-    ("give another directory with --out", "give another output_dir"),
+    ("choose another directory with --out", "choose another output_dir"),
     ("give another --out", "give another output_dir"),
     ("Give --out DIR, or --resume DIR", "Give output_dir, or the directory as resume_from_checkpoint"),
     ("--resume latest", "resume_from_checkpoint=True"),
@@ -50,13 +50,13 @@ const FLAGS: [(&str, &str); 20] = [
     (" (`kill ", " (in a shell: `kill "),
 ];
 
-/// A text of the engine in Python's words.
+/// Replaces flags in an engine message by their Python counterparts.
 fn in_python(text: &str) -> String {
     FLAGS.iter().fold(text.to_owned(), |text, (flag, word)| text.replace(flag, word))
 }
 
-/// A panic is a defect of this package: it is said as one, and the interpreter continues.
+/// A panic is a bug in this package: it is reported as such, and the interpreter continues.
 pub fn of_panic(panic: &(dyn Any + Send)) -> PyErr {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    PyRuntimeError::new_err(format!("a defect of lockstep_rl, please report it: {}", text.unwrap_or("a panic")))
+    PyRuntimeError::new_err(format!("a bug in lockstep_rl, please report it: {}", text.unwrap_or("a panic")))
 }

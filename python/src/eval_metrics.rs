@@ -1,4 +1,4 @@
-//! Metrics of held-out rows that Python computes.
+//! Metrics of held-out rows that Python computes (`compute_metrics`).
 
 use crate::observer::Failure;
 use lockstep::functions::{EvalBatch, EvalMetrics, SetSize};
@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::collections::HashMap;
 
-/// Calls the methods of a Python object, whose attributes say how: `begin`, `batch` for every one, `end`. An exception
-/// is kept for whoever started the run.
+/// Calls the methods `begin`, `batch` (once per batch) and `end` of a Python object, whose attributes configure the
+/// calls. An exception is stored for the caller of the run.
 pub struct PythonEvalMetrics {
     object: Py<PyAny>,
     batch_size: usize,

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use serde_json::Value;
 
-/// The command and the algorithm that a method's name stands for.
+/// The command and the algorithm of a method's name.
 pub fn method(name: &str) -> PyResult<(Purpose, Algorithm)> {
     Ok(match name {
         "grpo" => (Purpose::Grpo, Algorithm::Grpo),
@@ -25,14 +25,14 @@ pub fn method(name: &str) -> PyResult<(Purpose, Algorithm)> {
 const OF_GRPO_CONFIG: &[Algorithm] =
     &[Algorithm::Grpo, Algorithm::ReinforcePlusPlus, Algorithm::ReinforcePlusPlusBaseline, Algorithm::Distillation];
 
-/// Every key that `name`'s runs read and every field of TRL's that is none: name, status (`supported`, `ignored`,
-/// `refused`), and for a key its type, default, JSON Schema and TRL's name.
+/// Every key that runs of `name` read, and every TRL field that is not a key: name, status (`supported`, `ignored`,
+/// `refused`), and for a key its type, default, JSON Schema and TRL name.
 #[pyfunction]
 pub fn fields<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
     let (purpose, algorithm) = method(name)?;
     let defaults = Config::defaults(purpose, algorithm);
     let chosen = match algorithm {
-        // Its field `algorithm` chooses those that have no class of their own.
+        // The field `algorithm` of GRPOConfig selects algorithms that have no class of their own.
         Algorithm::Grpo if purpose == Purpose::Grpo => OF_GRPO_CONFIG,
         ref own => std::slice::from_ref(own),
     };
@@ -70,7 +70,7 @@ fn supported<'py>(py: Python<'py>, key: &Key, defaults: &Config) -> PyResult<Bou
     Ok(field)
 }
 
-/// Checks the values of a configuration (a JSON object) as a run of `name` would, and gives what there is to note.
+/// Checks the values of a configuration (a JSON object) as a run of `name` does, and returns the notes about it.
 #[pyfunction]
 pub fn check(name: &str, values: &str) -> PyResult<Vec<String>> {
     let (purpose, _) = method(name)?;

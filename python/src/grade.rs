@@ -1,4 +1,4 @@
-//! A built-in reward as something that Python calls.
+//! A built-in reward as a Python callable.
 
 use crate::errors::exception;
 use ::rewards::{Content, Reward, RewardBatch, RewardSpec};
@@ -13,12 +13,12 @@ pub struct Grader {
     reward: Mutex<Box<dyn Reward>>,
 }
 
-/// Scores, one for each completion, and what kept it from judging.
+/// One score per completion, and the reasons for missing scores.
 type Judged = (Vec<Option<f64>>, Vec<String>);
 
 #[pymethods]
 impl Grader {
-    /// The reward that `spec`, a JSON text, stands for in `reward_funcs`.
+    /// Creates the reward from `spec`, its entry in `reward_funcs` as JSON.
     #[new]
     fn new(spec: &str) -> PyResult<Grader> {
         let made = || -> anyhow::Result<Grader> {
@@ -30,19 +30,19 @@ impl Grader {
         made().map_err(|error| exception(&error))
     }
 
-    /// The name under which its scores are logged.
+    /// The name under which the scores are logged.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// The dataset's columns that it reads.
+    /// The dataset columns that the reward reads.
     fn required_columns(&self) -> Vec<String> {
         self.reward.lock().unwrap_or_else(PoisonError::into_inner).required_columns()
     }
 
-    /// Scores completions. Prompts and completions are JSON lists of texts or conversations, columns a JSON object of
-    /// lists.
+    /// Scores completions. Prompts and completions are JSON lists of strings or conversations; columns are a JSON
+    /// object of lists.
     fn score(
         &self,
         py: Python<'_>,

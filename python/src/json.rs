@@ -1,11 +1,11 @@
-//! JSON between Python and the library.
+//! Conversion between JSON values and Python objects.
 
 use lockstep::error::BadInput;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use serde_json::Value;
 
-/// The Python object that a JSON text of the same value gives.
+/// Converts a JSON value to the Python object that `json.loads` would return.
 pub fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     Ok(match value {
         Value::Null => py.None().into_bound(py),
@@ -28,9 +28,9 @@ pub fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyA
     })
 }
 
-/// Keys with their values, as TOML has them, from the text of a JSON object; what is null is text that unsets a key.
+/// Converts the text of a JSON object to keys with TOML values; null becomes the string that unsets a key.
 pub fn values(text: &str) -> anyhow::Result<Vec<(String, toml::Value)>> {
-    let Value::Object(map) = serde_json::from_str(text)? else { anyhow::bail!("values are no JSON object") };
+    let Value::Object(map) = serde_json::from_str(text)? else { anyhow::bail!("values must be a JSON object") };
     let value = |(name, value): (String, Value)| match value {
         Value::Null => Ok((name, toml::Value::String("none".to_owned()))),
         value => match toml::Value::try_from(&value) {

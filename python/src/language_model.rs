@@ -1,4 +1,4 @@
-//! A language model in memory, for loops of one's own: what the engine samples from and the trainer steps.
+//! A language model in memory for custom training loops: the engine samples from it, and the trainer updates it.
 
 use crate::errors::exception;
 use crate::process::use_engine;
@@ -15,32 +15,32 @@ use std::ffi::{CString, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Tokens that go through the model together.
+/// Maximum number of tokens per forward pass.
 const MAX_TOKENS: usize = 4096;
 
-/// Token ids without a copy: a NumPy array of u32.
+/// Token ids as a NumPy array of u32, without a copy.
 pub type Ids<'py> = PyReadonlyArray1<'py, u32>;
-/// A column of the tokens of a completion.
+/// One value per token of a completion.
 pub type Column<'py> = Bound<'py, PyArray1<f32>>;
 
-/// A model of a directory or the Hub, with its tokenizer. One thread at a time computes with it.
+/// A model from a directory or the Hub, with its tokenizer. Only one thread at a time computes with it.
 #[pyclass(frozen)]
 #[derive(Clone)]
 pub struct LanguageModel {
     pub ctx: Context,
     policy: Arc<Mutex<Policy>>,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     #[pyo3(get)]
     pub vocab_size: usize,
-    /// Tokens of the longest sequence.
+    /// Maximum number of tokens of a sequence.
     #[pyo3(get)]
     pub max_position_embeddings: usize,
-    /// Ids that end a completion.
+    /// Token ids that end a completion.
     #[pyo3(get)]
     pub eos_ids: Vec<u32>,
 }
 
-/// The directory of a model that is named: a directory, or one of the Hub, which is downloaded if need be.
+/// The directory of a model given as a directory or a Hub id; a Hub model is downloaded if needed.
 #[pyfunction]
 #[pyo3(name = "locate")]
 pub fn directory_of(py: Python<'_>, name: &str) -> PyResult<OsString> {
@@ -78,25 +78,25 @@ impl LanguageModel {
         Ok(model)
     }
 
-    /// How many steps the weights have come from those of the files.
+    /// Number of optimizer steps since the weights were loaded.
     #[getter]
     fn version(&self) -> u64 {
         self.policy().weights.version().0
     }
 
-    /// The ids of a text.
+    /// Encodes text as token ids.
     fn encode<'py>(&self, py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyArray1<u32>>> {
         let ids = self.policy().tokenizer.encode(text).or_bad_input().map_err(|error| exception(&error))?;
         Ok(ids.into_pyarray(py))
     }
 
-    /// The text of ids.
+    /// Decodes token ids to text.
     fn decode(&self, ids: Ids<'_>, skip_special: bool) -> PyResult<String> {
         let ids = slice(&ids)?;
         self.policy().tokenizer.decode(ids, skip_special).or_bad_input().map_err(|error| exception(&error))
     }
 
-    /// The log-probabilities and entropies of every completion token at a temperature.
+    /// The log-probability and the entropy at every completion token, at a temperature.
     fn score<'py>(
         &self,
         py: Python<'py>,
@@ -120,7 +120,7 @@ impl LanguageModel {
         Ok(scored.into_iter().map(|s| (s.logps.into_pyarray(py), s.entropies.into_pyarray(py))).collect())
     }
 
-    /// Writes a directory that loads again, here and in transformers.
+    /// Writes a model directory that this package and transformers can load.
     fn save(&self, py: Python<'_>, dir: PathBuf) -> PyResult<()> {
         py.detach(|| self.policy().export(Path::new(&dir))).map_err(|error| exception(&error))
     }
@@ -131,11 +131,11 @@ impl LanguageModel {
         self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ids of the vocabulary, which sequence `row` may have.
+    /// Checks the token ids of sequence `row` against the vocabulary size.
     pub fn check(&self, ids: &[u32], row: usize) -> PyResult<()> {
         match ids.iter().find(|&&id| id as usize >= self.vocab_size) {
             Some(id) => Err(PyValueError::new_err(format!(
-                "sequence {row}: token {id} is not in the model's vocabulary of {}",
+                "sequence {row}: token {id} must be below the vocabulary size {}",
                 self.vocab_size
             ))),
             None => Ok(()),
@@ -143,7 +143,7 @@ impl LanguageModel {
     }
 }
 
-/// The elements of an array, which must lie behind one another.
+/// The elements of an array, which must be contiguous.
 pub fn slice<'a, T: numpy::Element>(array: &'a PyReadonlyArray1<'_, T>) -> PyResult<&'a [T]> {
     array.as_slice().map_err(|error| PyValueError::new_err(error.to_string()))
 }

@@ -1,6 +1,6 @@
-//! `lockstep_rl._native`: what the Python package `lockstep_rl` calls. It knows no field of TRL's and no dataset: these
-//! are Python's; here values become a configuration, rows JSON, functions rewards, and a run continues with the
-//! interpreter released.
+//! `lockstep_rl._native`: the functions and classes that the Python package `lockstep_rl` calls. This crate knows
+//! neither TRL's fields nor datasets, which Python handles. It receives configuration values, rows as JSON, and
+//! functions as rewards, and runs training with the interpreter lock released.
 
 mod engine;
 mod errors;
@@ -21,7 +21,7 @@ mod worker;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
-/// The program `lockstep`, on these arguments (its name first): its exit code.
+/// Runs the program `lockstep` with these arguments (the program name first); returns its exit code.
 #[pyfunction]
 fn main(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     process::use_engine()?;
@@ -30,13 +30,13 @@ fn main(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     Ok(py.detach(|| lockstep_cli::main_of(program, arguments)))
 }
 
-/// Ends the programs that rewards run: for a process that is about to end.
+/// Kills the programs of rewards, for a process that is about to exit.
 #[pyfunction]
 fn end_programs() {
     rewards::end_programs();
 }
 
-/// Shows the run of this directory on a page: its address. An OSError, if the port is taken.
+/// Shows the run in this directory on a page, and returns its URL. Raises OSError if the port is in use.
 #[pyfunction]
 fn show(run: std::path::PathBuf, port: u16) -> PyResult<String> {
     Ok(lockstep_cli::page_of(&run, port)?)
@@ -45,7 +45,7 @@ fn show(run: std::path::PathBuf, port: u16) -> PyResult<String> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    // Runs of this package record the build of the engine that is in it.
+    // Runs of this package record the build of the engine that it contains.
     let build = lockstep_cli::build();
     module.add("__build__", build.to_string())?;
     build.announce();

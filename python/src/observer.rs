@@ -1,4 +1,4 @@
-//! The Python object whose callbacks a run calls, and what they request.
+//! The Python object whose callbacks a run calls, and the requests that they return.
 
 use crate::errors::exception;
 use lockstep::weights::Snapshot;
@@ -11,15 +11,15 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The wish to end the run after this step.
+/// The request to end the run after this step.
 const STOP: u8 = 1;
 
-/// The exception of a reward or a callback that ends the run; the first one stays.
+/// The exception of a reward or a callback that ends the run; only the first one is stored.
 #[derive(Clone, Default)]
 pub struct Failure(Arc<Mutex<Option<PyErr>>>);
 
 impl Failure {
-    /// Keeps `error`, if it is the first, and asks `stop` where it is the wish to stop.
+    /// Stores `error` if it is the first one, and sets `stop` if the error is a stop request.
     pub fn set(&self, py: Python<'_>, error: PyErr, stop: &lockstep::StopSignal) {
         if error.is_instance_of::<PyKeyboardInterrupt>(py) {
             stop.request();
@@ -27,30 +27,30 @@ impl Failure {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
-    /// Takes what was kept.
+    /// Takes the stored exception.
     pub fn take(&self) -> Option<PyErr> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether there is one.
+    /// Whether an exception is stored.
     pub fn is_set(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
 
-/// The model of a run while a callback is called, for as long as that takes.
+/// The model of a run, accessible only while a callback is called.
 #[pyclass(frozen)]
 #[derive(Clone, Default)]
 pub struct LiveModel(Arc<Mutex<Option<(u64, Snapshot)>>>);
 
 #[pymethods]
 impl LiveModel {
-    /// The version of the weights; none where no callback is called.
+    /// The version of the weights; none outside of callbacks.
     fn version(&self) -> Option<u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(version, _)| *version)
     }
 
-    /// Writes a model directory; of an adapter only that, as PEFT does.
+    /// Writes a model directory; for an adapter only the adapter, as in PEFT.
     fn save(&self, py: Python<'_>, dir: PathBuf) -> PyResult<()> {
         let saved = py.detach(|| {
             let now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ impl LiveModel {
         });
         match saved {
             Some(saved) => saved.map_err(|error| exception(&error)),
-            None => Err(PyRuntimeError::new_err("the weights are read while a callback is called, and not after it")),
+            None => Err(PyRuntimeError::new_err("the weights can be read only while a callback is called")),
         }
     }
 }
@@ -70,7 +70,7 @@ impl LiveModel {
     }
 }
 
-/// Calls the methods of a Python object; each gives the sum of its wishes, or none.
+/// Calls the methods of a Python object. Each returns a sum of request flags, or None.
 #[derive(Clone)]
 pub struct Observer {
     object: Arc<Py<PyAny>>,
@@ -80,14 +80,14 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// The object's attribute `live` is the model from now on.
+    /// Creates the observer; sets the attribute `live` of the object to the model.
     pub fn new(object: &Bound<'_, PyAny>, failure: Failure, stop: lockstep::StopSignal) -> PyResult<Observer> {
         let live = LiveModel::default();
         object.setattr("live", live.clone())?;
         Ok(Observer { object: Arc::new(object.clone().unbind()), failure, stop, live })
     }
 
-    /// Calls `method`; after an exception, which ends the run, nothing more is called.
+    /// Calls `method`. After an exception, which ends the run, no method is called any more.
     pub fn call(
         &self,
         method: &str,
@@ -101,7 +101,7 @@ impl Observer {
         if wishes & STOP == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
-    /// Calls `leave` of the object: the run ends after `step` without a result, also after an exception.
+    /// Calls `leave` of the object: the run ends after `step` without a result, possibly because of an exception.
     pub fn leave(&self, step: u64, policy: &Policy) {
         self.with(policy, "leave", |py| {
             let arguments = PyDict::new(py);
@@ -136,7 +136,7 @@ impl Observer {
         wishes
     }
 
-    /// Asks whether `what` follows now. After an exception nothing is asked.
+    /// Asks whether `what` follows now; false after an exception.
     fn wants(&self, what: Follow, is_due: bool) -> bool {
         if self.failure.is_set() {
             return is_due;
@@ -157,7 +157,7 @@ impl Observer {
         })
     }
 
-    /// A run's options that tell this object of steps, epochs, logs and checkpoints, and ask it what follows them.
+    /// Run options that report steps, epochs, logs and checkpoints to this object, and ask it what follows.
     pub fn told_by(&self, options: RunOptions) -> RunOptions {
         let asked = self.clone();
         let options = options.decide(move |what, is_due| asked.wants(what, is_due));

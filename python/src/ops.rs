@@ -1,4 +1,4 @@
-//! Single operations on NumPy's arrays.
+//! Single operations on NumPy arrays.
 
 use crate::process::use_engine;
 use kernels::ops::{sample, softmax};
@@ -16,7 +16,7 @@ fn refused(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// Softmax of `x · scale` over the columns `first[r]..end[r]` of each row; 0 elsewhere.
+/// Softmax of `x · scale` over the columns `first[r]..end[r]` of each row r; 0 elsewhere.
 #[pyfunction]
 pub fn masked_softmax<'py>(
     py: Python<'py>,
@@ -30,7 +30,7 @@ pub fn masked_softmax<'py>(
     let (x, first, end) =
         (x.as_slice().map_err(refused)?, first.as_slice().map_err(refused)?, end.as_slice().map_err(refused)?);
     if first.iter().zip(end).any(|(first, end)| first > end) {
-        return Err(PyValueError::new_err("masked_softmax: `first` lies behind `end`"));
+        return Err(PyValueError::new_err("masked_softmax: `first` must not be after `end`"));
     }
     let y = py.detach(|| {
         let memory = ctx.memory();
@@ -43,10 +43,10 @@ pub fn masked_softmax<'py>(
     y.map_err(refused)?.into_pyarray(py).reshape(shape)
 }
 
-/// Ids, their log-probabilities before truncation, and in the distribution drawn from.
+/// Token ids, their log-probabilities before truncation, and those in the truncated distribution.
 type Drawn<'py> = (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<f32>>, Bound<'py, PyArray1<f32>>);
 
-/// The next token of each hidden row: logits of the head, penalty, temperature, truncation and draw in one pass.
+/// Samples the next token of each hidden row: lm head, penalty, temperature, truncation and draw in one pass.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub fn fused_sample<'py>(
@@ -68,7 +68,7 @@ pub fn fused_sample<'py>(
     let (vocabulary, columns) = (weight.as_array().nrows(), weight.as_array().ncols());
     if columns != width {
         return Err(PyValueError::new_err(format!(
-            "fused_sample: hidden is [{rows}, {width}], but weight is [{vocabulary}, {columns}]: expected [V, {width}]"
+            "fused_sample: expected weight [V, {width}] for hidden [{rows}, {width}], got [{vocabulary}, {columns}]"
         )));
     }
     let (hidden, weight) = (hidden.as_slice().map_err(refused)?, weight.as_slice().map_err(refused)?);
@@ -105,22 +105,22 @@ pub fn fused_sample<'py>(
     Ok((ids.into_pyarray(py), logps.into_pyarray(py), truncated.into_pyarray(py)))
 }
 
-/// Words of 32 bits in the memory of a device, which took one copy.
+/// 32-bit words in the memory of a device, which were copied in a single transfer.
 #[pyclass(frozen)]
 pub struct DeviceWords {
     tensor: Tensor,
-    /// Copies from the host that it took.
+    /// Number of copies from the host.
     #[pyo3(get)]
     copies: u64,
-    /// Their bytes.
+    /// Number of copied bytes.
     #[pyo3(get)]
     copied_bytes: u64,
 }
 
 #[pymethods]
 impl DeviceWords {
-    /// Copies words to a device whose memory is not the host's: the processor's own is, so that a second one of it
-    /// stands in for a device and counts what crosses.
+    /// Copies words to a device with separate memory. The CPU shares the host's memory, so a second CPU device stands
+    /// in for a GPU and counts transfers.
     #[new]
     fn new(py: Python<'_>, words: PyReadonlyArray1<'_, u32>) -> PyResult<DeviceWords> {
         use_engine()?;
@@ -134,7 +134,7 @@ impl DeviceWords {
         }))
     }
 
-    /// The words of a range, on the host.
+    /// The words of a range, copied back to the host.
     fn words<'py>(&self, py: Python<'py>, from: usize, to: usize) -> Bound<'py, PyArray1<u32>> {
         self.tensor.rows(from..to).to_vec_u32().into_pyarray(py)
     }

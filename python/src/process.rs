@@ -1,4 +1,5 @@
-//! Whose threads the engine's are: a forked child has none of its parent's, and would wait for them for ever.
+//! Detects use of the engine in a forked process: a forked child has none of its parent's threads, and would wait for
+//! them forever.
 
 use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
@@ -7,13 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The process that used the engine first; 0: none yet.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Called before the engine is: an error in the child of a process whose engine has begun.
+/// Called before each use of the engine: an error in a forked child of a process that has used the engine.
 pub fn use_engine() -> PyResult<()> {
     let own = std::process::id();
     match OWNER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
         Err(owner) if owner != own => Err(PyRuntimeError::new_err(format!(
             "this process ({own}) was forked from one ({owner}) in which lockstep_rl had been used, and has none of \
-             its threads: start it anew instead, with multiprocessing.get_context(\"spawn\")"
+             its threads: start the process with multiprocessing.get_context(\"spawn\") instead"
         ))),
         _ => Ok(()),
     }

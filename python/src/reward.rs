@@ -7,16 +7,16 @@ use pyo3::types::{PyDict, PyList};
 use rewards::{Content, Problem, Reward, RewardBatch, Scores};
 use std::time::Instant;
 
-/// Calls a Python object with a batch (a dict), which gives the text of an answer ([`Scores::read`]). An exception is
-/// kept for whoever started the run, and the batch has no score.
+/// Calls a Python object with a batch (a dict). The object returns an answer as JSON text ([`Scores::read`]). An
+/// exception is stored for the caller of the run, and the batch has no score.
 pub struct PythonReward {
     pub name: String,
     pub call: Py<PyAny>,
-    /// It may be asked about one group while others are generated.
+    /// Whether it may score one group while others are being generated.
     pub by_group: bool,
     pub failure: Failure,
     pub stop: lockstep::StopSignal,
-    /// An exception is no score, and the run continues (`reward_errors = "continue"`).
+    /// If set, an exception gives no score, and the run continues (`reward_errors = "continue"`).
     pub forgives: bool,
 }
 
@@ -71,7 +71,7 @@ impl PythonReward {
     }
 }
 
-/// Texts, or lists of chat messages.
+/// Converts strings, or lists of chat messages.
 pub fn contents<'py, 'a>(
     py: Python<'py>,
     contents: impl IntoIterator<Item = &'a Content>,

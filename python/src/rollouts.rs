@@ -1,4 +1,4 @@
-//! A Python function that makes completions, and the engine that it may ask while it runs.
+//! A Python function that generates completions (`rollout_func`), and the engine that it may use meanwhile.
 
 use crate::errors::exception;
 use crate::observer::Failure;
@@ -12,19 +12,19 @@ use rollout::{RolloutGroup, SamplingParams};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-/// Calls a Python object with a dict (`prompts`, `num_generations`) and a [`RolloutEngine`]. An exception is kept for
-/// whoever started the run.
+/// Calls a Python object with a dict (`prompts`, `num_generations`) and a [`RolloutEngine`]. An exception is stored for
+/// the caller of the run.
 pub struct PythonRollouts {
     pub call: Py<PyAny>,
     pub failure: Failure,
     pub stop: lockstep::StopSignal,
 }
 
-/// What Python gives of a completion: ids of the prompt and of itself, log-probabilities, whether each token was
-/// sampled, columns as JSON.
+/// A completion from Python: token ids of prompt and completion, log-probabilities, whether each token was sampled, and
+/// columns as JSON.
 type GivenByPython = (Vec<u32>, Vec<u32>, Option<Vec<f32>>, Option<Vec<bool>>, String);
 
-/// What the engine is asked for, and where the answer goes.
+/// A request to generate, and the channel for the response.
 struct Asked {
     prompts: Vec<RolloutPrompt>,
     num_generations: usize,
@@ -32,21 +32,22 @@ struct Asked {
     answer: Sender<anyhow::Result<Vec<RolloutGroup>>>,
 }
 
-/// The engine of a run, while its rollout function is called: another thread has it, as an object of Python's may
-/// outlive the call.
+/// The engine of a run, usable while its rollout function is called. It runs on another thread, because the Python
+/// object may outlive the call.
 #[pyclass(frozen)]
 pub struct RolloutEngine {
     asks: Mutex<Option<Sender<Asked>>>,
     sampling: SamplingParams,
 }
 
-/// A completion: its prompt's ids, its own, the log-probability of each, and why it ended.
+/// A completion: token ids of prompt and completion, the log-probability of each completion token, and the finish
+/// reason.
 type Written = (Vec<u32>, Vec<u32>, Vec<f32>, &'static str);
 
 #[pymethods]
 impl RolloutEngine {
-    /// `num_generations` completions of each prompt (a JSON text, list of messages or list of ids); what is not given
-    /// is drawn as the run draws.
+    /// Returns `num_generations` completions per prompt (a JSON string, list of messages or list of ids). Missing
+    /// sampling values default to those of the run.
     #[pyo3(signature = (prompts, num_generations, values))]
     fn generate(
         &self,
@@ -61,7 +62,7 @@ impl RolloutEngine {
         let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sent = asks.is_some_and(|asks| asks.send(Asked { prompts, num_generations, sampling, answer }).is_ok());
         if !sent {
-            let text = "the engine generates for rollout_func while that is called, and not after it";
+            let text = "the engine can generate only while rollout_func is called";
             return Err(pyo3::exceptions::PyRuntimeError::new_err(text));
         }
         let groups = py.detach(move || answered.recv());
@@ -79,7 +80,7 @@ impl RolloutEngine {
 }
 
 impl RolloutEngine {
-    /// The run's sampling, but for the values that are given.
+    /// The run's sampling settings, overridden by the given values.
     fn sampling_with(&self, values: &Bound<'_, PyDict>) -> PyResult<SamplingParams> {
         let mut sampling = self.sampling.clone();
         for (name, value) in values {
@@ -139,10 +140,10 @@ impl RolloutFunction for PythonRollouts {
     }
 }
 
-/// Generates what is asked for, until nobody can ask any more.
+/// Handles requests to generate until no more can arrive.
 fn serve(asked: Receiver<Asked>, generate: &mut Generate<'_>) {
     while let Ok(Asked { prompts, num_generations, sampling, answer }) = asked.recv() {
-        // Whoever asked may be gone.
+        // The requester may have gone away.
         let _ = answer.send(generate(prompts, num_generations, sampling));
     }
 }
@@ -155,7 +156,7 @@ impl PythonRollouts {
         batch.set_item("prompts", contents(py, request.prompts.iter().copied())?)?;
         batch.set_item("num_generations", request.num_generations)?;
         let given = self.call.bind(py).call1((batch, &engine)).and_then(|given| given.extract());
-        // The thread that generates ends.
+        // Ends the generating thread.
         engine.get().asks.lock().unwrap_or_else(PoisonError::into_inner).take();
         given
     }

@@ -1,4 +1,4 @@
-//! A run from Python: built and driven to its end with the interpreter released.
+//! Runs training from Python, with the interpreter lock released.
 
 use crate::errors::{exception, of_panic};
 use crate::eval_metrics::PythonEvalMetrics;
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use telemetry::{Console, ConsoleOptions, Level, Listener};
 
-/// A wish to stop that any thread may give, and how far the run has come: a callback that was interrupted may not have
-/// heard of it.
+/// A stop request that any thread may set, and the number of completed steps, which an interrupted callback may not
+/// have received.
 #[pyclass(frozen)]
 #[derive(Default)]
 pub struct StopSignal {
@@ -29,7 +29,7 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// For what is to be stopped.
+    /// The stop signal for the run.
     pub fn signal(&self) -> lockstep::StopSignal {
         self.signal.clone()
     }
@@ -42,32 +42,32 @@ impl StopSignal {
         StopSignal::default()
     }
 
-    /// Asks the run to stop, with a checkpoint.
+    /// Requests a stop with a checkpoint.
     fn request(&self) {
         self.signal.request();
     }
 
-    /// Whether somebody asked.
+    /// Whether a stop was requested.
     fn is_requested(&self) -> bool {
         self.signal.is_requested()
     }
 
-    /// Optimizer steps done.
+    /// Number of completed optimizer steps.
     fn steps_done(&self) -> u64 {
         self.steps_done.load(Ordering::Relaxed)
     }
 }
 
-/// Refuses a directory that holds a run, or anything else, in the words of [`run()`].
+/// Refuses a directory that contains a run or other files, with the same message as [`run()`].
 #[pyfunction]
 pub fn check_fresh(output_dir: PathBuf) -> PyResult<()> {
     RunDir::fresh(&output_dir).map(drop).map_err(|error| exception(&error))
 }
 
-/// A Python reward: its name, what is called, and whether it judges groups by themselves.
+/// A Python reward: its name, the callable, and whether it scores each group independently.
 pub type GivenReward = (String, Py<PyAny>, bool);
 
-/// What a run is made of.
+/// The inputs of a run.
 struct Job {
     purpose: Purpose,
     layers: Layers,
@@ -84,16 +84,14 @@ struct Job {
     steps_done: Arc<AtomicU64>,
     silent: bool,
     only_evaluate: bool,
-    /// Workers generate, and ask the rewards that judge groups by themselves.
+    /// Whether workers generate completions, and call the rewards that score groups independently.
     distributed: bool,
 }
 
-/// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are
-/// `(name, function, by_group)`; `rollout_function` makes the completions, where there is one, and `eval_metrics`
-/// measures held-out rows. The methods of
-/// `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `epoch_end`, `log`, `save`; `wants`
-/// decides what follows. With `only_evaluate`
-/// no step is made.
+/// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are `(name, function,
+/// by_group)`; `rollout_function`, if given, generates the completions, and `eval_metrics` computes metrics of held-out
+/// rows. The methods of `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `epoch_end`,
+/// `log`, `save`; `wants` decides what follows. With `only_evaluate`, no optimizer step is taken.
 #[pyfunction]
 #[pyo3(signature = (
     name, values, *, rewards, observer, stop, rollout_function=None, eval_metrics=None, train_rows=None,
@@ -144,11 +142,11 @@ pub fn run<'py>(
         distributed,
     };
     let ended = py.detach(|| {
-        // A run is not shared with other threads; it is made, driven and dropped here.
+        // The run is not shared with other threads: it is created, executed and dropped here.
         catch_unwind(AssertUnwindSafe(|| job.run().map(Ended::of)))
     });
     if let Some(error) = failure.take() {
-        // Why the run had to end says less than the exception itself, but for where it can continue.
+        // The reason for the end adds only the place to resume from to the exception itself.
         if let Ok(Err(context)) = &ended {
             let _ = error.value(py).call_method1("add_note", (lockstep::error::paragraph(context),));
         }
@@ -185,7 +183,7 @@ impl Job {
             (None, _) => {
                 let resolved = self.layers.resolve()?;
                 let Some(out) = resolved.config.output_dir.clone() else {
-                    return Err(BadInput::new("`output_dir` is missing: the directory that the run writes"));
+                    return Err(BadInput::new("`output_dir` is missing: set the directory of the run"));
                 };
                 (resolved, RunDir::fresh(&out)?, ResumeFrom::Nothing)
             }
@@ -258,7 +256,7 @@ impl Job {
         run.finish()
     }
 
-    /// The branch that the run is, if it is resumed from another run than that in its own directory.
+    /// The branch to create, if the run is resumed from another run than the one in its own directory.
     fn branch(&self, resume: &str) -> anyhow::Result<Option<lockstep::directory::Branch>> {
         let out = self.layers.clone().resolve()?.config.output_dir;
         out.map_or(Ok(None), |out| lockstep::directory::Branch::find(resume, &out))
@@ -279,7 +277,7 @@ fn parsed(rows: &[String]) -> anyhow::Result<Rows> {
     Rows::try_from(rows)
 }
 
-/// The result of a run for Python; the model and its memory are gone.
+/// The result of a run for Python; the model and its memory are already freed.
 struct Ended {
     stop_reason: &'static str,
     step: u64,

@@ -1,4 +1,4 @@
-//! Optimizer steps for loops of one's own: groups with their advantages in, new weights out.
+//! Optimizer steps for custom training loops: groups with advantages in, new weights out.
 
 use crate::errors::exception;
 use crate::fields::method;
@@ -15,20 +15,20 @@ use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex, PoisonError};
 use train::{Advantage, Sample, Trainer};
 
-/// Steps a model's weights in place.
+/// Updates a model's weights in place.
 #[pyclass(frozen)]
 pub struct Stepper {
     model: LanguageModel,
     trainer: Mutex<Trainer>,
-    /// The learning rate where a step names none.
+    /// The default learning rate of a step.
     #[pyo3(get)]
     learning_rate: f64,
 }
 
 type Numbers<'py> = PyReadonlyArray1<'py, f32>;
 
-/// A completion: ids, advantages (one, or one per token), the old policy's log-probabilities, the version of the
-/// weights if they are those of the sampler, the reference's, which tokens count, and whether it was cut.
+/// A completion: token ids, advantages (one, or one per token), log-probabilities of the old policy, the version of the
+/// weights if they are the sampler's, log-probabilities of the reference, the loss mask, and whether it was truncated.
 type GivenCompletion<'py> = (
     Ids<'py>,
     Numbers<'py>,
@@ -57,7 +57,7 @@ impl Stepper {
         made().map_err(|error| exception(&error))
     }
 
-    /// One optimizer step on all of the groups, each a prompt with its completions: what it measured.
+    /// Takes one optimizer step on all groups (prompts with their completions), and returns its metrics.
     fn step<'py>(
         &self,
         py: Python<'py>,
@@ -112,12 +112,12 @@ impl Stepper {
         }
         let mask = match mask {
             Some(mask) if slice(mask)?.len() != ids.len() => {
-                return Err(PyValueError::new_err(format!("group {group}: mask is not as long as the completion")));
+                return Err(PyValueError::new_err(format!("group {group}: mask must be as long as the completion")));
             }
             Some(mask) => slice(mask)?.to_vec(),
             None => vec![true; ids.len()],
         };
-        // Weights of another version: none has this one.
+        // No weights have the version u64::MAX, so log-probabilities of unknown origin are not compared.
         let version = Updates(version.unwrap_or(u64::MAX));
         Ok(Sample {
             group: GroupId(group as u64),
@@ -125,7 +125,7 @@ impl Stepper {
             completion: ids.to_vec(),
             loss_mask: mask,
             versions: vec![version; ids.len()],
-            finish_reason: FinishReason::of_ended(*truncated),
+            finish_reason: FinishReason::from_truncated(*truncated),
             advantage,
             columns,
         })

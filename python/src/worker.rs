@@ -1,4 +1,4 @@
-//! A worker of a distributed run: a process that generates, and scores with a program's own functions.
+//! A worker of a distributed run: a process that generates, and scores with Python functions.
 
 use crate::errors::{exception, of_panic};
 use crate::observer::Failure;
@@ -12,9 +12,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Works for the run of this directory until it ends or `stop` is given. `rewards` are `(name, function, by_group)`.
-/// `profiles` are those whose groups it makes, none: all. `allow_other_build` accepts a learner of another build.
-/// `waits` also waits for the learner of a run that has ended or had no workers. Lines for a person go to `say`.
+/// Works for the run in this directory until the run ends or `stop` is set. `rewards` are `(name, function, by_group)`.
+/// `profiles` are the sampling profiles whose groups it generates; if empty, all. `allow_other_build` accepts a learner
+/// from another build. `waits` also waits for the learner of a run that has ended or had no workers. Messages for the
+/// user go to `say`.
 #[pyfunction]
 #[pyo3(signature = (
     run, name, *, rewards, stop, say, threads=None, profiles=Vec::new(), allow_other_build=false, waits=false

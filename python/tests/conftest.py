@@ -1,4 +1,4 @@
-"""A tiny model with a tokenizer of lower-case letters, made by the program; rows; rewards."""
+"""Fixtures and helpers: tiny models that the program creates, datasets and rewards."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 import lockstep_rl
 from lockstep_rl import _native
 
-# Seconds after which a wait fails: only a test that hangs reaches them, however slow or busy the machine is.
+# Timeout in seconds, so long that only a hanging test reaches it, even on a slow or busy machine.
 HANG = 600
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,?"
 SHAPE = {
@@ -39,7 +39,7 @@ def write_tokenizer(directory):
 
 
 def write_byte_tokenizer(directory):
-    """Byte-level BPE without merges: each byte under the character that GPT-2 shows it as."""
+    """Writes a byte-level BPE tokenizer without merges, with GPT-2's characters for bytes."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names = {byte: chr(byte) for byte in shown}
     names |= {byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in names)}
@@ -63,7 +63,7 @@ def write_byte_tokenizer(directory):
 
 
 def init(root):
-    """A model of random weights from the shape and the tokenizer in `root`."""
+    """Creates a model with random weights from the configuration and the tokenizer in `root`."""
     out = root / "model"
     arguments = ["lockstep", "init", "--config", root / "config.json", "--tokenizer", root / "tokenizer",
                  "--seed", "1", "--out", out]
@@ -73,7 +73,7 @@ def init(root):
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """The directory of a tiny model."""
+    """Returns the directory of a tiny model with a tokenizer of lower-case letters."""
     root = tmp_path_factory.mktemp("model")
     write_tokenizer(root / "tokenizer")
     (root / "config.json").write_text(json.dumps(SHAPE))
@@ -82,7 +82,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bytes_model(tmp_path_factory):
-    """A tiny model that reads any text, byte by byte, with a chat template."""
+    """Returns the directory of a tiny model with a byte-level tokenizer and a chat template."""
     root = tmp_path_factory.mktemp("bytes")
     write_byte_tokenizer(root / "tokenizer")
     shape = {**SHAPE, "vocab_size": 264, "max_position_embeddings": 2048}
@@ -92,7 +92,7 @@ def bytes_model(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """Every test has a directory of its own, and warnings that are shown once are shown again."""
+    """Runs each test in its own directory and resets the list of warnings already shown."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lockstep_rl._config, "_said", set())
     for name in [name for name in os.environ if name.startswith("LOCKSTEP_")]:
@@ -110,7 +110,7 @@ def rows():
 
 
 def vowels(completions, **kwargs):
-    """The number of vowels."""
+    """Scores each completion by its number of vowels."""
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     return [float(sum(letter in "aeiou" for letter in text)) for text in texts]
 
@@ -122,7 +122,7 @@ SMALL = dict(
 
 
 def grpo(model, rows, reward_funcs=vowels, callbacks=None, trainer=None, **fields):
-    """A GRPO trainer of four small steps."""
+    """Returns a GRPO trainer that trains four small steps."""
     args = lockstep_rl.GRPOConfig(**{"output_dir": "out", **SMALL, **fields})
     return lockstep_rl.GRPOTrainer(
         model=model, reward_funcs=reward_funcs, args=args, train_dataset=rows, callbacks=callbacks, **(trainer or {})
@@ -135,7 +135,7 @@ def weights(directory):
 
 
 def python(*arguments, timeout=HANG, **kwargs):
-    """Another interpreter."""
+    """Runs another Python interpreter with these arguments."""
     import subprocess
 
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, **kwargs)

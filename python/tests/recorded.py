@@ -1,4 +1,4 @@
-"""Reads what a run recorded (rollouts.bin) with Python alone, after the layout in crates/lockstep/src/rollouts/wire."""
+"""Reads recorded rollouts (rollouts.bin) in pure Python. Their format: crates/lockstep/src/rollouts/wire."""
 
 import struct
 
@@ -54,7 +54,7 @@ def directory(body):
 
 
 def groups(path):
-    """The columns of each group, by name. (The checksum, XXH3, is not compared: Python has none.)"""
+    """Yields the columns of each group by name. (The XXH3 checksum is not verified: Python has no XXH3.)"""
     with open(path, "rb") as file:
         while header := file.read(16):
             magic, length, _checksum = struct.unpack("<4sIQ", header)
@@ -69,7 +69,7 @@ def groups(path):
 
 
 def lines(path):
-    """Each completion, with the names of `lockstep rollouts`."""
+    """Returns the completions, with the field names of `lockstep rollouts`."""
     found = []
     for group in groups(path):
         end, count = 0, len(group["lengths"])

@@ -1,4 +1,4 @@
-"""Completions that other processes make: the weights of one process, with rewards called in the workers."""
+"""AsyncGRPOTrainer: worker processes generate and call rewards, and the weights are those of one process."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def run(*words):
     return ended
 
 
-def test_workers_give_the_weights_of_one_process(setup):
+def test_workers_train_the_same_weights_as_one_process(setup):
     run(setup, "one", "sync", "dict(max_staleness=2)")
     run(setup, "two", "async", "dict(max_staleness=2, num_workers=2)")
     assert weights("one/model") == weights("two/model")
@@ -65,10 +65,10 @@ def test_workers_give_the_weights_of_one_process(setup):
     assert run("-m", "lockstep_rl", "status", "two").stdout.count("ended") >= 2
 
 
-def test_a_file_with_get_trainer_is_trained_and_worked_for(setup):
+def test_train_and_worker_commands_run_a_file_with_get_trainer(setup):
     run("-m", "lockstep_rl", "train", setup)
     run(setup, "one", "sync", "dict(max_staleness=1)")
-    assert weights("one/model") == weights("out/model"), "a batch behind is the default"
+    assert weights("one/model") == weights("out/model"), "max_staleness is 1 by default"
     script = setup.replace("_of_run", "_by_hand")
     with open(script, "w") as file:
         file.write(open(setup).read().replace("save_steps=2)", "save_steps=2, num_workers=0, output_dir='hand')")
@@ -80,7 +80,7 @@ def test_a_file_with_get_trainer_is_trained_and_worked_for(setup):
     assert weights("hand/model") == weights("out/model")
 
 
-def test_a_worker_that_is_killed_is_started_again_and_ctrl_c_leaves_nothing(setup):
+def test_a_killed_worker_is_restarted_and_ctrl_c_ends_all_processes(setup):
     more = "dict(max_steps=100000, save_steps=50000, logging_steps=50000)"
     source = open(setup).read().replace("max_steps=6, ", "").replace("save_steps=2", "num_workers=1")
     with open(setup, "w") as file:
@@ -101,13 +101,13 @@ def test_a_worker_that_is_killed_is_started_again_and_ctrl_c_leaves_nothing(setu
         pass
     os.killpg(trains.pid, signal.SIGINT)
     out, err = trains.communicate(timeout=HANG)
-    assert "is started again" in err and "resume_from_checkpoint=True" in err, err
+    assert "is restarted" in err and "resume_from_checkpoint=True" in err, err
     while [pid for pid in {int(line.split()[0]) for line in open("scored")} if os.path.exists(f"/proc/{pid}")]:
-        assert time.monotonic() < until, "processes are left"
+        assert time.monotonic() < until, "worker processes are still running"
         time.sleep(0.05)
 
 
-def test_what_cannot_be_sent_or_shared_is_refused(model, tmp_path, monkeypatch):
+def test_rewards_that_cannot_be_sent_to_workers_are_refused(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "ab "}]
     with pytest.raises(TypeError, match="cannot be sent to a worker process"):
@@ -120,7 +120,7 @@ def test_what_cannot_be_sent_or_shared_is_refused(model, tmp_path, monkeypatch):
     assert ended.returncode == 2 and "missing.py: no such file" in ended.stderr
 
 
-def test_the_program_starts_its_workers_by_the_interpreter(model, tmp_path, monkeypatch):
+def test_the_program_starts_workers_with_the_python_interpreter(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.jsonl").write_text('{"prompt": "ab "}\n{"prompt": "sun "}\n')
     words = ["--model", str(model), "--dataset", "d.jsonl", "--reward", "unique_chars", "--set", "max_steps=2", "--set",

@@ -1,4 +1,4 @@
-"""What scripts read of trainers and arguments, and what is said where torch is not there."""
+"""Attributes of trainers and arguments that scripts read, warnings, and errors without torch."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from conftest import SMALL, grpo, vowels
 from lockstep_rl import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, RLOOTrainer, _live
 
 
-def test_attributes_of_a_trainer(model, rows):
+def test_a_trainer_has_the_attributes_that_scripts_read(model, rows):
     trainer = grpo(model, rows, [vowels, "unique_chars"], beta=0.5, num_iterations=2, epsilon_high=0.3,
                    reward_weights=[1.0, 2.0], trainer={"eval_dataset": rows[:2]})
     assert trainer.train_dataset is rows and trainer.eval_dataset == rows[:2]
@@ -25,14 +25,14 @@ def test_attributes_of_a_trainer(model, rows):
     assert {"eval_a_reward", "eval_b_reward"} <= trainer.evaluate().keys()
 
 
-def test_an_adaptive_entropy_bonus_ends_where_it_says(model, rows):
+def test_entropy_coef_is_the_value_after_the_last_adaptive_step(model, rows):
     trainer = grpo(model, rows, entropy_coef=0.01, use_adaptive_entropy=True, entropy_target=15.0, logging_steps=3)
     trainer.train()
     assert trainer.entropy_coef == pytest.approx(0.01 + 4 * 0.005, abs=1e-9)
     assert trainer.state.log_history[-1]["entropy_coef"] is not None
 
 
-def test_attributes_of_arguments():
+def test_arguments_have_the_attributes_that_scripts_read():
     args = GRPOConfig("out", warmup_steps=3, per_device_train_batch_size=16)
     assert (args.world_size, args.process_index, args.n_gpu, args.should_save) == (1, 0, 0, True)
     assert args.train_batch_size == 16 and args.get_warmup_steps(100) == 3
@@ -43,7 +43,7 @@ def test_attributes_of_arguments():
     assert plain["train_batch_size"] == 16 and {type(value) for value in plain.values()} <= {bool, int, float, str}
 
 
-def test_without_torch_the_model_says_what_is_missing(model, rows, monkeypatch):
+def test_without_torch_the_model_names_the_missing_packages(model, rows, monkeypatch):
     monkeypatch.setattr(_live, "_has_packages", lambda: False)
     trainer = grpo(model, rows)
     for use in (lambda: trainer.model.generate, lambda: trainer.model.parameters(), lambda: trainer.model.config,
@@ -55,7 +55,7 @@ def test_without_torch_the_model_says_what_is_missing(model, rows, monkeypatch):
     assert os.path.exists("copy/model.safetensors") and trainer.model.name_or_path == model
 
 
-def test_batches_that_nobody_judges_are_warned_of_and_continue(model, rows, caplog):
+def test_training_warns_and_continues_if_all_rewards_return_none(model, rows, caplog):
     def silent(completions, **kwargs):
         return [None] * len(completions)
 
@@ -72,13 +72,13 @@ def test_batches_that_nobody_judges_are_warned_of_and_continue(model, rows, capl
 
 
 @pytest.mark.parametrize("loss_type, warns", [("dapo", True), ("bnpo", True), ("grpo", False)])
-def test_sequence_ratios_with_sums_over_tokens_are_warned_of(model, rows, caplog, loss_type, warns):
+def test_a_warning_says_that_sequence_ratios_are_weighted_by_length(model, rows, caplog, loss_type, warns):
     with caplog.at_level(logging.WARNING):
         grpo(model, rows, importance_sampling_level="sequence", loss_type=loss_type)
     assert ("weights each sequence by its completion length" in caplog.text) == warns
 
 
-def test_errors_speak_of_python(model, rows):
+def test_errors_name_python_arguments_instead_of_flags(model, rows):
     grpo(model, rows, max_steps=1).train()
     with pytest.raises(ValueError) as error:
         grpo(model, rows).train()
@@ -90,7 +90,7 @@ def test_errors_speak_of_python(model, rows):
     assert "--" not in str(error.value)
 
 
-def test_ppo_takes_a_reference_and_rloo_has_its_own(model, rows):
+def test_ppo_accepts_a_reference_model(model, rows):
     args = PPOConfig("ppo", **SMALL)
     trainer = PPOTrainer(model, vowels, args, rows, ref_model=model)
     assert trainer.ref_model is not None
@@ -98,12 +98,12 @@ def test_ppo_takes_a_reference_and_rloo_has_its_own(model, rows):
     assert issubclass(RLOOTrainer, GRPOTrainer)
 
 
-def test_the_number_of_reward_processing_classes_is_checked(model, rows):
+def test_the_number_of_reward_processing_classes_must_match(model, rows):
     with pytest.raises(ValueError, match="numbers must match"):
         grpo(model, rows, [vowels, "unique_chars"], trainer={"reward_processing_classes": [None]})
 
 
-def test_rows_of_a_dataset_keep_their_format(rows):
+def test_rows_of_a_dataset_keep_its_transform(rows):
     datasets = pytest.importorskip("datasets")
     from lockstep_rl._data import rows_of
 

@@ -1,7 +1,7 @@
-"""The order in which callbacks are called, and what their requests do, beside TRL 1.16 (transformers 5.23).
+"""The order of callbacks and the effects of their requests, compared with TRL 1.16 (transformers 5.23).
 
-Each row was recorded with TRL's SFTTrainer on six rows, two in a batch: three steps in an epoch. `step2` stands for
-`step_begin1 optimizer_step1 step_end2`: the number is `state.global_step`.
+Each row was recorded with TRL's SFTTrainer on six rows with a batch size of two: three steps per epoch. `step2` is
+short for `step_begin1 optimizer_step1 step_end2`: the number is `state.global_step`.
 """
 
 import os
@@ -14,7 +14,7 @@ from lockstep_rl import SFTConfig, SFTTrainer, TrainerCallback, TrainerState
 
 
 def asks(event, at, field, value=True):
-    """A callback that sets a request at an event of a step."""
+    """Returns a callback that sets a field of `control` at an event of one step."""
 
     def call(self, args, state, control, **kwargs):
         if state.global_step == at:
@@ -28,7 +28,7 @@ def clears(event, at, field):
 
 
 def interval(**values):
-    """A callback that changes intervals of the state when training begins."""
+    """Returns a callback that changes intervals of the state when training starts."""
 
     def call(self, args, state, control, **kwargs):
         for name, value in values.items():
@@ -38,7 +38,7 @@ def interval(**values):
 
 
 class Events(TrainerCallback):
-    """Keeps the names of all events, each with the step of the state."""
+    """Records the names of all events, each with the step of the state."""
 
     def __init__(self):
         self.all = []
@@ -72,7 +72,7 @@ def train(model, callback=None, rows=None, **fields):
     return events.text(), trainer
 
 
-# Name, callback, fields, state at the end (logging_steps, eval_steps, save_steps, num_train_epochs), events.
+# Name, callback, fields, final state (logging_steps, eval_steps, save_steps, num_train_epochs), events.
 ROWS = [
     ("plain", None, dict(), (1, 500, 500, 2),
      "train_begin0 epoch_begin0 step1 log1 step2 log2 step3 log3 epoch_end3 epoch_begin3 step4 log4 step5 log5 "
@@ -195,7 +195,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("name, callback, fields, state, expected", ROWS, ids=[row[0] for row in ROWS])
-def test_the_order_of_calls_is_trls(model, name, callback, fields, state, expected):
+def test_callbacks_are_called_in_the_order_of_trl(model, name, callback, fields, state, expected):
     events, trainer = train(model, callback, **fields)
     assert events == expected
     own = trainer.state
@@ -203,14 +203,14 @@ def test_the_order_of_calls_is_trls(model, name, callback, fields, state, expect
     assert own.log_history[-1].keys() >= {"train_runtime", "train_loss", "step"}
 
 
-def test_a_run_that_a_callback_ends_keeps_its_last_checkpoint(model):
-    """TRL saves none there."""
+def test_a_run_stopped_by_a_callback_saves_a_checkpoint(model):
+    """TRL saves no checkpoint in this case."""
     events, _ = train(model, asks("on_step_end", 2, "should_training_stop"), save_strategy="steps", save_steps=50)
     assert events.endswith("step2 log2 epoch_end2 save2 log2 train_end2")
 
 
-def test_log_history_is_whole_after_a_resume(model):
-    """Each way to resume has all entries, as if training had not been stopped."""
+def test_log_history_is_complete_after_a_resume(model):
+    """However a run is resumed, its log has the entries of an uninterrupted run."""
 
     def history(trainer):
         return [(e["step"], "eval" if "eval_loss" in e else "end" if "train_runtime" in e else "loss")
@@ -230,7 +230,7 @@ def test_log_history_is_whole_after_a_resume(model):
         _, first = train(model, stop, output_dir=place, **fields)
         kept = TrainerState.load_from_json(f"{place}/checkpoint-4/trainer_state.json")
         assert kept.global_step == 4 and history(first)[: len(kept.log_history)] == expected[:6]
-        if forget:  # as an older version, or the command line, left it
+        if forget:  # as in checkpoints of older versions and of the command line
             for step in (2, 4):
                 os.remove(f"{place}/checkpoint-{step}/trainer_state.json")
         args = SFTConfig(place, per_device_train_batch_size=2, learning_rate=0.05, logging_steps=1, num_train_epochs=2,
@@ -245,7 +245,7 @@ def test_log_history_is_whole_after_a_resume(model):
         assert not os.path.exists(f"{place}/model/trainer_state.json")
 
 
-def test_the_state_before_training_is_not_that_of_training(model):
+def test_entries_logged_before_training_are_cleared_by_training(model):
     rows = [{"text": f"{word} {word}"} for word in WORDS]
     args = SFTConfig("out", per_device_train_batch_size=2, logging_steps=1, max_steps=2, threads=1, disable_tqdm=True)
     trainer = SFTTrainer(model, args, rows, rows)
@@ -255,8 +255,8 @@ def test_the_state_before_training_is_not_that_of_training(model):
     assert [entry["step"] for entry in trainer.state.log_history] == [1, 2, 2]
 
 
-# The event in which a callback evaluates, and the steps of the state at which it is called, each with the step whose
-# weights are evaluated.
+# The event in which a callback evaluates; the steps of the state at these calls, each with the step that the evaluated
+# weights are from.
 INSIDE = [
     ("train_begin", {0: 0}),
     ("epoch_begin", {0: 0}),
@@ -272,7 +272,7 @@ INSIDE = [
 
 @pytest.fixture(scope="module")
 def plain(model, tmp_path_factory):
-    """Three steps with their evaluations, without callbacks: the losses by step, and the weights."""
+    """Trains three steps with evaluations but without callbacks; returns the losses by step, and the weights."""
     place = str(tmp_path_factory.mktemp("plain") / "run")
     _, trainer = train(model, output_dir=place, max_steps=3, eval_strategy="steps", eval_steps=1, eval_on_start=True)
     losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
@@ -281,8 +281,8 @@ def plain(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("event, steps", INSIDE, ids=[event for event, _ in INSIDE])
-def test_evaluate_inside_a_callback(model, plain, event, steps):
-    """The metrics are those of the weights of this moment, and training continues as without."""
+def test_a_callback_can_evaluate_the_current_weights(model, plain, event, steps):
+    """The metrics are those of the current weights, and the evaluation does not change training."""
     rows = [{"text": f"{word} {word}"} for word in WORDS]
     found = {}
 
@@ -299,12 +299,12 @@ def test_evaluate_inside_a_callback(model, plain, event, steps):
     assert found == {step: pytest.approx(losses[of], abs=1e-6) for step, of in steps.items()}
     assert weights("out/model") == trained
     logged = [entry["step"] for entry in callback.trainer.state.log_history if "loss" in entry]
-    # As in TRL, an evaluation answers the request for a log, because it logs.
+    # As in TRL, the log of an evaluation satisfies a request to log.
     assert logged == ([] if event == "step_end" else [1, 2, 3])
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_peft": True, "lora_r": 2}, {"beta": 0.1}, {"num_iterations": 2}])
-def test_evaluate_inside_a_callback_of_grpo(model, rows, fields):
+def test_an_evaluation_in_a_callback_does_not_change_grpo_training(model, rows, fields):
     class Evaluates(TrainerCallback):
         trainer, found = None, 0
 
@@ -325,7 +325,7 @@ def test_evaluate_inside_a_callback_of_grpo(model, rows, fields):
     assert rewards[0] == rewards[1] and len(rewards[0]) >= 2
 
 
-def test_training_inside_a_callback_is_refused(model, rows):
+def test_a_callback_cannot_start_training(model, rows):
     class Trains(TrainerCallback):
         trainer = None
 
@@ -335,5 +335,5 @@ def test_training_inside_a_callback_is_refused(model, rows):
     callback = Trains()
     trainer = grpo(model, rows, callbacks=[callback])
     callback.trainer = trainer
-    with pytest.raises(RuntimeError, match="is training already"):
+    with pytest.raises(RuntimeError, match="is already training"):
         trainer.train()

@@ -1,4 +1,4 @@
-"""What functions are called with and may give back: the cases that the engine's own interpreter answers, too
+"""Arguments and results of reward functions. The engine's own interpreter is tested with the same cases
 (crates/rewards/src/python/tests.rs)."""
 
 import importlib.util
@@ -23,7 +23,7 @@ def function_of(name):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["function"])
-def test_the_calling_convention(case):
+def test_reward_functions_are_called_as_the_table_of_cases_says(case):
     rewards = RewardSet(function_of(case["function"]))
     rewards.state = SimpleNamespace(global_step=case["batch"]["step"])
     [function] = rewards.functions
@@ -35,5 +35,5 @@ def test_the_calling_convention(case):
         function(case["batch"])
     words = "".join(traceback.format_exception(raised.value)) + "".join(map(str, raised.value.args))
     for word in case["error"]:
-        # Python 3.10 has no notes: what is added stands in the message, which a KeyError shows quoted as a whole.
+        # Python 3.10 has no notes: the note is part of the message there, and a KeyError shows its message quoted.
         assert (word if hasattr(raised.value, "add_note") else word.removesuffix("'zz'")) in words

@@ -19,7 +19,7 @@ def write_rows(columns=lambda word: {"prompt": f"{word} "}):
         file.writelines(json.dumps(columns(word)) + "\n" for word in WORDS)
 
 
-def test_trls_grpo_script(model):
+def test_the_grpo_command_trains_with_the_arguments_of_trl(model):
     write_rows()
     with open("my_module.py", "w") as file:
         file.write("def fn(completions, **kwargs):\n    return [float(len(set(text))) for text in completions]\n")
@@ -33,7 +33,7 @@ def test_trls_grpo_script(model):
     assert "use_vllm has no meaning here" in said.stderr
 
 
-def test_trls_sft_script_and_its_yaml_file(model):
+def test_the_sft_command_reads_a_yaml_file_and_flags_override_it(model):
     pytest.importorskip("yaml")
     write_rows(lambda word: {"text": word})
     with open("run.yaml", "w") as file:
@@ -43,7 +43,7 @@ def test_trls_sft_script_and_its_yaml_file(model):
     assert said.returncode == 0, said.stderr
     assert os.path.exists("out/adapter_config.json")
     with open("out/metrics.jsonl") as file:
-        assert len(file.readlines()) == 1, "a flag wins over the file"
+        assert len(file.readlines()) == 1, "a flag overrides the file"
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -59,25 +59,25 @@ def test_trls_sft_script_and_its_yaml_file(model):
     (["dpo", "--model_name_or_path", "/no/such", "--dataset_name", "d"], "no such file"),
     (["sft", "--model_name_or_path", "m", "--dataset_name", "d", "--max_steps", "many"], "must be an integer"),
 ])
-def test_mistakes_are_one_line(arguments, words, capsys):
+def test_a_wrong_argument_prints_one_line(arguments, words, capsys):
     assert _cli.takes(arguments) and _cli.main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and words in said and len(said.splitlines()) == 1
 
 
-def test_an_unknown_flag_is_named(capsys):
+def test_the_error_names_an_unknown_flag(capsys):
     with pytest.raises(SystemExit) as ended:
         _cli.main(["grpo", "--num_generatons", "4"])
     assert ended.value.code == 2 and "--num_generatons" in capsys.readouterr().err
 
 
-def test_the_programs_own_arguments_stay_its_own():
+def test_other_commands_are_left_to_the_program():
     assert _cli.takes(["grpo"]) and _cli.takes(["sft", "--model-name-or-path=m"])
     assert not _cli.takes(["sft", "run.toml"]) and not _cli.takes(["sft", "--model", "m", "--dataset", "d"])
     assert not _cli.takes([]) and not _cli.takes(["train", "--model_name_or_path", "m"])
 
 
-def test_flags_become_values():
+def test_flags_are_parsed_to_values_of_their_types():
     values = _cli._parsed("grpo", ["--beta", "0.5", "--top_k", "3", "--log-completions", "--no_shuffle_dataset",
                                    "--lora_target_modules", "q_proj", "v_proj", "--chat_template_kwargs", '{"a": 1}'])
     assert values == {"beta": 0.5, "top_k": 3, "log_completions": True, "shuffle_dataset": False,

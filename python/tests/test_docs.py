@@ -1,4 +1,4 @@
-"""What is written about the package is the package."""
+"""The documentation matches the package."""
 
 import ast
 import json
@@ -15,15 +15,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = pathlib.Path(lockstep_rl.__file__).parent
 
 if not (ROOT / "docs/python").exists():
-    pytest.skip("the repository's documentation is not beside the tests", allow_module_level=True)
+    pytest.skip("the repository's documentation is missing", allow_module_level=True)
 
 
-def test_the_tables_and_stubs_are_current():
+def test_generated_tables_and_stubs_are_up_to_date():
     said = python(os.fspath(ROOT / "python/tools/generate.py"), "--check")
     assert said.returncode == 0, said.stderr
 
 
-def test_every_field_has_its_row():
+def test_the_table_of_fields_has_every_field():
     text = (ROOT / "docs/python/fields.md").read_text()
     for method in ("GRPO", "RLOO", "PPO", "SFT", "DPO", "Reward"):
         fields = getattr(lockstep_rl, f"{method}Config")._fields
@@ -31,7 +31,7 @@ def test_every_field_has_its_row():
         assert not missing, missing
 
 
-def test_every_difference_from_trl_is_shown_by_a_test():
+def test_every_difference_from_trl_names_an_existing_test():
     text = (ROOT / "docs/python/from-trl.md").read_text()
     table = text.split("| here | in TRL 1.16 | why | shown by |")[1].split("\n\n")[0].splitlines()[2:]
     assert len(table) >= 10
@@ -45,7 +45,7 @@ def test_every_difference_from_trl_is_shown_by_a_test():
 
 
 def names_of(stub):
-    """The names that a stub declares, methods of classes with a dot."""
+    """Returns the names that a stub declares, with methods as `Class.method`."""
     names = set()
     for node in ast.parse(stub.read_text()).body:
         if isinstance(node, ast.ClassDef):
@@ -56,7 +56,7 @@ def names_of(stub):
     return names
 
 
-def test_the_stub_of_the_engine_names_what_there_is():
+def test_the_stub_of_the_native_module_declares_all_its_names():
     there = {name for name in dir(_native) if not name.startswith("_")}
     for name in sorted(there):
         member = getattr(_native, name)
@@ -67,7 +67,7 @@ def test_the_stub_of_the_engine_names_what_there_is():
 
 
 @pytest.mark.parametrize("name", ["first_run", "your_own_reward", "reading_a_run"])
-def test_notebooks_are_whole_and_without_outputs(name):
+def test_notebooks_are_valid_and_have_no_outputs(name):
     notebook = json.loads((ROOT / f"docs/python/notebooks/{name}.ipynb").read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
@@ -76,7 +76,7 @@ def test_notebooks_are_whole_and_without_outputs(name):
 
 
 @pytest.mark.parametrize("page", ["docs/python/from-trl.md", "python/README.md"])
-def test_what_a_page_imports_exists(page):
+def test_imports_in_a_page_work(page):
     blocks = (ROOT / page).read_text().split("```python")[1:]
     imports = [line for block in blocks for line in block.partition("```")[0].splitlines() if "lockstep_rl" in line]
     imports = [line.partition("#")[0] for line in imports if line.startswith("from lockstep_rl")]
@@ -85,7 +85,7 @@ def test_what_a_page_imports_exists(page):
         exec(line, {})
 
 
-# What stands in a page for a Hub's name or for a reader's own, and what this test has in its place.
+# Names of the Hub and placeholders in pages, and their replacements in this test.
 OWN = {
     '"Qwen/Qwen2.5-0.5B-Instruct"': "model_directory",
     "{\"prompt\": \"My name is\"}, ...]": "{\"prompt\": \"My name is\"}] * 8",
@@ -109,7 +109,7 @@ def blocks_of(page):
     (page, at) for page in ("python/README.md", "docs/python/from-trl.md") for at in range(len(blocks_of(page)))
 ])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_code_of_a_page_runs(bytes_model, page, at):
+def test_code_blocks_in_a_page_run(bytes_model, page, at):
     text = blocks_of(page)[at]
     for theirs, ours in OWN.items():
         text = text.replace(theirs, ours)

@@ -1,6 +1,6 @@
-"""`control.should_epoch_stop`: order of calls and epochs beside TRL 1.16, resumed runs, and where it is refused.
+"""`control.should_epoch_stop`: order of calls and epochs compared with TRL 1.16, resumed runs, and errors.
 
-Each row was recorded with TRL's SFTTrainer on six rows, two in a batch, as those of test_callback_order.py.
+Each row was recorded with TRL's SFTTrainer on six rows with a batch size of two, as in test_callback_order.py.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from lockstep_rl import SFTConfig, SFTTrainer, TrainerCallback
 
 
 def asks_at(event, *steps):
-    """A callback that ends the epoch at an event of these steps, and keeps the epochs of the state."""
+    """Returns a callback that ends the epoch at an event of these steps and records `state.epoch`."""
 
     def call(self, args, state, control, **kwargs):
         if state.global_step in steps:
@@ -36,7 +36,7 @@ AFTER_1 = ("train_begin0 epoch_begin0 step1 log1 epoch_end1 epoch_begin1 step2 l
            "log4 train_end4", [0.3333, 1.3333, 1.6667, 2.0])
 AFTER_2 = ("train_begin0 epoch_begin0 step1 log1 step2 log2 epoch_end2 epoch_begin2 step3 log3 step4 log4 step5 log5 "
            "epoch_end5 log5 train_end5", [0.3333, 0.6667, 1.3333, 1.6667, 2.0])
-# Event, steps of the state, fields, events, epochs at the ends of steps.
+# Event, steps of the state, fields, events, epochs after each step.
 ROWS = [
     ("on_step_end", [1], {}, *AFTER_1),
     ("on_step_end", [2], {}, *AFTER_2),
@@ -48,7 +48,7 @@ ROWS = [
     ("on_evaluate", [2], dict(eval_strategy="steps", eval_steps=2),
      "train_begin0 epoch_begin0 step1 log1 step2 log2 log2 evaluate2 epoch_end2 epoch_begin2 step3 log3 step4 log4 "
      "log4 evaluate4 step5 log5 epoch_end5 log5 train_end5", AFTER_2[1]),
-    # A run that ends before its last step is saved here, and not in TRL.
+    # A run that ends before its last step saves a checkpoint here, but not in TRL.
     ("on_save", [2], dict(save_strategy="steps", save_steps=2),
      "train_begin0 epoch_begin0 step1 log1 step2 log2 save2 epoch_end2 epoch_begin2 step3 log3 step4 log4 save4 step5 "
      "log5 epoch_end5 save5 log5 train_end5", AFTER_2[1]),
@@ -72,7 +72,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("event, steps, fields, events, epochs", ROWS)
-def test_an_epoch_ends_where_trls_does(model, event, steps, fields, events, epochs):
+def test_should_epoch_stop_ends_the_epoch_as_in_trl(model, event, steps, fields, events, epochs):
     callback = asks_at(event, *steps)
     found, trainer = train(model, callback, **fields)
     assert found == events
@@ -82,13 +82,13 @@ def test_an_epoch_ends_where_trls_does(model, event, steps, fields, events, epoc
 
 
 @pytest.mark.parametrize("trainer", ["sft", "grpo", "grpo, two passes"])
-def test_the_next_epoch_begins_with_its_own_first_rows(model, trainer):
-    """The rows of the second epoch are those of a run that was not ended early."""
+def test_the_epoch_after_an_early_stop_has_all_its_rows(model, trainer):
+    """The second epoch has the rows of a run without an early stop."""
     seen = {}
     for ends in (False, True):
         callback = asks_at("on_step_end", *([1] if ends else []))
         if trainer == "sft":
-            # Rows of different lengths tell which rows a step had.
+            # Rows of different lengths show which rows a step had.
             rows = [{"text": "a" * length} for length in (2, 3, 5, 9, 17, 33)]
             _, made = train(model, callback, rows, output_dir=f"out{ends}", shuffle_dataset=False)
             tokens = [entry["num_tokens"] for entry in made.state.log_history if "loss" in entry]
@@ -107,10 +107,10 @@ def test_the_next_epoch_begins_with_its_own_first_rows(model, trainer):
         seen[ends] = prompts
     first = seen[False][: len(seen[False]) // 2]
     assert len(first) >= 3 and seen[False] == first * 2
-    assert seen[True] == [first[0], *first], "one batch of the first epoch, then all of the second"
+    assert seen[True] == [first[0], *first], "expected one batch of the first epoch, then the whole second epoch"
 
 
-def test_a_resumed_run_continues_behind_an_ended_epoch(model):
+def test_a_run_with_a_shortened_epoch_can_be_resumed(model):
     fields = dict(save_strategy="steps", save_steps=1, num_train_epochs=3)
     _, whole = train(model, asks_at("on_step_end", 1), output_dir="whole", **fields)
     rows = [{"text": f"{word} {word}"} for word in WORDS]
@@ -126,7 +126,7 @@ def test_a_resumed_run_continues_behind_an_ended_epoch(model):
 
 
 @pytest.mark.parametrize("fields", [dict(record_rollouts=True), dict(max_staleness=1)])
-def test_where_an_epoch_cannot_be_ended(model, rows, fields):
+def test_should_epoch_stop_is_refused_where_it_is_unsupported(model, rows, fields):
     made = grpo(model, rows, callbacks=[asks("on_step_end", 1, "should_epoch_stop")], num_train_epochs=2, max_steps=-1,
                 **fields)
     with pytest.raises(ValueError, match="should_epoch_stop.*should_training_stop"):

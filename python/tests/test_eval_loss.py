@@ -1,4 +1,4 @@
-"""eval_loss of trainers that generate: the loss of the evaluation's completions, without a step."""
+"""eval_loss of online trainers: the policy loss of the completions generated in an evaluation."""
 
 import math
 
@@ -9,7 +9,7 @@ import lockstep_rl
 
 
 def counted(seen):
-    """A reward that differs, and keeps what it is asked about."""
+    """Returns a reward with varied scores that records scores and lengths in `seen`."""
 
     def length(completions, completion_ids, **kwargs):
         scores = [float(sum(map(ord, text)) % 7) for text in completions]
@@ -20,7 +20,7 @@ def counted(seen):
 
 
 def of_groups(scores, size):
-    """Advantages: the difference to the group's mean, divided by its standard deviation."""
+    """Returns advantages: the difference from the group's mean, divided by its standard deviation."""
     advantages = []
     for first in range(0, len(scores), size):
         group = scores[first : first + size]
@@ -31,7 +31,7 @@ def of_groups(scores, size):
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
-def test_it_is_the_loss_at_a_ratio_of_one(model, rows, loss_type):
+def test_eval_loss_is_the_policy_loss_at_a_ratio_of_1(model, rows, loss_type):
     seen = []
     trainer = grpo(model, rows, counted(seen), trainer={"eval_dataset": rows}, loss_type=loss_type, seed=5)
     loss = trainer.evaluate()["eval_loss"]
@@ -44,18 +44,18 @@ def test_it_is_the_loss_at_a_ratio_of_one(model, rows, loss_type):
         "dr_grpo": -total / (len(lengths) * SMALL["max_completion_length"]),
     }[loss_type]
     assert loss == pytest.approx(expected, abs=1e-6)
-    assert loss_type == "grpo" or abs(loss) > 1e-4, "the lengths differ"
+    assert loss_type == "grpo" or abs(loss) > 1e-4, "expected completions of different lengths"
 
 
-def test_it_has_the_divergence_and_the_entropy(model, rows):
-    """The policy is its own reference before the first step, and has moved away from it after some."""
+def test_eval_loss_includes_the_kl_and_entropy_terms(model, rows):
+    """Before the first step the policy equals its reference, so that the KL term is 0."""
     def zero(completions, **kwargs):
         return [0.0] * len(completions)
 
     trainer = grpo(model, rows, zero, trainer={"eval_dataset": rows}, beta=0.5, entropy_coef=0.25)
     loss = trainer.evaluate()["eval_loss"]
     entropy = -loss / 0.25
-    assert 0.5 < entropy < math.log(40), "of 40 tokens"
+    assert 0.5 < entropy < math.log(40), "the vocabulary has 40 tokens"
     plain = grpo(model, rows, zero, trainer={"eval_dataset": rows}, beta=0.5, output_dir="plain")
     assert plain.evaluate()["eval_loss"] == 0.0
     letters = grpo(model, rows, lambda completions, **kwargs: [float(len(text)) for text in completions],
@@ -66,7 +66,7 @@ def test_it_has_the_divergence_and_the_entropy(model, rows):
     assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses) and len(set(losses)) == 4
 
 
-def test_named_sets_and_other_methods(model, rows):
+def test_eval_loss_is_logged_for_named_sets_and_rloo_but_not_ppo(model, rows):
     metrics = grpo(model, rows).evaluate({"a": rows[:2], "b": rows[2:4]})
     assert {"eval_a_loss", "eval_b_loss"} <= metrics.keys()
     for kind in ("RLOO", "PPO"):
@@ -74,11 +74,11 @@ def test_named_sets_and_other_methods(model, rows):
         trainer = getattr(lockstep_rl, f"{kind}Trainer")(model, "unique_chars", args, rows)
         assert ("eval_loss" in trainer.evaluate(rows[:2])) == (kind == "RLOO")
     greedy = grpo(model, rows, eval_sampling="greedy", output_dir="greedy").evaluate(rows[:2])
-    assert greedy["eval_loss"] == 0.0, "one completion is not better than itself"
+    assert greedy["eval_loss"] == 0.0, "equal completions have advantages of 0"
     assert "eval_loss" not in grpo(model, rows, eval_loss=False, output_dir="off").evaluate(rows[:2])
 
 
-def test_it_is_the_best_models_metric_if_nothing_else_is(model, rows):
+def test_the_best_model_can_be_chosen_by_eval_loss(model, rows):
     trainer = grpo(model, rows, trainer={"eval_dataset": rows}, eval_strategy="steps", eval_steps=2,
                    save_strategy="steps", save_steps=2, metric_for_best_model="loss", load_best_model_at_end=True)
     trainer.train()

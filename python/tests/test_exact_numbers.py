@@ -1,4 +1,4 @@
-"""Numbers that 64 bits do not hold reach the graders exactly, and Python functions as they are."""
+"""Numbers beyond 64 bits are passed to graders exactly, and to Python functions unchanged."""
 
 import decimal
 
@@ -17,7 +17,7 @@ def test_an_integer_beyond_64_bits_is_compared_exactly(grader, answer):
     assert grader(completions, answer=[answer] * 3) == [1.0, 0.0, 0.0]
 
 
-def test_rows_have_big_integers_and_decimals_as_text():
+def test_big_integers_and_decimals_of_a_row_become_strings():
     row = {"answer": BIG, "limits": [2**64 - 1, -(2**63), 2**64, True], "price": decimal.Decimal("0.10"), "x": "1" * 30}
     expected = (
         '{"answer": "100000000000000000001", "limits": [18446744073709551615, -9223372036854775808, '

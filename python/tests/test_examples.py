@@ -1,4 +1,4 @@
-"""The scripts that a TRL user brings: only the import is another. Models and data are tiny and local."""
+"""Scripts of TRL users, with only the import changed. Models and data are tiny and local."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def logged(directory):
         return [json.loads(line) for line in file]
 
 
-def test_the_quickstart(bytes_model):
+def test_the_quickstart_example_runs(bytes_model):
     with open("rows.jsonl", "w") as file:
         for a in range(8):
             prompt = [{"role": "user", "content": f"{a} + 1 = ?"}]
@@ -36,17 +36,17 @@ def test_the_quickstart(bytes_model):
     assert "rewards/accuracy_reward/mean" in logged("quickstart")[0]
 
 
-def test_two_turns_with_an_answer_between(bytes_model):
+def test_the_two_turns_example_masks_the_answers_of_the_game(bytes_model):
     said = run(EXAMPLES / "two_turns.py", MODEL=bytes_model, STEPS="2", TOKENS="4")
     assert said.returncode == 0, said.stderr
     assert "rewards/near/mean" in logged("two-turns")[0]
     for line in lines("two-turns/rollouts.bin"):
-        # The tokens of the game between those of the model: " That is no number. Guess:", …
+        # Tokens of the game, such as " That is no number. Guess:", are between tokens of the model.
         begin, end = line["mask"].index(False), len(line["mask"]) - line["mask"][::-1].index(False)
         assert 0 < begin < end < len(line["mask"]) and not any(line["mask"][begin:end]), line["mask"]
 
 
-def test_gsm8k_with_xml_rewards(bytes_model):
+def test_the_gsm8k_example_logs_all_its_rewards(bytes_model):
     with open("gsm8k.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in QUESTIONS)
     said = run(EXAMPLES / "gsm8k_xml.py", MODEL=bytes_model, DATA="gsm8k.jsonl", STEPS="2", TOKENS="16")
@@ -58,10 +58,10 @@ def test_gsm8k_with_xml_rewards(bytes_model):
 
 
 SHARED = pathlib.Path(os.environ.get("LOCKSTEP_SHARED", pathlib.Path(__file__).parents[3] / "shared"))
-# What the O-GRPO document's script asks torch and transformers for, without torch: a model that is its directory.
+# Stand-ins for what the O-GRPO script uses of torch and transformers; a model is only its directory.
 WITHOUT_TORCH = """
 import contextlib, shutil, sys, types
-# Both look for torch once, and do without.
+# Both check for torch when they are imported, and work without it.
 import datasets, transformers
 
 class Model:
@@ -77,7 +77,7 @@ class Model:
 class AutoModelForCausalLM:
     @staticmethod
     def from_pretrained(name, torch_dtype, device_map):
-        assert torch_dtype is None and device_map is None, "this machine is said to have no GPU"
+        assert torch_dtype is None and device_map is None, "expected the arguments for a machine without GPU"
         return Model(name)
 
 torch = types.ModuleType("torch")
@@ -91,7 +91,7 @@ def no_grad():
     yield
     grad_enabled[0] = True
 
-# What `datasets` asks about when it hashes what it was given.
+# Types that `datasets` checks for when it computes hashes.
 torch.Tensor, torch.Generator = type("Tensor", (), {}), type("Generator", (), {})
 torch.nn = types.SimpleNamespace(Module=type("Module", (), {}))
 torch.no_grad = no_grad
@@ -101,8 +101,8 @@ sys.modules["torch"] = torch
 """
 
 
-def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
-    """Only its import and its data are others. The same with torch and a model of transformers: test_torch.py."""
+def test_the_o_grpo_script_runs_without_torch(bytes_model, place):
+    """Only the import and the data are changed. test_torch.py runs the same script with torch."""
     script = SHARED / "data/scripts/train_grpo_v100.py"
     if not script.exists() and os.environ.get("CI") != "true":
         pytest.skip(f"{script} is missing")
@@ -119,8 +119,8 @@ def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
     said = run("script.py", MODEL=bytes_model, MAX_NEW_TOKENS="8", MAX_SAMPLES="8")
     assert said.returncode == 0, said.stderr
     assert "[train(grpo)]" in said.stdout
-    assert "`gen_kwargs` is old" in said.stderr and "train() is called under torch.no_grad()" in said.stderr
-    # Lines of alarms have no metrics.
+    assert "`gen_kwargs` is deprecated" in said.stderr and "train() is called under torch.no_grad()" in said.stderr
+    # Lines with alarms have no metrics.
     metrics = [line for line in logged("model-GRPO") if "rewards/reward_unique_chars/mean" in line]
     assert metrics[-1]["step"] == 3 * 8 and metrics[-1]["completions/max_length"] <= 8
     with open("model-GRPO/config.toml") as file:
@@ -128,7 +128,7 @@ def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
     assert all(line in config for line in ["top_p = 0.9", "temperature = 0.7", "repetition_penalty = 1.05"])
 
 
-def test_what_the_xml_rewards_say():
+def test_rewards_of_the_gsm8k_example_have_the_expected_scores():
     demo = {"__name__": "demo"}
     exec((EXAMPLES / "gsm8k_xml.py").read_text(), demo)
     whole = "<reasoning>\n1 + 1\n</reasoning>\n<answer>\n2\n</answer>\n"

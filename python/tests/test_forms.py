@@ -1,4 +1,4 @@
-"""What datasets may look like, several sets of them to evaluate, and where metrics go."""
+"""Formats of datasets, several evaluation sets, trackers of metrics, and streams."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def sft(model, rows, out, **fields):
     return weights(f"{out}/model")
 
 
-def test_sft_learns_a_text_from_its_second_token_on(model):
+def test_sft_trains_on_a_text_from_its_second_token(model):
     whole = sft(model, [{"text": word} for word in WORDS if len(word) > 1], "whole")
     split = sft(model, [{"prompt": word[0], "completion": word[1:]} for word in WORDS if len(word) > 1], "split")
     assert whole == split != weights(model)
@@ -36,23 +36,23 @@ def test_sft_learns_a_text_from_its_second_token_on(model):
     assert other == whole
 
 
-def test_sft_learns_a_conversation_as_the_template_renders_it(model):
+def test_sft_trains_on_a_conversation_rendered_by_the_template(model):
     def said(word):
         return {"messages": [{"role": "user", "content": f"{word} "}, {"role": "assistant", "content": f"{word}<e>"}]}
 
-    # The template of the tests puts contents one behind the other.
+    # The chat template of the tests concatenates the contents of messages.
     conversations = sft(model, [said(word) for word in WORDS], "conversations")
     assert conversations == sft(model, [{"text": f"{word} {word}"} for word in WORDS], "texts") != weights(model)
 
 
-def test_rows_that_are_longer_than_allowed_are_left_out(model):
+def test_rows_longer_than_max_length_are_dropped(model):
     long = [{"text": "a" * 40}]
     assert sft(model, [{"text": "ab"}] * 2 + long, "a", max_length=8) == sft(model, [{"text": "ab"}] * 2, "b")
     with pytest.raises(ValueError, match="every row is longer"):
         sft(model, long, "c", max_length=8)
 
 
-def test_several_sets_are_evaluated_under_their_names(model, rows):
+def test_metrics_of_several_evaluation_sets_have_their_names(model, rows):
     sets = {"easy": rows[:2], "hard": rows[2:]}
     trainer = grpo(model, rows, eval_strategy="steps", eval_steps=2, trainer={"eval_dataset": sets})
     trainer.train()
@@ -75,7 +75,7 @@ TEXTS = [{"prompt": f"{word} ", "completion": f"{word}."} for word in WORDS]
     (DPOTrainer, DPOConfig, PAIRS, ["loss", "rewards/chosen", "rewards/accuracies", "logps/rejected"]),
     (RewardTrainer, RewardConfig, PAIRS, ["loss", "accuracy", "margin", "brier_score"]),
 ])
-def test_several_sets_of_offline_trainers(model, trainer, config, rows, metrics):
+def test_offline_trainers_evaluate_several_sets(model, trainer, config, rows, metrics):
     sets = {"first": rows[:2], "rest": rows[2:]}
     fields = dict(eval_strategy="steps", eval_steps=3, save_steps=3, metric_for_best_model="eval_rest_loss",
                   load_best_model_at_end=True)
@@ -93,7 +93,7 @@ def test_several_sets_of_offline_trainers(model, trainer, config, rows, metrics)
     assert alone["eval_loss"] == again["eval_rest_loss"] and "eval_rest_loss" not in alone
 
 
-def test_a_reward_sees_the_columns_of_every_set(model, rows):
+def test_a_reward_gets_the_columns_of_every_dataset(model, rows):
     seen = set()
 
     def reward(completions, kind, **kwargs):
@@ -109,7 +109,7 @@ def test_a_reward_sees_the_columns_of_every_set(model, rows):
 
 
 class Service(types.ModuleType):
-    """A stand-in for a tracker's package: it records every call."""
+    """A stand-in for the package of a tracker that records all calls."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -136,7 +136,7 @@ def calls(service, name):
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_metrics_go_to_wandb_and_trackio(model, rows, service, name, monkeypatch):
+def test_metrics_are_logged_to_wandb_and_trackio(model, rows, service, name, monkeypatch):
     package = service(name)
     trainer = grpo(model, rows, report_to=name, run_name="first", project="lab")
     trainer.train()
@@ -150,7 +150,7 @@ def test_metrics_go_to_wandb_and_trackio(model, rows, service, name, monkeypatch
     assert "eval/reward" in calls(package, "log")[-1][0][0]
 
 
-def test_metrics_go_to_mlflow(model, rows, service):
+def test_metrics_are_logged_to_mlflow(model, rows, service):
     package = service("mlflow")
     package.active_run = lambda: None
     grpo(model, rows, report_to=["mlflow", "tensorboard"], run_name="first").train()
@@ -162,7 +162,7 @@ def test_metrics_go_to_mlflow(model, rows, service):
     assert all(isinstance(value, float) for args, _ in logs for value in args[0].values())
 
 
-def test_records_go_to_a_program(model, rows, service):
+def test_records_are_written_to_the_stdin_of_a_program(model, rows, service):
     package = service("wandb")
     grpo(model, rows, report_to=["wandb", "command:sh -c 'cat > got'"], run_name="first").train()
     with open("got") as file:
@@ -170,10 +170,10 @@ def test_records_go_to_a_program(model, rows, service):
     logged = [record for record in records if record["event"] == "metrics"]
     assert [record["step"] for record in logged] == [1, 2, 3, 4] and records[0]["run"] == "first"
     assert all("rewards/vowels/gil_wait_s" in record["values"] for record in logged)
-    assert calls(package, "log"), "the service gets its own"
+    assert calls(package, "log"), "expected calls to the other tracker, too"
 
 
-def test_a_service_whose_package_is_missing_is_named(model, rows, monkeypatch):
+def test_the_error_names_the_missing_package_of_a_tracker(model, rows, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match="pip install wandb"):
         grpo(model, rows, report_to="wandb")
@@ -181,7 +181,7 @@ def test_a_service_whose_package_is_missing_is_named(model, rows, monkeypatch):
 
 
 class Stream:
-    """An endless dataset that can only be gone through, from its beginning each time."""
+    """An endless iterable dataset that starts over in each iteration."""
 
     def __init__(self, words=WORDS):
         self.words = words
@@ -191,7 +191,7 @@ class Stream:
             yield from ({"prompt": f"{word} "} for word in self.words)
 
 
-def test_a_stream_is_bounded_and_resumed_to_the_same_bits(model):
+def test_a_stream_limited_by_max_samples_resumes_with_the_same_weights(model):
     whole = grpo(model, Stream(), output_dir="whole", max_samples=12, save_steps=2)
     whole.train()
     assert len(whole._train.rows) == 12
@@ -202,9 +202,9 @@ def test_a_stream_is_bounded_and_resumed_to_the_same_bits(model):
     assert weights("out/model") == weights("whole/model")
 
 
-def test_a_stream_without_an_end_needs_a_bound(model, monkeypatch):
+def test_an_endless_stream_needs_max_steps_or_max_samples(model, monkeypatch):
     monkeypatch.setattr("lockstep_rl._data.STREAM_ROWS", 100)
-    with pytest.raises(ValueError, match="stream of more than 100 rows: set max_steps, or max_samples"):
+    with pytest.raises(ValueError, match="stream of more than 100 rows: set max_steps, or set max_samples"):
         grpo(model, Stream(), max_steps=-1)
 
 

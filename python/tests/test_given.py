@@ -1,4 +1,4 @@
-"""What is given in memory and written for the engine: nothing that was there before is deleted or changed."""
+"""Models and tokenizers in memory are written to files for the engine, and no existing file is deleted or changed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from lockstep_rl._given import MARKER, GivenFiles
 
 
 class InMemory:
-    """A model as transformers has one, as far as files go."""
+    """A stand-in for a model of transformers that only writes files."""
 
     def __init__(self, directory):
         self.name_or_path = directory
@@ -28,7 +28,7 @@ class InMemory:
 
 
 class Tokenizer:
-    """A tokenizer with a template of its own."""
+    """A stand-in for a tokenizer with its own chat template."""
 
     def __init__(self, directory, template):
         self.name_or_path, self.template = directory, template
@@ -44,12 +44,12 @@ def given(place="out"):
 
 
 def files(place):
-    """Every file below with its bytes."""
+    """Returns all files below `place` with their bytes."""
     return {path: path.read_bytes() for path in pathlib.Path(place).rglob("*") if path.is_file()}
 
 
 def occupy(names):
-    """Directories of somebody's, with work in them."""
+    """Creates directories that contain a user's files."""
     for name in names:
         os.makedirs(name)
         pathlib.Path(name, "thesis.tex").write_text("years of work")
@@ -59,11 +59,11 @@ def occupy(names):
 NEIGHBOURS = ["out-model", "out-ref-model", "out-given", "given-00000000", "out-2"]
 
 
-def test_no_neighbour_is_touched(model, rows):
+def test_directories_with_similar_names_are_not_touched(model, rows):
     occupy(NEIGHBOURS)
     before = files(".")
     trainer = GRPOTrainer(InMemory(model), vowels, GRPOConfig("out", **SMALL), rows)
-    assert not os.path.exists("out"), "nothing is written before it is needed"
+    assert not os.path.exists("out"), "expected no files before training"
     assert trainer.evaluate(rows)["eval_reward"] >= 0 and not os.path.exists("out")
     trainer.train()
     pairs = [{"prompt": "ab ", "chosen": "sun", "rejected": "moon"}] * 4
@@ -74,13 +74,13 @@ def test_no_neighbour_is_touched(model, rows):
     assert sorted(os.listdir(pathlib.Path("dpo", *given("dpo")))) == ["model_name_or_path", "ref_model", MARKER]
 
 
-def test_a_loaded_model_trains_as_its_files_do(model, rows):
+def test_a_loaded_model_trains_the_same_weights_as_its_directory(model, rows):
     GRPOTrainer(InMemory(model), vowels, GRPOConfig("loaded", **SMALL), rows).train()
     grpo(model, rows, output_dir="named").train()
     assert weights("loaded/model") == weights("named/model")
 
 
-def test_a_directory_with_work_in_it_is_refused_and_stays(model, rows):
+def test_a_directory_with_other_files_is_refused_and_left_unchanged(model, rows):
     occupy(["out"])
     pathlib.Path("out/given-12345678").mkdir()
     before = files("out")
@@ -90,7 +90,7 @@ def test_a_directory_with_work_in_it_is_refused_and_stays(model, rows):
     assert files("out") == before and given() == ["given-12345678"]
 
 
-def test_the_model_stays_with_the_run_that_needs_it(model, rows):
+def test_the_written_model_is_kept_for_resuming(model, rows):
     stop = [True]
 
     def stops(completions, **kwargs):
@@ -104,7 +104,7 @@ def test_the_model_stays_with_the_run_that_needs_it(model, rows):
         GRPOTrainer(InMemory(model), stops, GRPOConfig("out", **SMALL, **fields), rows).train()
     assert len(given()) == 1
     stop.clear()
-    # A new process, as it were: the same model given again is the one that is there.
+    # As in a new process: the files of the same model are reused.
     again = GRPOTrainer(InMemory(model), stops, GRPOConfig("out", **SMALL, **fields), rows)
     again.train(resume_from_checkpoint=True)
     assert len(given()) == 1 and weights("out/model") == weights("whole/model")
@@ -112,21 +112,21 @@ def test_the_model_stays_with_the_run_that_needs_it(model, rows):
     assert len(given()) == 1
 
 
-def test_a_run_that_does_not_begin_leaves_nothing(model, rows):
+def test_a_run_that_fails_to_start_leaves_no_files(model, rows):
     trainer = GRPOTrainer(InMemory(model), "no_such_reward", GRPOConfig("out", **SMALL), rows)
     with pytest.raises(ValueError, match="no_such_reward"):
         trainer.train()
     assert not os.path.exists("out")
 
 
-def test_what_a_killed_process_left_is_swept_and_nothing_else(model, rows):
+def test_only_files_of_a_killed_process_are_removed(model, rows):
     script = "import os, signal; from lockstep_rl._given import GivenFiles; " \
              "GivenFiles('out').place('model'); os.kill(os.getpid(), signal.SIGKILL)"
     ended = subprocess.run([sys.executable, "-c", script])
     assert ended.returncode == -signal.SIGKILL
     left, = given()
-    theirs = GivenFiles("out")  # of a process that lives
-    assert given() == [os.path.basename(theirs.path)], f"{left} is gone"
+    theirs = GivenFiles("out")  # of a running process
+    assert given() == [os.path.basename(theirs.path)], f"{left} was not removed"
     occupy(["out/given-mine"])
     other = GivenFiles("out")
     assert os.path.exists(theirs.path) and os.path.exists("out/given-mine/thesis.tex")
@@ -135,11 +135,11 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(model, rows):
     shutil.rmtree("out/given-mine")
     ended = subprocess.run([sys.executable, "-c", script])
     GRPOTrainer(InMemory(model), vowels, GRPOConfig("out", **SMALL), rows).train()
-    assert len(given()) == 1, "what was left is in nobody's way"
+    assert len(given()) == 1, "files of the killed process were not removed"
 
 
-def test_a_tokenizers_own_template_is_used(bytes_model, place):
-    """Also where it was loaded from the model's directory, and where the model is an adapter."""
+def test_the_chat_template_of_a_tokenizer_object_is_used(bytes_model, place):
+    """It takes precedence over the template in the model's directory."""
     seen = {}
 
     def keeps(prompts, completions, **kwargs):
@@ -166,7 +166,7 @@ def test_a_tokenizers_own_template_is_used(bytes_model, place):
     assert seen["named"] == seen["loaded"]
 
 
-def test_eos_token_of_sft(model):
+def test_eos_token_of_sft_is_set_in_the_saved_tokenizer(model):
     few = dict(per_device_train_batch_size=2, max_steps=1, threads=1, disable_tqdm=True)
     SFTTrainer(model, SFTConfig("out", eos_token=".", **few), [{"text": "ab sun"}] * 4).train()
     assert json.loads(pathlib.Path("out/model/tokenizer_config.json").read_text())["eos_token"] == "."

@@ -1,5 +1,5 @@
-"""An object that was given holds the trained weights when `train()` ends, however it ends; a second trainer on the
-object continues. Without torch: a stand-in takes the weights from the files from which a torch model would."""
+"""A model object holds the trained weights when `train()` ends, however it ends, and a second trainer continues with
+them. A stand-in replaces the torch model: it reads the weights from the same files."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from lockstep_rl import TrainerCallback, _live
 
 
 class Loaded(InMemory):
-    """A loaded model: files of its configuration, and weights in memory."""
+    """A stand-in for a loaded model with weights in memory."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -40,7 +40,7 @@ def sync(monkeypatch):
 
 @pytest.fixture(scope="module")
 def scorer(model, tmp_path_factory):
-    """A reward model's directory."""
+    """Returns the directory of a trained reward model."""
     out = tmp_path_factory.mktemp("scorer")
     make("reward", model, out / "run").train()
     return str(out / "run/model")
@@ -74,7 +74,7 @@ def make(kind, model, out, callbacks=None, reward=vowels, **fields):
 
 
 class Ends(TrainerCallback):
-    """Ends training after two steps."""
+    """Ends training after two steps, in the way `how`."""
 
     def __init__(self, how):
         self.how = how
@@ -98,7 +98,7 @@ KINDS = list(CLASSES)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["end", "callback", "exception", "interrupt", "stop"])
-def test_the_object_has_the_trained_weights(model, scorer, kind, how):
+def test_the_model_object_has_the_trained_weights(model, scorer, kind, how):
     source = scorer if kind == "reward" else model
     loaded, before = Loaded(source), weights(source)
     ends = Ends(how)
@@ -114,10 +114,10 @@ def test_the_object_has_the_trained_weights(model, scorer, kind, how):
         by_hand.add_callback(Ends("callback"))
     by_hand.train()
     assert loaded.bytes == weights("named/model") != before
-    assert loaded.synced == 1 and trainer.model is loaded and loaded.synced == 1, "nothing is read twice"
+    assert loaded.synced == 1 and trainer.model is loaded and loaded.synced == 1, "expected the weights to be read once"
     trainer.save_model("saved")
     assert weights("saved") == loaded.bytes
-    # What somebody does with the object afterwards is theirs.
+    # Later changes of the object are kept.
     loaded.bytes = before
     assert trainer.model.bytes == before
 
@@ -127,7 +127,7 @@ def test_the_object_has_the_trained_weights(model, scorer, kind, how):
     ("rloo", "ppo"),
     ("ppo", "grpo"), ("sft", "ppo"), ("dpo", "rloo"),
 ])
-def test_a_second_trainer_continues(model, first, second):
+def test_a_second_trainer_continues_with_the_weights_of_the_first(model, first, second):
     loaded = Loaded(model)
     make(first, loaded, "one").train()
     make(second, loaded, "two").train()
@@ -136,7 +136,7 @@ def test_a_second_trainer_continues(model, first, second):
     assert loaded.bytes == weights("named-two/model") == weights("two/model")
 
 
-def test_a_curriculum_of_three_on_one_object(model):
+def test_three_trainers_train_one_object_in_turn(model):
     loaded, named = Loaded(model), model
     for stage in range(3):
         make("sft", loaded, f"stage-{stage}").train()
@@ -146,7 +146,7 @@ def test_a_curriculum_of_three_on_one_object(model):
 
 
 @pytest.mark.parametrize("where", ["reward", "log", "save", "begin"])
-def test_an_exception_anywhere_leaves_the_weights_of_the_last_step(model, where):
+def test_after_an_exception_the_object_has_the_weights_of_the_last_step(model, where):
     places = [where]
 
     def ends(place):
@@ -182,7 +182,7 @@ def test_an_exception_anywhere_leaves_the_weights_of_the_last_step(model, where)
     assert trainer.evaluate(ROWS["grpo"])["eval_reward"] == named.evaluate(ROWS["grpo"])["eval_reward"]
 
 
-def test_before_the_first_step_it_stays_what_it_was(model):
+def test_an_exception_in_the_first_step_leaves_the_object_unchanged(model):
     def fails(completions, **kwargs):
         raise RuntimeError("enough")
 
@@ -192,8 +192,8 @@ def test_before_the_first_step_it_stays_what_it_was(model):
     assert loaded.bytes == weights(model) and loaded.synced == 0
 
 
-def test_a_run_is_resumed_with_the_object_that_it_trained(model):
-    """The reference and the bits are those of the run that was never stopped, and the files are not written again."""
+def test_a_run_resumes_with_the_object_that_it_trained(model):
+    """Its reference and weights are those of an uninterrupted run, and the files of the model are not written again."""
     fields = dict(save_strategy="steps", save_steps=1, beta=0.1, max_steps=4)
     make("grpo", model, "whole", **fields).train()
     loaded = Loaded(model)
@@ -204,7 +204,7 @@ def test_a_run_is_resumed_with_the_object_that_it_trained(model):
     assert weights("out/model") == weights("whole/model") == loaded.bytes and len(given()) == 1
 
 
-def test_trained_on_another_thread(model):
+def test_the_object_is_updated_if_training_runs_on_another_thread(model):
     loaded = Loaded(model)
     trainer = make("sft", loaded, "out")
     trainer.start().result()
@@ -215,7 +215,7 @@ def test_trained_on_another_thread(model):
     assert loaded.bytes == weights("two/model")
 
 
-def test_a_model_of_a_name_is_saved_as_it_was_left(model):
+def test_a_model_passed_by_name_can_be_saved_after_an_exception(model):
     trainer = make("sft", model, "out", callbacks=[Ends("exception")])
     with pytest.raises(RuntimeError, match="enough"):
         trainer.train()

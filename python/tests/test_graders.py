@@ -1,4 +1,4 @@
-"""`lockstep_rl.rewards`: the engine's graders as functions, and as rewards that run inside it."""
+"""`lockstep_rl.rewards`: the engine's graders as functions, and as rewards that run inside the engine."""
 
 import pytest
 from conftest import SMALL, grpo, weights
@@ -24,14 +24,14 @@ from lockstep_rl import GRPOConfig, GRPOTrainer, rewards
     (rewards.reasoning_accuracy_reward, r"<think>\boxed{4}</think> \boxed{3}", {"solution": "$3$"}, 1.0),
     (rewards.reasoning_accuracy_reward, r"\boxed{3}", {"solution": "$3$"}, 0.0),
 ])
-def test_a_grader_as_a_function(reward, completion, columns, score):
+def test_a_grader_can_be_called_as_a_function(reward, completion, columns, score):
     columns = {name: [value] for name, value in columns.items()}
     given = [[{"role": "assistant", "content": completion}]]
     assert reward(completions=given, trainer_state=None, **columns) == [score]
     assert reward(completions=given * 2, **{name: values * 2 for name, values in columns.items()}) == [score] * 2
 
 
-def test_what_cannot_be_judged_is_none_and_a_warning():
+def test_a_row_without_a_valid_answer_scores_none_with_a_warning():
     with pytest.warns(UserWarning, match="gsm8k"):
         assert rewards.gsm8k(completions=["8", "8"], answer=["#### 8", "eight"]) == [1.0, None]
 
@@ -44,12 +44,12 @@ def test_what_cannot_be_judged_is_none_and_a_warning():
     (lambda: rewards.gsm8k(completions=["8"], answer=["1", "2"]), ValueError, "2 values for 1"),
     (lambda: rewards.unique_chars(completions=[{"a": 1}]), ValueError, "completions"),
 ])
-def test_mistakes_with_graders(call, error, words):
+def test_wrong_arguments_of_graders_raise_a_clear_error(call, error, words):
     with pytest.raises(error, match=words):
         call()
 
 
-def test_given_to_a_trainer_a_grader_runs_inside_the_engine(model, rows):
+def test_a_grader_passed_to_a_trainer_runs_inside_the_engine(model, rows):
     grader = rewards.builtin("unique_chars", name="chars")
     trainer = GRPOTrainer(model, [grader], GRPOConfig("inside", **SMALL), rows)
     trainer.train()

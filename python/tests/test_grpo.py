@@ -1,4 +1,4 @@
-"""GRPO through Python: what rewards, callbacks and logs see, and that its bits are the program's."""
+"""GRPOTrainer: arguments of rewards and callbacks, logs, and the same weights as the program."""
 
 import asyncio
 import functools
@@ -15,7 +15,7 @@ from conftest import SMALL, WORDS, grpo, vowels, weights
 from lockstep_rl import GRPOConfig, GRPOTrainer, TrainerCallback, _native, by_group
 
 
-def test_a_run_has_trls_log_and_result(model, rows):
+def test_a_run_logs_the_metrics_of_trl(model, rows):
     trainer = grpo(model, rows)
     output = trainer.train()
     assert output.global_step == trainer.state.global_step == 4 == trainer.state.max_steps
@@ -33,7 +33,7 @@ def test_a_run_has_trls_log_and_result(model, rows):
     assert weights(trainer.model.name_or_path) != weights(model)
 
 
-def test_the_bits_are_those_of_the_program(model, rows):
+def test_a_trainer_and_the_program_train_the_same_weights(model, rows):
     trainer = grpo(model, rows, "unique_chars")
     trainer.train()
     with open("rows.jsonl", "w") as file:
@@ -50,7 +50,7 @@ def test_the_bits_are_those_of_the_program(model, rows):
     assert weights("again/model") == weights("out/model") != weights(model)
 
 
-def test_rewards_get_what_trl_gives(model, rows):
+def test_rewards_get_the_arguments_of_trl(model, rows):
     seen = []
 
     def reward(prompts, completions, completion_ids, answer, word, trainer_state, log_extra, log_metric):
@@ -70,7 +70,7 @@ def test_rewards_get_what_trl_gives(model, rows):
     assert trainer.state.log_history[0]["rewards/reward/mean"] == 0.5
 
 
-def test_conversations_are_lists_of_messages(model):
+def test_rewards_get_conversations_as_lists_of_messages(model):
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in WORDS]
     seen = []
 
@@ -84,7 +84,7 @@ def test_conversations_are_lists_of_messages(model):
         assert len(completion) == 1 and completion[0]["role"] == "assistant"
 
 
-def test_columns_keep_their_objects(model, rows):
+def test_rewards_get_the_original_objects_of_the_dataset(model, rows):
     import datetime
 
     day = datetime.date(2026, 1, 1)
@@ -107,7 +107,7 @@ def test_columns_keep_their_objects(model, rows):
                                for d, w in zip(days, ws))
 
 
-def test_several_rewards_and_weights(model, rows):
+def test_rewards_are_added_with_their_weights(model, rows):
     def zero(completions, **kwargs):
         return [0] * len(completions)
 
@@ -125,7 +125,7 @@ def test_several_rewards_and_weights(model, rows):
     assert log["reward"] == pytest.approx(mean)
 
 
-def test_async_rewards_are_awaited_together(model, rows):
+def test_async_rewards_run_concurrently(model, rows):
     running, most = 0, 0
 
     async def slow(completions, **kwargs):
@@ -147,7 +147,7 @@ def test_async_rewards_are_awaited_together(model, rows):
     assert log["rewards/slow/mean"] == log["rewards/vowels/mean"] == log["rewards/other/mean"]
 
 
-def test_a_reward_by_group_gives_the_same_bits(model, rows):
+def test_a_reward_called_by_group_trains_the_same_weights(model, rows):
     threads = set()
 
     @by_group
@@ -200,7 +200,7 @@ def test_callbacks_are_called_in_order(model, rows):
     ]
 
 
-def test_a_callback_stops_saves_and_evaluates(model, rows):
+def test_a_callback_can_save_evaluate_and_stop(model, rows):
     class Control(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_save = state.global_step == 1
@@ -215,7 +215,7 @@ def test_a_callback_stops_saves_and_evaluates(model, rows):
     assert os.path.exists("out/model/config.json")
 
 
-def test_resume_has_the_bits_of_a_run_that_was_never_stopped(model, rows):
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_run(model, rows):
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = state.global_step == 2
@@ -229,7 +229,7 @@ def test_resume_has_the_bits_of_a_run_that_was_never_stopped(model, rows):
     assert weights("whole/model") == weights("out/model")
 
 
-def test_a_run_of_python_continues_from_the_command_line(model, rows):
+def test_the_command_line_resumes_a_run_started_in_python(model, rows):
     with open("rows.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -254,10 +254,10 @@ def test_an_exception_keeps_its_traceback_and_names_the_row(model, rows):
     assert any(entry.name == "fragile" for entry in raised.traceback)
     notes = " ".join(getattr(raised.value, "__notes__", [str(raised.value)]))
     assert "reward `fragile`" in notes and "row 2 of the dataset" in notes and "step 2" in notes
-    assert os.listdir("out/checkpoints") == ["step-000001"], "the last whole step is saved"
+    assert os.listdir("out/checkpoints") == ["step-000001"], "expected a checkpoint of the last complete step"
 
 
-def test_an_exception_may_count_as_no_score(model, rows):
+def test_with_reward_errors_continue_an_exception_counts_as_no_score(model, rows):
     def fragile(completions, trainer_state, **kwargs):
         if trainer_state.global_step == 1:
             raise RuntimeError("the judge is away")
@@ -279,7 +279,7 @@ def test_an_exception_in_a_callback_ends_the_run(model, rows):
     assert trainer.state.global_step == 1
 
 
-def test_evaluate_and_save_model(model, rows):
+def test_evaluate_predict_and_save_model_use_the_trained_weights(model, rows):
     trainer = grpo(model, rows, trainer={"eval_dataset": rows[:3]})
     before = trainer.evaluate()
     assert before["eval_reward"] >= 0 and trainer.state.log_history[-1]["eval_reward"] == before["eval_reward"]
@@ -299,7 +299,7 @@ def test_evaluate_and_save_model(model, rows):
     assert weights("saved") == weights("out/model") and os.path.exists("saved/tokenizer.json")
 
 
-def test_a_lora_adapter(model, rows):
+def test_a_lora_adapter_is_saved_with_its_configuration(model, rows):
     trainer = grpo(model, rows, trainer={"peft_config": {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}})
     trainer.train()
     with open("out/model/adapter_config.json") as file:
@@ -307,7 +307,7 @@ def test_a_lora_adapter(model, rows):
     assert (adapter["r"], adapter["lora_alpha"], adapter["target_modules"]) == (2, 4, ["q_proj"])
 
 
-def test_anything_with_a_length_and_items(model, rows):
+def test_any_sequence_or_iterator_of_rows_is_a_dataset(model, rows):
     class Rows:
         def __len__(self):
             return len(rows)
@@ -320,8 +320,8 @@ def test_anything_with_a_length_and_items(model, rows):
     assert weights("a/model") == weights("b/model") == weights("c/model") == weights("d/model")
 
 
-def test_the_interpreter_is_free_while_the_engine_works(model, rows):
-    # If the engine kept the interpreter, nothing here would run before its hundred million steps are done.
+def test_the_engine_releases_the_interpreter_lock(model, rows):
+    # If the engine held the lock, nothing here would run before its hundred million steps are done.
     run = grpo(model, rows, "unique_chars", max_steps=10**8, logging_steps=10**8, save_strategy="no").start()
     for _ in range(50):
         time.sleep(0.001)
@@ -331,15 +331,15 @@ def test_the_interpreter_is_free_while_the_engine_works(model, rows):
         run.result(600)
 
 
-def test_how_long_a_reward_waited_for_the_interpreter_is_logged(model, rows):
+def test_the_wait_of_a_reward_for_the_interpreter_lock_is_logged(model, rows):
     done = threading.Event()
     thread = threading.Thread(target=lambda: [None for _ in iter(done.is_set, True)])
     before = sys.getswitchinterval()
-    # Whoever asks for the interpreter while the thread counts has to wait for so long.
+    # A thread that requests the lock waits this long while the other thread is busy.
     sys.setswitchinterval(0.02)
     thread.start()
     try:
-        # Completions long enough for the thread to begin while they are written.
+        # Completions long enough for the thread to start while they are generated.
         trainer = grpo(model, rows * 8, max_steps=12, max_completion_length=48, per_device_train_batch_size=64)
         trainer.train()
     finally:
@@ -350,13 +350,13 @@ def test_how_long_a_reward_waited_for_the_interpreter_is_logged(model, rows):
     assert len(waits) == 12 and max(waits) > 0
 
 
-def test_a_slow_reward_by_group_hides_behind_generation(model, rows):
+def test_a_slow_reward_called_by_group_runs_during_generation(model, rows):
     @by_group
     def slow(completions, **kwargs):
         time.sleep(0.005 * len(completions))
         return vowels(completions)
 
-    # One group is generated at a time: those before it are scored beside it.
+    # One group is generated at a time, so that earlier groups are scored meanwhile.
     trainer = grpo(model, rows * 8, slow, per_device_train_batch_size=96, max_num_seqs=2, max_completion_length=48,
                    max_steps=1)
     trainer.train()
@@ -368,10 +368,10 @@ def test_a_slow_reward_by_group_hides_behind_generation(model, rows):
              trace if event.get("ph") == "X"]
     (rollout,) = [span for span in spans if span[0] == "rollout"]
     beside = [span for span in spans if span[0] == "rewards" and rollout[1] <= span[1] < rollout[2]]
-    assert beside, "the timeline shows scoring beside generation"
+    assert beside, "expected scoring during generation in the trace"
 
 
-def test_two_trainers_in_two_threads(model, rows):
+def test_two_trainers_train_in_two_threads(model, rows):
     trainers = [GRPOTrainer(model, vowels, GRPOConfig(name, **SMALL), rows) for name in ("one", "two")]
     threads = [threading.Thread(target=trainer.train) for trainer in trainers]
     for thread in threads:
@@ -382,7 +382,7 @@ def test_two_trainers_in_two_threads(model, rows):
     assert weights("one/model") == weights("two/model")
 
 
-def test_old_names_warn_and_work(model, rows):
+def test_deprecated_arguments_warn_and_work(model, rows):
     with pytest.warns(FutureWarning, match="gen_kwargs"):
         trainer = grpo(model, rows, trainer={"gen_kwargs": {
             "do_sample": True, "top_p": 0.9, "max_new_tokens": 3, "use_cache": True}})
@@ -393,7 +393,7 @@ def test_old_names_warn_and_work(model, rows):
     assert max(entry.get("completions/max_length", 0) for entry in trainer.state.log_history) <= 3
 
 
-def test_a_run_is_shown_on_a_page_while_it_trains(model, rows, tmp_path, caplog):
+def test_the_dashboard_shows_a_run_while_it_trains(model, rows, tmp_path, caplog):
     import socket
     import urllib.request
 

@@ -1,5 +1,5 @@
-"""Attributes and arguments that a script changes after the trainer was made: they are read when training begins, or
-refused by name."""
+"""Attributes and arguments that a script changes after it created the trainer: they have an effect when training
+starts, or the error names them."""
 
 import os
 
@@ -24,7 +24,7 @@ from lockstep_rl import (
 
 
 def letters(completions, **kwargs):
-    """The number of letters x."""
+    """Scores each completion by its number of letters x."""
     return [float(text.count("x")) for text in completions]
 
 
@@ -33,7 +33,7 @@ def trained(trainer):
     return weights(os.path.join(trainer._values["output_dir"], "model"))
 
 
-# How a script changes a trainer, and the fields and arguments that say the same from the beginning.
+# Changes of a trainer, with the fields and arguments that have the same effect when passed at creation.
 CHANGES = {
     "max_steps": (lambda t: setattr(t.args, "max_steps", 2), dict(max_steps=2), {}),
     "learning_rate": (lambda t: setattr(t.args, "learning_rate", 0.05), dict(learning_rate=0.05), {}),
@@ -71,7 +71,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_before_training_are_read(model, rows, name):
+def test_changes_before_training_have_an_effect(model, rows, name):
     change, fields, others = CHANGES[name]
 
     def made(place, fields, rows=rows, reward_funcs=(vowels, "unique_chars")):
@@ -84,12 +84,12 @@ def test_changes_before_training_are_read(model, rows, name):
         late.args.output_dir = "late"
     early = made("early", fields, **others)
     assert trained(late) == trained(early)
-    assert weights("late/model") != weights(model), "it was trained"
+    assert weights("late/model") != weights(model), "expected changed weights"
     unchanged = made("unchanged", {})
     assert trained(unchanged) != weights("late/model")
 
 
-def test_a_directory_that_is_set_late(model, rows):
+def test_output_dir_can_be_changed_before_training(model, rows):
     trainer = grpo(model, rows, output_dir="first", max_steps=1)
     trainer.args.output_dir = "second"
     trainer.train()
@@ -100,13 +100,13 @@ def test_a_directory_that_is_set_late(model, rows):
     assert trainer.args.output_dir == "second"
 
 
-def test_wrong_values_are_refused_when_training_begins(model, rows):
+def test_wrong_values_set_later_are_refused_when_training_starts(model, rows):
     for name, value, error, words in [
         ("max_steps", "many", TypeError, "`max_steps` must be an integer"),
         ("learning_rate", -1.0, ValueError, "learning_rate"),
         ("loss_type", "nonsense", ValueError, "loss_type"),
         ("num_generations", 3, ValueError, "num_generations"),
-        ("reward_weights", [1.0, 2.0], ValueError, "`reward_weights` has 2 numbers, but there are 1"),
+        ("reward_weights", [1.0, 2.0], ValueError, "`reward_weights` must have one weight per reward: it has 2"),
         ("report_to", "nothing", ValueError, "report_to"),
     ]:
         trainer = grpo(model, rows)
@@ -120,7 +120,7 @@ def test_wrong_values_are_refused_when_training_begins(model, rows):
         trainer.train()
 
 
-def test_an_evaluation_reads_late_too(model):
+def test_changes_before_an_evaluation_have_an_effect(model):
     rows = [{"text": f"{word} {word}"} for word in WORDS]
     trainer = SFTTrainer(model, SFTConfig("out", max_steps=1, per_device_train_batch_size=2, threads=1), rows, rows)
     assert trainer.evaluate()["eval_num_tokens"] == 0
@@ -136,13 +136,13 @@ REFUSED = ["model", "data_collator", "callback_handler", "accelerator"]
 
 @pytest.mark.parametrize("name", [*REFUSED, "ref_model", "reward_func_names", "entropy_coef", "optimizer",
                                   "lr_scheduler", "compute_loss", "training_step"])
-def test_what_cannot_be_set_is_refused_by_name(model, rows, name):
+def test_the_error_names_an_attribute_that_cannot_be_set(model, rows, name):
     trainer = grpo(model, rows)
     with pytest.raises(AttributeError, match=f"`{name}`"):
         setattr(trainer, name, object())
 
 
-def test_other_trainers_refuse_and_read_late(model):
+def test_changes_before_training_have_an_effect_on_every_trainer(model):
     pairs = [{"prompt": f"{word} ", "chosen": "a", "rejected": "b"} for word in WORDS]
     texts = [{"text": f"{word} {word}"} for word in WORDS]
     prompts = [{"prompt": f"{word} "} for word in WORDS]
@@ -164,7 +164,7 @@ def test_other_trainers_refuse_and_read_late(model):
         assert trained(late) == trained(made(f"{name}-early", learning_rate=0.05, max_steps=2)), name
 
 
-def test_a_formatting_function_that_is_set_late(model):
+def test_formatting_func_can_be_set_before_training(model):
     rows = [{"text": word, "twice": f"{word} {word}"} for word in WORDS]
 
     def twice(row):
@@ -203,7 +203,7 @@ def changing(model, rows, change, **fields):
     ("args", None), ("processing_class", None), ("beta", 0.5), ("temperature", 0.5), ("num_generations", 4),
     ("rollout_func", None), ("model", None), ("max_completion_length", 3), ("epsilon_low", 0.1),
 ])
-def test_attributes_that_are_set_while_training_are_refused(model, rows, name, value):
+def test_attributes_cannot_be_set_during_training(model, rows, name, value):
     trainer = changing(model, rows, lambda t: setattr(t, name, value))
     with pytest.raises(AttributeError, match=f"`{name}`"):
         trainer.train()
@@ -214,18 +214,18 @@ def test_attributes_that_are_set_while_training_are_refused(model, rows, name, v
     ("reward_funcs", lambda t: t.reward_funcs.__setitem__(0, letters)),
     ("reward_funcs", lambda t: t.reward_funcs.append(letters)),
 ])
-def test_lists_that_are_changed_while_training_are_refused(model, rows, name, change):
+def test_lists_of_rewards_cannot_be_changed_during_training(model, rows, name, change):
     with pytest.raises(RuntimeError, match=f"trainer.{name} was changed while training"):
         changing(model, rows, change).train()
 
 
-def test_arguments_that_are_changed_while_training_are_warned_of(model, rows):
+def test_changing_arguments_during_training_warns(model, rows):
     for name, value in [("learning_rate", 1.0), ("max_steps", 9), ("output_dir", "elsewhere"), ("beta", 1.0)]:
         trainer = changing(model, rows, lambda t: setattr(t.args, name, value), output_dir=f"out-{name}")
         with pytest.warns(UserWarning, match=f"`args.{name}` was changed while training"):
             trainer.train()
         assert trainer.state.global_step == 4
-    # What has an effect then is not warned of.
+    # A change that still has an effect does not warn.
     trainer = changing(model, rows, lambda t: setattr(t.args, "save_strategy", "no"), save_steps=3, output_dir="quiet",
                        save_strategy="steps")
     import warnings
@@ -235,7 +235,7 @@ def test_arguments_that_are_changed_while_training_are_warned_of(model, rows):
         trainer.train()
 
 
-def test_workers_get_rewards_that_are_set_late(model, rows):
+def test_workers_get_rewards_set_before_training(model, rows):
     from lockstep_rl import AsyncGRPOConfig
 
     trainer = AsyncGRPOTrainer(model, vowels, AsyncGRPOConfig("out", **SMALL, num_workers=0), rows)
@@ -245,7 +245,7 @@ def test_workers_get_rewards_that_are_set_late(model, rows):
         trainer.reward_funcs = [lambda completions, **kwargs: [0.0] * len(completions)]
 
 
-def test_a_tokenizer_that_is_set_late(bytes_model):
+def test_processing_class_can_be_changed_before_training(bytes_model):
     transformers = pytest.importorskip("transformers")
     rows = [{"messages": [{"role": "user", "content": word}]} for word in WORDS]
 

@@ -1,5 +1,5 @@
-"""What scripts do with a trainer before and after training: its tokenizer, its accelerator, a directory with other
-files, streams without an end, rows with several forms."""
+"""Trainers before and after training: tokenizer, accelerator, output directories with other files, endless streams, and
+rows with several formats."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ MAKERS = {
 # The tokenizer.
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_tokenizer_that_was_not_given_is_the_models(model, kind):
+def test_processing_class_defaults_to_the_tokenizer_of_the_model(model, kind):
     pytest.importorskip("transformers")
     trainer = MAKERS[kind](model)
     tokenizer = trainer.processing_class
@@ -56,10 +56,10 @@ def test_a_tokenizer_that_was_not_given_is_the_models(model, kind):
     trainer.train()
     tokenizer.save_pretrained("copy")
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(os.listdir("copy"))
-    assert "given-" not in " ".join(os.listdir("out")), "only reading it gives nothing to the engine"
+    assert "given-" not in " ".join(os.listdir("out")), "reading processing_class must not write files for the engine"
 
 
-def test_callbacks_are_given_the_tokenizer(model, rows):
+def test_callbacks_get_the_tokenizer(model, rows):
     pytest.importorskip("transformers")
     seen = []
 
@@ -77,7 +77,7 @@ def test_callbacks_are_given_the_tokenizer(model, rows):
 
 
 @pytest.mark.parametrize("given", ["object", "directory", "other eos", "directory and other eos"])
-def test_a_tokenizer_that_was_given_is_that_one(model, bytes_model, given):
+def test_processing_class_is_the_tokenizer_passed_to_the_trainer(model, bytes_model, given):
     transformers = pytest.importorskip("transformers")
     own = transformers.AutoTokenizer.from_pretrained(bytes_model)
     fields = {"eos_token": "<|im_end|>"} if "eos" in given else {}
@@ -88,7 +88,7 @@ def test_a_tokenizer_that_was_given_is_that_one(model, bytes_model, given):
     assert (trainer.processing_class is own) == (given == "object")
 
 
-def test_without_transformers_the_tokenizer_has_its_files(model, rows, monkeypatch):
+def test_without_transformers_the_tokenizer_can_only_be_saved(model, rows, monkeypatch):
     monkeypatch.setattr(_models, "find_spec", lambda name: None)
     trainer = grpo(model, rows)
     trainer.processing_class.save_pretrained("copy")
@@ -99,7 +99,7 @@ def test_without_transformers_the_tokenizer_has_its_files(model, rows, monkeypat
 
 # The accelerator.
 
-def test_the_accelerator_does_in_one_process_what_trls_does(model, rows):
+def test_the_accelerator_acts_like_accelerates_in_one_process(model, rows):
     trainer = grpo(model, rows, max_steps=1)
     accelerator = trainer.accelerator
     assert accelerator is trainer.accelerator
@@ -152,7 +152,7 @@ def put(name, text="years of work"):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_directory_may_have_other_files(model, kind):
+def test_output_dir_may_contain_other_files(model, kind):
     for name in FOREIGN:
         put(name)
     MAKERS[kind](model).train()
@@ -162,8 +162,8 @@ def test_a_directory_may_have_other_files(model, kind):
             assert file.read() == "years of work", name
 
 
-def test_scripts_write_before_they_train(model):
-    """As transformers' run_*.py: evaluate, write metrics and state, then train."""
+def test_metrics_and_state_can_be_saved_before_training(model):
+    """The scripts run_*.py of transformers evaluate and save metrics and state, then train."""
     trainer = SFTTrainer(model, SFTConfig("out", **COMMON, max_steps=2), TEXTS, TEXTS)
     metrics = trainer.evaluate()
     trainer.log_metrics("eval", metrics)
@@ -179,7 +179,7 @@ def test_scripts_write_before_they_train(model):
     assert again.state.global_step == 3
 
 
-def test_other_files_beside_objects_that_were_given(model):
+def test_output_dir_may_contain_other_files_if_a_tokenizer_is_passed(model):
     transformers = pytest.importorskip("transformers")
     put("train.log")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
@@ -191,7 +191,7 @@ def test_other_files_beside_objects_that_were_given(model):
     "model/config.json", "checkpoints/step-000001/x", "checkpoint-5/x", "metrics.jsonl", "record.json", "trace.json",
     "rollouts.bin", "completions/x", "tensorboard/x", "lockstep-0.log", "abandoned/x", "profile.json",
 ])
-def test_files_in_the_way_are_refused_by_name(model, name):
+def test_the_error_names_a_file_that_would_be_overwritten(model, name):
     put(name)
     trainer = MAKERS["sft"](model)
     with pytest.raises(ValueError) as error:
@@ -204,7 +204,7 @@ def test_files_in_the_way_are_refused_by_name(model, name):
 # Streams.
 
 class Stream:
-    """An endless stream that counts the rows it has given."""
+    """An endless stream that counts the rows read from it."""
 
     def __init__(self, row):
         self.row, self.count = row, 0
@@ -222,7 +222,7 @@ def letter(i):
     return WORD[i % 26]
 
 
-# Kind, fields, row, and rows that are read.
+# Kind, fields, row, and the number of rows read.
 STREAMS = [
     ("sft", dict(max_steps=2), lambda i: {"text": letter(i)}, 4),
     ("sft", dict(max_steps=3, gradient_accumulation_steps=2), lambda i: {"text": letter(i)}, 12),
@@ -243,7 +243,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize("kind, fields, row, read", STREAMS)
-def test_of_a_stream_only_the_rows_of_training_are_read(model, kind, fields, row, read):
+def test_only_the_rows_needed_for_training_are_read_from_a_stream(model, kind, fields, row, read):
     stream = Stream(row)
     trainer = MAKERS[kind](model, rows=stream, **fields)
     trainer.train()
@@ -251,15 +251,15 @@ def test_of_a_stream_only_the_rows_of_training_are_read(model, kind, fields, row
     assert trainer.state.global_step == fields["max_steps"]
 
 
-def test_rows_of_a_stream_are_learned_in_their_order(model):
-    """As TRL does: an IterableDataset has no sampler."""
+def test_rows_of_a_stream_are_not_shuffled(model):
+    """As in TRL, where an IterableDataset has no sampler."""
     rows = [{"text": letter(i) * (i + 1)} for i in range(4)]
     MAKERS["sft"](model, "stream", Stream(lambda i: rows[i % 4])).train()
     MAKERS["sft"](model, "list", rows, shuffle_dataset=False).train()
     assert weights("stream/model") == weights("list/model")
 
 
-def test_more_steps_read_more_rows(model):
+def test_more_steps_read_more_rows_of_a_stream(model):
     stream = Stream(lambda i: {"text": letter(i)})
     trainer = MAKERS["sft"](model, rows=stream, max_steps=2)
     trainer.args.max_steps = 3
@@ -267,8 +267,8 @@ def test_more_steps_read_more_rows(model):
     assert trainer.state.global_step == 3 and stream.count == 4 + 6
 
 
-def test_a_run_of_a_stream_is_resumed_with_its_rows(model):
-    """Also with more steps; and a run of an older version, which has the whole stream and shuffled it."""
+def test_a_run_on_a_stream_resumes_with_the_same_rows(model):
+    """Also with more steps, and runs of older versions, which shuffled the whole stream."""
     stop = type("Stop", (TrainerCallback,), {"on_step_end": lambda self, args, state, control, **kwargs: setattr(
         control, "should_training_stop", state.global_step == 2)})
 
@@ -289,10 +289,10 @@ def test_a_run_of_a_stream_is_resumed_with_its_rows(model):
     assert weights("older/model") == weights("older-whole/model")
 
 
-def test_streams_that_end_and_streams_without_steps(model, monkeypatch):
+def test_a_short_stream_is_repeated_and_an_endless_one_needs_max_steps(model, monkeypatch):
     MAKERS["sft"](model, "short", iter_of(TEXTS), max_steps=5).train()
     monkeypatch.setattr("lockstep_rl._data.STREAM_ROWS", 50)
-    with pytest.raises(ValueError, match="set max_steps, or max_samples"):
+    with pytest.raises(ValueError, match="set max_steps, or set max_samples"):
         MAKERS["sft"](model, "endless", Stream(lambda i: {"text": "a"}), max_steps=-1, num_train_epochs=1)
 
 
@@ -304,7 +304,7 @@ def iter_of(rows):
     return Iterable()
 
 
-def test_a_datasets_stream(model):
+def test_an_iterable_dataset_is_a_stream(model):
     datasets = pytest.importorskip("datasets")
 
     def endless():
@@ -316,13 +316,13 @@ def test_a_datasets_stream(model):
     assert trainer.state.global_step == 2
 
 
-# Rows with several forms.
+# Rows with several formats.
 
 TALK = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
 VALUES = [{"from": "human", "value": "ab"}, {"from": "gpt", "value": "cd"}]
 OTHER = [{"role": "user", "content": "x"}]
 
-# A row, and the row that TRL 1.16 learns.
+# A row, and the part of it that TRL 1.16 trains on.
 FORMS = [
     ({"text": "x", "messages": TALK}, {"messages": TALK}),
     ({"text": "x", "conversations": VALUES}, {"conversations": VALUES}),
@@ -342,13 +342,13 @@ FORMS = [
 
 
 @pytest.mark.parametrize("row, chosen", FORMS)
-def test_of_several_forms_trls_is_learned(bytes_model, row, chosen):
+def test_a_row_with_several_formats_trains_on_the_one_of_trl(bytes_model, row, chosen):
     MAKERS["sft"](bytes_model, "all", [row] * 4, max_steps=1).train()
     MAKERS["sft"](bytes_model, "chosen", [chosen] * 4, max_steps=1).train()
     assert weights("all/model") == weights("chosen/model")
 
 
-def test_a_text_column_of_another_name_beside_messages(bytes_model):
+def test_messages_take_precedence_over_dataset_text_field(bytes_model):
     row = {"body": "x", "messages": TALK}
     MAKERS["sft"](bytes_model, "all", [row] * 4, max_steps=1, dataset_text_field="body").train()
     MAKERS["sft"](bytes_model, "chosen", [{"messages": TALK}] * 4, max_steps=1).train()

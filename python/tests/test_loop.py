@@ -1,4 +1,4 @@
-"""Loops of one's own: Model, Engine and Trainer over arrays."""
+"""Custom training loops with Model, Engine and Trainer on arrays."""
 
 import pytest
 from conftest import SMALL, grpo, vowels, weights
@@ -14,7 +14,7 @@ def loaded(model):
     return Model(model, threads=1)
 
 
-def test_what_the_sampler_recorded_is_what_scoring_gives(loaded):
+def test_scoring_equals_the_log_probabilities_of_the_sampler(loaded):
     groups = Engine(loaded).generate(["ab ", "sun "], SAMPLING, num_generations=3)
     pairs = [(group.prompt, one.ids) for group in groups for one in group.completions]
     scores = loaded.score(pairs)
@@ -24,7 +24,7 @@ def test_what_the_sampler_recorded_is_what_scoring_gives(loaded):
     assert all(one.version == 0 and one.finish_reason in ("stop", "length") for g in groups for one in g.completions)
 
 
-def test_log_probabilities_are_those_of_a_distribution(loaded):
+def test_probabilities_of_all_tokens_add_up_to_1(loaded):
     every = [(np.array([1, 2], np.uint32), np.array([token], np.uint32)) for token in range(loaded.vocab_size)]
     logps = np.array([scores.logprobs[0] for scores in loaded.score(every)], np.float64)
     assert np.exp(logps).sum() == pytest.approx(1.0, abs=1e-5)
@@ -32,7 +32,7 @@ def test_log_probabilities_are_those_of_a_distribution(loaded):
     assert loaded.score(every[:1], temperature=2.0)[0].logprobs[0] != np.float32(logps[0])
 
 
-def test_arrays_are_handed_over_without_a_copy(loaded):
+def test_arrays_are_passed_without_a_copy(loaded):
     group = Engine(loaded).generate([[1, 2]], SAMPLING)[0]
     ids = group.completions[0].ids
     assert ids.dtype == np.uint32 and ids.flags.owndata is False and ids.base is not None
@@ -43,7 +43,7 @@ def test_arrays_are_handed_over_without_a_copy(loaded):
 
 
 class Exported:
-    """An array of another package."""
+    """A stand-in for an array of another package, with DLPack support."""
 
     def __init__(self, array):
         self.array = array
@@ -55,13 +55,13 @@ class Exported:
         return self.array.__dlpack_device__()
 
 
-def test_ids_of_other_packages_and_types(loaded):
+def test_token_ids_may_be_lists_tuples_or_arrays_of_other_packages(loaded):
     given = [[1, 2], (1, 2), np.array([1, 2]), np.array([1, 2], np.int32), Exported(np.array([1, 2], np.uint32))]
     scores = [loaded.score([(ids, ids)])[0].logprobs for ids in given]
     assert all(np.array_equal(scores[0], other) for other in scores)
 
 
-def test_generation_is_repeatable_and_two_prompts_differ(loaded):
+def test_generation_is_deterministic_and_differs_for_equal_prompts(loaded):
     def generated(engine):
         return [one.ids.tolist() for group in engine.generate(["ab "] * 2, SAMPLING, 4) for one in group.completions]
 
@@ -74,13 +74,13 @@ def test_generation_is_repeatable_and_two_prompts_differ(loaded):
     assert len(stopped[0].completions[0].ids) == 1 and stopped[0].completions[0].finish_reason == "stop"
 
 
-def test_text_and_ids(loaded):
+def test_decoding_reverses_encoding(loaded):
     ids = loaded.encode("ab sun")
     assert ids.dtype == np.uint32 and loaded.decode(ids) == "ab sun" and loaded.eos_ids == [0]
     assert loaded.decode([*ids, 0]) == "ab sun" and loaded.decode([*ids, 0], skip_special_tokens=False) != "ab sun"
 
 
-def test_a_loop_of_ones_own_has_the_bits_of_the_trainer(model, rows, loaded):
+def test_a_custom_loop_trains_the_same_weights_as_the_trainer(model, rows, loaded):
     fields = dict(shuffle_dataset=False, lr_scheduler_type="constant")
     grpo(model, rows, **fields).train()
     engine = Engine(loaded)
@@ -98,7 +98,7 @@ def test_a_loop_of_ones_own_has_the_bits_of_the_trainer(model, rows, loaded):
     assert weights("own") == weights("out/model")
 
 
-def test_a_step_moves_probability_to_what_was_better(loaded):
+def test_a_step_raises_the_probability_of_the_better_completion(loaded):
     prompt = loaded.encode("ab ")
     better, worse = loaded.encode("sun"), loaded.encode("moon")
     pairs = [(prompt, better), (prompt, worse)]
@@ -120,7 +120,7 @@ def test_a_step_moves_probability_to_what_was_better(loaded):
 
 @pytest.mark.parametrize("call, error, words", [
     (lambda m: m.score([([], [1])]), ValueError, "a prompt is empty"),
-    (lambda m: m.score([([1], [4000])]), ValueError, "4000 is not in the model's vocabulary"),
+    (lambda m: m.score([([1], [4000])]), ValueError, "4000 must be below the vocabulary size"),
     (lambda m: m.score([([1.5], [1])]), ValueError, "must be integers"),
     (lambda m: m.score([([-1], [1])]), ValueError, "from 0 on"),
     (lambda m: m.score([([[1]], [1])]), ValueError, "2 dimensions"),
@@ -139,6 +139,6 @@ def test_a_step_moves_probability_to_what_was_better(loaded):
     (lambda m: Model("./nowhere"), FileNotFoundError, "nowhere"),
     (lambda m: Model("m", dtype="f16"), ValueError, "f32 or bf16"),
 ])
-def test_mistakes_in_a_loop(loaded, call, error, words):
+def test_wrong_arguments_in_a_loop_raise_a_clear_error(loaded, call, error, words):
     with pytest.raises(error, match=words):
         call(loaded)

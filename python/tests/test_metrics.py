@@ -1,4 +1,4 @@
-"""compute_metrics and predict: what they are given, checked against the engine's own metrics."""
+"""compute_metrics and predict: their predictions are checked against the engine's own metrics."""
 
 import json
 import os
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:compute_metrics and predict are 
 
 
 class Seen:
-    """Keeps what it is given, and gives metrics."""
+    """A compute_metrics function that records its predictions."""
 
     def __init__(self, metrics=None):
         self.all = []
@@ -45,7 +45,7 @@ def log_softmax(logits):
 
 
 def token_logps(prediction):
-    """Of each token after the first, given those before it; NaN where nothing is learned."""
+    """Returns the log-probability of each token after the first; NaN for tokens without a label."""
     labels = prediction.label_ids[:, 1:]
     logps = log_softmax(prediction.predictions[:, :-1])
     taken = np.take_along_axis(logps, np.maximum(labels, 0)[..., None], -1)[..., 0]
@@ -59,9 +59,9 @@ def sft(model, seen, rows=None, evaluation=None, more=None, **fields):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_the_loss_of_the_logits_is_the_engines(model, dtype):
+def test_the_loss_computed_from_logits_equals_eval_loss(model, dtype):
     def nll(prediction):
-        """By batches of four, as TRL's evaluation has it: each row counts as much as its batch's tokens say."""
+        """Averages over batches of four as in TRL, where each batch has the weight of its rows."""
         logps = token_logps(prediction)
         batches = [logps[:4], logps[4:]]
         assert abs(np.nanmean(logps) - np.nanmean(batches[0])) > 1e-5
@@ -79,7 +79,7 @@ def test_the_loss_of_the_logits_is_the_engines(model, dtype):
     assert given.predictions.shape[:2] == given.label_ids.shape == (5, given.predictions.shape[1])
     assert given.predictions.shape[1] >= longest and given.predictions.shape[2] == 40
     assert given.predictions.dtype == np.float32 and given.label_ids.dtype == np.int64
-    # "x x.": the prompt is not learned, and what is behind its end is padding.
+    # "x x.": the prompt has no labels, and the rest of the row is padding.
     row = [row["prompt"] for row in SOLVED[1:]].index("x ")
     assert (given.label_ids[row, :2] == -100).all() and (given.label_ids[row, 2:4] > 0).all()
     assert (given.predictions[row, -1] == -100).all() and (given.label_ids[row, -1] == -100)
@@ -89,7 +89,7 @@ def test_the_loss_of_the_logits_is_the_engines(model, dtype):
 
 
 def of_tokens(prediction):
-    """Entropy, accuracy and mean logits of the tokens that are learned."""
+    """Returns entropy, accuracy and mean logit of the tokens with labels."""
     learned = prediction.label_ids[:, 1:] != -100
     logits = prediction.predictions[:, :-1][learned].astype("float64")
     logps = log_softmax(logits)
@@ -101,7 +101,7 @@ def of_tokens(prediction):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_entropy_and_accuracy_of_the_logits_are_the_engines(model, dtype):
+def test_entropy_and_accuracy_from_logits_equal_the_logged_ones(model, dtype):
     sft(model, None, max_steps=20, learning_rate=0.02).train()
     trainer = sft("out/model", of_tokens, output_dir="more", dtype=dtype, per_device_eval_batch_size=8)
     metrics = trainer.evaluate()
@@ -114,7 +114,7 @@ def test_entropy_and_accuracy_of_the_logits_are_the_engines(model, dtype):
     assert trainer.evaluate()["eval_num_tokens"] == trained > 0
 
 
-def test_accuracy_of_tokens_rises_as_the_model_learns(model):
+def test_token_accuracy_rises_during_training(model):
     def accuracy(prediction):
         labels = prediction.label_ids[:, 1:]
         right = prediction.predictions[:, :-1].argmax(-1) == labels
@@ -127,24 +127,24 @@ def test_accuracy_of_tokens_rises_as_the_model_learns(model):
     assert len(found) == 2 and found[0] < 0.3 and found[1] > 0.8, found
 
 
-def test_whole_texts_are_all_labels(model):
+def test_all_tokens_of_a_text_are_labels(model):
     seen = Seen()
     texts = [{"text": "ab sun"}, {"text": "moon"}] * 2
     trainer = sft(model, seen, rows=texts, evaluation=texts[:2], include_for_metrics=["inputs", "loss"])
     trainer.evaluate()
     [given] = seen.all
-    assert (given.label_ids[0] == given.inputs[0]).all(), "the first token, too"
+    assert (given.label_ids[0] == given.inputs[0]).all(), "expected a label for the first token, too"
     assert (given.label_ids[1] == -100).sum() == 2 and len(list(given)) == 4
     nll = -np.nanmean(token_logps(given))
     assert given.losses.shape == (2,) and given.losses == pytest.approx(nll, abs=1e-5)
 
 
-def test_logps_of_pairs_are_the_engines(model):
+def test_logps_of_pairs_from_logits_equal_the_logged_ones(model):
     rows = [{"prompt": f"{word} ", "chosen": "abc", "rejected": "bcd"} for word in ("xx", "yy") * 3]
 
     def of_pairs(prediction):
-        # Labels are all ids: the prompt's three, which are not of the answer, among them. Each batch's chosen answers
-        # come before its rejected ones.
+        # All ids have labels, including the three of the prompt. In each batch, the chosen answers are before the
+        # rejected ones.
         answers = token_logps(prediction)[:, 2:].sum(-1)
         chosen = [0, 1, 2, 3, 8, 9]
         return {"chosen": answers[chosen].mean(), "rejected": np.delete(answers, chosen).mean()}
@@ -158,7 +158,7 @@ def test_logps_of_pairs_are_the_engines(model):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_scores_of_pairs_are_the_engines(model, dtype):
+def test_scores_of_pairs_give_the_logged_accuracy_and_margin(model, dtype):
     def accuracy(prediction):
         scores = prediction.predictions[:, 0]
         assert prediction.label_ids == () and prediction.predictions.shape == (12, 1)
@@ -174,7 +174,7 @@ def test_scores_of_pairs_are_the_engines(model, dtype):
     assert metrics["eval_mean"] == pytest.approx(metrics["eval_mean_reward"], abs=1e-6)
 
 
-def test_preprocessing_sees_one_batch_at_a_time(model):
+def test_logits_are_preprocessed_one_batch_at_a_time(model):
     shapes, seen = [], Seen(lambda prediction: {"ok": 1})
 
     def preprocess(logits, labels):
@@ -192,7 +192,7 @@ def test_preprocessing_sees_one_batch_at_a_time(model):
     assert (given.predictions[learned] == whole.all[0].predictions.argmax(-1)[learned]).all()
 
 
-def test_nested_outputs_of_preprocessing_are_joined(model):
+def test_nested_outputs_of_preprocessing_are_concatenated(model):
     seen = Seen()
     more = dict(preprocess_logits_for_metrics=lambda logits, labels: (
         np.asarray(logits).max(-1), {"rows": np.ones(len(logits))}))
@@ -204,7 +204,7 @@ def test_nested_outputs_of_preprocessing_are_joined(model):
     assert [len(batch[0]) for batch in apart.all[0].predictions] == [4, 2] == [len(b) for b in apart.all[0].label_ids]
 
 
-def test_metrics_batch_by_batch(model):
+def test_batch_eval_metrics_calls_compute_metrics_for_each_batch(model):
     calls, rows = [], []
 
     def compute(prediction, compute_result):
@@ -220,7 +220,7 @@ def test_metrics_batch_by_batch(model):
         sft(model, lambda prediction: {}, batch_eval_metrics=True)
 
 
-def test_names_of_metrics(model):
+def test_metrics_of_compute_metrics_get_the_prefix_of_their_set(model):
     heard = []
 
     class Hear(TrainerCallback):
@@ -243,12 +243,12 @@ def test_names_of_metrics(model):
     assert trainer.evaluate(SOLVED[:1], metric_key_prefix="held")["held_a"] == 0.5
 
 
-def test_a_metric_of_the_same_name_is_the_programs(model):
+def test_compute_metrics_can_replace_eval_loss(model):
     trainer = sft(model, lambda prediction: {"loss": 7})
     assert trainer.evaluate()["eval_loss"] == 7
 
 
-def test_the_best_model_by_a_metric_of_ones_own(model):
+def test_the_best_model_can_be_chosen_by_a_metric_of_compute_metrics(model):
     worst_last = iter([3.0, 9.0, 1.0, 0.5])
     trainer = sft(model, lambda prediction: {"mine": next(worst_last)}, eval_strategy="steps", eval_steps=1,
                   metric_for_best_model="mine", load_best_model_at_end=True, save_steps=1)
@@ -257,12 +257,12 @@ def test_the_best_model_by_a_metric_of_ones_own(model):
     assert weights("out/model") == weights("out/checkpoints/step-000002") != weights("out/checkpoints/step-000004")
     other = sft(model, lambda prediction: {"mine": 1}, output_dir="other", eval_strategy="steps", eval_steps=2,
                 metric_for_best_model="yours")
-    with pytest.raises(ValueError, match="yours: no such evaluation metric; there are eval_loss, .*eval_mine"):
+    with pytest.raises(ValueError, match="yours: no such evaluation metric; the metrics are eval_loss, .*eval_mine"):
         other.train()
     assert os.listdir("other/checkpoints") == ["step-000002"]
 
 
-def test_predict_gives_what_compute_metrics_is_given(model):
+def test_predict_returns_the_predictions_passed_to_compute_metrics(model):
     seen = Seen()
     trainer = sft(model, seen)
     given = trainer.predict(SOLVED[:3])
@@ -282,13 +282,13 @@ def test_predict_gives_what_compute_metrics_is_given(model):
     assert scores.predictions.shape == (4, 1) and scores.label_ids == ()
 
 
-def test_metrics_change_no_bit_of_training(model):
+def test_compute_metrics_does_not_change_the_trained_weights(model):
     sft(model, Seen(), eval_strategy="steps", eval_steps=1).train()
     sft(model, None, output_dir="bare", eval_strategy="steps", eval_steps=1).train()
     assert weights("out/model") == weights("bare/model")
 
 
-def test_an_exception_keeps_its_traceback_and_leaves_a_checkpoint(model):
+def test_an_exception_in_compute_metrics_leaves_a_checkpoint(model):
     calls = []
 
     def broken(prediction):
@@ -312,7 +312,7 @@ def test_an_exception_keeps_its_traceback_and_leaves_a_checkpoint(model):
     sft(model, broken, eval_strategy="steps", eval_steps=1).train(resume_from_checkpoint=True)
     sft(model, None, output_dir="whole", eval_strategy="steps", eval_steps=1).train()
     assert weights("out/model") == weights("whole/model")
-    assert len(calls) == 5, "the evaluation that failed was made again"
+    assert len(calls) == 5, "expected the failed evaluation to be repeated"
 
 
 @pytest.mark.parametrize("given, kind, text", [
@@ -323,19 +323,19 @@ def test_an_exception_keeps_its_traceback_and_leaves_a_checkpoint(model):
     (dict(compute_metrics=print, per_device_eval_batch_size=0), ValueError, "per_device_eval_batch_size"),
     (dict(per_device_eval_batch_size="8"), TypeError, "per_device_eval_batch_size"),
 ])
-def test_what_cannot_be(model, given, kind, text):
+def test_wrong_arguments_for_metrics_raise_a_clear_error(model, given, kind, text):
     fields = {name: given.pop(name) for name in [*given] if name in SFTConfig._fields}
     with pytest.raises(kind, match=text):
         args = SFTConfig("out", **{**OFFLINE, **fields})
         SFTTrainer(model, args, SOLVED, SOLVED, **given).evaluate()
 
 
-def test_logits_are_deprecated_as_in_trl(model):
+def test_compute_metrics_with_logits_warns_as_in_trl(model):
     with pytest.warns(FutureWarning, match="which TRL deprecates"):
         sft(model, Seen()).evaluate()
 
 
-def test_groups_have_no_such_argument(model, rows):
+def test_grpo_refuses_compute_metrics(model, rows):
     for name in ("compute_metrics", "preprocess_logits_for_metrics"):
         with pytest.raises(ValueError, match=f"{name}.*TRL's trainer has no such argument"):
             grpo(model, rows, trainer={name: print})
@@ -346,8 +346,8 @@ def test_groups_have_no_such_argument(model, rows):
     lambda model, train, held_out: DPOTrainer(model, None, DPOConfig("out", **OFFLINE), train, held_out),
     lambda model, train, held_out: grpo(model, train, trainer=dict(eval_dataset=held_out)),
 ], ids=["sft", "dpo", "grpo"])
-def test_evaluating_does_not_encode_the_training_set(model, make):
-    """Of these rows none can be encoded: the vocabulary lacks Ω."""
+def test_an_evaluation_does_not_encode_the_training_set(model, make):
+    """The training rows cannot be encoded: the vocabulary has no Ω."""
     train = [{"prompt": "Ω", "completion": "Ω", "chosen": "Ω", "rejected": "ΩΩ"}] * 8
     held_out = [{**solved, **pair} for solved, pair in zip(SOLVED, PAIRS)]
     trainer = make(model, train, held_out)
@@ -356,7 +356,7 @@ def test_evaluating_does_not_encode_the_training_set(model, make):
         trainer.train()
 
 
-def test_a_text_made_of_each_row(model):
+def test_formatting_func_makes_the_text_of_each_row(model):
     facts = [{"question": word, "answer": word[::-1]} for word in WORDS]
 
     def text(row):
@@ -378,7 +378,7 @@ def test_a_text_made_of_each_row(model):
     (lambda row: "ab", SOLVED, ValueError, "only the completion is learned"),
     (lambda row: "ab", "rows.jsonl", ValueError, "needs rows in memory"),
 ])
-def test_texts_that_cannot_be_made(model, function, rows, kind, said, place):
+def test_wrong_formatting_functions_raise_a_clear_error(model, function, rows, kind, said, place):
     (place / "rows.jsonl").write_text('{"text": "ab"}\n')
     with pytest.raises(kind, match=said):
         SFTTrainer(model, SFTConfig("out", **OFFLINE), rows, formatting_func=function)

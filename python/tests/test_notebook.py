@@ -1,4 +1,4 @@
-"""What a notebook shows of a run, and what another cell can read of it."""
+"""Display of a run in a notebook, and access to it from other cells."""
 
 import sys
 import types
@@ -17,7 +17,7 @@ class Display:
 
 @pytest.fixture
 def display(monkeypatch):
-    """A kernel that keeps what it is to show."""
+    """A stand-in for a kernel that records what it displays."""
     handle = Display()
     module = types.ModuleType("IPython.display")
     module.HTML = str
@@ -28,7 +28,7 @@ def display(monkeypatch):
     return handle
 
 
-def test_a_notebook_shows_a_bar_and_a_table(model, rows, display, capsys):
+def test_a_notebook_shows_a_progress_bar_and_a_table(model, rows, display, capsys):
     grpo(model, rows, disable_tqdm=False).train()
     first, last = display.shown[0], display.shown[-1]
     assert 'value="0"' in first and "<table>" not in first
@@ -37,12 +37,12 @@ def test_a_notebook_shows_a_bar_and_a_table(model, rows, display, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_nothing_is_shown_where_that_was_asked(model, rows, display):
+def test_a_notebook_shows_nothing_with_disable_tqdm(model, rows, display):
     grpo(model, rows).train()
     assert display.shown == []
 
 
-def test_names_of_rewards_are_no_markup(model, rows, display):
+def test_names_of_rewards_are_escaped_in_html(model, rows, display):
     def reward(completions, **kwargs):
         return [0.0] * len(completions)
 
@@ -51,7 +51,7 @@ def test_names_of_rewards_are_no_markup(model, rows, display):
     assert "rewards/&lt;b&gt;/mean" in display.shown[-1] and "<b>" not in display.shown[-1]
 
 
-def test_another_cell_reads_a_run_that_continues(model, rows):
+def test_metrics_of_a_running_run_can_be_read_in_another_cell(model, rows):
     import threading
 
     reached, released = threading.Event(), threading.Event()
@@ -72,7 +72,7 @@ def test_another_cell_reads_a_run_that_continues(model, rows):
     assert run.result(HANG).global_step == 4 and not run.is_running
 
 
-def test_a_run_in_the_background_is_stopped_and_says_what_failed(model, rows):
+def test_a_background_run_can_be_stopped_and_raises_its_error(model, rows):
     import threading
 
     begun = threading.Event()
@@ -95,7 +95,7 @@ def test_a_run_in_the_background_is_stopped_and_says_what_failed(model, rows):
 
 
 def cell(client, code, output=None):
-    """Runs a cell: what it printed, and its error's name and text. `output` hears each piece while it runs."""
+    """Runs a cell and returns its output and its error. `output` is called with each part of the output."""
     printed = []
 
     def hear(message):
@@ -110,8 +110,8 @@ def cell(client, code, output=None):
 
 
 @pytest.mark.parametrize("where", ["engine", "reward"])
-def test_a_cell_that_is_interrupted_leaves_a_usable_kernel(model, place, where):
-    """The kernel's interrupt comes while the engine works on a step, or while the cell's own reward runs."""
+def test_interrupting_a_cell_leaves_the_kernel_usable(model, place, where):
+    """The interrupt arrives while the engine computes a step, or while a reward of the cell runs."""
     pytest.importorskip("ipykernel")
     manager = pytest.importorskip("jupyter_client").KernelManager(kernel_name="python3")
     manager.start_kernel(cwd=str(place))
@@ -149,7 +149,7 @@ trainer = GRPOTrainer({model!r}, reward, args, [{{"prompt": "ab "}}] * 8, callba
         assert error is not None and error[0] == "KeyboardInterrupt", error
         said, error = cell(client, "print(1 + 1, trainer.state.global_step >= 2)")
         assert (said, error) == ("2 True\n", None)
-        assert list((place / "out/checkpoints").iterdir()), "the run left a checkpoint"
+        assert list((place / "out/checkpoints").iterdir()), "expected a checkpoint of the interrupted run"
         said, error = cell(client, """
 slow = False
 done = trainer.state.global_step

@@ -1,4 +1,4 @@
-"""What a subclass, a mixin or a patch changes is called, or refused when the trainer is made: never ignored."""
+"""Methods that a subclass, a mixin or a patch overrides are called or refused, but never ignored."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def called(self, *args, **kwargs):
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_a_method_that_nobody_calls_is_refused(model, rows, name):
+def test_overriding_a_method_that_is_never_called_is_refused(model, rows, name):
     own = type("Own", (GRPOTrainer,), {name: called})
     mixed = type("Mixed", (type("Mixin", (), {name: called}), GRPOTrainer), {})
     for cls in (own, type("Below", (own,), {}), mixed):
@@ -31,7 +31,7 @@ def test_a_method_that_nobody_calls_is_refused(model, rows, name):
     assert not os.path.exists("out")
 
 
-def test_a_patch_of_our_class_is_found(model, rows, monkeypatch):
+def test_patching_a_method_that_is_never_called_is_refused(model, rows, monkeypatch):
     trainer = grpo(model, rows)
     monkeypatch.setattr(GRPOTrainer, "compute_loss", called, raising=False)
     for attempt in (trainer.train, lambda: grpo(model, rows)):
@@ -40,7 +40,7 @@ def test_a_patch_of_our_class_is_found(model, rows, monkeypatch):
     assert len(REFUSED_METHODS) > 80 and all(REFUSED_METHODS.values())
 
 
-def test_methods_that_are_called(model, rows):
+def test_overridden_log_evaluate_and_save_model_are_called(model, rows):
     seen = {"log": 0, "evaluate": 0, "save_model": []}
 
     class Mixin:
@@ -70,7 +70,7 @@ def test_methods_that_are_called(model, rows):
     assert weights("mine") == weights("out/model") and pathlib.Path("mine/mine.txt").read_text() == "False"
 
 
-def test_a_method_that_is_set_on_the_object_is_called(model, rows):
+def test_a_method_assigned_to_the_trainer_is_called(model, rows):
     logs = []
     trainer = grpo(model, rows)
     trainer.log = lambda entry, start_time=None: logs.append(entry)
@@ -79,7 +79,7 @@ def test_a_method_that_is_set_on_the_object_is_called(model, rows):
 
 
 @pytest.mark.parametrize("event", ["on_prediction_step", "on_substep_end", "on_pre_optimizer_step", "on_push_begin"])
-def test_a_callback_that_waits_for_what_never_comes_is_refused(model, rows, event):
+def test_a_callback_for_an_event_that_never_occurs_is_refused(model, rows, event):
     waits = type("Waits", (TrainerCallback,), {event: called})
     for callback in (waits, waits()):
         with pytest.raises(TypeError, match=f"has `{event}`, which is never called here"):
@@ -102,15 +102,15 @@ class Events(TrainerCallback):
             optimizer.param_groups
 
 
-def test_steps_of_the_optimizer_are_told(model, rows):
+def test_callbacks_are_called_after_each_optimizer_step(model, rows):
     events = Events()
     grpo(model, rows, callbacks=[events]).train()
-    # As in transformers, the step is counted after the optimizer's event.
+    # As in transformers, on_optimizer_step is called before the step is counted.
     assert events.seen == [event for step in (1, 2, 3, 4) for event in (("optimizer", step - 1), ("step", step))]
 
 
 class Patience(TrainerCallback):
-    """As transformers' EarlyStoppingCallback decides."""
+    """Stops early by the rule of transformers' EarlyStoppingCallback."""
 
     def __init__(self, patience):
         self.patience, self.waited, self.seen = patience, 0, []
@@ -122,9 +122,9 @@ class Patience(TrainerCallback):
         control.should_training_stop = self.waited >= self.patience
 
 
-def test_the_best_metric_moves_during_the_run(model, rows):
+def test_best_metric_is_updated_after_each_evaluation(model, rows):
     def falls(completions, trainer_state, **kwargs):
-        """Best at step 2."""
+        """Returns the highest scores at step 2."""
         return [1.0 if trainer_state.global_step == 2 else 0.5] * len(completions)
 
     patience = Patience(2)
@@ -138,7 +138,7 @@ def test_the_best_metric_moves_during_the_run(model, rows):
     assert trainer.state.best_model_checkpoint == os.path.abspath("out/checkpoint-2")
 
 
-def test_checkpoints_have_the_names_that_scripts_look_for(model, rows):
+def test_checkpoints_have_the_names_of_transformers(model, rows):
     trainer = grpo(model, rows, save_strategy="steps", save_steps=1, save_total_limit=2)
     os.makedirs("mine")
     trainer.train()
@@ -150,7 +150,7 @@ def test_checkpoints_have_the_names_that_scripts_look_for(model, rows):
     assert weights("out/model") == whole
 
 
-def test_the_last_entry_has_the_metrics_of_the_steps_since_the_last_log(model, rows):
+def test_the_last_log_entry_covers_the_steps_since_the_previous_one(model, rows):
     trainer = grpo(model, rows, logging_steps=3)
     trainer.train()
     last = trainer.state.log_history[-1]
@@ -160,7 +160,7 @@ def test_the_last_entry_has_the_metrics_of_the_steps_since_the_last_log(model, r
     assert "reward" not in trainer.state.log_history[-1]
 
 
-def test_a_checkpoint_in_a_callback_has_the_weights_of_that_step(model, rows):
+def test_a_model_saved_in_a_callback_has_the_weights_of_that_step(model, rows):
     class Saves(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             trainer.save_model(f"step-{state.global_step}")
@@ -174,7 +174,7 @@ def test_a_checkpoint_in_a_callback_has_the_weights_of_that_step(model, rows):
     assert json.loads(pathlib.Path("step-1/config.json").read_text())["model_type"] == "qwen3"
 
 
-def test_other_trainers_refuse_too(model):
+def test_every_trainer_refuses_to_override_compute_loss(model):
     for cls, config in ((SFTTrainer, SFTConfig), (RewardTrainer, RewardConfig)):
         own = type("Own", (cls,), {"compute_loss": called})
         with pytest.raises(TypeError, match="compute_loss"):

@@ -1,5 +1,5 @@
-"""Configuration classes of a script's own, through TrlParser and transformers' HfArgumentParser, as open-r1 and the
-alignment handbook have them."""
+"""Subclasses of configurations, as in open-r1 and the alignment handbook, parsed with TrlParser and with transformers'
+HfArgumentParser."""
 
 import copy
 import enum
@@ -49,7 +49,7 @@ class OpenR1(GRPOConfig):
 
 @dataclass
 class Other(OpenR1):
-    """A class of a class, with other defaults of known fields."""
+    """A subclass of a subclass, with other defaults for known fields."""
 
     learning_rate: float = 5e-5
     num_generations: int = 4
@@ -89,7 +89,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("words, expected", ROWS, ids=[" ".join(words) or "defaults" for words, _ in ROWS])
-def test_fields_of_a_subclass_are_parsed(words, expected):
+def test_parsers_accept_the_fields_of_a_subclass(words, expected):
     parsers = [TrlParser((ScriptArguments, Other, ModelConfig), prog="script")]
     try:
         from transformers import HfArgumentParser
@@ -105,17 +105,17 @@ def test_fields_of_a_subclass_are_parsed(words, expected):
         assert args.output_dir == "out"
 
 
-def test_options_are_a_dict_and_have_another_name():
+def test_a_dict_field_is_parsed_from_json_under_its_alias():
     (args,) = TrlParser(Other).parse_args_and_config(["-o", '{"a": 1}'])
     assert args.options == {"a": 1}
 
 
 @pytest.mark.parametrize("words, complaint", [
     (["--kind", "c"], "invalid choice: 'c'"), (["--size", "3"], "invalid choice"),
-    (["--shape", "flat"], "invalid choice: 'flat'"), (["--limit", "many"], "'many' is no integer"),
+    (["--shape", "flat"], "invalid choice: 'flat'"), (["--limit", "many"], "expected integer, got 'many'"),
     (["--benchmarkz", "x"], "--benchmarkz"),
 ])
-def test_wrong_values_of_a_subclass(words, complaint, capsys):
+def test_wrong_values_for_fields_of_a_subclass_are_refused(words, complaint, capsys):
     with pytest.raises(SystemExit) as ended:
         TrlParser(Other, prog="script").parse_args_and_config(words)
     assert ended.value.code == 2 and complaint in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_fields_without_a_default_are_required(place, capsys):
 
 @pytest.mark.parametrize("base", [GRPOConfig, RLOOConfig, PPOConfig, SFTConfig, DPOConfig, RewardConfig,
                                   lockstep_rl.AsyncGRPOConfig])
-def test_every_configuration_can_be_extended(base):
+def test_every_configuration_can_be_subclassed(base):
     @dataclass
     class Mine(base):
         tags: list[str] = field(default_factory=list)
@@ -151,18 +151,18 @@ def test_every_configuration_can_be_extended(base):
     assert args.values()["learning_rate"] == 0.5
 
 
-def test_a_trainer_takes_a_subclass(model, rows):
+def test_a_trainer_accepts_a_subclass_of_its_configuration(model, rows):
     args = OpenR1("out", **SMALL, benchmarks=["math"], system_prompt="not the engine's")
     trainer = GRPOTrainer(model, vowels, args, rows)
-    assert "system_prompt" not in trainer._values, "the script's own field, as in open-r1"
+    assert "system_prompt" not in trainer._values, "system_prompt belongs to the script, as in open-r1"
     trainer.args.max_steps = 1
     trainer.train()
     assert trainer.args.benchmarks == ["math"] and trainer.state.global_step == 1
     assert GRPOConfig("out", system_prompt="Be brief.").values()["system_prompt"] == "Be brief."
 
 
-def test_arguments_are_read_back_as_trls():
-    """TRL 1.16's values, with its own defaults for batch sizes."""
+def test_computed_arguments_have_the_values_of_trl():
+    """These are the values of TRL 1.16, with its defaults for batch sizes."""
     for args, expected in [
         (GRPOConfig("o"), {"generation_batch_size": 8, "steps_per_generation": 1, "eval_batch_size": 8}),
         (GRPOConfig("o", gradient_accumulation_steps=4), {"generation_batch_size": 32, "steps_per_generation": 4}),
@@ -182,7 +182,7 @@ def test_arguments_are_read_back_as_trls():
     ]:
         found = {name: getattr(args, name) for name in expected}
         assert found == expected
-        # What was computed is not what the script has set.
+        # Computed values must not count as values that the script set.
         again = pickle.loads(pickle.dumps(copy.deepcopy(args)))
         assert again.values() == args.values() and {name: getattr(again, name) for name in expected} == expected
     assert "generation_batch_size" not in GRPOConfig("o").values()
@@ -198,7 +198,7 @@ def test_arguments_print_as_in_transformers():
     assert str(OpenR1("out", benchmarks=["math"])).startswith("OpenR1(\n")
 
 
-def test_the_best_model_without_a_metric_is_that_of_the_loss(model):
+def test_the_best_model_is_chosen_by_the_loss_by_default(model):
     rows = [{"text": word} for word in ["ab", "sun", "moon", "tree"]]
     for fields in [dict(eval_strategy="epoch", save_strategy="epoch", num_train_epochs=2),
                    dict(eval_strategy="steps", save_strategy="steps", eval_steps=0.5, save_steps=0.5, max_steps=4)]:
@@ -212,7 +212,7 @@ def test_the_best_model_without_a_metric_is_that_of_the_loss(model):
         assert (trainer.state.best_global_step, trainer.state.best_metric) == (best, losses[best])
 
 
-def test_best_checkpoints_need_a_metric():
+def test_save_strategy_best_needs_a_metric():
     with pytest.raises(ValueError, match="set metric_for_best_model"):
         SFTConfig("out", save_strategy="best", eval_strategy="epoch")
     for kind in ("epoch", "steps"):
@@ -221,8 +221,8 @@ def test_best_checkpoints_need_a_metric():
                   load_best_model_at_end=True)
 
 
-def test_flags_without_a_value(model):
-    """Every flag that TRL's parser takes without a value."""
+def test_boolean_flags_need_no_value(model):
+    """Covers every flag that TRL's parser accepts without a value."""
     transformers = pytest.importorskip("transformers")
     flags = [
         "bf16_full_eval", "dataloader_drop_last", "disable_dropout", "do_eval", "do_train", "eval_on_start", "fp16",
@@ -246,7 +246,7 @@ def test_flags_without_a_value(model):
     assert args.use_cpu is args.push_to_hub is args.use_vllm is True and os.fspath(args.output_dir) == "out"
 
 
-def test_shares_of_steps_of_every_kind():
+def test_numbers_of_steps_may_be_fractions():
     for name in ("logging_steps", "eval_steps", "save_steps"):
         for value, kept in [(0.25, 0.25), (3, 3), (3.0, 3.0), ("0.5", 0.5), ("7", 7)]:
             if isinstance(value, str):

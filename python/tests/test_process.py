@@ -39,7 +39,7 @@ def start(*arguments):
 
 
 @pytest.mark.parametrize("reward", [0, 100_000], ids=["while the engine works", "inside a reward"])
-def test_ctrl_c_stops_with_a_checkpoint(model, reward):
+def test_ctrl_c_saves_a_checkpoint_and_stops(model, reward):
     process = start(model, 0 if reward == 0 else 1, 6)
     if reward:
         process.kill()
@@ -51,7 +51,7 @@ def test_ctrl_c_stops_with_a_checkpoint(model, reward):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=HANG)
     assert process.returncode == -signal.SIGINT, err
-    assert "Ctrl-C: the run stops, with a checkpoint" in err and "KeyboardInterrupt" in err
+    assert "Ctrl-C: the run writes a checkpoint and stops" in err and "KeyboardInterrupt" in err
     steps = int(out.rsplit("stopped after ", 1)[1])
     if reward:
         assert steps == 0
@@ -60,12 +60,12 @@ def test_ctrl_c_stops_with_a_checkpoint(model, reward):
         assert f"stopped after step {steps}" in err and "resume_from_checkpoint=True" in err
 
 
-def test_a_second_ctrl_c_ends_it_at_once(model):
+def test_a_second_ctrl_c_ends_the_process_immediately(model):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.replace("time.sleep(0.01)", "hold()").replace("def slow", '''
 def hold():
     said = False
-    while True:  # A reward that swallows the first one.
+    while True:  # A reward that swallows the first Ctrl-C.
         try:
             if not said:
                 said = True
@@ -83,7 +83,7 @@ def slow'''), model, "1", "6"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, 
     assert process.returncode == 128 + signal.SIGINT
 
 
-def test_stop_from_another_thread(model):
+def test_stop_can_be_called_from_another_thread(model):
     said = python("-c", SCRIPT.replace("try:\n", """
 import threading
 threading.Timer(1.0, trainer.stop).start()
@@ -92,7 +92,7 @@ try:
     assert "stopped after" in said.stdout and "KeyboardInterrupt" in said.stderr, said
 
 
-def test_the_package_is_the_program(model):
+def test_the_package_runs_the_commands_of_the_program(model):
     said = python("-m", "lockstep_rl", "config", "explain", "num_generations")
     assert said.returncode == 0 and "Completions of each prompt" in said.stdout
     said = python("-m", "lockstep_rl", "train", "--model", "nowhere/at/all")
@@ -101,7 +101,7 @@ def test_the_package_is_the_program(model):
     assert said.returncode == 0, said.stderr
 
 
-def test_neither_torch_nor_transformers_is_imported(model):
+def test_importing_the_package_imports_no_heavy_packages(model):
     said = python("-c", """
 import sys, lockstep_rl
 lockstep_rl.GRPOConfig()
@@ -135,16 +135,16 @@ print("SIZES", *sizes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_many_short_runs_in_a_process_keep_its_memory(model):
+def test_memory_does_not_grow_over_200_short_runs(model):
     said = python("-c", RUNS, model)
     assert said.returncode == 0, said.stderr
     _, *sizes = next(line for line in said.stdout.splitlines() if line.startswith("SIZES")).split()
     first, *_, last = map(int, sizes)
-    # 150 runs: 40 KiB kept by each would show.
+    # 150 runs: a leak of 40 KiB per run would fail.
     assert last - first < 6 << 20, sizes
 
 
-def test_fork_after_import_is_harmless(model):
+def test_training_works_after_a_fork(model):
     said = python("-c", SCRIPT.replace("max_steps=100000", "max_steps=2").replace("try:\n", """
 import os
 if os.fork() == 0:
@@ -156,7 +156,7 @@ try:
     assert said.returncode == 0, said.stderr
 
 
-def test_a_forked_child_that_calls_the_engine_errs_clearly(model):
+def test_using_the_engine_in_a_forked_child_raises_a_clear_error(model):
     said = python("-c", SCRIPT.replace("max_steps=100000", "max_steps=2").replace("try:\n", """
 import os, shutil
 trainer.train()
@@ -176,7 +176,7 @@ try:
     assert "was forked from one" in said.stdout and "spawn" in said.stdout, said
 
 
-def test_datasets_are_mapped_by_forked_processes_after_a_run(model):
+def test_datasets_can_be_mapped_by_forked_processes_after_a_run(model):
     pytest.importorskip("datasets")
     said = python("-c", SCRIPT.replace("max_steps=100000", "max_steps=2").replace("try:\n", '''
 import datasets, shutil
@@ -191,7 +191,7 @@ try:
     assert said.returncode == 0, said.stderr
 
 
-def test_many_runs_leave_no_memory_behind(model, rows):
+def test_many_runs_leak_neither_memory_nor_threads(model, rows):
     said = python("-c", """
 import os, shutil, sys
 from lockstep_rl import GRPOConfig, GRPOTrainer
@@ -259,7 +259,7 @@ try:
     trainer("out").train()
 except KeyboardInterrupt:
     print("CHECKPOINTS", os.listdir("out/checkpoints"))
-    if not os.path.exists("out/model"):  # a signal that was late found the run ended
+    if not os.path.exists("out/model"):  # the signal may arrive after the run ended
         trainer("out").train(resume_from_checkpoint=True)
 assert sent
 where = None
@@ -271,8 +271,8 @@ print("DONE", sent)
 @pytest.mark.parametrize("where, delay", [
     ("begin", 0), ("begin", 0.01), ("reward", 0), ("reward", 0.002), ("reward", 0.01), ("end", 0), ("evaluate", 0),
 ])
-def test_after_ctrl_c_in_any_stage_the_run_continues_to_the_same_bits(model, where, delay):
-    """With a delay the signal comes while the engine works, in whichever stage that is."""
+def test_a_run_interrupted_at_any_stage_resumes_to_the_same_weights(model, where, delay):
+    """With a delay, the signal arrives while the engine computes, at an arbitrary stage."""
     said = python("-c", INTERRUPTED, model, where, str(delay))
     assert "DONE" in said.stdout, said.stderr
     if not delay:

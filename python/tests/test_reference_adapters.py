@@ -1,5 +1,5 @@
-"""The reference of a run that continues a trained adapter is that adapter, as in TRL 1.16; `ref_adapter` asks for the
-base model."""
+"""The reference of a run that continues a trained adapter is that adapter, as in TRL 1.16, or the base model with
+`ref_adapter="none"`."""
 
 import json
 import math
@@ -26,7 +26,7 @@ PROMPTS = [{"prompt": f"{word} "} for word in ("ab", "sun", "moon", "x")]
 
 @pytest.fixture(scope="module")
 def adapters(model, tmp_path_factory):
-    """Two trained adapters."""
+    """Returns the directories of two trained adapters."""
     root = tmp_path_factory.mktemp("adapters")
     for seed, name in ((1, "first"), (2, "second")):
         args = SFTConfig(str(root / name), seed=seed, **{**FEW, "max_steps": 8, "learning_rate": 0.1})
@@ -45,7 +45,7 @@ class Below(InMemory):
 
 
 class Adapted(InMemory):
-    """A PeftModel with a trained adapter."""
+    """A stand-in for a PeftModel with a trained adapter."""
 
     def __init__(self, adapter, base):
         super().__init__(adapter)
@@ -90,7 +90,7 @@ def begins_as_its_reference(kind, logged):
 @pytest.mark.parametrize("fields, is_reference", [
     ({}, True), ({"ref_adapter": "initial"}, True), ({"ref_adapter": "none"}, False),
 ])
-def test_the_reference_is_the_adapter(model, adapters, kind, given, fields, is_reference):
+def test_the_reference_of_a_continued_adapter_is_that_adapter(model, adapters, kind, given, fields, is_reference):
     policy = adapters[0] if given == "directory" else Adapted(adapters[0], model)
     trainer = MADE[kind](policy, **fields)
     assert begins_as_its_reference(kind, first(trainer)) == is_reference
@@ -98,15 +98,15 @@ def test_the_reference_is_the_adapter(model, adapters, kind, given, fields, is_r
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_a_new_adapter_begins_as_the_base(model, kind):
+def test_a_new_adapter_starts_equal_to_the_base_model(model, kind):
     for fields in ({}, {"ref_adapter": "initial"}, {"ref_adapter": "none"}):
         logged = first(MADE[kind](model, str(fields), use_peft=True, lora_r=4, **fields))
         assert begins_as_its_reference(kind, logged), fields
 
 
 @pytest.mark.parametrize("fields", [{}, {"ref_adapter": "none"}])
-def test_a_reference_that_is_given_wins(model, adapters, fields):
-    """The base, the adapter itself, and another adapter."""
+def test_an_explicit_reference_takes_precedence(model, adapters, fields):
+    """The reference is the base model, the adapter itself, or another adapter."""
     results = []
     for i, reference in enumerate([model, adapters[0], adapters[1]]):
         trainer = DPOTrainer(adapters[0], reference, DPOConfig(f"out-{i}", **FEW, **fields), PAIRS)
@@ -116,8 +116,8 @@ def test_a_reference_that_is_given_wins(model, adapters, fields):
 
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
 @pytest.mark.parametrize("policy", ["continued", "continued from none", "new", "whole"])
-def test_an_evaluation_after_training_has_the_reference_of_training(model, adapters, kind, policy):
-    """The last evaluation of training says what `evaluate` says afterwards."""
+def test_evaluating_after_training_uses_the_reference_of_training(model, adapters, kind, policy):
+    """`evaluate` returns the metrics of the last evaluation during training."""
     fields = {"continued from none": {"ref_adapter": "none"}, "new": {"use_peft": True, "lora_r": 4}}.get(policy, {})
     more = {} if kind == "dpo" else {"num_generations_eval": 2}
     trainer = MADE[kind](adapters[0] if policy.startswith("continued") else model, eval_strategy="steps", eval_steps=2,
@@ -139,7 +139,7 @@ def test_a_resumed_run_keeps_its_reference(model, adapters, kind):
     whole = adapter.read_bytes()
     trainer.train(resume_from_checkpoint="whole/checkpoint-1")
     assert adapter.read_bytes() == whole
-    # A run of an older version: the base is its reference.
+    # As a run of an older version, whose reference is the base model.
     MADE[kind](adapters[0], "none", ref_adapter="none", **saved).train()
     none = pathlib.Path("none/model/adapter_model.safetensors").read_bytes()
     config = pathlib.Path("none/config.toml")
@@ -149,7 +149,7 @@ def test_a_resumed_run_keeps_its_reference(model, adapters, kind):
     assert pathlib.Path("none/model/adapter_model.safetensors").read_bytes() == none != whole
 
 
-def test_the_field_is_documented_and_checked():
+def test_ref_adapter_is_documented_and_validated():
     (row,) = [row for row in lockstep_rl.field_table("dpo") if row["name"] == "ref_adapter"]
     assert row["default"] is None and "initial" in row["doc"]
     with pytest.raises(ValueError, match="ref_adapter"):

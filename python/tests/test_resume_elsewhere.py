@@ -1,4 +1,4 @@
-"""A checkpoint of another run is read there, and training continues in `output_dir`, as in TRL."""
+"""Training continues from a checkpoint of another run, and writes to `output_dir`, as in TRL."""
 
 import json
 import logging
@@ -18,12 +18,12 @@ NAMES = {"link": "runs/a/checkpoint-1", "checkpoint": "runs/a/checkpoints/step-0
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_a_checkpoint_of_another_run_is_continued_in_the_own_directory(model, kind):
+def test_a_checkpoint_of_another_run_is_continued_in_output_dir(model, kind):
     make(kind, model, "runs/a", **SAVED).train()
     before = files("runs/a")
     trainer = make(kind, model, "runs/b", **SAVED)
     done = trainer.train(resume_from_checkpoint="runs/a/checkpoint-1")
-    assert files("runs/a") == before, "the other run is only read"
+    assert files("runs/a") == before, "expected the other run to be unchanged"
     assert weights("runs/b/model") == weights("runs/a/model") and done.global_step == 3
     assert sorted(os.listdir("runs/b/checkpoints")) == ["step-000001", "step-000002", "step-000003"]
     assert trainer.args.output_dir == "runs/b" and os.path.exists("runs/b/checkpoint-3")
@@ -31,7 +31,7 @@ def test_a_checkpoint_of_another_run_is_continued_in_the_own_directory(model, ki
     assert of["step"] == 1 and of["run"] == os.path.realpath("runs/a")
     lines = [json.loads(line) for line in pathlib.Path("runs/b/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "alarm" not in line] == [1, 2, 3]
-    # It is a run: it can be resumed itself.
+    # The new run can be resumed itself.
     again = make(kind, model, "runs/b", **SAVED)
     again.train(resume_from_checkpoint="runs/b/checkpoint-2")
     assert weights("runs/b/model") == weights("runs/a/model") and files("runs/a") == before
@@ -40,7 +40,7 @@ def test_a_checkpoint_of_another_run_is_continued_in_the_own_directory(model, ki
 @pytest.mark.parametrize("name, out", [
     ("link", "b"), ("checkpoint", "runs/a/nested"), ("run", "runs/b"), ("link", "/absolute"),
 ])
-def test_every_name_of_a_checkpoint_and_every_place(model, place, name, out):
+def test_a_checkpoint_can_be_named_by_link_directory_or_run(model, place, name, out):
     class Ends(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = True
@@ -54,20 +54,20 @@ def test_every_name_of_a_checkpoint_and_every_place(model, place, name, out):
     assert {path: text for path, text in files("runs/a").items() if "nested" not in path.parts} == before
 
 
-def test_the_field_of_the_configuration_is_read_too(model):
+def test_resume_from_checkpoint_can_be_set_in_the_configuration(model):
     make("sft", model, "a", **SAVED).train()
     make("sft", model, "b", resume_from_checkpoint="a/checkpoint-2", **SAVED).train()
     assert weights("a/model") == weights("b/model") and not os.path.exists("b/checkpoint-1")
 
 
-def test_more_steps_than_the_other_run_had(model):
+def test_a_continued_run_can_train_for_more_steps(model):
     make("sft", model, "a", max_steps=2, lr_scheduler_type="constant", **SAVED).train()
     make("sft", model, "b", max_steps=4, lr_scheduler_type="constant", **SAVED).train(resume_from_checkpoint="a")
     make("sft", model, "whole", max_steps=4, lr_scheduler_type="constant", **SAVED).train()
     assert weights("b/model") == weights("whole/model") and not os.path.exists("a/checkpoint-3")
 
 
-def test_a_moved_run_is_the_same_run(model):
+def test_a_moved_run_can_be_resumed(model):
     make("sft", model, "a", **SAVED).train()
     whole = weights("a/model")
     shutil.move("a", "b")
@@ -75,7 +75,7 @@ def test_a_moved_run_is_the_same_run(model):
     assert weights("b/model") == whole and os.path.isdir("b/abandoned")
 
 
-def test_a_loaded_model(model):
+def test_a_loaded_model_can_continue_another_run(model):
     loaded = Loaded(model)
     make("sft", loaded, "a", **SAVED).train()
     trained, before = loaded.bytes, files("a")
@@ -85,7 +85,7 @@ def test_a_loaded_model(model):
     assert [name for name in os.listdir("b") if name.startswith("given-")]
 
 
-def test_the_best_checkpoint_comes_along(model):
+def test_the_best_checkpoint_is_copied_from_the_other_run(model):
     fields = dict(eval_strategy="steps", eval_steps=1, load_best_model_at_end=True, metric_for_best_model="loss",
                   learning_rate=0.0, **SAVED)
     held_out = [{"text": "moon"}]
@@ -105,7 +105,7 @@ def test_the_best_checkpoint_comes_along(model):
     ({"seed": 7}, "cannot change these keys: seed was 42, now 7"),
     ({"data_seed": 7}, "cannot change these keys: data_seed"),
 ])
-def test_what_cannot_be_resumed_leaves_nothing(model, change, words):
+def test_a_refused_resume_leaves_no_files(model, change, words):
     make("sft", model, "a", **SAVED).train()
     before = files("a")
     with pytest.raises(ValueError, match=words):
@@ -113,11 +113,11 @@ def test_what_cannot_be_resumed_leaves_nothing(model, change, words):
     assert not os.path.exists("b") and files("a") == before
 
 
-def test_other_data_leave_nothing(model):
+def test_resuming_with_other_data_is_refused_and_leaves_no_files(model):
     make("sft", model, "a", **SAVED).train()
     other = make("sft", model, "b", **SAVED)
     other.train_dataset = [{"text": "moon"}] * 4
-    with pytest.raises(ValueError, match="the training data is not what the run began with"):
+    with pytest.raises(ValueError, match="the training data has changed since the run began"):
         other.train(resume_from_checkpoint="a/checkpoint-1")
     assert not os.path.exists("b")
     other.train_dataset = [{"text": "ab sun moon"}] * 4
@@ -125,7 +125,7 @@ def test_other_data_leave_nothing(model):
     assert weights("b/model") == weights("a/model")
 
 
-def test_a_directory_with_a_run_in_it_is_refused_and_stays(model):
+def test_a_directory_that_holds_a_run_is_refused_and_left_unchanged(model):
     make("sft", model, "a", **SAVED).train()
     make("sft", model, "b", **SAVED).train()
     before = files(".")
@@ -149,13 +149,13 @@ def test_a_run_without_a_checkpoint_is_refused(model):
     assert not os.path.exists("b")
 
 
-def test_warnings_of_the_engine_are_heard_with_disable_tqdm(model, caplog):
-    """Also in notebooks, where the engine's own console is silent."""
+def test_warnings_of_the_engine_are_logged_with_disable_tqdm(model, caplog):
+    """Also in notebooks, where the engine prints nothing."""
     make("sft", model, "a", **SAVED).train()
     with caplog.at_level(logging.WARNING, "lockstep_rl"):
         make("sft", model, "a", logging_steps=2, **SAVED).train(resume_from_checkpoint="a/checkpoint-1")
     said = [record.getMessage() for record in caplog.records]
-    assert sum("what the run did after step 1 is kept in" in text for text in said) == 1, said
+    assert sum("the steps after step 1 are kept in" in text for text in said) == 1, said
     caplog.clear()
     with caplog.at_level(logging.WARNING, "lockstep_rl"):
         trainer = make("sft", model, "a", learning_rate=0.5, **SAVED)

@@ -12,7 +12,7 @@ from lockstep_rl import GRPOConfig, SFTConfig, SFTTrainer, TrainerCallback, _nat
 
 
 def by_the_engine(prompts, trainer):
-    """What the engine would do by itself."""
+    """A rollout function that generates as the engine does without one."""
     group = trainer.num_generations
     return gathered(trainer.generate(prompts[::group], num_generations=group))
 
@@ -30,7 +30,7 @@ def recorded(directory):
     return lines(f"{directory}/rollouts.bin")
 
 
-def test_a_recorded_file_is_read_with_python_alone(model, rows, capfd):
+def test_recorded_rollouts_are_read_without_the_package(model, rows, capfd):
     grpo(model, rows, vowels, record_rollouts=True, max_steps=2).train()
     capfd.readouterr()
     assert _native.main(["lockstep", "rollouts", "out"]) == 0
@@ -38,12 +38,12 @@ def test_a_recorded_file_is_read_with_python_alone(model, rows, capfd):
     found = recorded("out")
     assert len(said) == len(found) > 0
     for line, other in zip(found, said, strict=True):
-        # The program writes as many digits as tell one f32 from the next.
+        # The program writes enough digits to distinguish f32 values.
         other["logprobs"] = [struct.unpack("<f", struct.pack("<f", x))[0] for x in other["logprobs"]]
         assert line == {name: other[name] for name in line}
 
 
-def test_what_the_engine_makes_for_it_has_the_engines_bits(model, rows):
+def test_a_rollout_function_that_calls_the_engine_trains_the_same_weights(model, rows):
     trainer = run(model, rows, by_the_engine)
     trainer.train()
     grpo(model, rows, output_dir="plain").train()
@@ -52,7 +52,7 @@ def test_what_the_engine_makes_for_it_has_the_engines_bits(model, rows):
     assert first["sampling/logp_mismatch_tokens"] == 0 and first["rollout_time_s"] > 0
 
 
-def test_a_run_continues_with_its_function_alone(model, rows):
+def test_a_run_with_a_rollout_function_resumes_only_with_a_function(model, rows):
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = state.global_step == 2
@@ -68,7 +68,7 @@ def test_a_run_continues_with_its_function_alone(model, rows):
     assert weights("out/model") == weights("whole/model")
 
 
-def test_prompts_and_fields_are_as_in_trl(model, rows):
+def test_rollout_functions_get_prompts_and_return_fields_as_in_trl(model, rows):
     seen, given = [], []
 
     def function(prompts, trainer):
@@ -87,7 +87,7 @@ def test_prompts_and_fields_are_as_in_trl(model, rows):
     assert given == [(prompts, [0, 1, 2, 3], ["home"] * 4, ["ours"] * 4)]
 
 
-def test_conversations_stay_messages(model):
+def test_rollout_functions_get_conversations_as_messages(model):
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in ("ab", "sun", "moon")]
     seen = []
 
@@ -103,7 +103,7 @@ def test_conversations_stay_messages(model):
     assert all(prompt[0]["role"] == "user" for prompt in seen)
 
 
-def test_several_turns_with_an_environment(model, rows):
+def test_env_mask_excludes_the_tokens_of_an_environment(model, rows):
     def function(prompts, trainer):
         completions = trainer.generate(prompts, max_new_tokens=2)
         answer = [3, 4]
@@ -126,7 +126,7 @@ def test_several_turns_with_an_environment(model, rows):
 
 
 @pytest.mark.parametrize("unknown", [None, [None] * 4, "nan"])
-def test_what_is_not_known_is_the_policys(model, rows, unknown):
+def test_missing_log_probabilities_are_taken_from_the_policy(model, rows, unknown):
     def function(prompts, trainer):
         output = by_the_engine(prompts, trainer)
         logprobs = [[None] * len(one) for one in output["logprobs"]] if unknown == "nan" else unknown
@@ -137,7 +137,7 @@ def test_what_is_not_known_is_the_policys(model, rows, unknown):
     assert weights("out/model") == weights("plain/model")
 
 
-def test_evaluation_asks_it_too(model, rows):
+def test_an_evaluation_calls_the_rollout_function(model, rows):
     counts = []
 
     def function(prompts, trainer):
@@ -148,7 +148,7 @@ def test_evaluation_asks_it_too(model, rows):
     assert trainer.evaluate()["eval_reward"] >= 0 and counts == [6]
 
 
-def test_an_exception_is_its_own(model, rows):
+def test_an_exception_of_a_rollout_function_keeps_its_traceback(model, rows):
     def function(prompts, trainer):
         if trainer.state.global_step == 2:
             raise ZeroDivisionError("mine")
@@ -157,7 +157,7 @@ def test_an_exception_is_its_own(model, rows):
     with pytest.raises(ZeroDivisionError, match="mine") as raised:
         run(model, rows, function).train()
     assert raised.traceback[-1].name == "function"
-    assert os.listdir("out/checkpoints") == ["step-000002"], "the last whole step is saved"
+    assert os.listdir("out/checkpoints") == ["step-000002"], "expected a checkpoint of the last complete step"
 
 
 def changed(**fields):
@@ -170,14 +170,22 @@ def changed(**fields):
     (changed(completion_ids=[[1]]), ValueError, "`completion_ids` has 1 elements for 4 prompts"),
     (changed(prompt_ids=3), TypeError, "`prompt_ids` must be a list"),
     (changed(completion_ids=[[1], [1], [1], []], logprobs=None), ValueError, r"completion_ids\[3\] has no token"),
-    (changed(completion_ids=[[999]] * 4, logprobs=None), ValueError, "token 999, and the model's vocabulary ends at"),
+    (changed(completion_ids=[[999]] * 4, logprobs=None), ValueError, "token 999, but token ids must be below"),
     (changed(completion_ids=[[-1]] * 4, logprobs=None), ValueError, "no token: -1"),
     (changed(completion_ids=["ab"] * 4, logprobs=None), TypeError, "must be token ids, but is 'ab'"),
-    (changed(logprobs=[[0.0]] * 4, completion_ids=[[1, 2]] * 4), ValueError, r"logprobs\[0\] has 1 elements for 2"),
+    (
+        changed(logprobs=[[0.0]] * 4, completion_ids=[[1, 2]] * 4),
+        ValueError,
+        r"logprobs\[0\] must have one element per token: it has 1 for 2",
+    ),
     (changed(logprobs=[["a"]] * 4), TypeError, "must be numbers"),
     (changed(completion_ids=[[1]] * 4, logprobs=None, env_mask=[[0]] * 4), ValueError, "0 for every token"),
     (changed(completion_ids=[[1] * 40] * 4, logprobs=None), ValueError, "raise max_completion_length"),
-    (changed(prompt_ids=[[1], [2], [3], [3]]), ValueError, "is another than prompt_ids.0., but both are of one group"),
+    (
+        changed(prompt_ids=[[1], [2], [3], [3]]),
+        ValueError,
+        "differs from prompt_ids.0., but all completions of a group must share one",
+    ),
     (changed(turns=[1]), ValueError, "`turns` has 1 values for 4 completions"),
     (changed(thing=object()), TypeError, "which rewards cannot be given"),
     (lambda prompts, trainer: trainer.generate("ab"), TypeError, "must be a list, but is str"),
@@ -187,21 +195,21 @@ def changed(**fields):
     (lambda prompts, trainer: trainer.generate([[]]), ValueError, "a prompt has no token"),
     (lambda prompts, trainer: trainer.generate(["AB"]), ValueError, "no character 'A'"),
 ])
-def test_what_a_function_cannot_give(model, rows, function, error, words):
+def test_wrong_results_of_a_rollout_function_raise_a_clear_error(model, rows, function, error, words):
     with pytest.raises(error, match=words):
         run(model, rows, function, max_steps=1).train()
 
 
-def test_where_there_is_no_such_function(model, rows):
+def test_rollout_func_is_refused_where_it_is_unsupported(model, rows):
     with pytest.raises(TypeError, match="`rollout_func` must be a function"):
         run(model, rows, 3)
-    with pytest.raises(ValueError, match="GRPOTrainer, RLOOTrainer and PPOTrainer alone"):
+    with pytest.raises(ValueError, match="only GRPOTrainer, RLOOTrainer and PPOTrainer"):
         SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 4, rollout_func=by_the_engine)
     open("rows.jsonl", "w").close()
     with pytest.raises(ValueError, match="remove one"):
         run(model, rows, by_the_engine, replay="rows.jsonl").train()
     trainer = run(model, rows, by_the_engine)
-    with pytest.raises(RuntimeError, match="elsewhere take lockstep_rl.Model"):
+    with pytest.raises(RuntimeError, match="elsewhere use lockstep_rl.Model"):
         trainer.generate(["ab"])
     engines = []
 
@@ -210,11 +218,11 @@ def test_where_there_is_no_such_function(model, rows):
         return by_the_engine(prompts, trainer)
 
     run(model, rows, kept, max_steps=1).train()
-    with pytest.raises(RuntimeError, match="and not after it"):
+    with pytest.raises(RuntimeError, match="can generate only while"):
         engines[0].generate(["ab"], 1, {})
 
 
-def test_it_may_draw_otherwise_than_the_run(model, rows):
+def test_a_rollout_function_can_override_the_sampling_settings(model, rows):
     def greedy(prompts, trainer):
         return gathered(trainer.generate(prompts, temperature=0.0, max_new_tokens=3))
 

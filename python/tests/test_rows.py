@@ -1,4 +1,4 @@
-"""Rows of SFT, DPO and reward models as TRL takes them: ids, masks, tools; equal data train to equal weights."""
+"""Rows of SFT, DPO and reward models in the formats of TRL: ids, masks, tools. Equal data train equal weights."""
 
 import json
 
@@ -25,7 +25,7 @@ def ids(text, end=True):
     return [1 + LETTERS.index(letter) for letter in text] + [0] * end
 
 
-def test_sft_takes_rows_of_ids_with_labels_or_masks(model):
+def test_sft_accepts_token_ids_with_labels_or_masks(model):
     whole = sft(model, [{"text": text} for text in TEXTS], "whole")
     assert sft(model, [{"input_ids": ids(text)} for text in TEXTS], "ids") == whole != weights(model)
     split = sft(model, [{"prompt": text[:2], "completion": text[2:] + "a"} for text in TEXTS], "split")
@@ -46,7 +46,7 @@ def conversation(*words):
     return [{"role": role, "content": word} for role, word in zip(roles, words)]
 
 
-def test_sft_learns_what_the_assistant_said(bytes_model):
+def test_assistant_only_loss_trains_on_the_messages_of_the_assistant(bytes_model):
     def of(rows, out, **fields):
         return sft(bytes_model, rows, out, **fields)
 
@@ -54,14 +54,14 @@ def test_sft_learns_what_the_assistant_said(bytes_model):
     split = [{"prompt": conversation("hi"), "completion": [{"role": "assistant", "content": word}]} for word in WORDS]
     said = of(talk, "said", assistant_only_loss=True)
     assert said == of(split, "both", assistant_only_loss=True)
-    assert said not in (of(talk, "whole"), of(split, "split"))  # the line feed behind the turn is not learned
+    assert said not in (of(talk, "whole"), of(split, "split"))  # the line feed after the message has no label
     shared = [{"conversations": [{"from": m["role"], "value": m["content"]} for m in row["messages"]]} for row in talk]
     assert of(shared, "shared", assistant_only_loss=True) == said
     with pytest.raises(ValueError, match="assistant_only_loss is for conversations"):
         of([{"text": "abc"}] * 2, "text", assistant_only_loss=True)
 
 
-def test_tools_of_a_row_reach_the_template(model, tmp_path):
+def test_tools_of_a_row_are_passed_to_the_chat_template(model, tmp_path):
     import shutil
 
     place = tmp_path / "with-tools"
@@ -77,7 +77,7 @@ def test_tools_of_a_row_reach_the_template(model, tmp_path):
     assert with_tools != sft(str(place), [{**row, "tools": None} for row in plain], "none")
 
 
-def test_dynamic_fine_tuning_is_another_loss(model):
+def test_dynamic_fine_tuning_changes_the_loss(model):
     rows = [{"text": text} for text in TEXTS]
     nll, dft = (SFTTrainer(model, SFTConfig(loss, loss_type=loss, **OFFLINE), rows, rows) for loss in ("nll", "dft"))
     losses = [trainer.evaluate()["eval_loss"] for trainer in (nll, dft)]
@@ -92,7 +92,7 @@ PAIRS = [{"prompt": "ab", "chosen": word, "rejected": "y" + word} for word in WO
 
 
 @pytest.mark.parametrize("trainer, config", [(DPOTrainer, DPOConfig), (RewardTrainer, RewardConfig)])
-def test_pairs_of_ids(model, trainer, config):
+def test_pairs_of_token_ids_train_the_same_weights_as_texts(model, trainer, config):
     def trained(rows, out):
         trainer(model=model, args=config(out, **OFFLINE), train_dataset=rows).train()
         return weights(f"{out}/model")
@@ -110,14 +110,14 @@ def test_pairs_of_ids(model, trainer, config):
         assert trained(old, "old") == trained(whole, "whole")
 
 
-def test_fields_of_training_arguments_are_those_of_every_trainer(model, rows):
+def test_every_configuration_has_the_fields_of_training_arguments(model, rows):
     for config in (GRPOConfig, RLOOConfig, PPOConfig, SFTConfig, DPOConfig, RewardConfig):
         assert config("out", per_device_eval_batch_size=3).per_device_eval_batch_size == 3
         for name in ("per_device_train_batch_size", "eval_accumulation_steps", "dataloader_num_workers", "optim"):
             assert name in config._fields, (config, name)
 
 
-def test_a_stream_is_not_dispatched(model, rows):
+def test_dispatch_batches_is_false_for_a_stream(model, rows):
     def stream():
         class Stream:
             def __iter__(self):
@@ -134,7 +134,7 @@ def test_a_stream_is_not_dispatched(model, rows):
         grpo(model, rows, accelerator_config={"dispatch": True})
 
 
-def test_several_sets_are_logged_one_after_the_other(model):
+def test_each_evaluation_set_has_its_own_log_entry(model):
     rows = [{"text": text} for text in TEXTS]
     args = SFTConfig("out", **{**OFFLINE, "eval_strategy": "steps", "eval_steps": 3})
     trainer = SFTTrainer(model, args, rows, {"a": rows, "ab": rows[:2]})

@@ -1,4 +1,4 @@
-"""An adapter that leaves its run names the model that was given, so that it can be loaded elsewhere."""
+"""A saved adapter names the model passed to the trainer, so that it can be loaded without the run."""
 
 import json
 import os
@@ -28,16 +28,16 @@ def base(directory):
 
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("given", ["loaded", "tokenizer", "both", "name"])
-def test_the_base_is_the_model_that_was_given(model, kind, given):
+def test_a_saved_adapter_names_the_model_passed_to_the_trainer(model, kind, given):
     tokenizer = Tokenizer(model, "{% for m in messages %}{{ m['content'] }}{% endfor %}")
     more = {"processing_class": tokenizer} if given in ("tokenizer", "both") else {}
     trainer = MADE[kind](InMemory(model) if given in ("loaded", "both") else model, peft_config=LORA, **more)
     trainer.train()
     trainer.save_model("saved")
     assert base("saved") == model
-    # In the run it is what the run reads.
+    # The adapter in the run names the model that the run reads.
     assert (base("out/model") == model) == (given == "name")
-    # Moved away, and without the run: it is loaded with the model of that name.
+    # The saved adapter can be moved and loaded without the run.
     shutil.move("saved", "elsewhere")
     shutil.rmtree("out")
     merge = ["lockstep", "merge", "--model", base("elsewhere"), "--adapter", "elsewhere", "--out", "one"]
@@ -45,7 +45,7 @@ def test_the_base_is_the_model_that_was_given(model, kind, given):
     assert os.path.exists("one/model.safetensors")
 
 
-def test_a_model_without_a_name_keeps_the_place_in_the_run(model):
+def test_the_adapter_of_an_unnamed_model_names_the_directory_in_the_run(model):
     class Nameless(InMemory):
         def __init__(self, directory):
             self.directory, self.name_or_path = directory, ""
@@ -59,7 +59,7 @@ def test_a_model_without_a_name_keeps_the_place_in_the_run(model):
     assert base("saved") == base("out/model") and os.path.isdir(base("saved"))
 
 
-def test_an_adapters_directory_with_a_tokenizer(model):
+def test_a_continued_adapter_names_the_original_base_model(model):
     MADE["sft"](model, peft_config=LORA).train()
     shutil.move("out", "first")
     trainer = MADE["sft"]("first/model", processing_class=Tokenizer(model, "{{ 'a' }}"))

@@ -13,7 +13,7 @@ from lockstep_rl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 
 def tensors(directory, name="model"):
-    """The header of a file of weights."""
+    """Returns the header of a file with weights."""
     with open(os.path.join(directory, f"{name}.safetensors"), "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {key: value for key, value in header.items() if key != "__metadata__"}
@@ -25,7 +25,7 @@ def dtypes(directory, name="model"):
 
 @pytest.fixture(scope="session")
 def bf16_model(model, tmp_path_factory):
-    """The model with its weights in bf16."""
+    """Returns the directory of the model with weights in bf16."""
     target = tmp_path_factory.mktemp("bf16") / "model"
     shutil.copytree(model, target)
     path = target / "model.safetensors"
@@ -45,7 +45,7 @@ def bf16_model(model, tmp_path_factory):
     return str(target)
 
 
-# What is given, fields → the dtype of the result.
+# Fields, and the dtype of the saved model.
 ROWS = [
     ({}, "F32"),
     ({"save_dtype": "auto"}, "BF16"),
@@ -59,7 +59,7 @@ ROWS = [
 
 @pytest.mark.parametrize("fields, expected", ROWS, ids=[str(row[0]) for row in ROWS])
 @pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
-def test_a_model_that_is_given_by_name_is_saved_as_it_was_loaded(bf16_model, kind, fields, expected):
+def test_a_model_passed_by_name_is_saved_in_the_dtype_it_was_loaded_in(bf16_model, kind, fields, expected):
     few = dict(max_steps=1, per_device_train_batch_size=2, threads=1, disable_tqdm=True, **fields)
     if kind == "grpo":
         trainer = grpo(bf16_model, [{"prompt": f"{word} "} for word in WORDS], **few)
@@ -73,8 +73,8 @@ def test_a_model_that_is_given_by_name_is_saved_as_it_was_loaded(bf16_model, kin
     assert dtypes("saved") == {expected}
 
 
-def test_small_steps_are_in_the_result(bf16_model):
-    """Of which bf16 keeps none: TRL's own tests look whether each parameter has changed."""
+def test_small_updates_are_not_lost_when_the_model_is_saved(bf16_model):
+    """They would be rounded away in bf16: TRL's tests check that each parameter has changed."""
     args = SFTConfig("out", max_steps=1, learning_rate=1e-5, per_device_train_batch_size=4, threads=1,
                      lr_scheduler_type="constant", disable_tqdm=True)
     SFTTrainer(bf16_model, args, [{"text": word} for word in WORDS]).train()
@@ -96,8 +96,8 @@ def test_a_resumed_run_keeps_its_dtype(bf16_model):
     assert dtypes("out/model") == {"BF16"}
 
 
-def test_the_loss_of_no_token_is_0(model, rows):
-    """As in TRL, where every completion is truncated and masked."""
+def test_the_loss_is_0_if_every_token_is_masked(model, rows):
+    """As in TRL, if every completion is truncated and masked."""
     trainer = grpo(model, rows, max_completion_length=1, mask_truncated_completions=True, max_steps=1,
                    generation_kwargs={"temperature": 0.01})
     output = trainer.train()

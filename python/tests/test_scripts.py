@@ -1,4 +1,4 @@
-"""Scripts that read their arguments as TRL's do."""
+"""Scripts that parse their arguments as TRL's scripts do."""
 
 import dataclasses
 import importlib.util
@@ -47,7 +47,7 @@ trainer.end()
 """
 
 
-def test_a_script_with_flags_and_a_file(model, place):
+def test_a_script_reads_flags_and_a_yaml_file(model, place):
     pytest.importorskip("yaml")
     (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{word} "}) + "\n" for word in WORDS))
     (place / "run.yaml").write_text(
@@ -71,7 +71,7 @@ def parsed(*arguments, classes=(ScriptArguments, SFTConfig, ModelConfig, Dataset
     return TrlParser(classes, prog="script").parse_args_and_config(list(arguments), **kwargs)
 
 
-def test_a_field_of_several_classes_is_the_scripts_own():
+def test_fields_that_trl_declares_in_one_class_are_set_only_there():
     script, training, model, _ = parsed("--dataset_name", "d", "--lora_r", "4", "--dtype", "bfloat16", "--packing",
                                         "--learning_rate", "3e-5", "--no_shuffle_dataset", "--report_to", "none")
     assert (script.dataset_name, model.lora_r, model.dtype) == ("d", 4, "bfloat16")
@@ -79,7 +79,7 @@ def test_a_field_of_several_classes_is_the_scripts_own():
     assert training.dataset_name is None and training.lora_r == SFTConfig().lora_r
 
 
-def test_classes_of_ones_own():
+def test_the_parser_accepts_other_dataclasses():
     @dataclasses.dataclass
     class Mine(ScriptArguments):
         weights: list[float] | None = None
@@ -92,22 +92,22 @@ def test_classes_of_ones_own():
     assert TrlParser(Mine).parse_args_and_config(["--fast", "false"])[0].fast is False
 
 
-def test_what_nobody_knows(place, capsys):
+def test_unknown_keys_and_flags_are_refused(place, capsys):
     pytest.importorskip("yaml")
     (place / "run.yaml").write_text("lora_r: 4\nnonsense: 3\nenv:\n  LOCKSTEP_TEST_SEEN: 7\n")
-    with pytest.raises(ValueError, match="nobody knows nonsense"):
+    with pytest.raises(ValueError, match="unknown arguments: nonsense"):
         parsed("--config", "run.yaml")
     assert os.environ.pop("LOCKSTEP_TEST_SEEN") == "7"
     assert parsed("--config", "run.yaml", fail_with_unknown_args=False)[2].lora_r == 4
     *_, rest = parsed("--config", "run.yaml", "--more", return_remaining_strings=True)
     assert rest == ["--nonsense", "3", "--more"]
-    for words, complaint in [(["--lora_rr", "3"], "--lora_rr"), (["--lora_r", "many"], "'many' is no integer")]:
+    for words, complaint in [(["--lora_rr", "3"], "--lora_rr"), (["--lora_r", "many"], "expected integer, got 'many'")]:
         with pytest.raises(SystemExit) as ended:
             parsed(*words)
         assert ended.value.code == 2 and complaint in capsys.readouterr().err
 
 
-def test_adapters_and_quantization():
+def test_model_config_makes_peft_and_quantization_configurations():
     assert get_peft_config(ModelConfig()) is None and get_quantization_config(ModelConfig()) is None
     one = get_peft_config(ModelConfig(use_peft=True, lora_target_modules=["all-linear"]))
     assert one["r"] == 16 and one["target_modules"] == "all-linear"
@@ -115,7 +115,7 @@ def test_adapters_and_quantization():
         get_quantization_config(ModelConfig(load_in_4bit=True))
 
 
-def test_a_mixture(place):
+def test_get_dataset_mixes_datasets_by_fractions(place):
     datasets = pytest.importorskip("datasets")
     for name, count in (("a", 3), ("b", 5)):
         rows = [json.dumps({"text": f"{name}{i}", "other": i}) + "\n" for i in range(count)]
@@ -127,13 +127,13 @@ def test_a_mixture(place):
     assert isinstance(split, datasets.DatasetDict) and (len(split["train"]), len(split["test"])) == (6, 2)
     with pytest.raises(ValueError, match="has none"):
         get_dataset(DatasetMixtureConfig())
-    # As many as the smaller part allows: three quarters are "a", of which there are 3.
+    # The smallest dataset limits the size: three quarters are rows of "a", which has 3.
     shares = [DatasetConfig(**part, fraction=fraction) for part, fraction in zip(parts, (1.5, 0.5))]
     assert get_dataset(DatasetMixtureConfig(datasets=shares))["train"]["text"] == ["a0", "a1", "a2", "b0"]
-    for one, why in (({}, "set it for all of them"), ({"fraction": -1}, "expected numbers of 0 or more")):
+    for one, why in (({}, "set fraction for all of them"), ({"fraction": -1}, "expected numbers of 0 or more")):
         with pytest.raises(ValueError, match=why):
             get_dataset(DatasetMixtureConfig(datasets=[shares[0], {**parts[1], **one}]))
-    with pytest.raises(ValueError, match="a stream has not"):
+    with pytest.raises(ValueError, match="a stream has none"):
         get_dataset(DatasetMixtureConfig(datasets=shares, streaming=True))
     *_, named = parsed("--datasets", "a", '{"path": "b", "split": "test"}')
     assert named.datasets == [DatasetConfig("a"), DatasetConfig("b", split="test")]
@@ -142,7 +142,7 @@ def test_a_mixture(place):
             DatasetMixtureConfig(datasets=[wrong])
 
 
-def test_numbers_of_a_file_that_yaml_reads_as_text(place):
+def test_numbers_that_yaml_reads_as_strings_are_converted(place):
     pytest.importorskip("yaml")
     (place / "run.yaml").write_text("learning_rate: 1e-5\nmax_length: none\nlora_target_modules: [all-linear]\n"
                                     "model_init_kwargs: {dtype: float32}\nreport_to: none\nlora_r: null\n")
@@ -169,29 +169,29 @@ def test_numbers_of_a_file_that_yaml_reads_as_text(place):
         ("--hub_model_id 7", "hub_model_id", "7"),
     ],
 )
-def test_a_flag_as_trl_reads_it(words, name, value):
-    """Flags of fields that the engine has not, too."""
+def test_flags_are_parsed_as_in_trl(words, name, value):
+    """Also flags of fields that the engine does not have."""
     _, training, *_ = parsed(*words.split())
     assert getattr(training, name) == value
 
 
-def test_a_flag_of_a_refused_feature_has_the_reason():
+def test_the_error_for_an_unsupported_flag_has_the_reason():
     from lockstep_rl import DPOConfig
 
     classes = (ScriptArguments, DPOConfig, ModelConfig)
     for words, why in [
         ("--loss_type sigmoid bco_pair", "dpo_loss_type"),
-        ("--sync_ref_model", "the reference does not move"),
+        ("--sync_ref_model", "the reference never changes"),
         ("--eval_steps 1.5", "`eval_steps`: expected an integer, got 1.5"),
         ("--model_init_kwargs x", "`model_init_kwargs` must be a dict"),
-        ("--model_init_kwargs {x", "this is no JSON"),
+        ("--model_init_kwargs {x", "invalid JSON"),
     ]:
         with pytest.raises((ValueError, TypeError), match=why):
             parsed(*words.split(), classes=classes)
 
 
-def test_every_field_of_trl_has_an_answer():
-    """TRL's classes, as conformance/trl_keys_fixtures.py has read them."""
+def test_configurations_have_every_field_of_trl():
+    """The fields are those that conformance/trl_keys_fixtures.py read from TRL's classes."""
     file = pathlib.Path(__file__).resolve().parents[2] / "crates/lockstep/tests/fixtures/trl_keys.json"
     fields = json.loads(file.read_text())
     for name in ("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "RewardConfig", "ModelConfig",
@@ -200,10 +200,10 @@ def test_every_field_of_trl_has_an_answer():
         assert not fields[name].keys() - own, name
 
 
-def test_two_fields_of_one_key():
+def test_two_fields_that_set_one_key_must_agree():
     for kwargs in ({"bf16": True, "model_init_kwargs": {"dtype": "float32"}}, {"model_init_kwargs": {"dtype": "bf16"}}):
         assert SFTConfig(**kwargs).values()["dtype"] == "bf16"
-    # As TRL's scripts have it: the model's own dtype is among the arguments, and only then comes --bf16.
+    # TRL's scripts put the dtype of ModelConfig into model_init_kwargs, after --bf16 was parsed.
     _, training, model, _ = parsed("--bf16")
     training.model_init_kwargs = {"dtype": model.dtype, "revision": model.model_revision}
     assert training.values()["dtype"] == "bf16"
@@ -214,15 +214,15 @@ def test_two_fields_of_one_key():
         SFTConfig(sft_loss_type="dft", loss_type="nll")
 
 
-def test_accelerates_loggers_have_their_state(monkeypatch):
-    """As transformers' arguments make it, where accelerate is imported."""
+def test_arguments_create_the_partial_state_of_accelerate(monkeypatch):
+    """As the arguments of transformers do, if accelerate is imported."""
     states = []
     monkeypatch.setitem(sys.modules, "accelerate", types.SimpleNamespace(PartialState=lambda **how: states.append(how)))
     SFTConfig(use_cpu=True), SFTConfig()
     assert states == [{"cpu": True}, {}]
 
 
-def test_one_of_several_processes_is_refused(monkeypatch):
+def test_a_launch_with_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert SFTConfig().world_size == 1
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -230,8 +230,8 @@ def test_one_of_several_processes_is_refused(monkeypatch):
         SFTConfig()
 
 
-def test_upload(model, place, monkeypatch):
-    """To a repository with the name of the run, private if it is to be."""
+def test_push_to_hub_uploads_to_a_repository_with_the_name_of_the_run(model, place, monkeypatch):
+    """The repository is private with hub_private_repo."""
     calls = []
 
     class Api:
@@ -277,8 +277,8 @@ ROWS |= {"reward": ROWS["dpo"], "rloo": ROWS["grpo"]}
 @pytest.mark.skipif(TRL is None, reason="trl is not installed")
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
 @pytest.mark.parametrize("method", ["sft", "dpo", "reward", "grpo", "rloo"])
-def test_a_script_of_trls(model, method, lora, place):
-    """Only its import is changed."""
+def test_scripts_of_trl_run_with_the_import_replaced(model, method, lora, place):
+    """Only the import is changed."""
     pytest.importorskip("accelerate")
     text = (pathlib.Path(TRL.origin).parent / f"scripts/{method}.py").read_text()
     assert "from trl import" in text

@@ -1,4 +1,4 @@
-"""Event files, read back by TensorBoard's own backend: it shows what the run's other files say."""
+"""Event files have the values of the run's other files when TensorBoard's own backend loads them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ if not os.environ.get("CI"):
 
 
 def read(directory):
-    """What the program `tensorboard` loads of a directory."""
+    """Loads a directory as the program `tensorboard` does."""
     from tensorboard.backend.event_processing import plugin_event_accumulator as accumulator
 
     events = accumulator.EventAccumulator(os.fspath(directory), size_guidance={accumulator.TENSORS: 0})
@@ -24,7 +24,7 @@ def read(directory):
 
 
 def of_plugin(events, plugin):
-    """(step, tag) and value of everything that belongs to a plugin."""
+    """Returns all values of a plugin by (step, tag)."""
     from tensorboard.util import tensor_util
 
     return {
@@ -46,7 +46,7 @@ def jsonl(text):
 
 
 def logged():
-    """(step, name) and value of every line of metrics.jsonl, in the f32 that an event file has."""
+    """Returns all values in metrics.jsonl by (step, name), rounded to f32 as in event files."""
     with open("out/metrics.jsonl") as file:
         lines = [line for line in jsonl(file.read()) if "alarm" not in line]
     return {(line["step"], tag(name)): np.float32(value) for line in lines for name, value in line.items()
@@ -54,12 +54,12 @@ def logged():
 
 
 def tag(name):
-    """As transformers has it, so that runs of both are one curve."""
+    """Returns the tag of transformers, so that runs of both are shown in one chart."""
     return f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}"
 
 
 def recorded():
-    """The completions of each step, with their texts and rewards."""
+    """Returns the recorded completions by step, with their texts and rewards."""
     program = [sys.executable, "-m", "lockstep_rl", "rollouts", "out"]
     said = subprocess.run(program, check=True, capture_output=True, text=True).stdout
     steps = {}
@@ -68,7 +68,7 @@ def recorded():
     return steps
 
 
-def test_tensorboard_shows_what_a_run_and_lockstep_board_wrote(model, rows):
+def test_tensorboard_loads_the_events_of_a_run_and_of_lockstep_board(model, rows):
     trained = dict(log_completions=True, record_rollouts=True, eval_strategy="steps", eval_steps=2)
     grpo(model, rows, report_to=["tensorboard"], trainer=dict(eval_dataset=rows[:2]), **trained).train()
     assert _native.main(["lockstep", "board", "out", "--out", "made"]) == 0
@@ -91,7 +91,7 @@ def test_tensorboard_shows_what_a_run_and_lockstep_board_wrote(model, rows):
         assert texts
         for (step, _), table in texts.items():
             (text,) = table
-            # Two lines of head.
+            # The table starts with two header lines.
             assert len(text.splitlines()) == 2 + len(completions[step])
             for line in completions[step]:
                 assert f"| {line['prompt'].strip()}" in text.decode() and f" {line['rewards'][0]:g} |" in text.decode()

@@ -1,4 +1,4 @@
-"""With torch and transformers: models in and out, PEFT's models, the O-GRPO document's script. Run with `-m torch`."""
+"""Models of torch and PEFT in trainers, callbacks of transformers, and the O-GRPO script. Run with `-m torch`."""
 
 import os
 import pathlib
@@ -29,19 +29,19 @@ def logits(model):
 
 
 def scores(directory):
-    """The engine's own log-probabilities of IDS after its first token."""
+    """Returns the engine's log-probabilities of IDS after its first token."""
     from lockstep_rl import Model
 
     return torch.tensor(Model(directory).score([(IDS[0][:1], IDS[0][1:])])[0].logprobs)
 
 
 def of_torch(model):
-    """The same by torch."""
+    """Returns torch's log-probabilities of the same tokens."""
     logps = torch.log_softmax(logits(model)[0], -1)
     return torch.tensor([logps[at, token] for at, token in enumerate(IDS[0][1:])])
 
 
-def test_a_model_goes_in_and_comes_back(model, rows):
+def test_a_loaded_model_holds_the_trained_weights_after_training(model, rows):
     given = load(model)
     before = logits(given)
     trainer = GRPOTrainer(given, vowels, GRPOConfig("out", **SMALL), rows, processing_class=tokenizer(model))
@@ -52,12 +52,12 @@ def test_a_model_goes_in_and_comes_back(model, rows):
     assert (of_torch(given) - scores("out/model")).abs().max() <= 1e-5
 
 
-def test_a_peft_model_goes_in_and_comes_back(model, rows):
+def test_a_peft_model_holds_the_trained_adapter_after_training(model, rows):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     torch.manual_seed(0)
     given = peft.get_peft_model(load(model), config)
-    # An adapter whose training continues: its product is not zero.
+    # As in an adapter that was trained before, lora_B is not zero.
     for name, parameter in given.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -66,13 +66,13 @@ def test_a_peft_model_goes_in_and_comes_back(model, rows):
     trainer = GRPOTrainer(given, vowels, GRPOConfig("out", **SMALL), rows, processing_class=tokenizer(model))
     trainer.train()
     assert trainer.model is given
-    assert all(torch.equal(below[name], given.state_dict()[name]) for name in below), "the model below is frozen"
+    assert all(torch.equal(below[name], given.state_dict()[name]) for name in below), "the base model must be frozen"
     assert (logits(given) - before).abs().max() > 1e-4
     loaded = peft.PeftModel.from_pretrained(load(model), "out/model")
     assert (logits(given) - logits(loaded)).abs().max() <= 1e-5
 
 
-def test_no_step_leaves_a_peft_model_as_it_was(model, rows):
+def test_a_peft_model_is_unchanged_at_a_learning_rate_of_0(model, rows):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     given = peft.get_peft_model(load(model), config)
@@ -83,11 +83,11 @@ def test_no_step_leaves_a_peft_model_as_it_was(model, rows):
     assert torch.equal(logits(trainer.model), before)
 
 
-def test_what_a_peft_model_cannot_be(model, rows):
+def test_peft_models_with_two_adapters_or_a_peft_config_are_refused(model, rows):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     given = peft.get_peft_model(load(model), config)
-    with pytest.raises(ValueError, match="is a PeftModel already"):
+    with pytest.raises(ValueError, match="is already a PeftModel"):
         GRPOTrainer(given, vowels, GRPOConfig("out", **SMALL), rows, peft_config=config,
                     processing_class=tokenizer(model))
     given.add_adapter("second", config)
@@ -96,7 +96,7 @@ def test_what_a_peft_model_cannot_be(model, rows):
     assert not os.path.exists("out")
 
 
-def test_a_lora_config_of_peft(model):
+def test_a_lora_config_of_peft_is_accepted(model):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     args = SFTConfig("out", max_steps=2, per_device_train_batch_size=2, learning_rate=0.01, disable_tqdm=True)
@@ -105,7 +105,7 @@ def test_a_lora_config_of_peft(model):
     assert sum(p.abs().sum().item() for name, p in loaded.named_parameters() if "lora_B" in name) > 0
 
 
-def test_callbacks_of_transformers(model, rows):
+def test_callbacks_of_transformers_can_stop_training(model, rows):
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = state.global_step == 2
@@ -118,7 +118,7 @@ SHARED = pathlib.Path(os.environ.get("LOCKSTEP_SHARED", pathlib.Path(__file__).p
 
 
 @pytest.mark.skipif(not (SHARED / "data/scripts").exists(), reason="../shared is missing")
-def test_the_script_of_the_o_grpo_document(bytes_model, place):
+def test_the_o_grpo_script_runs_with_torch(bytes_model, place):
     pytest.importorskip("datasets")
     text = (SHARED / "data/scripts/train_grpo_v100.py").read_text()
     text = text.replace("from trl import", "from lockstep_rl import")
@@ -127,16 +127,16 @@ def test_the_script_of_the_o_grpo_document(bytes_model, place):
     (place / "rows.jsonl").write_text('{"prompt": "Hello there"}\n' * 8)
     said = python("script.py", env={**os.environ, "MODEL": bytes_model, "MAX_NEW_TOKENS": "8", "MAX_SAMPLES": "8"})
     assert said.returncode == 0, said.stderr
-    assert "[train(grpo)]" in said.stdout and "`gen_kwargs` is old" in said.stderr
+    assert "[train(grpo)]" in said.stdout and "`gen_kwargs` is deprecated" in said.stderr
 
 
 def total(model):
     return sum(p.detach().double().abs().sum().item() for p in model.parameters())
 
 
-def test_every_way_to_give_a_model_gives_one_with_the_weights_of_the_moment(model, rows):
-    """By name, loaded, as a PeftModel × with an adapter or not × looked at by a callback: with a parameter, in kwargs,
-    by the trainer."""
+def test_callbacks_get_the_current_weights_however_the_model_was_passed(model, rows):
+    """The model is passed by name, loaded, or as a PeftModel, with or without an adapter; callbacks get it as a
+    parameter, in kwargs, or from the trainer."""
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     ways = {
@@ -180,7 +180,7 @@ def test_every_way_to_give_a_model_gives_one_with_the_weights_of_the_moment(mode
         assert os.path.exists(f"{out}-saved/adapter_model.safetensors") == adapted
 
 
-def test_a_callback_that_does_not_look_costs_nothing(model, rows, monkeypatch):
+def test_weights_are_not_copied_for_callbacks_that_do_not_read_the_model(model, rows, monkeypatch):
     from lockstep_rl import _live
 
     class Quiet(transformers.TrainerCallback):
@@ -192,11 +192,11 @@ def test_a_callback_that_does_not_look_costs_nothing(model, rows, monkeypatch):
     trainer = GRPOTrainer(load(model), vowels, GRPOConfig("out", **SMALL), rows, callbacks=[Quiet],
                           processing_class=tokenizer(model))
     trainer.train()
-    assert len(synced) == 1, "at the end"
+    assert len(synced) == 1, "expected one copy, when training ends"
 
 
-def test_what_is_changed_in_trainer_model_is_trained_on(model, rows):
-    """By name, too: what one was given to look at and has changed is not dropped."""
+def test_training_starts_from_the_changed_weights_of_trainer_model(model, rows):
+    """Also if the model was passed by name."""
     results = []
     for out, given, changes in [("plain", model, False), ("name", model, True), ("loaded", load(model), True)]:
         args = GRPOConfig(out, **{**SMALL, "learning_rate": 0.0, "weight_decay": 0.0, "max_steps": 1})
@@ -209,8 +209,8 @@ def test_what_is_changed_in_trainer_model_is_trained_on(model, rows):
     assert (results[0] - results[1]).abs().max() > 1e-3 and torch.equal(results[1], results[2])
 
 
-def test_the_tokenizer_object_is_used_whatever_its_name(bytes_model):
-    """It was loaded from the model's directory, and changed."""
+def test_a_changed_tokenizer_object_is_used_instead_of_its_files(bytes_model):
+    """It was loaded from the directory of the model, and then changed."""
     rows = [{"prompt": [{"role": "user", "content": "ab"}]}] * 4
     for out, given in [("named", bytes_model), ("loaded", load(bytes_model))]:
         own = tokenizer(bytes_model)
@@ -222,7 +222,7 @@ def test_the_tokenizer_object_is_used_whatever_its_name(bytes_model):
         assert saved.chat_template == own.chat_template and "<tool>" in saved.get_vocab()
 
 
-def test_reward_models_in_memory(model, bytes_model, rows):
+def test_a_reward_model_in_memory_scores_like_its_directory(model, bytes_model, rows):
     config = transformers.AutoConfig.from_pretrained(model, num_labels=1)
     torch.manual_seed(3)
     judge = transformers.AutoModelForSequenceClassification.from_config(config)
@@ -239,7 +239,7 @@ def test_reward_models_in_memory(model, bytes_model, rows):
                     reward_processing_classes=tokenizer(model))
 
 
-def test_early_stopping_of_transformers(model, rows):
+def test_early_stopping_of_transformers_stops_training(model, rows):
     def falls(completions, trainer_state, **kwargs):
         return [1.0 if trainer_state.global_step == 1 else 0.5] * len(completions)
 
@@ -254,7 +254,7 @@ def test_early_stopping_of_transformers(model, rows):
     assert get_last_checkpoint("out") == os.path.join("out", "checkpoint-3")
 
 
-def test_the_reference_model(model, rows):
+def test_ref_model_follows_the_policy_with_sync_ref_model(model, rows):
     args = GRPOConfig("out", **SMALL, beta=0.1, sync_ref_model=True, ref_model_sync_steps=2)
     trainer = GRPOTrainer(model, vowels, args, rows)
     before = {name: p.clone() for name, p in trainer.ref_model.named_parameters()}
@@ -263,8 +263,8 @@ def test_the_reference_model(model, rows):
     assert GRPOTrainer(model, vowels, GRPOConfig("b", **SMALL), rows).ref_model is None
 
 
-def test_the_gsm8k_demo_with_lora_as_its_users_write_it(bytes_model):
-    """The API of the well-known GSM8K script: a loaded model in bf16, a tokenizer with a pad token, a LoraConfig, five
+def test_the_gsm8k_demo_trains_a_loaded_model_with_lora(bytes_model):
+    """As in the well-known GSM8K script: a loaded model in bf16, a tokenizer with a pad token, a LoraConfig, and five
     rewards on chat messages."""
     peft = pytest.importorskip("peft")
     demo: dict = {"__name__": "demo"}
@@ -305,8 +305,8 @@ def test_the_gsm8k_demo_with_lora_as_its_users_write_it(bytes_model):
     assert set(before) <= set(after)
 
 
-def test_training_arguments_are_taken(model):
-    """As TRL's SFTTrainer takes them: their values, also where TRL's defaults are others."""
+def test_training_arguments_of_transformers_are_accepted(model):
+    """As in TRL's SFTTrainer, their values are used even if TRL has other defaults."""
     arguments = transformers.TrainingArguments("out", max_steps=2, per_device_train_batch_size=2, report_to="none")
     trainer = SFTTrainer(model, arguments, [{"text": word} for word in ("abc", "def", "ghi")])
     assert isinstance(trainer.args, SFTConfig) and trainer.args.learning_rate == arguments.learning_rate == 5e-5
@@ -315,8 +315,8 @@ def test_training_arguments_are_taken(model):
     assert trainer.state.global_step == 2
 
 
-def test_a_reward_models_adapter_is_read_back(model):
-    """With its head, which is trained beside it, whether the adapter is new or was given."""
+def test_an_adapter_of_a_reward_model_is_trained_with_its_head(model):
+    """Both for new adapters and for a PeftModel; the saved adapter can be loaded by PEFT."""
     peft = pytest.importorskip("peft")
     from lockstep_rl import RewardConfig, RewardTrainer
 

@@ -1,4 +1,4 @@
-"""Torch's own models after training, beside TRL where it is installed. Run with `-m torch`."""
+"""Models of torch after training, compared with TRL if it is installed. Run with `-m torch`."""
 
 import pytest
 from conftest import WORDS
@@ -42,8 +42,8 @@ def test_save_pretrained_of_the_object_saves_the_trained_weights(model, dtype):
     assert same(load("saved"), load("out/model").to(dtype).float()) and not same(load("saved"), load(model))
 
 
-def test_a_base_model_with_a_new_adapter_has_it_inside(model):
-    """As in TRL, PEFT puts the layers into the object that was given."""
+def test_a_new_adapter_is_added_to_the_base_model_object(model):
+    """As in TRL, PEFT adds its layers to the model object passed to the trainer."""
     given = load(model)
     before = given(torch.tensor([[1, 2, 3]])).logits
     trainer = SFTTrainer(given, SFTConfig("out", **FEW), TEXTS, processing_class=tokenizer(model), peft_config=lora())
@@ -51,7 +51,7 @@ def test_a_base_model_with_a_new_adapter_has_it_inside(model):
     loaded = peft.PeftModel.from_pretrained(load(model), "out/model")
     after = given(torch.tensor([[1, 2, 3]])).logits
     assert torch.allclose(after, loaded(torch.tensor([[1, 2, 3]])).logits, atol=1e-5) and not torch.equal(after, before)
-    # The PeftModel goes into a second trainer, with its trained adapter; the model below is refused.
+    # A second trainer accepts the PeftModel with its trained adapter, but not the base model.
     second = DPOTrainer(trainer.model, None, DPOConfig("two", **FEW), PAIRS, processing_class=tokenizer(model))
     second.train()
     first = second.state.log_history[0]
@@ -60,7 +60,7 @@ def test_a_base_model_with_a_new_adapter_has_it_inside(model):
         SFTTrainer(given, SFTConfig("three", **FEW), TEXTS, processing_class=tokenizer(model)).train()
 
 
-def test_stages_of_named_models_and_adapters(model):
+def test_adapters_are_trained_on_by_later_trainers(model):
     first = SFTTrainer(model, SFTConfig("one", **FEW), TEXTS, peft_config=lora())
     first.train()
     second = DPOTrainer(first.model, None, DPOConfig("two", **FEW), PAIRS, processing_class=tokenizer(model))
@@ -69,7 +69,7 @@ def test_stages_of_named_models_and_adapters(model):
     third = SFTTrainer(second.model, SFTConfig("three", **FEW), TEXTS, processing_class=tokenizer(model))
     third.train()
     losses = [trainer.state.log_history[0]["loss"] for trainer in (first, third)]
-    assert losses[1] < losses[0], "it continues"
+    assert losses[1] < losses[0], "expected training to continue"
 
 
 def trained_adapter(model):
@@ -86,7 +86,7 @@ def reward(completions, **kwargs):
 
 
 @pytest.mark.parametrize("given", ["model", "adapter"])
-def test_two_trainers_on_one_object_are_trls(model, given):
+def test_two_trainers_on_one_object_have_the_losses_of_trl(model, given):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     logs = []
     for library in (trl, None):
@@ -99,7 +99,7 @@ def test_two_trainers_on_one_object_are_trls(model, given):
             else:
                 trainer_class, config_class = trl.SFTTrainer, trl.SFTConfig
                 more = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
-            # One batch is the whole of the data, so that no order matters.
+            # The batch has all rows, so that their order does not matter.
             rows = datasets.Dataset.from_list(TEXTS[:4])
             args = config_class(**fields, **more)
             trainer = trainer_class(model=one, args=args, train_dataset=rows, processing_class=tokenizer(model))
@@ -110,7 +110,7 @@ def test_two_trainers_on_one_object_are_trls(model, given):
 
 
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
-def test_the_divergence_begins_at_zero_as_in_trl(model, kind):
+def test_the_kl_divergence_of_a_continued_adapter_starts_at_0(model, kind):
     classes = {"GRPO": (GRPOTrainer, GRPOConfig), "RLOO": (RLOOTrainer, RLOOConfig)}[kind]
     args = classes[1]("out", num_generations=2, max_completion_length=6, beta=0.1, **FEW)
     trainer = classes[0](trained_adapter(model), reward, args, PROMPTS, processing_class=tokenizer(model))

@@ -1,5 +1,5 @@
-"""State of torch's own models that the engine cannot see is refused by name, and what has none is trained: every model
-family, loaded, converted, adapted, used before. Run with `-m torch`."""
+"""Changes of a torch model that the engine cannot see are refused, and unchanged models of all families are accepted:
+loaded, converted, with an adapter, or used before. Run with `-m torch`."""
 
 import copy
 import types
@@ -38,7 +38,7 @@ def adapted(**more):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_nobody_has_changed_is_trained(family, tied, tmp_path):
+def test_unchanged_models_of_every_family_are_accepted(family, tied, tmp_path):
     check_trained(made(family, tied))
     made(family, tied).save_pretrained(tmp_path)
     load = transformers.AutoModelForCausalLM.from_pretrained
@@ -72,11 +72,11 @@ def test_what_nobody_has_changed_is_trained(family, tied, tmp_path):
 
 
 def hook(*args):
-    """A user's."""
+    """A hook of a user."""
 
 
 def mine(self, *args, **kwargs):
-    """A forward function of the user's."""
+    """A forward function of a user."""
 
 
 def layer(model, i=1):
@@ -122,7 +122,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_training_would_ignore_is_refused(name):
+def test_changes_of_a_model_that_training_would_ignore_are_refused(name):
     change, words = REFUSED[name]
     model = made()
     change(model)
@@ -143,7 +143,7 @@ REFUSED_OF_ADAPTERS = {
 
 
 @pytest.mark.parametrize("name", REFUSED_OF_ADAPTERS)
-def test_what_is_set_in_an_adapter_is_refused(name):
+def test_changes_of_an_adapter_that_training_would_ignore_are_refused(name):
     change, words = REFUSED_OF_ADAPTERS[name]
     model = adapted(lora_dropout=0.1)
     change(model)
@@ -151,7 +151,7 @@ def test_what_is_set_in_an_adapter_is_refused(name):
         check_trained(model)
 
 
-def test_layers_of_an_adapter_without_its_model_are_refused():
+def test_a_base_model_with_adapter_layers_is_refused():
     base = made()
     peft.get_peft_model(base, peft.LoraConfig(**LORA))
     with pytest.raises(ValueError, match="has an adapter inside .*give the PeftModel"):

@@ -1,5 +1,5 @@
-"""State of a torch object that the engine cannot see is refused by name: here with stand-ins, in test_torch_models.py
-with torch's own."""
+"""Changes of a torch object that the engine cannot see are refused. The objects here are stand-ins; those in
+test_torch_models.py are models of torch."""
 
 import types
 
@@ -40,7 +40,7 @@ class LoraLayer(Module):
 
 
 class Loaded(InMemory):
-    """A loaded model of two layers, as far as its state goes."""
+    """A stand-in for a loaded model with two layers."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -64,7 +64,7 @@ class Loaded(InMemory):
 
 
 class Adapted(Loaded):
-    """A PeftModel."""
+    """A stand-in for a PeftModel."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -80,7 +80,7 @@ class Adapted(Loaded):
 
 
 def hook(*args):
-    """A user's."""
+    """A hook of a user."""
 
 
 def froze(*names):
@@ -152,7 +152,7 @@ REFUSED = {
         "are two, and its configuration says tie_word_embeddings = True: set it to False"),
     "compiled": (Loaded, lambda model: setattr(model, "_orig_mod", model), r"is compiled: give.*_orig_mod"),
     "an adapter inside": (Loaded, lambda model: model.modules.update(x=LoraLayer()),
-        "an adapter inside .`x`. and is no"),
+        "an adapter inside .`x`., but is not"),
     "not trainable": (Adapted, froze(), "`layers.0.attn.lora_A.default.weight` of the adapter.*is_trainable=True"),
     "half of an adapter frozen": (Adapted, froze("layers.1.attn.lora_B"), "`layers.1.attn.lora_B.default.weight` of"),
     "the base trained, too": (Adapted, thawed("head"), "`head` below the adapter has requires_grad = True"),
@@ -167,11 +167,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_state_that_training_would_ignore_is_refused(model, rows, name):
+def test_torch_state_that_the_engine_would_ignore_is_refused(model, rows, name):
     kind, change, words = REFUSED[name]
     loaded = kind(model)
     trainer = GRPOTrainer(loaded, vowels, GRPOConfig("out", **SMALL), rows)
-    # After the trainer was made, too.
+    # The change is also found after the trainer was created.
     change(loaded)
     with pytest.raises(ValueError, match=f"`model`.*{words}|{words}"):
         trainer.train()
@@ -187,7 +187,7 @@ PAIRS = [{"prompt": "ab ", "chosen": "sun", "rejected": "moon"}] * 4
     lambda model: DPOTrainer(model, None, DPOConfig("out", **FEW), PAIRS),
     lambda model: RewardTrainer(model, RewardConfig("out", **FEW), PAIRS),
 ], ids=["sft", "dpo", "reward"])
-def test_every_trainer_refuses(model, name, made):
+def test_every_trainer_refuses_state_that_the_engine_would_ignore(model, name, made):
     kind, change, words = REFUSED[name]
     loaded = kind(model)
     change(loaded)
@@ -199,26 +199,26 @@ def test_every_trainer_refuses(model, name, made):
     lambda model: None, hooked("_forward_hooks", hook=types.ModuleType), hooked("_forward_hooks", hook=print),
     lambda model: setattr(model.modules["layers.1.drop"], "p", 0.0),
 ])
-def test_the_rest_is_trained(model, rows, change, monkeypatch):
+def test_models_without_ignored_state_are_trained(model, rows, change, monkeypatch):
     loaded = Loaded(model)
     change(loaded)
     GRPOTrainer(loaded, vowels, GRPOConfig("out", **{**SMALL, "max_steps": 1}), rows).train()
 
 
-def test_frozen_weights_below_a_new_adapter_are_right(model):
+def test_a_frozen_model_can_get_a_new_adapter(model):
     loaded = Loaded(model)
     froze()(loaded)
     args = SFTConfig("out", **FEW)
     SFTTrainer(loaded, args, [{"text": "ab sun"}] * 4, peft_config={"r": 2}).train()
 
 
-def test_dropout_that_is_disabled_is_no_dropout(model):
+def test_dropout_is_accepted_with_disable_dropout(model):
     loaded = Loaded(model)
     loaded.modules["layers.1.drop"].p = 0.1
     DPOTrainer(loaded, None, DPOConfig("out", disable_dropout=True, **FEW), PAIRS).train()
 
 
-def test_a_callback_that_freezes_is_refused(model, rows):
+def test_freezing_weights_in_a_callback_is_refused(model, rows):
     loaded = Loaded(model)
 
     class Freezes(TrainerCallback):
@@ -231,7 +231,7 @@ def test_a_callback_that_freezes_is_refused(model, rows):
 
 
 @pytest.mark.parametrize("name", ["a forward hook", "tied by hand", "a forward function", "one parameter twice"])
-def test_a_reference_and_a_reward_model_are_looked_at_too(model, rows, name):
+def test_ignored_state_of_reference_and_reward_models_is_refused(model, rows, name):
     kind, change, words = REFUSED[name]
     loaded = kind(model)
     change(loaded)
@@ -242,7 +242,7 @@ def test_a_reference_and_a_reward_model_are_looked_at_too(model, rows, name):
         grpo(model, rows, loaded).train()
 
 
-def test_a_frozen_reference_is_right(model):
+def test_a_frozen_reference_model_is_accepted(model):
     loaded = Loaded(model)
     froze()(loaded)
     DPOTrainer(model, loaded, DPOConfig("out", **FEW), PAIRS).train()

@@ -1,4 +1,4 @@
-"""The other trainers, the configuration classes, and small parts."""
+"""Trainers other than GRPOTrainer, configuration classes, and conversions of arguments."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ SOLVED = [{"prompt": f"{word} ", "completion": f"{word}."} for word in WORDS]
 
 
 def program(command, model, rows, values, out, *more):
-    """The command line's run of the same."""
+    """Trains on the same rows with the command line."""
     with open("rows.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     values = {key: value for key, value in values.items() if key != "disable_tqdm"}
@@ -47,7 +47,7 @@ def program(command, model, rows, values, out, *more):
     (DPOTrainer, DPOConfig, "dpo", PAIRS),
     (RewardTrainer, RewardConfig, "reward", PAIRS),
 ])
-def test_offline_trainers_have_the_bits_of_the_program(model, trainer, config, command, rows):
+def test_offline_trainers_and_the_program_train_the_same_weights(model, trainer, config, command, rows):
     made = trainer(model=model, args=config("out", **OFFLINE), train_dataset=rows, eval_dataset=rows[:2])
     assert made.train().global_step == 3
     assert "loss" in made.state.log_history[0] and "eval_loss" in made.evaluate()
@@ -58,7 +58,7 @@ def test_offline_trainers_have_the_bits_of_the_program(model, trainer, config, c
 @pytest.mark.parametrize("trainer, config, algorithm", [
     (RLOOTrainer, RLOOConfig, "rloo"), (PPOTrainer, PPOConfig, "ppo"),
 ])
-def test_online_trainers_have_the_bits_of_the_program(model, rows, trainer, config, algorithm):
+def test_online_trainers_and_the_program_train_the_same_weights(model, rows, trainer, config, algorithm):
     values = {**SMALL, "num_generations": 2 if algorithm == "rloo" else 1}
     made = trainer(model, "unique_chars", args=config("out", **values), train_dataset=rows)
     assert made.train().global_step == 4
@@ -67,7 +67,7 @@ def test_online_trainers_have_the_bits_of_the_program(model, rows, trainer, conf
 
 
 @pytest.mark.parametrize("rewarded", [True, False])
-def test_distillation_has_the_bits_of_the_program(model, rows, rewarded):
+def test_distillation_in_python_and_the_program_train_the_same_weights(model, rows, rewarded):
     SFTTrainer(model, SFTConfig("taught", **OFFLINE), SOLVED).train()
     own = {"algorithm": "distillation", "teacher_model_name_or_path": "taught/model", "distillation_coef": 0.5,
            "distillation_discount": 0.9}
@@ -79,13 +79,13 @@ def test_distillation_has_the_bits_of_the_program(model, rows, rewarded):
     assert weights("out/model") == weights("program/model") != weights(model)
     with pytest.raises(ValueError, match="teacher_model_name_or_path"):
         GRPOConfig("other", algorithm="distillation")
-    with pytest.raises(ValueError, match="`distillation_coef` has no part in"):
+    with pytest.raises(ValueError, match="`distillation_coef` is not read by"):
         GRPOConfig("other", distillation_coef=0.5)
     with pytest.raises(ValueError, match="No reward source provided"):
         GRPOTrainer(model, None, GRPOConfig("other", **SMALL), rows)
 
 
-def test_a_reward_model_is_a_reward(model, rows):
+def test_a_trained_reward_model_can_be_a_reward(model, rows):
     RewardTrainer(model, RewardConfig("judge", **OFFLINE), PAIRS).train()
     trainer = GRPOTrainer(model, ["judge/model", vowels], GRPOConfig("out", **SMALL), rows)
     trainer.train()
@@ -94,7 +94,7 @@ def test_a_reward_model_is_a_reward(model, rows):
         GRPOTrainer(model, model, GRPOConfig("other", **SMALL), rows).train()
 
 
-def test_a_dpo_reference(model):
+def test_dpo_accepts_a_reference_model(model):
     trainer = DPOTrainer(model, model, DPOConfig("a", **OFFLINE), PAIRS, PAIRS[:3])
     assert trainer.evaluate()["eval_loss"] == pytest.approx(math.log(2))
     trainer.train()
@@ -102,7 +102,7 @@ def test_a_dpo_reference(model):
     assert held_out["eval_loss"] < 0.69 and held_out["eval_rewards/margins"] > 0
     DPOTrainer(model, None, DPOConfig("b", **OFFLINE), PAIRS).train()
     assert weights("a/model") == weights("b/model")
-    # Another reference: the model that was trained is as far from itself as nothing.
+    # With the trained model as the reference, the initial model has the opposite margins.
     other = DPOTrainer(model, "a/model", DPOConfig("c", **OFFLINE), PAIRS, PAIRS[:3])
     assert other.evaluate()["eval_rewards/margins"] == pytest.approx(-held_out["eval_rewards/margins"])
     other.train()
@@ -113,7 +113,7 @@ def test_a_dpo_reference(model):
         DPOTrainer(model, 3, DPOConfig("d", **OFFLINE), PAIRS)
 
 
-def test_configs_are_dataclasses_that_can_be_extended():
+def test_configurations_are_dataclasses_and_can_be_subclassed():
     @dataclasses.dataclass
     class Mine(GRPOConfig):
         flavour: str = "plain"
@@ -125,14 +125,14 @@ def test_configs_are_dataclasses_that_can_be_extended():
     assert dataclasses.replace(mine, beta=0.1).beta == 0.1
 
 
-def test_defaults_are_trls():
+def test_defaults_of_configurations_equal_those_of_trl():
     assert (GRPOConfig().learning_rate, GRPOConfig().num_generations, GRPOConfig().loss_type) == (1e-6, 8, "dapo")
     assert (RLOOConfig().num_generations, SFTConfig().learning_rate, DPOConfig().beta) == (2, 2e-5, 0.1)
     assert GRPOConfig().max_completion_length == 512 and GRPOConfig().values() == {}
     assert PPOConfig(num_ppo_epochs=2).values() == {"algorithm": "ppo", "num_ppo_epochs": 2}
 
 
-def test_what_has_no_meaning_is_said_once():
+def test_each_ignored_field_warns_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -156,16 +156,16 @@ def test_what_has_no_meaning_is_said_once():
                                                                 "per_device_train_batch_size": 4}),
     (dict(generation_kwargs={"top_p": 0.9}), {"generation_kwargs": {"top_p": 0.9}}),
 ])
-def test_fields_become_keys(fields, values):
+def test_fields_are_converted_to_keys_of_the_engine(fields, values):
     assert GRPOConfig(**fields).values() == values
 
 
-def test_trls_loss_type_is_the_methods_own():
+def test_loss_type_sets_the_key_of_the_method():
     assert DPOConfig(loss_type="ipo").values() == {"dpo_loss_type": "ipo"}
     assert GRPOConfig(loss_type="grpo").values() == {"loss_type": "grpo"}
 
 
-def test_output_directories_that_nobody_named(model, rows):
+def test_default_output_directories_are_named_as_in_trl(model, rows):
     for expected in ["model-GRPO", "model-GRPO"]:
         trainer = GRPOTrainer(model, vowels, train_dataset=rows)
         assert os.path.basename(trainer._values["output_dir"]) == expected
@@ -175,7 +175,7 @@ def test_output_directories_that_nobody_named(model, rows):
     assert os.path.exists("trainer_output/model") and os.path.exists("trainer_output-2/model")
 
 
-def test_another_tokenizer_is_taken(model, rows, tmp_path):
+def test_a_tokenizer_directory_is_written_into_the_run(model, rows, tmp_path):
     from conftest import write_tokenizer
 
     write_tokenizer(tmp_path / "other")
@@ -185,7 +185,7 @@ def test_another_tokenizer_is_taken(model, rows, tmp_path):
     assert place.startswith("out/given-") and weights("out/model")
 
 
-def test_datasets_of_the_library(model, rows):
+def test_datasets_of_the_datasets_library_train_the_same_weights(model, rows):
     datasets = pytest.importorskip("datasets")
     whole = datasets.Dataset.from_list(rows)
     GRPOTrainer(model, vowels, GRPOConfig("a", **SMALL), whole).train()
@@ -194,7 +194,7 @@ def test_datasets_of_the_library(model, rows):
     assert weights("a/model") == weights("b/model") == weights("c/model")
 
 
-def test_peft_configs(model):
+def test_lora_configurations_are_converted_to_keys(model):
     from lockstep_rl._peft import lora_values
 
     class LoraConfig:
@@ -216,7 +216,7 @@ def test_peft_configs(model):
         use_dora: bool = False
         group_size: int = 16
 
-    assert lora_values(Own(r=4))["lora_r"] == 4, "what PEFT has by itself asks for nothing"
+    assert lora_values(Own(r=4))["lora_r"] == 4, "fields with PEFT's default values must be ignored"
     for field, value in [("use_dora", True), ("group_size", 8)]:
         with pytest.raises(ValueError, match=field):
             lora_values(Own(**{field: value}))
@@ -224,6 +224,6 @@ def test_peft_configs(model):
     assert lora_values(None) == {}
 
 
-def test_the_public_names():
+def test_all_public_names_exist():
     assert all(hasattr(lockstep_rl, name) for name in lockstep_rl.__all__)
     assert lockstep_rl.__version__ == "0.1.0"

@@ -1,4 +1,4 @@
-"""The log of replayed rollouts has TRL's keys and TRL's values (conformance/trl_log_fixtures.py made them)."""
+"""The log of replayed rollouts has the keys and values of TRL, recorded by conformance/trl_log_fixtures.py."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from conftest import vowels
 from lockstep_rl import GRPOConfig, GRPOTrainer
 
 FIXTURE = json.loads((pathlib.Path(__file__).parent / "fixtures/trl_log.json").read_text())
-# A replayed file is an epoch of its own; a step takes as long as it takes.
+# Keys that are not compared: a replayed file counts as one epoch, and times differ.
 OTHERS = {"epoch", "step_time"}
 
 
@@ -22,7 +22,7 @@ def log(model, tmp_path_factory):
                       **FIXTURE["fields"])
 
     def lengths(completions, **kwargs):
-        raise AssertionError("the file has the scores")
+        raise AssertionError("the scores of the file must be used")
 
     trainer = GRPOTrainer(model, [vowels, lengths], args, [{"prompt": "ab "}] * 8)
     trainer.train()
@@ -30,7 +30,7 @@ def log(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_a_step_of_the_log_is_trls(log, step):
+def test_the_log_of_a_step_equals_trls(log, step):
     expected, found = FIXTURE["log_history"][step - 1], log[step - 1]
     assert expected["step"] == found["step"] == step and len(expected) >= 13
     assert expected.keys() <= found.keys()
@@ -38,5 +38,5 @@ def test_a_step_of_the_log_is_trls(log, step):
         assert found[name] == pytest.approx(expected[name], abs=1e-4), name
 
 
-def test_the_last_entry_has_trls_keys(log):
+def test_the_last_log_entry_has_the_keys_of_trl(log):
     assert {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"} <= log[-1].keys()

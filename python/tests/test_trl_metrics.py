@@ -1,4 +1,4 @@
-"""What compute_metrics receives, under TRL and here: the same rows of the same model. Needs trl (`-m torch`)."""
+"""compute_metrics receives the same values as in TRL, for the same rows and model. Needs trl (`-m torch`)."""
 
 import json
 
@@ -21,12 +21,12 @@ datasets = pytest.importorskip("datasets")
 SOLVED = [{"prompt": f"{word} ", "completion": f"{word}."} for word in WORDS]
 TEXTS = [{"text": f"{word} and {word[::-1]}"} for word in WORDS]
 PAIRS = [{"prompt": f"{word} ", "chosen": word + "z", "rejected": word[::-1] + "zz"} for word in WORDS]
-# Of a last batch that is not full TRL 1.16 hands on as many sequences as it has rows: half of those of pairs.
+# From an incomplete last batch of pairs, TRL 1.16 passes on only half of the sequences.
 PAIRS = [*PAIRS, *PAIRS[:2]]
 
 
 def given(package, method, model, rows, **more):
-    """What compute_metrics of a package's trainer is given, and the names of what it gives."""
+    """Returns the predictions that compute_metrics gets from a package's trainer, and the names of its metrics."""
     seen = []
 
     def compute(prediction):
@@ -49,14 +49,14 @@ def given(package, method, model, rows, **more):
 
 @pytest.mark.parametrize("method, rows", [("SFT", SOLVED), ("SFT", TEXTS), ("DPO", PAIRS), ("Reward", PAIRS)],
                          ids=["completions", "texts", "pairs", "scores"])
-def test_values_are_trls(model, method, rows, place):
+def test_compute_metrics_gets_the_values_of_trl(model, method, rows, place):
     if method == "Reward":
-        # TRL's new head would be random, and another one.
+        # TRL would create another random head.
         args = lockstep_rl.RewardConfig("judge", max_steps=2, per_device_train_batch_size=2, learning_rate=0.01,
                                         threads=1, disable_tqdm=True)
         lockstep_rl.RewardTrainer(model, args, rows).train()
         model = str(place / "judge/model")
-        # Batches need it in transformers, and the tokenizer says it.
+        # transformers needs it for batches; it is the tokenizer's.
         assert json.loads((place / "judge/model/config.json").read_text())["pad_token_id"] == 0
     theirs, their_names = given(trl, method, model, rows)
     ours, our_names = given(lockstep_rl, method, model, rows)
@@ -64,7 +64,7 @@ def test_values_are_trls(model, method, rows, place):
     assert type(ours) is type(theirs) is transformers.EvalPrediction
     assert ours.predictions.shape == theirs.predictions.shape and ours.predictions.dtype == theirs.predictions.dtype
     assert len(ours.elements) == len(theirs.elements)
-    if method != "Reward":  # there an end token that is the padding token, too, is left out here
+    if method != "Reward":  # inputs differ there if the end token is also the padding token
         assert (ours.inputs == theirs.inputs).all()
     if method != "DPO":
         assert ours.losses == pytest.approx(theirs.losses, abs=1e-4)
@@ -73,20 +73,20 @@ def test_values_are_trls(model, method, rows, place):
         assert np.ptp(theirs.predictions) > 1e-3 and np.abs(ours.predictions - theirs.predictions).max() <= 1e-4
         return
     assert (ours.label_ids == theirs.label_ids).all() and ours.label_ids.dtype == theirs.label_ids.dtype
-    # PyTorch computes padding, too.
+    # PyTorch also computes logits for padding.
     real = (ours.predictions != -100).all(-1)
     assert 0.5 < real.mean() < 1
     assert np.abs(ours.predictions[real] - theirs.predictions[real]).max() <= 1e-4
 
 
-# Times, and what only a first call has.
+# Times, and keys that only the first call has.
 MEASURED = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time", "epoch"}
 
 
 @pytest.mark.parametrize("method, rows", [("SFT", SOLVED), ("SFT", TEXTS), ("DPO", PAIRS), ("Reward", PAIRS)],
                          ids=["completions", "texts", "pairs", "scores"])
-def test_evaluations_have_trls_keys_and_values(model, method, rows):
-    """In one batch: TRL's are means of those of batches, here they are means over all tokens or pairs."""
+def test_an_evaluation_has_the_keys_and_values_of_trl(model, method, rows):
+    """In one batch, because TRL averages over batches, and lockstep over all tokens or pairs."""
     trained = dict(max_steps=6, per_device_train_batch_size=2, learning_rate=0.02, threads=1, disable_tqdm=True)
     if method == "Reward":
         lockstep_rl.RewardTrainer(model, lockstep_rl.RewardConfig("before", **trained), rows).train()
@@ -115,7 +115,7 @@ def test_evaluations_have_trls_keys_and_values(model, method, rows):
         assert ours[name] == pytest.approx(theirs[name], abs=1e-4), name
 
 
-def test_preprocessing_is_given_tensors(model):
+def test_logits_are_preprocessed_as_torch_tensors(model):
     shapes = []
 
     def preprocess(logits, labels):
@@ -131,8 +131,8 @@ def test_preprocessing_is_given_tensors(model):
     assert (ours.predictions == theirs.predictions)[learned].all()
 
 
-def test_a_reward_models_scores_are_transformers(model, rows, place):
-    """As TRL's GRPOTrainer scores completions, whose tokenizer pads with its end token. config.json is silent."""
+def test_scores_of_a_reward_model_equal_those_of_transformers(model, rows, place):
+    """As in TRL's GRPOTrainer, also without pad_token_id in config.json: the tokenizer pads with its end token."""
     args = lockstep_rl.RewardConfig("judge", max_steps=4, per_device_train_batch_size=2, learning_rate=0.02, threads=1,
                                     disable_tqdm=True)
     lockstep_rl.RewardTrainer(model, args, PAIRS).train()

@@ -1,4 +1,4 @@
-"""Numbers and names that TRL logs: last values and means, evaluations, reward models, tokens of environments."""
+"""Metrics as TRL logs them: last values and means, evaluations, reward models, tokens of environments."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from lockstep_rl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SF
 
 @pytest.fixture(scope="module")
 def steps(model, tmp_path_factory):
-    """The log of each trainer, step by step."""
+    """Returns the log of each trainer with an entry for each step."""
     logs = {}
     for kind in ("grpo", "rloo", "ppo", "sft", "dpo", "reward"):
         trainer = make(kind, model, tmp_path_factory.mktemp(kind) / "run", max_steps=5)
@@ -25,7 +25,7 @@ def steps(model, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo", "ppo", "sft", "dpo", "reward"])
 @pytest.mark.parametrize("every, first", [(2, False), (3, False), (9, False), (3, True)])
-def test_the_last_values_and_the_mean_loss_are_transformers(model, steps, kind, every, first):
+def test_logged_values_and_the_mean_loss_are_those_of_transformers(model, steps, kind, every, first):
     trainer = make(kind, model, "out", max_steps=5, logging_steps=every, logging_first_step=first)
     output = trainer.train()
     mean = sum(step["loss"] for step in steps[kind]) / 5
@@ -39,7 +39,7 @@ def test_the_last_values_and_the_mean_loss_are_transformers(model, steps, kind, 
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_resumed_training_has_the_mean_of_its_own_steps(model, steps, every):
+def test_training_loss_of_a_resumed_run_is_the_mean_over_its_own_steps(model, steps, every):
     fields = dict(max_steps=5, save_strategy="steps", save_steps=2)
     make("sft", model, "out", **fields).train()
     output = make("sft", model, "out", logging_steps=every, **fields).train(resume_from_checkpoint="out/checkpoint-2")
@@ -58,7 +58,7 @@ EVALUATED = {
 
 @pytest.mark.parametrize("when", ["before", "after", "during"])
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_an_evaluation_logs_what_trl_logs(model, kind, when):
+def test_an_evaluation_logs_the_metrics_of_trl(model, kind, when):
     trainer = make(kind, model, "out", **({"eval_strategy": "steps", "eval_steps": 2} if when == "during" else {}))
     trainer.eval_dataset = [{"prompt": "ab "}, {"prompt": "x "}]
     if when != "before":
@@ -73,14 +73,14 @@ def test_an_evaluation_logs_what_trl_logs(model, kind, when):
     assert EVALUATED <= metrics.keys(), EVALUATED - metrics.keys()
     lengths = [metrics[f"eval_completions/{what}_length"] for what in ("min", "mean", "max")]
     assert lengths == sorted(lengths) and lengths[0] >= 1
-    # Of 40 tokens; the completions are the policy's own, so that nothing is clipped.
+    # The vocabulary has 40 tokens. Nothing is clipped, because the policy generated the completions.
     assert 0 < metrics["eval_entropy"] <= math.log(40) + 1e-6 and metrics["eval_clip_ratio/region_mean"] == 0
     assert "epoch" in metrics or when == "before"
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_an_evaluation_logs_the_divergence(model, kind):
-    """It is 0 before training, and not afterwards; without a reference there is none."""
+def test_an_evaluation_logs_the_kl_divergence(model, kind):
+    """It is 0 before training and not 0 afterwards; without a reference it is not logged."""
     fields = dict(beta=0.1, eval_strategy="steps", eval_steps=4, eval_on_start=True, max_steps=4)
     trainer = make(kind, model, "out", **fields)
     trainer.eval_dataset = [{"prompt": "ab "}, {"prompt": "x "}]
@@ -92,14 +92,14 @@ def test_an_evaluation_logs_the_divergence(model, kind):
     assert "eval_kl" not in plain.evaluate() and "eval_entropy" in plain.evaluate()
 
 
-def test_a_mean_over_nothing_is_not_logged(model, rows):
+def test_the_mean_length_of_no_completion_is_not_logged(model, rows):
     trainer = grpo(model, rows, max_completion_length=1, max_steps=2)
     trainer.train()
     for entry in trainer.state.log_history[:2]:
         assert ("completions/mean_terminated_length" in entry) == (entry["completions/clipped_ratio"] < 1)
 
 
-def test_the_third_argument_is_the_dataset(model):
+def test_the_third_positional_argument_is_the_dataset(model):
     rows = [{"text": "ab"}, {"text": "sun"}]
     trainer = SFTTrainer(model, SFTConfig("out"), rows)
     assert trainer.train_dataset is rows
@@ -115,7 +115,7 @@ def _generated(completions, **kwargs):
     lambda completions, **kwargs: (len(text) for text in completions),
     lambda completions, **kwargs: tuple(map(len, completions)),
 ], ids=["generator", "map", "expression", "tuple"])
-def test_scores_may_come_one_after_another(model, rows, given):
+def test_a_reward_may_return_any_iterable_of_scores(model, rows, given):
     def listed(completions, **kwargs):
         return [float(len(text)) for text in completions]
 
@@ -130,7 +130,7 @@ def test_scores_may_come_one_after_another(model, rows, given):
         grpo(model, rows, lambda completions, **kwargs: iter([1.0]), output_dir="short").train()
 
 
-def test_no_limit_of_the_most_likely_tokens(model, rows):
+def test_top_k_none_means_no_limit(model, rows):
     logs = []
     for top_k in (None, 0):
         trainer = grpo(model, rows, output_dir=f"out{top_k}", top_k=top_k, max_steps=1)
@@ -139,7 +139,7 @@ def test_no_limit_of_the_most_likely_tokens(model, rows):
     assert logs[0] == logs[1]
 
 
-# Rows, batch, epochs, dataloader_drop_last → the tokens of each step: row i has i + 1 letters and an end.
+# Rows, batch size, epochs, dataloader_drop_last, and the tokens of each step: row i has i + 1 letters and an end token.
 LAST = [
     (10, 4, 2, False, [14, 30, 21] * 2), (10, 4, 2, True, [14, 30] * 2), (8, 4, 1, False, [14, 30]),
     (9, 4, 1, False, [14, 30, 10]), (3, 4, 2, False, [9, 9]), (1, 8, 3, False, [2, 2, 2]), (5, 2, 1, False, [5, 9, 6]),
@@ -148,7 +148,7 @@ LAST = [
 
 
 @pytest.mark.parametrize("count, batch, epochs, drops, tokens", LAST)
-def test_the_last_batch_of_an_epoch_is_learned(model, count, batch, epochs, drops, tokens):
+def test_the_last_incomplete_batch_of_an_epoch_is_trained_on(model, count, batch, epochs, drops, tokens):
     rows = [{"text": "a" * (i + 1)} for i in range(count)]
     more = {"dataloader_drop_last": True} if drops else {}
     args = SFTConfig("out", per_device_train_batch_size=batch, num_train_epochs=epochs, shuffle_dataset=False,
@@ -162,7 +162,7 @@ def test_the_last_batch_of_an_epoch_is_learned(model, count, batch, epochs, drop
 
 
 @pytest.mark.parametrize("kind", ["dpo", "reward"])
-def test_the_last_pairs_of_an_epoch_are_learned(model, kind):
+def test_the_last_incomplete_batch_of_pairs_is_trained_on(model, kind):
     trainer = make(kind, model, "out", max_steps=-1, num_train_epochs=2)
     trainer.train_dataset = PAIRS * 3 + PAIRS[:1]
     trainer.train()
@@ -170,8 +170,8 @@ def test_the_last_pairs_of_an_epoch_are_learned(model, kind):
     assert trainer.state.global_step == 2 * (len(trainer.train_dataset) // batch + 1)
 
 
-def test_a_run_that_left_out_its_last_batches_goes_on_so(model):
-    """As a run of an older version, whose configuration has no such key."""
+def test_a_run_that_dropped_incomplete_batches_still_drops_them_when_resumed(model):
+    """The configuration of an older run has no dataloader_drop_last."""
     rows = [{"text": f"{'ab' * (i + 1)}"} for i in range(5)]
 
     def args(**more):
@@ -191,7 +191,7 @@ def test_a_run_that_left_out_its_last_batches_goes_on_so(model):
 
 @pytest.fixture(scope="module")
 def scorer(model, tmp_path_factory):
-    """A reward model."""
+    """Returns the directory of a reward model."""
     out = str(tmp_path_factory.mktemp("reward") / "run")
     args = RewardConfig(out, per_device_train_batch_size=2, max_steps=1, threads=1, disable_tqdm=True)
     RewardTrainer(model, args, PAIRS * 2).train()
@@ -199,7 +199,7 @@ def scorer(model, tmp_path_factory):
 
 
 class Scorer(InMemory):
-    """A loaded reward model."""
+    """A stand-in for a loaded reward model."""
 
     config = None
 
@@ -214,7 +214,7 @@ class Scorer(InMemory):
 
 
 def named(scorer, names):
-    """The model in directories of these names."""
+    """Copies the model into directories with these names."""
     for name in set(names):
         if not os.path.exists(name):
             shutil.copytree(scorer, name)
@@ -230,7 +230,7 @@ def named(scorer, names):
     (["a/reward"], ["reward"]),
 ])
 @pytest.mark.parametrize("given", ["named", "loaded"])
-def test_a_reward_model_has_its_own_name(model, rows, scorer, names, logged, given):
+def test_metrics_of_a_reward_model_have_the_name_of_its_directory(model, rows, scorer, names, logged, given):
     names = named(scorer, names)
     models = [Scorer(name, os.path.abspath(name)) for name in names] if given == "loaded" else names
     trainer = grpo(model, rows, [*models], max_steps=1)
@@ -240,7 +240,7 @@ def test_a_reward_model_has_its_own_name(model, rows, scorer, names, logged, giv
     assert f"eval_rewards/{logged[0]}/mean" in trainer.evaluate(rows)
 
 
-def test_a_reward_model_beside_a_function_of_its_name(model, rows, scorer):
+def test_rewards_with_equal_names_are_numbered(model, rows, scorer):
     (name,) = named(scorer, ["vowels"])
     trainer = grpo(model, rows, [vowels, name, Scorer(scorer, os.path.abspath(name))], max_steps=1)
     assert trainer.reward_func_names == ["vowels", "vowels_2", "vowels_3"]
@@ -248,8 +248,8 @@ def test_a_reward_model_beside_a_function_of_its_name(model, rows, scorer):
     assert {"rewards/vowels_2/mean", "rewards/vowels_3/mean"} <= trainer.state.log_history[0].keys()
 
 
-def test_an_older_run_with_a_reward_model_is_resumed(model, rows, scorer):
-    """Its configuration has no name for the model."""
+def test_a_run_whose_configuration_has_no_reward_names_is_resumed(model, rows, scorer):
+    """Configurations of older runs have no name for a reward model."""
     saved = dict(save_strategy="steps", save_steps=1, max_steps=3)
     grpo(model, rows, [scorer], **saved).train()
     with open("out/config.toml") as file:
@@ -264,7 +264,7 @@ def test_an_older_run_with_a_reward_model_is_resumed(model, rows, scorer):
 
 
 def played(env_mask, logprobs):
-    """A rollout of four tokens, of which an environment wrote some."""
+    """Returns a rollout function with completions of four tokens, some of them from an environment."""
     def play(prompts, trainer):
         count = len(prompts)
         return {
@@ -279,7 +279,7 @@ def played(env_mask, logprobs):
     (None, 4), ([1, 1, 1, 1], 4), ([1, 0, 0, 1], 2), ([1, 1, 1, 0], 3), ([0, 0, 0, 1], 1),
     ([True, False, True, True], 3),
 ])
-def test_tokens_of_an_environment_are_not_counted(model, rows, env_mask, tokens):
+def test_tokens_written_by_an_environment_are_not_counted(model, rows, env_mask, tokens):
     args = GRPOConfig("out", **{**SMALL, "max_steps": 1})
     trainer = GRPOTrainer(model, vowels, args, [rows[0]] * 4, rollout_func=played(env_mask, None))
     trainer.train()
@@ -293,8 +293,8 @@ def test_tokens_of_an_environment_are_not_counted(model, rows, env_mask, tokens)
     ([0.0] * 4, True), ([-0.0] * 4, True), ([0, 0, 0, 0], True), ([0.0, 0.0, 0.0, -1.0], False), ([-2.0] * 4, False),
     ([0.0, -3.0, 0.0, 0.0], "where the environment wrote it"),
 ])
-def test_placeholders_of_log_probabilities_are_not_used(model, rows, env_mask, logprobs, is_placeholder):
-    """As in TRL without vLLM: the gradient is the current policy's."""
+def test_log_probabilities_that_are_all_0_are_ignored(model, rows, env_mask, logprobs, is_placeholder):
+    """As in TRL without vLLM, the current policy's log-probabilities replace them."""
     is_placeholder = is_placeholder is True or (bool(is_placeholder) and env_mask is not None)
 
     def norm(out, logprobs):
@@ -322,8 +322,8 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("kind, arguments, factors", SCHEDULES, ids=[row[0] for row in SCHEDULES])
-def test_schedules_are_transformers(model, kind, arguments, factors):
-    """Beside transformers itself, where torch is there; some points by hand."""
+def test_learning_rate_schedules_equal_those_of_transformers(model, kind, arguments, factors):
+    """Compared with transformers if torch is installed; some values are computed by hand."""
     trainer = make("sft", model, "out", max_steps=6, learning_rate=0.01, warmup_steps=2, lr_scheduler_type=kind,
                    lr_scheduler_kwargs=arguments)
     trainer.train()

@@ -1,4 +1,4 @@
-"""Rewards with TRL's names give TRL's values (conformance/trl_rewards_fixtures.py recorded them) and take its calls."""
+"""Rewards with TRL's names have TRL's scores (recorded by conformance/trl_rewards_fixtures.py) and signatures."""
 
 import functools
 import importlib.util
@@ -22,25 +22,25 @@ def conversation(text):
 
 @needs_package
 @pytest.mark.parametrize("text, solution, value", ROWS["accuracy"])
-def test_accuracy_is_trls(text, solution, value):
+def test_accuracy_reward_equals_trls(text, solution, value):
     assert rewards.accuracy_reward([conversation(text)], [solution]) == [value]
     assert rewards.accuracy_reward(completions=[text], solution=[solution], trainer_state=None) == [value]
 
 
 @needs_package
 @pytest.mark.parametrize("text, solution, delimiters, value", ROWS["reasoning"])
-def test_accuracy_after_reasoning_is_trls(text, solution, delimiters, value):
+def test_reasoning_accuracy_reward_equals_trls(text, solution, delimiters, value):
     given = [conversation(text)]
     assert rewards.reasoning_accuracy_reward(given, [solution], reasoning_delimiters=delimiters) == [value]
 
 
 @pytest.mark.parametrize("text, value", ROWS["format"])
-def test_the_form_of_thoughts_is_trls(text, value):
+def test_think_format_reward_equals_trls(text, value):
     assert rewards.think_format_reward([conversation(text)]) == [value]
 
 
 @pytest.mark.parametrize("most, cache, length, value", ROWS["overlong"])
-def test_the_overlong_punishment_is_trls(most, cache, length, value):
+def test_the_soft_overlong_punishment_equals_trls(most, cache, length, value):
     punish = rewards.get_soft_overlong_punishment(max_completion_len=most, soft_punish_cache=cache)
     assert punish([[1] * length]) == punish(completion_ids=[[1] * length], prompts=["a"]) == [pytest.approx(value)]
     assert punish.__name__ == "soft_overlong_punishment_reward"
@@ -48,19 +48,19 @@ def test_the_overlong_punishment_is_trls(most, cache, length, value):
 
 @needs_package
 @pytest.mark.parametrize("length, text, solution, value", ROWS["cosine"])
-def test_the_cosine_is_trls(length, text, solution, value):
+def test_the_cosine_scaled_reward_equals_trls(length, text, solution, value):
     scaled = rewards.get_cosine_scaled_reward(max_len=100)
     expected = value if value is None else pytest.approx(value)
     assert scaled([conversation(text)], [solution], [[1] * length]) == [expected]
 
 
 @pytest.mark.parametrize("size, ids, value", ROWS["repetition"])
-def test_the_repetition_penalty_is_trls(size, ids, value):
+def test_the_repetition_penalty_equals_trls(size, ids, value):
     assert rewards.get_repetition_penalty_reward(ngram_size=size)([ids]) == [pytest.approx(value)]
 
 
 @needs_package
-def test_what_was_parsed_is_logged_as_in_trl():
+def test_parsed_answers_are_logged_as_in_trl():
     logged = {}
     texts = [r"\boxed{3}", "3", r"\boxed{3}"]
     given = [conversation(text) for text in texts]
@@ -74,7 +74,7 @@ def test_what_was_parsed_is_logged_as_in_trl():
 
 
 @needs_package
-def test_a_trainer_calls_them_as_trl_does(model, rows):
+def test_a_trainer_logs_rewards_under_the_names_of_trl(model, rows):
     rows = [{**row, "solution": "$3$" if i % 2 else "no math"} for i, row in enumerate(rows)]
     punish = rewards.get_soft_overlong_punishment(6, 3)
     given = [rewards.accuracy_reward, rewards.think_format_reward, punish]
@@ -89,14 +89,14 @@ def test_a_trainer_calls_them_as_trl_does(model, rows):
     rewards.accuracy_reward, rewards.reasoning_accuracy_reward, rewards.get_cosine_scaled_reward(9),
     rewards.get_soft_overlong_punishment(3, 1), rewards.get_repetition_penalty_reward(), rewards.think_format_reward,
 ])
-def test_worker_processes_can_be_given_them(reward):
+def test_rewards_can_be_pickled_for_worker_processes(reward):
     assert pickle.loads(pickle.dumps(reward)).__name__ == reward.__name__
 
 
 @pytest.mark.parametrize("reward", [
     rewards.accuracy_reward, rewards.reasoning_accuracy_reward, rewards.get_cosine_scaled_reward(9),
 ])
-def test_a_missing_package_is_named_before_training(model, rows, reward, monkeypatch):
+def test_the_error_names_a_missing_package_before_training(model, rows, reward, monkeypatch):
     monkeypatch.setattr(rewards.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install math-verify.*builtin"):
         grpo(model, rows, reward)
@@ -104,7 +104,7 @@ def test_a_missing_package_is_named_before_training(model, rows, reward, monkeyp
         reward(completions=[conversation("3")], solution=["3"], completion_ids=[[1]])
 
 
-def test_a_reward_of_the_users_may_have_an_attribute_requires(model, rows):
+def test_the_attribute_requires_of_a_users_reward_is_ignored(model, rows):
     def fn(completions, **kwargs):
         return [0.0] * len(completions)
 

@@ -1,5 +1,5 @@
-"""Runs the notebooks in `docs/python/notebooks`: `python tools/notebooks.py` executes each on a tiny model, and fails
-if a cell fails. Outputs are not saved, so a notebook changes only with its cells."""
+"""Runs the notebooks in `docs/python/notebooks`: `python tools/notebooks.py` executes each with a tiny model, and fails
+if a cell fails. Outputs are not saved."""
 
 import json
 import os
@@ -11,7 +11,7 @@ NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "docs/python/notebooks
 
 
 def run(path: pathlib.Path, place: str) -> None:
-    """Executes a notebook, with `place` as the working directory."""
+    """Executes a notebook in the working directory `place`."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -25,7 +25,7 @@ def run(path: pathlib.Path, place: str) -> None:
 def main() -> int:
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         if any(cell.get("outputs") for cell in json.loads(path.read_text())["cells"]):
-            raise SystemExit(f"{path.name} has outputs: clear them before it is committed")
+            raise SystemExit(f"{path.name} has outputs: clear them before committing")
         with tempfile.TemporaryDirectory() as place:
             run(path, place)
         print(f"{path.name} runs", file=sys.stderr)

@@ -1,13 +1,13 @@
-//! A preprocessor for mdBook (book.toml). A page's link to a file outside of docs/ becomes a link to the repository,
-//! and a link to a README.md, which mdBook renames, becomes one to its new name.
+//! A preprocessor for mdBook (book.toml). Links from a page to files outside of docs/ become links to the repository,
+//! and links to a README.md become links to index.md, since mdBook renames the file.
 
 use crate::links::{is_elsewhere, join, targets};
 use serde_json::Value;
 use std::io::Read;
 use std::path::Path;
 
-/// Implements mdBook's protocol: it calls `supports RENDERER` first, then writes `[context, book]` to standard input
-/// and reads the changed book.
+/// Implements mdBook's protocol: mdBook first calls `supports RENDERER`, then writes `[context, book]` to standard
+/// input and reads the changed book.
 pub fn preprocess(arguments: &[&str]) -> Result<(), String> {
     if arguments.first() == Some(&"supports") {
         return Ok(());
@@ -15,15 +15,15 @@ pub fn preprocess(arguments: &[&str]) -> Result<(), String> {
     let mut input = String::new();
     std::io::stdin().read_to_string(&mut input).map_err(|e| format!("standard input: {e}"))?;
     let (context, mut book): (Value, Value) =
-        serde_json::from_str(&input).map_err(|e| format!("standard input is not what mdBook sends: {e}"))?;
+        serde_json::from_str(&input).map_err(|e| format!("standard input must be mdBook's JSON: {e}"))?;
     let repository = context.pointer("/config/output/html/git-repository-url").and_then(Value::as_str);
-    let repository = repository.ok_or("book.toml: output.html has no git-repository-url")?;
+    let repository = repository.ok_or("book.toml: output.html.git-repository-url is missing")?;
     chapters(&mut book, &format!("{repository}/blob/main"));
     println!("{book}");
     Ok(())
 }
 
-/// Rewrites every chapter inside a JSON value: an object with a path and a content.
+/// Rewrites the content of every chapter inside a JSON value. A chapter is an object with a path and a content.
 fn chapters(value: &mut Value, repository: &str) {
     if let (Some(path), Some(content)) = (value["path"].as_str(), value["content"].as_str()) {
         value["content"] = rewritten(&Path::new("docs").join(path), content, repository).into();
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_that_leave_the_book_lead_to_the_repository() {
+    fn links_out_of_the_book_point_to_the_repository() {
         let text = "[a](b.md#c) [d](../README.md#e) [f](https://example.org/README.md) [g](#h) [i](../../a.toml)";
         let mut book = serde_json::json!({"items": [{"Chapter": {"path": "python/x.md", "content": text}}]});
         chapters(&mut book, "R");

@@ -1,32 +1,33 @@
-//! Runs `lockstep demo` end to end, as a newcomer does. It must reach the accuracy that the README promises, and use
-//! the memory that `lockstep plan` predicts.
+//! Runs `lockstep demo` end to end, like a new user. The demo must reach the accuracy given in the README, and use the
+//! memory that `lockstep plan` predicts.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Allowed relative error of `lockstep plan`; `PLAN_TOLERANCE_BYTES` is allowed instead if it is larger. The plan does
-/// not count the heap of a generation's completions (their texts, scores, rows of tables and records), which is not
-/// negligible beside a tiny model: 9 measurements were 7 to 11 MiB above the plan of 178 MiB.
+/// Allowed relative error of `lockstep plan`, or `PLAN_TOLERANCE_BYTES` if that is larger. The plan does not include
+/// the heap memory of a generation's completions (texts, scores, table rows, records), which is not negligible for a
+/// tiny model: in 9 measurements it was 7 to 11 MiB, for a plan of 178 MiB.
 const PLAN_TOLERANCE: f64 = 0.02;
 const PLAN_TOLERANCE_BYTES: f64 = 16e6;
 
-/// The five measured steps do not evaluate. And the plan of an evaluation's loss is an upper bound: it counts whole
-/// pages of keys and values, and sequences of ten tokens fill only two thirds of them (108 MiB planned, 60 measured).
+/// The five measured steps do not evaluate, so the plan must not include evaluation. The plan of an evaluation's loss
+/// is an upper bound anyway: it counts whole KV pages, and sequences of ten tokens fill only two thirds of them (108
+/// MiB planned, 60 MiB measured).
 const WITHOUT: &str = "eval_loss=false";
 
-/// Runs the demo with the program that `cargo test --workspace` builds.
+/// Runs the demo with the program from `cargo test --workspace`.
 pub fn check() -> Result<(), String> {
     demo(&crate::cargo::executable("lockstep", "bin")?)
 }
 
-/// Runs the demo with the release build. That build has the default features; the build of the tests has NATS, too.
+/// Runs the demo with the release build, which has only the default features; the test build also has NATS.
 pub fn check_release() -> Result<(), String> {
     let program = crate::cargo::release()?.join("lockstep");
     refuses_nats(&program)?;
     demo(&program)
 }
 
-/// A learner and a worker of a program without NATS name the feature that it lacks, before they read anything.
+/// Checks that learner and worker of a program without NATS name the missing feature before they read any file.
 fn refuses_nats(program: &Path) -> Result<(), String> {
     let server = "nats://127.0.0.1:1";
     let worker = ["worker", "--join", server, "--name", "dev1"];
@@ -36,13 +37,13 @@ fn refuses_nats(program: &Path) -> Result<(), String> {
         let run = Command::new(program).args(arguments).output().map_err(|e| format!("{}: {e}", program.display()))?;
         let printed = String::from_utf8_lossy(&run.stderr);
         if run.status.code() != Some(2) || !printed.contains("without NATS") || !printed.contains("--features nats") {
-            return Err(format!("{} of a program without NATS: {}: {printed}", arguments[0], run.status));
+            return Err(format!("`{}` of a program without NATS: {}: {printed}", arguments[0], run.status));
         }
     }
     Ok(())
 }
 
-/// Runs the demo in a directory of its own and checks the accuracy and the memory.
+/// Runs the demo in a temporary directory, and checks accuracy and memory.
 fn demo(program: &Path) -> Result<(), String> {
     let out = std::env::temp_dir().join(format!("lockstep-demo-{}", std::process::id()));
     let run = Command::new(program)
@@ -54,13 +55,13 @@ fn demo(program: &Path) -> Result<(), String> {
     let text = String::from_utf8_lossy(&run.stdout);
     println!("{text}");
     if !run.status.success() {
-        return Err(format!("the demo ended with {}: {}", run.status, String::from_utf8_lossy(&run.stderr)));
+        return Err(format!("the demo failed with {}: {}", run.status, String::from_utf8_lossy(&run.stderr)));
     }
     let read = |key: &str| -> Result<f64, String> {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(key));
         let number =
             line.and_then(|rest| rest.trim().trim_start_matches(':').trim().split('%').next()?.trim().parse().ok());
-        number.ok_or_else(|| format!("the demo printed no line {key:?}"))
+        number.ok_or_else(|| format!("the demo's output has no line {key:?}"))
     };
     let (before, after) = (read("held-out accuracy after SFT")?, read("held-out accuracy after GRPO")?);
     let planned = memory(program, &out.join("grpo"));
@@ -70,7 +71,7 @@ fn demo(program: &Path) -> Result<(), String> {
     recorded?;
     println!("peak memory: {:.0} MiB planned, {:.0} MiB measured", planned / 1048576.0, measured / 1048576.0);
     if (planned - measured).abs() > PLAN_TOLERANCE_BYTES.max(PLAN_TOLERANCE * measured) {
-        return Err("lockstep plan is off by more than 2 % and 16 MB".to_owned());
+        return Err("the error of lockstep plan exceeds 2 % and 16 MB".to_owned());
     }
     if before > 70.0 || after < 95.0 {
         return Err(format!("held-out accuracy {before} % after SFT (at most 70), {after} % after GRPO (at least 95)"));
@@ -78,23 +79,23 @@ fn demo(program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The demo's GRPO run records completions up to the last step, for the dashboard, and the effect of steps on some of
-/// them.
+/// Checks that the demo's GRPO run records completions up to the last step, and the effect of steps on some of them,
+/// for the dashboard.
 fn recorded(program: &Path, run: &Path) -> Result<(), String> {
     let index = Command::new(program).arg("rollouts").arg(run).arg("--index").output();
     let index = index.map_err(|e| format!("{}: {e}", program.display()))?;
     let text = String::from_utf8_lossy(&index.stdout);
     let last = text.lines().last().unwrap_or_default();
     if !last.contains("\"step\":500") {
-        return Err(format!("the demo's last recorded group is {last:?}: not of step 500"));
+        return Err(format!("the demo's last recorded group must be from step 500: {last:?}"));
     }
     let scored = std::fs::metadata(run.join("updates.bin")).map_or(0, |file| file.len());
-    if scored == 0 { Err("the demo scored no group after its step".to_owned()) } else { Ok(()) }
+    if scored == 0 { Err("the demo recorded no effect of a step on a group".to_owned()) } else { Ok(()) }
 }
 
-/// The peak of resident memory for the configuration of a training run, in bytes: predicted by `lockstep plan`, and
-/// measured. To measure, a new process repeats some of the steps without skipping groups: in the demo's own process the
-/// allocator still holds memory of the supervised fine-tuning.
+/// The peak of resident memory of a training run, in bytes: predicted by `lockstep plan`, and measured. To measure, a
+/// new process repeats some of the steps without skipping groups, since the demo's own process still holds memory of
+/// supervised fine-tuning in its allocator.
 fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
     let config = run.join("config.toml");
     let again = run.with_extension("memory");
@@ -116,7 +117,7 @@ fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
     let metrics = std::fs::read_to_string(again.join("metrics.jsonl")).map_err(|e| format!("metrics.jsonl: {e}"))?;
     let planned = number(&String::from_utf8_lossy(&plan.stdout), "total_bytes");
     let measured = metrics.lines().rev().find_map(|line| number(line, "peak_bytes"));
-    planned.zip(measured).ok_or_else(|| "total_bytes or peak_bytes is missing".to_owned())
+    planned.zip(measured).ok_or_else(|| "the output has no total_bytes or no peak_bytes".to_owned())
 }
 
 /// The number in a JSON object under `key`.

@@ -1,5 +1,5 @@
-//! Finds code that opens, writes, deletes or copies files by std instead of by the crate `disk`. The rules of `disk`
-//! make a stranger's run safe to open (SECURITY.md): regular files only, no links inside a run, limits of size.
+//! Finds code that opens, writes, deletes or copies files with std instead of the crate `disk`. The rules of `disk`
+//! make it safe to open an untrusted run (SECURITY.md): regular files only, no links inside a run, size limits.
 
 use crate::sources;
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The crates that open the files of runs, models and datasets.
 const CRATES: [&str; 7] = ["cli", "dashboard", "fleet", "kernels", "lockstep", "model", "telemetry"];
 
-/// The functions of std that `disk` replaces. Calls that do not open the file (`metadata`, `exists`) are allowed.
+/// The functions of std that `disk` replaces. Functions that do not open the file (`metadata`, `exists`) are allowed.
 const OF_STD: [&str; 15] = [
     "fs::read(",
     "fs::read_to_string(",
@@ -27,20 +27,20 @@ const OF_STD: [&str; 15] = [
     "OpenOptions::new(",
 ];
 
-/// Files of the system itself.
+/// Paths of the system itself.
 const OF_SYSTEM: [&str; 3] = ["\"/proc/", "\"/sys/", "\"/dev/"];
 
-/// Files that may use std, each with the reason: they do not open the files of a run.
+/// Files that may use std, each with the reason: they never open files of a run.
 const EXCEPT: [(&str, &str); 16] = [
     ("cli/src/config/mod.rs", "a script that the user names"),
     ("cli/src/new_directory.rs", "a new directory that the user names"),
     ("cli/src/report.rs", "a scratch directory of this process"),
     ("cli/src/score.rs", "a file that the user names, or standard input"),
-    ("cli/src/signals.rs", "a directory that this process is making"),
+    ("cli/src/signals.rs", "a directory that this process creates"),
     ("fleet/src/lock.rs", "/proc"),
     ("fleet/src/lock/proof.rs", "/proc"),
-    ("kernels/src/device", "programs of the CUDA toolkit, and their cache"),
-    ("kernels/src/memory/slot", "memory that this process made; another's is opened by disk"),
+    ("kernels/src/device", "programs of the CUDA toolkit, and the kernel cache"),
+    ("kernels/src/memory/slot", "memory of this process; memory of another process is opened by disk"),
     ("lockstep/src/data/files.rs", "lists a dataset that the user names"),
     ("lockstep/src/data/load.rs", "standard input"),
     ("lockstep/src/out_file.rs", "an output that the user names"),
@@ -71,24 +71,26 @@ pub fn check() -> Result<(), String> {
             let places = of_std(&text).into_iter();
             match EXCEPT.iter().find(|(file, _)| path.starts_with(format!("crates/{file}"))) {
                 Some((file, _)) => needed.extend(places.map(|_| *file)),
-                None => found.extend(places.map(|(line, what)| format!("{shown}:{line}: {what}…): not by disk"))),
+                None => {
+                    found.extend(places.map(|(line, what)| format!("{shown}:{line}: {what}…) must use the crate disk")))
+                }
             }
         }
     }
     let idle = EXCEPT.iter().filter(|(file, _)| !needed.contains(file));
-    found.extend(idle.map(|(file, _)| format!("crates/{file} uses nothing of std any more: take it out of EXCEPT")));
+    found.extend(idle.map(|(file, _)| format!("crates/{file} no longer uses std for files: remove it from EXCEPT")));
     if found.is_empty() {
         Ok(())
     } else {
         Err(format!(
-            "{}\nuse the function of that name in the crate `disk`; or, if the file can be of no run, add it to EXCEPT \
-         in xtask/src/disk.rs with the reason",
+            "{}\nuse the function of the same name in the crate `disk`; or, if the file cannot belong to a run, \
+             add it to EXCEPT in xtask/src/disk.rs with the reason",
             found.join("\n")
         ))
     }
 }
 
-/// The modules that a source file has for tests alone, each as the path of its directory.
+/// The modules that a source file declares only for tests, each as the path of its directory.
 fn modules_of_tests(path: &Path, text: &str) -> Vec<PathBuf> {
     let is_root = path.file_stem().is_some_and(|stem| ["mod", "lib", "main"].iter().any(|root| stem == *root));
     let directory = if is_root { path.parent().unwrap_or(path).to_owned() } else { path.with_extension("") };
@@ -98,7 +100,7 @@ fn modules_of_tests(path: &Path, text: &str) -> Vec<PathBuf> {
     named.map(|name| directory.join(name)).collect()
 }
 
-/// The uses of std in a source text before its tests: the line of each, and the function.
+/// The uses of std in a source text before its tests: line and function.
 fn of_std(text: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     let mut lines = text.lines().enumerate().peekable();
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_of_tests_are_found_beside_and_below_a_file() {
+    fn test_modules_are_found_beside_and_below_a_file() {
         let text =
             "mod a;\n#[cfg(test)]\nmod lies;\n\n#[cfg(test)]\npub(crate) mod tests;\n#[cfg(test)]\nmod inner {\n";
         for (path, directory) in
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_read_is_found_and_a_call_of_disk_is_not() {
+    fn calls_of_std_are_found_and_calls_of_disk_are_not() {
         let rows: [(&str, &[&str]); 9] = [
             ("let a = std::fs::read(path)?;", &["fs::read("]),
             ("    fs::rename(a, b)?; // fs::copy(a, b)", &["fs::rename("]),

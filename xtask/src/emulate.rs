@@ -1,5 +1,5 @@
-//! Runs all tests of the CUDA kernels on the emulator, after the kernels changed, and records for which sources they
-//! passed.
+//! Runs all tests of the CUDA kernels on the emulator after the kernels have changed, and records the source versions
+//! that passed.
 
 use crate::cargo;
 use crate::provenance::date;
@@ -12,7 +12,7 @@ const RESULT: &str = "crates/kernels/emulated.txt";
 const SOURCES: &str = "crates/kernels/src";
 const SCHEDULES: u32 = 5;
 
-/// Runs every emulated test with five orders of blocks and threads, at larger sizes than CI uses, and writes the
+/// Runs every emulated test with five schedules of blocks and threads, at larger sizes than in CI, and writes the
 /// result.
 pub fn full() -> Result<(), String> {
     let before = sources(Path::new("."))?;
@@ -27,36 +27,36 @@ pub fn full() -> Result<(), String> {
     }
     let after = sources(Path::new("."))?;
     if after != before {
-        return Err("kernels changed meanwhile: run it again".into());
+        return Err("kernels changed during the tests: run the command again".into());
     }
     let text = format!(
-        "# What `cargo xtask emulate --full` found, and of which sources. Not edited by hand.\n\
+        "# The result of `cargo xtask emulate --full`, and hashes of the tested sources. Not edited by hand.\n\
          date {}\nschedules {SCHEDULES}\npassed {kernels} tests of kernels, {runs} of whole runs\n{}",
         date(),
         after.iter().map(|(path, hash)| format!("{hash} {path}\n")).collect::<String>()
     );
     std::fs::write(RESULT, text).map_err(|e| format!("{RESULT}: {e}"))?;
-    println!("{RESULT} is written: commit it");
+    println!("{RESULT} has a new result: commit it");
     Ok(())
 }
 
-/// Reports whether the recorded result is for the present sources. A difference is not a failure: CI runs the emulated
-/// tests at small sizes, and the full run is needed only before a release.
+/// Reports whether the recorded result belongs to the present sources. A difference is not a failure: CI runs the
+/// emulated tests at small sizes, and the full run is needed only before a release.
 pub fn check() -> Result<(), String> {
     let text = std::fs::read_to_string(RESULT).unwrap_or_default();
     let changed = changed(&text, &sources(Path::new("."))?);
     if changed.is_empty() {
-        println!("{RESULT} is of these kernels")
+        println!("{RESULT} is up to date with the kernels")
     } else {
         println!(
-            "note: changed since all of it was emulated: {}; `cargo xtask emulate --full` does it again",
+            "note: changed since the last full emulation: {}; `cargo xtask emulate --full` repeats it",
             changed.join(", ")
         )
     }
     Ok(())
 }
 
-/// The sources with a hash that differs from the result's, and sources that exist on one side only.
+/// The sources whose hash differs from the recorded one, and sources that exist on only one side.
 fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
     let is_hash = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let lines = result.lines().filter_map(|line| line.split_once(' ')).filter(|(hash, _)| is_hash(hash));
@@ -66,7 +66,7 @@ fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
     of_now.map(|(path, _)| path.clone()).chain(gone).collect()
 }
 
-/// Hashes of the kernels, their include files and the emulator, by path; without tests.
+/// Hashes of the kernels, their include files and the emulator, by path, without tests.
 fn sources(root: &Path) -> Result<BTreeMap<String, String>, String> {
     let mut found = BTreeMap::new();
     for file in below(&root.join(SOURCES).to_string_lossy())? {
@@ -85,7 +85,7 @@ fn fnv(bytes: &[u8]) -> String {
     format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
 }
 
-/// Runs tests and returns how many passed; an error if none did.
+/// Runs tests and returns the number that passed; an error if no test ran.
 fn passed(arguments: &[&str], environment: &[(&str, &str)]) -> Result<u32, String> {
     let output = cargo::command().args(arguments).envs(environment.iter().copied()).output();
     let output = output.map_err(|e| format!("cargo: {e}"))?;
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_source_is_named_whatever_changed() {
+    fn every_kind_of_change_to_a_source_is_reported() {
         let root = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = root.path().join(SOURCES).join(name);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_and_counts_are_right() {
+    fn hashes_and_counts_match_known_values() {
         assert_eq!([fnv(b""), fnv(b"a")], ["cbf29ce484222325", "af63dc4c8601ec8c"]);
         assert_eq!(count("test result: ok. 3 passed; 0 failed\nx\ntest result: ok. 4 passed; 0 failed"), 7);
         assert_eq!(count("test result: FAILED. 3 passed; 1 failed"), 0);

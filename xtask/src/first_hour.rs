@@ -1,6 +1,5 @@
-//! Checks `bench/cuda/first_hour.sh` without a GPU, so that it is known to work before one is rented: an archive is
-//! packed, unpacked and run on the emulator at small sizes; and with programs that fail or never end, the report is
-//! complete whatever happens.
+//! Checks `bench/cuda/first_hour.sh` without a GPU, before a machine is rented: the archive is packed, unpacked and run
+//! on the emulator at small sizes. With programs that fail or never end, the script must still write a complete report.
 
 use crate::cargo;
 use serde_json::Value;
@@ -8,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// A limit that only something that never ends reaches.
+/// A timeout that is reached only if something hangs.
 const MINUTES: Duration = Duration::from_secs(600);
 
 pub fn check() -> Result<(), String> {
-    // As `cargo test --workspace` builds them.
+    // The programs from the build of `cargo test --workspace`.
     let programs = [cargo::executable("lockstep", "bin")?, cargo::executable("kernels", "lib")?];
     let root = std::path::absolute("target/first-hour").map_err(|e| e.to_string())?;
     if root.exists() {
@@ -25,20 +24,20 @@ pub fn check() -> Result<(), String> {
     packed.passes_on_the_emulator(&root.join("emulated"))
 }
 
-/// The script and its environment.
+/// The script, with its environment.
 struct Script {
     path: PathBuf,
     environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Script {
-    /// The script of the repository, with these two programs.
+    /// The script in the repository, with these two programs.
     fn with([lockstep, tests]: [PathBuf; 2]) -> Script {
         let path = Path::new("bench/cuda/first_hour.sh").to_owned();
         Script { path, environment: vec![("LOCKSTEP_BIN", lockstep), ("LOCKSTEP_KERNEL_TESTS", tests)] }
     }
 
-    /// The script of an archive of these programs: `pack` writes it, and everything else runs from it.
+    /// The script in an archive of these programs: `pack` writes the archive, and everything else runs from it.
     fn packed(root: &Path, programs: [PathBuf; 2]) -> Result<Script, String> {
         let to = root.join("pack");
         Script::with(programs).ends(&["pack", &to.to_string_lossy()], 0)?;
@@ -63,7 +62,7 @@ impl Script {
         is(&format!("the exit code of {} {}", self.path.display(), arguments.join(" ")), &status.code(), &Some(code))
     }
 
-    /// Checks that the operations in the script's table are the ones with kernels and a test.
+    /// Checks that the script's table has exactly the operations with kernels and a test.
     fn knows_every_operation(&self) -> Result<(), String> {
         let text = std::fs::read_to_string(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
         let rows = text.lines().filter_map(|line| line.trim().strip_prefix("'operations/")?.split(' ').next());
@@ -111,13 +110,13 @@ impl Script {
     }
 }
 
-/// Runs the script with a program that fails or never ends, and with bad arguments.
+/// Runs the script with programs that fail or never end, and with bad arguments.
 fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     let (failing, endless) = (root.join("failing"), root.join("endless"));
-    // A message that JSON has to escape.
+    // A message that needs escaping in JSON.
     let fails = "case $* in *glu*) printf 'DIFFERS: \"y\" is 1\\\\2\\t\\xff×\\n'; exit 101 ;; esac\n\
                  echo 'test result: ok. 1 passed; 0 failed'\n";
-    // The program ignores SIGTERM, like a process that waits for a driver.
+    // The program ignores SIGTERM, like a process blocked in a driver.
     let never_ends =
         format!("trap '' TERM\necho $$ >{}/pid\necho begun\nwhile :; do sleep 1; done\n", endless.display());
     let failing = Script::with(programs(&failing, fails)?);
@@ -136,7 +135,7 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     )?;
     is("the note", &found["checks"][1]["note"], &"DIFFERS: y is 12 ; exit code 1".into())?;
 
-    // A budget too small for any operation, and a budget that ends in the middle.
+    // A budget too small for any operation, and a budget that expires in the middle.
     let out = place("no-budget");
     failing.ends(&["--only", "functions,cpu", "--budget", "1", "--out", &out], 3)?;
     let expected = "functions does not fit, cpu/grpo does not fit, cpu/adapter does not fit, cpu/7m does not fit";
@@ -152,7 +151,7 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     is("`passed` of a short budget", &found["passed"], &Value::Bool(false))?;
     gone(&endless)?;
 
-    // Killed in the middle, without a warning and with one.
+    // The script is killed in the middle, with SIGKILL and with SIGTERM.
     for (signal, code, state) in [("KILL", None, "running"), ("TERM", Some(143), "stopped by SIGTERM")] {
         let out = place(signal);
         let mut script = never_ending.start(&["--only", "functions,operations/glu", "--out", &out])?;
@@ -175,7 +174,7 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
         gone(&endless)?;
     }
 
-    // Nothing is written for bad arguments, and nothing over an earlier report.
+    // Bad arguments write nothing, and an earlier report is not overwritten.
     let before = files(Path::new(&place("TERM")))?;
     failing.ends(&["--out", &place("TERM")], 2)?;
     is("the files of an earlier report", &files(Path::new(&place("TERM")))?, &before)?;
@@ -187,7 +186,7 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Two programs in `directory`: `lockstep`, which does nothing, and the tests, with this body.
+/// Two programs in `directory`: `lockstep`, which does nothing, and the tests, with this script as the body.
 fn programs(directory: &Path, tests: &str) -> Result<[PathBuf; 2], String> {
     std::fs::create_dir_all(directory).map_err(|e| e.to_string())?;
     let program = |name: &str, body: &str| -> Result<PathBuf, String> {
@@ -201,11 +200,11 @@ fn programs(directory: &Path, tests: &str) -> Result<[PathBuf; 2], String> {
     Ok([program("lockstep", "echo lockstep\n")?, program("kernel-tests", tests)?])
 }
 
-/// Waits until the endless program that wrote its process id in `directory` has been ended, and forgets it.
+/// Waits until the endless program whose PID is in `directory` has ended, and deletes the PID file.
 fn gone(directory: &Path) -> Result<(), String> {
     let file = directory.join("pid");
     let pid = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-    // A process without a parent that reaps it stays as a zombie.
+    // A process whose parent does not reap it remains as a zombie.
     let ended = |stat: String| stat.rsplit(')').next().is_some_and(|state| state.trim().starts_with('Z'));
     let path = Path::new("/proc").join(pid.trim()).join("stat");
     until("the endless program to be ended", || std::fs::read_to_string(&path).map_or(true, ended))?;
@@ -216,7 +215,7 @@ fn until(what: &str, holds: impl Fn() -> bool) -> Result<(), String> {
     let began = Instant::now();
     while !holds() {
         if began.elapsed() > MINUTES {
-            return Err(format!("waited {} s for {what}", MINUTES.as_secs()));
+            return Err(format!("timed out after {} s waiting for {what}", MINUTES.as_secs()));
         }
         std::thread::sleep(Duration::from_millis(50));
     }

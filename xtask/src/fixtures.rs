@@ -1,10 +1,11 @@
-//! Checks fixtures: reference values made by the scripts under `conformance/`. Each script writes the versions that it
-//! ran with beside its fixtures. A script that changed after its fixtures were made is found by its recorded hash.
+//! Checks fixtures: reference values made by the scripts in `conformance/`. Each script also writes the library
+//! versions that it used. The recorded hash of a script reveals whether the script changed after its fixtures were
+//! made.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The list of scripts with the hash that each had when it made its fixtures.
+/// The list of scripts, each with its hash at the time when it made its fixtures.
 const LIST: &str = "conformance/fixtures.lock";
 
 /// Checks that every script is listed with its present hash.
@@ -21,11 +22,11 @@ pub fn check() -> Result<(), String> {
         }
         let hash = hash(&entry.path())?;
         match listed.get(name.as_str()) {
-            Some(&made_with) if made_with == hash => println!("{name}: fixtures are of this script"),
+            Some(&made_with) if made_with == hash => println!("{name}: the fixtures are up to date"),
             Some(_) => {
                 changed.push(format!(
-                    "conformance/{name} changed after its fixtures were made: run it again as its head says, then put \
-                     {hash} into {LIST}"
+                    "conformance/{name} changed after its fixtures were made: run it again as described at its \
+                     head, then write {hash} into {LIST}"
                 ));
             }
             None => changed.push(format!("conformance/{name} is not in {LIST}: add `{hash} {name}`")),
@@ -34,7 +35,7 @@ pub fn check() -> Result<(), String> {
     if changed.is_empty() { Ok(()) } else { Err(changed.join("\n")) }
 }
 
-/// The FNV-1a hash of a file, which is enough to detect a change.
+/// The FNV-1a hash of a file, which is sufficient to detect a change.
 fn hash(path: &Path) -> Result<String, String> {
     let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));

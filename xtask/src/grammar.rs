@@ -5,12 +5,12 @@ use crate::sources;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The committed file: a crate and its counts in each line, in the order of [`PATTERNS`].
+/// The committed file: each line has a crate and its counts, in the order of [`PATTERNS`].
 const BUDGET: &str = "xtask/grammar.txt";
 const HEAD: &str = "# How often each pattern of CONTRIBUTING.md, \"Sentences\", may occur. A number only falls: \
     `cargo xtask check words` lowers it.\n";
 
-/// A pattern: its name, the advice, and a function that counts it in a line.
+/// A pattern: its name, the replacement, and a function that counts its occurrences in a line.
 struct Pattern {
     name: &'static str,
     instead: &'static str,
@@ -28,7 +28,7 @@ const PATTERNS: [Pattern; 4] = [
     Pattern { name: "of_", instead: "the noun: `group_steps`, `by_name`", count: |line| names(line, "of_") },
 ];
 
-/// A sentence of a comment or a string that begins with a clause: `What the run did is kept.`
+/// Counts sentences in a comment or string that start with a clause: `What the run did is kept.`
 fn what(line: &str) -> usize {
     let is_prose = line.trim_start().starts_with("//") || line.contains('"');
     let starts = |at: usize| {
@@ -45,12 +45,12 @@ fn is_no(line: &str) -> usize {
     all.windows(2).filter(|pair| ["is", "are", "was", "were"].contains(&pair[0]) && pair[1] == "no").count()
 }
 
-/// Words of prose and parts of identifiers.
+/// Counts words in prose and parts of identifiers.
 fn words(line: &str, is: impl Fn(&str) -> bool) -> usize {
     line.split(|c: char| !c.is_alphanumeric()).filter(|word| is(word)).count()
 }
 
-/// Identifiers that begin with a preposition.
+/// Counts identifiers that start with a preposition.
 fn names(line: &str, start: &str) -> usize {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     line.split(|c| !is_name(c)).filter(|name| name.starts_with(start) && name.len() > start.len()).count()
@@ -63,7 +63,7 @@ fn counted() -> Result<BTreeMap<String, Counts>, String> {
     let mut all: BTreeMap<String, Counts> = BTreeMap::new();
     for folder in ["crates", "xtask", "python/src"] {
         for path in sources::below(folder)? {
-            // `grammar.rs` has the patterns as data.
+            // This file contains the patterns as data.
             if !sources::is_one_of(&path, &["rs"]) || path.ends_with("xtask/src/grammar.rs") {
                 continue;
             }
@@ -87,10 +87,12 @@ fn read(text: &str) -> Result<BTreeMap<String, Counts>, String> {
         Some((name, counts?.try_into().ok()?))
     };
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines.map(|line| row(line).ok_or_else(|| format!("{BUDGET}: {line:?}: a crate and four numbers"))).collect()
+    lines
+        .map(|line| row(line).ok_or_else(|| format!("{BUDGET}: {line:?}: expected a crate and four numbers")))
+        .collect()
 }
 
-/// The lines of the file: a number is never above its earlier value.
+/// The new lines of the file: a limit never rises.
 fn lowered(found: &BTreeMap<String, Counts>, budget: &BTreeMap<String, Counts>) -> String {
     let mut text = format!("{HEAD}# crate {}\n", PATTERNS.map(|pattern| pattern.name).join(" "));
     for (name, counts) in found {
@@ -101,16 +103,16 @@ fn lowered(found: &BTreeMap<String, Counts>, budget: &BTreeMap<String, Counts>) 
     text
 }
 
-/// The counts above the budget, one line each.
+/// The counts above their limits, one line each.
 fn above(found: &BTreeMap<String, Counts>, budget: &BTreeMap<String, Counts>) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, counts) in found {
-        // A new crate begins at 0.
+        // A new crate has the limit 0.
         let most = budget.get(name).copied().unwrap_or_default();
         for ((pattern, own), most) in PATTERNS.iter().zip(counts).zip(most) {
             if *own > most {
                 let Pattern { name: of, instead, .. } = pattern;
-                lines.push(format!("{name}: {own} times `{of}`, at most {most}; write {instead}"));
+                lines.push(format!("{name}: {own} times `{of}`, limit {most}; write {instead}"));
             }
         }
     }
@@ -122,7 +124,10 @@ pub fn check() -> Result<(), String> {
     let (found, budget) = (counted()?, read(&text)?);
     let wrong = above(&found, &budget);
     if !wrong.is_empty() {
-        return Err(format!("sentences that CONTRIBUTING.md rewrites:\n{}", wrong.join("\n")));
+        return Err(format!(
+            "sentence patterns above the limit (CONTRIBUTING.md, \"Sentences\"):\n{}",
+            wrong.join("\n")
+        ));
     }
     let lower = lowered(&found, &budget);
     if lower != text {
@@ -136,13 +141,13 @@ pub fn check() -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// How often each pattern is found in a line.
+    /// The number of occurrences of each pattern in a line.
     fn counts(line: &str) -> Counts {
         PATTERNS.map(|pattern| (pattern.count)(line))
     }
 
     #[test]
-    fn patterns_are_found_in_prose_and_names() {
+    fn patterns_are_counted_in_prose_and_identifiers() {
         for (line, expected) in [
             ("/// What a run wrote is kept.", [1, 0, 0, 0]),
             ("    // It stays. What is drawn after it is dropped.", [1, 0, 0, 0]),
@@ -160,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_only_falls() {
+    fn limits_only_fall() {
         let rows = |text: &str| read(text).unwrap();
         let budget = rows("# crate\na 3 2 1 0\nb 1 1 1 1\n");
         assert_eq!(above(&rows("a 3 2 1 0\nb 0 1 1 1\n"), &budget), [""; 0]);
         let wrong = above(&rows("a 4 2 1 0\nb 1 1 1 1\nc 0 0 1 0\n"), &budget);
         assert_eq!(wrong.len(), 2, "{wrong:?}");
-        assert!(wrong[0].starts_with("a: 4 times `what`, at most 3"), "{wrong:?}");
-        assert!(wrong[1].starts_with("c: 1 times `said`, at most 0"), "{wrong:?}");
+        assert!(wrong[0].starts_with("a: 4 times `what`, limit 3"), "{wrong:?}");
+        assert!(wrong[1].starts_with("c: 1 times `said`, limit 0"), "{wrong:?}");
         assert!(lowered(&rows("a 3 1 2 0\n"), &budget).ends_with("\na 3 1 1 0\n"));
         assert!(read("a 1 2 3\n").is_err() && read("a 1 2 3 x\n").is_err());
     }

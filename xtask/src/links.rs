@@ -1,5 +1,5 @@
-//! Checks the links in the documents: each relative link names an existing file, each `#anchor` a heading in it, and
-//! docs/SUMMARY.md lists every page of docs/.
+//! Checks the links in the documents: each relative link must name an existing file, each `#anchor` a heading in it,
+//! and docs/SUMMARY.md must list every page of docs/.
 
 use crate::sources;
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 /// The folder with the pages of the book.
 const DOCS: &str = "docs";
 const SUMMARY: &str = "docs/SUMMARY.md";
-/// Pages outside of docs/ that are checked, too.
+/// Pages outside of docs/ that are also checked.
 const PAGES: [&str; 5] = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "python/README.md"];
 
 pub fn check() -> Result<(), String> {
@@ -28,39 +28,39 @@ fn read(page: &Path) -> Result<String, String> {
     fs::read_to_string(page).map_err(|e| format!("{}: {e}", page.display()))
 }
 
-/// Pages that the summary lacks or lists twice.
+/// The pages that the summary does not list, or lists twice.
 fn unlisted(pages: &[PathBuf], summary: &str) -> Vec<String> {
     let listed: Vec<PathBuf> =
         targets(summary).iter().map(|range| Path::new(DOCS).join(&summary[range.clone()])).collect();
     let times = |page: &PathBuf| listed.iter().filter(|one| *one == page).count();
     let pages = pages.iter().filter(|page| page.as_path() != Path::new(SUMMARY) && times(page) != 1);
-    pages.map(|page| format!("{SUMMARY}: lists {} {} times, once is right", page.display(), times(page))).collect()
+    pages.map(|page| format!("{SUMMARY}: must list {} once, lists it {} times", page.display(), times(page))).collect()
 }
 
-/// The broken links of a page, described.
+/// Descriptions of the broken links of a page.
 fn broken(page: &Path, text: &str) -> Vec<String> {
     let check = |target: &str| {
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
         let file = if path.is_empty() { page.to_owned() } else { join(page, path)? };
         if !file.exists() {
-            return Some(format!("the link {target} leads nowhere: there is no {}", file.display()));
+            return Some(format!("broken link {target}: {} does not exist", file.display()));
         }
         let is_page = file.extension().is_some_and(|extension| extension == "md");
         if anchor.is_empty() || !is_page || anchors(&fs::read_to_string(&file).unwrap_or_default()).contains(anchor) {
             return None;
         }
-        Some(format!("the link {target} leads nowhere: {} has no such heading", file.display()))
+        Some(format!("broken link {target}: {} has no such heading", file.display()))
     };
     let relative = targets(text).into_iter().map(|range| &text[range]).filter(|target| !is_elsewhere(target));
     relative.filter_map(check).collect()
 }
 
-/// Whether a link leads to another site.
+/// Whether a link is external.
 pub fn is_elsewhere(target: &str) -> bool {
     target.contains("://") || target.starts_with("mailto:")
 }
 
-/// The file that a relative link of a page names, as a path from the repository's root; `None` if it lies outside.
+/// The file of a relative link, as a path from the repository's root; `None` if it is outside of the repository.
 pub fn join(page: &Path, target: &str) -> Option<PathBuf> {
     let mut path = page.parent()?.to_owned();
     for part in Path::new(target).components() {
@@ -73,7 +73,7 @@ pub fn join(page: &Path, target: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The byte ranges of the targets of inline links and images in a page, outside of code.
+/// The byte ranges of the targets of inline links and images in a page, except in code.
 pub fn targets(text: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let (mut start, mut in_fence) = (0, false);
@@ -94,7 +94,7 @@ pub fn targets(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// A line with its code spans blanked out, of the same length.
+/// A line with its code spans replaced by blanks of equal length.
 fn without_code(line: &str) -> String {
     let parts: Vec<&str> = line.split('`').collect();
     let blank = |(i, part): (usize, &&str)| {
@@ -103,7 +103,7 @@ fn without_code(line: &str) -> String {
     parts.iter().enumerate().map(blank).collect::<Vec<_>>().join("`")
 }
 
-/// The anchors of a page's headings, as GitHub and mdBook make them: letters and digits, with `-` for blanks.
+/// The anchors of a page's headings, as GitHub and mdBook generate them: letters and digits, with `-` for blanks.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut in_fence = false;
@@ -135,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn anchors_are_those_of_the_headings() {
+    fn anchors_are_generated_from_headings() {
         let text = "# What is not\n## Rewards (`crates/rewards/`)\n## [A](b.md) link\n## A link\n```\n# no\n```\n";
         let expected = ["a-link", "a-link-1", "rewards-cratesrewards", "what-is-not"];
         assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), expected);
     }
 
     #[test]
-    fn a_broken_link_is_named() {
+    fn broken_links_are_reported() {
         let directory = tempfile::tempdir().unwrap();
         let page = directory.path().join("a.md");
         fs::write(&page, "# Here\n").unwrap();

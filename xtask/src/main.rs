@@ -5,29 +5,29 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
-cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
-cargo xtask check size      files, lines and prose of documents that are too long
-cargo xtask check disk      files that are opened without the rules of the crate `disk`
-cargo xtask check links     documents that link to what is not there; pages that the book lacks
-cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents; sentences
-                            that CONTRIBUTING.md rewrites, of which no crate may have more than before
-cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
-cargo xtask check release   the release build runs the demo, and no vector instruction in it is a call of a function;
-                            only after a change of a manifest, the lock file or a kernel
-cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
-cargo xtask cuda            NVIDIA's compiler over every CUDA kernel, without a GPU (python3 with pip fetches it)
-cargo xtask cubins [DIR]    every CUDA kernel compiled for every architecture (target/cubins)
-cargo xtask emulate         which CUDA kernels changed since all were emulated; `--full` does that, in many minutes
-cargo xtask first-hour      bench/cuda/first_hour.sh, packed, on the emulator at small sizes; and its reports
-cargo xtask browser         the page in a headless browser (needs Chromium and npm)
-cargo xtask passed NAME     exit code 0 if a check with a receipt passed on these files (xtask/receipts.txt)
-cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
-cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
-cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
-cargo xtask read SEED       docs, comments, messages, headlines and tests at random, to be read with fresh eyes
-cargo xtask release [TARGET]    each crate as for crates.io; the built program in an archive with its checksum
-cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
+const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the fast ones first
+cargo xtask check layers    finds imports against the order of crates, and import cycles between modules of a crate
+cargo xtask check size      finds files, lines and document prose that are too long
+cargo xtask check disk      finds code that opens files without the crate `disk`
+cargo xtask check links     finds broken links in documents, and pages that are missing from the book
+cargo xtask check words     finds words that docs/glossary.md replaces by others, in code, messages and documents;
+                            counts sentence patterns that CONTRIBUTING.md rewrites: no count may rise
+cargo xtask check deny      checks licences, sources and duplicate versions of dependencies (needs cargo-deny)
+cargo xtask check release   runs the demo with the release build, and checks that its vector code is inlined; skipped
+                            unless a manifest, the lock file or a kernel has changed
+cargo xtask check fmt|clippy|docs|fixtures|demo    runs one of the other checks
+cargo xtask cuda            compiles every CUDA kernel with NVIDIA's compiler, without a GPU (downloads it with pip)
+cargo xtask cubins [DIR]    compiles every CUDA kernel for every architecture into DIR (target/cubins)
+cargo xtask emulate         lists the CUDA kernels that changed since the last full emulation; `--full` runs one (slow)
+cargo xtask first-hour      tests bench/cuda/first_hour.sh and its reports on the emulator at small sizes
+cargo xtask browser         tests the page in a headless browser (needs Chromium and npm)
+cargo xtask passed NAME     exits with 0 if a check with a receipt passed on these files (xtask/receipts.txt)
+cargo xtask miri            finds undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
+cargo xtask mutants [LIST|NUMBER]…    checks that tests notice planted changes (docs/testing.md)
+cargo xtask mutants random --seed S --count N [--crate C]    the same with randomly drawn changes
+cargo xtask read SEED       prints random docs, comments, messages, headlines and names of tests for proofreading
+cargo xtask release [TARGET]    packs each crate as for crates.io, and the built program as an archive with a checksum
+cargo xtask nightly [NAME]…    runs the checks that take too long for CI; docs/nightly.md has the last results";
 
 /// A check: its name and the function that runs it.
 type Check = (&'static str, fn() -> Result<(), String>);
@@ -47,7 +47,7 @@ const CHECKS: [Check; 12] = [
     ("release", || RELEASE.once(release)),
 ];
 
-/// Licences and versions of other people's crates. `.ci/run` names the version of cargo-deny.
+/// Licences and versions of dependencies. `.ci/run` has the version of cargo-deny.
 const DENY: Inputs = Inputs {
     name: "deny",
     files: &[
@@ -62,7 +62,7 @@ const DENY: Inputs = Inputs {
     versions: &[],
     tools: &[],
 };
-/// NVIDIA's compiler over every kernel.
+/// Compiling every kernel with NVIDIA's compiler.
 const CUDA: Inputs = Inputs {
     name: "cuda",
     files: &["Cargo.toml", "crates/kernels", "crates/testing", "xtask/src/cuda.rs"],
@@ -76,15 +76,15 @@ const FIRST_HOUR: Inputs = Inputs {
     versions: &[],
     tools: &[&["c++", "--version"], &["bash", "--version"], &["python3", "--version"]],
 };
-/// The release build: its inputs besides the sources, which `demo` checks on the build of the tests; and the kernels,
-/// because their vector code must be inline in a release.
+/// The release build. The check `demo` tests the sources in the test build; this check depends on the manifests, and on
+/// the kernels, whose vector code must be inlined in a release.
 const RELEASE: Inputs = Inputs {
     name: "release",
     files: &["Cargo.toml", "crates/*/Cargo.toml", "crates/kernels/src"],
     versions: &[],
     tools: &[],
 };
-/// The page, on runs that the program trains.
+/// The browser tests of the page, on runs that the program trains.
 const BROWSER: Inputs = Inputs {
     name: "browser",
     files: &["Cargo.toml", "crates"],
@@ -180,15 +180,18 @@ fn docs() -> Result<(), String> {
     cargo::run(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
-/// Runs the mutation tests, which are a workspace of their own.
+/// Runs the mutation tests, which are a separate workspace.
 fn mutants(words: &[&str]) -> Result<(), String> {
     cargo::run(&[&cargo::MUTANTS[..], words].concat(), &[])
 }
 
-/// Whether a check has a receipt for the present files, so that its tools need not be installed.
+/// Whether a check has a receipt for the present files; its tools then need not be installed.
 fn passed(name: &str) -> Result<(), String> {
     let all = [DENY, CUDA, FIRST_HOUR, BROWSER, RELEASE];
-    let inputs = all.iter().find(|inputs| inputs.name == name).ok_or(format!("{name} has no receipts\n{HELP}"))?;
+    let inputs = all
+        .iter()
+        .find(|inputs| inputs.name == name)
+        .ok_or(format!("the check {name} never leaves a receipt\n{HELP}"))?;
     if inputs.passed_before(Path::new(".")) { Ok(()) } else { Err(format!("{name} has not passed on these files")) }
 }
 
@@ -202,7 +205,7 @@ fn browser() -> Result<(), String> {
     }
 }
 
-/// The README's first command: the release build runs the demo.
+/// Runs the demo with the release build, as in the README's first command.
 fn release() -> Result<(), String> {
     vectors::check()?;
     demo::check_release()

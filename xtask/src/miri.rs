@@ -1,18 +1,18 @@
-//! Runs Miri on the kernels to find undefined behaviour. CI does not run this, since Miri needs a nightly toolchain and
-//! takes minutes.
+//! Runs Miri on the kernels to detect undefined behaviour. CI does not run this check, since Miri needs a nightly
+//! toolchain and takes minutes.
 
 use std::process::Command;
 
 pub fn check() -> Result<(), String> {
-    // Memory, views and threads; every operation on its smallest shapes; the vectors' plain form.
+    // Memory, views and threads; every operation on its smallest shapes; the scalar fallback of the vector code.
     let tests = ["memory::", "tensor::", "matrix::", "pool::", "isa::", "device::", "ops::small_tests::"];
-    // These tests do not read files. The pool's threads are joined, but a thread's scratch is freed after Miri's check
-    // for leaks.
+    // These tests do not read files. The pool's threads are joined, but each thread's scratch memory is freed after
+    // Miri's leak check.
     let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
     let arguments = ["run", "nightly", "cargo", "miri", "test", "-p", "lockstep-kernels", "--lib", "--"];
     let mut command = Command::new("rustup");
     command.args(arguments).args(tests).env("MIRIFLAGS", flags).env("CARGO_TARGET_DIR", "target/miri");
-    // Set by the cargo that runs this program, for a toolchain that is not nightly.
+    // The cargo that started this program set these variables for a stable toolchain.
     for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
         command.env_remove(name);
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask nightly [NAME]…`: runs the checks that take too long for CI, one after another, and writes the result
-//! of each to a committed table as soon as it is known.
+//! `cargo xtask nightly [NAME]…`: runs the checks that take too long for CI, one after another, and writes each result
+//! to a committed table as soon as it is known.
 
 use crate::provenance::{commit, date, machine};
 use std::collections::BTreeMap;
@@ -17,11 +17,11 @@ writes this table, which has the last result of each.
 |---|---|---|---|---|---|
 ";
 
-/// The result of a check that did not fail.
+/// The outcome of a check that did not fail.
 pub enum Done {
     /// The check passed; a short summary with figures.
     Passed(String),
-    /// The check cannot run on this machine, for this reason; its last result stays in the table.
+    /// The check cannot run on this machine because of missing requirements; its last result stays in the table.
     Unavailable(String),
 }
 
@@ -53,7 +53,7 @@ const CHECKS: [Check; 21] = [
 ];
 
 fn emulate() -> Result<Done, String> {
-    crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
+    crate::emulate::full().map(|()| Done::Passed("wrote crates/kernels/emulated.txt".to_owned()))
 }
 
 /// Runs the README's two commands in a clean clone.
@@ -78,11 +78,11 @@ fn commands() -> Result<Done, String> {
     Ok(Done::Passed(figures.join("; ")))
 }
 
-/// The golden runs on every instruction set that this machine has.
+/// Runs the golden runs on every instruction set of this machine.
 fn golden() -> Result<Done, String> {
-    let test = ["test", "--workspace", "--test", "golden", "runs_leave_the_bits_of_the_file"];
+    let test = ["test", "--workspace", "--test", "golden", "golden_runs_match_the_recorded_hashes"];
     crate::cargo::run(&test, &[("GOLDEN_RUNS", "all")])?;
-    Ok(Done::Passed("the bits of bits.txt on every instruction set".to_owned()))
+    Ok(Done::Passed("bits equal bits.txt on every instruction set".to_owned()))
 }
 
 /// Ends every kind of run with workers in every way, and continues it.
@@ -94,11 +94,11 @@ fn fleet_kills() -> Result<Done, String> {
     fleet("it", "two_thousand_kills_change_no_bit", "kills of the learner")
 }
 
-/// Training runs with workers while processes are killed, and with a full disk. Takes about ten minutes on two cores.
+/// Trains with workers while processes are killed, and with a full disk. Takes about ten minutes on two cores.
 fn fleet_runs() -> Result<Done, String> {
     let is_root = std::process::Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
     if !is_root {
-        return Ok(Done::Unavailable("root, who mounts a small file system".to_owned()));
+        return Ok(Done::Unavailable("needs root, to mount a small file system".to_owned()));
     }
     let tests = ["kills_of_any_process", "a_worker_whose_disk_is_full", "gsm8k_with_workers"];
     program(&tests, &["kills of learners", "waited for room", "GSM8K:"])
@@ -132,18 +132,18 @@ fn kills() -> Result<Done, String> {
 fn terminals() -> Result<Done, String> {
     program(
         &[
-            "terminals::a_terminal_that_closes_stops_every_kind_of_run_with_a_checkpoint",
-            "consoles::every_kind_of_run_has_the_same_bits_whatever_its_console_is",
+            "terminals::a_closing_terminal_stops_every_kind_of_run_with_a_checkpoint",
+            "consoles::every_kind_of_run_has_the_same_bits_on_any_console",
             "stopping_workers::every_way_to_stop_a_run_with_workers_leaves_a_checkpoint",
         ],
         &["a terminal closed in", "on closed pipes", "ways to stop"],
     )
 }
 
-/// Runs tests of the program that CI ignores. The result is the lines of their output that contain one of `words`.
+/// Runs command-line tests that CI ignores. The result is the lines of their output that contain one of `words`.
 fn program(tests: &[&str], words: &[&str]) -> Result<Done, String> {
     let mut command = crate::cargo::command();
-    // The workspace build of CI: a single package would be built again with other features.
+    // Uses the workspace build of CI: a single package would be rebuilt with other features.
     command.args(["test", "--workspace", "--test", "it", "--"]);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);
     let output = command.args(tests).output().map_err(|e| format!("cargo: {e}"))?;
@@ -160,7 +160,7 @@ fn miri() -> Result<Done, String> {
     crate::miri::check().map(|()| Done::Passed("no undefined behaviour in kernels".to_owned()))
 }
 
-/// Tests workers over NATS, with a real server and, in network namespaces, a network that is cut.
+/// Tests workers over NATS, with a real server, and with network namespaces whose network is cut.
 fn network() -> Result<Done, String> {
     let is_there = |program: &str| {
         std::env::var_os("PATH")
@@ -168,24 +168,24 @@ fn network() -> Result<Done, String> {
     };
     let is_root = std::process::Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
     if !is_root || !is_there("nats-server") || !is_there("ip") {
-        return Ok(Done::Unavailable("root, and apt-get install nats-server iproute2".to_owned()));
+        return Ok(Done::Unavailable("needs root, and apt-get install nats-server iproute2".to_owned()));
     }
-    let tests = ["machines_whose_network_is_cut", "a_stream_that_answers_no_request"];
+    let tests = ["machines_whose_network_is_cut", "an_unresponsive_stream_is_recreated"];
     program(&tests, &["bytes fetched by", "cuts of", "deaf streams"])
 }
 
-/// Checks the final reports of every kind of run against their steps' own values, and the dtype of their results. Takes
-/// two minutes.
+/// Checks the verdicts of every kind of run against the values of its steps, and the dtype of the results. Takes two
+/// minutes.
 fn last_words() -> Result<Done, String> {
     program(&["last_words::", "save_dtype::"], &["runs are judged by", "results have the dtype"])
 }
 
-/// Trains the runs that the page's checks open again. Takes ten minutes on two cores.
+/// Trains again the runs that the page's tests open. Takes ten minutes on two cores.
 fn page_runs() -> Result<Done, String> {
     crate::page_runs::run().map(Done::Passed)
 }
 
-/// Runs the commands of the tutorial and its neighbours, which train the demo's model. Takes fifteen minutes.
+/// Runs the commands of the tutorial and similar pages, which train the demo's model. Takes fifteen minutes.
 fn pages() -> Result<Done, String> {
     program(&["pages::"], &["every command prints what the page shows"])
 }
@@ -203,7 +203,7 @@ fn strangers_run() -> Result<Done, String> {
     program(&["strangers_run::"], &["the same bits, or"])
 }
 
-/// Every trainer with all that it may be given, beside TRL. Takes ten minutes on two cores.
+/// Trains with every trainer and every combination of arguments, beside TRL. Takes ten minutes on two cores.
 fn trl_matrix() -> Result<Done, String> {
     match crate::trl_suite::missing_python() {
         Some(what) => Ok(Done::Unavailable(what)),
@@ -218,8 +218,8 @@ fn trl_suite() -> Result<Done, String> {
     }
 }
 
-/// Trains ten runs with gamed rewards and ten runs that learn honestly, and reads their headlines. Takes ten minutes on
-/// two cores.
+/// Trains ten runs with rewards that can be gamed and ten runs that learn honestly, and compares their verdicts. Takes
+/// ten minutes on two cores.
 fn verdicts() -> Result<Done, String> {
     match crate::verdicts::missing() {
         Some(what) => Ok(Done::Unavailable(what)),
@@ -227,7 +227,7 @@ fn verdicts() -> Result<Done, String> {
     }
 }
 
-/// Runs random mutants. Takes hours on two cores.
+/// Tests random mutants. Takes hours on two cores.
 fn mutants() -> Result<Done, String> {
     let mut command = crate::cargo::command();
     command.args(crate::cargo::MUTANTS).args(["fresh", "200"]);
@@ -243,7 +243,7 @@ fn mutants() -> Result<Done, String> {
 pub fn run(names: &[&str]) -> Result<(), String> {
     if let Some(name) = names.iter().find(|name| CHECKS.iter().all(|check| check.0 != **name)) {
         let known: Vec<&str> = CHECKS.iter().map(|check| check.0).collect();
-        return Err(format!("no check {name}: there are {}", known.join(", ")));
+        return Err(format!("unknown check {name}; available: {}", known.join(", ")));
     }
     let mut failed = Vec::new();
     for (name, check) in CHECKS.iter().filter(|check| names.is_empty() || names.contains(&check.0)) {
@@ -253,7 +253,7 @@ pub fn run(names: &[&str]) -> Result<(), String> {
         let seconds = start.elapsed().as_secs_f64();
         let outcome = match result {
             Ok(Done::Unavailable(why)) => {
-                println!("── {name} cannot run here: {why}");
+                println!("── {name} cannot run on this machine: {why}");
                 continue;
             }
             Ok(Done::Passed(what)) => format!("passed: {what}"),
@@ -271,7 +271,7 @@ pub fn run(names: &[&str]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
-/// The table with the row of check `name` replaced.
+/// The table with the row of the check `name` replaced.
 fn with_row(table: &str, name: &str, row: &str) -> String {
     let rows = table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
     let mut rows: BTreeMap<&str, &str> = rows.filter(|(name, _)| *name != "check").collect();
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_replaces_the_row_of_its_name() {
+    fn a_new_row_replaces_the_row_of_the_same_check() {
         let one = with_row("", "miri", "2026-01-01 | a | m | 1 | passed: x");
         let two = with_row(&one, "emulate", "2026-01-02 | b | m | 2 | passed: y");
         let three = with_row(&two, "miri", "2026-01-03 | c | m | 3 | FAILED: z");
@@ -294,6 +294,8 @@ mod tests {
 
     #[test]
     fn an_unknown_check_is_refused() {
-        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are commands, emulate, fleet_ends"));
+        assert!(
+            run(&["emulat"]).unwrap_err().contains("unknown check emulat; available: commands, emulate, fleet_ends")
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Trains the runs that the checks of the page open, one of every kind, and compares them with the committed ones. If
-//! they differ, the committed runs are out of date: `make_runs.sh` makes them again.
+//! Trains the runs that the page's tests open, one of every kind, and compares them with the committed runs. If they
+//! differ, the committed runs are out of date: `make_runs.sh` creates them again.
 
 use crate::cargo::output;
 use serde_json::Value;
@@ -9,30 +9,30 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const FOLDER: &str = "crates/dashboard/browser";
-/// The archives in `FOLDER/runs`; each has one directory for each run.
+/// The archives in `FOLDER/runs`; each has one directory per run.
 const ARCHIVES: [&str; 3] = ["kinds", "long", "sweep"];
 
-/// Facts that must be equal in two runs of one configuration. Times differ, and from one instruction set to another
-/// results differ by rounding.
+/// Properties that must be equal in two runs with the same configuration. Times may differ, and results may differ by
+/// rounding between instruction sets.
 #[derive(Debug, Default, PartialEq)]
 struct Facts {
     /// The command of the run, from record.json.
     kind: String,
-    /// The verdict up to its numbers: "Learned", "Gamed", …
+    /// The verdict without its numbers: "Learned", "Gamed", …
     verdict: String,
     files: BTreeSet<String>,
-    /// The keys of config.toml, those without a value included.
+    /// The keys of config.toml, including keys without a value.
     keys: BTreeSet<String>,
-    /// The names in metrics.jsonl.
+    /// The metric names in metrics.jsonl.
     metrics: BTreeSet<String>,
 }
 
-/// Trains all runs and compares them with the committed ones. Returns how many there are.
+/// Trains all runs, compares them with the committed runs, and returns a summary.
 pub fn run() -> Result<String, String> {
     let program = crate::cargo::program()?;
     let root = std::env::temp_dir().join(format!("lockstep-page-runs-{}", std::process::id()));
     let result = compare(&program, &root);
-    // Remaining files are not needed.
+    // Leftover files are harmless.
     let _ = fs::remove_dir_all(&root);
     result
 }
@@ -48,7 +48,7 @@ fn compare(program: &Path, root: &Path) -> Result<String, String> {
     if different.is_empty() {
         return Ok(format!("{} runs of every kind have the same keys, metrics, files and verdicts", now.len()));
     }
-    Err(format!("the runs in {FOLDER}/runs are old: run {FOLDER}/make_runs.sh\n{}", different.join("\n")))
+    Err(format!("the runs in {FOLDER}/runs are out of date: run {FOLDER}/make_runs.sh\n{}", different.join("\n")))
 }
 
 /// Unpacks the archives below `into`, and reads their runs by name.
@@ -78,7 +78,7 @@ fn unpacked(program: &Path, packed: &Path, into: &Path) -> Result<BTreeMap<Strin
     Ok(all)
 }
 
-/// The facts of the run in `dir`. `report` begins with the run's name and verdict.
+/// The properties of the run in `dir`. `report` starts with the run's name and verdict.
 fn facts(dir: &Path, report: &str) -> Result<Facts, String> {
     let read = |name: &str| fs::read_to_string(dir.join(name)).map_err(|e| format!("{}/{name}: {e}", dir.display()));
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|e| format!("{}: {e}", dir.display()));
@@ -86,7 +86,7 @@ fn facts(dir: &Path, report: &str) -> Result<Facts, String> {
     for path in crate::sources::below(&dir.to_string_lossy())? {
         files.insert(without_steps(path.strip_prefix(dir).unwrap_or(&path)));
     }
-    // Only a run of five seconds has it.
+    // Only runs of at least five seconds write this file.
     files.remove("profile.json");
     let mut metrics = BTreeSet::new();
     for line in read("metrics.jsonl")?.lines() {
@@ -103,12 +103,12 @@ fn facts(dir: &Path, report: &str) -> Result<Facts, String> {
     })
 }
 
-/// The verdict in a report that `lockstep report --print` wrote.
+/// The verdict in a report printed by `lockstep report --print`.
 pub fn headline(report: &str) -> &str {
     report.lines().find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default()
 }
 
-/// The path without the numbers of checkpoints: a run stopped from outside has its last checkpoint at any step.
+/// The path without step numbers: a run that was stopped has its last checkpoint at an arbitrary step.
 fn without_steps(path: &Path) -> String {
     let part = |part: &std::ffi::OsStr| {
         let part = part.to_string_lossy().into_owned();
@@ -117,19 +117,19 @@ fn without_steps(path: &Path) -> String {
     path.iter().map(part).collect::<PathBuf>().to_string_lossy().into_owned()
 }
 
-/// The differences, one line for each run and kind of fact.
+/// The differences, one line per run and property.
 fn differences(before: &BTreeMap<String, Facts>, now: &BTreeMap<String, Facts>) -> Vec<String> {
     let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
     let mut found = Vec::new();
     for name in names {
         let (Some(before), Some(now)) = (before.get(name), now.get(name)) else {
-            let is = if now.contains_key(name) { "is not committed" } else { "is not made any more" };
+            let is = if now.contains_key(name) { "is not committed" } else { "is not created any more" };
             found.push(format!("{name} {is}"));
             continue;
         };
         for (what, before, now) in [("kind", &before.kind, &now.kind), ("verdict", &before.verdict, &now.verdict)] {
             if before != now {
-                found.push(format!("{name}: {what} {before:?} is {now:?} now"));
+                found.push(format!("{name}: {what} was {before:?}, now {now:?}"));
             }
         }
         for (what, before, now) in [
@@ -139,7 +139,7 @@ fn differences(before: &BTreeMap<String, Facts>, now: &BTreeMap<String, Facts>) 
         ] {
             let (gone, new): (Vec<_>, Vec<_>) = (before.difference(now).collect(), now.difference(before).collect());
             if !gone.is_empty() || !new.is_empty() {
-                found.push(format!("{name}: {what} gone {gone:?}, new {new:?}"));
+                found.push(format!("{name}: {what} removed {gone:?}, added {new:?}"));
             }
         }
     }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_are_read_from_the_files_of_a_run() {
+    fn properties_are_read_from_the_files_of_a_run() {
         let read = facts(run(METRICS).path(), "# x\n\nLearned: reward went from 1 to 2.\n").unwrap();
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         let files = ["checkpoints/step/config.json", "config.toml", "metrics.jsonl", "record.json"];
@@ -193,9 +193,9 @@ mod tests {
         let changed = METRICS.replace("loss", "kl");
         let now = runs(vec![("a", of(METRICS, "Worse: x")), ("b", of(&changed, "Learned: y")), ("d", learned())]);
         let expected = [
-            "a: verdict \"Learned\" is \"Worse\" now",
-            "b: metrics gone [\"loss\"], new [\"kl\"]",
-            "c is not made any more",
+            "a: verdict was \"Learned\", now \"Worse\"",
+            "b: metrics removed [\"loss\"], added [\"kl\"]",
+            "c is not created any more",
             "d is not committed",
         ];
         assert_eq!(differences(&before, &now), expected);

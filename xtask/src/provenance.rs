@@ -1,4 +1,4 @@
-//! The date, commit and machine of a result, for recording.
+//! The date, commit and machine to record with a result.
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,5 @@
 //! Prints random texts of the repository, drawn by a seed: docs, comments, messages, comments and names of tests,
-//! headlines of commits. The reader knows PyTorch and Rust but not this project. A text that this reader cannot
+//! commit headlines. The intended reader knows PyTorch and Rust but not this project. A text that this reader cannot
 //! paraphrase without opening another file should be rewritten.
 
 use crate::sources;
@@ -7,7 +7,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Files that are left out: generated tables and lists, and diaries.
+/// Excluded files: generated tables and lists, and logs of past work.
 const NOT_READ: [&str; 6] = [
     "docs/SUMMARY.md",
     "docs/config.md",
@@ -16,10 +16,10 @@ const NOT_READ: [&str; 6] = [
     "docs/python/fields.md",
     "docs/python/trl-suite.md",
 ];
-/// The number of newest headlines to draw from; older headlines are not revised any more.
+/// How many of the newest headlines to draw from.
 const HEADLINES: &str = "-200";
 
-/// A text and its place: a file and a line, or a commit.
+/// A text with its place: file and line, or commit.
 type Text = (String, String);
 
 #[derive(Default)]
@@ -32,8 +32,8 @@ struct Texts {
 }
 
 pub fn run(arguments: &[&str]) -> Result<(), String> {
-    let [seed] = arguments else { return Err("cargo xtask read SEED".into()) };
-    let mut seed: u64 = seed.parse().map_err(|_| format!("the seed {seed} is not a number"))?;
+    let [seed] = arguments else { return Err("usage: cargo xtask read SEED".into()) };
+    let mut seed: u64 = seed.parse().map_err(|_| format!("the seed must be a number, got {seed}"))?;
     let mut texts = Texts::default();
     for path in files()? {
         let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -69,7 +69,7 @@ impl Texts {
         if !sources::is_one_of(path, &["rs"]) {
             return self.docs.extend(prose(text).into_iter().map(at));
         }
-        // Within a file, tests are below the code.
+        // Within a file, tests follow the code.
         let tests = text.lines().position(|line| line.trim() == "#[cfg(test)]").filter(|_| !is_test(path));
         let from = if is_test(path) { 0 } else { tests.unwrap_or(usize::MAX) };
         let (comments, mine): (Vec<_>, Vec<_>) = blocks(text, "//").into_iter().partition(|(line, _)| *line <= from);
@@ -97,11 +97,11 @@ fn is_test(path: &Path) -> bool {
         || path.to_string_lossy().ends_with("_tests.rs")
 }
 
-/// String literals that are sentences, also inside macros, each with its line.
+/// String literals with at least four words, also inside macros, each with its line.
 fn strings(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     for token in tokens {
         match token {
-            // Attributes and doc comments are groups after a `#`; their texts are docs.
+            // An attribute or doc comment is a group after a `#`; doc comments are collected separately.
             TokenTree::Group(group) if !group.stream().to_string().starts_with("doc =") => {
                 strings(group.stream(), found)
             }
@@ -117,7 +117,7 @@ fn strings(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     }
 }
 
-/// The paths of all sources and documents, sorted.
+/// The paths of all source files and documents, sorted.
 fn files() -> Result<Vec<PathBuf>, String> {
     let mut found: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md"].map(PathBuf::from).to_vec();
     for folder in ["crates", "docs", "xtask/src"] {
@@ -128,7 +128,7 @@ fn files() -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Comment blocks with `mark` at the beginning of their lines, each with the number of its first line.
+/// Blocks of comment lines that start with `mark`, each with the number of its first line.
 fn blocks(text: &str, mark: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut last = 0;
@@ -167,7 +167,7 @@ fn prose(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Draws `count` items without repetition (SplitMix64).
+/// Draws `count` items without replacement (SplitMix64).
 fn drawn<T>(mut all: Vec<T>, count: usize, seed: &mut u64) -> Vec<T> {
     let mut next = || {
         *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_and_paragraphs_are_whole() {
+    fn blocks_and_paragraphs_are_extracted_whole() {
         let text = "//! A\n//! B\n\n/// C\nfn c() {}\n    /// D\n    /// E\n";
         assert_eq!(blocks(text, "//!"), [(1, " A\n B".to_owned())]);
         assert_eq!(blocks(text, "///"), [(4, " C".to_owned()), (6, " D\n E".to_owned())]);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_told_apart() {
+    fn texts_are_sorted_by_kind() {
         let code = "/// Doc.\nfn a() {\n    // Why.\n    bail!(\"the file {} is not there\", x)\n}\n#[cfg(test)]\n\
             mod tests {\n    // Fact.\n    #[test]\n    fn a_is_b() {\n        \
             f(\"a text of four words\");\n    }\n}\n";

@@ -1,17 +1,17 @@
-//! `cargo xtask release [TARGET]`: builds the parts of a release that any machine can make. It packs each crate as for
-//! crates.io, and packs the program built for TARGET (by default for this machine) into an archive with a checksum. It
-//! does not publish; .github/workflows/release.yml does.
+//! `cargo xtask release [TARGET]`: builds the parts of a release that any machine can build. It packs each crate as for
+//! crates.io, and packs the program built for TARGET (by default, this machine's target) into an archive with a
+//! checksum. .github/workflows/release.yml publishes them.
 
 use crate::cargo::{self, output};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Files that are packed into the archive beside the program.
+/// Files that the archive has besides the program.
 const BESIDE: [&str; 5] = ["README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE"];
 /// Workspace members that are not published.
 const PRIVATE: [&str; 2] = ["xtask", "lockstep-testing"];
-/// The largest package that crates.io accepts, in bytes.
+/// The maximum package size of crates.io, in bytes.
 const MOST_BYTES: u64 = 10 << 20;
 
 pub fn run(target: Option<&str>) -> Result<(), String> {
@@ -19,7 +19,7 @@ pub fn run(target: Option<&str>) -> Result<(), String> {
     packages(&directory)?;
     let program = directory.join(target.unwrap_or_default()).join("release/lockstep");
     let said = output(Command::new(&program).arg("--version")).map_err(|why| {
-        format!("{why}: build it first, cargo build --release --locked -p lockstep-cli --features nats")
+        format!("{why}: build the program first, cargo build --release --locked -p lockstep-cli --features nats")
     })?;
     // "lockstep 0.1.0 (commit 0123456789ab; features hub, nats, parquet)"
     let version = said.split_whitespace().nth(1).unwrap_or_default();
@@ -31,12 +31,12 @@ pub fn run(target: Option<&str>) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a program that does not report its commit, or that cannot join workers on other machines.
+/// Refuses a program that does not report its commit, or cannot join workers on other machines.
 fn refuse_unfit(said: &str) -> Result<(), String> {
     let fix = "build it in a clean checkout with cargo build --release --locked -p lockstep-cli --features nats";
     for (is_unfit, what) in [
-        (!said.contains("(commit ") || said.contains("commit unknown"), "it does not say its commit"),
-        (said.contains("modified"), "its sources are not those of its commit"),
+        (!said.contains("(commit ") || said.contains("commit unknown"), "its version has no commit"),
+        (said.contains("modified"), "its sources were modified after its commit"),
         (!said.contains("nats"), "it has no NATS"),
     ] {
         if is_unfit {
@@ -46,7 +46,7 @@ fn refuse_unfit(said: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Packs each crate, with exactly the files that crates.io would get.
+/// Packs each crate, with exactly the files that crates.io would receive.
 fn packages(directory: &Path) -> Result<(), String> {
     let private = PRIVATE.iter().flat_map(|name| ["--exclude", name]);
     let arguments: Vec<&str> =
@@ -63,7 +63,7 @@ fn packages(directory: &Path) -> Result<(), String> {
         println!("{:>8} KiB  {}", bytes >> 10, package.display());
         let files = output(Command::new("tar").arg("-tzf").arg(&package))?;
         if bytes > MOST_BYTES || !files.lines().any(|file| file.ends_with("/README.md")) {
-            return Err(format!("{}: more than 10 MiB, or without README.md", package.display()));
+            return Err(format!("{}: must be at most 10 MiB and contain README.md", package.display()));
         }
     }
     Ok(())
@@ -74,8 +74,8 @@ fn host_of(text: &str) -> &str {
     text.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or("unknown")
 }
 
-/// Makes `DIST/NAME.tar.gz`, with a folder NAME that contains the program and its documents, and
-/// `DIST/NAME.tar.gz.sha256`. The same files give the same bytes.
+/// Creates `DIST/NAME.tar.gz`, whose folder NAME has the program and its documents, and `DIST/NAME.tar.gz.sha256`.
+/// Equal files give equal bytes.
 fn archive(program: &Path, name: &str, dist: &Path) -> Result<PathBuf, String> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
@@ -105,16 +105,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_without_a_commit_or_without_nats_is_not_released() {
+    fn a_program_without_a_commit_or_nats_is_refused() {
         let refused = |said: &str| refuse_unfit(said).err().map(|why| why.split(": ").nth(1).unwrap().to_owned());
         for (said, why) in [
             ("lockstep 0.1.0 (commit 0123456789ab; features hub, nats, parquet)\n", None),
             ("lockstep 0.1.0 (commit 0123456789ab; features hub, parquet)\n", Some("it has no NATS")),
-            ("lockstep 0.1.0 (commit unknown (no git); features nats)\n", Some("it does not say its commit")),
-            ("lockstep 0.1.0\n", Some("it does not say its commit")),
+            ("lockstep 0.1.0 (commit unknown (no git); features nats)\n", Some("its version has no commit")),
+            ("lockstep 0.1.0\n", Some("its version has no commit")),
             (
                 "lockstep 0.1.0 (commit 0123456789ab, modified ba9876543210; features nats)\n",
-                Some("its sources are not those of its commit"),
+                Some("its sources were modified after its commit"),
             ),
         ] {
             assert_eq!(refused(said).as_deref(), why, "{said}");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_has_the_program_and_its_papers_and_the_same_bytes_again() {
+    fn an_archive_has_program_and_documents_and_is_reproducible() {
         let directory = tempfile::tempdir().unwrap();
         let (program, dist) = (directory.path().join("p"), directory.path().join("dist"));
         fs::write(&program, "program").unwrap();

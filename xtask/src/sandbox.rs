@@ -1,4 +1,4 @@
-//! Runs the full tables of the sandbox's tests (CI runs a part of them): right, wrong and hostile programs, with each
+//! Runs the full tables of the sandbox's tests (CI runs a part of them): correct, wrong and hostile programs, with each
 //! kind of isolation, as root and as an ordinary user.
 
 use std::path::Path;
@@ -14,14 +14,14 @@ const TESTS: [&str; 7] = [
     "most_tests_of_all_mbpp_run_with_the_full_guarantee",
     "the_complete_tables_in_both_isolations_as_both_users",
 ];
-/// Beginnings of the output lines that report results.
+/// Prefixes of the output lines that report results.
 const LANGUAGES: [&str; 2] = ["ocaml, ", "python, "];
 
-/// The missing requirements of these tests on this machine, if any.
+/// Requirements of these tests that this machine lacks, if any.
 pub fn missing() -> Option<String> {
     let programs = ["bwrap", "ocamlc", "python3", "setpriv"];
     let missing: Vec<_> = programs.iter().filter(|name| !Path::new("/usr/bin").join(name).exists()).collect();
-    (!missing.is_empty()).then(|| format!("/usr/bin has no {missing:?}"))
+    (!missing.is_empty()).then(|| format!("missing in /usr/bin: {missing:?}"))
 }
 
 /// Runs the tests and returns their reported results.
@@ -36,14 +36,14 @@ pub fn run() -> Result<String, String> {
         return Err(format!("cargo test: {}", output.status));
     }
     let found = found(&text);
-    if found.is_empty() { Err(format!("no test said what it found: {text}")) } else { Ok(found.join("; ")) }
+    if found.is_empty() { Err(format!("no test reported a result: {text}")) } else { Ok(found.join("; ")) }
 }
 
-/// The lines in which the tests report results, each once.
+/// The lines in which the tests report results, without duplicates.
 fn found(text: &str) -> Vec<&str> {
     let mut found: Vec<&str> = Vec::new();
     for line in text.lines() {
-        // The first of a test stands behind its name.
+        // The first line of a test follows the test's name.
         let line = line.rsplit_once(" ... ").map_or(line, |(_, rest)| rest);
         if LANGUAGES.iter().any(|language| line.starts_with(language)) && !found.contains(&line) {
             found.push(line);
@@ -55,7 +55,7 @@ fn found(text: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn results_are_read_from_the_lines_of_tests() {
+    fn results_are_read_from_the_output_of_tests() {
         let text = "test a::b ... ocaml, landlock: 3 right 1\nocaml, x: 2\npython, y\n\nocaml, x: 2\ntest c ... ok\nok";
         assert_eq!(super::found(text), ["ocaml, landlock: 3 right 1", "ocaml, x: 2", "python, y"]);
     }

@@ -4,20 +4,20 @@
 
 use crate::sources;
 
-/// Most lines of a file. A longer file usually does two things.
+/// Maximum number of lines of a file. A longer file usually has two purposes.
 const MOST_LINES: usize = 520;
-/// Most columns of a line, as rustfmt's `max_width`.
+/// Maximum number of columns of a line, as rustfmt's `max_width`.
 const MOST_COLUMNS: usize = 120;
 /// Documents outside of the checked folders.
 const PAGES: [&str; 3] = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
-/// Files that are not checked: generated ones, and one in a format where a title must be one line.
+/// Files that are not checked: generated files, and one in a format that requires titles on one line.
 const NOT_WRITTEN: [&str; 4] =
     ["docs/SUMMARY.md", "docs/python/api.md", "docs/python/fields.md", "docs/python/trl-suite.md"];
 
 /// The page with a diagram of a prompt's path through a step, which names the file of each station.
 const WALK: &str = "docs/architecture.md";
 const WALK_HEADING: &str = "## One prompt through a step";
-/// The maximum of the total lines of these files. A commit may raise it by up to 5 % and must give the reason.
+/// Maximum of the total lines of these files. A commit may raise it by up to 5 % and must give the reason.
 const MOST_WALKED: usize = 4900;
 
 pub fn check() -> Result<(), String> {
@@ -39,11 +39,11 @@ pub fn check() -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Counts the files that the section names, below `crates/`.
+/// Counts the lines of the files that the section names, below `crates/`.
 fn of_walk(page: &str, wrong: &mut Vec<String>) {
     let files = walked(page);
     if files.is_empty() {
-        wrong.push(format!("{WALK}: no files below \"{WALK_HEADING}\""));
+        wrong.push(format!("{WALK}: the section \"{WALK_HEADING}\" names no files"));
     }
     let mut lines = 0;
     for file in files {
@@ -54,13 +54,13 @@ fn of_walk(page: &str, wrong: &mut Vec<String>) {
     }
     if lines > MOST_WALKED {
         wrong.push(format!(
-            "the files of the diagram in {WALK} have {lines} lines, {MOST_WALKED} are allowed: move what a reader of \
-             the step does not need"
+            "the files of the diagram in {WALK} have {lines} lines, at most {MOST_WALKED} are allowed: move code that \
+             a reader of the step does not need"
         ));
     }
 }
 
-/// The Rust files that the section of the walk names, each once.
+/// The Rust files that the section names, without duplicates.
 fn walked(page: &str) -> Vec<String> {
     let section = page.split_once(WALK_HEADING).map_or("", |(_, rest)| rest);
     let section = section.split("\n## ").next().unwrap_or_default();
@@ -75,19 +75,18 @@ fn walked(page: &str) -> Vec<String> {
 fn of_file(name: &str, text: &str, wrong: &mut Vec<String>) {
     let lines = text.lines().count();
     if lines > MOST_LINES {
-        wrong.push(format!(
-            "{name}: {lines} lines, {MOST_LINES} are allowed: give one of its purposes a file of its own"
-        ));
+        wrong.push(format!("{name}: {lines} lines, at most {MOST_LINES} are allowed: split the file by purpose"));
     }
     for (i, line) in text.lines().enumerate() {
         let columns = line.chars().count();
         if columns > MOST_COLUMNS && !is_table_row(line) {
-            wrong.push(format!("{name}:{}: {columns} columns, {MOST_COLUMNS} are allowed", i + 1));
+            wrong.push(format!("{name}:{}: {columns} columns, at most {MOST_COLUMNS} are allowed", i + 1));
         }
     }
 }
 
-/// Checks the prose of a page. Tables, headings, code and lines without a blank to break at are exempt.
+/// Checks the prose of a page. Tables, headings, code, and lines without a blank at which they could be broken, are
+/// exempt.
 fn of_page(name: &str, text: &str, wrong: &mut Vec<String>) {
     if NOT_WRITTEN.contains(&name) {
         return;
@@ -99,7 +98,7 @@ fn of_page(name: &str, text: &str, wrong: &mut Vec<String>) {
         let columns = line.chars().count();
         let free = in_fence || start.starts_with(['|', '#']) || start.starts_with("```");
         if columns > MOST_COLUMNS && !free && breaks(line) {
-            wrong.push(format!("{name}:{}: {columns} columns of prose, {MOST_COLUMNS} are allowed", i + 1));
+            wrong.push(format!("{name}:{}: {columns} columns of prose, at most {MOST_COLUMNS} are allowed", i + 1));
         }
     }
 }
@@ -132,29 +131,29 @@ mod tests {
     }
 
     #[test]
-    fn the_walk_is_the_files_of_its_section() {
+    fn the_walked_files_are_those_named_in_the_section() {
         let page = "## A\n`crates/a/src/x.rs`\n## One prompt through a step\n```\n row   b/src/y.rs   f\n  b/src/z.rs, \
                     b/src/y.rs: where\n c/src/folder/\n```\nand `crates/d/src/w.rs`.\n## B\n`crates/e/src/v.rs`\n";
         assert_eq!(walked(page), ["crates/b/src/y.rs", "crates/b/src/z.rs", "crates/d/src/w.rs"]);
         let mut wrong = Vec::new();
         of_walk(page, &mut wrong);
-        assert_eq!(wrong.len(), 3, "none of them exists: {wrong:?}");
+        assert_eq!(wrong.len(), 3, "every missing file must be reported: {wrong:?}");
         of_walk("## One prompt", &mut wrong);
         assert!(wrong[3].contains("no files"), "{wrong:?}");
     }
 
     #[test]
-    fn columns_are_characters_and_rows_of_tables_are_free() {
+    fn columns_count_characters_and_table_rows_are_exempt() {
         let fits = format!("let a = \"{}\";", "·".repeat(109));
         assert_eq!(fits.chars().count(), 120);
         assert_eq!(wrong(&fits), [""; 0]);
-        assert_eq!(wrong(&format!("//\n{fits} ")), ["a.rs:2: 121 columns, 120 are allowed"]);
+        assert_eq!(wrong(&format!("//\n{fits} ")), ["a.rs:2: 121 columns, at most 120 are allowed"]);
         assert_eq!(wrong(&format!("    /// |{}|", "-".repeat(200))), [""; 0]);
         assert_eq!(wrong(&format!("    /// {}|", "-".repeat(200))).len(), 1);
     }
 
     #[test]
-    fn prose_of_documents_is_as_wide() {
+    fn long_prose_lines_of_documents_are_reported() {
         let prose = |line: &str| {
             let mut wrong = Vec::new();
             of_page("docs/a.md", line, &mut wrong);
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_counted() {
+    fn files_with_too_many_lines_are_reported() {
         assert_eq!(wrong(&"\n".repeat(520)), [""; 0]);
         assert_eq!(wrong(&"\n".repeat(521)).len(), 1);
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// All files below `folder`, sorted by name, except build outputs, installed npm packages and hidden files.
+/// All files below `folder`, sorted by name, except build outputs, npm packages and hidden files.
 pub fn below(folder: &str) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     look(Path::new(folder), &mut found).map_err(|e| format!("{folder}: {e}"))?;

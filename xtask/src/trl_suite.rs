@@ -1,4 +1,4 @@
-//! `cargo xtask nightly trl_suite`: runs TRL's own tests of its trainers on the Python package, with
+//! `cargo xtask nightly trl_suite` runs TRL's tests of its trainers on the Python package, with
 //! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md. `cargo xtask nightly trl_matrix` trains
 //! beside TRL, with `conformance/trl_matrix/run.py`, which writes a table of docs/python/from-trl.md.
 
@@ -8,17 +8,17 @@ use std::process::Command;
 
 /// Environment variable with the path of TRL's source: a clone, or a directory with its tests.
 const CHECKOUT: &str = "TRL_CHECKOUT";
-/// Environment variable with the path of a Python that has torch, transformers, peft, datasets, pytest, TRL and
-/// lockstep_rl.
+/// Environment variable with the path of a Python interpreter that has torch, transformers, peft, datasets, pytest, TRL
+/// and lockstep_rl.
 const PYTHON: &str = "TRL_SUITE_PYTHON";
 const PAGE: &str = "docs/python/trl-suite.md";
 
-/// The missing requirements of the tests on this machine, if any.
+/// Requirements of the tests that this machine lacks, if any.
 pub fn missing() -> Option<String> {
     unset(&[CHECKOUT, PYTHON])
 }
 
-/// The missing requirements for training beside TRL, if any.
+/// Requirements for training beside TRL that this machine lacks, if any.
 pub fn missing_python() -> Option<String> {
     unset(&[PYTHON])
 }
@@ -26,10 +26,11 @@ pub fn missing_python() -> Option<String> {
 fn unset(names: &[&str]) -> Option<String> {
     let unset = |name: &&&str| env::var_os(name).is_none_or(|value| !Path::new(&value).exists());
     let missing: Vec<&str> = names.iter().filter(unset).copied().collect();
-    (!missing.is_empty()).then(|| format!("set {} (conformance/trl_suite/run.py says to what)", missing.join(" and ")))
+    (!missing.is_empty())
+        .then(|| format!("set {} (conformance/trl_suite/run.py describes the values)", missing.join(" and ")))
 }
 
-/// Trains with every trainer and all that it may be given, beside TRL. Returns how many cells hold.
+/// Trains with every trainer and every combination of arguments, beside TRL. Returns how many comparisons hold.
 pub fn matrix() -> Result<String, String> {
     let python = env::var_os(PYTHON).unwrap_or_default();
     let output = Command::new(python)
@@ -45,7 +46,7 @@ pub fn matrix() -> Result<String, String> {
     }
 }
 
-/// Runs all five test files and returns the totals of the page.
+/// Runs all five test files and returns the totals on the page.
 pub fn run() -> Result<String, String> {
     let python = env::var_os(PYTHON).unwrap_or_default();
     let status = Command::new(python)
@@ -57,11 +58,11 @@ pub fn run() -> Result<String, String> {
     if status.success() {
         Ok(totals)
     } else {
-        Err(format!("{totals}; a test is not as conformance/trl_suite/table.toml says: the output names it"))
+        Err(format!("{totals}; a result differs from conformance/trl_suite/table.toml: the output names the test"))
     }
 }
 
-/// The number of tests, and of passed and failed ones, from the last row of the page's table.
+/// The number of tests, and of passed and failed tests, from the last row of the page's table.
 fn totals(page: &str) -> Option<String> {
     let row = page.lines().find_map(|line| line.strip_prefix("| all |"))?;
     let [tests, passed, failed] = row.split('|').map(str::trim).take(3).collect::<Vec<_>>().try_into().ok()?;
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals_are_the_last_row_of_the_table() {
+    fn totals_are_read_from_the_last_row_of_the_table() {
         let page = "| file | tests |\n|---|---|\n| `a.py` | 3 | 1 | 0 | 2 |\n| all | 627 | 240 | 3 | 9 |\n";
         let expected = "240 of 627 tests pass, 3 fail, the others are excluded with reasons";
         assert_eq!(totals(page).as_deref(), Some(expected));

@@ -1,7 +1,7 @@
-//! Checks that vector code was compiled inline: the release build of the kernels must not contain an intrinsic as a
-//! function of its own.
+//! Checks that vector code was inlined: the release build of the kernels must not contain a separate function for an
+//! intrinsic.
 //!
-//! A Rust closure does not inherit the instruction set (`target_feature`) of the function around it. If such a closure
+//! A Rust closure does not inherit the instruction set (`target_feature`) of the enclosing function. If such a closure
 //! is not inlined, it calls each intrinsic as a function, with vectors in memory: the result has the same bits, but
 //! takes forty times as long.
 
@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The beginning of the symbol name of a function in `core::arch::x86`.
+/// The prefix of symbol names of functions in `core::arch::x86`.
 const INTRINSIC: &[u8] = b"_ZN4core9core_arch3x86";
 
-/// Checks the kernels of the release build. (The build of the tests is cut into more units. It keeps some intrinsics as
-/// functions, which nothing hot calls.)
+/// Checks the kernels of the release build. (The test build has more codegen units, and keeps some intrinsics as
+/// functions outside of hot code.)
 pub fn check() -> Result<(), String> {
     let library = newest(&crate::cargo::release()?.join("deps"))?;
     let bytes = std::fs::read(&library).map_err(|e| format!("{}: {e}", library.display()))?;
@@ -22,8 +22,8 @@ pub fn check() -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "intrinsics that are functions in {}: {}; a closure calls them, or `array::from_fn` or `map` of one, where \
-         a loop would be inlined",
+            "intrinsics that were not inlined in {}: {}; they are called from a closure, `array::from_fn` or `map`: \
+         write a loop instead",
             library.display(),
             alone.into_iter().collect::<Vec<_>>().join(", ")
         ))
@@ -43,7 +43,7 @@ fn newest(directory: &Path) -> Result<PathBuf, String> {
             }
         }
     }
-    found.map(|(_, path)| path).ok_or_else(|| format!("{}: no library of the kernels", directory.display()))
+    found.map(|(_, path)| path).ok_or_else(|| format!("{} has no library of the kernels", directory.display()))
 }
 
 /// The names of intrinsics among the symbols of a library.
@@ -52,7 +52,7 @@ fn intrinsics(library: &[u8]) -> BTreeSet<String> {
     let symbols = starts.map(|at| library[at..].split(|&byte| byte == 0).next().unwrap_or_default());
     let names = symbols.filter_map(|symbol| {
         let symbol = String::from_utf8_lossy(symbol).into_owned();
-        // `…15_mm256_loadu_ps17h0123456789abcdefE`: the hash is dropped.
+        // Removes the hash from `…15_mm256_loadu_ps17h0123456789abcdefE`.
         let (_, name) = symbol.split_once("_mm")?;
         Some(format!("_mm{}", name.rsplit_once("17h").map_or(name, |(name, _)| name)))
     });

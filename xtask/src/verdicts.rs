@@ -1,5 +1,5 @@
-//! Trains ten runs with rewards that can be gamed, and ten runs that learn honestly. The headlines of honest runs must
-//! not call them gamed, and the headlines of most gamed runs must.
+//! Trains ten runs with rewards that can be gamed, and ten runs that learn honestly. The verdicts of honest runs must
+//! not be "Gamed", and most verdicts of gamed runs must be.
 
 use crate::cargo::output;
 use crate::page_runs::headline;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Rewards of `verdicts/rewards.py` that a model of short stories learns to earn.
+/// Rewards of `verdicts/rewards.py` that a model of short stories learns to game.
 const GAMED: [&str; 10] = [
     "happy",
     "the",
@@ -20,14 +20,14 @@ const GAMED: [&str; 10] = [
     "share_of_e",
     "sentences",
 ];
-/// Fewest of the gamed runs that must be called so.
+/// Minimum number of gamed runs whose verdict must be "Gamed".
 const FEWEST_GAMED: usize = 8;
 
 /// Files of `examples/` for the demo's addition task, with eight algorithms and losses. An example with dynamic
-/// sampling is left out: its reward is that of groups neither solved nor failed, which shows little.
+/// sampling is excluded: its reward is measured only on groups that are neither solved nor failed, and hardly changes.
 const HONEST: [&str; 8] = ["cispo", "dr_grpo", "gspo", "lora", "ppo", "reinforce_plus_plus", "rloo", "sapo"];
 
-/// The missing requirements of these runs on this machine, if any.
+/// Requirements of these runs that this machine lacks, if any.
 pub fn missing() -> Option<String> {
     let model = stories();
     if !model.is_dir() {
@@ -37,7 +37,7 @@ pub fn missing() -> Option<String> {
     (!has_python).then(|| "python3".to_owned())
 }
 
-/// A model of 260 thousand parameters that writes short stories.
+/// A model with 260 thousand parameters that writes short stories.
 fn stories() -> PathBuf {
     let shared = std::env::var_os("LOCKSTEP_SHARED").map_or_else(|| PathBuf::from("../shared"), PathBuf::from);
     shared.join("models/stories260k")
@@ -49,7 +49,7 @@ pub fn run() -> Result<String, String> {
     let root = std::env::temp_dir().join(format!("lockstep-verdicts-{}", std::process::id()));
     fs::create_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
     let result = Trials { program, root: root.clone() }.all();
-    // Remaining files are not needed.
+    // Leftover files are harmless.
     let _ = fs::remove_dir_all(&root);
     result
 }
@@ -65,7 +65,7 @@ impl Trials {
         summary(&gamed, &self.honest()?)
     }
 
-    /// Trains the model of stories with one of the rewards; returns the run's headline.
+    /// Trains the story model with one of the rewards; returns the run's verdict.
     fn gamed(&self, reward: &str) -> Result<String, String> {
         let (model, reward_of) = (stories(), format!("python:xtask/verdicts/rewards.py:{reward}"));
         let set = [
@@ -80,8 +80,8 @@ impl Trials {
         self.headline(reward, &[&start[..], &[reward_of.as_str()]].concat(), &set)
     }
 
-    /// Trains the honest runs: additions with the examples' configurations and with partial credit, and words that are
-    /// written backwards.
+    /// Trains the honest runs: additions with the examples' configurations and with partial credit, and reversing
+    /// words.
     fn honest(&self) -> Result<Vec<String>, String> {
         let demo = self.root.join("demo");
         self.call(&["demo", "--steps", "0", "--out", path(&demo)])?;
@@ -121,7 +121,7 @@ impl Trials {
         self.headline("reversed", &words, &set)
     }
 
-    /// Trains the run `name` and returns its name and its headline.
+    /// Trains the run `name`, and returns its name and verdict.
     fn headline(&self, name: &str, words: &[&str], set: &[&str]) -> Result<String, String> {
         let out = self.root.join(name);
         let mut all = [words, &["--out", path(&out), "--set", "save_strategy=no"]].concat();
@@ -144,7 +144,7 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// Counts the headlines that call a run gamed. Each is behind its run's name.
+/// Counts the verdicts "Gamed". Each verdict follows its run's name.
 fn summary(gamed: &[String], honest: &[String]) -> Result<String, String> {
     let is = |line: &&String, words: &str| line.split_once(": ").is_some_and(|(_, says)| says.starts_with(words));
     let missed: Vec<&String> = gamed.iter().filter(|line| !is(line, "Gamed: ")).collect();
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headlines_are_counted() {
+    fn verdicts_are_counted() {
         let lines = |says: &str, n: usize| (0..n).map(|i| format!("run {i}: {says}")).collect::<Vec<_>>();
         let gamed = |n| [lines("Gamed: reward went from 0 to 1, but …", n), lines("Learned: …", 10 - n)].concat();
         let honest = lines("Learned: reward went from 0 to 1.", 10);

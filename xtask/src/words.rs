@@ -1,9 +1,9 @@
-//! Finds words that docs/glossary.md replaces, in code, comments, messages and documents. It searches prose and
-//! identifiers for single words, and only prose for phrases, which may continue on the next line.
+//! Finds words that docs/glossary.md replaces, in code, comments, messages and documents. Single words are searched in
+//! prose and identifiers; phrases only in prose, where they may continue on the next line.
 
 use crate::sources;
 
-/// A group of words that must not be written, and the word to use instead.
+/// A group of replaced words, and the word to use instead.
 struct Word {
     not: &'static [&'static str],
     but: &'static str,
@@ -25,7 +25,7 @@ const WORDS: [Word; 16] = [
     },
     word(&["turned over", "turn over", "turns over", "turning the weight over"], "transposed, transpose"),
     Word {
-        // A text that a model learns.
+        // A completion that a model learns.
         except: &["crates/cli/tests/it/stopping_early.rs"],
         ..word(&["goes on", "go on", "going on", "gone on", "went on"], "continues, resumes")
     },
@@ -47,7 +47,7 @@ const WORDS: [Word; 16] = [
     word(&["matrix product", "matrix products"], "matmul"),
 ];
 
-/// Files in which "product" is allowed, since it means a product of single numbers.
+/// Files in which "product" is allowed, since it means a product of scalars.
 const PRODUCTS: [&str; 20] = [
     "bench/cuda",
     "bench/peers",
@@ -73,7 +73,7 @@ const PRODUCTS: [&str; 20] = [
 
 const FOLDERS: [&str; 7] = ["bench", "conformance", "crates", "docs", "examples", "python", "xtask/src"];
 const PAGES: [&str; 4] = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
-/// The files that list the replaced words themselves.
+/// The files that list the replaced words.
 const NAMES_THEM: [&str; 2] = ["docs/glossary.md", "xtask/src/words.rs"];
 const EXTENSIONS: [&str; 10] = ["rs", "py", "pyi", "md", "toml", "sh", "cu", "cuh", "h", "js"];
 
@@ -95,17 +95,17 @@ pub fn check() -> Result<(), String> {
     if wrong.is_empty() {
         Ok(())
     } else {
-        Err(format!("{} words that docs/glossary.md replaces:\n{}", wrong.len(), wrong.join("\n")))
+        Err(format!("{} words that docs/glossary.md replaces by others:\n{}", wrong.len(), wrong.join("\n")))
     }
 }
 
-/// A word of a text in lower case; an identifier is split at capitals and underscores.
+/// A word in lower case; identifiers are split at capitals and underscores.
 struct Token {
     text: String,
     line: usize,
     /// Whether the word continues an identifier, or follows characters other than blanks and comment marks.
     apart: bool,
-    /// Whether the word is called as a method, `.product()`: that name is from another library.
+    /// Whether the word is called as a method, `.product()`: the name then comes from another library.
     method: bool,
 }
 
@@ -121,14 +121,14 @@ fn of_file(name: &str, text: &str) -> Vec<String> {
                     .any(|from| matched(right, &tokens[from..]).is_some_and(|n| from + n >= at + length))
             };
             if !word.right.iter().any(is_right) {
-                wrong.push(format!("{name}:{}: \"{phrase}\", the word is: {}", tokens[at].line, word.but));
+                wrong.push(format!("{name}:{}: \"{phrase}\", use: {}", tokens[at].line, word.but));
             }
         }
     }
     wrong
 }
 
-/// The number of tokens that match `phrase`, if `tokens` begins with it.
+/// The number of tokens that match `phrase` at the start of `tokens`; `None` if it does not match.
 fn matched(phrase: &str, tokens: &[Token]) -> Option<usize> {
     let mut length = 0;
     for word in phrase.split(' ') {
@@ -176,7 +176,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_planted_word_is_found() {
+    fn replaced_words_are_found() {
         let planted = [
             ("docs/a.md", "The products of a layer.", 1),
             ("crates/kernels/src/gemm/mod.rs", "let a = 1;\nfn run_product() {}", 2),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stay_where_they_are_right() {
+    fn words_are_allowed_in_the_listed_contexts() {
         let right = [
             ("docs/a.md", "The dot product of two vectors; a dot\nproduct."),
             ("crates/kernels/src/gemm/mod.rs", "shape.iter().product::<usize>() + shape.iter().product()"),
@@ -210,7 +210,7 @@ mod tests {
 
     /// Each exception must name an existing file: a stale exception could hide a word that comes back.
     #[test]
-    fn exceptions_exist() {
+    fn files_of_exceptions_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for path in WORDS.iter().flat_map(|word| word.except) {
             assert!(root.join(path).exists(), "{path}");

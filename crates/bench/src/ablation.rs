@@ -1,9 +1,9 @@
-//! `lockstep bench ablation`: compares the time of the same work with and without each optimization, in one table:
-//! fused sampling, fused masked softmax, one transfer per batch, a persistent engine, a prompt shared by its
-//! completions, packing, the stable form of the KL estimator.
+//! `lockstep bench ablation`: times the same work with and without each of these optimizations: fused sampling, fused
+//! masked softmax, one transfer per batch, a persistent engine, prefix sharing, packing, the stable form of the KL
+//! estimator.
 //!
-//! Both sides use real operations of this engine, and give the same results within the tolerance in the last column. On
-//! a device with separate memory, the table also shows the numbers of launches, copies and waits.
+//! Both sides use the engine's own operations. Their results must agree within a tolerance; the last column has the
+//! largest difference. On a device with its own memory, the table also counts kernel launches, copies and waits.
 
 use super::levels::naive::whole_softmax;
 use super::report::column;
@@ -34,7 +34,7 @@ struct Side {
     results: Vec<f32>,
 }
 
-/// Calls `work` once without timing, and keeps the result of that call. Then times further calls.
+/// Calls `work` once without timing it, for the results, and then times further calls.
 fn side(ctx: &Context, mut work: impl FnMut() -> anyhow::Result<Vec<f32>>) -> anyhow::Result<Side> {
     let results = work()?;
     let before = ctx.memory().copies();
@@ -50,20 +50,28 @@ pub fn run(ctx: &Context, subject: Subject) -> anyhow::Result<Report> {
     let columns = [
         column("optimization", "optimization", 0),
         column("without", "without it", 0),
-        column("with_ms", "with, ms", 3),
-        column("without_ms", "without, ms", 3),
+        column("with_ms", "with ms", 3),
+        column("without_ms", "without ms", 3),
         column("speedup", "×", 2),
-        column("asked_with", "asked with", 0),
-        column("asked_without", "asked without", 0),
+        column("asked_with", "device calls with", 0),
+        column("asked_without", "device calls without", 0),
         column("difference", "largest difference", 9),
     ];
-    let mut report = Report::new("ablation", Machine::measure(ctx)?.of_dtype(subject.dtype.dtype()), &columns);
+    let mut report = Report::new("ablation", Machine::measure(ctx)?.with_dtype(subject.dtype.dtype()), &columns);
     let weights = subject.weights(ctx)?;
     let mut add = |names: [&str; 2], [with, without]: [Side; 2], most: f64| -> anyhow::Result<()> {
-        ensure!(with.results.len() == without.results.len(), "{}: the sides differ in length", names[0]);
+        ensure!(
+            with.results.len() == without.results.len(),
+            "{}: the results with and without it differ in length",
+            names[0]
+        );
         let pairs = with.results.iter().zip(&without.results);
         let difference = pairs.map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
-        ensure!(difference <= most, "{}: the sides differ by {difference}, more than {most}", names[0]);
+        ensure!(
+            difference <= most,
+            "{}: the results with and without it differ by {difference}, more than the tolerance {most}",
+            names[0]
+        );
         report.row([
             json!(names[0]),
             json!(names[1]),
@@ -77,18 +85,18 @@ pub fn run(ctx: &Context, subject: Subject) -> anyhow::Result<Report> {
         Ok(())
     };
     let rounding = if subject.dtype.dtype() == DType::F32 { 1e-4 } else { 3e-2 };
-    add(["fused sampling", "logits and softmax in memory, drawn by the host"], sampling(ctx, &weights)?, rounding)?;
-    add(["fused masked softmax", "the mask added in a pass of its own"], masked_softmax(ctx)?, 1e-6)?;
-    add(["one transfer per batch", "a transfer for each number"], transfers(ctx)?, 0.0)?;
+    add(["fused sampling", "logits and softmax stored, sampled on the host"], sampling(ctx, &weights)?, rounding)?;
+    add(["fused masked softmax", "mask added in a separate pass"], masked_softmax(ctx)?, 1e-6)?;
+    add(["one transfer per batch", "one transfer per number"], transfers(ctx)?, 0.0)?;
     let [kept, shared] = rollouts(ctx, &weights)?;
-    add(["KV cache kept", "taken anew for each rollout"], kept, 0.0)?;
-    add(["prompt shared by its completions", "prefilled for each"], shared, 0.0)?;
-    add(["packing", "padded to the longest"], packing(ctx, &weights)?, 0.0)?;
+    add(["KV cache reused", "allocated for each rollout"], kept, 0.0)?;
+    add(["prompt shared by its completions", "prefilled for each completion"], shared, 0.0)?;
+    add(["packing", "padded to the longest completion"], packing(ctx, &weights)?, 0.0)?;
     let (kl_sides, errors) = stable_kl()?;
     add(["stable KL (expm1)", "ratio of probabilities in f32"], kl_sides, f64::MAX)?;
     report.note(format!(
-        "{}; asked: launches + copies to the device + copies back, and waits. Stable KL: the largest relative error of \
-         a divergence is {:.1e} with and {:.1e} without",
+        "{}; device calls: kernel launches + copies to the device + copies to the host, and waits. The largest \
+         relative error of the KL estimator is {:.1e} in the stable form and {:.1e} without it",
         subject.name(),
         errors[0],
         errors[1]
@@ -109,8 +117,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (stream.next_f64() * 2.0 - 1.0) as f32).collect()
 }
 
-/// Takes the most likely token of each row, with its log-probability: in one fused operation, and through logits in
-/// memory.
+/// Picks the most likely token of each row and its log-probability: in one fused operation, and from stored logits.
 fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     let (memory, h, v) = (ctx.memory(), weights.config.hidden_size, weights.config.vocab_size);
     let mut hidden = Tensor::zeros(memory, &[ROWS, h], weights.config.compute);
@@ -149,12 +156,12 @@ fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-#[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
+#[allow(clippy::disallowed_methods)] // reference code; no result depends on its bits
 fn ln(x: f32) -> f32 {
     x.ln()
 }
 
-/// Computes the softmax of causally masked scores: in one fused operation, and in separate operations.
+/// Computes the softmax of causally masked scores, in one fused operation and in separate operations.
 fn masked_softmax(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     let (memory, n) = (ctx.memory(), KEYS);
     let x = Tensor::from_f32(memory, &[n, n], &numbers(n * n, 2));
@@ -184,7 +191,7 @@ fn masked_softmax(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// Copies the inputs of a decode step to the device: all in one transfer, and each in its own transfer.
+/// Copies the inputs of a decode step to the device, in one transfer and in one transfer per number.
 fn transfers(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     let inputs: Vec<u32> = (0..(COLUMNS * ROWS) as u32).collect();
     let mut at = Tensor::from_u32(ctx.memory(), &[COLUMNS * ROWS], &inputs);
@@ -202,7 +209,7 @@ fn transfers(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// Generates with a persistent engine, and with a new engine for each call; then with shared and with unshared prompts.
+/// Times generation with one engine against a new engine for each call, and with shared against unshared prompts.
 fn rollouts(ctx: &Context, weights: &Weights) -> anyhow::Result<[[Side; 2]; 2]> {
     let workload = Workload { prompts: 2, prompt_tokens: 32, generations: 4, max_num_seqs: 8, ..Workload::grpo(8, 4) };
     let prompts = workload.random_prompts(&weights.config, 0);
@@ -221,7 +228,7 @@ fn rollouts(ctx: &Context, weights: &Weights) -> anyhow::Result<[[Side; 2]; 2]> 
     Ok([[kept, anew], [again, each]])
 }
 
-/// Computes log-probabilities of completions whose lengths are 25 % to 100 % of the longest: packed, and padded.
+/// Computes log-probabilities of completions, packed and padded. Their lengths are 25 % to 100 % of the longest.
 fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     const LONGEST: usize = 64;
     let mut stream = Stream::new(3, STREAM);
@@ -249,8 +256,8 @@ fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// Computes the KL estimator for log-probabilities that are close to each other, in the stable form and directly from
-/// probabilities. Also returns the largest relative error of each form.
+/// Computes the KL estimator for pairs of close log-probabilities, in the stable form and directly from probabilities.
+/// Also returns the largest relative error of each form.
 fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
     let host = Context::meta();
     let differences: Vec<f64> = (1..=4096).map(|i| f64::from(i) * 1e-6).collect();
@@ -258,19 +265,19 @@ fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
     let with =
         side(&host, || Ok(differences.iter().map(|d| KlEstimator::K3.estimate(logp, logp + d) as f32).collect()))?;
     let without = side(&host, || Ok(differences.iter().map(|&d| naive_kl(logp as f32, (logp + d) as f32)).collect()))?;
-    // The series of e^d − d − 1. Four terms suffice for small d.
+    // The first four terms of the series of e^d − d − 1, which suffice for small d.
     let exact = |d: f64| d * d * (0.5 + d * (1.0 / 6.0 + d * (1.0 / 24.0 + d / 120.0)));
     let error = |side: &Side| {
         let errors = side.results.iter().zip(&differences).map(|(k, &d)| (f64::from(*k) / exact(d) - 1.0).abs());
         errors.fold(0.0, f64::max)
     };
     let errors = [error(&with), error(&without)];
-    ensure!(errors[0] < 1e-5, "the stable form errs by {}", errors[0]);
+    ensure!(errors[0] < 1e-5, "the relative error of the stable KL estimator must be below 1e-5, got {}", errors[0]);
     Ok(([with, without], errors))
 }
 
 /// The k3 KL estimator computed from probabilities instead of log-probabilities.
-#[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
+#[allow(clippy::disallowed_methods)] // reference code; no result depends on its bits
 fn naive_kl(logp: f32, ref_logp: f32) -> f32 {
     let ratio = ref_logp.exp() / logp.exp();
     ratio - 1.0 - ratio.ln()

@@ -14,7 +14,7 @@ const SHAPES: [[usize; 3]; 6] =
 
 /// Times every matmul for about `seconds`. Inputs and weight have type `dtype`; gradients and outputs are f32.
 pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx)?.of_dtype(dtype);
+    let machine = Machine::measure(ctx)?.with_dtype(dtype);
     let columns = [
         column("shape", "M × K × N", 0),
         column("forward_gflops", "forward GFLOP/s", 1),
@@ -52,13 +52,15 @@ pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> 
         let flops = 2.0 * (m * n * k) as f64;
         let mut row = vec![json!(format!("{m} × {k} × {n}"))];
         for (i, time) in [forward, back, weight].into_iter().enumerate() {
-            row.extend([json!(flops / time / 1e9), json!(machine.of_flops(flops / time))]);
+            row.extend([json!(flops / time / 1e9), json!(machine.flops_percent(flops / time))]);
             if i == 0 {
                 row.push(json!((dtype.bytes() * n * k) as f64 / time / 1e9));
             }
         }
         report.row(row);
     }
-    report.note("weights that fit a cache are read from there: only large ones say something about memory".to_owned());
+    report.note(
+        "weights that fit into a cache are read from the cache: only large weights measure memory bandwidth".to_owned(),
+    );
     Ok(report)
 }

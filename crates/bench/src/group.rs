@@ -1,8 +1,8 @@
-//! `lockstep bench rollout --completions`: times the generation of one group (completions of a shared prompt), from the
-//! request to the last token, with the sampler.
+//! `lockstep bench rollout --completions`: times the generation of one group (completions that share a prompt),
+//! including the sampler, from the request to the last token.
 //!
-//! `bench/peers` compares these times with other engines. It uses weights from a directory and a given prompt, and
-//! completions never end early.
+//! `bench/peers` compares these times with those of other engines, with the same weights and prompt. Completions never
+//! end early.
 
 use super::report::column;
 use super::{Machine, Report, Subject, Workload, median};
@@ -20,8 +20,7 @@ use std::time::Instant;
 /// The prompt and the completions.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// The numbers of completions of the shared prompt to time, for example 1, 8 and 64. If empty, decode steps of
-    /// separate prompts are timed instead.
+    /// The group sizes to time, for example 1, 8 and 64. If empty, decode steps of separate prompts are timed instead.
     pub completions: Vec<usize>,
     /// A Hugging Face model directory; if not set, random weights of the shape are used.
     pub model: Option<PathBuf>,
@@ -33,11 +32,11 @@ pub struct GroupOptions {
     pub new_tokens: usize,
     /// The sampling temperature; 0 is greedy.
     pub temperature: f64,
-    /// Timed repetitions for each number of completions, after an untimed one that allocates memory.
+    /// Timed repetitions for each group size, after an untimed repetition that allocates memory.
     pub repeats: usize,
 }
 
-/// Times the generation of a group for each number of completions.
+/// Times the generation of a group of each size.
 pub fn run(ctx: &Context, shape: Subject, args: &GroupOptions) -> anyhow::Result<Report> {
     check(args)?;
     let weights = match &args.model {
@@ -45,13 +44,13 @@ pub fn run(ctx: &Context, shape: Subject, args: &GroupOptions) -> anyhow::Result
         None => shape.weights(ctx)?,
     };
     let prompt = prompt(args, &weights.config)?;
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("completions", "completions", 0),
         column("prompt_tokens", "prompt", 0),
         column("new_tokens", "new tokens", 0),
         column("rollout_s", "rollout s", 3),
-        column("decode_s", "of it decode s", 3),
+        column("decode_s", "decode s", 3),
         column("tokens_per_s", "tokens/s", 1),
         column("decode_tokens_per_s", "decode tokens/s", 1),
     ];
@@ -88,8 +87,8 @@ pub fn run(ctx: &Context, shape: Subject, args: &GroupOptions) -> anyhow::Result
     }
     let model = args.model.as_ref().map_or(shape.shape.name().to_owned(), |dir| dir.display().to_string());
     report.note(format!(
-        "{model}, {}, one prompt shared by the completions of a row, temperature {}; the first token of each \
-         completion counts to the prompt, the others to decode; medians of {}",
+        "{model}, {}, one prompt shared by the completions of a row, temperature {}; decode excludes the first token \
+         of each completion; medians of {} repetitions",
         shape.dtype.name(),
         args.temperature,
         args.repeats
@@ -102,10 +101,10 @@ fn check(args: &GroupOptions) -> anyhow::Result<()> {
         [("--prompt-length", args.prompt_length), ("--new-tokens", args.new_tokens), ("--repeats", args.repeats)];
     let sizes = args.completions.iter().map(|&n| ("--completions", n));
     if let Some((flag, _)) = counts.into_iter().chain(sizes).find(|&(_, n)| n == 0) {
-        bad_input!("{flag} 0: expected at least 1");
+        bad_input!("{flag} 0: the value must be at least 1");
     }
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
-        bad_input!("--temperature {}: expected 0 or a number above it", args.temperature);
+        bad_input!("--temperature must be a number of at least 0, got {}", args.temperature);
     }
     Ok(())
 }
@@ -120,14 +119,14 @@ fn prompt(args: &GroupOptions, config: &ModelConfig) -> anyhow::Result<Arc<Promp
     };
     let ids = &prompt.ids;
     if ids.is_empty() {
-        bad_input!("--prompt-ids: the array is empty, and a model continues at least one token");
+        bad_input!("--prompt-ids: the prompt must have at least one token, got an empty array");
     }
     if let Some(id) = ids.iter().find(|&&id| id as usize >= config.vocab_size) {
-        bad_input!("--prompt-ids: token {id} is not in the model's vocabulary of {}", config.vocab_size);
+        bad_input!("--prompt-ids: token {id} is outside the model's vocabulary of {} tokens", config.vocab_size);
     }
     if ids.len() + args.new_tokens > config.max_position_embeddings {
         bad_input!(
-            "{} prompt tokens and --new-tokens {} exceed the model's context of {}",
+            "{} prompt tokens plus --new-tokens {} must not exceed the model's context of {} tokens",
             ids.len(),
             args.new_tokens,
             config.max_position_embeddings
@@ -144,8 +143,7 @@ fn read(file: &Path) -> anyhow::Result<Arc<Prompt>> {
     Ok(Prompt::new(ids))
 }
 
-/// Generates a group. Returns the total seconds, and the seconds of the decode steps after every completion had its
-/// first token.
+/// Generates a group. Returns the total seconds, and the seconds of the steps after each completion's first token.
 fn rollout(
     engine: &mut Engine,
     weights: &Weights,
@@ -163,11 +161,11 @@ fn rollout(
     }
     anyhow::ensure!(
         tokens == workload.generated_tokens(),
-        "{tokens} tokens, {} asked for",
+        "got {tokens} tokens, expected {}",
         workload.generated_tokens()
     );
-    // All completions advance together, so the number of decode steps at the end is the number of tokens after the
-    // first.
+    // Each step after the prompt's adds one token to every completion, so the last `new_tokens` steps generate all
+    // tokens.
     let first = ends.len() - workload.new_tokens;
     Ok((ends[ends.len() - 1], ends[ends.len() - 1] - ends[first]))
 }

@@ -1,4 +1,4 @@
-//! `lockstep bench`: measures the engine's speed together with the peak performance of this machine.
+//! `lockstep bench`: measures the engine's speed and the peak performance of this machine.
 //!
 //! Each benchmark has one file. [`workload`] creates the timed steps, and [`shapes`] the models. All figures are
 //! measured on this machine.
@@ -36,7 +36,7 @@ pub fn repeat(least: usize, seconds: f64, mut work: impl FnMut() -> anyhow::Resu
     Ok(times)
 }
 
-/// The median. For an even number of times it is the smaller of the two middle ones.
+/// The median; for an even number of times, the smaller of the two middle values.
 pub fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -46,7 +46,7 @@ pub fn median(times: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_median_is_not_the_mean() {
+    fn the_median_of_an_even_count_is_the_lower_middle_value() {
         assert_eq!(super::median(&[9.0, 1.0, 2.0]), 2.0);
         assert_eq!(super::median(&[4.0, 1.0, 100.0, 2.0]), 2.0);
         let mut calls = 0;

@@ -1,6 +1,6 @@
 //! `lockstep bench memory`: the memory of a step by part, as counted by the memory ledger, and the process's resident
-//! memory. Also measures the memory that computing log-probabilities needs beyond inputs and outputs, which would
-//! reveal stored [tokens, vocabulary] logits.
+//! memory. Also measures how much memory the computation of log-probabilities takes in addition to its inputs and
+//! outputs: stored [tokens, vocabulary] logits would show there.
 
 use super::report::column;
 use super::workload::Bench;
@@ -12,18 +12,18 @@ use serde_json::json;
 /// Number of tokens in the measurement of log-probabilities.
 const TOKENS: usize = 4096;
 
-/// Measures one step with a model of size `shape`. Must run in a separate process, since it reads the process's peak
-/// memory.
+/// Measures one step with a model of size `shape`. Must run in a process of its own, since it reads the peak memory of
+/// the process.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?;
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];
     let mut report = Report::new("memory", machine, &columns);
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    // This is measured first, before anything else raises the peak of the process.
+    // Log-probabilities are measured first, before anything else raises the peak memory of the process.
     if let Some(bytes) = log_probabilities(ctx, shape)? {
         let vocabulary = shape.config()?.vocab_size;
         report.row([
-            json!(format!("log-probabilities of {TOKENS} tokens of {vocabulary}, both ways")),
+            json!(format!("log-probabilities of {TOKENS} tokens, vocabulary {vocabulary}, forward and backward")),
             json!(mib(bytes as f64)),
         ]);
     }
@@ -35,27 +35,27 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         counted += usage.peak_bytes as f64;
         report.row([json!(part), json!(mib(usage.peak_bytes as f64))]);
     }
-    report.row([json!("all of these"), json!(mib(counted))]);
+    report.row([json!("sum of these parts"), json!(mib(counted))]);
     if let Some(peak) = telemetry::system::peak_rss_bytes() {
-        report.row([json!("peak of resident memory"), json!(mib(peak as f64))]);
+        report.row([json!("peak resident memory"), json!(mib(peak as f64))]);
     }
     report.note(format!(
-        "{}, {completions} completions × {tokens} tokens, full fine-tuning. Log-probabilities: what is resident beyond \
-         weight, hidden states and their gradients, not part of the sum",
+        "{}, {completions} completions × {tokens} tokens, full fine-tuning. Log-probabilities: resident memory in \
+         addition to weight, hidden states and their gradients; not part of the sum",
         shape.name()
     ));
     Ok(report)
 }
 
-/// The growth of the resident memory in bytes, beyond weight, hidden rows, their gradients and the outputs, while
-/// log-probabilities, entropies and their backward pass are computed. `None` if the operating system does not report
-/// it.
+/// The bytes by which resident memory grows while log-probabilities, entropies and their backward pass are computed.
+/// Weight, hidden rows, their gradients and the outputs are not counted. `None` if the operating system does not report
+/// resident memory.
 fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64>> {
     let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
     let (v, h) = (config.vocab_size, config.hidden_size);
     let mut weight = Matrix::zeros_of(memory, v, h, dtype);
-    // Writing the weight makes its pages resident. Small slices are used, since freed memory of large ones would stay
-    // resident and hide the memory allocated below.
+    // Writing the weight makes its pages resident. It is written in small slices: a large freed buffer would stay
+    // resident and hide the memory that is allocated below.
     for first in (0..v).step_by(64) {
         let rows = (v - first).min(64);
         weight.pack_rows(first, &vec![0.01; rows * h]);
@@ -71,8 +71,8 @@ fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64
     let mut d_hidden = written(&[TOKENS, h], DType::F32);
     let mut d_weight = Matrix::zeros(memory, v, h);
     d_weight.data_mut().view_mut().fill(0.25);
-    // The current peak comes from measuring the ceilings. Growth is only visible above that peak, so filler memory is
-    // allocated up to it.
+    // Measuring the machine's peaks has raised the peak memory of the process. Growth shows only above that peak, so
+    // filler memory is allocated up to it.
     let (Some(peak), Some(now)) = (telemetry::system::peak_rss_bytes(), telemetry::system::rss_bytes()) else {
         return Ok(None);
     };

@@ -8,7 +8,8 @@ use model::{PromptGroup, Scorer};
 use rollout::{Completion, Engine, EngineConfig, RolloutGroup};
 use serde_json::json;
 
-/// Generates and scores in every combination, and counts the tokens that differ. The count must be 0.
+/// Generates and scores in every combination, and counts the tokens whose log-probabilities differ. The count must be
+/// 0.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let columns = [
         column("temperature", "T", 1),
@@ -17,7 +18,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         column("prefix_sharing", "shared prompt", 0),
         column("chunked_prefill", "chunked", 0),
         column("tokens", "tokens", 0),
-        column("sampler_mismatches", "≠ first run", 0),
+        column("sampler_mismatches", "differ from first run", 0),
         column("trainer_mismatches", "≠ trainer", 0),
     ];
     let mut report = Report::new("parity", Machine::measure(ctx)?, &columns);
@@ -65,8 +66,12 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
             }
         }
     }
-    report.note(format!("{}: {total} mismatching tokens in all", shape.name()));
-    anyhow::ensure!(total == 0, "{}{total} tokens differ between sampler and trainer", report.text(110));
+    report.note(format!("{}: {total} mismatching tokens in total", shape.name()));
+    anyhow::ensure!(
+        total == 0,
+        "{}the log-probabilities of {total} tokens differ between sampler and trainer",
+        report.text(110)
+    );
     Ok(report)
 }
 

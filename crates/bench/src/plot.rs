@@ -7,7 +7,7 @@ use std::fmt::Write;
 pub struct Series {
     /// The line's name in the legend.
     pub name: String,
-    /// The points, ascending in x: x, y, and half the height of the band around y.
+    /// The points in ascending x: x, y, and half the height of the error band around y.
     pub points: Vec<[f64; 3]>,
 }
 
@@ -16,15 +16,15 @@ pub struct Series {
 pub struct Panel {
     /// The label of the x axis.
     pub label: String,
-    /// The lines. Every panel has the same number of lines in the same order, that of the legend.
+    /// The lines, in the order of the legend. Every panel must have the same lines.
     pub series: Vec<Series>,
 }
 
-/// Line colours that people with any colour vision can distinguish (Okabe and Ito), then two more.
+/// Colours of lines: the palette of Okabe and Ito, safe for colour-blind readers, and two more.
 const COLOURS: [&str; 9] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a6d00", "#7a4fb5"];
 
-/// Width of a panel in pixels; the next constant is the height.
+/// The width of a panel in pixels; the next constant is its height.
 const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 300.0;
 /// Margins in pixels: for the numbers of the y axis, the title, the space between panels, and the legend.
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round() {
+    fn axis_ticks_are_round_numbers() {
         assert_eq!(ticks(100.0), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
         assert_eq!(ticks(7.3), [0.0, 2.0, 4.0, 6.0]);
         assert_eq!(

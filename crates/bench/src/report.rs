@@ -15,7 +15,8 @@ pub struct Machine {
     pub threads: usize,
     /// The peaks of multiply-adds and of memory reads, measured at the start of the benchmark.
     pub ceilings: Ceilings,
-    /// The load by other processes while the peaks were measured, per core; `None` if the system does not report it.
+    /// The load by other processes while the peaks were measured, per core; `None` if the system does not report the
+    /// load.
     pub load: Option<f64>,
 }
 
@@ -28,18 +29,18 @@ impl Machine {
         Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings, load })
     }
 
-    /// The machine with the peak for matmuls in `dtype`, which is that of AMX tiles if these matmuls use them.
-    pub fn of_dtype(self, dtype: DType) -> Machine {
-        Machine { ceilings: self.ceilings.of_dtype(dtype), ..self }
+    /// Replaces the peak by that of matmuls in `dtype`: the peak of AMX tiles, if these matmuls use AMX.
+    pub fn with_dtype(self, dtype: DType) -> Machine {
+        Machine { ceilings: self.ceilings.for_dtype(dtype), ..self }
     }
 
     /// `flops_per_s` as a percentage of the peak of multiply-adds.
-    pub fn of_flops(&self, flops_per_s: f64) -> f64 {
+    pub fn flops_percent(&self, flops_per_s: f64) -> f64 {
         100.0 * flops_per_s / self.ceilings.flops_per_s
     }
 
     /// `bytes_per_s` as a percentage of the peak of memory reads.
-    pub fn of_bandwidth(&self, bytes_per_s: f64) -> f64 {
+    pub fn bandwidth_percent(&self, bytes_per_s: f64) -> f64 {
         100.0 * bytes_per_s / self.ceilings.read_bytes_per_s
     }
 
@@ -70,7 +71,7 @@ impl Machine {
         let (tiles, pairs) = (self.ceilings.tile_flops_per_s == own, self.ceilings.pair_flops_per_s == own);
         let busy = self.load.filter(|load| *load >= CpuTimes::QUIET).map_or(String::new(), |load| {
             format!(
-                " · other processes used {:.0} % of the cores' time meanwhile: the ceilings are higher",
+                " · other processes used {:.0} % of CPU time during the measurement: the true ceilings are higher",
                 100.0 * load
             )
         });
@@ -85,8 +86,8 @@ impl Machine {
                 _ => "f32 multiply-adds",
             },
             self.ceilings.read_bytes_per_s / 1e9,
-            if self.device.starts_with("cuda") { "copies, read and written" } else { "memory reads" },
-            if self.is_emulated() { " · EMULATED: no figure here says anything about speed" } else { "" },
+            if self.device.starts_with("cuda") { "copies (reads + writes)" } else { "memory reads" },
+            if self.is_emulated() { " · EMULATED: these times are not the speed of a GPU" } else { "" },
         )
     }
 }
@@ -102,7 +103,7 @@ pub struct Column {
     pub decimals: usize,
 }
 
-/// A shorthand that builds a [`Column`].
+/// Shorthand for a [`Column`].
 pub const fn column(key: &'static str, heading: &'static str, decimals: usize) -> Column {
     Column { key, heading, decimals }
 }

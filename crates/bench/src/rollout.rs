@@ -1,9 +1,8 @@
-//! `lockstep bench rollout`: times complete decode steps, with the sampler, by batch size. Each sequence has its own
-//! prompt.
+//! `lockstep bench rollout`: times complete decode steps, including the sampler, for several batch sizes. Each sequence
+//! has its own prompt.
 //!
-//! A decode step must read every weight once, and all keys and values that its sequences attend to. The benchmark
-//! divides these bytes by the time of the step and compares the result with the measured memory bandwidth of this
-//! machine.
+//! A decode step must read every weight once, and the keys and values of all its sequences. The benchmark divides these
+//! bytes by the time of the step, and compares the quotient with the measured memory bandwidth of this machine.
 
 use super::report::column;
 use super::workload::MAX_BATCHED_TOKENS;
@@ -18,14 +17,14 @@ const PROMPT: usize = 128;
 
 /// Times at least `steps` decode steps for each batch size. In each of these steps every sequence draws a token.
 pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("sampling", "sampling", 0),
         column("batch", "batch", 0),
         column("step_ms", "step ms", 2),
         column("tokens_per_s", "tokens/s", 1),
         column("gb_per_s", "GB/s", 2),
-        column("bandwidth_percent", "of reads %", 0),
+        column("bandwidth_percent", "of read peak %", 0),
         column("gflops", "GFLOP/s", 1),
         column("flops_percent", "of peak %", 0),
     ];
@@ -33,14 +32,14 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
     let weights = shape.weights(ctx)?;
     let config = weights.config.clone();
     let weight_bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
-    // A tied embedding is read as the head. Of an untied embedding only one row per token is read, which is not
-    // counted.
+    // A tied embedding is read as the lm head. An untied embedding is not counted, since only one row per token is
+    // read.
     let unread = if config.tie_word_embeddings { 0 } else { weights.params.embedding.data().bytes() };
     let kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * config.compute.bytes();
     for temperature in [0.0, 1.0] {
         for batch in BATCHES {
-            // Prompts are computed in the first steps, some later than others, so completions get room for the tokens
-            // of that time.
+            // Prefilling all prompts takes several steps. Completions that start early generate tokens during these
+            // steps, so they need room for that many more tokens.
             let prefill = (batch * PROMPT).div_ceil(MAX_BATCHED_TOKENS);
             let workload = Workload {
                 prompts: batch,
@@ -60,14 +59,14 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
                 json!(1e3 * time),
                 json!(batch as f64 / time),
                 json!(bytes / time / 1e9),
-                json!(machine.of_bandwidth(bytes / time)),
+                json!(machine.bandwidth_percent(bytes / time)),
                 json!(work / time / 1e9),
-                json!(machine.of_flops(work / time)),
+                json!(machine.flops_percent(work / time)),
             ]);
         }
     }
     report.note(format!(
-        "{}, {PROMPT}-token prompts, at least {steps} decode steps of each batch, medians",
+        "{}, {PROMPT}-token prompts, medians of at least {steps} decode steps per batch size",
         shape.name()
     ));
     Ok(report)

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// A model size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
+    /// Hidden 32, 2 layers, vocabulary 64. For tests and the GPU emulator.
     Tiny,
     /// 4 million parameters, as in `examples/ppo_preset.toml`: hidden 256, 4 layers with 8 heads, vocabulary 512.
     M4,

@@ -1,5 +1,5 @@
-//! `lockstep bench step`: times a GRPO step and its stages, and compares it with its roofline, which is the least time
-//! in which the machine could do the step's FLOPs and memory reads.
+//! `lockstep bench step`: times a GRPO step and its stages, and compares the step with its roofline: the least time in
+//! which the machine could do the step's FLOPs and memory reads.
 
 use super::report::column;
 use super::workload::{Bench, StepTimes};
@@ -8,7 +8,7 @@ use kernels::Context;
 use lockstep::bad_input;
 use serde_json::json;
 
-/// Times `repeats` steps with `completions` completions of `tokens` tokens, after an untimed step that allocates
+/// Times `repeats` steps with `completions` completions of `tokens` tokens each, after an untimed step that allocates
 /// memory.
 pub fn run(
     ctx: &Context,
@@ -17,9 +17,9 @@ pub fn run(
     repeats: usize,
 ) -> anyhow::Result<Report> {
     if completions > 8 && !completions.is_multiple_of(8) {
-        bad_input!("--completions {completions}: groups have eight; expected a multiple, or at most one group");
+        bad_input!("--completions {completions}: the number must be a multiple of 8 (the group size), or less than 8");
     }
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("shape", "shape", 0),
         column("completions", "completions", 0),
@@ -61,8 +61,8 @@ pub fn run(
     let (flops, bytes) =
         (steps[0].rollout_work.0 + steps[0].update_work.0, steps[0].rollout_work.1 + steps[0].update_work.1);
     report.note(format!(
-        "{:.0} GFLOP and {:.1} GB, as operations booked them: the roofline counts each operation's inputs and outputs \
-         as memory traffic even where a cache holds them",
+        "{:.0} GFLOP and {:.1} GB, as counted by the operations: the roofline counts each operation's inputs and \
+         outputs as memory traffic, even if a cache holds them",
         flops / 1e9,
         bytes / 1e9
     ));

@@ -1,4 +1,4 @@
-//! `lockstep bench train`: times the update on a training micro-batch, and shows the time saved by sharing a prompt.
+//! `lockstep bench train`: times the update on a training micro-batch, with and without prefix sharing.
 
 use super::report::column;
 use super::workload::timed;
@@ -19,7 +19,7 @@ const TOKENS: usize = 64;
 
 /// Times `repeats` updates (forward, backward, optimizer) of each case.
 pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("case", "groups × (prompt + G × completion)", 0),
         column("prefix_sharing", "shared", 0),
@@ -35,14 +35,14 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
     let mut weights = shape.weights(ctx)?;
     for (prompts, prompt_tokens) in CASES {
         let case = format!("{prompts} × ({prompt_tokens} + {GROUP} × {TOKENS})");
-        let mut of_sharing = Vec::new();
+        let mut by_sharing = Vec::new();
         for prefix_sharing in [true, false] {
             let grpo = Workload::grpo(prompts * GROUP, TOKENS);
             let workload = Workload { prompts, prompt_tokens, prefix_sharing, ..grpo };
             let samples = samples(&workload, &weights);
             let mut trainer = workload.trainer(ctx, &weights.config)?;
             let (mut times, mut flops, mut rows) = ([vec![], vec![], vec![], vec![]], 0.0, 0);
-            // The first repetition allocates memory and is not counted.
+            // The first repetition allocates memory and is not timed.
             for repeat in 0..=repeats {
                 let (metrics, seconds, work) = timed(|| Ok(trainer.update(ctx, &mut weights, &samples, 1e-6)?))?;
                 if repeat > 0 {
@@ -53,7 +53,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
             }
             let [forward, backward, optimizer, update] = times.map(|times| median(&times));
             let both = forward + backward;
-            of_sharing.push((both, update, flops));
+            by_sharing.push((both, update, flops));
             report.row([
                 json!(case),
                 json!(if prefix_sharing { "yes" } else { "no" }),
@@ -63,23 +63,23 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
                 json!(optimizer),
                 json!(update),
                 json!(flops / both / 1e9),
-                json!(machine.of_flops(flops / both)),
+                json!(machine.flops_percent(flops / both)),
             ]);
         }
-        let [shared, apart] = of_sharing[..] else { unreachable!("two rows each") };
+        let [shared, apart] = by_sharing[..] else { unreachable!("each case has two rows") };
         let (gain, most) = (apart.0 / shared.0, apart.2 / shared.2);
         report.note(format!(
-            "{case}: with the prompt shared, forward and backward are {gain:.2} × as fast, {:.0} % of what their FLOPs \
-             allow ({most:.2} ×), the whole update {:.2} ×",
+            "{case}: with a shared prompt, forward and backward are {gain:.2} × as fast ({:.0} % of the {most:.2} × \
+             that the FLOPs allow), and the whole update is {:.2} × as fast",
             100.0 * gain / most,
             apart.1 / shared.1
         ));
     }
-    report.note(format!("{}; GFLOP/s of forward and backward together, optimizer's FLOPs included", shape.name()));
+    report.note(format!("{}; GFLOP/s of forward and backward together, including the optimizer's FLOPs", shape.name()));
     Ok(report)
 }
 
-/// Samples with random token ids and invented log-probabilities, which do not affect the time.
+/// Samples with random token ids and made-up log-probabilities. Their values do not affect the time.
 fn samples(workload: &Workload, weights: &Weights) -> Vec<Sample> {
     let one_each = Workload { prompts: workload.completions(), prompt_tokens: workload.new_tokens, ..workload.clone() };
     let prompts = workload.random_prompts(&weights.config, 5);

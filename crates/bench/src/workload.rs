@@ -38,13 +38,13 @@ pub struct Workload {
     pub gradient_checkpointing: bool,
 }
 
-/// Approximate number of prompt tokens in the step that is compared with other engines.
+/// Approximate number of prompt tokens in the benchmark that compares with other engines.
 pub const PROMPT_TOKENS: usize = 88;
 /// The random stream of prompts and rewards.
 const STREAM: u64 = 0x62_656e_6368;
 
 impl Workload {
-    /// A GRPO step with this many completions, in groups of eight (or one smaller group).
+    /// A GRPO step with `completions` completions in groups of eight, or in one smaller group.
     pub fn grpo(completions: usize, new_tokens: usize) -> Workload {
         let generations = completions.min(8);
         Workload {
@@ -127,8 +127,7 @@ impl Workload {
         prompts.iter().enumerate().map(request).collect()
     }
 
-    /// Seconds and FLOPs of each decode step in which all sequences draw a token. Steps that also compute prompts are
-    /// excluded.
+    /// Seconds and FLOPs of each step in which every sequence samples a token. Steps that prefill prompts are excluded.
     pub fn decode_steps(&self, ctx: &Context, weights: &Weights) -> anyhow::Result<Vec<(f64, f64)>> {
         let mut engine = self.engine(ctx, &weights.config)?;
         for request in self.requests(&self.random_prompts(&weights.config, 3), 3) {

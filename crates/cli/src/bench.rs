@@ -1,4 +1,4 @@
-//! `lockstep bench`: parses the flags of the benchmarks and runs one.
+//! `lockstep bench`: parses the command line and runs the requested benchmark.
 
 use crate::bench_flags::{AlgorithmsFlags, GroupFlags, LevelsFlags, ShapeFlag};
 use crate::options::{device, threads};
@@ -46,7 +46,7 @@ pub struct Common {
 /// Options of `bench rollout`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RolloutArgs {
-    /// The model and how it runs.
+    /// The model, its dtype and the device.
     #[command(flatten)]
     pub common: Common,
     /// The prompt and the completions.
@@ -57,22 +57,22 @@ pub struct RolloutArgs {
 /// Options of `bench step`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StepArgs {
-    /// The model and how it runs.
+    /// The model, its dtype and the device.
     #[command(flatten)]
     pub common: Common,
-    /// Completions per step, in groups of eight; the shape's number if not given.
+    /// Completions per step, in groups of eight; the default depends on --shape.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub completions: Option<u32>,
-    /// Tokens per completion; the shape's number if not given.
+    /// Tokens per completion; the default depends on --shape.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub new_tokens: Option<u32>,
-    /// Timed steps, after one for warm-up.
+    /// Number of timed steps, after one warm-up step.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: u32,
 }
 
 impl StepArgs {
-    /// The number of completions in a step, and the tokens of each.
+    /// The number of completions in a step, and the number of tokens per completion.
     fn sizes(&self, shape: Subject) -> (usize, usize) {
         let (completions, tokens) = shape.step();
         let of = |flag: Option<u32>, own: usize| flag.map_or(own, |n| n as usize);
@@ -83,10 +83,10 @@ impl StepArgs {
 /// Options of `bench train`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TrainArgs {
-    /// The model and how it runs.
+    /// The model, its dtype and the device.
     #[command(flatten)]
     pub common: Common,
-    /// Timed updates of each case, after one for warm-up.
+    /// Number of timed updates of each case, after one warm-up update.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: u32,
 }
@@ -94,25 +94,26 @@ pub struct TrainArgs {
 /// The benchmarks.
 #[derive(Debug, clap::Subcommand)]
 pub enum What {
-    /// Matmuls: forward, input gradient, weight gradient.
+    /// Matmuls: forward pass, gradient of the input, gradient of the weight.
     Gemm(Common),
-    /// Decode steps by batch size, sampler included, against the machine's memory bandwidth.
+    /// Decode steps at several batch sizes, including sampling, compared with the machine's memory bandwidth.
     Rollout(RolloutArgs),
-    /// Forward and backward pass of a micro-batch; the savings of a shared prompt.
+    /// Forward and backward pass of a micro-batch, and the time saved by sharing a group's prompt.
     Train(TrainArgs),
-    /// A whole GRPO step against its roofline.
+    /// A whole GRPO step, compared with its roofline.
     Step(StepArgs),
-    /// Memory of a step, by part, and of log-probabilities.
+    /// Memory of a training step, by part, and of computing log-probabilities.
     Memory(Common),
-    /// Compares sampler and trainer bit by bit, over batches, threads, prompt sharing and chunks.
+    /// Checks that sampler and trainer compute equal bits, for several batch sizes, thread counts and chunk sizes.
     Parity(Common),
-    /// Steps of GRPO or PPO at levels of optimization, each with one idea more than the last; compares their bits.
+    /// GRPO or PPO steps at increasing levels of optimization, each adding one idea; checks that their bits are equal.
     Levels(LevelsFlags),
-    /// Each optimization against the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
+    /// Each optimization on and off: fused sampling and softmax, transfers, cache, packing, KL.
     Ablation(Common),
-    /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
+    /// Prints the config.json of a model size for `lockstep init`, so that other programs can run the same weights.
     Shape(Common),
-    /// Every algorithm learns the demo's task: held-out accuracy against tokens and seconds, mean ± std over seeds.
+    /// Trains on the demo's task with every algorithm: held-out accuracy by tokens and by seconds, mean ± std over
+    /// seeds.
     Algorithms(AlgorithmsFlags),
 }
 
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_has_the_sizes_of_its_flags_or_those_of_its_shape() {
+    fn flags_override_the_step_sizes_of_a_shape() {
         let sizes = |words: &[&str]| {
             let What::Step(args) = what(&[&["step", "--shape", "tiny"], words].concat()) else { panic!("{words:?}") };
             let subject = Subject { shape: args.common.shape.into(), dtype: args.common.dtype.as_str().into() };
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_those_that_are_named_or_those_of_the_preset_or_algorithm() {
+    fn levels_default_to_those_of_the_preset_or_the_algorithm() {
         let options = |words: &[&str]| {
             let What::Levels(flags) = what(&[&["levels"], words].concat()) else { panic!("{words:?}") };
             flags.options()
@@ -213,12 +214,12 @@ mod tests {
         let given = options(&["--preset", first.id, "--shape", "tiny", "--steps", "5", "--threads", "2"]).unwrap();
         assert_eq!((given.shape.name(), given.steps, given.threads), ("tiny", 5, Some(2)));
         assert_eq!(options(&[]).unwrap().shape.name(), "7m");
-        let Err(error) = options(&["--levels", "none,nothing"]) else { panic!("there is no such level") };
-        assert!(error.to_string().contains("has no level `nothing`; there are none, cache, "), "{error}");
+        let Err(error) = options(&["--levels", "none,nothing"]) else { panic!("an unknown level was accepted") };
+        assert!(error.to_string().contains("has no level `nothing`; available: none, cache, "), "{error}");
     }
 
     #[test]
-    fn each_shape_has_its_name() {
+    fn every_shape_flag_selects_the_shape_of_that_name() {
         for name in ["tiny", "4m", "7m", "92m", "0.5b"] {
             let What::Gemm(common) = what(&["gemm", "--shape", name]) else { panic!("{name}") };
             assert_eq!(Shape::from(common.shape).name(), name);

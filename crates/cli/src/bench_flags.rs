@@ -1,4 +1,4 @@
-//! The flags of `lockstep bench`: the options of each benchmark.
+//! The flags of `lockstep bench`, and the benchmark options that they set.
 
 use crate::options::{LogArgs, threads};
 use crate::signals::{Promise, stop_on_signals};
@@ -8,40 +8,41 @@ use lockstep_bench::levels::{self, Algorithm, Preset};
 use lockstep_bench::{Shape, algorithms, group};
 use std::path::PathBuf;
 
-/// Levels of optimization.
+/// Flags of `bench levels`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LevelsFlags {
-    /// The algorithm; grpo if not given.
+    /// The algorithm; grpo by default.
     #[arg(long, value_parser = ["grpo", "ppo"], conflicts_with = "preset")]
     pub algorithm: Option<String>,
-    /// A named set of an algorithm, a size and hyperparameters. ppo-document: examples/ppo_preset.toml's PPO (8
-    /// completions of 128 tokens, learning rate 3e-4, γ 0.99, λ 0.95, ε 0.2), at the four named levels: baseline
-    /// (none), basic (threads), advanced (fused) and optimal (bf16). A step of its baseline takes many minutes.
+    /// A named set of algorithm, model size and hyperparameters. ppo-document: PPO as in examples/ppo_preset.toml (8
+    /// completions of 128 tokens, learning rate 3e-4, γ 0.99, λ 0.95, ε 0.2), at four named levels: baseline (none),
+    /// basic (threads), advanced (fused) and optimal (bf16). A step at level baseline takes many minutes.
     #[arg(long, value_name = "NAME", value_parser = levels::PRESETS.map(|preset| preset.id))]
     pub preset: Option<String>,
-    /// The size of the model (random weights); 7m, or the preset's, if not given.
+    /// The size of the model (random weights); by default that of the preset, or 7m.
     #[arg(long, value_enum)]
     pub shape: Option<ShapeFlag>,
-    /// The levels, in this order; if not given, the preset's or all. Each adds one idea to the one before it:
-    /// none, cache (key-value cache), vectors, threads, batching, fused (head), shared (prompt; GRPO's alone), bf16.
+    /// The levels to run, in this order; by default those of the preset, or all. Each level adds one optimization to
+    /// the level before: none, cache (KV cache), vectors, threads, batching, fused (lm head), shared (prompt; GRPO
+    /// only), bf16.
     #[arg(long, value_name = "LEVEL,…", value_delimiter = ',')]
     pub levels: Vec<String>,
-    /// Training steps of each level.
+    /// Training steps per level.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// Threads of the multithreaded levels; LOCKSTEP_THREADS or all cores if not given.
+    /// Threads at level `threads` and above; LOCKSTEP_THREADS or all cores if not given.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// Prints the table at the end as JSON.
+    /// Prints the final table as JSON.
     #[arg(long, conflicts_with = "events")]
     pub json: bool,
-    /// Prints a line of JSON for the start, each level, each step and the end, as they happen.
+    /// Prints one JSON line per event (start, level, step, end) as it happens.
     #[arg(long)]
     pub events: bool,
 }
 
 impl LevelsFlags {
-    /// The options of the benchmark that these flags describe.
+    /// Converts these flags to the benchmark's options.
     pub fn options(&self) -> anyhow::Result<levels::LevelsOptions> {
         let preset = self.preset.as_deref().and_then(Preset::find);
         let algorithm = match (&preset, self.algorithm.as_deref()) {
@@ -53,7 +54,7 @@ impl LevelsFlags {
         for id in &self.levels {
             let Some(level) = algorithm.level(id) else {
                 let ids: Vec<&str> = algorithm.levels().iter().map(|level| level.id).collect();
-                bad_input!("--levels: {} has no level `{id}`; there are {}", algorithm.name(), ids.join(", "));
+                bad_input!("--levels: {} has no level `{id}`; available: {}", algorithm.name(), ids.join(", "));
             };
             all.push(level);
         }
@@ -66,28 +67,28 @@ impl LevelsFlags {
     }
 }
 
-/// The prompt and the completions.
+/// Flags of `bench rollout` that describe the prompt and the completions.
 #[derive(Clone, Debug, clap::Args)]
 pub struct GroupFlags {
-    /// Number of completions of one shared prompt, instead of decode steps of separate prompts; several: 1,8,64.
+    /// Times completions of one shared prompt, in groups of N (1,8,64: several sizes), instead of single decode steps.
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub completions: Vec<usize>,
-    /// Loads the weights of a Hugging Face directory instead of random ones of the shape.
+    /// A Hugging Face directory with the weights, instead of random weights of --shape.
     #[arg(long, value_name = "DIR", requires = "completions")]
     pub model: Option<PathBuf>,
-    /// Length of a prompt of random ids.
+    /// Number of random token ids in the prompt.
     #[arg(long, value_name = "N", default_value_t = 512, requires = "completions")]
     pub prompt_length: usize,
-    /// A file with the prompt as a JSON array of token ids.
+    /// A file with the prompt: a JSON array of token ids.
     #[arg(long, value_name = "FILE", requires = "completions", conflicts_with = "prompt_length")]
     pub prompt_ids: Option<PathBuf>,
-    /// Tokens of each completion.
+    /// Tokens per completion.
     #[arg(long, value_name = "N", default_value_t = 128, requires = "completions")]
     pub new_tokens: usize,
     /// The sampling temperature; 0: greedy.
     #[arg(long, value_name = "T", default_value_t = 0.0, requires = "completions")]
     pub temperature: f64,
-    /// Timed rollouts of each size, after one for warm-up.
+    /// Number of timed rollouts of each group size, after one warm-up rollout.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "completions")]
     pub repeats: usize,
 }
@@ -100,7 +101,7 @@ impl From<&GroupFlags> for group::GroupOptions {
     }
 }
 
-/// Learns the demo's task by every algorithm: held-out accuracy against tokens and seconds, mean ± std over seeds.
+/// Trains on the demo's task with every algorithm: held-out accuracy by tokens and by seconds, mean ± std over seeds.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -110,21 +111,21 @@ Examples:
   lockstep bench algorithms --only grpo,dapo --seeds 1 --steps 100
 
 Writes results.json, table.md, curves.csv and curves.svg into the directory.
-Started again in it, it continues with what is missing.")]
+If started again in the same directory, it runs only the missing parts.")]
 pub struct AlgorithmsFlags {
     /// The comparison to run.
     #[arg(long, value_enum, default_value = "algorithms")]
     pub table: WhichFlag,
-    /// The seeds; each has its own data, model and SFT run.
+    /// The seeds. Each seed has its own data, model and SFT run.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,3")]
     pub seeds: Vec<u64>,
     /// Optimizer steps of each run; each step learns from 256 completions.
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Steps of supervised fine-tuning before that.
+    /// Steps of supervised fine-tuning before RL.
     #[arg(long, value_name = "N", default_value_t = SFT_STEPS, value_parser = clap::value_parser!(u64).range(1..))]
     pub sft_steps: u64,
-    /// Only these rows of the table.
+    /// Runs only these rows of the table.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub only: Vec<String>,
     /// The directory of the runs.
@@ -141,11 +142,11 @@ pub struct AlgorithmsFlags {
 }
 
 impl AlgorithmsFlags {
-    /// The options of the benchmark that these flags describe.
+    /// Converts these flags to the benchmark's options.
     pub fn options(&self) -> anyhow::Result<algorithms::AlgorithmsOptions> {
         let AlgorithmsFlags { table, seeds, steps, sft_steps, only, out, threads, json, log } = self.clone();
         let (table, console) = (table.into(), log.open()?);
-        let stop = stop_on_signals(&console, Promise::Stops("the run stops, and the benchmark with it"))?;
+        let stop = stop_on_signals(&console, Promise::Stops("the current run and the benchmark stop"))?;
         Ok(algorithms::AlgorithmsOptions { table, seeds, steps, sft_steps, only, out, threads, json, console, stop })
     }
 }
@@ -155,9 +156,9 @@ impl AlgorithmsFlags {
 pub enum WhichFlag {
     /// Every algorithm.
     Algorithms,
-    /// Baseline, SFT, GRPO with KL, GRPO without.
+    /// The model after SFT, and GRPO with and without KL.
     Kl,
-    /// GRPO on completions of increasingly old weights (max_staleness).
+    /// GRPO with increasing max_staleness.
     Staleness,
 }
 
@@ -174,18 +175,18 @@ impl From<WhichFlag> for algorithms::Which {
 /// The command-line names of [`Shape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ShapeFlag {
-    /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
+    /// For tests and the emulator: hidden size 32, 2 layers, vocabulary 64.
     Tiny,
-    /// 4 million parameters: hidden 256, 4 layers with 8 heads, vocabulary 512.
+    /// 4 million parameters: hidden size 256, 4 layers with 8 heads, vocabulary 512.
     #[value(name = "4m")]
     M4,
-    /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
+    /// 7 million parameters: hidden size 256, 6 layers, vocabulary 4,096.
     #[value(name = "7m")]
     M7,
-    /// 92 million: hidden 640, 12 layers, vocabulary 32,768.
+    /// 92 million parameters: hidden size 640, 12 layers, vocabulary 32,768.
     #[value(name = "92m")]
     M92,
-    /// Qwen2.5-0.5B's: hidden 896, 24 layers, vocabulary 151,936, tied.
+    /// Qwen2.5-0.5B: hidden size 896, 24 layers, vocabulary 151,936, tied embeddings.
     #[value(name = "0.5b")]
     B05,
 }

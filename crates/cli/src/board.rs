@@ -6,14 +6,14 @@ use lockstep::{RunDir, bad_input};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Writes TensorBoard event files for runs that were trained without them: all metrics, the hyperparameters, and
-/// histograms and completions if they were recorded.
+/// Writes TensorBoard event files for runs that were trained without them: all metrics, hyperparameters, and recorded
+/// histograms and completions.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The runs.
+    /// Run directories.
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
-    /// Writes below this directory, into one named like the run; without it, into the run's `tensorboard`.
+    /// Writes to DIR/NAME, where NAME is the run's directory name, instead of the run's `tensorboard` directory.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -28,7 +28,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             None => run.tensorboard(),
         };
         if !taken.insert(directory.clone()) {
-            bad_input!("two runs would be written to {}: write them one at a time", directory.display());
+            bad_input!("two runs have the same output directory {}: convert them one at a time", directory.display());
         }
         into.push(directory);
     }

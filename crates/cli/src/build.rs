@@ -1,9 +1,9 @@
-//! The identity of this build, which `build.rs` finds.
+//! The version, commit and features of this build, which `build.rs` records.
 
 use std::sync::LazyLock;
 use telemetry::build::Build;
 
-/// This build.
+/// The version, commit and features of this build.
 static BUILD: LazyLock<Build> = LazyLock::new(|| {
     let known = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     let features =
@@ -16,10 +16,10 @@ static BUILD: LazyLock<Build> = LazyLock::new(|| {
     }
 });
 
-/// The output of `--version` after the program's name.
+/// The output of `--version`, without the program's name.
 pub(crate) static TEXT: LazyLock<String> = LazyLock::new(|| BUILD.to_string());
 
-/// The build that a program is made with: its engine and its cargo features.
+/// The build that each run records: engine version and cargo features.
 pub fn build() -> Build {
     BUILD.clone()
 }

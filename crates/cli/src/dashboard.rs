@@ -11,35 +11,35 @@ use lockstep_bench::levels::{Algorithm, PRESETS};
 use std::path::{Path, PathBuf};
 use telemetry::Console;
 
-/// The port of the page by default.
+/// The default port of the page.
 pub const PORT: u16 = 7860;
 
-/// Shows runs on a page in the browser: whether they learn, what the model writes, where the time goes. It reads the
-/// files of runs in progress and of those that have ended, and writes nothing.
+/// Shows runs on a page in the browser: whether they learn, their completions, and where the time goes. Reads the files
+/// of current and finished runs, and writes nothing.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Runs, or directories of runs; ./runs if not given.
+    /// Run directories, or directories of runs; ./runs if not given.
     #[arg(value_name = "RUN|DIR")]
     pub runs: Vec<PathBuf>,
-    /// The port of the page; 0: any free port.
+    /// The port of the page; 0 selects any free port.
     #[arg(long, default_value_t = PORT)]
     pub port: u16,
-    /// The address to listen at. If other machines can reach it (0.0.0.0), the page asks for the token in the printed
+    /// The address to listen on. If other machines can reach it (0.0.0.0), the page requires the token in the printed
     /// address.
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub host: String,
-    /// A host and port by which browsers reach the page as well, such as localhost:8888 of a forwarded port; may be
-    /// given several times.
+    /// Another host and port under which browsers reach the page, such as localhost:8888 for a forwarded port; may be
+    /// repeated.
     #[arg(long, value_name = "HOST:PORT")]
     pub allow_host: Vec<String>,
-    /// Lets the page run `lockstep bench levels` on this machine, one at a time (the view Levels).
+    /// Allows the page to run `lockstep bench levels` on this machine, one job at a time (view Levels).
     #[arg(long)]
     pub allow_run: bool,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let runs = if args.runs.is_empty() { vec![PathBuf::from("runs")] } else { args.runs.clone() };
-    // A page that measures levels needs no run.
+    // The view Levels works without a run.
     let needs_none = args.allow_run && args.runs.is_empty();
     for path in &runs {
         if !path.is_dir() && !needs_none {
@@ -49,7 +49,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let server = match Server::bind(&args.host, args.port, Runs::new(runs)) {
         Ok(server) => server,
         Err(error) => bad_input!(
-            "cannot listen at {} port {}: {error}; another one: --port {}, or --port 0 for any that is free",
+            "cannot listen on {} port {}: {error}; choose another port: --port {}, or --port 0 for any free port",
             args.host,
             args.port,
             args.port.saturating_add(1)
@@ -63,21 +63,22 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         allowed: args.allow_run,
     }));
     output::mention(&server.url);
-    output::note("Ctrl-C ends the page; runs do not notice.");
+    output::note("Ctrl-C stops the page; runs continue.");
     Ok(server.run()?)
 }
 
-/// Serves the page of a run from the calling program; returns its URL. Port 0 chooses a free port.
+/// Serves the page of a run inside the calling program; returns its URL. Port 0 selects a free port.
 pub fn page_of(run: &Path, port: u16) -> std::io::Result<String> {
     serve_in_thread("127.0.0.1", port, Runs::new(vec![run.to_owned()]))
 }
 
-/// Serves the page beside a training run. If that fails, because the port is in use, the run continues without a page.
+/// Serves the page beside a training run. If that fails, for example because the port is in use, the run continues
+/// without a page.
 pub(crate) fn beside(run: &Path, port: u16, console: &Console) {
     match page_of(run, port) {
         Ok(url) => console.info(&format!("watch it at {url}")),
         Err(error) => console.warn(&format!(
-            "no page: cannot listen at port {port}: {error}; `lockstep dashboard {} --port {}` shows this run, too",
+            "no page: cannot listen on port {port}: {error}; `lockstep dashboard {} --port {}` shows this run",
             run.display(),
             port.saturating_add(1)
         )),
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_needs_runs_or_leave_to_measure_and_a_free_port() {
+    fn a_page_needs_a_run_or_allow_run_and_a_free_port() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         let why = |runs: &[&str], allow_run: bool| {
@@ -100,8 +101,8 @@ mod tests {
         };
         let none = "/no/such: there is no such directory; name a run, or a directory with runs";
         assert_eq!([why(&["/no/such"], false), why(&["/", "/no/such"], true)], [none, none]);
-        let listen = format!("cannot listen at 127.0.0.1 port {port}: ");
-        let other = format!("; another one: --port {}, or --port 0 for any that is free", port + 1);
+        let listen = format!("cannot listen on 127.0.0.1 port {port}: ");
+        let other = format!("; choose another port: --port {}, or --port 0 for any free port", port + 1);
         for why in [why(&["/"], false), why(&[], true)] {
             assert!(why.starts_with(&listen) && why.ends_with(&other), "{why}");
         }

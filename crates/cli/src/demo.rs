@@ -1,7 +1,7 @@
-//! `lockstep demo`: trains a small model from scratch on a teacher's careless answers, then by reward. It needs no
-//! network and no files.
+//! `lockstep demo`: trains a small model from scratch, first on a careless teacher's answers, then with GRPO. The demo
+//! needs no network and no files.
 //!
-//! It writes the files that a user would bring (a model directory, data files) into its directory, then calls the
+//! The demo writes the files that a user would bring (a model directory, data files) into its directory, then calls the
 //! functions behind `lockstep sft`, `lockstep train` and `lockstep eval`.
 
 use crate::dashboard::beside;
@@ -21,16 +21,16 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Record, Table};
 
-/// Trains a small model from nothing, then with GRPO; needs no network and no files.
+/// Trains a small model from scratch: supervised fine-tuning, then GRPO. Needs no network and no files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The seed of everything random.
+    /// The seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// The run directory; must not exist.
+    /// The run directory; must be empty or not exist.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// GRPO steps; with 0 the demo ends after supervised fine-tuning.
+    /// Number of GRPO steps; 0 stops after supervised fine-tuning.
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub steps: u64,
     /// The device: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
@@ -46,11 +46,11 @@ pub struct Args {
     pub log: RunLogArgs,
 }
 
-/// Keys that make GRPO record its completions, and how each step changed the log-probabilities of their tokens, for the
-/// dashboard. Training does not depend on them.
+/// Keys that make GRPO record completions and the change of their log-probabilities in each step, for the dashboard.
+/// They do not affect training.
 const RECORDED: &[(&str, &str)] =
     &[("record_rollouts", "true"), ("record_entropies", "true"), ("max_rollouts_bytes", "67108864")];
-/// How many held-out completions are shown before and after GRPO.
+/// Number of held-out completions that are shown before and after GRPO.
 const SHOWN: usize = 8;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
@@ -59,15 +59,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.device, args.threads, ComputeDType::F32)?;
     let root = args.out.clone().unwrap_or_else(default_root);
     RunDir::fresh(&root)?;
-    // The demo also writes a model and data, whose names `fresh` does not know.
+    // The demo also writes a model and data files, which the check for a fresh run directory ignores.
     if disk::read_dir(&root).is_ok_and(|entries| !entries.is_empty()) {
         bad_input!("--out {}: the directory is not empty; give a new one", root.display());
     }
     let stop = stop_on_signals(&console, Promise::Stops("the demo stops"))?;
 
     console.print(&format!(
-        "Two-digit addition, one character a token. A model of random weights first imitates a careless teacher, who \
-         drops\nthe carries in half of the answers: imitation is capped by its data. Then GRPO rewards right answers.\n\
+        "Two-digit addition, one token per character. A model with random weights first imitates a careless teacher,\n\
+         who drops the carries in half of the answers, so imitation cannot exceed that accuracy. Then GRPO rewards\n\
+         correct answers.\n\
          Run directory: {}",
         root.display()
     ));
@@ -112,7 +113,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         after.report(&console, "after", "GRPO");
     }
     console.print(&format!(
-        "{:.0} s in all. The run: {}; its model: {}\n\
+        "{:.0} s in total. Run directory: {}; trained model: {}\n\
          See it:            lockstep dashboard {}  (press T there for a tour)\n\
          Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n{next}\
          Your own model:    lockstep train --model DIR --dataset FILE.jsonl --reward gsm8k --out runs/mine",
@@ -125,7 +126,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command that trains the model of supervised fine-tuning by reward.
+/// The command that trains the model with a reward after supervised fine-tuning.
 fn reward_it(root: &Path, model: &Path) -> String {
     format!(
         "Reward it:         lockstep train --model {} --dataset {} --task prompt_answer --set max_completion_length=4 \
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_demo_without_a_directory_goes_below_runs() {
+    fn a_demo_without_a_directory_writes_below_runs() {
         let now = || telemetry::system::since_1970().as_secs();
         let (before, name, after) = (now(), default_root(), now());
         let seconds = name.to_str().and_then(|name| name.strip_prefix("runs/demo-")).unwrap().parse::<u64>().unwrap();

@@ -18,11 +18,12 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long a process may take to save its state after its supervisor is gone.
+/// How long a child process may take to save its state after its supervisor has exited.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Starts the learner of a distributed run, which trains on the completions of workers. Workers join the run's
-/// directory; they may start before the learner, and come and go. The configuration is that of `lockstep train`.
+/// Starts the learner of a distributed run, which trains on completions from workers. Workers join through the run's
+/// directory; they may start before the learner, and leave or join at any time. The configuration is that of `lockstep
+/// train`.
 #[derive(Debug, clap::Args)]
 pub struct LearnerArgs {
     #[command(flatten)]
@@ -38,15 +39,15 @@ pub struct LearnerArgs {
 /// How workers on other machines join.
 #[derive(Debug, clap::Args)]
 pub struct NetworkArgs {
-    /// A NATS server with JetStream through which workers join: nats://HOST:PORT or tls://HOST:PORT, with /NAME if it
-    /// serves several runs.
+    /// The NATS server with JetStream through which workers join: nats://HOST:PORT or tls://HOST:PORT, followed by
+    /// /NAME if the server has several runs.
     #[arg(long, value_name = "URL", requires = "listen")]
     pub nats: Option<String>,
-    /// The address and port of this machine that serve weights to workers, such as 0.0.0.0:7070.
+    /// The local address and port from which workers download weights, such as 0.0.0.0:7070.
     #[arg(long, value_name = "ADDR", requires = "nats")]
     pub listen: Option<SocketAddr>,
-    /// The address at which workers reach --listen, HOST or HOST:PORT; by default, this machine's address on its route
-    /// to the NATS server.
+    /// The address under which workers reach --listen, HOST or HOST:PORT; by default, the address that this machine
+    /// uses to reach the NATS server.
     #[arg(long, value_name = "HOST", requires = "listen")]
     pub advertise: Option<String>,
     #[command(flatten)]
@@ -56,10 +57,11 @@ pub struct NetworkArgs {
 /// Credentials of a NATS server.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServerArgs {
-    /// A file with the NATS server's token; without it LOCKSTEP_NATS_TOKEN.
+    /// A file with the NATS server's token; LOCKSTEP_NATS_TOKEN if not given.
     #[arg(long, value_name = "FILE")]
     pub nats_token_file: Option<PathBuf>,
-    /// For a tls:// server: the CA certificate (PEM) that signed the server's, if it is not one of the system's.
+    /// For a tls:// server: the CA certificate (PEM) that signed the server's certificate, if the system does not have
+    /// it.
     #[arg(long, value_name = "FILE")]
     pub nats_ca: Option<PathBuf>,
 }
@@ -87,27 +89,27 @@ impl NetworkArgs {
     }
 }
 
-/// Starts a worker of a distributed run, which generates and scores completions until the run ends. It may be killed at
-/// any moment: another worker then repeats its job.
+/// Starts a worker of a distributed run, which generates and scores completions until the run ends. A worker may be
+/// killed at any time: another worker then repeats its job.
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
-    /// The run's directory (--out of its learner), which need not exist yet; on another machine, the learner's NATS
-    /// server, nats://HOST:PORT.
+    /// The run's directory (--out of its learner), which need not exist yet; on another machine, the address of the
+    /// learner's NATS server, nats://HOST:PORT.
     #[arg(long, value_name = "DIR|URL")]
     pub join: PathBuf,
-    /// The worker's name, unique in the run: letters, digits, - and _.
+    /// The worker's name, unique within the run: letters, digits, - and _.
     #[arg(long, value_name = "NAME")]
     pub name: String,
-    /// Threads; without it the run's `threads`, or all cores.
+    /// Threads; by default the run's `threads`, or all cores.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// The sampling profiles whose groups it generates; all if not given.
+    /// Generates only groups of these sampling profiles; all if not given.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub profiles: Vec<String>,
-    /// Allows a learner of another build of the program, whose results may have other bits.
+    /// Allows a learner from another build of the program; results may then differ in their bits.
     #[arg(long)]
     pub allow_other_build: bool,
-    /// Also waits for a learner that will resume a run that has ended, or that had no workers.
+    /// Also waits for a learner if the run has ended or was not distributed, because a learner will resume it.
     #[arg(long)]
     pub wait: bool,
     #[command(flatten)]
@@ -116,9 +118,9 @@ pub struct WorkerArgs {
     pub log: LogArgs,
 }
 
-/// The error of a child process that exited with this code and has already reported the reason.
+/// The error of a child process that has already reported the reason and exited with this code.
 #[derive(Debug, thiserror::Error)]
-#[error("ended with code {0}")]
+#[error("exited with code {0}")]
 pub struct EndedWith(pub u8);
 
 pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
@@ -136,7 +138,7 @@ pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
 pub(crate) fn worker(args: WorkerArgs) -> anyhow::Result<()> {
     supervisor::leave_terminal();
     let console = args.log.open()?;
-    let stop = stop_on_signals(&console, Promise::Stops("the worker gives its job back and ends"))?;
+    let stop = stop_on_signals(&console, Promise::Stops("the worker returns its job to the queue and exits"))?;
     stop_without_supervisor(&stop);
     let say = |text: &str| console.info(text);
     let WorkerArgs { join, name, threads, profiles, allow_other_build, wait: waits, server, .. } = args;
@@ -163,14 +165,14 @@ fn this_program() -> Command {
     command
 }
 
-/// The command that starts this program, if it is not started by its own file (but by Python): a program and its first
-/// arguments.
+/// The command that starts this program if it has no executable of its own (if Python started it): an interpreter and
+/// its first arguments.
 pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
 
-/// Starts a learner and its workers, restarts those that are killed, and returns when all have ended.
+/// Starts a learner and its workers, restarts processes that are killed, and returns when all have exited.
 pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingArgs) -> anyhow::Result<()> {
     if workers == Some(0) {
-        bad_input!("--workers 0: a distributed run needs a worker; without --distributed one process does everything");
+        bad_input!("--workers must be at least 1, got 0; without --distributed, one process does everything");
     }
     sharing.check()?;
     let console = args.log.open()?;
@@ -196,7 +198,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
             command
         }
     };
-    let layout = Layout::of_run(&out);
+    let layout = Layout::in_run(&out);
     disk::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
     let role = |(i, flags): (usize, Vec<String>)| {
         let (name, log) = (format!("dev{i}"), layout.root().join(format!("dev{i}.log")));
@@ -204,7 +206,8 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
         let command = move |_| {
             let mut command = this_program();
             command.arg("worker").arg("--join").arg(&out).args(["--name", &own]).args(&flags);
-            // A resumed run may have ended, or had no workers; its learner starts at the same time.
+            // A run that is resumed may be marked as ended, or may not have been distributed; its learner starts at the
+            // same time.
             command.arg("--wait");
             let file = disk::Options::new().append().create().mode(0o600).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
@@ -238,7 +241,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)
         .map_err(|error| anyhow::anyhow!(with_last_words(&error.to_string(), layout.root())))?;
     if is_new && !out.join("config.toml").exists() {
-        // The run was refused before it began.
+        // The learner refused the run before it began.
         let _ = disk::remove_dir_all(layout.root());
         let _ = std::fs::remove_dir(&out);
     }
@@ -249,7 +252,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
 }
 
 impl SharingArgs {
-    /// Reports a weights directory in which this user cannot create files.
+    /// An error if this user cannot create files in the weights directory.
     fn check(&self) -> anyhow::Result<()> {
         let Some(dir) = &self.weights_dir else { return Ok(()) };
         let flag = || format!("--weights-dir {}", dir.display());
@@ -262,7 +265,8 @@ impl SharingArgs {
     }
 }
 
-/// The command-line flags of each worker: `--workers` equal ones, else those of the configuration, else one worker.
+/// The command-line flags of each worker: `--workers` identical workers, or the workers in the configuration, or one
+/// worker.
 fn flags_of_workers(config: &Config, counted: Option<u32>) -> anyhow::Result<Vec<Vec<String>>> {
     if let Some(n) = counted {
         return Ok(vec![Vec::new(); n as usize]);
@@ -281,7 +285,7 @@ fn flags_of_workers(config: &Config, counted: Option<u32>) -> anyhow::Result<Vec
     Ok(if kinds.is_empty() { vec![Vec::new()] } else { kinds.iter().flat_map(flags).collect() })
 }
 
-/// The directory and the configuration of the run that is started or resumed. Configuration errors are reported here.
+/// The directory and the configuration of a new or resumed run. Configuration errors are reported here.
 fn run_of(args: &RunArgs) -> anyhow::Result<(PathBuf, Config)> {
     let ConfigArgs { out, .. } = &args.config;
     if let Some(resume) = &args.resume {
@@ -309,7 +313,8 @@ fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
     Ok(arguments)
 }
 
-/// Appends to a message of the supervisor, whose first word is the name of a process, the last error in its log.
+/// Appends the last error in a process's log to a message of the supervisor. The first word of the message is the name
+/// of the process.
 fn with_last_words(message: &str, logs: &Path) -> String {
     let log = logs.join(format!("{}.log", message.split(' ').next().unwrap_or_default()));
     let text = disk::read(&log, disk::most::STATE).unwrap_or_default();
@@ -336,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_those_that_are_counted_or_those_of_the_configuration() {
+    fn the_workers_flag_overrides_the_workers_of_the_configuration() {
         let config = |text: &str| -> Config {
             let dir = tempfile::tempdir().unwrap();
             let file = dir.path().join("c.toml");
@@ -358,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_learner_gets_the_runs_file_its_keys_and_its_directory() {
+    fn the_learner_is_started_with_the_file_keys_and_directory_of_the_run() {
         let words = |args: &RunArgs| -> Vec<String> {
             let words = arguments(args, Path::new("/runs/a")).unwrap();
             words.into_iter().map(|word| word.into_string().unwrap()).collect()
@@ -370,9 +375,9 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_workers_and_a_server_with_wrong_files_are_refused() {
+    fn zero_workers_and_missing_nats_files_are_refused() {
         let why = supervise(&run(&[]), Some(0), &SharingArgs::default()).unwrap_err().to_string();
-        assert!(why.starts_with("--workers 0: a distributed run needs a worker"), "{why}");
+        assert!(why.starts_with("--workers must be at least 1, got 0"), "{why}");
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
         std::fs::write(&file, " secret\n").unwrap();
@@ -385,7 +390,7 @@ mod tests {
             ("nats://a", Some("secret"), Some(file.clone()))
         );
         std::fs::write(&file, "\n").unwrap();
-        assert_eq!(of(Some(file), None).unwrap().token, None, "an empty file has no token");
+        assert_eq!(of(Some(file), None).unwrap().token, None, "an empty file must count as no token");
         let none = dir.path().join("none");
         let why = of(None, Some(none.clone())).map(|_| ()).unwrap_err().to_string();
         assert_eq!(why, format!("--nats-ca {}: there is no such file", none.display()));

@@ -1,5 +1,5 @@
-//! `lockstep doctor`: reports the hardware, what the program will use of it, and why. All figures are measured or read
-//! from the system.
+//! `lockstep doctor`: reports the hardware, the parts that the program will use, and why. All figures are measured or
+//! read from the system.
 
 use crate::options::{device, threads};
 use crate::output;
@@ -33,7 +33,7 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// The memory that the measurement of this machine's speed takes, with some room.
+/// The memory that measuring this machine's speed takes, with a margin.
 const MEASURED_BYTES: u64 = 320 << 20;
 
 /// The results of all checks.
@@ -42,7 +42,7 @@ struct Findings {
     cores: usize,
     present: Vec<Isa>,
     ctx: Context,
-    /// Why the requested device cannot compute; the figures are then those of the CPU.
+    /// Why the requested device cannot be used; the figures are then those of the CPU.
     refused: Option<anyhow::Error>,
     cuda: CudaProbe,
     threads: usize,
@@ -50,7 +50,7 @@ struct Findings {
     available_memory: Option<u64>,
     memory_limit: Option<MemoryLimit>,
     ceilings: Ceilings,
-    /// The load by other processes while the ceilings were measured, per core.
+    /// The load from other processes during the measurement, per core.
     load: Option<f64>,
 }
 
@@ -62,10 +62,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let memory = telemetry::system::memory_bytes();
     let memory_limit = memory_limits().into_iter().next();
-    // Printed before the measurement, which the kernel may kill in a small control group.
+    // Printed before the measurement, during which the kernel may kill this process if its cgroup's memory limit is
+    // small.
     if let Some(limit) = memory_limit.as_ref().filter(|limit| limit.left() < MEASURED_BYTES) {
         output::note(format_args!(
-            "warning: this process is limited to {limit}, of which {} are left; the measurement needs {}",
+            "warning: this process is limited to {limit}, {} of it free; the measurement needs {}",
             mib(limit.left()),
             mib(MEASURED_BYTES)
         ));
@@ -159,7 +160,7 @@ impl Findings {
         })
     }
 
-    /// The detected GPUs, and the device that will compute, as pairs of label and text.
+    /// The detected GPUs, and the device that will be used, as pairs of label and text.
     fn devices(&self, asked: Option<Device>) -> Vec<(String, String)> {
         let found = &self.cuda;
         let mut lines = Vec::new();
@@ -190,15 +191,15 @@ impl Findings {
         say("kernel cache", found.kernel_cache.display().to_string());
         let device = self.ctx.memory().device();
         let by = match (asked, std::env::var("LOCKSTEP_DEVICE").is_ok_and(|name| !name.is_empty())) {
-            (Some(_), _) => "--device asks for it",
-            (None, true) => "LOCKSTEP_DEVICE asks for it",
-            (None, false) => "nothing asks for another",
+            (Some(_), _) => "set by --device",
+            (None, true) => "set by LOCKSTEP_DEVICE",
+            (None, false) => "the default",
         };
         let used = match (&self.refused, device) {
             (Some(why), _) => format!("none: {}", paragraph(why)),
             (None, Device::CudaEmulated) => format!(
-                "cuda-emulated: {by}. CUDA's kernels, compiled for this processor, for tests; its figures say nothing \
-                 about a GPU"
+                "cuda-emulated: {by}. The CUDA kernels, compiled for this CPU, for tests; its figures are not those \
+                 of a GPU"
             ),
             (None, device) => format!("{}: {by}", device.name()),
         };
@@ -210,12 +211,12 @@ impl Findings {
         let bytes = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), gib);
         let mut memory = format!("{}, {} available", bytes(self.total_memory), bytes(self.available_memory));
         if let Some(limit) = &self.memory_limit {
-            let _ = write!(memory, "; this process is limited to {limit}, of which {} are left", mib(limit.left()));
+            let _ = write!(memory, "; this process is limited to {limit}, {} of it free", mib(limit.left()));
         }
         memory
     }
 
-    /// The lines with figures measured just now.
+    /// The lines with measured figures.
     fn measured(&self) -> [(&'static str, String); 3] {
         let Ceilings { flops_per_s, read_bytes_per_s, tile_flops_per_s, pair_flops_per_s, .. } = self.ceilings;
         let of_bf16 = |flops: Option<f64>, kind: &str| {
@@ -224,12 +225,12 @@ impl Findings {
         let peaks = of_bf16(tile_flops_per_s, "on tiles") + &of_bf16(pair_flops_per_s, "in pairs");
         let (of, read) = match self.ctx.memory().device() {
             Device::CudaEmulated => (" of the emulator: not meaningful", "emulated: not meaningful"),
-            Device::Cuda(_) => (" of the device", "the device copying 256 MiB, read and written"),
+            Device::Cuda(_) => (" of the device", "a copy of 256 MiB on the device, bytes read plus bytes written"),
             _ => ("", "reading 256 MiB"),
         };
         let peak = format!("{:.1} GFLOP/s (fused multiply-adds in registers{of}){peaks}", flops_per_s / 1e9);
         let balance = format!(
-            "{:.0} operations for each byte read: work with fewer is limited by memory (decoding a few sequences is)",
+            "{:.0} operations per byte read: work with fewer (such as decoding few sequences) is limited by memory",
             flops_per_s / read_bytes_per_s
         );
         [
@@ -243,20 +244,20 @@ impl Findings {
         let threads_given = args.threads.is_some();
         let present: Vec<&str> = self.present.iter().map(|isa| isa.name()).collect();
         let forced = std::env::var("LOCKSTEP_ISA").is_ok_and(|v| !v.is_empty());
-        let why_isa = if forced { "LOCKSTEP_ISA asks for it" } else { "the fastest that this machine has" };
+        let why_isa = if forced { "set by LOCKSTEP_ISA" } else { "the fastest on this machine" };
         let why_threads = if threads_given {
-            "--threads asks for it"
+            "set by --threads"
         } else if std::env::var("LOCKSTEP_THREADS").is_ok_and(|v| !v.is_empty()) {
-            "LOCKSTEP_THREADS asks for it"
+            "set by LOCKSTEP_THREADS"
         } else {
             "all cores that this process may use"
         };
         let amx = Isa::amx_refusal()
-            .map_or("usable: its matmuls were tested just now".to_owned(), |why| format!("not used: {why}"));
+            .map_or("usable: its matmuls passed a test just now".to_owned(), |why| format!("not used: {why}"));
         let pairs = match (Isa::dots_refusal(), Isa::dots_gain()) {
             (Some(why), _) => format!("not used: {why}"),
             (None, gain) => format!(
-                "{}: they do {:.2} times the multiply-adds of f32 with the same bits, tested and measured just now",
+                "{}: {:.2} times the multiply-add rate of f32, with equal bits, tested and measured just now",
                 if self.ctx.describe() == "avx512-bf16" { "used" } else { "not used" },
                 gain.unwrap_or(0.0)
             ),
@@ -264,7 +265,7 @@ impl Findings {
         let lines = [
             ("lockstep", format!("{} on {} {}", crate::build(), std::env::consts::OS, std::env::consts::ARCH)),
             ("processor", self.cpu.clone().unwrap_or_else(|| "unknown".to_owned())),
-            ("cores", format!("{} (this process may use them)", self.cores)),
+            ("cores", format!("{} (available to this process)", self.cores)),
             ("memory", self.memory()),
             ("kernels present", present.join(", ")),
             ("kernels used", self.kernels_used(why_isa)),
@@ -274,7 +275,7 @@ impl Findings {
             (
                 "compute",
                 format!(
-                    "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the reading of weights",
+                    "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the bandwidth of weights",
                     match (self.ctx.arithmetic(DType::Bf16), self.ceilings.pair_flops_per_s) {
                         ("bf16-amx", _) => "its matmuls on tiles",
                         (_, Some(_)) => "its dot products of pairs",
@@ -292,22 +293,22 @@ impl Findings {
         if self.threads > self.cores {
             let _ = writeln!(
                 text,
-                "warning: {} threads on {} cores wait for each other; use {} or fewer",
+                "warning: {} threads share {} cores and wait for each other; use {} or fewer",
                 self.threads, self.cores, self.cores
             );
         }
         if let Some(load) = self.load.filter(|load| *load >= CpuTimes::QUIET) {
             let _ = writeln!(
                 text,
-                "warning: other processes used {:.0} % of the cores' time while this was measured: the machine can do \
-                 more than these figures",
+                "warning: other processes used {:.0} % of the cores' time during the measurement: the machine is \
+                 faster than these figures",
                 100.0 * load
             );
         }
         if self.ctx.describe() == Isa::PORTABLE.name() {
             text.push_str(
-                "warning: the portable kernels are many times slower than vector ones; they are for tests \
-                 and other processors\n",
+                "warning: the portable kernels are many times slower than vector ones; use them only for tests \
+                 and on other processors\n",
             );
         }
         text

@@ -17,45 +17,45 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Console, ConsoleOptions, Table};
 
-/// How many characters of the first prompt are shown.
+/// How many characters of the first prompt are printed.
 const SHOWN: usize = 600;
 
-/// Evaluates a model as its run does: on the evaluation data of a run's configuration, or on a file.
+/// Evaluates a model: on the evaluation data of a run's configuration, as the run does, or on a file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A run's directory or one of its checkpoints, or a TOML file of keys: evaluates as that run does.
+    /// A run's directory, one of its checkpoints, or a TOML configuration file: evaluates with that configuration.
     #[arg(value_name = "RUN|CONFIG.toml")]
     pub source: Option<PathBuf>,
-    /// The model: a Hugging Face directory, a Hub id, or an adapter's PEFT directory; the run's if not given.
+    /// The model: a Hugging Face directory, a Hub id, or a PEFT adapter directory; the run's model if not given.
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
-    /// A low-rank adapter of the model: a PEFT directory.
+    /// The PEFT directory of a LoRA adapter for the model.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Uses the adapter even if it was trained on other weights than the model's.
+    /// Allows an adapter that was trained on other base weights.
     #[arg(long)]
     pub other_base: bool,
-    /// The dataset, JSONL or Parquet, instead of the configuration's; repeat NAME=FILE for several sets.
+    /// The dataset, JSONL or Parquet, instead of the configuration's dataset; repeat NAME=FILE for several datasets.
     #[arg(long, value_name = "[NAME=]FILE")]
     pub dataset: Vec<String>,
-    /// A task's preset: columns, system prompt and reward of gsm8k or prompt_answer (task).
+    /// A preset of columns, system prompt and reward: gsm8k or prompt_answer (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
     #[command(flatten)]
     pub rewards: RewardArgs,
-    /// Completions per prompt; several are sampled (num_generations_eval). Without a configuration: 1, greedy.
+    /// Completions per prompt; more than one are sampled (num_generations_eval). Without a configuration: 1, greedy.
     #[arg(long, value_name = "N")]
     pub n: Option<usize>,
     /// The sampling temperature; 0: greedy.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// The k of pass@k (eval_pass_at_k). Without a configuration: 1 and N.
+    /// The values of k for pass@k (eval_pass_at_k). Without a configuration: 1 and N.
     #[arg(long, value_name = "K,…", value_delimiter = ',')]
     pub pass_at_k: Vec<usize>,
     /// Evaluates only the first N rows (eval_max_samples).
     #[arg(long, value_name = "N")]
     pub max_samples: Option<usize>,
-    /// The most tokens per completion.
+    /// Maximum number of tokens per completion.
     #[arg(long, value_name = "N")]
     pub max_completion_length: Option<usize>,
     /// The dtype of matmuls.
@@ -67,10 +67,10 @@ pub struct Args {
     /// Sets any other key (prompt_column, system_prompt, …); may be repeated, and the last one wins.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Writes each completion with its row's columns and its scores as JSON lines.
+    /// Writes each completion with the columns of its row and its scores as JSON lines.
     #[arg(long, alias = "output", value_name = "FILE.jsonl")]
     pub out: Option<PathBuf>,
-    /// Overwrites the file of --out if it exists.
+    /// Allows --out to overwrite an existing file.
     #[arg(long, requires = "out")]
     pub overwrite: bool,
     /// Prints the result as JSON.
@@ -92,14 +92,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(config.device, config.threads, config.dtype)?;
     let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
     let adapter = match (&below, &args.adapter) {
-        (Some(own), Some(_)) => bad_input!("--adapter: the model {} is an adapter already", own.display()),
+        (Some(own), Some(_)) => {
+            bad_input!("--adapter cannot be used: the model {} is itself an adapter", own.display())
+        }
         (own, given) => own.as_deref().or(given.as_deref()),
     };
     let out = out_file(&args, &config, &model, adapter)?;
     let promise = Promise::Ends("the evaluation stops, without a result");
     let console = Console::new(ConsoleOptions::default())?;
     let stop = stop_on_signals(&console, promise)?;
-    // A chat template may print the date; a run's prompts have the date of its first start.
+    // A chat template may print the date; a run's prompts have the date on which the run was first started.
     let run = args.source.as_deref().filter(|source| source.is_dir()).map(find_model).transpose()?;
     let time = run.and_then(|(run, _)| prompt_time(&run)).unwrap_or_else(PromptTime::now);
     let mut evaluator = Evaluator::new(&ctx, config.clone(), (&model, time), &output::sinks(&console), stop)?;
@@ -140,12 +142,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     outcomes.iter().try_for_each(all_scored)?;
     let mut all = outcomes.iter().flat_map(|outcome| &outcome.metrics);
     match all.find(|(_, value)| !value.is_finite()) {
-        Some((name, value)) => anyhow::bail!("{name} is {value}: the scores are so large that their sums overflow"),
+        Some((name, value)) => anyhow::bail!("{name} is {value}: the sum of the scores overflows"),
         None => Ok(printed?),
     }
 }
 
-/// The output file of `--out`, which must not be one of the input files.
+/// The output file of `--out`, which must differ from all input files.
 fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) -> anyhow::Result<Option<OutFile>> {
     let Some(out) = &args.out else { return Ok(None) };
     let sets = config.eval_datasets.values().filter_map(Value::as_str);
@@ -156,7 +158,7 @@ fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) 
     OutFile::new("--out", out, args.overwrite, &inputs).map(Some)
 }
 
-/// An error if a reward scored no completion and failed, or if no reward scored any.
+/// An error if a reward failed and scored no completion, or if no reward scored any completion.
 fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
     let failed: Vec<&str> = outcome.problems.iter().map(|problem| problem.reward.as_str()).collect();
     match first_unscored(&outcome.rollouts.scored(), &failed) {
@@ -166,20 +168,20 @@ fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
     }
 }
 
-/// The first reward that scored no completion and is among those that `failed`, or if none scored any, the first.
+/// The first reward among `failed` that scored no completion; or the first reward of all, if none scored any.
 fn first_unscored<'a>(scored: &'a [(String, usize)], failed: &[&str]) -> Option<&'a str> {
     let nobody = scored.iter().all(|(_, n)| *n == 0);
     let found = scored.iter().find(|(name, n)| *n == 0 && (nobody || failed.contains(&name.as_str())))?;
     Some(&found.0)
 }
 
-/// The configuration: that of the run, then the environment, then the flags.
+/// The configuration: the run's, overridden by the environment, then by the flags.
 fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     let (file, model) = match &args.source {
         Some(path) => source(path)?,
         None => (None, None),
     };
-    // Without a configuration: the likeliest completion of each prompt.
+    // Without a configuration, decoding is greedy.
     let base = Config { eval_sampling: EvalSampling::Greedy, num_generations_eval: Some(1), ..Config::default() };
     let config = file.is_none().then_some(base);
     let mut flags = FlagKeys::default();
@@ -218,7 +220,7 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     Layers { purpose: Purpose::Eval, config, file, set, ..Layers::default() }.with_environment()?.resolve()
 }
 
-/// The configuration file of `path`. If `path` is a training run, also its model: the final one, or else that of the
+/// The configuration file of `path`. If `path` is a training run, also its model: the final model, or that of the
 /// newest checkpoint.
 fn source(path: &Path) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
     if !path.is_dir() {
@@ -228,21 +230,21 @@ fn source(path: &Path) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
     Ok((Some(run.config()), Some(utf8("RUN", &model)?)))
 }
 
-/// Splits `--dataset` values into the file without a name, and `name = "file"` entries for those with a name.
+/// Splits `--dataset` values into one unnamed file, and `name = "file"` entries for named files.
 fn datasets(given: &[String]) -> anyhow::Result<(Option<String>, Vec<String>)> {
     let (mut unnamed, mut named) = (None, Vec::new());
     for text in given {
         match text.split_once('=') {
-            // A file may have such a name.
+            // A file name may contain `=`.
             Some((name, file)) if !Path::new(text).exists() => {
                 let name = format!("{} = ", json!(name.trim()));
                 if named.iter().any(|set: &String| set.starts_with(&name)) {
-                    bad_input!("--dataset {text}: another set has that name: give each its own");
+                    bad_input!("--dataset {text}: the name is used twice; each dataset needs a different name");
                 }
                 named.push(format!("{name}{}", json!(file.trim())));
             }
             _ if unnamed.is_some() => {
-                bad_input!("--dataset {text}: give each of several sets a name: --dataset NAME=FILE")
+                bad_input!("--dataset {text}: several datasets need names: --dataset NAME=FILE")
             }
             _ => unnamed = Some(text.clone()),
         }
@@ -250,7 +252,7 @@ fn datasets(given: &[String]) -> anyhow::Result<(Option<String>, Vec<String>)> {
     Ok((unnamed, named))
 }
 
-/// The settings of an evaluation.
+/// Prints the settings of an evaluation.
 struct Settings<'a> {
     config: &'a Config,
     model: String,
@@ -259,7 +261,7 @@ struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    /// The chat template, if one of the prompts is a conversation and so needs it.
+    /// The chat template; `None` if no prompt is a conversation, since it is then not used.
     fn template(&self) -> Option<&str> {
         let conversations = self.evaluator.prompts().any(|prompt| matches!(prompt, Content::Messages(_)));
         self.evaluator.template().filter(|_| conversations)
@@ -269,9 +271,9 @@ impl Settings<'_> {
         let c = self.config;
         let adapter = self.adapter.as_ref().map_or(String::new(), |dir| format!(" with the adapter {dir}"));
         let template = match (self.template(), self.evaluator.template()) {
-            (Some(source), _) => format!("the model's, of {} characters", source.chars().count()),
-            (None, Some(_)) => "not used: the prompts are texts".to_owned(),
-            (None, None) => "none: the model has none, and the prompts are texts".to_owned(),
+            (Some(source), _) => format!("that of the model, {} characters", source.chars().count()),
+            (None, Some(_)) => "not used: the prompts are plain text".to_owned(),
+            (None, None) => "none: the model has none, and the prompts are plain text".to_owned(),
         };
         let sampling = match c.eval_sampling {
             EvalSampling::Greedy => "greedy".to_owned(),
@@ -285,7 +287,7 @@ impl Settings<'_> {
              prompts        {}\n\
              chat template  {template}\n\
              system prompt  {}\n\
-             completions    {} of each prompt, {sampling}, of up to {} tokens\n\
+             completions    {} per prompt, {sampling}, at most {} tokens\n\
              first prompt   {shown:?}{more}\n",
             self.model,
             self.evaluator.prompts().count(),
@@ -316,7 +318,7 @@ struct Summary<'a> {
     set: &'a str,
     reward: String,
     weight: f64,
-    /// The mean score; `None` if too few completions were scored.
+    /// The mean score; `None` if too few completions have a score.
     mean: Option<f64>,
     std: Option<f64>,
     scored: usize,
@@ -361,8 +363,8 @@ fn rewards_table(outcomes: &[Outcome]) -> Table {
     table
 }
 
-/// The completions with their dataset columns and rewards as JSON lines, in the format that `lockstep score-rewards`
-/// reads.
+/// The completions with their dataset columns and rewards as JSON lines, in the input format of `lockstep
+/// score-rewards`.
 fn lines(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {

@@ -1,4 +1,4 @@
-//! The examples at the end of each command's `--help`.
+//! The examples and notes at the end of each command's `--help`.
 
 pub const TRAIN: &str = "\
 Examples:
@@ -6,7 +6,7 @@ Examples:
   lockstep train my.toml --set learning_rate=2e-6 --set beta=0.04
   lockstep train --model DIR --dataset d.jsonl --reward \"command:python reward.py\"
   lockstep train my.toml --resume latest     continue the run in output_dir
-  lockstep train --resume runs/first         the same by its directory
+  lockstep train --resume runs/first         the same, by its directory
   lockstep train --model DIR --replay runs/first/rollouts.bin       train on
       recorded rollouts (record_rollouts = true writes them)
 
@@ -15,8 +15,8 @@ other columns go to the rewards.
 Rewards: gsm8k, math, exact_match, format:REGEX, length:N, … (docs/rewards.md),
 command:PROGRAM, model:DIR (a reward model); --reward may be repeated. Try them
 on completions of your own with `lockstep score-rewards`.
-A stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) ends the step, writes a checkpoint and
-exits with 128 + the signal's number (Ctrl-C: 130); a second one ends it at once.
+A signal (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) ends the step, writes a checkpoint and
+exits with 128 + the signal's number (Ctrl-C: 130); a second one exits at once.
 `lockstep plan` predicts a run's memory; `lockstep config show` lists every key.";
 
 pub const LEARNER: &str = "\
@@ -24,13 +24,13 @@ Examples:
   lockstep learner my.toml --out runs/a
   lockstep worker --join runs/a --name dev1 --threads 1     in another terminal
   lockstep status runs/a
-`lockstep train my.toml --distributed --workers 2` starts all of it.";
+`lockstep train my.toml --distributed --workers 2` starts all three.";
 
 pub const WORKER: &str = "\
 Example:
   lockstep worker --join runs/a --name dev1 --threads 1
-It waits for its learner (`lockstep learner CONFIG --out runs/a`), and ends with
-the run.";
+A worker waits for its learner (`lockstep learner CONFIG --out runs/a`), and exits
+with the run.";
 
 pub const SFT: &str = "\
 Examples:
@@ -50,11 +50,12 @@ Examples:
 
 Data: a `chosen` and a `rejected` column, both text or both chat messages, and
 optionally a `prompt` (else the prefix that both share) and a `margin`.
---task gsm8k_solutions reads GSM8K's labelled solutions: each correct one against
-each incorrect one of its problem, every fifth problem held out (split `test`).
-The model gets a head with one output; a reward model is trained further. The result
-loads in transformers as AutoModelForSequenceClassification; with use_peft = true
-it is an adapter and its head, which `lockstep merge` turns into such a model.
+--task gsm8k_solutions reads GSM8K's labelled solutions: it pairs each correct one
+with each incorrect one of its problem, and holds out every fifth problem (split
+`test`). A language model gets a head with one output; a reward model keeps its head.
+The result loads in transformers as AutoModelForSequenceClassification; with
+use_peft = true it is an adapter with a head, which `lockstep merge` merges into such
+a model.
 With eval_dataset_name: eval_accuracy on held-out pairs, eval_brier_score and
 eval_calibration_error of the probability that the better answer wins.";
 
@@ -105,15 +106,15 @@ Examples:
   lockstep rollouts runs/first --group 12
   lockstep rollouts runs/first --of evaluations
 
-The lines have the keys that `--replay` reads (docs/algorithms.md), and others for
-whatever else was recorded. docs/runs.md describes the file format.";
+The lines have the keys that `--replay` reads (docs/algorithms.md), and keys for
+everything else that was recorded. docs/runs.md describes the file format.";
 
 pub const DASHBOARD: &str = "\
 Examples:
   lockstep dashboard                       all runs below ./runs
   lockstep dashboard runs/a runs/b         two runs, to compare
   lockstep dashboard runs --host 0.0.0.0   from another machine, with a token
-  lockstep dashboard --allow-run           the view Levels may measure on this machine
+  lockstep dashboard --allow-run           the view Levels may run benchmarks
   lockstep train my.toml --dashboard       the page of the new run
 
 Prompts, completions and tokens are shown for runs with record_rollouts = true.";
@@ -154,15 +155,15 @@ Examples:
   lockstep status runs/a --watch
   lockstep status runs/a --json | jq .learner.step
 
-version N: the weights after N batches. A checkpoint in brackets waits for its
+version N: the weights after N batches. A checkpoint in brackets is waiting for its
 frontier: results that only older weights can give.
 Batches: `training` is being trained on, `synced` has all its results on disk; for
 the others, the number of jobs in each state.
-Counts since this learner started: remade, jobs offered again because their worker
-ended or a file was lost; twice, second results with the same bits; differing,
-with other bits; refused, results that were not requested; corrupt, files that
-could not be read; died, workers that ended without a request; killed, workers
-that made no progress.
+Counts since this learner started: remade, jobs queued again because their worker
+exited or a file was lost; twice, second results with equal bits; differing, second
+results with other bits; refused, results that were not requested; corrupt, files
+that could not be read; died, workers that exited unexpectedly; killed, workers that
+made no progress.
 Workers: profiles, current job, jobs done, time spent waiting for jobs. `silent` is
 the time since the last report. The job of a DEAD worker is repeated by another
 one, with the same bits.";
@@ -176,7 +177,7 @@ Examples:
 
 Steps are replayed between checkpoints, in a directory for temporary files
 (TMPDIR); the run is not changed. Any number of threads, and each instruction set
-with the run's arithmetic (record.json), gives the same bits.
+with the run's arithmetic (record.json), computes the same bits.
 Exit codes: 0 proven; 1 something differs, and the first difference is printed; 2
 the run cannot be verified, and the reason is printed.";
 
@@ -199,21 +200,21 @@ Examples:
 
 A job goes from pending to processing (a worker took it) to complete (its result
 is there). Once the results of a batch are complete they become one file, synced to
-disk before the step that trains on them. A checkpoint deletes that file. All
-results of a job have the same fingerprint, whichever worker made them.";
+disk before the step that trains on them. The next checkpoint deletes that file. All
+results of a job have the same fingerprint, whichever worker computed them.";
 
 pub const EVAL: &str = "\
 Examples:
-  lockstep eval runs/first                   a run's model, as the run evaluated it
+  lockstep eval runs/first                   a run's model, evaluated as in the run
   lockstep eval runs/first/checkpoints/step-000100     the same of a checkpoint
-  lockstep eval my.toml --model DIR          another model, with these settings
+  lockstep eval my.toml --model DIR          another model, with this configuration
   lockstep eval --model DIR --task gsm8k --dataset test.jsonl         greedy
   lockstep eval --model DIR --task gsm8k --dataset test.jsonl --n 8   and pass@k
   lockstep eval runs/first --dataset easy=a.jsonl --dataset hard=b.jsonl
 
-There are no defaults for columns, system prompt and rewards: they come from the
-run, --task or flags. A completion is right (pass@k) if the first reward, or
-eval_pass_at_k_reward, gives 1 or more; completions without a score are left out.
+Columns, system prompt and rewards have no defaults: they come from the run, --task
+or flags. A completion is correct (pass@k) if the first reward, or
+eval_pass_at_k_reward, gives 1 or more; completions without a score do not count.
 Exit code 1 if nothing was scored.";
 
 pub const INIT: &str = "\
@@ -233,5 +234,5 @@ Examples:
   lockstep plan my.toml --set max_tokens_per_micro_batch=2048
   lockstep plan my.toml && lockstep train my.toml
 
-Exit codes: 0 it fits, or the available memory is not known; 1 it does not fit; 2
-the configuration is wrong.";
+Exit codes: 0 the run fits, or the available memory is unknown; 1 it does not fit; 2
+the configuration is invalid.";

@@ -7,24 +7,24 @@ use lockstep::config::Purpose;
 use lockstep::replay::{ForkOptions, fork};
 use std::path::PathBuf;
 
-/// Makes an exact counterfactual: a run that equals another one, bit for bit, up to a step, and continues with a
+/// Creates a counterfactual of a run: the new run equals the old one bit for bit up to a step, and continues with a
 /// change. docs/verify.md
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The run's directory; the run needs record_rollouts = true, unless it has a checkpoint of that step.
+    /// The run's directory. The run needs record_rollouts = true, or a checkpoint of that step.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// The last step that both runs have in common.
+    /// The last step that the two runs have in common.
     #[arg(long, value_name = "STEP")]
     pub at: u64,
     /// The directory of the new run.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// A group whose advantages are 0 in the new run, by its number (`lockstep rollouts RUN --index`); may be
+    /// The number of a group (`lockstep rollouts RUN --index`) whose advantages are set to 0 in the new run; may be
     /// repeated (without_groups).
     #[arg(long, value_name = "ID")]
     pub without_group: Vec<u64>,
-    /// Sets a key, as on resume; may be repeated.
+    /// Sets a key, with the rules of resuming; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     #[command(flatten)]

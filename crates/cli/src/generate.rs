@@ -14,9 +14,9 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The most sequences that are generated at the same time.
+/// Maximum number of sequences in a batch.
 const MAX_NUM_SEQS: usize = 64;
-/// The most completions of one call, since all are kept in memory until the last has ended.
+/// Maximum of --n, since all completions stay in memory until the last one has ended.
 const MAX_COMPLETIONS: usize = 1 << 16;
 
 /// Completes a prompt.
@@ -28,46 +28,47 @@ pub struct Args {
     /// The dtype of matmuls.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
-    /// A low-rank adapter of the model: a PEFT directory.
+    /// The PEFT directory of a LoRA adapter for the model.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Uses the adapter even if it was trained on other weights than the model's.
+    /// Allows an adapter that was trained on other base weights.
     #[arg(long)]
     pub other_base: bool,
-    /// The prompt. With a chat template it is one user message, unless --raw is given.
+    /// The prompt. If the model has a chat template, the prompt is one user message, unless --raw is given.
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
     /// A system message before the prompt.
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
-    /// Uses the prompt as it is, without the chat template.
+    /// Uses the prompt unchanged, without the chat template.
     #[arg(long)]
     pub raw: bool,
     /// Number of completions.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: usize,
-    /// The most tokens per completion.
+    /// Maximum number of tokens per completion.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_new_tokens: usize,
     /// The sampling temperature; 0: greedy.
     #[arg(long, value_name = "T", default_value_t = 1.0)]
     pub temperature: f64,
-    /// Samples from the likeliest tokens whose probabilities add up to P.
+    /// Top-p: samples from the most likely tokens with a total probability of P.
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     pub top_p: f64,
-    /// Samples from the K likeliest tokens; 0: from all.
+    /// Top-k: samples from the K most likely tokens; 0 disables it.
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: usize,
-    /// Leaves out tokens that are less likely than P times the likeliest.
+    /// Min-p: drops tokens that are less likely than P times the most likely token.
     #[arg(long, value_name = "P")]
     pub min_p: Option<f64>,
-    /// Repetition penalty: > 1 makes tokens that already occur less likely.
+    /// Repetition penalty: > 1 makes tokens that already occurred less likely.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub repetition_penalty: f64,
-    /// A text that ends a completion and is kept in it; may be repeated.
+    /// A string that ends a completion, which includes the string; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// auto: guess tokens from the text so far and verify several in one pass. The text is the same either way.
+    /// auto: speculative decoding; drafts tokens from the text so far and verifies them in one pass. The text is the
+    /// same.
     #[arg(long, value_name = "auto|off", value_parser = ["auto", "off"], default_value = "off")]
     pub speculative: String,
     /// The seed.
@@ -97,15 +98,15 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ids = encode(&args, &policy)?;
     let context = policy.config().max_position_embeddings;
     if ids.is_empty() {
-        bad_input!("the prompt has no tokens, and a model needs at least one to continue; give a longer --prompt");
+        bad_input!("--prompt must have at least one token, got none");
     }
     if ids.len() >= context {
-        bad_input!("the prompt has {} tokens, which leaves no room in the model's context of {context}", ids.len());
+        bad_input!("the prompt has {} tokens, which fill the model's context of {context} tokens", ids.len());
     }
     let max_model_len = context.min(ids.len().saturating_add(args.max_new_tokens));
     if max_model_len - ids.len() < args.max_new_tokens {
         output::note(format_args!(
-            "note: the model's context of {context} tokens leaves room for {}",
+            "note: the model's context of {context} tokens has room for only {} new tokens",
             context - ids.len()
         ));
     }
@@ -140,7 +141,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line of `--json` output, which `lockstep score` can read.
+/// One line of `--json` output. `lockstep score` reads the same format.
 #[derive(serde::Serialize)]
 struct Generated<'a> {
     index: usize,
@@ -162,7 +163,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
         }
     }
     if args.stop.iter().any(String::is_empty) {
-        bad_input!("--stop \"\": an empty text would end every completion; give a text that has characters");
+        bad_input!("--stop must not be empty: an empty string would end every completion");
     }
     let ranges = [
         ("--temperature", args.temperature, 0.0..=f64::MAX, "0 (greedy) or more"),
@@ -196,7 +197,7 @@ fn sampling(args: &Args, policy: &Policy) -> SamplingParams {
     }
 }
 
-/// The token ids of the prompt: formatted as a conversation if the model has a chat template, else the text itself.
+/// The token ids of the prompt: rendered as a conversation if the model has a chat template, else the plain text.
 fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
     let Some(template) = policy.chat.as_ref().filter(|_| !args.raw) else {
         if args.system.is_some() {
@@ -207,7 +208,7 @@ fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
     let system = args.system.iter().map(|text| json!({"role": "system", "content": text}));
     let messages: Vec<_> = system.chain([json!({"role": "user", "content": args.prompt})]).collect();
     let chat = Chat { messages: &messages, add_generation_prompt: true, ..Chat::default() };
-    // The template has written the special tokens already.
+    // The template's output already has the special tokens.
     template.render(&chat).and_then(|text| policy.tokenizer.encode_rendered(&text)).or_bad_input_in("--prompt")
 }
 
@@ -226,7 +227,7 @@ fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Resu
     Ok(output::exact(&format!("{}\n", text.finish(tokenizer)?))?)
 }
 
-/// An error if the model's logits are NaN or infinite, since the sampled tokens are then meaningless.
+/// An error if the model's logits are NaN or infinite: the sampled tokens are then meaningless.
 fn check_finite<'a>(logps: impl IntoIterator<Item = &'a f32>, policy: &Policy) -> anyhow::Result<()> {
     match logps.into_iter().find(|logp| !logp.is_finite()) {
         Some(logp) => anyhow::bail!(
@@ -237,15 +238,15 @@ fn check_finite<'a>(logps: impl IntoIterator<Item = &'a f32>, policy: &Policy) -
     }
 }
 
-/// A text decoder that has seen the prompt, since the text of a token can depend on the token before it (a leading
-/// space).
+/// Returns a decoder that has read the prompt, since the text of a token can depend on the token before it (leading
+/// spaces).
 fn begun(tokenizer: &Tokenizer, prompt: &[u32]) -> anyhow::Result<TextStream> {
     let mut stream = TextStream::new(true);
     prompt.iter().try_for_each(|&id| stream.push(tokenizer, id).map(drop))?;
     Ok(stream)
 }
 
-/// The text of the completion `ids` after the prompt.
+/// The text of the completion `ids` that follows the prompt.
 fn text(policy: &Policy, prompt: &[u32], ids: &[u32]) -> anyhow::Result<String> {
     let mut stream = begun(&policy.tokenizer, prompt)?;
     let mut text = String::new();
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn each_number_has_its_range() {
+    fn numbers_out_of_range_are_refused() {
         let checked = |words: &[&str]| {
             let all = ["generate", "--model", "m", "--prompt", "p"];
             check(&Line::parse_from(all.iter().chain(words)).args).map_err(|error| error.to_string())
@@ -297,8 +298,6 @@ mod tests {
         ] {
             assert_eq!(checked(bad), Err(why.to_owned()));
         }
-        assert!(
-            checked(&["--stop", "a", "--stop", ""]).unwrap_err().starts_with("--stop \"\": an empty text would end")
-        );
+        assert!(checked(&["--stop", "a", "--stop", ""]).unwrap_err().starts_with("--stop must not be empty"));
     }
 }

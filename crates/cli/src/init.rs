@@ -12,22 +12,22 @@ use model::{ModelConfig, Tokenizer, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Writes a model directory with random weights.
+/// Creates a model directory with random weights.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The shape: a Hugging Face config.json.
+    /// A Hugging Face config.json, which gives the model's shape.
     #[arg(long, value_name = "config.json")]
     pub config: PathBuf,
     /// Copies the tokenizer from this directory.
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    /// Makes a tokenizer with a token for each of these characters, after <pad> (id 0) and <eos> (id 1).
+    /// Creates a tokenizer with one token per character of TEXT, after <pad> (id 0) and <eos> (id 1).
     #[arg(long, value_name = "TEXT", conflicts_with = "tokenizer")]
     pub characters: Option<String>,
-    /// The seed of the weights.
+    /// The seed of the random weights.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
-    /// The directory to write; must not exist, or be empty.
+    /// The directory to create; must be empty or not exist.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 }
@@ -35,7 +35,7 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let config = Arc::new(ModelConfig::load(&args.config).or_bad_input_in("--config")?);
     if let Some(dir) = &args.tokenizer {
-        // An error of `load` names the file itself.
+        // Errors of `load` already name the file.
         Tokenizer::load(dir).or_bad_input()?.check_fits(&config).or_bad_input_in(dir.display())?;
     }
     let characters = args.characters.as_deref().map(of_characters).transpose()?;
@@ -61,11 +61,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A tokenizer of single characters. Its end token is `<eos>`, and it has no token for other characters: a text that
-/// contains one is refused.
+/// A tokenizer with one token per character. Its end token is `<eos>`. Text with any other character is refused.
 fn of_characters(text: &str) -> anyhow::Result<Tokenizer> {
     if text.is_empty() {
-        bad_input!("--characters: the text is empty; it must have every character of the prompts and the answers");
+        bad_input!("--characters must not be empty: give every character of the prompts and the answers");
     }
     let special = SpecialTokens { pad: Some("<pad>".into()), eos: Some("<eos>".into()), ..SpecialTokens::default() };
     Tokenizer::characters(text.chars(), &special).or_bad_input_in("--characters")

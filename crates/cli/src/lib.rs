@@ -1,6 +1,6 @@
 //! The command line of `lockstep`. Each command has a file with its arguments, `Args`, and a function `run`.
 
-// All output goes through `output`, so that a terminal does not obey escape sequences in text from elsewhere.
+// All output goes through `output`, so that a terminal never interprets escape sequences in untrusted text.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;
@@ -53,16 +53,16 @@ struct Cli {
 const AFTER_HELP: &str = "\
 Start here:
   lockstep demo
-      trains a small model from nothing; no files, no network
+      trains a small model from scratch; no files, no network
   lockstep train --model DIR --dataset FILE --reward gsm8k
       GRPO on your model
   lockstep config show
-      every key with its value and where it came from
+      every key with its value and the value's source
   lockstep config explain num_generations
       what a key means, its default and TRL's
 
-Exit codes: 0 done, 1 failed, 2 bad usage, configuration or input, 4 a worker
-that its learner has expelled, 128 + n stopped by signal n (130 Ctrl-C, 143
+Exit codes: 0 done, 1 failed, 2 bad usage, configuration or input, 4 the
+learner expelled this worker, 128 + n stopped by signal n (130 Ctrl-C, 143
 SIGTERM, 129 SIGHUP, 138 SIGUSR1).
 Environment: LOCKSTEP_DEVICE (cpu, cuda, cuda:1, …: if neither --device nor a
 configuration sets it), LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512,
@@ -82,13 +82,13 @@ enum Command {
     Learner(distributed::LearnerArgs),
     #[command(after_help = examples::WORKER)]
     Worker(distributed::WorkerArgs),
-    /// Trains a model on given completions (supervised fine-tuning; the loss is on the completion only).
+    /// Supervised fine-tuning on prompts with completions; the loss is on the completion only.
     #[command(after_help = examples::SFT)]
     Sft(RunArgs),
-    /// Trains a reward model on pairs of a better and a worse answer (Bradley–Terry).
+    /// Trains a reward model on pairs of a chosen and a rejected answer (Bradley–Terry).
     #[command(after_help = examples::REWARD)]
     Reward(RunArgs),
-    /// Trains a model on pairs of a better and a worse answer (direct preference optimization); no reward is needed.
+    /// Direct preference optimization: trains a model on pairs of a chosen and a rejected answer, without a reward.
     #[command(after_help = examples::DPO)]
     Dpo(RunArgs),
     #[command(after_help = examples::GENERATE)]
@@ -133,8 +133,8 @@ enum Command {
 pub use build::build;
 pub use dashboard::page_of;
 
-/// [`main`], for a program that is started by the command line `program` instead of by its own file. Child processes
-/// are started with the same command line.
+/// [`main`] for a program that is started by the command line `program`, for example by a Python interpreter. Child
+/// processes are started with the same command line.
 pub fn main_of(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let _ = distributed::PROGRAM.set(program);
     main(arguments)
@@ -147,7 +147,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // clap prints help and version on standard output. An error quotes arguments, which may need escapes.
+            // clap prints help and version on standard output. Its errors quote arguments, which may contain escape
+            // sequences.
             let plain = error.render().to_string();
             if error.use_stderr() && telemetry::visible(&plain) != plain {
                 output::note(plain.trim_end());
@@ -191,7 +192,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     });
     match result {
         Ok(()) => 0,
-        // `lockstep … | head` has not failed.
+        // A closed pipe is not a failure: `lockstep … | head`.
         Err(error) if output::is_closed(&error) => 0,
         Err(error) if is_stopped(&error) => signals::exit_code(),
         Err(error) if error.is::<distributed::EndedWith>() => {
@@ -218,13 +219,13 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Err
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Lets flags take negative numbers, so that an error about `--n -1` is about `--n` and not about an unknown flag `-1`.
+/// Lets flags take negative numbers: an error about `--n -1` then names `--n` instead of an unknown flag `-1`.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let valued = |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
     command.mut_args(valued).mut_subcommands(with_negative_numbers)
 }
 
-/// Reports an environment variable that the command would ignore.
+/// An error for an environment variable that the command would ignore.
 fn check_environment(command: &Command) -> anyhow::Result<()> {
     telemetry::Level::from_env().map_err(BadInput::new)?;
     let name = match command {
@@ -244,7 +245,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Merge(_) => "merge",
         Command::Doctor(_) => "doctor",
         Command::Bench(_) => "bench",
-        // Commands with a configuration read keys from the environment, too. A worker does not, but may inherit such
+        // Commands with a configuration also read keys from the environment. A worker does not, but may inherit such
         // variables from its supervisor.
         Command::Learner(_) | Command::Worker(_) => return Ok(()),
         Command::Train(_) | Command::Sft(_) | Command::Reward(_) | Command::Dpo(_) | Command::Eval(_) => return Ok(()),

@@ -1,4 +1,4 @@
-//! `lockstep merge`: adds a LoRA adapter to its base model.
+//! `lockstep merge`: merges a LoRA adapter into its base model.
 
 use crate::new_directory::new_directory;
 use crate::output;
@@ -11,8 +11,8 @@ use lockstep::weights::check_base;
 use model::io::dtype_of_files;
 use std::path::PathBuf;
 
-/// Adds a low-rank adapter to the model that it was trained on, and writes the sum as a model (a reward model, if the
-/// adapter is one of a reward model).
+/// Merges a LoRA adapter into the model that it was trained on, and writes the result as a model (a reward model, if
+/// the adapter belongs to a reward model).
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model: a Hugging Face directory.
@@ -21,13 +21,13 @@ pub struct Args {
     /// The adapter: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: PathBuf,
-    /// Merges even if the adapter was trained on other weights than the model's.
+    /// Allows an adapter that was trained on other base weights.
     #[arg(long)]
     pub other_base: bool,
-    /// The dtype of the written weights: auto (that of the model's files), f32, bf16 or f16.
+    /// The dtype of the written weights: auto (the dtype of the model's files), f32, bf16 or f16.
     #[arg(long, value_name = "DTYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16", "f16"])]
     pub save_dtype: String,
-    /// The directory to write; must not exist, or be empty.
+    /// The directory to create; must be empty or not exist.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 }
@@ -37,7 +37,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         check_base(&args.adapter, &args.model, &StopSignal::new(), output::warn)?;
     }
     let loaded = dtype_of_files(&args.model).or_bad_input()?;
-    let dtype = SaveDType::from(&*args.save_dtype).of_files(false, false, Some(loaded));
+    let dtype = SaveDType::from(&*args.save_dtype).file_dtype(false, false, Some(loaded));
     let ctx = context(None, None, ComputeDType::F32)?;
     new_directory(&args.out, |dir| {
         let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;

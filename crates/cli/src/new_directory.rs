@@ -1,4 +1,4 @@
-//! Creates a command's output directory atomically: complete, or not at all.
+//! Creates a command's output directory atomically: either complete, or not at all.
 
 use crate::signals::{Promise, set_partial, stop_on_signals};
 use anyhow::Context as _;
@@ -11,26 +11,29 @@ use std::io::ErrorKind;
 use std::path::Path;
 use telemetry::{Console, ConsoleOptions};
 
-/// Creates the directory `out`, which must not exist or be empty. `fill` writes into a temporary directory beside it,
-/// which is renamed to `out` once complete, so `out` never contains half of the files.
+/// Creates the directory `out`, which must be empty or not exist. `fill` writes to a temporary directory beside it,
+/// which is renamed to `out` at the end, so `out` never has partial contents.
 pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let path = std::path::absolute(out).or_bad_input_in(out.display())?;
     match fs::read_dir(&path) {
         Ok(mut entries) => {
             if entries.next().is_some() {
-                bad_input!("--out {}: exists and is not empty; nothing is overwritten", out.display());
+                bad_input!(
+                    "--out {}: the directory exists and is not empty, and files are not overwritten",
+                    out.display()
+                );
             }
         }
         Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => {}
         Err(e) if e.kind() == ErrorKind::NotFound => {
-            bad_input!("--out {}: is a link to nothing", out.display())
+            bad_input!("--out {}: is a symbolic link without a target", out.display())
         }
         Err(e) if e.kind() == ErrorKind::NotADirectory => {
-            bad_input!("--out {}: is a file, or inside of one; nothing is overwritten", out.display())
+            bad_input!("--out {}: is a file, or a path below a file, and files are not overwritten", out.display())
         }
         Err(e) => bad_input!("--out {}: {e}", out.display()),
     }
-    // A link stays; the directory that it names is filled.
+    // If `out` is a symbolic link, it is kept, and its target directory is filled.
     let path = path.canonicalize().unwrap_or(path);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         bad_input!("--out {}: give the name of a new directory", out.display());
@@ -51,7 +54,7 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
         .and_then(|()| fs::rename(&temporary, &path).with_context(|| format!("cannot create {}", path.display())));
     set_partial(None);
     if written.is_err() {
-        // `written` has the error that matters.
+        // `written` already has the error to report.
         let _ = fs::remove_dir_all(&temporary);
     }
     written

@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use telemetry::{Console, ConsoleOptions, Level, LogFormat};
 
-/// The layers of a configuration: file, environment, and over them flags and `--set`.
+/// The layers of a configuration: the file, then the environment, then flags and `--set`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ConfigArgs {
-    /// A TOML file of keys (`lockstep config show` prints one).
+    /// A TOML configuration file (`lockstep config show` prints one).
     #[arg(value_name = "CONFIG.toml")]
     pub file: Option<PathBuf>,
-    /// Sets a key, overriding file and environment; may be repeated, and the last one wins. If the key has a flag, too,
-    /// give only one of the two.
+    /// Sets a key, overriding file and environment; may be repeated, and the last value wins. If the key also has a
+    /// flag, give only one of the two.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Keys that the command's own flags set.
+    /// Keys that dedicated flags set.
     #[arg(skip)]
     pub more: FlagKeys,
     /// The model: a Hugging Face directory (model_name_or_path).
@@ -28,13 +28,13 @@ pub struct ConfigArgs {
     /// The training data: a JSONL or Parquet file (dataset_name).
     #[arg(long, value_name = "FILE")]
     pub dataset: Option<String>,
-    /// A task's preset: gsm8k, prompt_answer, or gsm8k_solutions for pairs (task).
+    /// A preset of columns, system prompt and reward: gsm8k, prompt_answer, or gsm8k_solutions for pairs (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
     /// The run's directory (output_dir).
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// The seed of everything random (seed).
+    /// The seed of all random numbers (seed).
     #[arg(long, value_name = "SEED")]
     pub seed: Option<u64>,
     /// Optimizer steps (max_steps).
@@ -51,7 +51,7 @@ pub struct ConfigArgs {
     pub threads: Option<usize>,
 }
 
-/// The flag of the commands that use rewards.
+/// The flag of commands that use rewards.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RewardArgs {
     /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
@@ -67,7 +67,7 @@ impl RewardArgs {
     }
 }
 
-/// Parses a number of threads; the kernels check the upper limit.
+/// Parses a number of threads; the kernels check the maximum.
 pub fn threads(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of threads, 1 or more".to_owned())
 }
@@ -100,17 +100,17 @@ impl ConfigArgs {
     }
 }
 
-/// Configuration keys that dedicated flags set.
+/// Configuration keys that a command's dedicated flags set.
 #[derive(Clone, Debug, Default)]
 pub struct FlagKeys {
     set: Vec<(String, String)>,
-    /// The flags that were given, with their keys. A value that only follows from a flag is not listed, and `--set`
-    /// overrides it.
+    /// The flags that were given, with their keys. Values that only follow from another flag are not listed: `--set`
+    /// may override them.
     flags: Vec<(&'static str, String)>,
 }
 
 impl FlagKeys {
-    /// Sets `key` to the value of `flag`, if the flag was given.
+    /// Sets `key` to the value of `flag`, if `flag` was given.
     pub fn given(&mut self, flag: &'static str, key: &str, value: Option<String>) {
         if value.is_some() {
             self.flags.push((flag, key.to_owned()));
@@ -123,9 +123,9 @@ impl FlagKeys {
         self.set.extend(value.map(|value| (key.to_owned(), value)));
     }
 
-    /// Joins these keys with those of `--set KEY=VALUE`; of several `--set` for a key the last wins. A key with
-    /// different values by its flag and by `--set` is an error, since neither is more specific and their order on the
-    /// command line is unknown here.
+    /// Merges these keys with those of `--set KEY=VALUE`; the last `--set` of a key wins. Different values from a key's
+    /// flag and from `--set` are an error: neither is more specific, and their order on the command line is unknown
+    /// here.
     pub fn and_set(mut self, pairs: &[String]) -> anyhow::Result<Vec<(String, String)>> {
         for pair in pairs {
             let (key, value) = pair.split_once('=').ok_or_else(|| {
@@ -137,7 +137,7 @@ impl FlagKeys {
             if let (Some((flag, _)), Some((_, own))) = (by_flag, own)
                 && own != value
             {
-                bad_input!("`{key}` is {own} by {flag} and {value} by --set: leave one of the two out");
+                bad_input!("`{key}` has two values: {own} from {flag} and {value} from --set; remove one of them");
             }
             self.set.push((key.to_owned(), value.to_owned()));
         }
@@ -145,9 +145,9 @@ impl FlagKeys {
     }
 }
 
-/// A path as text. An error if it is not UTF-8, since a converted name would be another file.
+/// A path as a string; an error if the path is not UTF-8, since a lossy conversion would name another file.
 pub fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
-    let refuse = || BadInput::new(format!("{flag} {}: the path is not UTF-8: give it another name", path.display()));
+    let refuse = || BadInput::new(format!("{flag} {}: the path must be UTF-8; rename it", path.display()));
     path.to_str().map(str::to_owned).ok_or_else(refuse)
 }
 
@@ -156,8 +156,8 @@ pub fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
 pub struct RunArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Resumes a run: its directory, one of its checkpoints (later ones are set aside), or `latest` for the run in the
-    /// output directory.
+    /// Resumes a run: its directory, one of its checkpoints (later checkpoints are set aside), or `latest` for the run
+    /// in the output directory.
     #[arg(long, value_name = "RUN|CHECKPOINT|latest")]
     pub resume: Option<String>,
     /// Serves a page about the run while it trains, at port 7860 or --dashboard=PORT.
@@ -167,21 +167,21 @@ pub struct RunArgs {
     pub log: RunLogArgs,
 }
 
-/// Where a distributed run keeps its weights.
+/// Where a distributed run stores its weights.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SharingArgs {
-    /// A directory for the weights of a distributed run, such as /dev/shm; needed where processes cannot see each
+    /// A directory for the weights of a distributed run, such as /dev/shm; required where processes cannot access each
     /// other's /proc.
     #[arg(long, value_name = "DIR")]
     pub weights_dir: Option<PathBuf>,
 }
 
-/// The output of a training run: how much is printed, and in which form.
+/// The console output of a training run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RunLogArgs {
     #[command(flatten)]
     pub format: LogArgs,
-    /// Prints a table of all metrics after each evaluation, and a table of all stages at the end.
+    /// Prints a table of all metrics after each evaluation, and a table of all stages at the end of the run.
     #[arg(long)]
     pub verbose: bool,
 }
@@ -192,7 +192,7 @@ impl RunLogArgs {
         open(ConsoleOptions { verbose: self.verbose, ..self.format.options()? })
     }
 
-    /// The flags that give another process the same console.
+    /// The flags that open the same console in another process.
     pub fn flags(&self) -> Vec<String> {
         let format = self.format.log_format.to_possible_value().map(|value| value.get_name().to_owned());
         let verbose = self.verbose.then(|| "--verbose".to_owned());
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_has_one_value_by_flag_and_by_set() {
+    fn a_key_with_different_values_from_its_flag_and_set_is_refused() {
         let flags = || {
             let mut flags = FlagKeys::default();
             flags.given("--seed", "seed", Some("3".to_owned()));
@@ -267,14 +267,17 @@ mod tests {
         let all = [&own[..], &[pair("seed", "3"), pair("a", "b=c"), pair("a", "")]].concat();
         assert_eq!(joined(flags(), &["seed=3", " a = b=c ", "a="]).unwrap(), all);
         let why = joined(flags(), &["seed=4"]).unwrap_err();
-        assert_eq!(why, "`seed` is 3 by --seed and 4 by --set: leave one of the two out");
-        assert!(joined(flags(), &["eval_sampling=greedy", "max_steps=9"]).is_ok(), "an implied value is not a flag");
+        assert_eq!(why, "`seed` has two values: 3 from --seed and 4 from --set; remove one of them");
+        assert!(
+            joined(flags(), &["eval_sampling=greedy", "max_steps=9"]).is_ok(),
+            "--set must override an implied value"
+        );
         let why = joined(flags(), &["seed"]).unwrap_err();
         assert_eq!(why, "--set seed: expected KEY=VALUE, for example --set num_generations=4");
     }
 
     #[test]
-    fn the_flags_of_a_console_are_those_that_it_was_opened_with() {
+    fn console_flags_open_an_equal_console() {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -297,6 +300,6 @@ mod tests {
         use std::os::unix::ffi::OsStrExt;
         assert_eq!(utf8("--out", Path::new("a/é")).unwrap(), "a/é");
         let why = utf8("--out", Path::new(std::ffi::OsStr::from_bytes(b"\xff"))).unwrap_err().to_string();
-        assert_eq!(why, "--out \u{fffd}: the path is not UTF-8: give it another name");
+        assert_eq!(why, "--out \u{fffd}: the path must be UTF-8; rename it");
     }
 }

@@ -1,12 +1,11 @@
-//! How commands print. Text from outside (an exception of a reward, a server's response, a file name, a completion) may
-//! contain escape sequences, so it is made visible before a terminal shows it ([`telemetry::visible`]). Everything that
-//! the program prints goes through this module or through a [`telemetry::Console`]; the crate's lints refuse `println!`
-//! and similar macros.
+//! How commands print. Untrusted text (an exception of a reward, a server's response, a file name, a completion) may
+//! contain escape sequences, which are made visible before a terminal shows them ([`telemetry::visible`]). All output
+//! goes through this module or through a [`telemetry::Console`]; the crate's lints deny `println!` and similar macros.
 //!
-//! A command fails if its result goes to standard output and cannot be written there (a full disk). It does not fail,
-//! and its exit code stays, if some other output cannot be written: a line on standard error ([`note`]), a table of a
-//! training run (a console), the name of a file that was written ([`mention`]). If the reader has closed the pipe, the
-//! command ends with the exit code of its result.
+//! A command fails if it cannot write its result to standard output (for example because the disk is full). Failures of
+//! other output do not change the exit code: lines on standard error ([`note`]), tables of a training run (a console),
+//! names of written files ([`mention`]). If the reader has closed the pipe, the command still exits with the exit code
+//! of its result.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -17,8 +16,8 @@ pub(crate) fn text(text: &str) -> Result<(), NotPrinted> {
     write(&visible(text))
 }
 
-/// Prints text for people that replaces what a terminal shows. If the output is not a terminal, a blank line separates
-/// the texts.
+/// Prints text for people that replaces the previous text on a terminal. If the output is not a terminal, a blank line
+/// separates the two.
 pub(crate) fn frame(text: &str) -> Result<(), NotPrinted> {
     let text = visible(text);
     write(&if io::stdout().is_terminal() { format!("\u{1b}[H\u{1b}[2J{text}") } else { format!("{text}\n") })
@@ -30,9 +29,9 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
         std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or_default());
     let mut text = String::new();
     for row in rows {
-        // A column that is empty in all rows takes no room.
+        // A column without text in any row has no width.
         let cells = row.iter().zip(widths).filter(|(_, width)| *width > 0);
-        // `{cell:width$}` panics beyond 65535 characters, and a cell may hold strings from someone else's run.
+        // `{cell:width$}` panics beyond 65535 characters, and a cell may hold a string from an untrusted run.
         let line: Vec<_> =
             cells.map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count()))).collect();
         text += line.join("  ").trim_end();
@@ -41,7 +40,7 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// Prints text for other programs on standard output, unchanged; on a terminal, made visible as text for people.
+/// Prints text for other programs on standard output, unchanged; on a terminal, escape sequences are made visible.
 pub(crate) fn exact(text: &str) -> Result<(), NotPrinted> {
     write(&shown(text, io::stdout().is_terminal()))
 }
@@ -52,7 +51,7 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), NotPrinted> {
     write(&(visible_json(&line).into_owned() + "\n"))
 }
 
-/// Prints a line on standard output about a result that is elsewhere. Write errors are ignored.
+/// Prints a line about a result that was written elsewhere. Write errors are ignored.
 pub(crate) fn mention(line: impl Display) {
     let _ = write(&visible(&format!("{line}\n")));
 }
@@ -62,7 +61,7 @@ pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", visible(&line.to_string()));
 }
 
-/// Sinks that print the library's messages on the console.
+/// Sinks that print library messages on the console.
 pub(crate) fn sinks(console: &Console) -> Sinks {
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(console.clone()));
@@ -83,7 +82,7 @@ fn write(text: &str) -> Result<(), NotPrinted> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(NotPrinted)
 }
 
-/// The error that standard output could not be written.
+/// The error for a failed write to standard output.
 #[derive(Debug)]
 pub(crate) struct NotPrinted(io::Error);
 
@@ -96,13 +95,13 @@ impl Display for NotPrinted {
 impl std::error::Error for NotPrinted {}
 
 impl NotPrinted {
-    /// Whether the reader of standard output has closed it (`lockstep … | head`), which is not a failure.
+    /// Whether the reader of standard output has closed the pipe (`lockstep … | head`), which is not a failure.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// Whether a command has ended because the reader of standard output has closed it.
+/// Whether a command ended because the reader of standard output closed the pipe.
 pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|e| e.downcast_ref().is_some_and(NotPrinted::is_closed))
 }
@@ -112,11 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_cells() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [["a", "", "long"], ["é", "", ""], ["abc", "", "x"]].map(|row| row.map(str::to_owned));
         assert_eq!(columns(&rows), "a    long\né\nabc  x\n");
         assert_eq!(columns::<2>(&[]), "");
-        // Wider than a width of `format!` may be.
+        // Wider than `format!` supports.
         for wide in [65_535, 65_536, 70_000, 1 << 20] {
             let rows = [["x".repeat(wide), "a".to_owned()], ["é".to_owned(), "b".to_owned()]];
             let expected = format!("{}  a\né{}  b\n", "x".repeat(wide), " ".repeat(wide - 1));

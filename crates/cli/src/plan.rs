@@ -12,14 +12,14 @@ use serde_json::json;
 use telemetry::table::{Align, Table};
 use telemetry::{ConsoleSink, Sinks};
 
-/// A configuration, and the command that will run it.
+/// A configuration, and the command for which it is planned.
 #[derive(Debug, clap::Args)]
 pub struct Planned {
     #[command(flatten)]
     pub config: ConfigArgs,
     #[command(flatten)]
     pub rewards: RewardArgs,
-    /// The command that will run it.
+    /// The command that the configuration is for.
     #[arg(long = "for", value_name = "COMMAND", default_value = "train")]
     pub command: Command,
 }
@@ -27,14 +27,14 @@ pub struct Planned {
 /// Exit code if the run does not fit.
 const DOES_NOT_FIT: u8 = 1;
 
-/// Predicts the memory of a run, by part, before it starts. Exit code: 0 if the run fits, or if the available memory
-/// is not known; 1 if it does not fit.
+/// Predicts the memory of a run, by part, before it starts. Exit code: 0 if the run fits, or if the available memory is
+/// unknown; 1 if it does not fit.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     pub planned: Planned,
-    /// Plans the learner of a distributed run. It has max_staleness + 1 slots, one for each version of the weights that
-    /// workers may read, and generates nothing. Each worker maps the same slots and has its own engine.
+    /// Plans the learner of a distributed run. A learner has max_staleness + 1 slots, one per version of the weights
+    /// that workers may read, and generates nothing. Each worker maps the same slots and has its own engine.
     #[arg(long)]
     pub distributed: bool,
     /// Prints JSON.
@@ -73,15 +73,15 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));
     let device = config.device.map_or_else(Device::from_env, Ok).or_bad_input()?;
-    // A run may be planned on a machine without its device.
+    // A run may be planned on a machine that lacks the run's device.
     let opened = device.is_cuda().then(|| context(Some(device), config.threads, config.dtype));
     let available = match &opened {
         Some(Ok(ctx)) => Available::of(ctx),
-        _ => Available::of_host(),
+        _ => Available::on_host(),
     };
     let run = PlannedRun { purpose, config: &config, distributed: args.distributed, device };
     let (plan, fits) = run.check(&available, &sinks)?;
-    // The exit code reports a run that does not fit even if the plan cannot be printed.
+    // The exit code reports whether the run fits even if the plan cannot be printed.
     let fits_here = fits.is_ok();
     let ended = |printed: Result<(), output::NotPrinted>| {
         let printed = printed.or_else(|error| if error.is_closed() { Ok(()) } else { Err(error) });
@@ -118,9 +118,9 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     }
     let mut text = table(&plan).render(110);
     let of = if config.dataset_name.is_some() || config.replay.is_some() {
-        "the longest of the data"
+        "the longest in the data"
     } else {
-        "the longest possible: no data is given"
+        "the longest possible, since no data is given"
     };
     let longest = plan.longest;
     if args.planned.command == Command::Train {
@@ -137,17 +137,17 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         Ok(()) => text += &format!("fits: {}\n", all.join(", ")),
     }
     if let Some(Err(why)) = opened {
-        text += &format!("the memory of {} is not known here: {}\n", device.name(), error::paragraph(&why));
+        text += &format!("the memory of {} cannot be read here: {}\n", device.name(), error::paragraph(&why));
     }
     ended(output::text(&text))
 }
 
-/// The configuration that is planned, and the purpose of its command.
+/// The planned configuration, and the purpose of its command.
 fn configuration(args: &Planned) -> anyhow::Result<(Purpose, Config)> {
     let purpose = match args.command {
         Command::Train => {
             let shown = args.config.resolve(Purpose::Show)?.config;
-            // A complete configuration is checked as training checks it; an incomplete one may still be planned.
+            // A complete configuration is checked as in training; an incomplete one can be planned, too.
             let complete = shown.replay.is_some() || (shown.dataset_name.is_some() && !shown.reward_funcs.is_empty());
             if !complete {
                 return Ok((Purpose::Show, shown));
@@ -201,7 +201,7 @@ mod tests {
         planned
     }
 
-    /// A complete configuration is checked as training checks it; an incomplete one is planned all the same.
+    /// A complete configuration is checked as in training; an incomplete one is planned without these checks.
     #[test]
     fn a_configuration_is_complete_with_data_and_a_reward_or_with_a_replay() {
         let purpose = |words: &[&str]| configuration(&planned(words)).map(|(purpose, _)| purpose);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_mebibytes() {
+    fn bytes_are_printed_in_mebibytes() {
         assert_eq!([0, 1 << 20, 3 << 19, 5 << 30].map(mib), ["0.0", "1.0", "1.5", "5120.0"]);
     }
 }

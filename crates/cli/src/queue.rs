@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
-/// Shows the jobs of a distributed run: all of them by state, or one in detail. Only reads the run's files.
+/// Shows the jobs of a distributed run: all jobs by state, or one in detail. Only reads the run's files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The run's directory.
@@ -22,16 +22,16 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 pub enum What {
-    /// Lists jobs by their state: pending, processing by a worker, complete from a worker; then the batches whose
-    /// results are all on the disk (synced).
+    /// Lists jobs by state: pending, processing (by a worker), complete (from a worker); then the batches whose results
+    /// are all on disk (synced).
     Ls {
         /// Prints one JSON document.
         #[arg(long)]
         json: bool,
     },
-    /// Shows one job: its weights, its payload's size, its results.
+    /// Shows one job: the version of its weights, the size of its payload, its results.
     Show {
-        /// Its name: 000123.0 is chunk 0 of group 123.
+        /// The job's name: 000123.0 is chunk 0 of group 123.
         #[arg(value_name = "JOB")]
         job: String,
         /// Prints one JSON document.
@@ -46,7 +46,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         What::Ls { json } => list(&status, json),
         What::Show { job, json } => {
             let job = parse(&job)?;
-            // Read after the places, so that the result of a job that moves meanwhile is shown.
+            // Read after the places, so that the result of a job that finishes in between is shown.
             let found = fleet::status::find(&args.run, job).or_bad_input()?;
             let places = places(&status, job);
             if places.is_empty() && found == JobFiles::default() {
@@ -90,23 +90,23 @@ fn list(status: &Status, json: bool) -> anyhow::Result<()> {
     if rows.is_empty() { Ok(output::text("no jobs\n")?) } else { Ok(output::text(&columns(&rows))?) }
 }
 
-/// Why the file of a batch still exists.
+/// The reason why the file of a batch still exists.
 fn why_synced(learner: &LearnerState, batch: BatchId) -> &'static str {
     match (batch.cmp(&learner.batch), learner.ended) {
-        (Ordering::Less, false) => "trained on, in no checkpoint yet",
-        (Ordering::Less, true) => "trained on, and the run has ended without a checkpoint of it",
-        (Ordering::Equal, true) => "the run has ended before all of its steps were taken",
+        (Ordering::Less, false) => "trained on, not yet in a checkpoint",
+        (Ordering::Less, true) => "trained on, but the run ended before the next checkpoint",
+        (Ordering::Equal, true) => "the run ended in the middle of the batch's steps",
         _ => "",
     }
 }
 
-/// The stage of the job that the worker reports, if the worker is alive and processes that job.
+/// The stage that a worker reports, if the worker is alive and processes the job.
 fn stage(worker: &WorkerLine, job: JobName) -> Option<&str> {
     let (_, stage) = worker.status.as_ref()?.jobs.iter().find(|(now, _)| *now == job)?;
     worker.alive.is_some().then_some(stage)
 }
 
-/// Parses a job's name. For a name that is almost right the error suggests the full one.
+/// Parses a job's name. The error for an incomplete name suggests the full one.
 fn parse(text: &str) -> anyhow::Result<JobName> {
     text.parse().map_err(|why| match nearly(text) {
         Some(job) => BadInput::new(format!("{why}; did you mean {job}?")),
@@ -114,14 +114,14 @@ fn parse(text: &str) -> anyhow::Result<JobName> {
     })
 }
 
-/// The job that an abbreviated name means, without zeros or chunk: `123`, `123.0`.
+/// The job that a name without leading zeros or chunk means: `123`, `123.0`.
 fn nearly(text: &str) -> Option<JobName> {
     let text = text.trim();
     let (group, chunk) = text.split_once('.').unwrap_or((text, "0"));
     Some(JobName { group: GroupId(group.parse().ok()?), chunk: chunk.parse().ok()? })
 }
 
-/// The error for a job that no file contains, with the likely reason.
+/// The error for a job that is in no file, with the likely reason.
 fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
     let run = run.display();
     let why = match &status.learner {
@@ -133,10 +133,10 @@ fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
             } else if batch < now {
                 format!("its batch, {batch}, is trained on and in a checkpoint, so its files are deleted")
             } else {
-                format!("it belongs to batch {batch} and is not offered; the run is at batch {now}")
+                format!("it belongs to batch {batch} and is not in the queue; the run is at batch {now}")
             }
         }
-        None => "no file has it".to_owned(),
+        None => "no file contains it".to_owned(),
     };
     BadInput::new(format!("{run} has no job {job}: {why}; `lockstep queue {run} ls` lists its jobs"))
 }
@@ -149,7 +149,7 @@ struct Place {
     stage: Option<String>,
 }
 
-/// The states of a job; several if the job was offered again.
+/// The states of a job: more than one if the job was offered again.
 fn places(status: &Status, job: JobName) -> Vec<Place> {
     let mut places = Vec::new();
     if status.pending.contains(&job) {
@@ -168,7 +168,7 @@ fn places(status: &Status, job: JobName) -> Vec<Place> {
     places
 }
 
-/// The version of the weights that sample the job, which follows from the job's name.
+/// The version of the weights that sample the job, which the job's number determines.
 fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<Version> {
     let plan = |learner: &LearnerState| {
         let plan = Plan::new(learner.batches, learner.groups.max(1), learner.max_staleness);
@@ -177,7 +177,7 @@ fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<Version> {
     found.job.as_ref().map(|(job, _)| job.version).or_else(|| status.learner.as_ref().map(plan))
 }
 
-/// Everything that is shown about a job.
+/// All information about a job.
 struct Shown {
     job: JobName,
     places: Vec<Place>,
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_abbreviated_name_is_understood() {
+    fn an_abbreviated_job_name_gets_a_suggestion() {
         for (text, job) in
             [("7", Some("000007.0")), (" 7.2 ", Some("000007.2")), ("eval-3", None), ("x", None), ("7.x", None)]
         {

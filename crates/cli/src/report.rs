@@ -1,5 +1,5 @@
-//! `lockstep report`, which writes a page about runs that exist (time, memory, curves of rewards and metrics, samples),
-//! and `lockstep profile`, which trains a few steps and prints where their time goes.
+//! `lockstep report` writes a page about existing runs (time, memory, curves of rewards and metrics, samples).
+//! `lockstep profile` trains a few steps and prints where their time goes.
 
 use crate::options::LogArgs;
 use crate::output;
@@ -13,18 +13,18 @@ use lockstep::{ResumeFrom, Run, RunDir, RunOptions, StopReason, Stopped, bad_inp
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Record};
 
-/// Writes a report of a run as an HTML and a Markdown file: what it learned, where its time went, and findings. For two
-/// runs it has the differences of their configurations, and the rest side by side with ratios.
+/// Writes a report of a run as an HTML and a Markdown file: what the run learned, where its time went, and findings.
+/// For two runs, the report has the differences of their configurations, and everything else side by side.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
-    /// The run; with a second one, before and after.
+    /// The run; with two runs, the first is the baseline.
     #[arg(value_name = "RUN", required = true, num_args = 1..=2)]
     pub runs: Vec<PathBuf>,
-    /// The directory for report.html and report.md, created if needed; if not given, the (second) run's. Files of an
+    /// The directory for report.html and report.md, created if needed; by default that of the (second) run. Files of an
     /// earlier report are overwritten.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Prints the Markdown and writes no files.
+    /// Prints the Markdown report and writes no files.
     #[arg(long)]
     pub print: bool,
 }
@@ -35,7 +35,7 @@ pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
     if args.print {
         return Ok(output::text(&markdown(&reports))?);
     }
-    let into = args.out.as_ref().or(args.runs.last()).expect("one run at least");
+    let into = args.out.as_ref().or(args.runs.last()).expect("clap requires at least one run");
     if into.exists() && !into.is_dir() {
         bad_input!("--out {}: is a file; give a directory", into.display());
     }
@@ -73,7 +73,7 @@ pub(crate) fn profile(ProfileArgs { planned, log }: ProfileArgs) -> anyhow::Resu
         None => {
             let scratch = std::env::temp_dir().join(format!("lockstep-profile-{}", std::process::id()));
             let outcome = run(purpose, resolved, &scratch, &console);
-            // Remaining files are harmless.
+            // Leftover files are harmless.
             let _ = std::fs::remove_dir_all(&scratch);
             outcome
         }

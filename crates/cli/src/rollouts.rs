@@ -13,19 +13,19 @@ pub struct Args {
     /// A run's directory, or its rollouts.bin.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// Prints only the group of this number.
+    /// Prints only the group with this number.
     #[arg(long, value_name = "N", conflicts_with = "index")]
     pub group: Option<u64>,
-    /// Prints a line per group instead: its place in the file, step, reward and lengths, without tokens.
+    /// Prints one line per group instead: its number, step, reward and lengths, without tokens.
     #[arg(long)]
     pub index: bool,
-    /// The record to print: the groups that were trained on, the log-probabilities of some of them after the step (in
-    /// tokens.new_logps), or the groups of evaluations.
+    /// The record to print: groups that were trained on; new log-probabilities of some of them after the step (in
+    /// tokens.new_logps); or groups of evaluations.
     #[arg(long, value_enum, default_value_t = Of::Training)]
     pub of: Of,
 }
 
-/// A record of a run.
+/// The records of a run.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum Of {
     /// rollouts.bin
@@ -49,7 +49,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let file = GroupFile::open(&path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound if path.with_extension("jsonl").exists() => BadInput::new(format!(
-            "{}: there is no such file, but {}, which an older version wrote and which is JSON lines already",
+            "{}: there is no such file; {}, written by an older version, is already in the JSON lines format",
             path.display(),
             path.with_extension("jsonl").display()
         )),
@@ -64,7 +64,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if let Some(group) = args.group
         && !file.index().iter().any(wanted)
     {
-        bad_input!("{} has no group {group}; --index lists those that it has", path.display());
+        bad_input!("{} has no group {group}; --index lists the recorded groups", path.display());
     }
     for (place, entry) in file.index().iter().enumerate().filter(|(_, entry)| wanted(entry)) {
         if args.index {

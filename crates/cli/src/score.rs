@@ -24,16 +24,16 @@ pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// A low-rank adapter of the model: a PEFT directory.
+    /// The PEFT directory of a LoRA adapter for the model.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Uses the adapter even if it was trained on other weights than the model's.
+    /// Allows an adapter that was trained on other base weights.
     #[arg(long)]
     pub other_base: bool,
     /// Lines {"prompt_ids": […], "completion_ids": […]}; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl")]
     pub input: PathBuf,
-    /// The dtype of weights and activations; sums are f32 with either.
+    /// The dtype of weights and activations; sums are always f32.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
     /// The temperature: logits are divided by T.
@@ -47,8 +47,7 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// The most tokens that go through the model together. Lines are read, computed and written in portions of about this
-/// size.
+/// Maximum number of tokens per forward pass. Lines are read, computed and written in portions of about this size.
 const MAX_TOKENS: usize = 4096;
 
 /// One line of the input.
@@ -75,14 +74,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let config = Arc::new(load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
-    // Every line is checked before the first is computed, so that a bad line at the end is reported at once.
+    // All lines are checked before the first is computed, so that a bad last line is reported at once.
     let (name, lines) = read(&args.input, config.vocab_size)?;
     let length = |line: &Line| line.prompt_ids.len() + line.completion_ids.len();
     let longest = lines.iter().enumerate().max_by_key(|(_, line)| length(line)).map(|(i, line)| (i + 1, length(line)));
     if let Some((line, tokens)) = longest.filter(|(_, tokens)| *tokens > config.max_position_embeddings) {
         output::note(format_args!(
-            "warning: {name}, line {line}: {tokens} tokens are more than the model's context of {}: values beyond it \
-             mean little",
+            "warning: {name}, line {line}: {tokens} tokens exceed the model's context of {}: values beyond the context \
+             are meaningless",
             config.max_position_embeddings
         ));
     }
@@ -118,7 +117,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many of the first lines are computed together: at least one, with all that share its prompt.
+/// How many of the next lines are computed together: at least one, plus all lines that share its prompt.
 fn portion(lines: &[Line]) -> usize {
     let mut tokens = 0;
     for (i, line) in lines.iter().enumerate() {
@@ -130,7 +129,7 @@ fn portion(lines: &[Line]) -> usize {
     lines.len()
 }
 
-/// Reads the input; returns its name and its lines, whose token ids are checked against the vocabulary size.
+/// Reads the input; returns its name and its lines, after checking all token ids against the vocabulary size.
 fn read(path: &Path, vocabulary: usize) -> anyhow::Result<(String, Vec<Line>)> {
     let (name, reader): (_, Box<dyn BufRead>) = if path == Path::new("-") {
         ("standard input".to_owned(), Box::new(std::io::stdin().lock()))
@@ -149,12 +148,12 @@ fn read(path: &Path, vocabulary: usize) -> anyhow::Result<(String, Vec<Line>)> {
             BadInput::new(format!("{place}: {e}{whole}; {expected}"))
         })?;
         if line.prompt_ids.is_empty() {
-            bad_input!("{place}: prompt_ids is empty; give it at least the token that starts a text");
+            bad_input!("{place}: prompt_ids must have at least one token, such as the BOS token");
         }
         let ids = [("prompt_ids", &line.prompt_ids), ("completion_ids", &line.completion_ids)];
         for (key, ids) in ids {
             if let Some(at) = ids.iter().position(|&id| id as usize >= vocabulary) {
-                bad_input!("{place}: {key}[{at}] = {} is not in the model's vocabulary of {vocabulary}", ids[at]);
+                bad_input!("{place}: {key}[{at}] = {} must be below the vocabulary size {vocabulary}", ids[at]);
             }
         }
         lines.push(line);
@@ -171,17 +170,17 @@ mod tests {
     }
 
     #[test]
-    fn a_portion_ends_between_prompts_at_its_token_limit() {
-        assert_eq!(portion(&[line(9000, 1, 9000)]), 1, "one at least");
+    fn a_portion_ends_at_its_token_limit_but_never_within_a_prompt() {
+        assert_eq!(portion(&[line(9000, 1, 9000)]), 1, "a line above the limit");
         let full = || vec![line(2000, 1, 48), line(2000, 2, 48)];
         assert_eq!(portion(&full()), 2, "exactly the limit");
         let with = |more: Vec<Line>| portion(&full().into_iter().chain(more).collect::<Vec<_>>());
-        assert_eq!(with(vec![line(1, 3, 0)]), 2, "one token more");
-        assert_eq!(with(vec![line(2000, 2, 48), line(1, 3, 0)]), 3, "what shares its prompt");
+        assert_eq!(with(vec![line(1, 3, 0)]), 2, "one token above the limit");
+        assert_eq!(with(vec![line(2000, 2, 48), line(1, 3, 0)]), 3, "a line with the same prompt is included");
     }
 
     #[test]
-    fn token_ids_are_those_of_the_vocabulary() {
+    fn token_ids_outside_the_vocabulary_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids.jsonl");
         let read = |text: &str| {
@@ -194,15 +193,15 @@ mod tests {
         for (bad, why) in [
             (
                 r#"{"prompt_ids": [10], "completion_ids": []}"#,
-                "prompt_ids[0] = 10 is not in the model's vocabulary of 10",
+                "prompt_ids[0] = 10 must be below the vocabulary size 10",
             ),
             (
                 r#"{"prompt_ids": [1], "completion_ids": [1, 12, 11]}"#,
-                "completion_ids[1] = 12 is not in the model's vocabulary of 10",
+                "completion_ids[1] = 12 must be below the vocabulary size 10",
             ),
             (
                 r#"{"prompt_ids": [], "completion_ids": [1]}"#,
-                "prompt_ids is empty; give it at least the token that starts a text",
+                "prompt_ids must have at least one token, such as the BOS token",
             ),
         ] {
             assert_eq!(read(&format!("{good}\n{bad}\n")).unwrap_err(), format!("FILE, line 2: {why}"));

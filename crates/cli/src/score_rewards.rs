@@ -12,38 +12,38 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use telemetry::{Align, Console, ConsoleOptions, Table, counted};
 
-/// How many characters of an example are shown, from its end.
+/// How many characters of an example are shown, counted from its end.
 const SHOWN: usize = 300;
-/// Up to this many different scores are counted one by one; more are counted in ten bins.
+/// Up to this number of different scores are counted one by one; more scores are counted in ten bins.
 const FEW: usize = 10;
 
-/// Tries rewards on a file of completions, without a model: the distribution of scores, missing scores, examples.
+/// Runs rewards on a file of completions, without a model: distribution of scores, missing scores, examples.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A TOML file of keys: its reward_funcs, columns, prompt_column, completion_column, max_samples.
+    /// A TOML configuration file: reward_funcs, columns, prompt_column, completion_column and max_samples are read.
     #[arg(value_name = "CONFIG.toml")]
     pub config: Option<PathBuf>,
-    /// JSONL or Parquet with a `completion` in each row.
+    /// A JSONL or Parquet file with a column `completion`.
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
     #[command(flatten)]
     pub rewards: RewardArgs,
-    /// A task's preset of columns and rewards: gsm8k or prompt_answer (task).
+    /// A preset of columns and rewards: gsm8k or prompt_answer (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
-    /// A model's directory, whose tokenizer makes token ids of completions for rewards that count them.
+    /// A model's directory: its tokenizer computes the token ids of completions, for rewards that count tokens.
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    /// Number of examples of each reward's highest, lowest and missing scores.
+    /// Number of examples of the highest, lowest and missing scores of each reward.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub examples: usize,
-    /// Sets a key; may be repeated, and the last one wins. If the key has a flag, too, give only one of the two.
+    /// Sets a key; may be repeated, and the last value wins. If the key also has a flag, give only one of the two.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Writes each completion with its scores as JSON lines.
     #[arg(long, value_name = "FILE.jsonl")]
     pub out: Option<PathBuf>,
-    /// Overwrites the file of --out if it exists.
+    /// Allows --out to overwrite an existing file.
     #[arg(long, requires = "out")]
     pub overwrite: bool,
     /// Prints the result as JSON.
@@ -54,11 +54,11 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Resolved { config, .. } = configuration(&args)?;
     if config.reward_funcs.is_empty() {
-        bad_input!("no reward to try: give --reward, or a configuration with reward_funcs");
+        bad_input!("no reward is given: use --reward, or a configuration with reward_funcs");
     }
     let input = utf8("--input", &args.input)?;
     if args.input.is_dir() {
-        bad_input!("--input {input}: is a directory; give a file, JSONL or Parquet");
+        bad_input!("--input {input}: is a directory; give a JSONL or Parquet file");
     }
     let input = if input == "-" { "/dev/stdin".to_owned() } else { input };
     if !Path::new(&input).exists() {
@@ -107,9 +107,9 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
 struct Summary<'a> {
     name: &'a str,
     of: usize,
-    /// The scores in ascending order.
+    /// The scores, in ascending order.
     sorted: Vec<f64>,
-    /// The rows with a score, from the highest score to the lowest.
+    /// The rows with a score, from highest to lowest score.
     with_score: Vec<&'a ScoredRow>,
     without_score: Vec<&'a ScoredRow>,
     place: usize,
@@ -139,21 +139,21 @@ impl<'a> Summary<'a> {
     fn check_finite(&self) -> anyhow::Result<()> {
         match [self.mean(), self.std()].into_iter().flatten().find(|x| !x.is_finite()) {
             Some(x) => anyhow::bail!(
-                "reward `{}`: scores are so large that their mean or deviation overflows ({x}): no run could learn \
-                 from them",
+                "reward `{}`: the mean or standard deviation of the scores overflows ({x}): training cannot use \
+                 them",
                 self.name
             ),
             None => Ok(()),
         }
     }
 
-    /// The quantile of the scores at `part`, from 0 to 1.
+    /// The quantile of the scores at `part`, a number from 0 to 1.
     fn quantile(&self, part: f64) -> Option<f64> {
         let last = self.sorted.len().checked_sub(1)?;
         Some(self.sorted[(last as f64 * part).round() as usize])
     }
 
-    /// The histogram of the scores: for each bin its first value, its last value and the count.
+    /// The histogram of the scores: first value, last value and count of each bin.
     fn counts(&self) -> Vec<(f64, f64, usize)> {
         let distinct: Vec<(f64, f64, usize)> =
             self.sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same[0], same.len())).collect();
@@ -168,7 +168,7 @@ impl<'a> Summary<'a> {
         (0..FEW).map(|i| (edge(i), edge(i + 1), count(i))).collect()
     }
 
-    /// Examples: the rows with the highest and the lowest scores, and those without a score, with a label for each.
+    /// Examples, each with a label: rows with the highest scores, with the lowest scores, and without a score.
     fn examples(&self, most: usize) -> Vec<(&'static str, &'a ScoredRow)> {
         let few = self.with_score.len().min(most);
         let rest = &self.with_score[few..];
@@ -244,7 +244,7 @@ fn text(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> Stri
     text
 }
 
-/// The end of a text, where the answer usually is.
+/// The end of a text, which usually has the answer.
 fn end(text: &str) -> String {
     let skipped = text.chars().count().saturating_sub(SHOWN);
     let more = if skipped > 0 { "…" } else { "" };
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_has_these_numbers() {
+    fn a_summary_has_mean_deviation_quantiles_and_counts() {
         let of = |rewards: &[f64]| -> Vec<Option<f64>> { rewards.iter().copied().map(Some).collect() };
         let none = scored(&[None, None]);
         let summary = Summary::of(&none, 0);
@@ -309,13 +309,14 @@ mod tests {
         assert_eq!((examples(9).len(), examples(0).len()), (5, 0));
         let huge = scored(&of(&[f64::MAX, f64::MAX]));
         let error = Summary::of(&huge, 0).check_finite().unwrap_err().to_string();
-        assert!(error.starts_with("reward `r`: scores are so large") && error.contains("(inf)"), "{error}");
+        assert!(error.starts_with("reward `r`: the mean or standard deviation") && error.contains("(inf)"), "{error}");
         assert!(summary.check_finite().is_ok());
     }
 
-    /// Ten scores are counted one by one; eleven in ten bins, the last of which has the highest score.
+    /// Ten different scores are counted one by one. Eleven are counted in ten bins, and the last bin includes the
+    /// highest score.
     #[test]
-    fn many_scores_are_counted_in_bins() {
+    fn more_than_ten_scores_are_counted_in_bins() {
         let line = |n: usize| scored(&(0..n).map(|i| Some(i as f64)).collect::<Vec<_>>());
         let ten = line(10);
         assert_eq!(Summary::of(&ten, 0).counts(), (0..10).map(|i| (i as f64, i as f64, 1)).collect::<Vec<_>>());

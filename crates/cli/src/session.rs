@@ -1,5 +1,5 @@
-//! Runs `train`, `sft`, `reward` and `dpo`: from the flags to a new or resumed training run, its configuration, and the
-//! summary at the end.
+//! Runs `train`, `sft`, `reward` and `dpo`: resolves the configuration, starts or resumes the training run, and prints
+//! the summary at the end.
 
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, RunArgs};
@@ -16,7 +16,7 @@ use lockstep::{
 use std::path::PathBuf;
 use telemetry::{Alarm, Console, Level, Painted, Record, Tone, Weight, counted};
 
-/// A training run that is ready to begin.
+/// A training run that is ready to start.
 struct Session {
     resolved: Resolved,
     run: RunDir,
@@ -32,13 +32,13 @@ pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
 
 /// How the learner of a distributed run shares its weights.
 pub struct Distribution {
-    /// The directory for files with the weights; `None` for memfds.
+    /// The directory of the weight files; `None` for memfds.
     pub weights_dir: Option<PathBuf>,
-    /// How workers on other machines connect, if they may.
+    /// How workers on other machines connect; `None` if they cannot.
     pub network: Option<Network>,
 }
 
-/// Runs a training command until it ends or `stop` is set; with `distribution`, as the learner of a distributed run.
+/// Runs a training command until it ends or `stop` is set; with `distribution`, it is the learner of a distributed run.
 pub fn run_on(
     purpose: Purpose,
     args: &RunArgs,
@@ -89,25 +89,24 @@ fn fresh(purpose: Purpose, args: &ConfigArgs, is_distributed: bool) -> anyhow::R
     Ok(Session { run: RunDir::fresh(&out)?, resolved, resume_from: ResumeFrom::Nothing })
 }
 
-/// The configuration of a distributed run. By default its completions are sampled with weights that are one batch old.
+/// The configuration of a distributed run. By default, completions are sampled with weights that are one batch old.
 pub fn resolve_distributed(args: &ConfigArgs) -> anyhow::Result<Resolved> {
     let defaults = Config { max_staleness: 1, ..Config::default() };
     Layers { config: Some(defaults), ..args.layers(Purpose::Grpo)? }.resolve()
 }
 
-/// The run directory if the configuration names none.
+/// The default run directory.
 pub fn new_directory() -> PathBuf {
     PathBuf::from("runs").join(new_name())
 }
 
-/// A directory name that sorts by time and is unique among runs that start in the same second.
+/// A directory name that sorts by time and is unique even among runs that start in the same second.
 fn new_name() -> String {
     let now = telemetry::system::since_1970();
     format!("run-{}-{:06}-{}", now.as_secs(), now.subsec_micros(), std::process::id())
 }
 
-/// Prepares to resume a run: with its recorded configuration and those changes on the command line that resuming
-/// allows.
+/// Prepares to resume a run: its recorded configuration, with changes on the command line that resuming allows.
 fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console) -> anyhow::Result<Session> {
     let output_dir = match (&args.out, &args.file) {
         (Some(out), _) => Some(out.clone()),
@@ -116,7 +115,7 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     };
     let (run, resume_from) = find_run(resume, output_dir.as_deref())?;
     if !run.config().exists() {
-        // The run was killed before it wrote its configuration, so the command line must have all of it.
+        // The run was killed before it wrote its configuration, so the command line must have the whole configuration.
         return Ok(Session { resolved: args.resolve(purpose)?, run, resume_from });
     }
     check_command(&run, purpose.command())?;
@@ -127,7 +126,7 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     Ok(Session { resolved, run, resume_from })
 }
 
-/// The alarms of a run as text, in their order. Alarms that still hold have the colour of their weight.
+/// The alarms of a run as text, in their order. Alarms that still hold are coloured by severity.
 fn alarms(raised: &[Alarm], has_learned: bool) -> Painted {
     let line = |alarm: &Alarm| {
         let of = if alarm.subject.is_empty() { String::new() } else { format!(" ({})", alarm.subject) };
@@ -141,7 +140,7 @@ fn alarms(raised: &[Alarm], has_learned: bool) -> Painted {
     raised.iter().fold(head, |text, alarm| text.and(tone(alarm), line(alarm)))
 }
 
-/// The verdict, in the colour of its state.
+/// The verdict, coloured by its state.
 fn painted(verdict: &Verdict) -> Painted {
     let tone = match verdict.state {
         "learning" | "level" | "learned" => Tone::BoldGreen,
@@ -160,7 +159,7 @@ fn by_weight(all: &[Alarm], has_learned: bool) -> Vec<Alarm> {
     raised
 }
 
-/// Prints the summary at the end of a run.
+/// Prints the final summary of a run.
 fn summarize(finished: &RunResult, whose: Whose, ctx: &Context, console: &Console) {
     let device = ctx.device_memory().ok().flatten().map(|memory| (ctx.describe(), memory.peak));
     time_spent::print(console, finished, whose, device);
@@ -205,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_weightiest_alarms_that_hold_come_first() {
+    fn current_alarms_come_first_and_are_sorted_by_severity() {
         let alarm = |id: &str, subject: &str, until: Option<u64>| Alarm {
             id: id.to_owned(),
             subject: subject.to_owned(),
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_run_has_a_directory_of_its_own_below_runs() {
+    fn a_new_run_has_a_unique_directory_below_runs() {
         let path = new_directory();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let parts: Vec<&str> = name.split('-').collect();

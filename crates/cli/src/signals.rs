@@ -1,16 +1,15 @@
 //! Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1, by the same [rules](Rules) in every command and every process of a run:
-//!
 //! - The first signal requests a stop, which a message acknowledges at once.
+//! - The first signal requests a stop. A message acknowledges it at once.
 //! - A second SIGINT or SIGTERM ends the program immediately, together with its reward programs.
-//! - A second SIGHUP or SIGUSR1 changes nothing: a terminal that is closed sends SIGHUP twice.
-//! - A signal that is sent twice in the same moment counts once: `timeout` and batch systems send it to the process and
-//!   to its group.
-//! - SIGHUP stays ignored if it is (`nohup`): the run must outlive its terminal.
-//! - A learner and its workers ignore a second signal: it may be the first one again, passed on by their supervisor,
-//!   which kills them if it must end at once.
-//!
-//! While there is nothing to save, the program also ends if it does not stop within [`STOP_TIMEOUT`]: loading,
-//! tokenising and hashing check for a stop request only between pieces of work, and a piece may take long.
+//! - A second SIGHUP or SIGUSR1 is ignored, since closing a terminal sends SIGHUP twice.
+//! - A signal that arrives twice within [`SAME`] counts once: `timeout` and batch systems send it to the process and to
+//!   its process group.
+//! - SIGHUP stays ignored if the parent ignored it (`nohup`): the run must survive the end of its terminal.
+//! - A learner and its workers ignore a second signal, since the supervisor may have passed on the first one again. The
+//!   supervisor kills them if they must end at once.
+//! While there is nothing to save, the program also exits if it does not stop within [`STOP_TIMEOUT`]: loading,
+//! tokenising and hashing check for a stop request only between units of work, and a unit may take long.
 
 use fleet::supervisor::{Asked, SUPERVISED};
 use lockstep::StopSignal;
@@ -24,33 +23,33 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use telemetry::Console;
 
-/// How long the program may take to stop while it has nothing to save.
+/// How long the program may take to stop while there is nothing to save.
 const STOP_TIMEOUT: Duration = Duration::from_millis(1000);
 
-/// How long a repeated signal counts as the same one. The message is printed after this time, so that a signal sent in
-/// reply to the message counts as a second one.
+/// How long a repeated signal counts as the same signal. The message is printed after this time, so that a signal that
+/// the user sends in response counts as the second.
 const SAME: Duration = Duration::from_millis(50);
 
-/// The number of the first signal; 0 if none has come.
+/// The number of the first signal; 0 if none has arrived.
 static FIRST: AtomicI32 = AtomicI32::new(0);
-/// Whether the program may be ended at any moment, because it has nothing to save.
+/// Whether the program may exit at any time, because there is nothing to save.
 static NOTHING_TO_SAVE: AtomicBool = AtomicBool::new(false);
-/// Number of steps that the training run has done.
+/// Number of completed training steps.
 static STEPS: AtomicU64 = AtomicU64::new(0);
-/// Ends when the message of the first signal is written.
+/// Disconnects when the message of the first signal has been written.
 static ACKNOWLEDGED: Mutex<Option<Receiver<()>>> = Mutex::new(None);
-/// A half-written directory, which is removed if the program is ended at once.
+/// An incomplete directory, which is removed if the program must exit at once.
 static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// The message for the first signal.
 #[derive(Clone, Copy, Debug)]
 pub enum Promise {
-    /// The command stops its work when a stop is requested.
+    /// The command stops its work on a stop request.
     Stops(&'static str),
-    /// The command saves nothing, and ends within a second.
+    /// The command saves nothing and exits within a second.
     Ends(&'static str),
-    /// A training run: it saves nothing until [`run_begins`]; later it writes a checkpoint if at least one step is
-    /// done.
+    /// A training run: it saves nothing before [`run_begins`]; after that it writes a checkpoint if at least one step
+    /// is complete.
     Run,
 }
 
@@ -58,30 +57,30 @@ impl Promise {
     fn text(self) -> &'static str {
         match self {
             Promise::Stops(text) | Promise::Ends(text) => text,
-            Promise::Run if NOTHING_TO_SAVE.load(Ordering::Relaxed) => "the run stops before it has begun",
-            Promise::Run if STEPS.load(Ordering::Relaxed) == 0 => "the run stops before its first step is done",
-            Promise::Run => "the run stops, with a checkpoint to resume from",
+            Promise::Run if NOTHING_TO_SAVE.load(Ordering::Relaxed) => "the run stops before training begins",
+            Promise::Run if STEPS.load(Ordering::Relaxed) == 0 => "the run stops before the first step is complete",
+            Promise::Run => "the run writes a checkpoint and stops",
         }
     }
 }
 
-/// From now on a stop request makes the run save its work. `steps` steps are already done.
+/// From now on, the run saves its work on a stop request. `steps` steps are already complete.
 pub fn run_begins(steps: u64) {
     steps_done(steps);
     NOTHING_TO_SAVE.store(false, Ordering::Relaxed);
 }
 
-/// Stores how many steps the run has done, for the message that a signal prints.
+/// Stores the number of completed steps, for the message of a signal.
 pub fn steps_done(steps: u64) {
     STEPS.store(steps, Ordering::Relaxed);
 }
 
-/// Sets the half-written directory that is removed if the program is ended at once.
+/// Sets the incomplete directory that is removed if the program must exit at once.
 pub fn set_partial(path: Option<PathBuf>) {
     *PARTIAL.lock().unwrap_or_else(PoisonError::into_inner) = path;
 }
 
-/// Decides the request that a signal makes, given the signals before it.
+/// Maps each signal to a request, depending on the signals before it.
 #[derive(Debug, Default)]
 struct Rules {
     first: Option<(i32, Instant)>,
@@ -101,7 +100,7 @@ impl Rules {
 }
 
 /// Calls `hear` with each request that signals to this process make from now on. `is_supervised` is set in a process
-/// that a supervisor asks to end at once.
+/// whose supervisor decides when to exit at once.
 fn listen(is_supervised: bool, mut hear: impl FnMut(Asked) + Send + 'static) -> std::io::Result<()> {
     let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1].into_iter().chain(hang_up))?;
@@ -110,16 +109,16 @@ fn listen(is_supervised: bool, mut hear: impl FnMut(Asked) + Send + 'static) -> 
     std::thread::Builder::new().name("signals".to_owned()).spawn(heard).map(drop)
 }
 
-/// The requests that signals to this process make from now on, for a supervisor.
+/// Returns a channel with the requests that signals to this process make from now on, for a supervisor.
 pub fn requests() -> std::io::Result<Receiver<Asked>> {
     let (sender, requests) = channel();
-    // An error means that the supervisor no longer listens, because it is ending.
+    // An error means that the supervisor is exiting and no longer listens.
     listen(false, move |asked| sender.send(asked).unwrap_or_default())?;
     Ok(requests)
 }
 
-/// A stop request that signals to this process set from now on. The first signal prints the message of `promise` on the
-/// console.
+/// Returns a stop request that signals to this process set from now on. The first signal prints the message of
+/// `promise` on the console.
 pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<StopSignal> {
     let (stop, console) = (StopSignal::new(), console.clone());
     NOTHING_TO_SAVE.store(!matches!(promise, Promise::Stops(_)), Ordering::Relaxed);
@@ -128,14 +127,14 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
         Asked::AtOnce(signal) => end_at_once(signal),
         Asked::Stop(signal) => {
             let (name, promise) = (low_level::signal_name(signal).unwrap_or("a signal"), promise.text());
-            let line = format!("{name}: {promise}; a second one ends it at once");
+            let line = format!("{name}: {promise}; a second signal stops it at once");
             FIRST.store(signal, Ordering::Relaxed);
             let (written, acknowledged) = channel();
             *ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner) = Some(acknowledged);
             let (reported, message) = channel::<()>();
             asked.request();
             let console = console.clone();
-            // On separate threads: a console that nobody reads must not delay the second signal.
+            // Printed on a separate thread: a blocked console must not delay the second signal.
             std::thread::spawn(move || {
                 std::thread::sleep(SAME);
                 console.warn(&line);
@@ -143,7 +142,7 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
             });
             std::thread::spawn(move || {
                 std::thread::sleep(STOP_TIMEOUT);
-                // On a busy machine the message may need longer. A console that is not read delays the end once.
+                // The message may take longer on a busy machine. A blocked console delays the exit only once.
                 let _ = message.recv_timeout(STOP_TIMEOUT);
                 if NOTHING_TO_SAVE.load(Ordering::Relaxed) {
                     end_at_once(signal);
@@ -158,17 +157,17 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
 fn end_at_once(signal: i32) -> ! {
     rewards::end_programs();
     if let Some(partial) = PARTIAL.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        // An error can no longer be reported.
+        // It is too late to report an error.
         let _ = std::fs::remove_dir_all(partial);
     }
     low_level::exit(code(signal))
 }
 
-/// The exit code of a program that a signal stopped: 130 after Ctrl-C. Called at the end of the program, when the
-/// message of the signal may not be written yet.
+/// The exit code of a program that was stopped by a signal: 130 after Ctrl-C. Called at the end of the program; the
+/// message of the signal may still be unwritten then.
 pub fn exit_code() -> u8 {
     let acknowledged = ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner).take();
-    // A console that is not read delays the end no longer than this.
+    // A blocked console delays the exit by at most this time.
     acknowledged.map(|acknowledged| acknowledged.recv_timeout(STOP_TIMEOUT));
     code(FIRST.load(Ordering::Relaxed)) as u8
 }
@@ -178,7 +177,7 @@ fn code(signal: i32) -> i32 {
     128 + signal
 }
 
-/// Whether the parent of this process had `signal` ignored; false where there is no /proc.
+/// Whether the parent process made this process ignore `signal`; false where there is no /proc.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -190,28 +189,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_promises_what_is_saved_at_that_moment() {
+    fn the_message_of_a_signal_depends_on_the_state_of_the_run() {
         let words = [Promise::Stops("stops"), Promise::Ends("ends")].map(Promise::text);
         assert_eq!(words, ["stops", "ends"]);
         NOTHING_TO_SAVE.store(true, Ordering::Relaxed);
-        assert_eq!(Promise::Run.text(), "the run stops before it has begun");
+        assert_eq!(Promise::Run.text(), "the run stops before training begins");
         run_begins(0);
-        assert_eq!(Promise::Run.text(), "the run stops before its first step is done");
+        assert_eq!(Promise::Run.text(), "the run stops before the first step is complete");
         steps_done(1);
-        assert_eq!(Promise::Run.text(), "the run stops, with a checkpoint to resume from");
+        assert_eq!(Promise::Run.text(), "the run writes a checkpoint and stops");
         run_begins(0);
-        assert_eq!(Promise::Run.text(), "the run stops before its first step is done");
+        assert_eq!(Promise::Run.text(), "the run stops before the first step is complete");
         run_begins(7);
-        assert_eq!(Promise::Run.text(), "the run stops, with a checkpoint to resume from");
+        assert_eq!(Promise::Run.text(), "the run writes a checkpoint and stops");
     }
 
     #[test]
-    fn the_rules_are_the_same_for_every_order_of_signals() {
+    fn every_sequence_of_signals_makes_the_expected_requests() {
         use Asked::{AtOnce, Stop};
         let (ms, none) = (|ms: u64| Duration::from_millis(ms), None);
         type Sent = &'static [(i32, u64)];
-        // Signals with their milliseconds, and the requests of each in one process; in a supervised one only the first
-        // signal is a request.
+        // Signals with their time in milliseconds, and the request that each makes in a single process. In a supervised
+        // process only the first signal makes a request.
         let table: [(Sent, &[Option<Asked>]); 24] = [
             (&[(SIGINT, 0)], &[Some(Stop(2))]),
             (&[(SIGTERM, 0)], &[Some(Stop(15))]),
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_are_those_of_shells_and_rust_ignores_a_closed_pipe() {
+    fn exit_codes_match_shells_and_sigpipe_is_ignored() {
         assert_eq!([SIGINT, SIGTERM, SIGHUP].map(code), [130, 143, 129]);
         let sigpipe = signal_hook::consts::SIGPIPE;
         let ignored = [sigpipe - 1, sigpipe, sigpipe + 1].map(is_ignored);

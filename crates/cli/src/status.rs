@@ -12,20 +12,19 @@ use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// After this many seconds without a report, a worker is shown as silent. A live worker reports several times per
-/// second.
+/// A worker without a report for this many seconds is shown as silent. A live worker reports several times per second.
 const SILENT_S: f64 = 3.0;
 
-/// Shows what a distributed run is doing: its learner, batches and workers. Only reads the run's files.
+/// Shows the current state of a distributed run: learner, batches and workers. Only reads the run's files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The run's directory.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// Repeats every second, until the run has ended or Ctrl-C.
+    /// Repeats every second until the run ends or Ctrl-C is pressed.
     #[arg(long)]
     pub watch: bool,
-    /// Prints JSON: one document, or with --watch a line each second.
+    /// Prints JSON: one document, or one line per second with --watch.
     #[arg(long)]
     pub json: bool,
 }
@@ -40,7 +39,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         } else {
             output::text(&text(&args.run, &status))?;
         }
-        // A learner that resumes a stopped run takes its lock before it records that the run is in progress.
+        // A learner that resumes a stopped run takes the lock before it records that the run is active.
         let has_ended = !status.learner_alive && status.learner.is_some_and(|learner| learner.ended);
         if !args.watch || has_ended {
             return Ok(());
@@ -51,7 +50,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 
 /// The status of the run directory `run`; an error if the run is not distributed.
 pub(crate) fn read(run: &Path) -> anyhow::Result<Status> {
-    let layout = Layout::of_run(run);
+    let layout = Layout::in_run(run);
     let shown = run.display();
     match std::fs::metadata(layout.root()) {
         Ok(found) if found.is_dir() => return fleet::status::read(run).or_bad_input(),
@@ -61,7 +60,7 @@ pub(crate) fn read(run: &Path) -> anyhow::Result<Status> {
         _ => {}
     }
     if !run.exists() {
-        bad_input!("{shown}: there is no such directory; give a run's directory");
+        bad_input!("{shown}: no such directory; give a run's directory");
     }
     if !run.is_dir() {
         bad_input!("{shown} is not a directory; give a run's directory");
@@ -91,11 +90,11 @@ fn text(run: &Path, status: &Status) -> String {
 
 fn learner(run: &Path, status: &Status) -> String {
     let Some(learner) = &status.learner else {
-        let path = Layout::of_run(run).learner();
+        let path = Layout::in_run(run).learner();
         return match (path.exists(), status.learner_alive) {
-            (true, _) => format!("{} cannot be read: another version of lockstep wrote it?", path.display()),
+            (true, _) => format!("{} cannot be read; it may be from another version of lockstep", path.display()),
             (false, true) => "starting".to_owned(),
-            (false, false) => "none yet: workers wait for it".to_owned(),
+            (false, false) => "not started: workers are waiting for it".to_owned(),
         };
     };
     let pid = learner.pid;
@@ -104,7 +103,7 @@ fn learner(run: &Path, status: &Status) -> String {
         (true, true) => format!("ending  pid {pid}"),
         (false, true) if learner.batch.0 < learner.batches => "stopped".to_owned(),
         (false, true) => "ended".to_owned(),
-        (false, false) => format!("DEAD (it was pid {pid})"),
+        (false, false) => format!("DEAD (was pid {pid})"),
     };
     let last = learner.checkpoints.last.map_or("none yet".to_owned(), |version| version.to_string());
     let waiting = learner.checkpoints.waiting.iter();
@@ -132,7 +131,7 @@ fn batches(status: &Status, learner: &LearnerState) -> String {
     std::iter::once(head).chain(status.batches.iter().map(one)).collect::<Vec<_>>().join("   ")
 }
 
-/// Counts of jobs as text; `None` if all are 0.
+/// The nonzero counts of jobs as text; `None` if all are 0.
 fn in_words(complete: u64, processing: u64, pending: u64) -> Option<String> {
     let all = [(complete, "complete"), (processing, "processing"), (pending, "pending")];
     let some: Vec<_> = all.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
@@ -153,7 +152,7 @@ fn counts(learner: &LearnerState) -> String {
     ];
     let mut text = all.map(|(name, count)| format!("{name} {count}")).join("   ");
     if counts.differing > 0 {
-        text += "   (differing: a machine is faulty, or runs another program)";
+        text += "   (results differ: a machine is faulty or runs another build)";
     }
     text
 }
@@ -161,7 +160,7 @@ fn counts(learner: &LearnerState) -> String {
 /// The row of a worker: name, profiles, current work, jobs done, tokens per second, idle time, process.
 fn worker(worker: &WorkerLine) -> [String; 7] {
     let status = worker.status.clone().unwrap_or_default();
-    // The report may be that of an earlier process of this name.
+    // The report may come from an earlier process of the same name.
     let reported = worker.alive.is_none_or(|pid| pid == status.pid);
     let does = match (worker.alive, &status.jobs[..]) {
         (None, _) if status.ended => "ended".to_owned(),
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_shown_with_the_work_it_reports() {
+    fn a_worker_row_shows_the_reported_work() {
         let status = || WorkerStatus { pid: 7, ..WorkerStatus::default() };
         let does = |line: &WorkerLine| worker(line)[2].clone();
         let doing = |jobs: &[(u64, &str)]| WorkerStatus {
@@ -251,7 +250,7 @@ mod tests {
         assert_eq!(worker(&WorkerLine { silent_s: Some(9.0), ..line(Some(7), ended) })[6], "pid 7");
         let dead = worker(&WorkerLine { silent_s: Some(9.0), ..line(None, busy.clone()) });
         assert_eq!((dead[4].as_str(), dead[5].as_str(), dead[6].as_str()), ("", "idle 25 %", ""));
-        assert_eq!(worker(&line(Some(0), busy))[4..], ["", "idle 25 %", ""], "a worker that has just taken its lock");
+        assert_eq!(worker(&line(Some(0), busy))[4..], ["", "idle 25 %", ""], "the PID is not yet known");
         let unknown = WorkerLine { status: None, ..line(Some(7), status()) };
         assert_eq!(worker(&unknown), ["dev1", "any", "joining", "done 0", "", "", "pid 7"]);
     }
@@ -263,7 +262,7 @@ mod tests {
         let long = dir.path().join("x".repeat(300));
         assert!(why(&long).starts_with(&format!("{}/fleet: ", long.display())), "{}", why(&long));
         let none = dir.path().join("none");
-        assert_eq!(why(&none), format!("{}: there is no such directory; give a run's directory", none.display()));
+        assert_eq!(why(&none), format!("{}: no such directory; give a run's directory", none.display()));
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
         assert_eq!(why(&file), format!("{} is not a directory; give a run's directory", file.display()));

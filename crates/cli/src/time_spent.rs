@@ -1,21 +1,21 @@
-//! Where the time of a training run went, as it is printed when the run ends: its largest stages, what was busy and
-//! what limited it; with `--verbose` a table of all stages before these two lines.
+//! Prints where the time of a training run went: the largest stages, what was busy and what limited it. With
+//! `--verbose`, a table of all stages comes first.
 
 use lockstep::RunResult;
 use telemetry::{Console, Level, LogFormat, Record, duration};
 
-/// The name of a run, if its command has several.
+/// Which run of a command is summarised.
 #[derive(Clone, Copy, Debug)]
 pub enum Whose {
-    /// The run of the command.
+    /// The only run of the command.
     Run,
-    /// The learner of a distributed run: its workers' time is not measured here.
+    /// The learner of a distributed run. The time of its workers is not measured here.
     Learner,
-    /// One of several runs, by its name.
+    /// One of several runs, with its name.
     Named(&'static str),
 }
 
-/// Prints where the time of a run went. `device` is its separate device, with the most bytes that it held.
+/// Prints where the time of a run went. `device` is its GPU, with the peak number of bytes in use.
 pub fn print(console: &Console, finished: &RunResult, whose: Whose, device: Option<(&str, u64)>) {
     let summary = &finished.summary;
     let of = match whose {
@@ -40,7 +40,7 @@ pub fn print(console: &Console, finished: &RunResult, whose: Whose, device: Opti
     }
 }
 
-/// Cores, memory, and what limits the slowest stage, as far as they are known.
+/// Cores, memory, and the limit of the slowest stage, as far as known.
 #[derive(Debug, Default)]
 struct Busy {
     text: String,
@@ -73,7 +73,7 @@ fn busy(finished: &RunResult, device: Option<(&str, u64)>) -> Busy {
     Busy { text, fields }
 }
 
-/// An amount of memory for people.
+/// Formats a number of bytes.
 fn size(bytes: f64) -> String {
     let mib = bytes / f64::from(1 << 20);
     if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_for_people() {
+    fn bytes_are_printed_in_readable_units() {
         let mib = f64::from(1 << 20);
         let words = [0.4, 411.7, 1023.4, 1024.0, 9932.0].map(|n| size(n * mib));
         assert_eq!(words, ["0 MiB", "412 MiB", "1023 MiB", "1.0 GiB", "9.7 GiB"]);

@@ -10,8 +10,8 @@ use lockstep::replay::{Choice, Interval, Report, VerifyOptions, verify};
 use std::path::PathBuf;
 use telemetry::counted;
 
-/// Proves that a run matches its record: samples tokens again, computes rewards again, repeats updates, and compares
-/// every bit (needs record_rollouts = true). docs/verify.md
+/// Proves that a run matches its record: resamples tokens, recomputes rewards and updates, and compares every bit
+/// (requires record_rollouts = true). docs/verify.md
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The run's directory.
@@ -20,19 +20,19 @@ pub struct Args {
     /// Verifies at least N steps, in random intervals between checkpoints.
     #[arg(long, value_name = "N", default_value_t = 5, conflicts_with = "all")]
     pub steps: u64,
-    /// Verifies all steps between the beginning and the last checkpoint.
+    /// Verifies all steps up to the last checkpoint.
     #[arg(long)]
     pub all: bool,
-    /// The seed that chooses the steps.
+    /// The seed for choosing steps.
     #[arg(long, value_name = "SEED", default_value_t = 0, conflicts_with = "all")]
     pub seed: u64,
-    /// Threads; the bits do not depend on them.
+    /// Threads; they do not affect the bits.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// The model's directory, if it was moved.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// The training data's file, if it was moved.
+    /// The training data file, if it was moved.
     #[arg(long, value_name = "FILE")]
     pub dataset: Option<PathBuf>,
     /// Prints the result as one JSON object.
@@ -40,14 +40,14 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Exit code if something differs from the run's record.
+/// Exit code if the run differs from its record.
 const DIFFERS: u8 = 1;
 /// Exit code if the run cannot be verified.
 const NOT_VERIFIED: u8 = 2;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let console = LogArgs::default().open()?;
-    let stop = stop_on_signals(&console, Promise::Ends("the verification ends"))?;
+    let stop = stop_on_signals(&console, Promise::Ends("the verification stops"))?;
     let say = |text: &str| {
         if !args.json {
             console.info(text);
@@ -61,20 +61,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         stop,
         say: &say,
     };
-    // An error on the way is not a difference, and has its own exit code.
+    // An error that stops the verification is not a difference, and has its own exit code.
     let report = match verify(&args.run, &options) {
         Err(error) if !is_stopped(&error) => Err(error).or_bad_input()?,
         result => result?,
     };
     let code = match () {
         () if report.difference.is_some() => DIFFERS,
-        // Of random steps a few proven ones are enough; of all steps, none may be missing.
+        // With random steps, at least one must be proven; with --all, none may be missing.
         () if report.proven.is_empty() || args.all && !report.not_verified.is_empty() => NOT_VERIFIED,
         () => 0,
     };
     let printed = if args.json { output::json(&report) } else { output::text(&lines(&report, code)) };
     match printed {
-        // The exit code tells the outcome, even if the report cannot be printed.
+        // The exit code reports the outcome even if the report cannot be printed.
         Err(error) if !error.is_closed() && code == 0 => Err(error).or_bad_input(),
         Err(error) if !error.is_closed() => {
             output::note(format_args!("error: {error}"));
@@ -90,7 +90,7 @@ fn lines(report: &Report, code: u8) -> String {
     let steps: u64 = report.proven.iter().map(Interval::steps).sum();
     for interval in &report.proven {
         let begin = match interval.from {
-            0 => "the model that the run began with".to_owned(),
+            0 => "the initial model".to_owned(),
             step => format!("the checkpoint of step {step}"),
         };
         text += &format!("equal  {interval}, replayed from {begin}\n");
@@ -98,7 +98,7 @@ fn lines(report: &Report, code: u8) -> String {
     if report.groups > 0 {
         let of = match report.groups_of_checkpoints {
             0 => String::new(),
-            n => format!("; tokens of {n} of them are those that a replayed checkpoint had already"),
+            n => format!("; {n} of them were partly sampled before their interval and come from its checkpoint"),
         };
         text += &format!("equal  {} tokens and log-probabilities of {}{of}\n", report.tokens, groups(report.groups));
     }
@@ -106,8 +106,8 @@ fn lines(report: &Report, code: u8) -> String {
         [] => String::new(),
         names => format!("scores {what}: {}\n", names.join(", ")),
     };
-    text += &named(&report.rewards_asked, "asked again");
-    text += &named(&report.rewards_recorded, "taken from the record, not proven");
+    text += &named(&report.rewards_asked, "recomputed");
+    text += &named(&report.rewards_recorded, "copied from the record, not proven");
     if !report.hashes.is_empty() {
         text += &format!("equal  SHA-256 of {}\n", report.hashes.join(", "));
     }
@@ -138,7 +138,7 @@ mod tests {
     use lockstep::replay::Difference;
 
     #[test]
-    fn a_report_says_what_is_proven_and_what_is_not() {
+    fn a_report_lists_proven_and_unverified_steps() {
         assert_eq!(lines(&Report::default(), NOT_VERIFIED), "not proven\n");
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let mut report = Report {
@@ -152,9 +152,9 @@ mod tests {
             not_verified: names(&["step 9: gone"]),
             ..Report::default()
         };
-        let equal = "equal  steps 1 to 2, replayed from the model that the run began with\n\
+        let equal = "equal  steps 1 to 2, replayed from the initial model\n\
                      equal  step 6, replayed from the checkpoint of step 5\n";
-        let rest = "scores asked again: a, b\nscores taken from the record, not proven: c\n\
+        let rest = "scores recomputed: a, b\nscores copied from the record, not proven: c\n\
                     equal  SHA-256 of model, data\nequal  the result, and the checkpoint of step 6\n\
                     not verified  step 9: gone\n";
         let tokens = "equal  40 tokens and log-probabilities of 1 group\n";

@@ -1,10 +1,10 @@
-// Questions that a user has, answered by the page as by the files.
+// Questions of users: the page must give the same answer as the run's files.
 import assert from "node:assert/strict";
 import { base, lines, open, test } from "./page.mjs";
 
 const short = (x) => Number(x.toPrecision(3));
 
-await test("an alarm that ended is folded, and the count is of those that hold", async () => {
+await test("ended alarms are folded, and the count is of active alarms", async () => {
   const page = await open("#/logged/overview");
   await page.waitForSelector(".alarm");
   assert.equal(await page.textContent("#head .warn"), "⚠ 1 alarm");
@@ -14,12 +14,12 @@ await test("an alarm that ended is folded, and the count is of those that hold",
   assert.equal(await page.isVisible(".ended .alarm"), false);
   await page.click(".ended > summary");
   assert.equal(await page.textContent(".ended .alarm > summary"), "cut short, step 18 – 30");
-  // Nothing is recorded that could be read.
+  // The run has no recorded rollouts to read.
   assert.equal(await page.locator("text=Read step").count(), 0);
   await page.close();
 });
 
-await test("which reward moved first is said, and charts of rewards have one scale", async () => {
+await test("the page names the reward that moved first, and charts of rewards share a scale", async () => {
   const page = await open("#/logged/overview");
   await page.waitForSelector(".chart .u-over");
   const says = await page.textContent(".order");
@@ -28,8 +28,8 @@ await test("which reward moved first is said, and charts of rewards have one sca
   const names = await page.$$eval(".chart h3", (all) => all.map((one) => one.textContent));
   const rewards = names.filter((name) => name.startsWith("rewards/"));
   assert.deepEqual(rewards, ["rewards/early/mean", "rewards/late/mean", "rewards/still/mean"]);
-  assert.equal(names.indexOf(rewards[0]) + 2, names.indexOf(rewards[2]), "side by side");
-  // The same pixel's place has the same value in each.
+  assert.equal(names.indexOf(rewards[0]) + 2, names.indexOf(rewards[2]), "the charts must be side by side");
+  // Equal heights in pixels must be equal values.
   const places = await page.$$eval(".chart", (all) => {
     const of = all.filter((one) => one.querySelector("h3").textContent.startsWith("rewards/"));
     return of.map((one) => one.dataset.range);
@@ -39,14 +39,14 @@ await test("which reward moved first is said, and charts of rewards have one sca
   await page.close();
 });
 
-await test("all metrics are there, and a filter finds them by name", async () => {
+await test("all metrics are shown on request, and a filter finds them by name", async () => {
   const page = await open("#/a/overview");
   await page.waitForSelector(".chart h3");
   const facts = await (await fetch(`${base}/api/runs/a`)).json();
   const names = () => page.$$eval(".chart h3", (all) => all.map((one) => one.textContent));
   assert.ok((await page.locator(".families > .charts .chart").count()) <= 12);
   await page.click(`text=All metrics (${facts.keys.length})`);
-  // The cores that were busy are computed from two metrics.
+  // The chart of busy cores is computed from two metrics.
   const every = [...facts.keys, "cores busy"].toSorted();
   await page.waitForFunction((n) => document.querySelectorAll(".chart").length === n, every.length);
   assert.deepEqual((await names()).toSorted(), every);
@@ -57,7 +57,7 @@ await test("all metrics are there, and a filter finds them by name", async () =>
   await page.close();
 });
 
-await test("prompts are listed by how far their reward fell, and one's history keeps its group", async () => {
+await test("prompts are sorted by the fall of their reward, and the history of a prompt keeps the group", async () => {
   const index = lines("a.index.jsonl");
   const groups = new Map();
   for (const entry of index) groups.set(entry.prompt_hash, [...(groups.get(entry.prompt_hash) ?? []), entry]);
@@ -80,11 +80,11 @@ await test("prompts are listed by how far their reward fell, and one's history k
   await page.selectOption('select[aria-label="order"]', "rose");
   await page.waitForFunction(() => location.hash.includes("order=rose"));
   await page.waitForSelector(`.groups li:first-child a[data-prompt="${rose}"][aria-current="true"]`);
-  // A point of the curve leads to its group.
+  // A point of the curve links to its group.
   await page.locator(".point").nth(1).click();
   await page.waitForFunction(() => document.querySelectorAll(".point")[1]?.classList.contains("now"));
   const step = /step (\d+)/.exec(await page.textContent(".point.now title"))[1];
-  // The point is marked before its group has come.
+  // The point is marked before its group is loaded.
   await page.waitForFunction((end) => document.querySelector(".read h1")?.textContent.endsWith(end), `step ${step}`);
 
   await page.goto(`${base}/#/a/rollouts?step=7`);
@@ -103,7 +103,7 @@ await test("prompts are listed by how far their reward fell, and one's history k
   await page.close();
 });
 
-await test("a long list goes on, and a filter without a step says that it is of all steps", async () => {
+await test("a long list loads more groups, and a filter without a step covers all steps", async () => {
   const page = await open("#/a/rollouts?only=best");
   await page.waitForSelector(".groups .more button");
   assert.equal(await page.getByLabel("all steps").isChecked(), true);
@@ -115,7 +115,7 @@ await test("a long list goes on, and a filter without a step says that it is of 
   await page.close();
 });
 
-await test("a group without spread is a thin cell of its reward's colour", async () => {
+await test("a group without spread is a thin cell in the colour of its reward", async () => {
   const page = await open("#/c/rollouts");
   await page.waitForSelector(".map rect", { state: "attached" });
   const cells = await page.$$eval(".map rect", (all) =>
@@ -125,7 +125,7 @@ await test("a group without spread is a thin cell of its reward's colour", async
       return { isFlat, fill: style.fill, high: Number(one.getAttribute("height")), a: Number(style.fillOpacity) };
     }),
   );
-  assert.equal(new Set(cells.map((one) => one.fill)).size, 1, "one colour, of which each cell has a share");
+  assert.equal(new Set(cells.map((one) => one.fill)).size, 1, "all cells must have one colour");
   assert.ok(cells.every((one) => one.fill !== "none" && one.a > 0));
   const flat = lines("c.index.jsonl").filter((entry) => entry.reward_std <= 1e-8).length;
   assert.equal(cells.filter((one) => one.isFlat).length, flat);
@@ -134,7 +134,7 @@ await test("a group without spread is a thin cell of its reward's colour", async
   await page.close();
 });
 
-await test("the tokens that a step pushed most are listed, and a group without them leads to one with", async () => {
+await test("the tokens that a step changed most are listed, and a group without data links to one with data", async () => {
   const [sampled, after, index] = ["training", "updates", "index"].map((name) => lines(`c.${name}.jsonl`));
   const scored = new Set(after.map((line) => line.group));
   const place = index.findIndex((entry) => !scored.has(entry.group));
@@ -165,7 +165,7 @@ await test("the tokens that a step pushed most are listed, and a group without t
   await page.close();
 });
 
-await test("two runs have a table of results, and keys that differ need another run", async () => {
+await test("two runs get a table of results, and the list of differing keys needs a second run", async () => {
   const page = await open("#/a/overview?vs=b");
   await page.waitForSelector(".results td");
   const rows = await page.$$eval(".results tbody tr", (all) =>
@@ -185,8 +185,8 @@ await test("two runs have a table of results, and keys that differ need another 
   await page.close();
 });
 
-// A request for the evaluations of the other run would be an error in the console, which `finish` finds.
-await test("a run with evaluations and one without are compared by the prompts of training", async () => {
+// Requesting evaluations of the run without any would be an error in the console, which `finish` reports.
+await test("runs with and without evaluations are compared by training prompts", async () => {
   const page = await open("#/c/overview?vs=a");
   await page.waitForSelector(".then .pair");
   assert.match(await page.textContent(".then"), /Of the prompts of training,/);

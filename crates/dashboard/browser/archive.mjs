@@ -1,5 +1,5 @@
-// Compresses a tar archive for the folder runs/, and back: Brotli makes it a quarter smaller than gzip, and comes with
-// Node.js. `node archive.mjs pack <ARCHIVE.tar >ARCHIVE.tar.br`, and `unpack` for the other direction.
+// Compresses a tar archive for the folder runs/, or decompresses it, with Brotli, which is a quarter smaller than gzip
+// and part of Node.js. `node archive.mjs pack <ARCHIVE.tar >ARCHIVE.tar.br`, and `unpack` for the other direction.
 import { readFileSync, writeFileSync } from "node:fs";
 import { brotliCompressSync, brotliDecompressSync, constants } from "node:zlib";
 

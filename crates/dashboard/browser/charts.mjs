@@ -1,10 +1,10 @@
-// Charts: names, lines, units, marks, sections, workers, and one in full size with its files.
+// Charts: names, lines, units, marks, sections, workers, and a chart in full size with its exports.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { STEPS, drag, figure, heights, json, rows, words } from "./plots.mjs";
 import { open, test } from "./page.mjs";
 
-await test("a chart's name says what the metric means", async () => {
+await test("the name of a chart has a tooltip that explains the metric", async () => {
   const page = await open("#/a/overview");
   await page.waitForSelector(".chart h3");
   const titles = await page.$$eval(".chart h3", (all) => all.map((one) => [one.textContent, one.title]));
@@ -16,12 +16,12 @@ await test("a chart's name says what the metric means", async () => {
   await page.close();
 });
 
-await test("what is measured once in many steps has a line, too", async () => {
+await test("a metric with few values is drawn as a line", async () => {
   const page = await open("#/c/overview");
   const canvas = page.locator("figure.chart", { has: page.locator("h3", { hasText: /^eval_reward$/ }) }).locator("canvas");
   await canvas.waitFor();
   await page.waitForTimeout(300);
-  // Columns of the canvas in which something of the line's colour is drawn: both evaluations, and what is between them.
+  // Columns of the canvas with pixels in the colour of the line: both evaluations, and the line between them.
   const columns = await canvas.evaluate((canvas) => {
     const { width, height } = canvas;
     const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
@@ -34,14 +34,14 @@ await test("what is measured once in many steps has a line, too", async () => {
       if (data[4 * i + 3] > 0 && [0, 1, 2].every((c) => Math.abs(data[4 * i + c] - line[c]) < 24)) found.add(i % width);
     return found.size / width;
   });
-  assert.ok(columns > 0.3, `${columns} of the chart's width`);
+  assert.ok(columns > 0.3, `${columns} of the width of the chart`);
   await page.close();
 });
 
-await test("one cursor shows one step in every chart, of both runs", async () => {
+await test("the cursor shows the same step in all charts of both runs", async () => {
   const page = await open("#/a/overview?vs=b");
   await page.waitForSelector(".u-over");
-  // It is above the charts, and is read after them.
+  // It is displayed above the charts, but read after them.
   await page.waitForSelector(".pair");
   await page.locator(".u-over").first().scrollIntoViewIfNeeded();
   await page.waitForTimeout(300);
@@ -60,15 +60,15 @@ await test("one cursor shows one step in every chart, of both runs", async () =>
   await page.close();
 });
 
-await test("values that do not change have an axis that fits them, and numbers have units", async () => {
+await test("constant metrics have a suitable axis, and numbers have units", async () => {
   const page = await open("#/long/overview?metrics=all");
   await page.waitForSelector(".u-over");
   await page.waitForTimeout(300);
   const near = async (key, height) => {
     const [is] = await heights(figure(page, key), [0.5]);
-    assert.ok(Math.abs(is - height) < 0.05, `${key}: ${is}, and not ${height}`);
+    assert.ok(Math.abs(is - height) < 0.05, `${key}: found ${is}, expected ${height}`);
   };
-  // From −1 to 1; from 0 to 1; from half to one and a half.
+  // The axes go from −1 to 1, from 0 to 1, and from half to one and a half.
   await near("loss", 0.5);
   await near("completions/clipped_ratio", 0.96);
   await near("peak_bytes", 0.5);
@@ -102,7 +102,7 @@ await test("alarms and checkpoints are marked, named under the cursor, and expla
   await page.close();
 });
 
-await test("sections by family of metric: a closed one has no charts, and stays closed", async () => {
+await test("a closed section of metrics has no charts, and stays closed", async () => {
   const page = await open("#/long/overview?metrics=all");
   await page.waitForSelector(".family .u-over");
   const names = () => page.$$eval(".family", (all) => all.map((one) => [one.dataset.family, one.querySelectorAll(".chart").length]));
@@ -125,7 +125,7 @@ await test("sections by family of metric: a closed one has no charts, and stays 
   await page.close();
 });
 
-await test("workers have a lane each, with their part of each batch", async () => {
+await test("each worker has a lane with its share of each batch", async () => {
   const page = await open("#/long/overview");
   await page.waitForSelector(".lanes rect", { state: "attached" });
   const lanes = await page.$$eval(".lanes dd", (all) =>
@@ -138,7 +138,7 @@ await test("workers have a lane each, with their part of each batch", async () =
   await page.close();
 });
 
-await test("one chart in full size has its own address, and is saved as CSV and as a picture", async () => {
+await test("a chart in full size has its own URL, and can be saved as CSV and PNG", async () => {
   const page = await open("#/long/overview", { script: "node_modules/axe-core/axe.min.js" });
   await page.waitForSelector(".u-over");
   await page.getByLabel("reward in full size").click();
@@ -158,7 +158,7 @@ await test("one chart in full size has its own address, and is saved as CSV and 
   const [picture, bytes] = await saved("PNG");
   assert.equal(picture, "long-reward.png");
   assert.equal(bytes.subarray(1, 4).toString(), "PNG");
-  assert.ok(bytes.readUInt32BE(16) > 800 && bytes.readUInt32BE(20) > 300, "its width and height");
+  assert.ok(bytes.readUInt32BE(16) > 800 && bytes.readUInt32BE(20) > 300, "the picture must be at least 800 by 300 pixels");
   const serious = await page.evaluate(async () => {
     const found = (await axe.run("dialog")).violations.filter((one) => ["serious", "critical"].includes(one.impact));
     return found.map((one) => `${one.id}: ${one.nodes[0].html.slice(0, 80)}`);
@@ -166,7 +166,7 @@ await test("one chart in full size has its own address, and is saved as CSV and 
   assert.deepEqual(serious, []);
   await drag(page, page.locator("dialog .u-over"), 0.5, 0.6);
   await page.waitForFunction(() => location.hash.includes("from=") && location.hash.includes("chart=reward"));
-  // Escape shows the whole run, and then closes the window.
+  // Escape first shows the whole run, then closes the window.
   await page.keyboard.press("Escape");
   await page.waitForFunction(() => !location.hash.includes("from=") && location.hash.includes("chart=reward"));
   await page.keyboard.press("Escape");

@@ -1,5 +1,5 @@
-// What people see is what the files say: numbers, tokens and colours of the page against a run's own records. Each part
-// is a file; they run one after the other, since some write runs that later ones list.
+// Checks that the page shows the contents of the files: numbers, tokens and colours against a run's own records. Each
+// part is a file; they run one after the other, since some create runs that later ones list.
 import { finish } from "./page.mjs";
 
 await import("./groups.mjs");
@@ -13,8 +13,8 @@ await import("./live.mjs");
 await import("./reader.mjs");
 await import("./views.mjs");
 
-// A connection that was cut, and a job that was refused, as the checks above wanted.
-await finish("the page shows what the files say", [
+// Expected errors: a connection that was cut, and a job that was refused.
+await finish("the page shows the contents of the files", [
   "ERR_INCOMPLETE_CHUNKED_ENCODING",
   "levels: Failed to load resource: the server responded with a status of 409",
 ]);

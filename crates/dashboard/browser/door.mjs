@@ -1,9 +1,9 @@
-// Time as one bar, the report, the tour, the named levels, and what a screen reader hears.
+// Time as one bar, the report, the tour, the named levels, and screen readers.
 import assert from "node:assert/strict";
 import { appendFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { base, listed, open, test, work } from "./page.mjs";
 
-/** A run by its log alone: 23 steps, each with these metrics, too. Its log. */
+/** Creates a run from only a log: 23 steps with these additional metrics. Returns the path of the log. */
 function written(name, config, more) {
   const directory = `${work}/runs/${name}`;
   mkdirSync(directory, { recursive: true });
@@ -15,7 +15,7 @@ function written(name, config, more) {
 
 const json = async (path) => (await fetch(`${base}/api/${path}`)).json();
 
-await test("a whole step is one bar to the last per cent, in colours that differ for everybody", async () => {
+await test("a whole step is one bar of 100 %, in colours that everybody can distinguish", async () => {
   for (const scheme of ["light", "dark"]) {
     const page = await open("#/saved/time?step=20", { scheme });
     await page.waitForSelector(".whole .part");
@@ -35,9 +35,9 @@ await test("a whole step is one bar to the last per cent, in colours that differ
   }
 });
 
-/** Pairs of stages whose colours are nearly the same for people who see all colours, or lack one kind of cones. */
+/** Pairs of stages with nearly equal colours for people with normal vision, or with one kind of cones missing. */
 function confused() {
-  // Severe protan, deutan and tritan vision, in linear RGB: Machado, Oliveira and Fernandes, 2009.
+  // Matrices for severe protan, deutan and tritan vision, in linear RGB: Machado, Oliveira and Fernandes, 2009.
   const views = [
     [1, 0, 0, 0, 1, 0, 0, 0, 1],
     [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
@@ -86,7 +86,7 @@ function confused() {
   return near;
 }
 
-await test("a step's spans are directly below the click, named, and the longest are listed", async () => {
+await test("the spans of a clicked step appear below it, and the longest are listed", async () => {
   const page = await open("#/saved/time");
   await page.waitForSelector(".lane .part");
   const columns = page.locator(".stack svg[role=slider]");
@@ -104,7 +104,7 @@ await test("a step's spans are directly below the click, named, and the longest 
   const rows = await page.$$eval(".longest tbody tr", (all) => all.map((row) => row.firstElementChild.textContent));
   assert.equal(rows.length, Math.min(8, own.length));
   own.slice(0, rows.length).forEach((span, i) => assert.ok(rows[i].replace(" (beside)", "").endsWith(span.name), `${rows[i]}: ${span.name}`));
-  // The widest span has room for its name, and what has none shows none.
+  // The widest span shows its name; narrow spans do not.
   const names = await page.$$eval(".lane .part", (all) =>
     all.map((part) => {
       const isShown = getComputedStyle(part.firstElementChild).visibility === "visible";
@@ -112,7 +112,7 @@ await test("a step's spans are directly below the click, named, and the longest 
     }),
   );
   assert.ok(names.some(([, isShown]) => isShown) && names.every(([, isShown, isTight]) => isShown !== isTight), JSON.stringify(names));
-  // Keys choose the step before.
+  // The arrow keys select the previous step.
   await columns.focus();
   await page.keyboard.press("ArrowLeft");
   await page.waitForFunction((step) => location.hash.includes(`step=${step - 1}`), step);
@@ -120,7 +120,7 @@ await test("a step's spans are directly below the click, named, and the longest 
   await page.close();
 });
 
-await test("work beside the learner has a bar of its own", async () => {
+await test("work beside the learner has a separate bar", async () => {
   const { beside } = await json("runs/saved/stages");
   assert.ok(beside.seconds.checkpoint > 0, JSON.stringify(beside));
   const page = await open("#/saved/time");
@@ -133,7 +133,7 @@ await test("work beside the learner has a bar of its own", async () => {
   await page.close();
 });
 
-await test("the report is downloaded from Overview and Run", async () => {
+await test("the report can be downloaded from Overview and Run", async () => {
   for (const [view, vs] of [["overview?vs=b", true], ["run", false]]) {
     const page = await open(`#/a/${view}`);
     const link = page.locator("a.button", { hasText: "Report" });
@@ -143,12 +143,12 @@ await test("the report is downloaded from Overview and Run", async () => {
     const { verdict } = await json("runs/a");
     assert.ok(text.startsWith("<!doctype html>") && text.includes(verdict.says), text.slice(0, 400));
     assert.equal(text.includes("What differs"), vs);
-    assert.ok(!text.includes("<script"), "a report has no scripts");
+    assert.ok(!text.includes("<script"), "a report must not have scripts");
     await page.close();
   }
 });
 
-await test("the tour leads through a run with its own figures, by keys, and remembers that it was seen", async () => {
+await test("the tour shows the run's own numbers, works with the keyboard, and is offered once", async () => {
   const page = await open("#/c/overview", { script: "node_modules/axe-core/axe.min.js" });
   await page.waitForSelector(".verdict h1");
   assert.ok(await page.locator("button.news", { hasText: "Tour" }).isVisible());
@@ -185,7 +185,7 @@ await test("the tour leads through a run with its own figures, by keys, and reme
   assert.deepEqual(serious, []);
   await page.keyboard.press("ArrowRight");
   await title("What does it write now?");
-  // It does not cover what it is about.
+  // The dialog must not cover the element that it explains.
   const covers = await page.evaluate(() => {
     const [a, b] = [".tour", ".toured"].map((of) => document.querySelector(of).getBoundingClientRect());
     return a.top < b.bottom && b.top < a.bottom && a.left < b.right && b.left < a.right;
@@ -197,7 +197,7 @@ await test("the tour leads through a run with its own figures, by keys, and reme
   await page.close();
 });
 
-await test("the tour passes over what a run did not record", async () => {
+await test("the tour skips steps without recorded data", async () => {
   written("plain", "max_steps = 100\n", { forward_time_s: 0.2 });
   await listed((one) => one.id === "plain");
   const page = await open("#/plain/overview");
@@ -211,7 +211,7 @@ await test("the tour passes over what a run did not record", async () => {
   await page.close();
 });
 
-await test("a named level is run by its button, beside the baseline, and its line is what was measured", async () => {
+await test("the button of a named level measures it together with the baseline", async () => {
   const page = await open("#/a/levels");
   await page.waitForSelector(".named button");
   const named = await page.$$eval(".named tbody tr", (all) => all.map((row) => row.dataset.named));
@@ -234,7 +234,7 @@ await test("a named level is run by its button, beside the baseline, and its lin
   await page.close();
 });
 
-await test("a screen reader hears that the run ended and that an alarm was raised", async () => {
+await test("screen readers announce the end of a run and new alarms", async () => {
   const log = written("heard", "max_steps = 100\n", {});
   await listed((one) => one.id === "heard");
   const page = await open("#/heard/overview");
@@ -247,7 +247,7 @@ await test("a screen reader hears that the run ended and that an alarm was raise
   await page.close();
 });
 
-await test("headings go down one level at a time, no heading of a table is empty, and the first link skips to the content", async () => {
+await test("heading levels are consecutive, table headers are not empty, and the first link skips to the content", async () => {
   const page = await open("#/a/overview", { script: "node_modules/axe-core/axe.min.js" });
   for (const view of ["overview?vs=b", "overview?metrics=all", "time", "run?vs=b", "levels"]) {
     await page.goto(`${base}/#/a/${view}`);
@@ -270,7 +270,7 @@ await test("headings go down one level at a time, no heading of a table is empty
   await page.close();
 });
 
-await test("a run is shown by its name, and one whose model was deleted has finished", async () => {
+await test("a run is shown by its name, and a run without its model counts as finished", async () => {
   const runs = await json("runs");
   const saved = runs.find((one) => one.id === "saved");
   assert.deepEqual([saved.name, saved.state], ["Checkpoints <b>beside</b>", "finished"]);
@@ -285,11 +285,11 @@ await test("a run is shown by its name, and one whose model was deleted has fini
   await page.close();
 });
 
-await test("the first load of a run's page is at most 400 kB, and a view loads its own files", async () => {
+await test("the first load of a run's page is at most 400 kB, and a view loads only its files", async () => {
   const page = await open("");
   const loaded = new Map();
   page.on("response", async (answer) => {
-    // The stream of news has no end, so its body never comes.
+    // The event stream never ends, so its body is never complete.
     const body = await answer.body().catch(() => "");
     loaded.set(new URL(answer.url()).pathname, body.length);
   });

@@ -4,7 +4,7 @@ import { base, lines, open, test } from "./page.mjs";
 
 const [records, index] = [lines("a.jsonl"), lines("a.index.jsonl")];
 
-await test("a group shows the rewards, advantages, lengths, ends and tokens that are recorded", async () => {
+await test("a group shows its recorded rewards, advantages, lengths, ends and tokens", async () => {
   const page = await open("#/a/rollouts?step=7");
   await page.waitForSelector(".completion .t", { state: "attached" });
   const place = Number(await page.getAttribute('.groups a[aria-current="true"]', "data-place"));
@@ -52,7 +52,7 @@ await test("a group shows the rewards, advantages, lengths, ends and tokens that
   await page.close();
 });
 
-await test("keys lead through completions into the next group, and the address brings them back", async () => {
+await test("keys move through completions into the next group, and the URL restores the position", async () => {
   const page = await open("#/a/rollouts?step=7");
   await page.waitForSelector(".completion .t", { state: "attached" });
   for (let i = 0; i < 5; i++) {
@@ -80,7 +80,7 @@ await test("keys lead through completions into the next group, and the address b
   await again.close();
 });
 
-await test("what a step did to each token is the ratio that was recorded", async () => {
+await test("the effect of a step on a token is the recorded ratio", async () => {
   const after = lines("c.updates.jsonl");
   const page = await open("#/c/rollouts?all=1&only=updated&color=ratio");
   await page.waitForSelector(".completion .t", { state: "attached" });
@@ -105,11 +105,11 @@ await test("what a step did to each token is the ratio that was recorded", async
       assert.ok(title.includes(`ratio after the step ${Number(Math.exp(change).toPrecision(3))}`), title);
       moved += change !== 0;
     }
-  assert.ok(moved > 0, "the step moved nothing");
+  assert.ok(moved > 0, "the step must have changed some tokens");
   await page.close();
 });
 
-await test("the completions of evaluations are read like those of training", async () => {
+await test("completions of evaluations are displayed like those of training", async () => {
   const evaluated = lines("c.evaluations.jsonl");
   const page = await open("#/c/rollouts?step=100");
   await page.waitForSelector(".completion .t", { state: "attached" });
@@ -127,7 +127,7 @@ await test("the completions of evaluations are read like those of training", asy
   await page.close();
 });
 
-await test("filters and search find what the files have", async () => {
+await test("filters and search find the recorded groups", async () => {
   const page = await open("#/a/rollouts?all=1&only=no-spread");
   await page.waitForSelector(".count");
   const count = async () => Number((await page.textContent(".count")).replace(/\D.*$/, ""));
@@ -140,10 +140,10 @@ await test("filters and search find what the files have", async () => {
     records.filter((line) => `${line.prompt}${line.completion ?? ""}`.includes("moon")).map((line) => line.group),
   ).size;
   await page.waitForFunction((found) => document.querySelector(".count")?.textContent.startsWith(`${found} `), found);
-  // Completions are recorded as tokens; a search while one types finds their text.
+  // Completions are recorded as tokens; a search while the user types finds their text.
   await page.goto(`${base}/#/a/rollouts?step=7`);
   await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 7"));
-  // The first tokens of one completion: one that ended early has fewer.
+  // The first tokens of one completion; a completion that ended early has fewer.
   const starts = await page.$$eval(".completion", (all) =>
     all.map((one) => [...one.querySelectorAll(".t")].slice(0, 4).map((t) => t.textContent).join("")),
   );

@@ -1,9 +1,9 @@
-// Views beside a run's own: home, a run that is not here, two texts of one prompt, and a run that grows.
+// Views besides a run's own: home, a missing run, two texts of one prompt, and a growing run.
 import assert from "node:assert/strict";
 import { appendFileSync, mkdirSync, writeFileSync } from "node:fs";
 import { base, lines, listed, open, test, work } from "./page.mjs";
 
-await test("home is a table of runs: sorted, filtered, chosen and laid over each other, and the address keeps it", async () => {
+await test("the table of runs can be sorted, filtered and compared, and the URL keeps the state", async () => {
   const { runs, keys } = await (await fetch(`${base}/api/table`)).json();
   const page = await open("", { script: "node_modules/axe-core/axe.min.js" });
   await page.waitForSelector(".runs tbody tr");
@@ -12,7 +12,7 @@ await test("home is a table of runs: sorted, filtered, chosen and laid over each
   assert.deepEqual([...(await shown())].sort(), runs.map((one) => one.id).sort());
   const changed = new Map(runs.map((one) => [one.id, one.changed_s]));
   const times = (await shown()).map((id) => changed.get(id));
-  assert.deepEqual(times, [...times].sort((a, b) => b - a), "the newest first");
+  assert.deepEqual(times, [...times].sort((a, b) => b - a), "the newest run must be first");
   assert.ok(keys.includes("algorithm") && keys.includes("learning_rate"));
   await page.click(".runs th button:text-is('run')");
   await page.waitForFunction(() => location.hash.includes("sort=run"));
@@ -41,19 +41,19 @@ await test("home is a table of runs: sorted, filtered, chosen and laid over each
   });
   assert.deepEqual(serious, []);
   await page.setViewportSize({ width: 390, height: 800 });
-  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth - innerWidth)) <= 0, "beyond the edge");
+  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth - innerWidth)) <= 0, "the page must not be wider than the screen");
   await page.close();
   await again.close();
 });
 
-await test("a run that is not here is said not to be here", async () => {
+await test("a missing run is reported", async () => {
   const page = await open("#/gone/overview");
   await page.waitForSelector("[role=alert]");
   assert.equal(await page.textContent("main"), "The run gone is not here. All runs");
   await page.close();
 });
 
-await test("then and now: the first and the latest completion of held-out prompts, differences marked", async () => {
+await test("the first and the latest completion of held-out prompts are compared", async () => {
   const evaluated = lines("c.evaluations.jsonl");
   const page = await open("#/c/overview");
   await page.waitForSelector(".pair mark");
@@ -70,15 +70,15 @@ await test("then and now: the first and the latest completion of held-out prompt
   for (const { captions, texts, same } of pairs) {
     const steps = captions.map((caption) => Number(/step (\d+)/.exec(caption)[1]));
     assert.ok(steps[0] < steps[1] && steps.every((step) => evaluated.some((line) => line.step === step)), `${steps}`);
-    assert.equal(same[0], same[1], "what is not marked is in both");
-    // The reward is the number of different characters.
+    assert.equal(same[0], same[1], "unmarked text must be in both completions");
+    // The reward is the number of distinct characters.
     const rewards = captions.map((caption) => Number(/reward (.+)/.exec(caption)[1]));
     texts.forEach((text, i) => assert.equal(new Set(text.replaceAll("<e>", "")).size, rewards[i], text));
   }
   await page.close();
 });
 
-await test("live: charts, the value under the cursor and the keyboard's focus survive a step", async () => {
+await test("charts, the value under the cursor and the keyboard focus survive a step", async () => {
   const directory = `${work}/runs/growing`;
   const line = (step) => `${JSON.stringify({ step, reward: step / 100, loss: 1 / step, step_time: 0.5 })}\n`;
   mkdirSync(directory, { recursive: true });

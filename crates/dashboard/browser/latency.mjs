@@ -1,4 +1,4 @@
-// Watches a run in progress: when its file grows, when the page shows it. See latency.sh.
+// Watches a run in progress: how long the page takes to show a change of the run's file. See latency.sh.
 import { readFileSync, readdirSync, statSync } from "node:fs";
 import { browser, open, work } from "./page.mjs";
 
@@ -8,7 +8,7 @@ const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 const sorted = (values) => values.toSorted((a, b) => a - b);
 const at = (values, share) => sorted(values)[Math.min(values.length - 1, Math.floor(values.length * share))];
 
-/** The processor time of the server's threads in seconds, by the scheduler's clock: ticks miss what is shorter. */
+/** The CPU time of the server's threads in seconds, by the scheduler's clock: ticks would miss short periods. */
 function cpu() {
   const threads = readdirSync(`/proc/${server}/task`);
   const ns = threads.map((id) => Number(readFileSync(`/proc/${server}/task/${id}/schedstat`, "utf8").split(" ")[0]));
@@ -41,7 +41,7 @@ await wait(700);
 const { named, drawn } = await page.evaluate(() => ({ named: window.named, drawn: window.drawn }));
 await browser.close();
 
-// The last step may have come after the last look. A chart is done with its last change before the next step.
+// The last step may have come after the last measurement. A chart has its last change before the next step.
 const steps = grown.slice(0, -1);
 const until = (step) => Math.min(grown[grown.indexOf(step) + 1], step + 650);
 const name = steps.map((step) => named.find((time) => time >= step - 2) - step);

@@ -1,8 +1,8 @@
-// Levels that the page runs: one job at a time, and its table against the lines of the job.
+// Levels that the page runs: one job at a time, and the table against the output of the job.
 import assert from "node:assert/strict";
 import { base, open, test } from "./page.mjs";
 
-/** The rows of the table of levels: level, seconds of its stages and of the step, what is the same, the last reward. */
+/** The rows of the table of levels: level, seconds by stage and in total, what is equal, the last reward. */
 const ladder = (page) =>
   page.$$eval(".ladder", ([table]) => {
     const heads = [...table.querySelectorAll("thead tr > *")].map((head) => head.textContent);
@@ -12,7 +12,7 @@ const ladder = (page) =>
     });
   });
 
-/** Runs what is chosen, and holds the table against the lines of the job. */
+/** Runs the chosen levels, and compares the table with the output of the job. */
 async function measures(page, steps, stages, sames) {
   await page.fill("#steps", `${steps}`);
   await page.click("button.run");
@@ -45,7 +45,7 @@ async function measures(page, steps, stages, sames) {
   return { rows, start: events.find((event) => event.event === "start") };
 }
 
-await test("levels are run from the page, one job at a time, and what it shows is what was measured", async () => {
+await test("the page runs levels, one job at a time, and shows the measured values", async () => {
   const page = await open("#/a/levels");
   await page.waitForSelector(".named button");
   await page.selectOption("#shape", "tiny");
@@ -70,7 +70,7 @@ await test("levels are run from the page, one job at a time, and what it shows i
   await page.close();
 });
 
-await test("PPO's levels have a value model, and its document's hyperparameters are a preset", async () => {
+await test("the levels of PPO include a value model, and a preset has fixed hyperparameters", async () => {
   const page = await open("#/a/levels");
   await page.click(".ideas > summary");
   await page.waitForSelector(".levels input");
@@ -107,10 +107,10 @@ await test("PPO's levels have a value model, and its document's hyperparameters 
   const says = await page.textContent(".settings");
   for (const part of ["learning rate 0.0003", "γ 0.99", "λ 0.95", "± 0.2", "entropy bonus 0.01", "of up to 128"])
     assert.ok(says.includes(part), says);
-  // The four named levels, from the baseline on.
+  // The four named levels, starting with the baseline.
   for (const [level, is] of [["nothing", true], ["key-value cache", false], ["threads", true], ["fused head", true], ["bf16", true]])
     assert.equal(await page.locator(".levels label", { hasText: level }).locator("input").isChecked(), is, level);
-  // Another algorithm has no hyperparameters of PPO's.
+  // Another algorithm does not have PPO's hyperparameters.
   await page.selectOption("#algorithm", "grpo");
   assert.equal(await page.inputValue("#preset"), "");
   await page.close();

@@ -1,9 +1,9 @@
-// Runs in progress: the page moves with them, and the browser notifies.
+// Runs in progress: the page follows them, and the browser shows notifications.
 import { spawn } from "node:child_process";
 import assert from "node:assert/strict";
 import { base, browser, listed, open, test, work } from "./page.mjs";
 
-await test("a run in progress moves the page without a reload, and what is read stays", async () => {
+await test("the page follows a run in progress without a reload, and the displayed group stays", async () => {
   const run = spawn(
     process.env.LOCKSTEP,
     [
@@ -47,7 +47,7 @@ await test("a run in progress moves the page without a reload, and what is read 
   }
 });
 
-await test("notices, once asked for: an alarm was raised, a run has ended", async () => {
+await test("enabled notifications report new alarms and the end of a run", async () => {
   const context = await browser.newContext({ permissions: ["notifications"] });
   const page = await context.newPage();
   await page.addInitScript(() => {
@@ -64,7 +64,7 @@ await test("notices, once asked for: an alarm was raised, a run has ended", asyn
   await page.goto(`${base}/#//runs`);
   await page.click("text=Notices off");
   await page.waitForSelector("text=Notices on");
-  // No completion has this letter: the same reward in every step.
+  // No completion contains this letter, so the reward is constant.
   const sets = ["num_generations=2", "per_device_train_batch_size=4", "max_completion_length=12", "max_steps=100000", "threads=1"];
   const training = spawn(
     process.env.LOCKSTEP,

@@ -1,4 +1,4 @@
-// A tiny model with a letter for each token, and rows whose texts must stay texts.
+// A tiny model with one token per letter, and rows whose text must not become markup.
 import { execFileSync } from "node:child_process";
 import { mkdirSync, writeFileSync } from "node:fs";
 
@@ -58,7 +58,7 @@ execFileSync(process.env.LOCKSTEP ?? "../../../target/debug/lockstep", [
   "--out",
   `${work}/model`,
 ]);
-// A run by its log alone: an alarm that was raised, ended and raised again, and two rewards, one of which moves later.
+// A run with only a log: an alarm that was raised, ended and raised again, and two rewards, one of which moves later.
 const metrics = [];
 const rises = (step, middle) => 1 / (1 + Math.exp((middle - step) / 2)) + 0.01 * ((step * 5) % 7);
 for (let step = 1; step <= 60; step++) {

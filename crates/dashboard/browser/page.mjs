@@ -1,4 +1,4 @@
-// The browser that all checks share, and what they hold the page against.
+// The browser that all checks share, and helpers to compare the page with the files.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { chromium } from "playwright-core";
@@ -7,7 +7,7 @@ export const [base, work] = [process.argv[2].replace(/\/$/, ""), process.argv[3]
 export const text = (name) => readFileSync(`${work}/${name}`, "utf8");
 export const lines = (name) => text(name).trim().split("\n").map(JSON.parse);
 export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-/** A number with three digits, as the page writes it. */
+/** A number with three digits, as the page formats it. */
 export const short = (x) => Number(x.toPrecision(3));
 export const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM,
@@ -38,7 +38,7 @@ export async function open(address, { width = 1280, height = 900, scheme = "ligh
   return page;
 }
 
-/** Waits until the server lists a run for which `is` holds. */
+/** Waits until the server lists a run for which `is` returns true. */
 export async function listed(is) {
   for (let tries = 0; tries < 300; tries++) {
     const runs = await (await fetch(`${base}/api/runs`)).json();
@@ -50,7 +50,7 @@ export async function listed(is) {
 
 const failed = [];
 
-/** Runs a check; after one that fails the others still run, and `finish` ends with an error. */
+/** Runs a check. If it fails, the other checks still run, and `finish` fails. */
 export async function test(name, check) {
   const since = Date.now();
   try {
@@ -62,11 +62,11 @@ export async function test(name, check) {
   }
 }
 
-/** Ends the browser. What pages wrote to their consoles must contain one of the texts in `wanted`. */
+/** Closes the browser. Every message in the pages' consoles must contain one of the strings in `wanted`. */
 export async function finish(says, wanted = []) {
   await browser.close();
-  assert.deepEqual(failed, [], "every check passes");
+  assert.deepEqual(failed, [], "all checks must pass");
   const real = noise.filter((line) => !wanted.some((one) => line.includes(one)));
-  assert.deepEqual(real, [], "the console is quiet");
+  assert.deepEqual(real, [], "the console must be empty");
   console.log(says);
 }

@@ -1,4 +1,4 @@
-// The README's pictures, taken of committed runs: what they show is what the page is now.
+// Takes the README's pictures from committed runs, so that they show the current page.
 import assert from "node:assert/strict";
 import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -7,14 +7,14 @@ import { quantised } from "./png.mjs";
 
 const [WIDTH, HEIGHT] = [1440, 900];
 const MOST_BYTES = 150_000;
-// Name, address, and what must be there before the picture is taken.
+// Name, URL, and the element to wait for before the picture is taken.
 const PICTURES = [
   ["overview", "#/grpo/overview", ".pair mark"],
   ["prompts", "#/grpo/rollouts?by=prompts", ".completion .t"],
   ["time", "#/slow/time", ".stack table"],
 ];
 
-/** Writes each picture, light and dark, into the folder. */
+/** Writes each picture, light and dark, to the folder. */
 export const pictures = (folder) =>
   test(`pictures in ${folder}`, async () => {
     mkdirSync(folder, { recursive: true });

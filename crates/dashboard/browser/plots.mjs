@@ -1,10 +1,10 @@
-// Charts as checks read them: a long run with a metric of each kind, a chart's points, its line and its parts.
+// Helpers to read charts, and a long run with a metric of each kind.
 import { mkdirSync, writeFileSync } from "node:fs";
 import { base, listed, work } from "./page.mjs";
 
 export const json = async (path) => (await fetch(`${base}/api/${path}`)).json();
 
-// A long run by its log alone: a metric of each kind that an axis must show.
+// A long run with only a log: a metric of each kind that an axis must show.
 export const STEPS = 4000;
 export const rows = Array.from({ length: STEPS }, (_, i) => ({
   step: i + 1,
@@ -40,7 +40,7 @@ export const drawn = (page, count) =>
     return all.length && all.every((one) => one.getAttribute("aria-label").includes(`in ${count} points`));
   }, count);
 
-/** Draws the pointer over a part of a chart, from 0 to 1. */
+/** Drags the pointer over a part of a chart, from 0 to 1. */
 export async function drag(page, of, from, to) {
   await of.scrollIntoViewIfNeeded();
   const box = await of.boundingBox();
@@ -52,7 +52,7 @@ export async function drag(page, of, from, to) {
   await page.mouse.up();
 }
 
-/** The height of the first run's line at these places of a chart, both from 0 to 1. */
+/** The height of the first run's line at these positions in a chart, both from 0 to 1. */
 export const heights = (of, places) =>
   of.evaluate((figure, places) => {
     const [canvas, over] = [figure.querySelector("canvas"), figure.querySelector(".u-over")];

@@ -1,9 +1,9 @@
-// Screenshots as PNG files of at most 256 colours: a third of the bytes, and the page has hardly more.
+// Writes screenshots as PNG files with at most 256 colours: a third of the size, and the page has hardly more colours.
 import { deflateSync, inflateSync } from "node:zlib";
 
 const SIGNATURE = Buffer.from([137, 80, 78, 71, 13, 10, 26, 10]);
 const MOST_COLORS = 256;
-// Bits of each channel by which colours are grouped before the most frequent groups are chosen.
+// The number of bits per channel by which colours are grouped before the most frequent groups are chosen.
 const BITS = 5;
 
 const CRC = Uint32Array.from({ length: 256 }, (_, n) => {
@@ -24,7 +24,7 @@ function chunk(name, data) {
   return Buffer.concat([length, body, check]);
 }
 
-/** The pixels of a PNG as Chromium writes them: 8 bits, RGB or RGBA, not interlaced. A pixel is a number 0xRRGGBB. */
+/** The pixels of a PNG file written by Chromium (8 bits, RGB or RGBA, not interlaced), as numbers 0xRRGGBB. */
 export function decode(png) {
   if (!png.subarray(0, 8).equals(SIGNATURE)) throw new Error("not a PNG file");
   const parts = [];
@@ -66,7 +66,7 @@ export function decode(png) {
 
 const channelsOf = (color) => [color >> 16, (color >> 8) & 255, color & 255];
 
-/** At most 256 colours for these pixels: all of them, or the means of the most frequent groups of like colours. */
+/** At most 256 colours for these pixels: all of them, or the means of the most frequent groups of similar colours. */
 function paletteOf(pixels) {
   const counts = new Map();
   for (const color of pixels) counts.set(color, (counts.get(color) ?? 0) + 1);
@@ -81,7 +81,7 @@ function paletteOf(pixels) {
     groups.set(key, group);
   }
   const chosen = [...groups.values()].sort((a, b) => b.count - a.count).slice(0, MOST_COLORS);
-  // A colour that nearly all pixels of its group have, such as the background, stays as it is.
+  // A colour that nearly all pixels of its group have, such as the background, is kept exactly.
   return chosen.map(({ count, sums, first, most }) =>
     most > count / 2 ? first : sums.reduce((color, sum) => (color << 8) | Math.round(sum / count), 0),
   );
@@ -108,7 +108,7 @@ export function quantised(png) {
   const head = Buffer.alloc(13);
   head.writeUInt32BE(width, 0);
   head.writeUInt32BE(height, 4);
-  // 8 bits for each pixel, which are a place in the palette.
+  // 8 bits per pixel, an index into the palette.
   head.set([8, 3, 0, 0, 0], 8);
   return Buffer.concat([
     SIGNATURE,

@@ -1,5 +1,5 @@
-// Six questions about a run, asked of a good, a gamed and a constant one: from its Overview, each is answered after two
-// actions at most, and the answer is what the run's files say.
+// Six questions about a good, a gamed and a constant run. Starting at the Overview, each is answered after at most two
+// actions, and the answer must match the run's files.
 import assert from "node:assert/strict";
 import { lines, mean, open, short, test, text } from "./page.mjs";
 
@@ -15,7 +15,7 @@ function config(run) {
   return new Map(set.flatMap((found) => (found ? [[found[1], found[2]]] : [])));
 }
 
-/** A reader at the Overview of a run, who counts the actions that an answer takes. */
+/** A reader at the Overview of a run, who counts the actions. */
 async function reader(run) {
   const page = await open(`#/${run}/overview`);
   await page.waitForSelector(".verdict h1");
@@ -33,7 +33,7 @@ async function reader(run) {
   };
 }
 
-/** Asks a question of several runs. `answered` does the actions, and holds the answer against the run's files. */
+/** Asks a question about several runs. `answered` performs the actions and compares the answer with the files. */
 const ask = (question, runs, answered) =>
   test(`question: ${question}`, async () => {
     const asked = async (run) => {
@@ -57,7 +57,7 @@ await ask("Is it learning?", THREE, async (at, run) => {
   }
   const [, from, to] = /reward went from ([\d.e-]+) to ([\d.e-]+)/.exec(says);
   const tenth = Math.ceil(rewards.length / 10);
-  // The first step, or where one step is too noisy the first tenth.
+  // The first step, or the first tenth if a single step is too noisy.
   const firsts = [rewards[0], mean(rewards.slice(0, Math.floor(rewards.length / 10)))].map(short);
   assert.ok(firsts.includes(Number(from)), `${from} of ${firsts}`);
   assert.equal(Number(to), short(mean(rewards.slice(-tenth))));
@@ -87,7 +87,7 @@ await ask("What does it write now, against the beginning?", THREE, async (at, ru
       const reward = Number(/reward ([-\d.e]+)/.exec(captions[i])[1]);
       const same = of.filter((line) => line.step === step && short(line.rewards[0]) === reward);
       const written = same.map((line) => line.completion_ids.map((id) => letters.get(id)).join(""));
-      assert.ok(written.includes(texts[i].replace(/ …$/, "")), `${texts[i]} is none of ${written}`);
+      assert.ok(written.includes(texts[i].replace(/ …$/, "")), `${texts[i]} must be one of ${written}`);
     });
     if (run === "gamed") assert.match(texts[1], /aaaa/);
   }
@@ -97,7 +97,7 @@ await ask("Which prompts got worse?", THREE, async (at, run) => {
   await at.click('nav a:text-is("Rollouts")');
   await at.click('button:text-is("Prompts")');
   await at.page.waitForSelector(".groups a[data-prompt]");
-  // Means of the first and of the last third of a prompt's groups, and whether they differ by more than noise.
+  // Means of the first and of the last third of a prompt's groups, and whether they differ significantly.
   const groups = new Map();
   for (const one of lines(`${run}.index.jsonl`))
     groups.set(one.prompt_hash, [...(groups.get(one.prompt_hash) ?? []), one.reward]);
@@ -126,7 +126,7 @@ await ask("Is the reward being gamed?", THREE, async (at, run) => {
   assert.equal(says.startsWith("Gamed: "), run === "gamed", says);
   if (run === "gamed") {
     assert.ok(says.includes(`one text wins whatever the prompt (since step ${open[0].since})`), says);
-    // It stands before all other alarms.
+    // The alarm precedes all other alarms.
     assert.match(await at.page.textContent(".alarms summary"), new RegExp(`one text wins, since step ${open[0].since}`));
   }
 });
@@ -145,7 +145,7 @@ await ask("Where does the time go, and what helps?", [...THREE, "slow"], async (
     const whole = measured.seconds + (outer.find((one) => one.path === "evaluation")?.seconds ?? 0);
     names = Object.fromEntries(outer.map((one) => [one.path, one.seconds / whole]));
   } catch (error) {
-    // A run of few seconds has no profile, and its steps have their own times.
+    // A run of a few seconds has no profile; its steps have their own times.
     assert.equal(error.code, "ENOENT");
     const steps = metrics(run).filter((line) => line.step_time !== undefined);
     const total = (key) => steps.reduce((sum, line) => sum + (line[key] ?? 0), 0);

@@ -1,6 +1,6 @@
-// Whether people can read and use what a page shows, whatever their eyes, their colours and their screen.
+// Whether everybody can read and use a page, with any eyesight, colour scheme and screen.
 
-/** What axe-core finds that keeps people from using the page: rule and elements. */
+/** Accessibility violations that axe-core finds: rule and elements. */
 export async function barriers(page) {
   const { violations } = await page.evaluate(() => axe.run(document, { preload: false, resultTypes: ["violations"] }));
   return violations
@@ -8,13 +8,13 @@ export async function barriers(page) {
     .map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 120)).join(" | ")}`);
 }
 
-/** How far the page reaches beyond the screen's edge, as a list with that number of pixels; empty if it does not. */
+/** How many pixels the page extends beyond the screen's edge, as a list with one number; empty if it does not. */
 export async function beyond(page) {
   const pixels = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   return pixels > 0 ? [pixels] : [];
 }
 
-/** Texts whose contrast with what is behind them is below 4.5. */
+/** Texts whose contrast with the background is below 4.5. */
 export function contrast(of = "main *, header *") {
   const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", {
     willReadFrequently: true,

@@ -1,9 +1,9 @@
-// The reader's views: thinking, Markdown, code and formulas, hostile texts, long ones.
+// The views of completions: thinking, Markdown, code and formulas, hostile text, long text.
 import assert from "node:assert/strict";
 import { base, open, test } from "./page.mjs";
 import { ANSWER, GROUPS, LONG, THOUGHT, body, reading } from "./recorded.mjs";
 
-await test("thinking is folded with its length, also where the prompt opened it or nothing closes it", async () => {
+await test("thinking is folded with its length, even if the prompt opened it or it is not closed", async () => {
   const page = await reading(1);
   const folds = await page.$$eval(".think > summary", (all) => all.map((one) => one.textContent));
   const length = (text) => text.indexOf("</think>") + "</think>".length;
@@ -11,12 +11,12 @@ await test("thinking is folded with its length, also where the prompt opened it 
   const lengths = [length(first), "no end of it".length, length(third), "</think>".length];
   const expected = lengths.map((n, i) => `Thinking, ${n} tokens${i === 1 ? ", not closed" : ""}`);
   assert.deepEqual(folds, expected);
-  assert.equal(await page.locator(".think .t").count(), 0, "what is folded is not there yet");
-  // By a click, one; by its key, all, and the address keeps that.
+  assert.equal(await page.locator(".think .t").count(), 0, "folded content must not be loaded yet");
+  // A click opens one part; the key opens all, and the URL keeps that state.
   await page.locator(".think > summary").nth(2).click();
   await page.waitForSelector(".think .t");
   assert.equal(await page.locator(".think .t").count(), length(third));
-  assert.ok(!(await page.evaluate(() => location.hash)).includes("c="), "opening chooses nothing");
+  assert.ok(!(await page.evaluate(() => location.hash)).includes("c="), "opening a part must not choose the completion");
   await page.keyboard.press("c");
   await page.waitForFunction(() => location.hash.includes("color="));
   await page.waitForSelector(".think[open] .t", { state: "attached" });
@@ -28,7 +28,7 @@ await test("thinking is folded with its length, also where the prompt opened it 
   await page.close();
 });
 
-await test("a completion is shown as tokens, as text or as Markdown, and only a formula loads what draws it", async () => {
+await test("a completion is shown as tokens, text or Markdown, and only formulas load Temml", async () => {
   const asked = [];
   const page = await open("#/a/rollouts?as=rendered");
   page.on("request", (request) => asked.push(request.url()));
@@ -67,11 +67,11 @@ await test("a completion is shown as tokens, as text or as Markdown, and only a 
   ]);
   assert.ok((await shown.locator("mfrac").count()) === 1 && (await shown.locator("msqrt").count()) === 1);
   assert.equal(await shown.locator("a, img").count(), 0);
-  assert.ok(!(await shown.textContent()).includes("<e>"), "the token that ends a completion is not a part of its text");
+  assert.ok(!(await shown.textContent()).includes("<e>"), "the end token must not be part of the text");
   await page.close();
 });
 
-await test("hostile Markdown and LaTeX stay text: no element, name or address of theirs is in the page", async () => {
+await test("hostile Markdown and LaTeX add no element, name or URL to the page", async () => {
   const asked = [];
   const page = await reading(2, "&as=rendered");
   page.on("request", (request) => asked.push(request.url()));
@@ -89,7 +89,7 @@ await test("hostile Markdown and LaTeX stay text: no element, name or address of
   for (const part of ["<script>alert(1)</script>", "<img src=x onerror=alert(2)>", "javascript:alert(3)", "<style>"])
     assert.ok(inside.text.includes(part), part);
   assert.equal(inside.shown, "block");
-  // The page's own element of that name is found.
+  // The element with that name is still the page's own.
   assert.equal(await page.evaluate(() => document.getElementById("tip").tagName), "P");
   assert.deepEqual(
     asked.filter((url) => !url.startsWith(base)),
@@ -98,7 +98,7 @@ await test("hostile Markdown and LaTeX stay text: no element, name or address of
   await page.close();
 });
 
-await test("Markdown, code and differences of hostile length are read in time, and code is never changed", async () => {
+await test("Markdown, code and diffs of hostile length are processed in time, and code is never changed", async () => {
   const page = await open("#/reader/rollouts?step=3");
   const found = await page.evaluate(async () => {
     const { markdown } = await import("/rendered/markdown.js");
@@ -160,11 +160,11 @@ await test("Markdown, code and differences of hostile length are read in time, a
   await page.close();
 });
 
-await test("a long completion is cut with the number of tokens that follow, and all of its windows come on request", async () => {
+await test("a long completion is truncated, and the remaining windows are loaded on request", async () => {
   const page = await reading(2, "&color=none");
   const long = body(page, 1);
   const { length } = LONG;
-  // Nothing of the answer has come: its thinking is longer than one answer of the server.
+  // The answer is not loaded yet: its thinking is longer than one response of the server.
   assert.equal(await long.locator("summary").textContent(), "Thinking, more than 4,096 tokens");
   assert.equal(await long.locator(".more").textContent(), `… ${(length + 1 - 4096).toLocaleString("en")} more tokens`);
   await long.locator(".more").click();

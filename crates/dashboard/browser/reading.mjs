@@ -1,10 +1,10 @@
-// Reading: filters, search, copies, two completions side by side, the keyboard, a phone, a run in progress.
+// Reading groups: filters, search, copying, two completions side by side, the keyboard, a phone, a run in progress.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { base, listed, open, test, work } from "./page.mjs";
 import { GROUPS, OPENED, body, reading, sets } from "./recorded.mjs";
 
-await test("groups and completions are filtered by reward", async () => {
+await test("groups and completions can be filtered by reward", async () => {
   const means = GROUPS.map(([, , rewards]) => rewards.reduce((a, b) => a + b, 0) / 4);
   const page = await open("#/reader/rollouts?all=1");
   await page.waitForSelector(".count");
@@ -20,7 +20,7 @@ await test("groups and completions are filtered by reward", async () => {
   await page.selectOption("#choose-per", "completion");
   const fits = (reward) => reward >= 0.4 && reward <= 0.9;
   await count(GROUPS.filter(([, , rewards]) => rewards.some(fits)).length);
-  assert.equal(await page.evaluate(() => document.activeElement.id), "choose-per", "the focus stays");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "choose-per", "the focus must stay");
   await page.waitForSelector(".filtered");
   assert.match(await page.textContent(".filtered"), /^3 completions of 4 are outside the filter/);
   const shown = () => page.$$eval(".completion", (all) => all.map((one) => one.dataset.number));
@@ -35,7 +35,7 @@ await test("groups and completions are filtered by reward", async () => {
   await again.close();
 });
 
-await test("prompts are searched, sorted by keys, and one that always earns the same is said to", async () => {
+await test("prompts can be searched and sorted, and constant rewards are reported", async () => {
   const page = await open("#/reader/rollouts?by=prompts");
   await page.waitForSelector(".groups a[data-prompt]");
   assert.equal(await page.textContent(".count"), "3 prompts");
@@ -52,7 +52,7 @@ await test("prompts are searched, sorted by keys, and one that always earns the 
   await page.close();
 });
 
-await test("spaces are visible and the text stays what it is; two completions stand side by side", async () => {
+await test("visible spaces do not change the text, and two completions can be compared", async () => {
   const page = await reading(2, "&as=text&spaces=1");
   const text = body(page, 2).locator(".text");
   assert.equal(await text.textContent(), "a\tb  c\n<e>");
@@ -90,7 +90,7 @@ await test("spaces are visible and the text stays what it is; two completions st
   await page.close();
 });
 
-await test("a completion and a group are copied as JSON, also where the page has no clipboard", async () => {
+await test("completions and groups are copied as JSON, even without a clipboard", async () => {
   const page = await reading(1);
   await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
   const copied = async (what) => {
@@ -118,7 +118,7 @@ await test("a completion and a group are copied as JSON, also where the page has
   await page.waitForFunction(() => location.hash.includes("c=2"));
   const one = await copied("completion");
   assert.deepEqual([one.completion, one.rewards, one.logprobs.length], [2, { right: 0.5 }, GROUPS[0][1][2].length + 1]);
-  // Without a clipboard the selected text is copied; where that is refused, too, it is shown.
+  // Without a clipboard the selected text is copied; if that is refused, too, the text is shown.
   await page.evaluate(() => {
     Object.defineProperty(navigator, "clipboard", { value: undefined });
     document.execCommand = () => false;
@@ -129,7 +129,7 @@ await test("a completion and a group are copied as JSON, also where the page has
   await page.close();
 });
 
-await test("the map's cells, a curve's points and the numbers of a token are reached by the keyboard", async () => {
+await test("cells of the map, points of a curve and tokens can be reached with the keyboard", async () => {
   const page = await reading(1);
   const width = await page.$eval(".map svg", (svg) => svg.getBoundingClientRect().width);
   assert.ok(width <= 4 * 18 + 1, `four steps are ${width} pixels wide`);
@@ -145,7 +145,7 @@ await test("the map's cells, a curve's points and the numbers of a token are rea
   await page.keyboard.press("ArrowRight");
   await page.keyboard.press("ArrowRight");
   assert.match(await tip(), /^"s": token 1, id \d+, log p -/);
-  // The place is kept when another colour is drawn.
+  // The position is kept when another colour is drawn.
   await page.keyboard.press("c");
   await page.waitForFunction(() => location.hash.includes("color=entropy"));
   await page.waitForSelector(".t.picked");
@@ -163,7 +163,7 @@ await test("the map's cells, a curve's points and the numbers of a token are rea
   await page.close();
 });
 
-await test("while a group is loaded, the header is there, and the page says that it loads", async () => {
+await test("the header is visible and a message is shown while a group is loading", async () => {
   const page = await open("#/reader/overview");
   await page.waitForSelector(".verdict");
   let answer = null;
@@ -181,7 +181,7 @@ await test("while a group is loaded, the header is there, and the page says that
   await page.close();
 });
 
-await test("on a phone the first completion is on the first screen, and all can read the rendered view", async () => {
+await test("the first completion is on the first screen of a phone, and the view is accessible", async () => {
   const script = "node_modules/axe-core/axe.min.js";
   for (const [words, scheme] of [
     ["&as=rendered&think=1", "light"],
@@ -192,7 +192,7 @@ await test("on a phone the first completion is on the first screen, and all can 
       await page.waitForSelector(".rendered math");
       const top = await page.$eval(".completion .body", (box) => box.getBoundingClientRect().top);
       assert.ok(top < 700, `the first completion begins at ${top}`);
-      // Also below a long prompt.
+      // The same holds below a long prompt.
       await page.goto(`${base}/#/reader/rollouts?step=3`);
       await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 3"));
       assert.match(await page.textContent(".asked .more"), /^… \d+ more characters$/);
@@ -217,8 +217,8 @@ await test("on a phone the first completion is on the first screen, and all can 
   }
 });
 
-await test("the map grows with the run: focus and column stay, and new groups are counted from the last look", async () => {
-  // Slow enough that each step has a column of its own. A step has 4 groups.
+await test("the map grows with the run, keeps focus and column, and counts new groups", async () => {
+  // Slow enough that each step has a separate column. A step has 4 groups.
   const keys = ["num_generations=16", "per_device_train_batch_size=64", "max_completion_length=90", "max_steps=100000"];
   const of = ["--model", `${work}/model`, "--dataset", `${work}/rows.jsonl`, "--reward", "unique_chars"];
   const run = spawn(process.env.LOCKSTEP, ["train", ...of, "--out", `${work}/runs/map`, ...sets(keys)], {
@@ -238,7 +238,7 @@ await test("the map grows with the run: focus and column stay, and new groups ar
     await news();
     await page.waitForFunction((n) => document.querySelectorAll(".map g").length > n, before);
     assert.equal(await page.evaluate(() => document.activeElement === document.querySelector(".map svg")), true);
-    // The address names no step: the one that is read stays, and is the one that is marked.
+    // The URL names no step: the displayed step stays, and is marked.
     await page.keyboard.press("c");
     await page.waitForFunction(() => location.hash.includes("color="));
     assert.equal(await page.textContent(".read h1"), heading);

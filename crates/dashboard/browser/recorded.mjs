@@ -1,4 +1,4 @@
-// A run whose completions are those of reasoning models, with Markdown, code and formulas: recorded as they stand.
+// A run whose completions are like those of reasoning models, with Markdown, code and formulas.
 import { execFileSync } from "node:child_process";
 import { mkdirSync, writeFileSync } from "node:fs";
 import { listed, open, work } from "./page.mjs";
@@ -39,7 +39,7 @@ const LETTERS = ["<e>", "\n", "\t", ...Array.from({ length: 95 }, (_, i) => Stri
 const RUN = ["logging_steps=1", "record_rollouts=true", "save_strategy=no", "threads=1"];
 export const sets = (pairs) => [...RUN, ...pairs].flatMap((pair) => ["--set", pair]);
 
-/** Trains on the completions above, with a letter for each token. */
+/** Trains on the completions above, with one token per letter. */
 function record() {
   const shape = {
     ...{ model_type: "qwen3", architectures: ["Qwen3ForCausalLM"], vocab_size: LETTERS.length, hidden_size: 16 },

@@ -1,5 +1,5 @@
-// The runs of every kind that make_runs.sh packed, each opened once: every metric has a chart that shows it, the shares
-// of time sum to the whole, the verdict is the right one, and people can use the page.
+// Opens each of the runs that make_runs.sh packed, one of every kind: every metric has a chart with a line, the shares
+// of time sum to 100 %, the verdict is correct, and the page is accessible.
 import assert from "node:assert/strict";
 import { base, finish, lines, mean, open, test } from "./page.mjs";
 import { barriers, beyond, contrast } from "./readable.mjs";
@@ -7,7 +7,7 @@ import { barriers, beyond, contrast } from "./readable.mjs";
 const AXE = "node_modules/axe-core/axe.min.js";
 const learned = /^Learned: [\w/]+ went from [\d.e-]+ to [\d.e-]+/;
 const heldOut = / Held-out: [\d.]+ to [\d.]+\.$/;
-// Each run with what its headline must be.
+// Each run with the expected verdict.
 const RUNS = {
   grpo: [learned, heldOut],
   iterations: [learned],
@@ -26,10 +26,10 @@ const RUNS = {
   long: [learned, heldOut],
 };
 const SWEEP = 50;
-// The table of all shares; another one has stages inside stages.
+// The table with all shares; another table has nested stages.
 const SHARES = '.stack table:has(th:text-is("per step"))';
 
-/** For each chart its metric and how many of its pixels have the colour of the run's line. */
+/** For each chart, its metric and the number of its pixels in the colour of the run's line. */
 function drawn() {
   const one = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
   one.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--run-a");
@@ -45,15 +45,15 @@ function drawn() {
   });
 }
 
-// One page for all of them: most of a new page's time is its start.
+// One page for all runs: starting a page takes most of its time.
 const page = await open("#//runs", { script: AXE });
 const factsOf = async (run) => (await fetch(`${base}/api/runs/${run}`)).json();
 
 for (const [run, headline] of Object.entries(RUNS))
-  await test(`${run}: the verdict, a line for each metric, shares that sum to 100 %, and no barrier`, async () => {
+  await test(`${run}: verdict, a line for each metric, shares that sum to 100 %, and accessibility`, async () => {
     const { keys, state, verdict } = await factsOf(run);
     assert.equal(state, run === "stopped" ? "stopped" : "finished");
-    // What the page shows is of the run's own file.
+    // The page shows the contents of the run's own file.
     const logged = lines(`kinds/${run}/metrics.jsonl`);
     const names = new Set(logged.filter((line) => !line.alarm).flatMap(Object.keys));
     assert.deepEqual(keys.filter((key) => !names.has(key)), []);
@@ -61,10 +61,10 @@ for (const [run, headline] of Object.entries(RUNS))
     await page.goto(`${base}/#/${run}/overview?metrics=all`);
     await page.waitForFunction((says) => document.querySelector(".verdict h1")?.textContent === says, verdict.says);
     await page.waitForFunction((n) => document.querySelectorAll(".chart canvas").length >= n, keys.length);
-    // A line through the plot has hundreds of pixels, a single dot some ten.
+    // A line through the plot has hundreds of pixels, a single dot about ten.
     const few = (charts) => charts.filter(([, pixels]) => pixels < 8);
     let charts = await page.evaluate(drawn);
-    // Charts are drawn a little after they are made.
+    // Charts are drawn shortly after they are created.
     for (let tries = 0; few(charts).length && tries < 20; tries++) {
       await page.waitForTimeout(50);
       charts = await page.evaluate(drawn);
@@ -87,7 +87,7 @@ for (const [run, headline] of Object.entries(RUNS))
   });
 await page.close();
 
-await test("values of PPO and the reference model have their own share", async () => {
+await test("the value model of PPO and the reference model have separate shares", async () => {
   for (const [run, names] of [
     ["ppo", ["values", "value update", "reference", "rollout"]],
     ["reference", ["reference", "rollout"]],
@@ -100,7 +100,7 @@ await test("values of PPO and the reference model have their own share", async (
   }
 });
 
-await test("a group of PPO, whose advantages are not 0, teaches something", async () => {
+await test("a group of PPO with nonzero advantages is not shown as useless", async () => {
   const { group_steps: steps } = await factsOf("ppo");
   const page = await open(`#/ppo/rollouts?step=${steps[0]}`);
   await page.waitForSelector(".completion .t", { state: "attached" });
@@ -109,7 +109,7 @@ await test("a group of PPO, whose advantages are not 0, teaches something", asyn
   await page.close();
 });
 
-await test("a resumed run is one line of all its steps, with a mark at the resume", async () => {
+await test("a resumed run is one line with a mark at the resume", async () => {
   const { record, step } = await factsOf("resumed");
   assert.deepEqual(record.starts.map((start) => start.step), [0, 40]);
   assert.equal(step, 80);
@@ -130,10 +130,10 @@ await test(`home: ${SWEEP} runs and one of every kind, gamed ones among them, se
     headline.forEach((part) => assert.match(says, part));
     assert.ok(rows.find(([id]) => id === run)[1].includes(says), run);
   }
-  // One of the highest learning rate found one text, too.
+  // One run with the highest learning rate also converged to a single text.
   const gamed = runs.filter((one) => one.verdict.says.startsWith("Gamed: ")).length;
   assert.ok((await page.textContent(".verdict")).includes(` ${gamed} gamed.`));
-  // Ten settings of five seeds, in the order of their numbers; each reached the mean of its last tenth of steps.
+  // Ten settings with five seeds each, in order; the result of a run is the mean over its last tenth of steps.
   const groups = await page.$$eval('section[aria-label*="seed"] tbody tr', (all) =>
     all.map((row) => [...row.children].map((cell) => cell.textContent)),
   );
@@ -156,7 +156,7 @@ await test(`home: ${SWEEP} runs and one of every kind, gamed ones among them, se
 const VIEWS = ["overview", "rollouts", "time", "run"];
 
 for (const run of ["grpo", "ppo", "gamed"])
-  await test(`${run}: light and dark at 390, 800 and 1440 pixels, nothing is beyond the edge and all can be read`, async () => {
+  await test(`${run}: readable in light and dark at 390, 800 and 1440 pixels`, async () => {
     for (const scheme of ["light", "dark"]) {
       const page = await open(`#/${run}/overview`, { scheme, script: AXE });
       for (const view of VIEWS) {
@@ -166,7 +166,7 @@ for (const run of ["grpo", "ppo", "gamed"])
           await page.setViewportSize({ width, height: 900 });
           const where = `${view} ${scheme} at ${width}`;
           assert.deepEqual(await beyond(page), [], where);
-          // Its rules look at colours or at places: in the dark one width is enough.
+          // These rules depend on colours or positions, so one width is enough in dark mode.
           if (scheme === "light" || width === 1440) assert.deepEqual(await barriers(page), [], where);
         }
         assert.deepEqual(await page.evaluate(contrast), [], `${view} ${scheme}`);
@@ -177,4 +177,4 @@ for (const run of ["grpo", "ppo", "gamed"])
 
 await import("./questions.mjs");
 if (process.env.PICTURES) await (await import("./pictures.mjs")).pictures(process.env.PICTURES);
-await finish("runs of every kind are shown as they are");
+await finish("runs of every kind are shown correctly");

@@ -1,4 +1,4 @@
-// Every view for everybody: light and dark, wide and narrow, by touch.
+// Every view in light and dark, wide and narrow, and by touch.
 import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
 import { base, open, test } from "./page.mjs";
@@ -15,10 +15,10 @@ const VIEWS = [
   "run",
 ];
 
-await test("every view, light and dark, wide and narrow: nothing runs, nothing is beyond the edge, all can read it", async () => {
+await test("every view is safe, fits the screen and is accessible, in light and dark, wide and narrow", async () => {
   const shots = process.env.SHOTS;
   if (shots) mkdirSync(shots, { recursive: true });
-  // The others are opened by runs.mjs, with other runs and at three widths.
+  // The other views are opened by runs.mjs, with other runs and at three widths.
   const views = shots ? VIEWS : VIEWS.filter((view) => !["overview", "time", "run"].includes(view));
   for (const [width, height] of [
     [1280, 900],
@@ -44,7 +44,7 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
   }
 });
 
-await test("a finger reads what a mouse reads when it rests", async () => {
+await test("touching an element shows its tooltip", async () => {
   const page = await open("#/a/overview", { width: 390, height: 800, hasTouch: true });
   const of = page.locator(".numbers .name[title]").first();
   await of.tap();
@@ -56,7 +56,7 @@ await test("a finger reads what a mouse reads when it rests", async () => {
   await page.close();
 });
 
-await test("the page is light or dark as the system is, until the reader chooses", async () => {
+await test("the page follows the system's colour scheme until the reader chooses one", async () => {
   const page = await open("#/a/overview", { scheme: "dark" });
   const themes = { light: "rgb(253, 253, 251)", dark: "rgb(17, 19, 21)" };
   const shows = async (theme) => {

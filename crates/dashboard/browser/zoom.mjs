@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { STEPS, drag, drawn, figure, heights, json, points, rows, words } from "./plots.mjs";
 import { base, open, short, test, work } from "./page.mjs";
 
-await test("zoom: a part of a chart is shown in all of them, with finer points; the address keeps it", async () => {
+await test("zooming one chart zooms all charts with finer points, and the URL keeps the range", async () => {
   const page = await open("#/long/overview");
   const of = figure(page, "reward").locator(".u-over");
   await of.waitFor();
@@ -18,7 +18,7 @@ await test("zoom: a part of a chart is shown in all of them, with finer points; 
   assert.ok(part.width < STEPS / whole);
   await drawn(page, part.steps.length);
   assert.equal((await points(page)).length, 6);
-  // The numbers above the charts are of the whole run.
+  // The numbers above the charts cover the whole run.
   assert.equal(await page.textContent(".numbers b"), `${short(rows.at(-1).reward)}`);
   const again = await open(new URL(page.url()).hash);
   await again.waitForSelector(".u-over");
@@ -27,7 +27,7 @@ await test("zoom: a part of a chart is shown in all of them, with finer points; 
   await of.dblclick();
   await page.waitForFunction(() => !location.hash.includes("from="));
   await drawn(page, whole);
-  // By keys, from the middle, and back.
+  // The keyboard zooms around the middle, and back.
   await page.mouse.move(2, 2);
   await figure(page, "reward").locator(".plot").focus();
   await page.keyboard.press("+");
@@ -39,7 +39,7 @@ await test("zoom: a part of a chart is shown in all of them, with finer points; 
   assert.ok(await page.evaluate(() => document.activeElement.matches(".plot")));
   await page.keyboard.press("Escape");
   await page.waitForFunction(() => !location.hash.includes("from="));
-  // By fields, as a finger does it.
+  // The fields also work by touch.
   await page.fill('input[aria-label="Charts from"]', "3001");
   await page.fill('input[aria-label="Charts to"]', "3100");
   await page.press('input[aria-label="Charts to"]', "Enter");
@@ -49,7 +49,7 @@ await test("zoom: a part of a chart is shown in all of them, with finer points; 
   await page.close();
 });
 
-await test("a click reads the step, and does not zoom", async () => {
+await test("a click opens the step and does not zoom", async () => {
   const page = await open("#/a/overview");
   const of = figure(page, "reward").locator(".u-over");
   await of.waitFor();
@@ -60,7 +60,7 @@ await test("a click reads the step, and does not zoom", async () => {
   await page.close();
 });
 
-await test("smoothing is the weighted mean of the values so far, and the raw value is beside it", async () => {
+await test("smoothing shows the weighted mean of the values so far, and the raw value beside it", async () => {
   const page = await open("#/logged/overview?smooth=0.8");
   await page.waitForSelector(".u-over");
   const logged = readFileSync(`${work}/runs/logged/metrics.jsonl`, "utf8").trim().split("\n").map(JSON.parse);
@@ -75,7 +75,7 @@ await test("smoothing is the weighted mean of the values so far, and the raw val
   await page.close();
 });
 
-await test("a logarithmic axis makes a straight line of a value that doubles, and a chart without values above 0 stays linear", async () => {
+await test("a doubling value is a straight line on a logarithmic axis, and nonpositive charts stay linear", async () => {
   const page = await open("#/long/overview?metrics=all&filter=doubling");
   const of = figure(page, "objective/doubling");
   await of.locator(".u-over").waitFor();
@@ -93,7 +93,7 @@ await test("a logarithmic axis makes a straight line of a value that doubles, an
   await page.close();
 });
 
-await test("x is minutes or tokens, and a part of them is zoomed", async () => {
+await test("the x axis can be minutes or tokens, and can be zoomed", async () => {
   const page = await open("#/long/overview");
   await page.waitForSelector(".u-over");
   await page.selectOption('select[aria-label="x axis"]', "minutes");
@@ -115,13 +115,13 @@ await test("x is minutes or tokens, and a part of them is zoomed", async () => {
   const part = await json(`runs/long/series?keys=reward&px=500&x=minutes&from=${from}&to=${to}`);
   assert.ok(Math.abs(part.steps[0] - STEPS / 2) < 50, `${part.steps[0]}`);
   await drawn(page, part.steps.length);
-  // Another axis begins with everything.
+  // Another axis shows the whole run first.
   await page.selectOption('select[aria-label="x axis"]', "tokens");
   await page.waitForFunction(() => location.hash.includes("x=tokens") && !location.hash.includes("from="));
   await page.waitForTimeout(200);
   const tokens = /^([\d.]+) k: /.exec(await at(0.5));
   assert.ok(Math.abs(tokens[1] - 500) < 10, `${tokens}`);
-  // A run without tokens has no such axis.
+  // A run without tokens does not offer that axis.
   await page.goto(`${base}/#/logged/overview?x=tokens`);
   await page.waitForFunction(() => document.querySelector("#head select")?.value === "logged");
   await page.waitForSelector(".u-over");
@@ -130,7 +130,7 @@ await test("x is minutes or tokens, and a part of them is zoomed", async () => {
   await page.close();
 });
 
-await test("curves of chosen runs are zoomed and smoothed, too", async () => {
+await test("curves of compared runs can be zoomed and smoothed", async () => {
   const page = await open("#//runs?on=a,b&smooth=0.5");
   const of = figure(page, "reward");
   await of.locator(".u-over").waitFor();

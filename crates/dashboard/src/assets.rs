@@ -1,5 +1,5 @@
-//! The files of the web page in `assets`, a folder for each section, compiled into the program: a file's path there is
-//! its address. Third-party files are in `assets/vendor`, unchanged.
+//! The files of the web page, compiled into the program. `assets` has a folder for each section; a file's path in it is
+//! its URL. Third-party files are in `assets/vendor`, unmodified.
 
 /// Name and contents of a file.
 type Asset = (&'static str, &'static [u8]);
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use sha2::{Digest, Sha256};
 
-    /// Third-party files have their recorded hashes, and each package has its licence.
+    /// Third-party files must have their recorded hashes, and each package must have its licence.
     #[test]
     fn vendored_files_are_unchanged() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/vendor");
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_looked_up() {
+    fn assets_are_found_by_name_with_their_content_type() {
         assert!(asset("").unwrap().1.starts_with("text/html"));
         let kinds =
             ["shell/style.css", "shell/app.js", "vendor/source-code-pro-5.3.1/source-code-pro-latin-400-normal.woff2"];

@@ -1,4 +1,4 @@
-//! Recorded rollouts for the page: summaries of groups, one group as a whole, and the tokens of its completions.
+//! Recorded rollouts for the page: summaries of groups, one group with its completions, and their tokens.
 
 use crate::range::RewardRange;
 use crate::series::short;
@@ -9,40 +9,40 @@ use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// The number of tokens of a completion in one response; the page requests the rest.
+/// Maximum number of a completion's tokens in one response; the page requests the rest.
 const WINDOW: usize = 4096;
-/// The number of tokens of a prompt's end in one response: enough to show how a chat template opens the answer.
+/// The number of tokens at the end of a prompt in a response: enough to show how the chat template starts the answer.
 const PROMPT_END: usize = 16;
-/// The longest time for which a text search or a filter reads groups.
+/// The maximum time for which a text search or a filter reads groups.
 pub(crate) const READ_AT_MOST: Duration = Duration::from_secs(2);
 
-/// Filters and order of the groups that the page requests.
+/// The filters and the order of a requested list of groups.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// First optimizer step of the groups.
     pub from: u64,
-    /// Last optimizer step, included.
+    /// Last optimizer step of the groups, inclusive.
     pub to: u64,
     /// A filter: `best`, `worst`, `spread`, `no-spread`, `cut` or `updated`.
     pub only: String,
-    /// The rewards that the groups must have.
+    /// The range of rewards.
     pub rewards: RewardRange,
     /// The order: `step`, `reward`, `spread` or `tokens`; a leading `-` reverses it.
     pub sort: String,
-    /// A text that the prompt or a completion must contain.
+    /// A string that the prompt or a completion must contain.
     pub text: String,
-    /// The prompt (by number) that the groups must belong to.
+    /// The number of the prompt to which the groups must belong.
     pub prompt: Option<u64>,
-    /// The groups with recorded log-probabilities after the step.
+    /// The groups that have recorded log-probabilities after the step.
     pub updated: HashSet<GroupId>,
-    /// Index of the first group in the response; `limit` is the number of groups.
+    /// Index of the first group in the response; `limit` is the maximum number of groups.
     pub after: usize,
-    /// Most groups in the response.
+    /// Maximum number of groups in the response.
     pub limit: usize,
 }
 
 /// Summaries of the requested groups, and the number of matching groups: `{"total", "unread", "groups": […], "next"}`.
-/// `unread` is the number of groups that a search did not have the time to read. `texts` decodes completions that are
+/// `unread` is the number of groups that the search could not read in time. `texts` decodes completions that are
 /// recorded as tokens.
 pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Value {
     let step = |entry: &IndexEntry| entry.step.unwrap_or(0);
@@ -99,7 +99,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })
 }
 
-/// Sorts by a number, in descending order if `turned`. A group without a score is last in both orders.
+/// Sorts by a number, in descending order if `turned`. Groups without a score come last in both orders.
 fn order(places: &mut [usize], number: impl Fn(&usize) -> f64, turned: bool) {
     places.sort_by(|a, b| number(a).total_cmp(&number(b)));
     if turned {
@@ -108,8 +108,8 @@ fn order(places: &mut [usize], number: impl Fn(&usize) -> f64, turned: bool) {
     places.sort_by_key(|place| number(place).is_nan());
 }
 
-/// Whether a completion of the group was cut, if `only` requires that, and whether its prompt or a completion contains
-/// `text`, which is in lower case.
+/// Whether the group has a truncated completion (if `only` requires one), and whether its prompt or a completion
+/// contains `text`, which is in lower case.
 fn fits(group: &Group, only: &str, text: &str, texts: Option<&TokenTexts>) -> bool {
     let is_cut = || group.lines().iter().any(|line| line.get("truncated") == Some(&Value::Bool(true)));
     let has = |found: &str| found.to_lowercase().contains(text);
@@ -161,9 +161,9 @@ fn summary(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
     })
 }
 
-/// A map of rewards: each step's groups in order of reward, the best first, with at most so many columns (`pixels`) and
-/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one with the step `from`
-/// are left out: a page that watches a run already has them.
+/// A map of rewards with at most `pixels` columns and `rows` rows. A column has the groups of some steps, the best
+/// first: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Only the column with the step `from` and
+/// later columns are included: a page that watches a run already has the others.
 pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
@@ -183,7 +183,7 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
         .values_mut()
         .map(|places| {
             order(places, |place| file.index()[*place].reward, true);
-            // If there are too many, every nth group, so that the ranks keep their proportions.
+            // If there are too many groups, every nth one is shown, so that the distribution stays the same.
             let every = places.len().div_ceil(rows.max(1)).max(1);
             places.iter().step_by(every).map(cell).collect()
         })
@@ -191,12 +191,12 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     json!({ "steps": columns.keys().collect::<Vec<_>>(), "width": width, "cells": cells })
 }
 
-/// The groups with recorded log-probabilities after the step.
+/// The groups that have recorded log-probabilities after the step.
 pub fn updated(updates: Option<&GroupFile>) -> HashSet<GroupId> {
     updates.iter().flat_map(|file| file.index()).map(|entry| entry.group).collect()
 }
 
-/// The group with recorded log-probabilities after its step that is nearest to this one by step: `{"place", "step"}`.
+/// The group with recorded log-probabilities after its step whose step is nearest: `{"place", "step"}`.
 fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value {
     let index = file.index();
     let step = index[place].step.unwrap_or(0);
@@ -205,11 +205,10 @@ fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
     scored.min_by_key(away).map_or(Value::Null, |other| json!({ "place": other, "step": index[other].step }))
 }
 
-/// For each completion of a group, the log-probabilities of its tokens after the optimizer step, where they are
-/// recorded.
+/// The recorded log-probabilities of each completion's tokens after the optimizer step; empty if they are not recorded.
 fn after_step(updates: Option<&GroupFile>, group: GroupId) -> Vec<Vec<Value>> {
     let Some(file) = updates else { return Vec::new() };
-    // A resumed run may learn from a group again and record it twice: the last record counts.
+    // A resumed run may train on a group again and record it twice: the last record counts.
     let place = file.index().iter().rposition(|entry| entry.group == group);
     let Some(found) = place.and_then(|place| file.read(place).ok()) else { return Vec::new() };
     let logps = |c: &lockstep::wire::Completion| {
@@ -218,7 +217,7 @@ fn after_step(updates: Option<&GroupFile>, group: GroupId) -> Vec<Vec<Value>> {
     found.completions.iter().map(logps).collect()
 }
 
-/// A group with its completions, and the first tokens of each.
+/// A group with its completions, and the first tokens of each completion.
 pub fn group(
     file: &GroupFile,
     place: usize,
@@ -252,7 +251,7 @@ pub fn group(
     Ok(of_group)
 }
 
-/// The tokens of a completion from index `from` on.
+/// The tokens of a completion, starting at index `from`.
 pub fn window(
     file: &GroupFile,
     place: usize,
@@ -312,7 +311,7 @@ pub(crate) mod tests {
     use super::*;
     use lockstep::wire::file::GroupLog;
 
-    /// Writes these groups as a run records them.
+    /// Writes these groups in the format of a run.
     pub(crate) fn recorded(dir: &std::path::Path, groups: impl IntoIterator<Item = Group>) -> GroupFile {
         let path = dir.join("rollouts.bin");
         let mut log = GroupLog::open(&path).unwrap();
@@ -325,8 +324,8 @@ pub(crate) mod tests {
         GroupFile::open(&path).unwrap()
     }
 
-    /// Writes four groups of two completions, from two prompts, at steps 1 and 2; the rewards of the last group are
-    /// equal.
+    /// Writes four groups with two completions each, from two prompts, at steps 1 and 2. The rewards in the last group
+    /// are equal.
     fn file(dir: &std::path::Path) -> GroupFile {
         let groups = (0..4u64).map(|id| {
             let completion = |generation: usize| Completion {
@@ -349,7 +348,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn groups_are_filtered_sorted_and_found() {
+    fn groups_can_be_filtered_sorted_and_searched() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let numbers = |wanted: Wanted| -> Vec<u64> {
@@ -372,15 +371,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_group_has_its_completions_and_windows_of_tokens() {
+    fn a_group_is_returned_with_completions_and_windows_of_tokens() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let one = group(&file, 2, None, Some(&file)).unwrap();
         assert_eq!(one["prompt"], "question 0");
         assert_eq!(one["completions"][1]["text"], "answer 2 1");
         assert_eq!(one["completions"][1]["rewards"], json!([3.0]));
-        assert_eq!(one["completions"][1]["new_logprobs"], Value::Null, "that file has none");
-        // The update of group 2: once, and again after a resume.
+        assert_eq!(
+            one["completions"][1]["new_logprobs"],
+            Value::Null,
+            "without updates.bin there are no new log-probabilities"
+        );
+        // Group 2 is recorded twice: once, and again after a resume.
         let updates = dir.path().join("updates.bin");
         let mut log = GroupLog::open(&updates).unwrap();
         for logp in [-9.0, -0.5] {

@@ -1,4 +1,4 @@
-//! Access control: requests from other sites' pages are refused, and requests from other machines need a token.
+//! Access control: requests from pages of other sites are refused, and requests from other machines need a token.
 
 use axum::http::{HeaderMap, StatusCode, header};
 use sha2::{Digest, Sha256};
@@ -6,30 +6,29 @@ use std::net::IpAddr;
 
 /// The name of the cookie that holds the token.
 const COOKIE: &str = "lockstep";
-/// A header that a request from another site's page can carry only after a CORS preflight, which this server never
-/// grants.
+/// A header that a page of another site could send only after a CORS preflight, which this server never grants.
 const OURS: &str = "x-lockstep";
-/// The Content-Security-Policy of the page: nothing from other sites, no markup from texts, no frames
+/// The Content-Security-Policy of the page: nothing from other sites, no markup from strings, no frames
 /// (docs/dashboard.md).
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
      require-trusted-types-for 'script'; trusted-types vendor";
 
-/// The requirements that a request must meet.
+/// The requirements for a request.
 #[derive(Clone, Debug)]
 pub struct Guard {
     port: u16,
-    /// The host name that is allowed in `Host`, beside this machine's names.
+    /// A host name that is allowed in `Host`, in addition to the names of this machine.
     host: Option<String>,
-    /// Names and ports that are allowed as well, such as a forwarded port's.
+    /// Further names and ports that are allowed, such as those of a forwarded port.
     also: Vec<(String, u16)>,
-    /// Hash of the token. Only hashes are compared, so that the time of the comparison reveals nothing.
+    /// The hash of the token. Only hashes are compared, so that timing reveals nothing about the token.
     token: Option<[u8; 32]>,
 }
 
 impl Guard {
-    /// The guard of a server at this address. If other machines can reach the address, it makes a token, which is
-    /// returned to be shown once.
+    /// The guard of a server at this address. If other machines can reach the address, a token is created, and returned
+    /// to be shown once.
     pub fn new(host: &str, address: IpAddr, port: u16) -> std::io::Result<(Guard, Option<String>)> {
         let is_local = address.is_loopback();
         let token = if is_local { None } else { Some(random()?) };
@@ -38,13 +37,13 @@ impl Guard {
         Ok((Guard { port, host: named, also: Vec::new(), token: hashed }, token))
     }
 
-    /// Allows these values of `Host` as well: `NAME:PORT`, or `NAME` for port 80.
+    /// Allows these values of `Host`, too: `NAME:PORT`, or `NAME` for port 80.
     pub fn allow(&mut self, hosts: &[String]) {
         let parts = hosts.iter().map(|host| name_and_port(host));
         self.also.extend(parts.map(|(name, port)| (name.to_owned(), port)));
     }
 
-    /// Explains to a browser why a request with this `Host` was refused with status 421.
+    /// The message for a browser whose request was refused with status 421 because of its `Host`.
     pub fn misdirected(&self, headers: &HeaderMap) -> String {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("no host");
         format!(
@@ -56,14 +55,14 @@ impl Guard {
         )
     }
 
-    /// Refuses a request with a status: 421 for another host's name (DNS rebinding by another site's page), 401 without
-    /// the token.
+    /// Refuses a request with a status: 421 for a foreign host name (DNS rebinding by another site), 401 without the
+    /// token.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), StatusCode> {
         let host =
             headers.get(header::HOST).and_then(|host| host.to_str().ok()).ok_or(StatusCode::MISDIRECTED_REQUEST)?;
         let (name, port) = name_and_port(host);
         let is_ours = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || self.host.as_deref() == Some(name);
-        // If the server listens at all addresses of the machine, its names are unknown, and the token decides.
+        // A server that listens on all addresses does not know its names, so the token decides.
         let any = self.token.is_some() && self.host.is_none();
         let is_allowed = self.also.iter().any(|also| (also.0.as_str(), also.1) == (name, port));
         if !is_allowed && (port != self.port || !(is_ours || any)) {
@@ -78,7 +77,7 @@ impl Guard {
         if tokens.any(fits) { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
     }
 
-    /// Whether a request that changes something comes from the page itself. Only for requests that
+    /// Whether a request that changes something comes from the page itself. Call it only for requests that
     /// [`check`](Self::check) accepted.
     pub fn may_change(&self, headers: &HeaderMap) -> bool {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
@@ -87,7 +86,7 @@ impl Guard {
     }
 }
 
-/// The parts of a value of `Host`: without a port it is 80.
+/// Name and port in a value of `Host`; the port is 80 if missing.
 fn name_and_port(host: &str) -> (&str, u16) {
     match host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|c| c.is_ascii_digit())) {
         Some((name, port)) => (name, port.parse().unwrap_or(0)),
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forwarded_port_is_explained_and_can_be_allowed() {
+    fn a_forwarded_port_is_refused_with_advice_and_can_be_allowed() {
         let (mut guard, _) = Guard::new("127.0.0.1", "127.0.0.1".parse().unwrap(), 7860).unwrap();
         let forwarded = headers("localhost:8888", None);
         assert_eq!(guard.check(&forwarded), Err(StatusCode::MISDIRECTED_REQUEST));
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hosts_are_refused_and_beyond_this_machine_a_token_is_needed() {
+    fn foreign_hosts_are_refused_and_other_machines_need_a_token() {
         let (local, none) = Guard::new("127.0.0.1", "127.0.0.1".parse().unwrap(), 7860).unwrap();
         assert!(none.is_none() && local.token.is_none());
         for host in ["localhost:7860", "127.0.0.1:7860", "[::1]:7860"] {
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_page_changes_something_and_a_bearer_is_a_token() {
+    fn only_the_page_may_change_something_and_bearer_tokens_are_accepted() {
         let (local, _) = Guard::new("127.0.0.1", "127.0.0.1".parse().unwrap(), 7860).unwrap();
         let may = |ours: bool, origin: Option<&str>| {
             let mut headers = headers("localhost:7860", None);
@@ -175,7 +174,7 @@ mod tests {
         for other in ["http://localhost:7861", "https://localhost:7860", "http://evil.example", "null", ""] {
             assert!(!may(true, Some(other)), "{other}");
         }
-        // A server at one address accepts that address and the loopback names, with the token.
+        // A server at a specific address accepts that address and the loopback names, with the token.
         let (named, token) = Guard::new("10.0.0.5", "10.0.0.5".parse().unwrap(), 80).unwrap();
         let token = token.unwrap();
         let bearer = |host: &str, token: &str| {

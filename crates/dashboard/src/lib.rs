@@ -1,10 +1,10 @@
-//! The dashboard: a web page that shows training runs and the completions of their models: `lockstep dashboard RUN…`.
+//! The dashboard, `lockstep dashboard RUN…`: a web page that shows training runs and the completions of their models.
 //!
-//! It reads the files of training runs, running or ended, and never communicates with a running one. So watching does
-//! not slow, stop or change a run, and old runs and runs of other machines are shown in the same way. It does not write
-//! files or start programs.
+//! The dashboard only reads the files of training runs, current or finished, and never communicates with a running one.
+//! So watching cannot slow, stop or change a run, and old runs and runs from other machines look the same. The
+//! dashboard writes no files and starts no programs.
 //!
-//! | module | what |
+//! | module | purpose |
 //! |---|---|
 //! | `runs` | finds runs in directories |
 //! | `run` | one run's files, read on as they grow |
@@ -44,7 +44,7 @@ pub use server::jobs::{Jobs, Refusal};
 pub use server::{Server, serve_in_thread};
 pub use verdict::{Judged, Verdict, verdict};
 
-/// The verdict on the training run in this directory, which is ending, as the page and reports show it afterwards.
+/// The verdict on the training run in this directory, which is about to end, as the page and reports will show it.
 pub fn verdict_of(run: &std::path::Path) -> Verdict {
     let mut files = run::RunFiles::new(run.to_owned());
     files.refresh();

@@ -1,22 +1,22 @@
-//! Reads a file of JSON lines incrementally as it grows. It does not interpret the lines.
+//! Reads a JSON Lines file incrementally as it grows. The lines are not interpreted.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// How many bytes are read at once, and the longest line.
+/// How many bytes are read at once, and the maximum length of a line.
 pub(crate) const PIECE: u64 = 8 << 20;
 
-/// A file and how much of it was read.
+/// A file, and how much of it was read.
 pub(crate) struct Lines {
     path: PathBuf,
-    /// The number of bytes read, and the first of these bytes: if they change, the file was replaced and is read from
-    /// the start.
+    /// The number of bytes read, and the first of these bytes: if they change, the file was replaced, and it is read
+    /// from the start.
     read: u64,
     head: Vec<u8>,
 }
 
-/// An opened file with its length, and whether the file was replaced since the last read.
+/// An open file with its length, and whether the file was replaced since the last read.
 pub(crate) struct Opened {
     file: File,
     length: u64,
@@ -24,17 +24,17 @@ pub(crate) struct Opened {
 }
 
 impl Lines {
-    /// The file at this path, before the first read.
+    /// The file at this path, of which nothing is read yet.
     pub fn new(path: PathBuf) -> Lines {
         Lines { path, read: 0, head: Vec::new() }
     }
 
-    /// How many bytes were read.
+    /// The number of bytes read.
     pub fn read(&self) -> u64 {
         self.read
     }
 
-    /// Opens the file; `None` if there is none.
+    /// Opens the file; `None` if it does not exist.
     pub fn open(&mut self) -> Option<Opened> {
         let mut file = disk::open(&self.path).ok()?;
         let length = file.metadata().map_or(0, |metadata| metadata.len());
@@ -46,8 +46,8 @@ impl Lines {
         Some(Opened { file, length, begins_anew })
     }
 
-    /// Reads the next whole lines; `None` at the end. A line that is still being written is left for the next call. A
-    /// stranger's file may have any length and be one line: reading stops at a line that is longer than a piece.
+    /// Reads the next complete lines; `None` at the end. A line that is still being written is left for the next call.
+    /// An untrusted file may have any length and consist of one line: reading stops at a line that exceeds the maximum.
     pub fn next(&mut self, of: &Opened) -> Option<Vec<u8>> {
         if self.read >= of.length {
             return None;

@@ -1,4 +1,4 @@
-//! Describes metrics for the page: tooltips, and units of axes.
+//! Descriptions of metrics for the page: tooltips, and units of axes.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ pub fn unit(name: &str) -> Option<(String, Value)> {
     (!unit.is_empty()).then(|| (name.to_owned(), unit.into()))
 }
 
-/// Plain text of Markdown: `[text](address)` becomes its text, and backticks are removed.
+/// Converts Markdown to plain text: `[text](address)` becomes `text`, and backticks are removed.
 fn without_markdown(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_those_of_the_list_of_metrics() {
+    fn units_are_taken_from_the_table_of_metrics() {
         let of = |name: &str| unit(name).map(|(_, unit)| unit);
         assert_eq!(of("peak_bytes"), Some("bytes".into()));
         assert_eq!(of("rewards/a/no_answer"), Some("share".into()));

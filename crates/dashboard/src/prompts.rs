@@ -1,4 +1,4 @@
-//! Recorded groups by prompt: the rewards of one prompt from step to step.
+//! Recorded groups by prompt: how the reward of one prompt changes from step to step.
 
 use crate::groups::{READ_AT_MOST, prompt_of, whole_prompt_of};
 use crate::series::short;
@@ -7,44 +7,44 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// Most points of a prompt's curve in a list of prompts, and of the curve of one prompt.
+/// Maximum number of points of a prompt's curve in a list of prompts, and of the curve of one prompt.
 const IN_LIST: usize = 40;
 const ALONE: usize = 2000;
 
-/// The prompts that the page requests.
+/// Which prompts the page requests, and their order.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// The order: `fell` (from the first groups to the last, most first), `rose` (likewise), or `unsolved` (the lowest
-    /// best reward first).
+    /// The order: `fell` (the largest decrease of the reward first), `rose` (the largest increase first), or `unsolved`
+    /// (the lowest best reward first).
     pub sort: String,
-    /// A text that the prompt must contain, in whatever case.
+    /// A string that the prompt must contain; case is ignored.
     pub text: String,
-    /// Only this prompt, with all points.
+    /// Only this prompt, with all its points.
     pub prompt: Option<u64>,
-    /// Index of the first prompt in the response; `limit` is the number of prompts.
+    /// Index of the first prompt in the response; `limit` is the maximum number of prompts.
     pub after: usize,
-    /// Most prompts in the response.
+    /// Maximum number of prompts in the response.
     pub limit: usize,
 }
 
-/// A prompt with the places of its groups, in the order of their steps.
+/// A prompt, with the places of its groups in the order of their steps.
 struct Prompt<'a> {
     file: &'a GroupFile,
     places: Vec<usize>,
     change: Change,
 }
 
-/// Means of the rewards of the first third of a prompt's groups and of the last third.
+/// The mean rewards of the first third and of the last third of a prompt's groups.
 struct Change {
     from: f64,
     to: f64,
-    /// Whether the reward fell by more than noise: by more than two standard errors. With one group in each third, the
-    /// noise is unknown.
+    /// Whether the reward fell significantly: by more than two standard errors. With one group per third, the noise is
+    /// unknown.
     fell: bool,
 }
 
 impl Change {
-    /// Of rewards in the order of their steps. Groups without a score are left out.
+    /// Computes the change of rewards in the order of their steps. Groups without a score are ignored.
     fn of(rewards: &[f64]) -> Change {
         let rewards: Vec<f64> = rewards.iter().copied().filter(|reward| !reward.is_nan()).collect();
         let third = rewards.len().div_ceil(3);
@@ -74,7 +74,7 @@ impl Prompt<'_> {
         self.point(self.places[self.places.len() - 1])
     }
 
-    /// The group with the highest reward, and the last of them if several have it. Groups without a score are left out.
+    /// The group with the highest reward; the last one if several have it. Groups without a score are ignored.
     fn best(&self) -> (u64, f64, usize) {
         let points = self.places.iter().map(|&place| self.point(place)).filter(|(_, reward, _)| !reward.is_nan());
         points.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_else(|| self.last())
@@ -87,7 +87,7 @@ impl Prompt<'_> {
 
     fn to_json(&self, most: usize) -> Value {
         let every = self.places.len().div_ceil(most).max(1);
-        // The last point is always there.
+        // The last point is always included.
         let is_shown = |at: &usize| (self.places.len() - 1 - at).is_multiple_of(every);
         let point = |(step, reward, place): (u64, f64, usize)| json!([step, short(reward), place]);
         let points = (0..self.places.len()).filter(is_shown).map(|at| point(self.point(self.places[at])));
@@ -108,9 +108,9 @@ impl Prompt<'_> {
     }
 }
 
-/// The requested prompts, the number of matching prompts, and the number of them with rewards that fell by more than
-/// noise: `{"total", "fell", "prompts": […], "next", "unread"}`. A point is `[step, reward, place]`. `unread` is the
-/// number of prompts that a search did not have the time to read.
+/// The requested prompts, the number of matching prompts, and the number of prompts whose reward fell significantly:
+/// `{"total", "fell", "prompts": […], "next", "unread"}`. A point is `[step, reward, place]`. `unread` is the number of
+/// prompts that the search could not read in time.
 pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     let mut by_prompt: HashMap<u64, Vec<usize>> = HashMap::new();
     for (place, entry) in file.index().iter().enumerate() {
@@ -140,10 +140,10 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
             _ => prompt.change.to - prompt.change.from,
         }
     };
-    // The order is computed once for each prompt: it reads all of the prompt's groups.
+    // The order is computed once per prompt, since it reads all groups of the prompt.
     let prompts = by_prompt.into_values().map(in_order);
     let mut all: Vec<_> = prompts.map(|prompt| (order(&prompt), prompt)).collect();
-    // Prompts without a score are last.
+    // Prompts without a score come last.
     all.sort_by(|(a, first), (b, second)| {
         a.is_nan().cmp(&b.is_nan()).then(a.total_cmp(b)).then(first.places[0].cmp(&second.places[0]))
     });
@@ -162,9 +162,10 @@ mod tests {
     use lockstep::wire::{Completion, Group, GroupId};
 
     #[test]
-    fn prompts_are_sorted_by_how_their_reward_changed() {
+    fn prompts_are_sorted_by_the_change_of_their_reward() {
         let dir = tempfile::tempdir().unwrap();
-        // Rewards of three prompts at steps 1 to 4: one rises, one rises and then falls, one stays at 0.
+        // Rewards of three prompts at steps 1 to 4: the first rises, the second rises and then falls, the third stays
+        // at 0.
         let rewards = [[0.0, 1.0, 2.0, 3.0], [2.0, 2.5, 1.0, 1.5], [0.0, 0.0, 0.0, 0.0]];
         let of_step = |step: usize| (0..3).map(move |prompt| (step, prompt));
         let groups = (0..4).flat_map(of_step).map(|(step, prompt)| {
@@ -194,7 +195,7 @@ mod tests {
             [&json!([1, 2.0, 1]), &json!([2, 2.5, 4]), &json!([4, 1.5, 10])]
         );
         assert_eq!([&one["from"], &one["to"], &one["fell"]], [&json!(2.25), &json!(1.25), &json!(true)]);
-        assert_eq!(fell["fell"], 1, "the others rose and stayed");
+        assert_eq!(fell["fell"], 1, "of the other prompts, one rose and one stayed");
         let hash = u64::from_str_radix(one["prompt_hash"].as_str().unwrap(), 16).unwrap();
         let alone = prompts(&file, &Wanted { prompt: Some(hash), limit: 1, ..Wanted::default() });
         assert_eq!(alone["prompts"][0]["points"].as_array().unwrap().len(), 4);
@@ -208,19 +209,19 @@ mod tests {
             (from, to, fell)
         };
         assert_eq!(of(&[1.0]), (1.0, 1.0, false));
-        assert_eq!(of(&[3.0, 2.0, 1.0]), (3.0, 1.0, false), "one in each third says nothing");
+        assert_eq!(of(&[3.0, 2.0, 1.0]), (3.0, 1.0, false), "the noise is unknown with one group per third");
         assert_eq!(of(&[3.0, 3.0, 1.0, 1.0]), (3.0, 1.0, true));
         assert_eq!(of(&[1.0, 1.0, 3.0, 3.0]), (1.0, 3.0, false), "it rose");
-        // Thirds of two with the variance 2 each: an error of √2. Falls of 2 and of 3.
+        // Thirds of two values, each with variance 2: a standard error of √2. The rewards fall by 2 and by 3.
         assert_eq!(of(&[4.0, 6.0, 9.0, 2.0, 4.0]), (5.0, 3.0, false));
         assert_eq!(of(&[4.0, 6.0, 9.0, 1.0, 3.0]), (5.0, 2.0, true));
-        // Seven: thirds of three, with the variances 1 and 0 of three values.
+        // Seven values: thirds of three, with variances 1 and 0.
         assert_eq!(of(&[1.0, 2.0, 3.0, 9.0, 0.5, 0.5, 0.5]), (2.0, 0.5, true));
         assert_eq!(of(&[1.0, 2.0, 3.0, 9.0, 1.0, 1.0, 1.0]), (2.0, 1.0, false));
     }
 
     #[test]
-    fn a_prompt_is_answered_in_full_and_a_long_curve_thinned_from_its_end() {
+    fn a_prompt_is_returned_in_full_and_a_long_curve_keeps_its_last_point() {
         let dir = tempfile::tempdir().unwrap();
         let group = |id: u64, step: Option<u64>, reward: f64, prompt: u32| Group {
             group: GroupId(id),
@@ -232,7 +233,7 @@ mod tests {
             completions: vec![Completion { rewards: vec![Some(reward)], ..Completion::new(0, vec![1]) }],
             ..Group::default()
         };
-        // The groups are written out of order. The last group with the highest reward is the best.
+        // The groups are written out of order. The last group with the highest reward counts as the best.
         let rewards = [0.5, 1.0, 1.0, 0.0];
         let of_steps = [4u64, 2, 3, 1].map(|step| group(step, Some(step), rewards[4 - step as usize], 7));
         let long = (1..=81).map(|step| group(100 + step, Some(step), 0.25, 8));
@@ -267,9 +268,9 @@ mod tests {
             let answer = prompts(&file, &Wanted { text: text.into(), limit: 9, ..Wanted::default() });
             (answer["total"].clone(), answer["prompts"][0]["prompt"].clone())
         };
-        assert_eq!(found("ION 8"), (json!(1), json!("question 8")), "in whatever case");
+        assert_eq!(found("ION 8"), (json!(1), json!("question 8")), "case must be ignored");
         assert_eq!((found("question").0, found("answer").0), (json!(3), json!(0)));
-        // Equal changes: in the order of the first places.
+        // Prompts with equal changes are in the order of their first groups.
         let equal = prompts(&file, &Wanted { limit: 9, ..Wanted::default() });
         let names: Vec<_> = equal["prompts"].as_array().unwrap().iter().map(|one| &one["prompt"]).collect();
         assert_eq!(names, ["question 8", "question 9", "question 7"]);

@@ -1,21 +1,21 @@
-//! A range of rewards by which groups are filtered.
+//! A range of rewards, by which groups are filtered.
 
 use lockstep::wire::Group;
 use std::collections::BTreeMap;
 
-/// Inclusive bounds of a reward: of a group's mean reward, or of the reward of one of its completions.
+/// Inclusive bounds of a reward: the mean reward of a group, or the reward of a single completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RewardRange {
     /// The lower bound.
     pub min: Option<f64>,
-    /// The greatest reward.
+    /// The upper bound.
     pub max: Option<f64>,
-    /// Whether one completion in the range suffices.
+    /// Whether one completion within the range suffices.
     pub per_completion: bool,
 }
 
 impl RewardRange {
-    /// Reads the parameters `min`, `max` and `per` of an address.
+    /// Parses the URL parameters `min`, `max` and `per`.
     pub fn parse(words: &BTreeMap<String, String>) -> Result<RewardRange, String> {
         let bound = |name: &str| match words.get(name).filter(|word| !word.is_empty()) {
             None => Ok(None),
@@ -36,18 +36,18 @@ impl RewardRange {
         self.min.is_some() || self.max.is_some()
     }
 
-    /// Whether the completions of groups must be read.
+    /// Whether this filter requires reading the completions of groups.
     pub fn reads(&self) -> bool {
         self.per_completion && self.is_bounded()
     }
 
-    /// Whether a group's mean reward is in the range; always true for a range of single completions. NaN, the mean of a
-    /// group without scores, is never in a bounded range.
+    /// Whether a group's mean reward is in the range; always true if single completions are filtered. NaN, the mean of
+    /// a group without scores, is never in a bounded range.
     pub fn fits_mean(&self, reward: f64) -> bool {
         self.per_completion || self.contains(reward)
     }
 
-    /// Whether a completion of the group fits.
+    /// Whether a completion of the group is in the range.
     pub fn fits_one(&self, group: &Group) -> bool {
         !self.reads() || group.totals().any(|total| self.contains(total))
     }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_read_and_bad_ones_are_named() {
+    fn bounds_are_parsed_and_invalid_ones_are_reported() {
         assert_eq!(parsed(&[("min", ""), ("per", "group")]), Ok(RewardRange::default()));
         let both = RewardRange { min: Some(-0.5), max: Some(2.0), per_completion: true };
         assert_eq!(parsed(&[("min", "-0.5"), ("max", "2"), ("per", "completion")]), Ok(both));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_at_a_bound_fits_and_a_missing_score_never_fits() {
+    fn bounds_are_inclusive_and_missing_scores_are_excluded() {
         let range = |min, max| RewardRange { min, max, per_completion: false };
         let fits = |range: RewardRange| [0.5, 1.0, f64::NAN].map(|reward| range.fits_mean(reward));
         assert_eq!(fits(range(None, None)), [true, true, true]);

@@ -19,25 +19,25 @@ use telemetry::{Alarm, Finding, Weight};
 /// A training run and what has been read of its files.
 pub struct RunFiles {
     root: PathBuf,
-    /// `metrics.jsonl`, and what it has: metrics of logged steps, and alarms.
+    /// `metrics.jsonl` and its contents: metrics of logged steps, and alarms.
     log: Lines,
     series: Series,
     alarms: Vec<Value>,
-    /// `steps.jsonl`, and what it has: the values of each step by which the run is judged.
+    /// `steps.jsonl` and its contents: the values of each step, which determine the verdict.
     step_log: Lines,
     steps: Series,
     groups: Option<(u64, Arc<GroupFile>)>,
     updates: Option<(u64, Arc<GroupFile>)>,
     evaluations: Option<(u64, Arc<GroupFile>)>,
     tokens: Option<Option<Arc<TokenTexts>>>,
-    /// `trace.json`, once it was asked for.
+    /// `trace.json`, once it was requested.
     traced: Option<Traced>,
-    /// The text of `config.toml` and its values, since parsing costs more than anything else per step.
+    /// The text of `config.toml` and its values: parsing is the most expensive part of an update.
     config: RefCell<(String, Map<String, Value>)>,
 }
 
 impl RunFiles {
-    /// The training run in this directory.
+    /// The training run in this directory, of which nothing is read yet.
     pub fn new(root: PathBuf) -> RunFiles {
         disk::no_links_below(&root);
         RunFiles {
@@ -91,8 +91,7 @@ impl RunFiles {
         }
     }
 
-    /// Adds an alarm. The line that ends an alarm replaces the line that raised it, so that each alarm is in the list
-    /// once.
+    /// Adds an alarm. The line that ends an alarm replaces the line that raised it, so the list has each alarm once.
     fn add_alarm(&mut self, line: Value) {
         let is_same =
             |old: &Value| ["id", "subject", "since"].iter().all(|key| old["alarm"].get(key) == line["alarm"].get(key));
@@ -102,7 +101,7 @@ impl RunFiles {
         }
     }
 
-    /// The alarms that hold now, without notes, in the order in which they are listed.
+    /// The active alarms, without notes, in the order in which they are listed.
     pub fn active_alarms(&self, verdict: &Verdict) -> Vec<Alarm> {
         let has_learned = verdict.has_learned();
         let is_active = |alarm: &Alarm| alarm.until.is_none() && alarm.weight(has_learned) != Weight::Note;
@@ -116,13 +115,13 @@ impl RunFiles {
         &self.series
     }
 
-    /// Two numbers that grow when the run progresses: bytes of metrics read, and recorded groups.
+    /// Two numbers that grow as the run progresses: bytes of metrics read, and recorded groups.
     pub fn mark(&mut self) -> (u64, u64) {
         self.refresh();
         (self.log.read(), self.size("rollouts.idx"))
     }
 
-    /// The sizes of the two files that grow with each step. This takes two system calls, cheap enough for ten calls a
+    /// The sizes of the two files that grow at each step. This takes two system calls, cheap enough for ten calls per
     /// second.
     pub fn sizes(&self) -> [u64; 2] {
         ["metrics.jsonl", "rollouts.idx"].map(|name| self.size(name))
@@ -132,12 +131,12 @@ impl RunFiles {
         std::fs::metadata(self.root.join(name)).map_or(0, |metadata| metadata.len())
     }
 
-    /// The recorded groups of training; `None` if the run records none.
+    /// The recorded groups of training; `None` if none are recorded.
     pub fn groups(&mut self) -> Option<Arc<GroupFile>> {
         opened(&self.root.join("rollouts.bin"), &mut self.groups)
     }
 
-    /// The recorded log-probabilities after the optimizer step, for some groups; `None` if the run records none.
+    /// The recorded log-probabilities of some groups after the optimizer step; `None` if none are recorded.
     pub fn updates(&mut self) -> Option<Arc<GroupFile>> {
         opened(&self.root.join("updates.bin"), &mut self.updates)
     }
@@ -147,7 +146,7 @@ impl RunFiles {
         opened(&self.root.join("evaluations.bin"), &mut self.evaluations)
     }
 
-    /// The seconds of each step by stage, as far as the run traces them.
+    /// The seconds of each step by stage, as far as the run records traces.
     pub fn traced(&mut self) -> &Traced {
         let traced = self.traced.get_or_insert_with(|| Traced::new(self.root.join("trace.json")));
         traced.refresh();
@@ -187,8 +186,8 @@ impl RunFiles {
         config.1.clone()
     }
 
-    /// The origin of each configuration key's value, from the comment after the value in the file; keys with default
-    /// values do not have an origin.
+    /// The origin of each configuration value, from the comment after the value; keys with default values have no
+    /// origin.
     fn origins(&self) -> Map<String, Value> {
         let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
         let origin = |line: &str| {
@@ -204,8 +203,8 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The state of the run: `running`, `finished`, or `stopped` before its end. If the model was deleted, a run has
-    /// finished if it took all of its steps.
+    /// The state of the run: `running`, `finished`, or `stopped` before its end. If the model was deleted, a run that
+    /// took all its steps counts as finished.
     pub fn state(&self) -> &'static str {
         if lockstep::directory::writer(&self.root).is_some() {
             return "running";
@@ -219,7 +218,7 @@ impl RunFiles {
         self.progress_of(&self.config())
     }
 
-    /// The same for a configuration that was read already.
+    /// Like [`progress`](Self::progress), with a configuration that was already read.
     pub fn progress_of(&self, config: &Map<String, Value>) -> (u64, Option<u64>) {
         let total = config.get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
         let total = total.map(|steps| steps as u64).or_else(|| self.json("record.json").get("total_steps")?.as_u64());
@@ -240,13 +239,13 @@ impl RunFiles {
         std::fs::metadata(self.root.join("metrics.jsonl")).ok()?.modified().ok()
     }
 
-    /// The first file that is there and cannot be read, with the reason.
+    /// The first existing file that cannot be read, with the reason.
     pub fn unreadable(&self) -> Option<String> {
         let names = ["config.toml", "record.json", "profile.json", "metrics.jsonl", "steps.jsonl", "rollouts.bin"];
         let names = names.into_iter().chain(["evaluations.bin"]);
         names.into_iter().find_map(|name| {
             let path = self.root.join(name);
-            // The first ones are read as a whole.
+            // Files with state are read as a whole.
             let is_state = !name.ends_with(".bin") && !name.ends_with(".jsonl");
             let read = disk::open(&path).and_then(|file| {
                 if is_state { disk::read_rest(&file, 0, disk::most::STATE).map(drop) } else { Ok(()) }
@@ -256,13 +255,13 @@ impl RunFiles {
         })
     }
 
-    /// Whether the run learns, judged by the reward, the accuracy of preference pairs, or the loss. Each step's own
-    /// value counts, also of steps that were not logged.
+    /// Whether the run learns, judged by the reward, the accuracy on preference pairs, or the loss. The value of every
+    /// step counts, also of steps that were not logged.
     pub fn verdict(&self) -> Verdict {
         self.verdict_as(self.state() != "running")
     }
 
-    /// The verdict on the run if it has ended, or if it has not.
+    /// The verdict, given whether the run has ended.
     pub fn verdict_as(&self, has_ended: bool) -> Verdict {
         if let Some(says) = self.unreadable() {
             return Verdict { state: "nothing", says };
@@ -274,13 +273,14 @@ impl RunFiles {
         verdict(Judged { name, values: &values, higher_is_better, has_ended }, &alarms, &held_out)
     }
 
-    /// The metric by which the run is judged, and its values: one per step, also for steps that were not logged.
+    /// The metric that determines the verdict, and its values: one per step, also for steps that were not logged.
     pub fn judged_by(&self) -> (&'static str, Vec<f64>) {
         let judged = lockstep::directory::JUDGED.iter().map(|(name, _)| (*name, self.judged(name)));
         judged.into_iter().find(|(_, values)| !values.is_empty()).unwrap_or(("reward", Vec::new()))
     }
 
-    /// The steps' own values of a metric. Before the first of them (runs of older versions have none), the logged ones.
+    /// The per-step values of a metric. Logged values precede them if older versions, which recorded none, trained the
+    /// first steps.
     fn judged(&self, key: &str) -> Vec<f64> {
         let own: Vec<(u64, f64)> = self.steps.values(key).collect();
         let begin = own.first().map_or(u64::MAX, |(step, _)| *step);
@@ -318,7 +318,7 @@ impl RunFiles {
         all.into_iter().map(weighed).collect()
     }
 
-    /// The profile's findings, the most expensive first; `gain_s`, if known, is an upper bound of the seconds of a step
+    /// The profile's findings, the most expensive first; `gain_s`, if known, is an upper bound of the seconds per step
     /// that could be saved.
     fn findings(profile: &ProfileRecord) -> Vec<Value> {
         let with_gain = |(finding, gain_s): (&Finding, Option<f64>)| {
@@ -329,7 +329,7 @@ impl RunFiles {
         profile.gains_per_step().into_iter().map(with_gain).collect()
     }
 
-    /// Everything about the run that is not a curve, for the page.
+    /// All facts about the run except curves, for the page.
     pub fn facts(&mut self, name: &str) -> Value {
         self.refresh();
         let (config, verdict) = (self.config(), self.verdict());
@@ -370,12 +370,12 @@ impl RunFiles {
     }
 }
 
-/// The name that a configuration gives its run.
+/// The name of a run in its configuration.
 pub fn name_of(config: &Map<String, Value>) -> Option<&str> {
     config.get("run_name").and_then(Value::as_str).filter(|name| !name.is_empty())
 }
 
-/// The alarm of a line of metrics, without its texts.
+/// Parses the alarm in a line of metrics, without its texts.
 fn read_alarm(line: &Value) -> Alarm {
     let alarm = &line["alarm"];
     let word = |key: &str| alarm[key].as_str().unwrap_or_default().to_owned();
@@ -389,7 +389,7 @@ fn read_alarm(line: &Value) -> Alarm {
     }
 }
 
-/// The JSON objects of these lines, with their steps.
+/// The JSON objects in these lines, with their steps.
 fn objects(lines: &[u8]) -> impl Iterator<Item = (u64, Map<String, Value>)> + '_ {
     lines.split(|&byte| byte == b'\n').filter_map(|line| {
         let Ok(Value::Object(line)) = serde_json::from_slice(line) else { return None };
@@ -403,7 +403,7 @@ fn steps_of(groups: Option<&GroupFile>) -> [Option<u64>; 2] {
     [steps().min(), steps().max()]
 }
 
-/// Opens a file of recorded groups, again only if its length has changed.
+/// Opens a file of recorded groups, or reuses the open file if its length has not changed.
 fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<GroupFile>> {
     let length = std::fs::metadata(path).ok()?.len();
     if known.as_ref().is_none_or(|(known, _)| *known != length) {

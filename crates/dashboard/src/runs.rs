@@ -1,4 +1,4 @@
-//! Finds training runs in the directories named by the user and below them.
+//! Finds training runs in and below the directories that the user names.
 
 use crate::run::RunFiles;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ const RESCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// How many levels below a directory are searched.
 const DEPTH: usize = 2;
 
-/// The training runs that the page shows, by their names in URLs.
+/// The training runs that the page shows, by their ids in URLs.
 pub struct Runs {
     roots: Vec<PathBuf>,
     known: Mutex<Known>,
@@ -26,7 +26,7 @@ struct Known {
 }
 
 impl Runs {
-    /// Searches these directories, which are training runs or contain some.
+    /// Searches these directories, which are training runs or contain runs.
     pub fn new(roots: Vec<PathBuf>) -> Runs {
         Runs { roots, known: Mutex::default() }
     }
@@ -36,7 +36,7 @@ impl Runs {
         self.known().runs.iter().map(|(name, run)| (name.clone(), run.clone())).collect()
     }
 
-    /// The training run with this name. Names are looked up in the list, so no text of a request becomes a path.
+    /// The training run with this id. Ids are looked up in the list, so no string of a request becomes a path.
     pub fn get(&self, name: &str) -> Option<Arc<Mutex<RunFiles>>> {
         self.known().runs.get(name).cloned()
     }
@@ -60,7 +60,7 @@ impl Runs {
     }
 }
 
-/// Locks a run. State that another thread left by a panic is used as it is.
+/// Locks a run. If a thread panicked while it held the lock, the state is used as it is.
 pub fn lock<T>(run: &Mutex<T>) -> MutexGuard<'_, T> {
     run.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -69,7 +69,7 @@ fn is_run(dir: &Path) -> bool {
     dir.join("config.toml").is_file()
 }
 
-/// The directory, if it is a training run; else the runs below it.
+/// The directory itself, if it is a training run; otherwise the runs below it.
 fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
     if is_run(dir) {
         return vec![dir.to_owned()];
@@ -79,9 +79,9 @@ fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
     if depth == 0 { Vec::new() } else { dirs.iter().flat_map(|dir| below(dir, depth - 1)).collect() }
 }
 
-/// The id of a run in URLs: its path below `root`, with `~` between directories, or the name of `root` if that is the
-/// run. It is the same after a restart. If a name has characters that URLs do not allow, a hash of the path makes the
-/// id unique.
+/// The id of a run in URLs: its path below `root`, with `~` between directories, or the name of `root` if `root` is the
+/// run. The id is the same after a restart. If a name has characters that URLs do not allow, a hash of the path makes
+/// the id unique.
 fn id(root: &Path, run: &Path) -> String {
     let below = run.strip_prefix(root).ok().filter(|below| !below.as_os_str().is_empty());
     let path = below.map_or_else(|| PathBuf::from(root.file_name().unwrap_or_default()), Path::to_owned);
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_found_and_have_names_of_their_own() {
+    fn runs_are_found_and_have_unique_ids() {
         let dir = tempfile::tempdir().unwrap();
         for run in ["a/out", "b/out", "my run", "none"] {
             std::fs::create_dir_all(dir.path().join(run)).unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_searched_two_levels_deep_again_and_again() {
+    fn directories_are_searched_repeatedly_and_two_levels_deep() {
         let dir = tempfile::tempdir().unwrap();
         let make = |run: &str| {
             std::fs::create_dir_all(dir.path().join(run)).unwrap();
@@ -134,16 +134,16 @@ mod tests {
         ["a/b/c", "d/e", "f", "f/checkpoints"].into_iter().for_each(make);
         let runs = Runs::new(vec![dir.path().to_owned()]);
         let names = |runs: &Runs| runs.all().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-        assert_eq!(names(&runs), ["d~e", "f"], "c is too deep, and what is below a run is no run");
+        assert_eq!(names(&runs), ["d~e", "f"], "c is too deep, and directories inside a run are not searched");
         make("g");
         std::fs::remove_file(dir.path().join("d/e/config.toml")).unwrap();
-        assert_eq!(names(&runs), ["d~e", "f"], "it is not looked again at once");
+        assert_eq!(names(&runs), ["d~e", "f"], "the directories must not be searched again at once");
         let e = runs.get("f").unwrap();
         runs.known.lock().unwrap().looked = Instant::now().checked_sub(RESCAN_INTERVAL);
         assert_eq!(names(&runs), ["f", "g"]);
-        assert!(Arc::ptr_eq(&e, &runs.get("f").unwrap()), "what was read of a run is kept");
+        assert!(Arc::ptr_eq(&e, &runs.get("f").unwrap()), "data already read must be kept");
         let roots = ["f", "g"].map(|run| dir.path().join(run));
-        assert_eq!(names(&Runs::new(roots.to_vec())), ["f", "g"], "a root that is a run");
+        assert_eq!(names(&Runs::new(roots.to_vec())), ["f", "g"], "a root directory may be a run itself");
         make("other/f");
         let both = names(&Runs::new(vec![dir.path().join("f"), dir.path().join("other/f")]));
         assert!(both[0] == "f" && both[1].starts_with("f-") && both.len() == 2, "{both:?}");

@@ -1,21 +1,21 @@
 //! Metrics by step, stored in columns, and their aggregation into buckets for charts.
 //!
-//! A bucket covers 2^k steps on a grid that begins at step 0. k is the smallest number for which the buckets with
-//! values are at most as many as the chart's pixels, so a run that logs each 25th step is shown step by step. Only the
-//! last bucket changes while a run lasts, and all metrics and runs share the grid. Each bucket keeps its smallest and
-//! greatest value, so that a spike of one step stays visible.
+//! A bucket covers 2^k steps on a grid that starts at step 0. k is the smallest number for which the number of buckets
+//! with values does not exceed the chart's pixels, so a run that logs every 25th step is shown step by step. While a
+//! run grows, only the last bucket changes, and all metrics and runs share the grid. Each bucket keeps its minimum and
+//! maximum, so that a spike of one step stays visible.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Bits of the NaN that marks a line without the metric; no metric has these bits.
+/// The bits of the NaN that marks a line without the metric; no metric has these bits.
 const MISSING: u64 = 0x7ff8_dead_beef_0001;
 
 /// A horizontal axis of charts other than the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// Minutes of training since the first logged step: the sum of `step_time`, which excludes evaluations and the time
-    /// between a stop and a resume.
+    /// Minutes of training since the first logged step: the sum of `step_time`, without evaluations and without the
+    /// time between a stop and a resume.
     Minutes,
     /// Tokens of training so far: `num_tokens`.
     Tokens,
@@ -35,7 +35,7 @@ struct Bucket {
     sum: f64,
     min: f64,
     max: f64,
-    /// Number of NaN or infinite values, which the mean leaves out.
+    /// Number of NaN or infinite values, which the mean excludes.
     non_finite: u64,
 }
 
@@ -52,7 +52,7 @@ impl Bucket {
 }
 
 impl Series {
-    /// Adds a line of metrics. Lines of the same step (a training step, and an evaluation after it) are merged.
+    /// Adds a line of metrics. Lines of the same step (a training step, and the evaluation after it) are merged.
     pub fn add(&mut self, step: u64, line: &Map<String, Value>) {
         if self.steps.last() != Some(&step) {
             self.steps.push(step);
@@ -83,7 +83,7 @@ impl Series {
         self.steps.iter().zip(column).filter_map(there)
     }
 
-    /// The value of the axis at each line of metrics; empty if the run does not log the metric that the axis needs.
+    /// The value of the axis at each line of metrics; empty if the run does not log the metric for the axis.
     fn along(&self, axis: Axis) -> Vec<f64> {
         let key = if axis == Axis::Minutes { "step_time" } else { "num_tokens" };
         let Some(column) = self.columns.get(key) else { return Vec::new() };
@@ -91,12 +91,12 @@ impl Series {
         let rows = self.steps.iter().enumerate().map(|(row, &step)| {
             match column.get(row).copied().filter(|x| x.is_finite()) {
                 Some(tokens) if axis == Axis::Tokens => at = tokens,
-                // The logged time is the mean over the steps since the line before.
+                // The logged time is the mean over the steps since the previous line.
                 Some(seconds) => {
                     at += seconds * step.saturating_sub(before.unwrap_or(step)) as f64 / 60.0;
                     before = Some(step);
                 }
-                // An evaluation has the place of the step before it.
+                // An evaluation has the position of the step before it.
                 None => {}
             }
             at
@@ -104,14 +104,14 @@ impl Series {
         rows.collect()
     }
 
-    /// The [`buckets`](Self::buckets) of the steps for which the axis is between `from` and `to`. Their additional key
-    /// `x` is the axis at the first line of each bucket.
+    /// The [`buckets`](Self::buckets) of the steps for which the axis is between `from` and `to`. The additional key
+    /// `x` is the value of the axis at the first line of each bucket.
     pub fn buckets_along(&self, axis: Axis, keys: &[String], from: f64, to: f64, pixels: usize) -> Value {
         let places = self.along(axis);
         let inside: Vec<(u64, f64)> =
             self.steps.iter().copied().zip(places).filter(|(_, x)| (from..=to).contains(x)).collect();
         let steps = || inside.iter().map(|(step, _)| *step);
-        // No step is from 1 to 0.
+        // The default is the empty range of steps from 1 to 0.
         let (first, last) = (steps().min().unwrap_or(1), steps().max().unwrap_or(0));
         let mut buckets = self.buckets(keys, first, last, pixels);
         let width = buckets["width"].as_u64().unwrap_or(1);
@@ -126,8 +126,8 @@ impl Series {
     }
 
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
-    /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are left out if a
-    /// bucket is one step; `gaps` (the places of buckets with only NaN or infinite values) is left out if it is empty.
+    /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are omitted if a bucket
+    /// is one step. `gaps` (the indices of buckets with only NaN or infinite values) is omitted if it is empty.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
         let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
@@ -177,7 +177,7 @@ impl Series {
     }
 }
 
-/// A metric's value. Values that are NaN or infinite are strings in the file.
+/// The value of a metric. Values that are NaN or infinite are strings in the file.
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Number(x) => x.as_f64(),
@@ -191,7 +191,7 @@ fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// The number rounded to six significant digits, which is more than a chart shows.
+/// The number rounded to six significant digits, which exceeds the precision of a chart.
 pub fn short(x: f64) -> Value {
     format!("{x:.5e}").parse::<f64>().map_or(Value::Null, Value::from)
 }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spike_of_one_step_is_in_a_hundred_thousand() {
+    fn a_spike_of_one_step_stays_visible_in_a_hundred_thousand_steps() {
         let mut series = Series::default();
         (1..=100_000).for_each(|step| series.add(step, &line(if step == 77_777 { 9.0 } else { 1.0 })));
         let all = series.buckets(&["reward".into()], 0, u64::MAX, 500);
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(means(&all)[..steps - 1], means(&after)[..steps - 1]);
     }
 
-    /// Ten steps of 30 s and 100 tokens each; every second one is logged, and an evaluation after step 6.
+    /// Ten steps of 30 s and 100 tokens each; every second step is logged, and an evaluation follows step 6.
     fn with_times() -> Series {
         let mut series = Series::default();
         for step in (2..=10).step_by(2) {
@@ -234,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn the_axis_is_minutes_of_steps_or_tokens() {
+    fn a_chart_may_use_minutes_or_tokens_as_its_axis() {
         let series = with_times();
         let of = |axis, from, to, pixels| series.buckets_along(axis, &["reward".into()], from, to, pixels);
         let all = of(Axis::Minutes, 0.0, f64::MAX, 99);
         assert_eq!((&all["x"], &all["steps"]), (&json!([0.0, 1.0, 2.0, 3.0, 4.0]), &json!([2, 4, 6, 8, 10])));
         assert_eq!(of(Axis::Tokens, 0.0, f64::MAX, 99)["x"], json!([200.0, 400.0, 600.0, 800.0, 1000.0]));
-        // Both ends are in it, and a bucket is where its first line is.
+        // Both ends are included, and a bucket is at the position of its first line.
         assert_eq!(of(Axis::Minutes, 1.0, 3.0, 99)["steps"], json!([4, 6, 8]));
         assert_eq!(of(Axis::Tokens, 201.0, 1e9, 2)["steps"], json!([4, 8]));
         assert_eq!(of(Axis::Tokens, 201.0, 1e9, 2)["x"], json!([400.0, 800.0]));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_times_or_tokens_does_not_have_that_axis() {
+    fn a_run_without_times_or_tokens_has_no_such_axis() {
         let mut series = Series::default();
         series.add(1, &line(1.0));
         for axis in [Axis::Minutes, Axis::Tokens] {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_keys_and_non_finite_numbers_are_told_apart() {
+    fn missing_metrics_and_non_finite_values_are_distinguished() {
         let mut series = Series::default();
         series.add(1, &line(1.0));
         series.add(2, &[("loss".to_owned(), "NaN".into())].into_iter().collect());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_has_mean_minimum_maximum_and_gaps() {
+    fn a_bucket_has_mean_minimum_maximum_count_and_gaps() {
         let mut series = Series::default();
         let values = [json!(1.0), json!(4.0), json!(-2.0), json!("NaN"), json!("inf"), json!(8.0)];
         for (step, value) in (2..).zip(values) {
@@ -301,12 +301,12 @@ mod tests {
         let none = json!({ "mean": vec![Value::Null; 6], "non_finite": 0 });
         assert_eq!(buckets(2, 7, 6), json!({ "width": 1, "steps": [2, 3, 4, 5, 6, 7], "keys": { "a": a, "b": none } }));
         assert_eq!([5, 2, 1, 0].map(|pixels| buckets(2, 7, pixels)["width"].as_u64().unwrap()), [2, 4, 8, 8]);
-        assert_eq!(buckets(3, 4, 9)["steps"], json!([3, 4]), "both ends are in it");
+        assert_eq!(buckets(3, 4, 9)["steps"], json!([3, 4]), "both ends must be included");
         assert_eq!(Series::default().buckets(&["a".into()], 0, 9, 9)["steps"], json!([]));
     }
 
     #[test]
-    fn numbers_are_read_as_files_write_them_and_shortened() {
+    fn numbers_are_parsed_from_file_notation_and_rounded() {
         let of = |value: Value| number(&value);
         assert!(["NaN", "nan"].into_iter().all(|text| of(json!(text)).is_some_and(f64::is_nan)));
         assert_eq!(["inf", "Infinity"].map(|text| of(json!(text))), [Some(f64::INFINITY); 2]);

@@ -29,13 +29,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Most browsers that may receive live updates at once.
+/// Maximum number of browsers with live updates at the same time.
 const STREAMS: usize = 64;
-/// Most metrics in one response.
+/// Maximum number of metrics in one response.
 const MOST_KEYS: usize = 512;
 /// How often the sizes of a run's files are checked for new data.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The interval at which a run is checked for a new state while its files do not grow.
+/// How often the state of a run is checked while its files do not grow.
 const STATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A server that is bound to its address but does not respond yet.
@@ -58,7 +58,7 @@ struct Site {
 type Shared = State<Arc<Site>>;
 
 impl Server {
-    /// Binds to this address; port 0 chooses a free port. If other machines can reach the address, the shown URL
+    /// Binds to this address; port 0 selects a free port. If other machines can reach the address, the printed URL
     /// contains a token.
     pub fn bind(host: &str, port: u16, runs: Runs) -> std::io::Result<Server> {
         let name = host.trim_start_matches('[').trim_end_matches(']');
@@ -76,18 +76,18 @@ impl Server {
         Ok(Server { listener, guard, runs: Arc::new(runs), jobs: Box::new(NoJobs), url })
     }
 
-    /// Answers requests for these hosts as well, such as `localhost:8888` of a forwarded port.
+    /// Also accepts requests for these hosts, such as `localhost:8888` of a forwarded port.
     pub fn allow_hosts(mut self, hosts: &[String]) -> Server {
         self.guard.allow(hosts);
         self
     }
 
-    /// Lets the page show the jobs, and start them where that is allowed.
+    /// Lets the page show jobs, and start them if that is allowed.
     pub fn with_jobs(self, jobs: impl Jobs + 'static) -> Server {
         Server { jobs: Box::new(jobs), ..self }
     }
 
-    /// Serves requests until the process ends.
+    /// Serves requests until the process exits.
     pub fn run(self) -> std::io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         self.listener.set_nonblocking(true)?;
@@ -99,7 +99,7 @@ impl Server {
     }
 }
 
-/// Serves beside a training run, on a thread of its own. Returns the URL, or the reason why the server could not start.
+/// Serves beside a training run, on a separate thread. Returns the URL, or the reason why the server could not start.
 pub fn serve_in_thread(host: &str, port: u16, runs: Runs) -> std::io::Result<String> {
     let server = Server::bind(host, port, runs)?;
     let url = server.url.clone();
@@ -132,9 +132,9 @@ fn router(site: Arc<Site>) -> Router {
         .with_state(site)
 }
 
-/// Refuses unauthorised requests, and adds the security headers for browsers to responses.
+/// Refuses unauthorised requests, and adds security headers to responses.
 async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
-    // The page's files are public: the page must load before it can read the token from its address.
+    // The page's files are public: the page must load before it can read the token from its URL.
     let path = request.uri().path();
     let is_open = !path.starts_with("/api/") && path != "/metrics";
     let mut response = match site.guard.check(request.headers()) {
@@ -143,7 +143,7 @@ async fn guarded(State(site): Shared, request: Request, next: Next) -> Response 
         }
         Err(status) if !(is_open && status == StatusCode::UNAUTHORIZED) => status.into_response(),
         _ if !request.method().is_safe() && !site.guard.may_change(request.headers()) => {
-            (StatusCode::FORBIDDEN, "only the page itself may ask for this").into_response()
+            (StatusCode::FORBIDDEN, "only the page itself may send this request").into_response()
         }
         _ => next.run(request).await,
     };
@@ -164,7 +164,7 @@ fn answer(value: &Value) -> Response {
 }
 
 fn missing() -> Response {
-    (StatusCode::NOT_FOUND, "there is no such thing").into_response()
+    (StatusCode::NOT_FOUND, "not found").into_response()
 }
 
 /// The query parameters of a URL.
@@ -226,7 +226,7 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     answer(&run.series().buckets_along(axis, &keys, from, to, pixels))
 }
 
-/// The recorded groups of training, or of evaluations if the request has `of=evaluations`.
+/// The recorded groups of training, or those of evaluations if the request has `of=evaluations`.
 fn groups_of(run: &mut RunFiles, words: &BTreeMap<String, String>) -> Option<Arc<GroupFile>> {
     match words.get("of").map(String::as_str) {
         Some("evaluations") => run.evaluations(),
@@ -252,7 +252,7 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
     let is_search = words.get("q").is_some_and(|text| !text.is_empty());
     let (file, texts, updates) = {
         let mut run = lock(&run);
-        // A list without a search does not wait for the tokenizer to load.
+        // A list without a search need not wait until the tokenizer is loaded.
         (groups_of(&mut run, &words), is_search.then(|| run.tokens()).flatten(), run.updates())
     };
     let Some(file) = file else { return missing() };
@@ -333,7 +333,7 @@ async fn stages(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     answer(&lock(&run).traced().json(number(&words(&uri), "px", 240).clamp(1, 4000)))
 }
 
-/// The report of `lockstep report` as a file to download: of the run, or of two runs with `vs`.
+/// The report of `lockstep report` as a downloadable file: of the run, or of two runs if `vs` is given.
 async fn report_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let words = words(&uri);
     let names = std::iter::once(name.as_str()).chain(words.get("vs").map(String::as_str));
@@ -361,7 +361,7 @@ async fn workers_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> 
     }
 }
 
-/// Counts a live-update stream; dropping it ends the count.
+/// Counts a live-update stream; dropping it decrements the count.
 struct Stream(Arc<Site>);
 
 impl Drop for Stream {
@@ -370,12 +370,13 @@ impl Drop for Stream {
     }
 }
 
-/// A stream of server-sent events: `mark` whenever a run has new data. After an interruption the browser sends back the
-/// number of the last event it received.
+/// A stream of server-sent events: `mark` whenever a run has new data. After an interruption, the browser sends the
+/// number of the last event that it received.
 async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
     if site.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS {
         site.streams.fetch_sub(1, Ordering::Relaxed);
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many pages watch already: close one").into_response();
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many open pages receive live updates: close one")
+            .into_response();
     }
     let stream = Stream(site.clone());
     let name = words(&uri).remove("run").unwrap_or_default();
@@ -387,7 +388,7 @@ async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
 
 /// The state of a stream that waits for new data.
 struct Events {
-    #[expect(dead_code, reason = "counted while it is there")]
+    #[expect(dead_code, reason = "counts the stream until it is dropped")]
     stream: Stream,
     run: Arc<Mutex<RunFiles>>,
     /// The number of the last event.
@@ -409,7 +410,7 @@ impl Events {
         })
     }
 
-    /// The event of a run that has changed since the last one.
+    /// The event of a run that has changed since the last event.
     fn news(&mut self) -> Option<Event> {
         let mut run = lock(&self.run);
         let sizes = Some(run.sizes());
@@ -434,7 +435,7 @@ impl Events {
     }
 }
 
-/// Stores the token of the URL in a cookie that scripts cannot read.
+/// Stores the token from the URL in a cookie that scripts cannot read.
 async fn login(headers: HeaderMap) -> Response {
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let plain = token.filter(|token| token.bytes().all(|byte| byte.is_ascii_hexdigit()));

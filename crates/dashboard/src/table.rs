@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-/// The number of points of the small curve of a run.
+/// The number of points of a run's small curve.
 const POINTS: usize = 60;
-/// Keys that name and place a run and do not affect its training.
+/// Keys that name or locate a run, and do not affect training.
 const OF_PLACE: [&str; 3] = ["output_dir", "run_name", "logging_dir"];
 
-/// A run's data for the table.
+/// A run's row in the table.
 pub struct Row {
-    /// The run without the keys in which runs differ.
+    /// The row, without the keys in which runs differ.
     line: Map<String, Value>,
     config: Map<String, Value>,
 }
@@ -50,7 +50,7 @@ impl Row {
         Row { line, config }
     }
 
-    /// A number shared by runs with configurations that differ only in the seed.
+    /// A number that is equal for runs whose configurations differ only in the seed.
     fn group(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (key, value) in &self.config {
@@ -62,8 +62,8 @@ impl Row {
     }
 }
 
-/// The rows as JSON. `keys` are the keys in which the runs differ, with each run's values; runs of one `group` differ
-/// only in the seed.
+/// The rows as JSON. `keys` are the keys in which the runs differ, with each run's values; runs with the same `group`
+/// differ only in the seed.
 pub fn table(rows: Vec<Row>) -> Value {
     let mut values: BTreeMap<&String, Vec<Option<&Value>>> = BTreeMap::new();
     for (place, row) in rows.iter().enumerate() {
@@ -90,7 +90,7 @@ pub fn table(rows: Vec<Row>) -> Value {
     json!({ "keys": keys, "runs": lines })
 }
 
-/// The means of equal pieces of the values.
+/// The means of equal parts of the values.
 fn curve(values: &[f64]) -> Value {
     let finite: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     let width = finite.len().div_ceil(POINTS).max(1);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_have_the_keys_that_differ_and_seeds_of_one_configuration_are_a_group() {
+    fn rows_list_differing_keys_and_runs_that_differ_in_seed_share_a_group() {
         let dir = tempfile::tempdir().unwrap();
         let rising: Vec<f64> = (0..200).map(|i| f64::from(i) / 200.0).collect();
         let rows = vec![

@@ -1,4 +1,4 @@
-//! `trace.json` for the page: the spans of one step, the seconds of each step by stage, and work beside the learner.
+//! `trace.json` for the page: the spans of one step, the seconds of each step by stage, and background work.
 
 use crate::lines::Lines;
 use crate::series::Series;
@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// The limits of stage names, and of spans in one step. A trace above them was not written by a run.
+/// Limits for the number of stage names and of spans in a step. Only a forged trace exceeds them.
 const MOST_NAMES: usize = 48;
 const MOST_SPANS: usize = 1 << 16;
 
 /// The spans of an optimizer step. Spans outside the learner's track have the key `beside`: rewards scored during
-/// generation, checkpoints written by a thread.
+/// generation, checkpoints written in the background.
 pub fn spans(trace: &str, step: u64) -> Value {
     let (mut found, mut before, mut learner) = (Vec::<Value>::new(), 0, 0);
     for span in lines(trace) {
         let Some(at) = span["args"]["step"].as_u64() else { continue };
-        // A resumed run repeats some steps after later ones: the last spans of a step count.
+        // A resumed run repeats some steps: the last spans of a step count.
         if at < before && at <= step {
             found.clear();
         }
@@ -40,15 +40,15 @@ pub fn spans(trace: &str, step: u64) -> Value {
     found.into()
 }
 
-/// The seconds of each step by outermost stage, and the seconds of work beside the learner, read incrementally from a
-/// growing trace.
+/// The seconds of each step by outermost stage, and the seconds of background work, read incrementally from a growing
+/// trace.
 pub struct Traced {
     log: Lines,
     stages: Series,
-    /// Steps in `stages`, and the seconds beside the learner in them, by name.
+    /// The number of steps in `stages`, and the seconds of background work in them, by name.
     steps: u64,
     beside: BTreeMap<String, f64>,
-    /// Spans of the step that has not ended.
+    /// The spans of the step that has not ended.
     open: Vec<Span>,
 }
 
@@ -79,7 +79,7 @@ impl Span {
 }
 
 impl Traced {
-    /// The trace at this path, before the first read.
+    /// The trace at this path, of which nothing is read yet.
     pub fn new(path: PathBuf) -> Traced {
         let (stages, beside) = (Series::default(), BTreeMap::new());
         Traced { log: Lines::new(path), stages, steps: 0, beside, open: Vec::new() }
@@ -107,7 +107,7 @@ impl Traced {
             self.open.truncate(MOST_SPANS);
             return;
         }
-        // The step's own seconds count the steps that the trace has.
+        // The step's own duration counts the traced steps.
         let mut own = BTreeMap::from([("step_s".to_owned(), span.seconds())]);
         for inner in outermost(std::mem::take(&mut self.open)).filter(|inner| inner.step == span.step) {
             let seconds = inner.seconds();
@@ -123,7 +123,7 @@ impl Traced {
         self.steps += 1;
     }
 
-    /// Seconds of each step, by stage: the buckets of a chart of so many pixels, and the work beside the learner.
+    /// The seconds of each step by stage, in the buckets of a chart with this many pixels, and the background work.
     pub fn json(&self, pixels: usize) -> Value {
         let keys: Vec<String> = self.stages.keys().map(str::to_owned).collect();
         let mut answer = self.stages.buckets(&keys, 0, u64::MAX, pixels);
@@ -152,7 +152,7 @@ fn lines(trace: &str) -> impl Iterator<Item = Value> + '_ {
     trace.lines().filter_map(|line| read(line.as_bytes()))
 }
 
-/// The event of a line, which ends with a comma.
+/// Parses the event in a line, which ends with a comma.
 fn read(line: &[u8]) -> Option<Value> {
     serde_json::from_slice(line.strip_suffix(b",").unwrap_or(line)).ok()
 }
@@ -173,21 +173,21 @@ mod tests {
     }
 
     #[test]
-    fn spans_belong_to_the_step_that_they_name() {
-        // A gradient and an optimizer step are two spans of one name.
+    fn spans_are_assigned_to_the_step_that_they_name() {
+        // Computing the gradient and the optimizer step are two spans with the same name.
         let trace = ["rollout", "update", "update"].map(|name| line(name, 1, (0, 3, 2))).concat();
         let trace = format!("[\n{trace}{}{}", line("rollout", 2, (0, 6, 2)), line("update", 3, (0, 7, 2)));
         let count = |trace: &str, step| spans(trace, step).as_array().unwrap().len();
         assert_eq!([1, 2, 3, 4].map(|step| count(&trace, step)), [3, 1, 1, 0]);
         assert_eq!(spans(&trace, 2)[0]["start_us"], 6);
-        // Resumed after step 1.
+        // The run was resumed after step 1.
         let trace = trace + &line("rollout", 2, (0, 9, 2)) + &line("rollout", 3, (0, 10, 2));
         assert_eq!((count(&trace, 2), spans(&trace, 2)[0]["start_us"].as_u64()), (1, Some(9)));
         assert_eq!(spans(&trace, 3)[0]["start_us"], 10);
     }
 
     #[test]
-    fn a_span_is_answered_whole_and_marks_work_beside_the_learner() {
+    fn spans_are_returned_whole_and_background_work_is_marked() {
         let work = json!({ "step": 1, "flops": 5.0, "bytes": 6.0 });
         let counted = json!({ "name": "decode", "tid": 2, "ts": 30, "dur": 4, "args": work });
         let trace = format!(
@@ -200,19 +200,23 @@ mod tests {
             "name": "decode", "track": 2, "start_us": 30, "duration_us": 4, "flops": 5.0, "bytes": 6.0, "beside": false,
         });
         let answer = spans(&trace, 1);
-        assert_eq!((answer.as_array().unwrap().len(), &answer[0]), (2, &decode), "the step itself is around them");
+        assert_eq!(
+            (answer.as_array().unwrap().len(), &answer[0]),
+            (2, &decode),
+            "the span of the step itself is excluded"
+        );
         assert_eq!((&answer[1]["name"], &answer[1]["beside"]), (&json!("rewards"), &json!(true)));
         assert_eq!(spans("", 1), json!([]));
     }
 
     #[test]
-    fn the_seconds_of_each_step_are_those_of_its_outermost_stages() {
+    fn the_seconds_of_a_step_are_summed_by_outermost_stage() {
         let second = 1_000_000;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         let mut traced = Traced::new(path.clone());
         traced.refresh();
-        assert_eq!(traced.json(9)["steps"], json!([]), "there is none yet");
+        assert_eq!(traced.json(9)["steps"], json!([]), "no step is complete yet");
         let first = [
             line("rollout", 1, (0, 0, 2 * second)),
             line("log", 1, (0, 2 * second, second)),
@@ -226,7 +230,7 @@ mod tests {
             [line("checkpoint", 2, (1, 5 * second, second / 2)), line("step", 2, (0, 4 * second, 4 * second))];
         std::fs::write(&path, format!("[\n{}", first.concat())).unwrap();
         traced.refresh();
-        // The rest comes while it is watched.
+        // The remaining lines arrive later.
         std::fs::write(&path, format!("[\n{}{}{{}}]\n", first.concat(), second_step.concat())).unwrap();
         traced.refresh();
         let answer = traced.json(9);
@@ -234,12 +238,12 @@ mod tests {
         let of = |name: &str| answer["keys"][name]["mean"].clone();
         assert_eq!(of("step_s"), json!([4.0, 4.0]));
         assert_eq!((of("rollout"), of("log")), (json!([2.0, null]), json!([2.0, null])));
-        assert_eq!(of("decode"), Value::Null, "it is inside of the rollout beside");
+        assert_eq!(of("decode"), Value::Null, "a span inside background work is not counted");
         assert_eq!(answer["beside"], json!({ "steps": 2, "seconds": { "checkpoint": 1.5, "rollout": 3.0 } }));
     }
 
     #[test]
-    fn a_strangers_trace_names_a_limited_number_of_stages() {
+    fn the_number_of_stages_of_an_untrusted_trace_is_limited() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         let mut text: String = (0..500).map(|i| line(&format!("stage {i}"), 1, (i % 2, 10 * i, 5))).collect();

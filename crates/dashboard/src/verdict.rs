@@ -21,13 +21,13 @@ impl Verdict {
         json!({ "state": self.state, "says": self.says })
     }
 
-    /// Whether the metric improved, and does not fall now.
+    /// Whether the metric improved and is not falling now.
     pub fn has_learned(&self) -> bool {
         ["level", "learned"].contains(&self.state)
     }
 }
 
-/// The values of a metric that a run is judged by.
+/// The metric that determines a verdict.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged<'a> {
     /// The metric's name.
@@ -40,7 +40,7 @@ pub struct Judged<'a> {
     pub has_ended: bool,
 }
 
-/// The verdict on a run by its curve, the alarms that hold, and the metric's values on held-out prompts.
+/// The verdict on a run, from its curve, the active alarms, and the metric's values on held-out prompts.
 pub fn verdict(judged: Judged<'_>, alarms: &[Alarm], held_out: &[f64]) -> Verdict {
     let (mut verdict, improvement) = of_curve(judged);
     if verdict.state == "nothing" {
@@ -52,7 +52,7 @@ pub fn verdict(judged: Judged<'_>, alarms: &[Alarm], held_out: &[f64]) -> Verdic
     if let Some(alarm) = worst {
         let since = |words: &str| format!("{words} (since step {})", alarm.since);
         verdict = match (alarm.gaming(), improvement) {
-            // The sentence omits the trend after the change, because a gamed reward is not the run's goal.
+            // A gamed reward is not the goal of the run, so the sentence omits the trend.
             (Some(words), Some(went)) => {
                 Verdict { state: "gamed", says: format!("Gamed: {went}, but {}.", since(words)) }
             }
@@ -78,10 +78,10 @@ fn of_held_out(values: &[f64]) -> String {
     }
 }
 
-/// Compares the first of a metric's values with the mean of the last tenth; [`Change::judged`] replaces a first value
-/// that may be noise. A change counts if it exceeds three standard errors. A line fitted to the last third of the
-/// values gives the trend after an improvement. The second result is the improvement in words, or `None`. It is also
-/// `None` if the last value jumped away from the values before it and is not better than the first.
+/// Compares the first value of a metric with the mean of the last tenth; [`Change::judged`] replaces a first value that
+/// may be noise. A change counts if it exceeds three standard errors. After an improvement, a line fitted to the last
+/// third of the values gives the trend. The second result describes the improvement; it is `None` if there is none, or
+/// if the last value jumped away from the previous values and is not better than the first.
 fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_>) -> (Verdict, Option<String>) {
     let values: Vec<f64> = all.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
@@ -94,7 +94,7 @@ fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_
         let says = format!("Worse: {name} began at {from}, and its last {count} values are NaN or infinite.");
         return (Verdict { state: "worse", says }, None);
     }
-    // Equal values have means that differ by rounding.
+    // The means of equal values differ by rounding.
     if values.iter().all(|x| (x - values[0]).abs() <= 1e-9 * values[0].abs()) {
         let says = format!("Nothing to learn from: {name} was {} in every step.", number(values[0]));
         return (Verdict { state: "constant", says }, None);
@@ -132,8 +132,8 @@ fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_
     (Verdict { state, says }, Some(went))
 }
 
-/// The standard deviation of the noise in a metric's values, from the differences between neighbouring values, less
-/// their mean, so that a trend does not count as noise.
+/// The standard deviation of the noise in a metric's values, computed from the differences between consecutive values.
+/// The mean difference is subtracted, so that a trend does not count as noise.
 fn deviation(values: &[f64]) -> f64 {
     let trend = (values[values.len() - 1] - values[0]) / (values.len() - 1) as f64;
     let squares = values.windows(2).map(|pair| (pair[1] - pair[0] - trend).powi(2)).sum::<f64>();
@@ -141,18 +141,18 @@ fn deviation(values: &[f64]) -> f64 {
     (squares / (values.len() - 1) as f64 / 2.0).sqrt()
 }
 
-/// The number of values in the last tenth, two at least.
+/// The number of values in the last tenth, at least two.
 fn tenth(values: &[f64]) -> usize {
     values.len().div_ceil(10).max(2)
 }
 
-/// The last third of the values, but four of them at least.
+/// The last third of the values, at least four of them.
 fn last_third(values: &[f64]) -> &[f64] {
     &values[values.len() - values.len().div_ceil(3).max(4).min(values.len())..]
 }
 
 /// Whether `x` is better than each of the others by more than `margin`. `sign` is 1 if higher values are better, and −1
-/// if lower values are.
+/// if lower values are better.
 fn is_better_than_all(x: f64, others: &[f64], margin: f64, sign: f64) -> bool {
     others.iter().all(|other| sign * (x - other) > margin)
 }
@@ -161,7 +161,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// From the beginning of a metric's values to the mean of the last tenth.
+/// The change of a metric from its beginning to the mean of the last tenth.
 struct Change {
     from: f64,
     to: f64,
@@ -170,18 +170,18 @@ struct Change {
 }
 
 impl Change {
-    /// From the first value, of at least two values.
+    /// The change from the first value. Needs at least two values.
     fn of(values: &[f64]) -> Change {
         let to = mean(&values[values.len() - tenth(values)..]);
         Change { from: values[0], to, noise: noise_of_first(deviation(values), tenth(values), to) }
     }
 
-    /// The change that a verdict is about: from the first value, if that change counts, or if there are too few values
-    /// for a mean of the first tenth. Otherwise the first value may be noise, since it is one step's value, and the
-    /// mean of the first tenth replaces it. There are two exceptions:
+    /// The change that a verdict uses. It starts at the first value if that change counts, or if there are too few
+    /// values for a mean of the first tenth. Otherwise the first value, which comes from a single step, may be noise,
+    /// and the mean of the first tenth replaces it. There are two exceptions:
     ///
-    /// - The first value is better than each of the next ones. Then the run lost its start at once. The jump away from
-    ///   the start is not noise, so the noise is taken from the last third, and the change is from the start.
+    /// - The first value is better than each of the next values. Then the run lost its initial level at once. This jump
+    ///   is not noise, so the noise is estimated from the last third, and the change starts at the first value.
     /// - The first value is better than each value of the last third. Then the run has not improved on the first value,
     ///   and the change from it does not count.
     fn judged(values: &[f64], sign: f64) -> Change {
@@ -191,7 +191,7 @@ impl Change {
             return from_first;
         }
         let (first, soon, end) = (values[0], &values[1..width.max(7)], last_third(values));
-        // A lucky first value does not make a run worse: in this case the noise of the next values counts.
+        // A lucky first value does not make a run worse: the noise is then estimated from the next values.
         let margin = deviation(if sign * (from_first.to - first) > 0.0 { end } else { soon });
         if is_better_than_all(first, soon, margin, sign) {
             return Change { noise: noise_of_first(deviation(end), tenth(values), from_first.to), ..from_first };
@@ -209,23 +209,22 @@ impl Change {
     }
 }
 
-/// Three standard errors of the difference between a first value and the mean `to` of `count` last ones.
+/// Three standard errors of the difference between a first value and the mean `to` of the `count` last values.
 fn noise_of_first(deviation: f64, count: usize, to: f64) -> f64 {
     let variance = deviation.powi(2);
-    // The first value is a single value, so the difference includes its error. Means of equal values differ by
-    // rounding.
+    // The first value is a single value, so its error is included. The means of equal values differ by rounding.
     (3.0 * (variance + variance / count as f64).sqrt()).max(1e-9 * to.abs())
 }
 
-/// How a metric changed, for the question which of several moved first.
+/// How a metric changed, for deciding which of several metrics moved first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
-    /// The mean of the first values, the neighbourhood of the first one.
+    /// The mean of the first value and its neighbours.
     pub from: f64,
     /// The mean of the last tenth.
     pub to: f64,
-    /// The step at which half of the way was reached; `None` if the metric did not move by more than noise. It is the
-    /// first whose neighbourhood has the mean (five values; in long runs a twentieth of all).
+    /// The step at which half of the change was reached; `None` if the metric did not move significantly. It is the
+    /// first step whose neighbourhood (five values; in long runs, a twentieth of all values) has such a mean.
     pub half: Option<u64>,
 }
 
@@ -253,7 +252,7 @@ pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
     Some(Moved { from, to, half: half.map(|i| steps[i]) })
 }
 
-/// The trend of the last third of the values, after an improvement.
+/// The trend in the last third of the values, after an improvement.
 enum Tail {
     Improves,
     Level,
@@ -262,10 +261,10 @@ enum Tail {
 }
 
 impl Tail {
-    /// Fits a line to the last third. Its rise is from the third's beginning to its end; a rise with the sign of
+    /// Fits a line to the last third; its rise is the difference between the ends of the line. A rise with the sign of
     /// `gain`, the improvement over all steps, is an improvement. A rise counts if it exceeds three standard errors and
-    /// a tenth of the gain. The values are level only if a rise as large as a tenth of the gain, up or down, is more
-    /// than two standard errors away.
+    /// a tenth of the gain. The values are level only if rises of plus and minus a tenth of the gain are both more than
+    /// two standard errors away.
     fn of(values: &[f64], gain: f64) -> Tail {
         let third = last_third(values);
         let (middle, level) = ((third.len() - 1) as f64 / 2.0, mean(third));

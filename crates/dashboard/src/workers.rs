@@ -1,12 +1,12 @@
-//! The batches that each worker of a distributed run made, from `fleet/made_by.jsonl`, which does not record times.
+//! The batches that each worker of a distributed run computed, from `fleet/made_by.jsonl`, which does not record times.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// For each worker, the number of groups that it made of each batch: `{"width", "batches", "workers": [{"name",
-/// "groups", "busy_s", "idle_s"}]}`. A bucket has `width` batches, a power of two, so that there are at most `pixels`
-/// buckets. `None` for a run without workers.
+/// For each worker, its number of groups in each batch: `{"width", "batches", "workers": [{"name", "groups", "busy_s",
+/// "idle_s"}]}`. A bucket has `width` batches, a power of two, so that there are at most `pixels` buckets. `None` for a
+/// run without workers.
 pub fn workers(root: &Path, pixels: usize) -> Option<Value> {
     let batches = lockstep::workers::groups_made(root)?;
     let grid = |width: u64| {
@@ -34,10 +34,10 @@ pub fn workers(root: &Path, pixels: usize) -> Option<Value> {
     (!grid.is_empty()).then(|| json!({ "width": width, "batches": grid, "workers": lanes }))
 }
 
-/// The last status of a worker that runs on this machine.
+/// The last status of a worker on this machine.
 fn status(root: &Path, name: &str) -> Value {
     let workers = disk::read_dir(root.join("fleet/workers")).unwrap_or_default();
-    // Names of files become paths, names in files do not.
+    // Only names from directory entries become paths; names from file contents do not.
     let own = workers.into_iter().find(|entry| entry.file_name().to_str() == Some(name));
     let bytes = own.and_then(|entry| disk::read(entry.path().join("status.json"), disk::most::STATE).ok());
     serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default()
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_have_the_groups_of_each_batch_and_the_last_line_of_a_batch_counts() {
+    fn lanes_count_groups_per_batch_and_the_last_line_of_a_batch_wins() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(workers(dir.path(), 9), None);
         let fleet = dir.path().join("fleet");

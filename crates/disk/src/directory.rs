@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Deleting directories that are nested deeper than this fails. Files of Lockstep are never nested this deep.
+/// Directories nested deeper than this are not deleted. Lockstep itself never nests directories this deep.
 const DEEPEST: usize = 64;
 
 const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -31,7 +31,7 @@ impl Entry {
         &self.name
     }
 
-    /// The path of the entry: that of the directory, joined with the name.
+    /// The path of the directory, joined with the name of the entry.
     pub fn path(&self) -> PathBuf {
         self.directory.join(&self.name)
     }
@@ -60,7 +60,7 @@ pub fn read_dir(path: impl AsRef<Path>) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// The names in an open directory, each with its file type.
+/// The names in an open directory, each with the type of its file.
 fn entries_of(directory: &OwnedFd) -> Result<Vec<(OsString, FileType)>> {
     let mut entries = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -132,7 +132,10 @@ pub fn remove_dir_all(path: impl AsRef<Path>) -> Result<()> {
 
 fn remove(directory: &impl AsFd, name: &Path, depth: usize) -> Result<()> {
     if depth > DEEPEST {
-        return Err(Error::new(ErrorKind::InvalidInput, format!("directories are nested deeper than {DEEPEST}")));
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("directories must not be nested deeper than {DEEPEST} levels"),
+        ));
     }
     let opened = match openat(directory, name, LISTED | OFlags::NOFOLLOW, Mode::empty()) {
         Err(Errno::NOTDIR | Errno::LOOP | Errno::MLINK) => return gone(unlinkat(directory, name, AtFlags::empty())),
@@ -147,7 +150,7 @@ fn remove(directory: &impl AsFd, name: &Path, depth: usize) -> Result<()> {
     gone(unlinkat(directory, name, AtFlags::REMOVEDIR))
 }
 
-/// Treats a missing entry as success: another process may have deleted it meanwhile.
+/// Treats a missing entry as deleted: another process may have deleted the entry in the meantime.
 fn gone(deleted: rustix::io::Result<()>) -> Result<()> {
     match deleted {
         Err(Errno::NOENT) => Ok(()),
@@ -161,7 +164,7 @@ pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     Ok(renameat(from.directory(), from.name(), to.directory(), to.name())?)
 }
 
-/// Gives a regular file a second name.
+/// Creates a hard link to a regular file.
 pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     drop(open(&from)?);
     let (from, to) = (Place::of(from.as_ref())?, Place::of(to.as_ref())?);

@@ -9,7 +9,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The most bytes of holes (ranges without data on disk, which read as zeros) in a file that is read into memory.
+/// The limit for holes in a file that is read into memory, in bytes. A hole is a range without data on disk; it reads
+/// as zeros.
 pub const MOST_HOLES: u64 = 32 << 20;
 
 /// Options for opening a file, like [`std::fs::OpenOptions`]. The default is read-only.
@@ -28,7 +29,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Options without read or write access; the methods below add it.
+    /// Options that give neither read nor write access. The methods below add access.
     pub fn new() -> Options {
         Options { flags: OFlags::empty(), write: false, read: false, mode: 0o666 }
     }
@@ -45,7 +46,7 @@ impl Options {
         self
     }
 
-    /// Opens the file for writing at its end.
+    /// Opens the file for appending.
     pub fn append(mut self) -> Options {
         self.flags |= OFlags::APPEND;
         self.write()
@@ -75,7 +76,7 @@ impl Options {
         self
     }
 
-    /// Adds other flags of `open(2)`, such as `O_DIRECT`.
+    /// Adds flags of `open(2)`, such as `O_DIRECT`.
     pub fn flags(mut self, flags: u32) -> Options {
         self.flags |= OFlags::from_bits_retain(flags as _);
         self
@@ -88,8 +89,8 @@ impl Options {
             (false, true) => OFlags::WRONLY,
             _ => OFlags::RDONLY,
         };
-        // Without O_NONBLOCK, opening a named pipe blocks until its other end is opened. O_TRUNC is left out because
-        // the file must not be truncated before it is known to be regular.
+        // Without O_NONBLOCK, opening a named pipe blocks until its other end is opened. O_TRUNC is left out: the file
+        // must be checked to be regular before it is truncated.
         let flags = (self.flags - OFlags::TRUNC) | access | OFlags::NONBLOCK | OFlags::NOCTTY;
         let opened = match Place::of(path)?.open(flags, Mode::from_raw_mode(self.mode as _)) {
             // Opening a pipe without a reader, or a socket, fails with ENXIO.
@@ -140,7 +141,7 @@ pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     create(path)?.write_all(bytes.as_ref())
 }
 
-/// Reads a regular file; fails if it is longer than `most` bytes.
+/// Reads a regular file; fails if the file is longer than `most` bytes.
 pub fn read(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let named = |error: Error| match error.get_ref() {
@@ -150,7 +151,7 @@ pub fn read(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>> {
     read_rest(&open(path)?, 0, most).map_err(named)
 }
 
-/// Reads a regular file as UTF-8; fails if it is longer than `most` bytes.
+/// Reads a regular file as UTF-8; fails if the file is longer than `most` bytes.
 pub fn read_to_string(path: impl AsRef<Path>, most: u64) -> Result<String> {
     String::from_utf8(read(path, most)?)
         .map_err(|_| Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
@@ -160,24 +161,27 @@ pub fn read_to_string(path: impl AsRef<Path>, most: u64) -> Result<String> {
 pub fn read_rest(file: &File, at: u64, most: u64) -> Result<Vec<u8>> {
     let length = file.metadata()?.len().saturating_sub(at);
     if length > most {
-        return Err(Error::new(ErrorKind::InvalidData, format!("it has {length} bytes, and at most {most} are read")));
+        return Err(Error::new(
+            ErrorKind::InvalidData,
+            format!("the file has {length} bytes, more than the limit of {most}"),
+        ));
     }
     read_range(file, at, length)
 }
 
-/// Reads `length` bytes of an open file from offset `at`, or fewer if the file ends before.
+/// Reads `length` bytes of an open file from offset `at`, or fewer if the file ends earlier.
 pub fn read_range(file: &File, at: u64, length: u64) -> Result<Vec<u8>> {
     let length = length.min(file.metadata()?.len().saturating_sub(at));
     refuse_holes_in(file, at, length)?;
     let size = usize::try_from(length).map_err(|_| ErrorKind::OutOfMemory)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).map_err(|_| ErrorKind::OutOfMemory)?;
-    // Reads by offset, so that the position of the shared handle does not move.
+    // Positioned reads leave the offset of the shared handle unchanged.
     (At { file, at }).take(length).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Reads an open file from its own offset, without moving the position of the handle.
+/// A reader with its own offset into an open file. It leaves the offset of the handle unchanged.
 struct At<'a> {
     file: &'a File,
     at: u64,
@@ -206,14 +210,14 @@ fn refuse_holes_in(file: &File, begin: u64, length: u64) -> Result<()> {
     } else {
         Err(Error::new(
             ErrorKind::InvalidData,
-            format!("it is a sparse file: of {length} bytes, only {data} are on the disk"),
+            format!("the file is sparse: only {data} of its {length} bytes are on disk"),
         ))
     }
 }
 
-/// The parts of a range that are stored on disk, without the holes.
+/// The parts of `range` that contain data, in order. The rest are holes.
 pub(crate) fn data(file: &File, range: Range<u64>) -> Result<Vec<Range<u64>>> {
-    // Seeking moves the position of the caller's handle, so it is restored at the end.
+    // Seeking moves the offset of the caller's handle, so the offset is restored at the end.
     let before = seek(file, SeekFrom::Current(0))?;
     let mut parts = Vec::new();
     let mut at = range.start;
@@ -221,7 +225,7 @@ pub(crate) fn data(file: &File, range: Range<u64>) -> Result<Vec<Range<u64>>> {
         at = match seek(file, SeekFrom::Data(at)) {
             // ENXIO: the file has no data after this offset.
             Err(Errno::NXIO) => break,
-            // On a file system without holes, the whole range is on disk.
+            // A file system that does not support holes returns an error; the whole range is then data.
             found => found.unwrap_or(at).min(range.end),
         };
         let end = seek(file, SeekFrom::Hole(at)).map_or(range.end, |end| end.min(range.end)).max(at);

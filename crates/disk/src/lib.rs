@@ -1,16 +1,17 @@
-//! Opens, reads, writes, deletes and copies files, whatever their content.
+//! Opens, reads, writes, deletes and copies files. This crate knows nothing of their content.
 //!
 //! A run directory may come from an untrusted source: an archive that a user downloads. So three rules hold for
 //! every file that Lockstep opens:
 //!
-//! 1. **No links inside a run.** Whoever opens a run calls [`no_links_below`] with its directory. From then on this
-//!    process does not follow a symbolic link below that directory, neither to read nor to write, delete, rename or
-//!    copy. Each component of a path is opened relative to the one above it, so that a link that appears there in
-//!    between is refused too. The run directory itself may be reached through links, and so may models and datasets
-//!    outside of it: the files of a Hugging Face cache are links.
+//! 1. **No links inside a run.** Code that opens a run first calls [`no_links_below`] with its directory. From then on
+//!    no operation of this process follows a symbolic link below that directory. Each component of a path is opened
+//!    relative to its parent, so that a link that is created during an operation is refused too. The path to the run
+//!    directory may contain links, and so may paths of models and datasets outside of it: a Hugging Face cache consists
+//!    of links.
 //! 2. **Regular files only.** Reading a named pipe could block forever, and a device may never end.
-//! 3. **A limit for each kind of file** ([`most`]). A file is not read into memory if it is longer, or if it has more
-//!    than [`MOST_HOLES`] bytes that are not on the disk: a sparse file of a few bytes may claim terabytes.
+//! 3. **A limit for each kind of file** ([`most`]). A file above the limit is not read into memory, nor is a file with
+//!    more than [`MOST_HOLES`] bytes of holes: a sparse file that takes a few bytes on disk may have a length of
+//!    terabytes.
 //!
 //! Read first: `place` (the rule for links), `file` (opening and reading), `directory` (creating, renaming and deleting
 //! entries).

@@ -15,8 +15,8 @@ use std::sync::RwLock;
 /// The directories below which links are not followed.
 static ROOTS: RwLock<BTreeSet<PathBuf>> = RwLock::new(BTreeSet::new());
 
-/// From now on this process does not follow symbolic links below `root`. The path of `root` itself may contain links;
-/// the resolved path is protected too.
+/// Makes this process refuse symbolic links below `root` from now on. The path of `root` itself may contain links; the
+/// resolved path is protected too.
 pub fn no_links_below(root: &Path) {
     let Ok(whole) = absolute(root) else { return };
     if ROOTS.read().is_ok_and(|roots| roots.contains(&whole)) {
@@ -37,7 +37,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place of `path`. If `path` is below a protected directory, its own directory is opened and must exist.
+    /// Splits `path` into its parent directory and its last name. If `path` is below a protected directory, the parent
+    /// is opened and must exist.
     pub(crate) fn of(path: &Path) -> Result<Place> {
         let Some((root, below)) = protected(path) else {
             return Ok(Place { directory: None, name: path.as_os_str().to_owned(), path: path.to_owned() });
@@ -55,7 +56,7 @@ impl Place {
         Ok(Place { directory: Some(directory), name: name.clone(), path: path.to_owned() })
     }
 
-    /// The directory, for calls relative to it.
+    /// The open directory, for system calls that take a path relative to a directory.
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_ref().map_or(CWD, AsFd::as_fd)
     }
@@ -86,8 +87,8 @@ fn refusal(directory: &impl AsFd, name: impl AsRef<Path>, shown: &Path, error: E
         Error::new(
             ErrorKind::InvalidInput,
             format!(
-                "{} is a symbolic link, and no link is followed inside a run (it could lead out of it): put the file \
-             or directory itself there",
+                "{} is a symbolic link. Links inside a run directory are not followed, since they may point outside: \
+                 replace the link by the file or directory itself",
                 shown.display()
             ),
         )

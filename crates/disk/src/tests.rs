@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A directory with a run directory and, beside it, a directory of precious files.
+/// A temporary directory with a run directory `run` and, next to it, a directory `precious` that no operation may
+/// change.
 struct World {
     dir: tempfile::TempDir,
 }
@@ -27,7 +28,7 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// All paths in `precious`, with the bytes of files.
+    /// All paths below `precious`, with the content of each file.
     fn precious(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let (mut found, mut open) = (Vec::new(), vec![self.at("precious")]);
         while let Some(next) = open.pop() {
@@ -48,7 +49,7 @@ impl World {
 
 type Operation = fn(&Path) -> std::io::Result<()>;
 
-/// The operations that open or create the file or directory at a path.
+/// Operations that open or create the file or directory at a path.
 const OPENING: [(&str, Operation); 15] = [
     ("open", |path| open(path).map(drop)),
     ("read", |path| read(path, 1 << 20).map(drop)),
@@ -56,7 +57,7 @@ const OPENING: [(&str, Operation); 15] = [
     ("write", |path| write(path, "new")),
     ("create", |path| create(path).map(drop)),
     ("append", |path| Options::new().append().create().open(path)?.write_all(b"more")),
-    ("cut", |path| Options::new().write().truncate().open(path).map(drop)),
+    ("truncate", |path| Options::new().write().truncate().open(path).map(drop)),
     ("read and write", |path| Options::new().read().write().create().open(path)?.write_all(b"more")),
     ("create_new", |path| Options::new().write().create_new().open(path).map(drop)),
     ("copy from", |path| copy(path, path.with_file_name("copied"))),
@@ -67,8 +68,8 @@ const OPENING: [(&str, Operation); 15] = [
     ("create_private_dir_all", |path| create_private_dir_all(path)),
 ];
 
-/// The operations that change a directory entry. They must fail below a directory that is a link; applied to a link,
-/// they change only the link.
+/// Operations that change a directory entry. They must fail below a directory that is a link; applied to a link, they
+/// change only the link.
 const NAMING: [(&str, Operation); 5] = [
     ("remove_file", |path| remove_file(path)),
     ("remove_dir_all", |path| remove_dir_all(path)),
@@ -82,7 +83,7 @@ fn own(path: &Path) -> PathBuf {
     path.ancestors().find(|above| above.ends_with("run")).unwrap().join("logs/own")
 }
 
-/// Links in a run: the path of the link, its target, and the path that is passed to an operation.
+/// Links in a run. Each row has the path of the link, its target, and the path that is passed to an operation.
 const LINKS: [(&str, &str, &str); 13] = [
     ("link", "../precious", "link"),
     ("link", "../precious", "link/thesis"),
@@ -127,9 +128,9 @@ fn no_operation_follows_a_link_inside_a_run() {
     }
 }
 
-/// Runs the same operations on paths without links, and in a run directory that is itself reached through a link.
+/// The second case reaches the run directory through a link, which is allowed.
 #[test]
-fn a_run_that_is_reached_by_a_link_is_read_and_written() {
+fn a_run_directory_behind_a_link_can_be_read_and_written() {
     for root in ["run", "links/to/run"] {
         let world = World::new();
         fs::create_dir_all(world.at("links/to")).unwrap();
@@ -157,15 +158,15 @@ fn a_run_that_is_reached_by_a_link_is_read_and_written() {
         assert_eq!(fs::read_to_string(world.at("precious/thesis")).unwrap(), "years of work");
         let gone = [read(root.join("f"), 1).unwrap_err(), remove_dir_all(root.join("a")).unwrap_err()];
         assert!(gone.iter().all(|error| error.kind() == ErrorKind::NotFound), "{gone:?}");
-        // Paths outside of a run that the user gives may be links, as in a Hugging Face cache.
+        // Links outside of a run are followed: a Hugging Face cache consists of links.
         symlink("thesis", world.at("precious/link")).unwrap();
         assert_eq!(read(world.at("precious/link"), 99).unwrap(), b"years of work");
     }
 }
 
-/// Another thread replaces a directory by a link and back while files in it are written and deleted.
+/// One thread swaps a directory for a link and back, while another writes and deletes files in it.
 #[test]
-fn a_link_that_appears_meanwhile_is_not_followed() {
+fn a_link_created_during_an_operation_is_not_followed() {
     let world = World::new();
     let before = world.precious();
     let (place, aside, link) = (world.at("run/logs"), world.at("run/aside"), world.at("run/link"));
@@ -198,7 +199,7 @@ fn fifo(path: &Path) {
 }
 
 #[test]
-fn only_regular_files_are_opened_without_waiting() {
+fn opening_a_special_file_fails_without_blocking() {
     let place = |make: &dyn Fn(&Path)| {
         let dir = tempfile::tempdir().unwrap();
         make(&dir.path().join("file"));
@@ -224,7 +225,7 @@ fn only_regular_files_are_opened_without_waiting() {
             assert!(outcome.ends_with(", not a regular file"), "{what} of a {kind}: {outcome}");
         }
     }
-    // Both ends of the pipe are open, and the pipe has data.
+    // A pipe that has data and a reader is refused too.
     let dir = place(&|path| fifo(path));
     let mut ends = fs::File::options().read(true).write(true).open(dir.path().join("file")).unwrap();
     ends.write_all(b"bytes").unwrap();
@@ -232,24 +233,25 @@ fn only_regular_files_are_opened_without_waiting() {
 }
 
 #[test]
-fn a_file_is_read_up_to_its_limit_and_only_if_it_is_on_the_disk() {
+fn files_above_the_limit_and_sparse_files_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     let gib = 1u64 << 30;
-    // Bytes written at the beginning, the length, bytes written at the end, the limit, and a part of the error.
+    // Each row: bytes of data at the beginning, the file's length, bytes of data at the end, the limit, and a part of
+    // the error.
     let rows: [(usize, u64, usize, u64, Option<&str>); 12] = [
         (0, 0, 0, 0, None),
         (10, 10, 0, 10, None),
-        (10, 10, 0, 9, Some("it has 10 bytes, and at most 9 are read")),
+        (10, 10, 0, 9, Some("the file has 10 bytes, more than the limit of 9")),
         (10, MOST_HOLES, 0, gib, None),
-        (10, 3 * gib, 0, 4 * gib, Some("it is a sparse file: of 3221225472 bytes, only ")),
-        (0, 3 * gib, 0, 4 * gib, Some("only 0 are on the disk")),
-        (0, 3 * gib, 9, 4 * gib, Some("it is a sparse file")),
-        (10, 1 << 42, 9, gib, Some("it has 4398046511104 bytes, and at most 1073741824 are read")),
-        (10, 1 << 42, 9, u64::MAX, Some("it is a sparse file")),
+        (10, 3 * gib, 0, 4 * gib, Some("the file is sparse: only ")),
+        (0, 3 * gib, 0, 4 * gib, Some("only 0 of its 3221225472 bytes are on disk")),
+        (0, 3 * gib, 9, 4 * gib, Some("the file is sparse")),
+        (10, 1 << 42, 9, gib, Some("the file has 4398046511104 bytes, more than the limit of 1073741824")),
+        (10, 1 << 42, 9, u64::MAX, Some("the file is sparse")),
         (1 << 20, 1 << 20, 0, 1 << 20, None),
         (1 << 20, (1 << 20) + MOST_HOLES, 0, gib, None),
-        (8 << 20, (8 << 20) + 2 * MOST_HOLES, 0, gib, Some("it is a sparse file")),
+        (8 << 20, (8 << 20) + 2 * MOST_HOLES, 0, gib, Some("the file is sparse")),
     ];
     for (begin, length, end, most, why) in rows {
         let file = fs::File::create(&path).unwrap();
@@ -274,17 +276,21 @@ fn a_file_is_read_up_to_its_limit_and_only_if_it_is_on_the_disk() {
         if let (Err(error), Some(_)) = (read(&path, most), why) {
             assert!(error.to_string().starts_with(&path.display().to_string()), "{error}");
         }
-        // Reading by offset must not move the position of the handle.
+        // A positioned read must leave the offset of the handle unchanged.
         let mut rest = [0; 4];
         assert_eq!(std::io::Seek::stream_position(&mut open).unwrap(), n as u64, "{case}");
         assert_eq!(open.read(&mut rest).unwrap() as u64, (length - n as u64).min(4), "{case}");
-        assert_eq!(refuse_holes(&open).is_err(), why.is_some_and(|why| !why.contains("at most 9")), "{case}");
+        assert_eq!(
+            refuse_holes(&open).is_err(),
+            why.is_some_and(|why| !why.contains("more than the limit of 9")),
+            "{case}"
+        );
         assert_eq!(read_range(&open, 2, 5).unwrap().len() as u64, length.saturating_sub(2).min(5), "{case}");
     }
 }
 
 #[test]
-fn a_copy_has_the_bytes_the_holes_and_the_rights() {
+fn a_copy_preserves_bytes_holes_and_permissions() {
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
@@ -304,7 +310,7 @@ fn a_copy_has_the_bytes_the_holes_and_the_rights() {
 }
 
 #[test]
-fn directories_that_are_nested_too_deep_are_refused() {
+fn deleting_too_deeply_nested_directories_fails() {
     let dir = tempfile::tempdir().unwrap();
     let mut deep = dir.path().join("run");
     for _ in 0..70 {
@@ -312,7 +318,7 @@ fn directories_that_are_nested_too_deep_are_refused() {
     }
     fs::create_dir_all(&deep).unwrap();
     let outcome = remove_dir_all(dir.path().join("run")).unwrap_err().to_string();
-    assert_eq!(outcome, "directories are nested deeper than 64");
+    assert_eq!(outcome, "directories must not be nested deeper than 64 levels");
     remove_dir_all(dir.path().join("run/d/d/d/d/d/d/d")).unwrap();
     remove_dir_all(dir.path().join("run")).unwrap();
     assert!(!dir.path().join("run").exists());

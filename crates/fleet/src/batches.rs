@@ -1,6 +1,6 @@
-//! Batch files: the results that a training step learned from, written and synced to disk before the update. Generated
-//! tokens can be made again with the same bits; these results could differ the second time. A checkpoint makes the
-//! files of earlier batches superfluous.
+//! Batch files: the results that a training step learns from, written and synced to disk before the update. Generated
+//! tokens could be recomputed with the same bits, but scores may differ the second time. Once a checkpoint is complete,
+//! the files of earlier batches are deleted.
 
 use crate::coordinator::SyncedBatch;
 use crate::error::{OrIo, Result};
@@ -23,7 +23,7 @@ pub struct BatchFiles {
 impl BatchFiles {
     /// Opens `OUT/fleet/batches` in the run directory `out`.
     pub fn open(out: &Path) -> Result<BatchFiles> {
-        let directory = spool::Layout::of_run(out).batches();
+        let directory = spool::Layout::in_run(out).batches();
         spool::create_dir(&directory)?;
         spool::sweep(&directory)?;
         Ok(BatchFiles { directory })
@@ -39,15 +39,17 @@ impl BatchFiles {
         spool::write(&self.path(batch), &batch_to_bytes(batch, results), true)
     }
 
-    /// Loads the batches from `first` on, up to the first gap. An unreadable file ends them, too: it and all later
-    /// files are deleted, and their batches are made again. The texts give the reasons.
+    /// Loads the batches from `first` on, up to the first missing or unreadable file. The files after that one are
+    /// deleted, and their batches are generated again. The returned strings give the reasons.
     pub fn load(&self, first: BatchId) -> Result<(BTreeMap<BatchId, Batch>, Vec<String>)> {
         let mut batches = BTreeMap::new();
         let mut problems = Vec::new();
         for batch in self.numbers()?.into_iter().filter(|batch| *batch >= first) {
             if batch.0 != first.0 + batches.len() as u64 {
-                problems
-                    .push(format!("{}: a batch before it is missing; it is made again", self.path(batch).display()));
+                problems.push(format!(
+                    "{}: an earlier batch is missing; this batch is generated again",
+                    self.path(batch).display()
+                ));
                 self.remove(batch)?;
                 continue;
             }
@@ -55,11 +57,14 @@ impl BatchFiles {
             match batch_from_bytes(&bytes) {
                 Ok((number, results)) if number == batch => drop(batches.insert(batch, results)),
                 Ok((number, _)) => {
-                    problems.push(format!("{}: it is batch {number}; it is made again", self.path(batch).display()));
+                    problems.push(format!(
+                        "{}: the file contains batch {number}; the batch is generated again",
+                        self.path(batch).display()
+                    ));
                     self.remove(batch)?;
                 }
                 Err(why) => {
-                    problems.push(format!("{}: {why}; it is made again", self.path(batch).display()));
+                    problems.push(format!("{}: {why}; the batch is generated again", self.path(batch).display()));
                     self.remove(batch)?;
                 }
             }
@@ -67,7 +72,7 @@ impl BatchFiles {
         Ok((batches, problems))
     }
 
-    /// Deletes the batches before `first`, since a checkpoint of the weights trained on them is complete.
+    /// Deletes the batches before `first`. Call this after a checkpoint of the weights trained on them is complete.
     pub fn remove_before(&self, first: BatchId) -> Result<()> {
         self.numbers()?.into_iter().filter(|batch| *batch < first).try_for_each(|batch| self.remove(batch))
     }
@@ -116,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_after_a_broken_one_are_made_again() {
+    fn batches_after_an_unreadable_file_are_deleted() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..5 {
@@ -129,12 +134,12 @@ mod tests {
         let (batches, problems) = files.load(BatchId(1)).unwrap();
         assert_eq!(batches, BTreeMap::from([1, 2].map(|batch| (BatchId(batch), vec![result(batch)]))));
         assert!(problems[0].contains("000003: its checksum does not fit"), "{problems:?}");
-        assert!(problems[1].contains("000004: a batch before it is missing"), "{problems:?}");
+        assert!(problems[1].contains("000004: an earlier batch is missing"), "{problems:?}");
         assert_eq!(files.numbers().unwrap(), [1, 2].map(BatchId));
     }
 
     #[test]
-    fn half_a_batch_is_swept() {
+    fn partial_batch_files_are_deleted() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         std::fs::write(out.path().join("fleet/batches/.000000"), b"half").unwrap();
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_loaded_from_a_step_on_and_deleted_on_either_side_of_one() {
+    fn batches_are_loaded_and_deleted_by_range() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..6 {
@@ -156,13 +161,19 @@ mod tests {
         assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId));
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!((batches.keys().copied().collect::<Vec<_>>(), problems.len()), ([2, 3, 4].map(BatchId).to_vec(), 0));
-        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId), "those before are left");
-        // A file under another batch's name is not loaded, nor are the files after it.
+        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId), "earlier batches are kept");
+        // A file under another batch's name is not loaded, and neither are the files after it.
         std::fs::copy(files.path(BatchId(4)), files.path(BatchId(3))).unwrap();
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!(batches.keys().copied().collect::<Vec<_>>(), [BatchId(2)]);
-        assert!(problems[0].ends_with("/000003: it is batch 4; it is made again"), "{problems:?}");
-        assert!(problems[1].ends_with("/000004: a batch before it is missing; it is made again"), "{problems:?}");
+        assert!(
+            problems[0].ends_with("/000003: the file contains batch 4; the batch is generated again"),
+            "{problems:?}"
+        );
+        assert!(
+            problems[1].ends_with("/000004: an earlier batch is missing; this batch is generated again"),
+            "{problems:?}"
+        );
         assert_eq!(files.numbers().unwrap(), [1, 2].map(BatchId));
         let all = answers(&[result(1), result(2)]);
         assert_eq!(all, [1, 2].map(|group| (result(group).job, Answer::of(b"x"))).into());

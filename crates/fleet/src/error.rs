@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// An error of files, a refusal of wrong input, or a failure of the run.
+/// An I/O error, a refusal of wrong input, or a failure of the run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An operation on a file failed.
@@ -15,15 +15,15 @@ pub enum Error {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A file is incomplete or has changed bits.
+    /// A file is truncated or has flipped bits.
     #[error("{}: {why}", path.display())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
-        /// The fault of the file.
+        /// The fault that was detected.
         why: String,
     },
-    /// Wrong usage or input (exit code 2), such as a name that another process has, or numbers that do not match.
+    /// Wrong usage or input (exit code 2), such as a name that another process uses, or values that do not match.
     #[error("{0}")]
     Refused(String),
     /// The run cannot continue.
@@ -35,7 +35,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether the disk is full or the quota is used up.
+    /// Whether the disk is full or the quota is exceeded.
     pub fn is_disk_full(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         matches!(self, Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
@@ -53,8 +53,8 @@ impl<T> OrIo<T> for std::io::Result<T> {
     }
 }
 
-/// Adds the attempted operation to the error of a directory that the user named. Unless the disk is full or broken, it
-/// is an input error: the user can name another directory.
+/// Adds the attempted operation to the error of a directory that the user chose. Unless the disk is full or broken,
+/// the error is a usage error: the user can choose another directory.
 pub(crate) trait OrUnusable<T> {
     fn or_unusable(self, doing: &'static str, path: &Path) -> Result<T>;
 }
@@ -67,19 +67,19 @@ impl<T> OrUnusable<T> for std::io::Result<T> {
         let is_loop = |error: &std::io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
         let fix = |error: &std::io::Error| match error.kind() {
             PermissionDenied if doing == "protect" => {
-                Some("it is another user's, and learner and workers of a run are of one user")
+                Some("it belongs to another user; learner and workers of a run must run as the same user")
             }
             PermissionDenied => Some("this user may not write there"),
-            ReadOnlyFilesystem | NotFound => Some("nothing can be made there"),
-            NotADirectory | AlreadyExists => Some("there is a file of that name"),
-            InvalidFilename | InvalidInput => Some("it is not the name of a directory"),
-            _ if is_loop(error) => Some("its links lead to each other"),
+            ReadOnlyFilesystem | NotFound => Some("nothing can be created there"),
+            NotADirectory | AlreadyExists => Some("a file with that name exists"),
+            InvalidFilename | InvalidInput => Some("this is not a valid directory name"),
+            _ if is_loop(error) => Some("its symbolic links form a loop"),
             _ => None,
         };
         self.map_err(|source| match fix(&source) {
             Some(why) => {
                 let path = path.display();
-                Error::Refused(format!("cannot {doing} {path}: {source}: {why}. Give another directory for the run"))
+                Error::Refused(format!("cannot {doing} {path}: {source}: {why}. Choose another directory for the run"))
             }
             None => Error::Io { doing, path: path.to_owned(), source },
         })
@@ -92,7 +92,7 @@ mod tests {
     use std::io::ErrorKind;
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_the_users_to_change_and_a_broken_disk_is_not() {
+    fn an_unusable_directory_is_a_usage_error_and_a_broken_disk_is_not() {
         use rustix::io::Errno;
         let of = |errno: Errno, doing: &'static str| {
             let failed: std::io::Result<()> = Err(std::io::Error::from(errno));
@@ -101,22 +101,22 @@ mod tests {
         let rows: [(Errno, &str, &str); 12] = [
             (Errno::ACCESS, "create", "this user may not write there"),
             (Errno::PERM, "create", "this user may not write there"),
-            (Errno::PERM, "protect", "another user's"),
-            (Errno::ROFS, "create", "nothing can be made there"),
-            (Errno::NOENT, "create", "nothing can be made there"),
-            (Errno::NOTDIR, "create", "there is a file of that name"),
-            (Errno::EXIST, "create", "there is a file of that name"),
-            (Errno::NAMETOOLONG, "create", "not the name of a directory"),
-            (Errno::INVAL, "create", "not the name of a directory"),
-            (Errno::LOOP, "create", "its links lead to each other"),
-            (Errno::ACCESS, "protect", "another user's"),
-            (Errno::ROFS, "protect", "nothing can be made there"),
+            (Errno::PERM, "protect", "belongs to another user"),
+            (Errno::ROFS, "create", "nothing can be created there"),
+            (Errno::NOENT, "create", "nothing can be created there"),
+            (Errno::NOTDIR, "create", "a file with that name exists"),
+            (Errno::EXIST, "create", "a file with that name exists"),
+            (Errno::NAMETOOLONG, "create", "not a valid directory name"),
+            (Errno::INVAL, "create", "not a valid directory name"),
+            (Errno::LOOP, "create", "its symbolic links form a loop"),
+            (Errno::ACCESS, "protect", "belongs to another user"),
+            (Errno::ROFS, "protect", "nothing can be created there"),
         ];
         for (errno, doing, why) in rows {
             let error = of(errno, doing);
             let text = error.to_string();
             assert!(matches!(error, Error::Refused(_)) && text.starts_with(&format!("cannot {doing} a/b: ")), "{text}");
-            assert!(text.contains(why) && text.ends_with("Give another directory for the run"), "{text}");
+            assert!(text.contains(why) && text.ends_with("Choose another directory for the run"), "{text}");
         }
         for errno in [Errno::NOSPC, Errno::DQUOT, Errno::IO, Errno::NOMEM, Errno::MFILE, Errno::STALE] {
             assert!(matches!(of(errno, "create"), Error::Io { .. }), "{errno}");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_file_and_a_full_disk_is_told_apart() {
+    fn an_error_names_the_file_and_a_full_disk_is_recognized() {
         let error = |kind: ErrorKind| {
             let failed: std::io::Result<()> = Err(kind.into());
             failed.or_io("write", Path::new("a/b")).unwrap_err()

@@ -1,6 +1,6 @@
-//! Jobs, results and batches as bytes. A file consists of `LSFLEET1`, a byte for its kind, the length of its content,
-//! the content, and the XXH3 hash of everything before. Integers are little-endian; texts and byte strings are preceded
-//! by their length. The reading functions accept any bytes: incomplete or changed bytes are an error with a text.
+//! Serialises jobs, results and batches. A file consists of `LSFLEET1`, a byte for its kind, the length of its content,
+//! the content, and the XXH3 hash of everything before. Integers are little-endian; strings are preceded by their
+//! length. Parsing never panics: truncated or changed bytes give an error.
 
 use crate::ids::{BatchId, Version};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
@@ -26,20 +26,20 @@ fn sealed(kind: u8, content: &[u8]) -> Vec<u8> {
 
 fn unsealed(kind: u8, file: &[u8]) -> Result<&[u8], String> {
     if file.len() < HEAD + 8 {
-        return Err(format!("cut off: {} bytes", file.len()));
+        return Err(format!("truncated: {} bytes", file.len()));
     }
     if &file[..MAGIC.len()] != MAGIC {
-        return Err("no file of the fleet, or of another version of this program".to_owned());
+        return Err("not a fleet file, or written by another version of this program".to_owned());
     }
     let (body, hash) = file.split_at(file.len() - 8);
     if XxHash3_64::oneshot(body).to_le_bytes() != hash {
-        return Err("its checksum does not fit: it is torn, or bits of it have changed".to_owned());
+        return Err("wrong checksum: the file is truncated or corrupt".to_owned());
     }
     let mut rest = Reader(&body[MAGIC.len()..]);
     let (found, length) = (rest.u8()?, rest.u64()?);
     if found != kind || length != rest.0.len() as u64 {
         return Err(format!(
-            "of kind {found} with {length} bytes, where kind {kind} with {} was expected",
+            "expected kind {kind} with {} bytes of content, got kind {found} with {length} bytes",
             rest.0.len()
         ));
     }
@@ -50,7 +50,7 @@ struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
-        let (taken, rest) = self.0.split_at_checked(n).ok_or("its content is cut off")?;
+        let (taken, rest) = self.0.split_at_checked(n).ok_or("the content is truncated")?;
         self.0 = rest;
         Ok(taken)
     }
@@ -71,11 +71,11 @@ impl<'a> Reader<'a> {
 
     fn bytes(&mut self) -> Result<&'a [u8], String> {
         let length = self.u64()?;
-        self.take(usize::try_from(length).map_err(|_| "its content is cut off")?)
+        self.take(usize::try_from(length).map_err(|_| "the content is truncated")?)
     }
 
     fn text(&mut self) -> Result<&'a str, String> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| "a name is no text".to_owned())
+        std::str::from_utf8(self.bytes()?).map_err(|_| "a string is not valid UTF-8".to_owned())
     }
 
     fn job(&mut self) -> Result<JobName, String> {
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
     }
 
     fn end(&self) -> Result<(), String> {
-        if self.0.is_empty() { Ok(()) } else { Err(format!("{} bytes follow its content", self.0.len())) }
+        if self.0.is_empty() { Ok(()) } else { Err(format!("{} bytes follow the content", self.0.len())) }
     }
 }
 
@@ -93,7 +93,7 @@ fn push(to: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 impl Job {
-    /// The job as the bytes of a file.
+    /// Serialises the job as the bytes of a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut content = Vec::with_capacity(self.payload.len() + 128);
         push(&mut content, self.name.to_string().as_bytes());
@@ -106,7 +106,7 @@ impl Job {
         sealed(JOB, &content)
     }
 
-    /// Reads a job from the bytes of a file. Anything else is an error with a text.
+    /// Parses a job from the bytes of a file.
     pub fn from_bytes(file: &[u8]) -> Result<Job, String> {
         let mut content = Reader(unsealed(JOB, file)?);
         let (name, version, lineage) = (content.job()?, Version(content.u64()?), Lineage(content.array()?));
@@ -125,7 +125,7 @@ impl Job {
 }
 
 impl JobResult {
-    /// The result as the bytes of a file.
+    /// Serialises the result as the bytes of a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut content = Vec::with_capacity(self.bytes.len() + 128);
         push(&mut content, self.job.to_string().as_bytes());
@@ -137,7 +137,7 @@ impl JobResult {
         sealed(RESULT, &content)
     }
 
-    /// Reads a result from the bytes of a file. Anything else is an error with a text.
+    /// Parses a result from the bytes of a file.
     pub fn from_bytes(file: &[u8]) -> Result<JobResult, String> {
         let mut content = Reader(unsealed(RESULT, file)?);
         let result = JobResult {
@@ -151,7 +151,7 @@ impl JobResult {
     }
 }
 
-/// The results of a batch as the bytes of a file.
+/// Serialises the results of a batch as the bytes of a file.
 pub fn batch_to_bytes(batch: BatchId, results: &[JobResult]) -> Vec<u8> {
     let mut content = batch.0.to_le_bytes().to_vec();
     for result in results {
@@ -160,7 +160,7 @@ pub fn batch_to_bytes(batch: BatchId, results: &[JobResult]) -> Vec<u8> {
     sealed(BATCH, &content)
 }
 
-/// Reads a batch's number and results from the bytes of a file. Anything else is an error with a text.
+/// Parses the number and the results of a batch from the bytes of a file.
 pub fn batch_from_bytes(file: &[u8]) -> Result<(BatchId, Vec<JobResult>), String> {
     let mut content = Reader(unsealed(BATCH, file)?);
     let batch = BatchId(content.u64()?);
@@ -195,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_written_value_is_read_back(payload: Vec<u8>, more: bool) {
+        fn values_survive_serialisation(payload: Vec<u8>, more: bool) {
             prop_assert_eq!(Job::from_bytes(&job(payload.clone()).to_bytes()).unwrap(), job(payload.clone()));
             let results = vec![result(payload, more), result(vec![], !more)];
             let (batch, read) = batch_from_bytes(&batch_to_bytes(BatchId(5), &results)).unwrap();
@@ -203,35 +203,35 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_error_and_do_not_panic(bytes: Vec<u8>, kind in 1u8..4) {
+        fn parsing_arbitrary_bytes_does_not_panic(bytes: Vec<u8>, kind in 1u8..4) {
             prop_assert!(Job::from_bytes(&bytes).is_err());
-            // With a checksum that fits the content is read, too.
+            // With a right checksum, the content is parsed, too.
             let file = sealed(kind, &bytes);
             let _ = (Job::from_bytes(&file), JobResult::from_bytes(&file), batch_from_bytes(&file));
         }
 
         #[test]
-        fn bytes_behind_the_content_are_refused(payload: Vec<u8>, more in prop::collection::vec(any::<u8>(), 1..9)) {
+        fn trailing_bytes_are_refused(payload: Vec<u8>, more in prop::collection::vec(any::<u8>(), 1..9)) {
             let file = job(payload).to_bytes();
             let content = [unsealed(JOB, &file).unwrap(), &more].concat();
             let why = Job::from_bytes(&sealed(JOB, &content)).unwrap_err();
-            prop_assert!(why.contains("bytes follow its content"), "{}", why);
+            prop_assert!(why.contains("bytes follow the content"), "{}", why);
         }
 
         #[test]
-        fn a_changed_bit_or_a_cut_is_refused(payload: Vec<u8>, at: usize, bit in 0u8..8) {
+        fn flipped_bits_and_truncated_files_are_refused(payload: Vec<u8>, at: usize, bit in 0u8..8) {
             let file = result(payload, true).to_bytes();
             let mut flipped = file.clone();
             flipped[at % file.len()] ^= 1 << bit;
             prop_assert!(JobResult::from_bytes(&flipped).is_err());
             prop_assert!(JobResult::from_bytes(&file[..at % file.len()]).is_err());
-            prop_assert!(Job::from_bytes(&file).is_err(), "a result is no job");
+            prop_assert!(Job::from_bytes(&file).is_err(), "a result must not parse as a job");
         }
     }
 
     /// The format is fixed, because files of earlier versions must stay readable.
     #[test]
-    fn files_have_this_form_and_each_fault_is_named() {
+    fn the_file_format_is_fixed_and_each_fault_is_named() {
         let file = job(b"ab".to_vec()).to_bytes();
         let text = |text: &[u8]| [&(text.len() as u64).to_le_bytes(), text].concat();
         let flags_and_before = [&[3][..], &5u64.to_le_bytes()].concat();
@@ -246,25 +246,28 @@ mod tests {
             assert_eq!(Job::from_bytes(&job.to_bytes()), Ok(job));
         }
         let why = |bytes: &[u8]| Job::from_bytes(bytes).unwrap_err();
-        assert_eq!(why(&file[..24]), "cut off: 24 bytes");
-        assert!(why(&file[..25]).starts_with("its checksum does not fit"), "{}", why(&file[..25]));
+        assert_eq!(why(&file[..24]), "truncated: 24 bytes");
+        assert!(why(&file[..25]).starts_with("wrong checksum"), "{}", why(&file[..25]));
         assert_eq!(
             why(&[b"LSFLEET2", &file[8..]].concat()),
-            "no file of the fleet, or of another version of this program"
+            "not a fleet file, or written by another version of this program"
         );
         assert_eq!(
             why(&sealed(2, &content)),
-            format!("of kind 2 with {0} bytes, where kind 1 with {0} was expected", content.len())
+            format!("expected kind 1 with {0} bytes of content, got kind 2 with {0} bytes", content.len())
         );
-        assert_eq!(why(&sealed(1, &[content.clone(), vec![0; 3]].concat())), "3 bytes follow its content");
-        assert_eq!(why(&sealed(1, &content[..content.len() - 1])), "its content is cut off");
-        assert_eq!(why(&sealed(1, &text(&[0xff]))), "a name is no text");
+        assert_eq!(why(&sealed(1, &[content.clone(), vec![0; 3]].concat())), "3 bytes follow the content");
+        assert_eq!(why(&sealed(1, &content[..content.len() - 1])), "the content is truncated");
+        assert_eq!(why(&sealed(1, &text(&[0xff]))), "a string is not valid UTF-8");
         assert_eq!(why(&sealed(1, &text(b"x"))), "x".parse::<JobName>().unwrap_err());
-        assert_eq!(why(&sealed(1, b"")), "its content is cut off");
+        assert_eq!(why(&sealed(1, b"")), "the content is truncated");
         let mut longer = file[..file.len() - 8].to_vec();
         longer.push(0);
         let longer = [longer.clone(), XxHash3_64::oneshot(&longer).to_le_bytes().into()].concat();
-        let (said, is) = (content.len(), content.len() + 1);
-        assert_eq!(why(&longer), format!("of kind 1 with {said} bytes, where kind 1 with {is} was expected"));
+        let (declared, actual) = (content.len(), content.len() + 1);
+        assert_eq!(
+            why(&longer),
+            format!("expected kind 1 with {actual} bytes of content, got kind 1 with {declared} bytes")
+        );
     }
 }

@@ -1,5 +1,4 @@
-//! Numbers that name parts of a run. Groups, batches and versions of the weights are all counted from 0, so each has a
-//! type of its own, and the compiler reports a mix-up.
+//! Numbers of groups, batches and weight versions. Each has its own type, so that the compiler reports a mix-up.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -30,8 +29,8 @@ ids! {
     GroupId
     /// A batch of the run.
     BatchId
-    /// A version of the weights: how many batches they were trained on. (This is not the number of optimizer updates,
-    /// which this crate does not know.)
+    /// A version of the weights: the number of batches that they were trained on. (The number of optimizer updates may
+    /// differ, and is unknown to this crate.)
     Version
 }
 
@@ -41,22 +40,22 @@ impl BatchId {
         BatchId(self.0 + 1)
     }
 
-    /// The batch before this one; batch 0 itself has none.
+    /// The batch before this one. For batch 0, batch 0 itself.
     pub fn before(self) -> BatchId {
         BatchId(self.0.saturating_sub(1))
     }
 
-    /// The version of the weights at the start of this batch: they were trained on all batches before it.
+    /// The version of the weights at the start of this batch. They were trained on all batches before it.
     pub fn version(self) -> Version {
         Version(self.0)
     }
 
-    /// The batch this many places after this one.
+    /// The batch this many batches after this one.
     pub fn after(self, batches: u64) -> BatchId {
         BatchId(self.0 + batches)
     }
 
-    /// The batches from this one up to `end`, which is left out.
+    /// The batches from this one up to `end`, exclusive.
     pub fn up_to(self, end: BatchId) -> impl DoubleEndedIterator<Item = BatchId> + use<> {
         (self.0..end.0).map(BatchId)
     }

@@ -1,5 +1,5 @@
-//! Jobs that workers do, and their results. The tokens of a job follow from its name alone: whichever worker does it,
-//! and however often, it gives the same tokens.
+//! Jobs for workers, and their results. The tokens of a job follow from its name alone: they are the same whichever
+//! worker does the job, and however often.
 
 use crate::ids::{GroupId, Version};
 use serde::{Deserialize, Serialize};
@@ -9,15 +9,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// The name of a job: its place in the run, written as `000123.0`. It does not depend on when or by which worker the
-/// job is done.
+/// The name of a job: its place in the run, written as `000123.0`. It depends neither on the worker that does the job
+/// nor on the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct JobName {
     /// The group of completions.
     pub group: GroupId,
-    /// The index of the chunk. With C tokens per chunk, it has the tokens chunk · C … (chunk + 1) · C − 1 of each
-    /// completion. It is 0 where completions are not split.
+    /// The index of the chunk. With C tokens per chunk, the chunk has the tokens chunk · C … (chunk + 1) · C − 1 of
+    /// each completion. If completions are not split, the index is 0.
     pub chunk: u32,
 }
 
@@ -43,11 +43,11 @@ impl FromStr for JobName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<JobName, String> {
-        let bad = || format!("{text:?} is no job: jobs are named like 000123.0");
+        let bad = || format!("{text:?} is not a job: job names look like 000123.0");
         let (group, chunk) = text.split_once('.').ok_or_else(bad)?;
         let name =
             JobName { group: GroupId(group.parse().map_err(|_| bad())?), chunk: chunk.parse().map_err(|_| bad())? };
-        // A job has exactly one spelling: without a plus sign, with all zeros.
+        // A job has exactly one spelling: without a plus sign, and with all leading zeros.
         if name.to_string() == text { Ok(name) } else { Err(bad()) }
     }
 }
@@ -66,13 +66,13 @@ impl From<JobName> for String {
     }
 }
 
-/// The name of a worker. It is unique in a run and used in file names.
+/// The name of a worker. It must be unique in a run, since file names contain it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct WorkerName(Arc<str>);
 
 impl WorkerName {
-    /// Checks a name: it must have 1 to 64 letters, digits, `-` and `_`.
+    /// Checks a name, which must have 1 to 64 letters, digits, `-` and `_`.
     pub fn new(name: &str) -> Result<WorkerName, String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if !name.is_empty() && name.len() <= 64 && name.chars().all(fits) {
@@ -82,7 +82,7 @@ impl WorkerName {
         }
     }
 
-    /// The name as text.
+    /// The name as a string slice.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -108,20 +108,20 @@ impl From<WorkerName> for String {
     }
 }
 
-/// Whether a worker with these profiles does jobs of the profile `profile`. A worker without profiles does all jobs.
+/// Whether a worker with these profiles takes jobs of `profile`. A worker without profiles takes all jobs.
 pub fn takes(profiles: &[String], profile: &str) -> bool {
     profiles.is_empty() || profiles.iter().any(|own| own == profile)
 }
 
-/// Identifies weights by their origin: 16 bytes from the learner's caller. Equal lineages mean equal weights, so the
-/// bytes need not be compared.
+/// Identifies weights by their origin: 16 bytes that the learner's caller chooses. Equal lineages mean equal weights,
+/// so the weights themselves need not be compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Lineage(pub [u8; 16]);
 
 impl Lineage {
-    /// The lineage of a chunk's result: the chunk was sampled by weights of this lineage, and continues the answer with
-    /// the fingerprint `before`.
+    /// The lineage of a chunk's result. The chunk was sampled with weights of this lineage, and continues the answer
+    /// with the fingerprint `before`.
     fn continued(self, before: u64) -> Lineage {
         let mut hash = Sha256::new();
         hash.update(self.0);
@@ -130,9 +130,9 @@ impl Lineage {
         first_half(hash)
     }
 
-    /// The lineage of a job's result, for weights of this lineage. It includes the answer that the job continues. So a
-    /// chunk that continued an answer other than the accepted one can be recognized.
-    pub fn of_result(self, continues: Option<u64>) -> Lineage {
+    /// The lineage of a job's result that was sampled with weights of this lineage. It depends on the answer that the
+    /// job continues, so that a chunk which continued another answer than the accepted one is recognized.
+    pub fn for_result(self, continues: Option<u64>) -> Lineage {
         continues.map_or(self, |before| self.continued(before))
     }
 }
@@ -160,7 +160,7 @@ impl TryFrom<String> for Lineage {
     type Error = String;
 
     fn try_from(text: String) -> Result<Lineage, String> {
-        let bad = || format!("{text:?} is no lineage: 32 hexadecimal digits");
+        let bad = || format!("{text:?} is not a lineage: expected 32 hexadecimal digits");
         if text.len() != 32 || !text.is_ascii() {
             return Err(bad());
         }
@@ -178,7 +178,7 @@ impl From<Lineage> for String {
     }
 }
 
-/// A job as it is given to a worker.
+/// A job as the learner gives it to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
     /// The name of the job.
@@ -187,23 +187,23 @@ pub struct Job {
     pub version: Version,
     /// The lineage of the weights that must sample it.
     pub lineage: Lineage,
-    /// For a later chunk: the fingerprint of the answer to the previous chunk, which is part of the payload.
+    /// For a later chunk: the fingerprint of the answer to the previous chunk. The payload contains that answer.
     pub continues: Option<u64>,
-    /// True if the job must be done without others at the same time. This is set after workers have ended while they
-    /// did this job and others, to find the job that ends them.
+    /// True if the worker must not do other jobs at the same time. This is set after workers have ended while doing
+    /// this job and others, to find out which job ends them.
     pub alone: bool,
-    /// The sampling profile of the job, which decides which workers take it.
+    /// The job's sampling profile, which decides which workers take the job.
     pub profile: String,
     /// The prompt, the sampling settings and, for a later chunk, the previous chunks. The fleet does not read it.
     pub payload: Vec<u8>,
 }
 
-/// The part of a result on which decisions depend.
+/// The part of a result that the protocol depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answer {
     /// A hash of the values that must be equal on every worker: tokens and log-probabilities, but not external scores.
     pub fingerprint: u64,
-    /// True if a completion has not ended, so that the next chunk must follow.
+    /// True if a completion has not ended, so that another chunk must follow.
     pub more: bool,
 }
 
@@ -219,11 +219,11 @@ impl Answer {
 pub struct JobResult {
     /// The name of the job.
     pub job: JobName,
-    /// The lineage of the weights that sampled it and of the answer that it continues; see [`Lineage::of_result`].
+    /// The lineage of the weights that sampled it and of the answer that it continues; see [`Lineage::for_result`].
     pub lineage: Lineage,
-    /// The worker that made it.
+    /// The worker that produced the result.
     pub worker: WorkerName,
-    /// The part of the result on which decisions depend.
+    /// The part of the result that the protocol depends on.
     pub answer: Answer,
     /// Tokens, log-probabilities and scores. The fleet does not read them.
     pub bytes: Vec<u8>,
@@ -235,17 +235,17 @@ mod tests {
     use crate::testing::{chunk, job};
 
     #[test]
-    fn a_job_has_one_name() {
+    fn a_job_name_has_exactly_one_spelling() {
         for name in [job(123), chunk(12_345_678, 3)] {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
         for bad in ["123.0", "000123", "000123.00", "+00123.0", "eval-20.3", "000123.0.tmp", "", ".", "000123.-1"] {
-            assert!(bad.parse::<JobName>().unwrap_err().contains("is no job"), "{bad}");
+            assert!(bad.parse::<JobName>().unwrap_err().contains("is not a job"), "{bad}");
         }
     }
 
     #[test]
-    fn a_workers_name_can_be_a_directory() {
+    fn a_worker_name_is_a_valid_directory_name() {
         assert!(WorkerName::new("dev-1_b").is_ok());
         for bad in ["", "..", "a/b", "a b", &"x".repeat(65)] {
             assert!(WorkerName::new(bad).is_err(), "{bad}");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_ordered_written_and_read_as_they_are() {
+    fn names_and_profiles_are_formatted_and_compared() {
         assert_eq!(chunk(7, 2).to_string(), "000007.2");
         assert_eq!(serde_json::to_string(&chunk(7, 2)).unwrap(), r#""000007.2""#);
         let continues = |job: JobName| job.is_or_continues(chunk(7, 1));
@@ -267,18 +267,18 @@ mod tests {
         assert!(takes(&[], "any") && takes(&profiles, "long") && !takes(&profiles, "any"));
     }
 
-    /// The hashes must not change, or older runs could not be resumed.
+    /// If these hashes changed, older runs could not be resumed.
     #[test]
-    fn lineages_are_these_hashes() {
+    fn lineage_hashes_are_fixed() {
         let hex = |text: &[u8]| Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let one = Lineage([1; 16]);
         let continued = [&[1; 16][..], b"continued", &5u64.to_le_bytes()].concat();
-        assert_eq!(one.of_result(Some(5)).to_string(), hex(&continued)[..32]);
-        assert_eq!(one.of_result(None), one);
+        assert_eq!(one.for_result(Some(5)).to_string(), hex(&continued)[..32]);
+        assert_eq!(one.for_result(None), one);
         assert_eq!(format!("{one:?}"), "01".repeat(16));
         for bad in ["01".repeat(15), "01".repeat(17), "0g".repeat(16), "é1".repeat(11) + "é", "é".repeat(16)] {
             let why = Lineage::try_from(bad.clone()).unwrap_err();
-            assert_eq!(why, format!("{bad:?} is no lineage: 32 hexadecimal digits"));
+            assert_eq!(why, format!("{bad:?} is not a lineage: expected 32 hexadecimal digits"));
         }
         let text: String = (0u8..16).map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(Lineage::try_from(text).unwrap().0, std::array::from_fn::<u8, 16, _>(|i| i as u8));

@@ -1,5 +1,5 @@
-//! The learner's loop around the coordinator: it passes events in and carries actions out. Its caller has the weights:
-//! it trains on each batch that a [`Step`] names, and asks for the frontier of a checkpoint.
+//! The learner's loop around the coordinator: it passes events in and carries actions out. Its caller has the weights,
+//! trains on each batch of a [`Step`], and asks for the frontier of a checkpoint.
 //!
 //! [`Learner`] is the loop itself, for callers that poll it. [`LearnerHandle`] runs it on a thread, so that workers are
 //! served while the caller trains.
@@ -20,16 +20,16 @@ mod refused;
 pub use handle::LearnerHandle;
 pub use refused::Refused;
 
-/// The longest time that the loop sleeps. It must poll regularly, because a worker's death does not wake it.
+/// The maximum time that the loop sleeps. It must poll regularly, because the death of a worker does not wake it.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Supplies the content of jobs, and reads the content of results.
 pub trait Feed: Send {
-    /// The sampling profile and the payload of a job. `before` has the results of the earlier chunks of its group. For
-    /// a job that is offered again it is called again, and must return the same content.
+    /// The sampling profile and the payload of a job. `before` has the results of the earlier chunks of its group. If a
+    /// job is offered again, this method is called again, and must return the same content.
     fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)>;
 
-    /// Checks whether a result is an answer to its job, before it is accepted; an error is the reason for a refusal.
+    /// Checks, before a result is accepted, whether it answers its job. An error is the reason for refusing it.
     /// `before` has the results of the earlier chunks of its group.
     fn check(&mut self, _result: &JobResult, _before: &[JobResult]) -> std::result::Result<(), String> {
         Ok(())
@@ -39,27 +39,27 @@ pub trait Feed: Send {
 /// An action that the caller of the learner must carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Train on this batch. Its file is on the disk. Call [`Learner::training_began`], take the optimizer steps, and
-    /// call [`Learner::trained`]. The results are in the order of their names.
+    /// Train on this batch, whose file is on disk. Call [`Learner::training_began`], take the optimizer steps, and call
+    /// [`Learner::trained`]. The results are in the order of their names.
     Train(BatchId, Batch),
-    /// A message for the user: an unreadable file, results that differ, a worker that was killed.
+    /// A warning for the user, for example about an unreadable file, differing results, or a worker that was killed.
     Warning(String),
-    /// A result was none to its job, which is done again.
+    /// A result did not answer its job, and was refused. The job is done again.
     Refused(Refused),
 }
 
 /// The fleet's part of a checkpoint: results that only older weights could sample, and the lineages of weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedFrontier {
-    /// The version of the weights in the checkpoint; in the middle of a batch, the version at its start.
+    /// The version of the weights in the checkpoint. In the middle of a batch: the version at the start of the batch.
     pub version: Version,
-    /// Whether the checkpoint was taken in the middle of a batch. The frontier then has the results of that batch.
+    /// Whether the checkpoint was taken in the middle of a batch. The frontier then contains the results of that batch.
     pub in_batch: bool,
-    /// The lineages of this version and of older ones.
+    /// The lineages of this version and of older versions.
     pub lineages: BTreeMap<Version, Lineage>,
     /// The results, in the order of their names.
     pub frontier: Batch,
-    /// Expelled workers: their results are refused.
+    /// Expelled workers. Their results are refused.
     pub expelled: Vec<WorkerName>,
 }
 
@@ -71,11 +71,11 @@ pub struct Learner<E> {
     feed: Box<dyn Feed>,
     /// Results that have not been trained on yet.
     kept: BTreeMap<JobName, JobResult>,
-    /// Results that were looked at and will be accepted.
+    /// A result that was checked and will be accepted.
     looked_at: Option<JobResult>,
-    /// The results in the checkpoint. Their weights are gone.
+    /// The results in the checkpoint, whose weights are gone.
     frontier: BTreeMap<JobName, JobResult>,
-    /// How many results of each worker were refused.
+    /// The number of refused results of each worker.
     refusals: BTreeMap<WorkerName, u32>,
     steps: VecDeque<Step>,
     counts: Counts,
@@ -89,8 +89,8 @@ pub struct Learner<E> {
 }
 
 impl<E: Exchange> Learner<E> {
-    /// A learner at the start of a run (`saved` then has version 0, the first lineage and no frontier) or from a
-    /// checkpoint, with the batch files on the disk. `shared` is passed on to the workers.
+    /// A learner at the start of a run (`saved` then has version 0, the initial lineage and no frontier) or from a
+    /// checkpoint and the batch files on disk. `shared` is passed on to the workers.
     pub fn open(
         plan: Plan,
         saved: SavedFrontier,
@@ -99,12 +99,12 @@ impl<E: Exchange> Learner<E> {
         feed: Box<dyn Feed>,
         shared: serde_json::Value,
     ) -> Result<Learner<E>> {
-        // Deletes the files of batches that the checkpoint covers: a killed learner or an older version left them.
+        // A killed learner or an older version may have left files of batches that the checkpoint covers.
         files.remove_before(saved.version.batch())?;
         let (mut batches, mut problems) = files.load(saved.version.batch())?;
         if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, misfit(&plan, *batch, all)?)))
         {
-            problems.push(format!("{}: {why}; it is made again", files.path(batch).display()));
+            problems.push(format!("{}: {why}; the batch is generated again", files.path(batch).display()));
             files.remove_from(batch)?;
             batches.retain(|other, _| *other < batch);
         }
@@ -114,7 +114,7 @@ impl<E: Exchange> Learner<E> {
         let state = Saved { version, in_batch, lineages: saved.lineages, frontier };
         let mut coordinator = Coordinator::resume(plan, state, synced).map_err(Error::Refused)?;
         for worker in saved.expelled {
-            // Its remaining results are refused, and the worker ends when it reads that it is expelled.
+            // The worker's remaining results are refused, and it ends when it learns that it is expelled.
             coordinator.handle(Event::Expelled(worker, Vec::new()));
         }
         let frontier: BTreeMap<JobName, JobResult> =
@@ -145,7 +145,7 @@ impl<E: Exchange> Learner<E> {
         Ok(learner)
     }
 
-    /// Handles everything that happened since the last call. It never waits.
+    /// Handles all events since the last call. Never waits.
     pub fn poll(&mut self) -> Result<()> {
         let now = Instant::now();
         let passed = now.duration_since(self.last_tick).as_millis();
@@ -156,7 +156,7 @@ impl<E: Exchange> Learner<E> {
         self.look()
     }
 
-    /// The next action for the caller, if there is one.
+    /// The next action for the caller, if any.
     pub fn next_step(&mut self) -> Option<Step> {
         self.steps.pop_front()
     }
@@ -166,7 +166,7 @@ impl<E: Exchange> Learner<E> {
         self.exchange.waiter()
     }
 
-    /// The state machine, for reading.
+    /// The state machine, read-only.
     pub fn coordinator(&self) -> &Coordinator {
         &self.coordinator
     }
@@ -176,19 +176,20 @@ impl<E: Exchange> Learner<E> {
         self.counts
     }
 
-    /// Tells the learner that the caller begins to train on the batch that [`Step::Train`] named. Its results can no
-    /// longer be taken back.
+    /// Tells the learner that the caller begins to train on the batch of [`Step::Train`]. The results of the batch can
+    /// no longer be taken back.
     pub fn training_began(&mut self) -> Result<()> {
         self.tell(Event::TrainingBegan)
     }
 
-    /// Tells the learner that the batch's last optimizer step is done, and weights of this lineage are published.
+    /// Tells the learner that the last optimizer step on the batch is done, and that weights of this lineage are
+    /// published.
     pub fn trained(&mut self, lineage: Lineage) -> Result<()> {
         self.tell(Event::Trained(lineage))
     }
 
-    /// The results that a checkpoint must contain because only weights older than `version` can make them, in the order
-    /// of their names; `None` until all are there. Until then the weights must not change.
+    /// The results that a checkpoint must contain because only weights older than `version` can produce them, in the
+    /// order of their names. `None` until all have arrived; until then the weights must not change.
     pub fn frontier(&mut self, version: Version) -> Result<Option<Batch>> {
         let (there, missing) = self.coordinator.frontier(version);
         let waits_for = (!missing.is_empty()).then_some(version);
@@ -201,8 +202,8 @@ impl<E: Exchange> Learner<E> {
         self.results(&there.into_keys().collect::<Vec<_>>()).map(Some)
     }
 
-    /// Deletes all results from `batch` on, because their scores are wrong; a learner that resumes the run has them
-    /// made again. After this call the run must end.
+    /// Deletes all results from `batch` on, because their scores are wrong. A learner that resumes the run will have
+    /// them recomputed. After this call the run must end.
     pub fn forget_from(&mut self, batch: BatchId) -> Result<()> {
         self.files.remove_from(batch)?;
         let first = JobName::first(self.coordinator.plan().first_group(batch));
@@ -210,17 +211,17 @@ impl<E: Exchange> Learner<E> {
         self.exchange.acknowledge(&jobs)
     }
 
-    /// Expels a worker that gave a wrong result. It does not get further jobs. Its results for batches from `from` on
-    /// are made again, except in batches that were trained on. Returns the first such batch: it and later batches are
-    /// returned as [`Step::Train`] again if they were before.
+    /// Expels a worker that returned a wrong result. It gets no further jobs. Its results for batches from `from` on
+    /// are recomputed, except in batches that were trained on. Returns the first affected batch. If this batch and
+    /// later ones were already returned as [`Step::Train`], they are returned again.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<Option<BatchId>> {
         let from = from.max(self.coordinator.open_batch());
         let first = JobName::first(self.coordinator.plan().first_group(from));
-        let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
-        let jobs = of_worker.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
+        let worker_results = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
+        let jobs = worker_results.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
         let jobs: Vec<JobName> = jobs.collect();
-        // Later chunks of any worker continue the results that are taken back. Left in the exchange, such a chunk's
-        // result would keep its job from being done again.
+        // Later chunks of any worker continue the results that are taken back. If the result of such a chunk stayed in
+        // the exchange, its job would not be done again.
         let is_taken = |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken));
         let taken: Vec<(WorkerName, JobName)> = self
             .kept
@@ -242,20 +243,20 @@ impl<E: Exchange> Learner<E> {
         Ok(reopened)
     }
 
-    /// Tells the learner that the checkpoint of this version is complete. Deletes the batch files before it.
+    /// Tells the learner that the checkpoint of this version is complete. Deletes the files of earlier batches.
     pub fn committed(&mut self, version: Version) -> Result<()> {
         self.last_checkpoint = self.last_checkpoint.max(Some(version));
         self.files.remove_before(version.batch())?;
         self.announce()
     }
 
-    /// Tells the workers that the run has ended, although it has not trained on all batches.
+    /// Tells the workers that the run ends before its last batch.
     pub fn end(&mut self) -> Result<()> {
         self.ended = true;
         self.announce()
     }
 
-    /// Changes the information that is passed on to workers, such as where slots are mapped.
+    /// Changes the information that is passed on to workers, such as the paths of weight slots.
     pub fn share(&mut self, shared: serde_json::Value) -> Result<()> {
         self.shared = shared;
         self.announce()
@@ -271,11 +272,11 @@ impl<E: Exchange> Learner<E> {
             match &event {
                 Event::Ended { worker, how: HowEnded::Failed } => {
                     self.counts.died += 1;
-                    self.steps.push_back(Step::Warning(format!("worker {worker} failed: its log says why")));
+                    self.steps.push_back(Step::Warning(format!("worker {worker} failed: see its log")));
                 }
                 Event::Ended { worker, how: HowEnded::Vanished } => {
                     self.counts.died += 1;
-                    self.steps.push_back(Step::Warning(format!("worker {worker} ended without being asked to")));
+                    self.steps.push_back(Step::Warning(format!("worker {worker} ended unexpectedly")));
                 }
                 Event::Lost(_) => self.counts.remade += 1,
                 Event::Result { worker, job, lineage, answer }
@@ -315,7 +316,9 @@ impl<E: Exchange> Learner<E> {
                 let looked_at = self.looked_at.take().filter(|it| (&it.worker, it.job) == (&worker, job));
                 match looked_at.or_else(|| self.exchange.take(&worker, job)) {
                     Some(result) => drop(self.kept.insert(job, result)),
-                    None => return Err(Error::Failed(format!("the result {job} of {worker} is gone"))),
+                    None => {
+                        return Err(Error::Failed(format!("the result of job {job} by worker {worker} is missing")));
+                    }
                 }
             }
             Action::Drop(worker, job, why) => {
@@ -326,11 +329,12 @@ impl<E: Exchange> Learner<E> {
                 if !self.exchange.kill(&worker)? {
                     return Ok(Some(Event::Unreachable(worker)));
                 }
-                // An expelled worker does not stand still.
+                // An expelled worker is killed, too, but is not stalled.
                 if self.coordinator.expelled().all(|expelled| *expelled != worker) {
                     self.counts.killed += 1;
                     let limit = self.coordinator.plan().stale_after_ms / 1000;
-                    self.steps.push_back(Step::Warning(format!("worker {worker} stands still for {limit} s: killed")));
+                    self.steps
+                        .push_back(Step::Warning(format!("worker {worker} made no progress for {limit} s: killed")));
                 }
             }
             Action::SyncBatch(batch, jobs) => {
@@ -351,19 +355,19 @@ impl<E: Exchange> Learner<E> {
             }
             Action::Gone(job, version) => {
                 return Err(Error::Failed(format!(
-                    "job {job} needs version {version} of the weights, which is gone, and no file has what it gave: no \
-                     worker can do it. Resume the run from an earlier checkpoint, or without workers"
+                    "job {job} needs version {version} of the weights, which no longer exists, and its result was not \
+                     saved, so no worker can do it. Resume the run from an earlier checkpoint, or without workers"
                 )));
             }
             Action::Fail(job, count, how) => {
                 let what = match how {
                     HowEnded::Vanished => format!(
-                        "{count} workers ended without a word (killed, or out of memory) while they did job {job} and \
-                         nothing else: the run ends. If it was somebody else who killed them, raise max_kills_per_job"
+                        "{count} workers vanished (killed, or out of memory) while doing only job {job}: the run ends. \
+                         If something else killed them, raise max_kills_per_job"
                     ),
                     _ => format!(
-                        "{count} workers, one after another, could not do job {job}: the run ends. Their logs say \
-                         why; max_failures_per_job is how often it is tried"
+                        "{count} workers in a row failed to do job {job}: the run ends. See their logs. The limit is \
+                         max_failures_per_job"
                     ),
                 };
                 return Err(Error::Failed(format!("{what}. --resume continues from the last checkpoint")));
@@ -380,8 +384,9 @@ impl<E: Exchange> Learner<E> {
             Dropped::Differs => {
                 self.counts.differing += 1;
                 let first = self.kept.get(&job).map_or("another".to_owned(), |result| result.worker.to_string());
-                let what = format!("job {job}: worker {worker} and {first} computed other bits from the same weights");
-                let why = "one of the machines is faulty, or runs another program";
+                let what =
+                    format!("job {job}: worker {worker} and {first} computed different bits from the same weights");
+                let why = "one of the machines is faulty or runs a different build";
                 self.steps.push_back(Step::Warning(format!("{what}: {why}")));
             }
         }
@@ -390,7 +395,7 @@ impl<E: Exchange> Learner<E> {
     fn results(&self, jobs: &[JobName]) -> Result<Batch> {
         let one = |job: &JobName| {
             let result = self.kept.get(job).cloned();
-            result.ok_or_else(|| Error::Failed(format!("the result of job {job} is gone")))
+            result.ok_or_else(|| Error::Failed(format!("the result of job {job} is missing")))
         };
         jobs.iter().map(one).collect()
     }
@@ -399,7 +404,7 @@ impl<E: Exchange> Learner<E> {
         self.kept.range(JobName::first(job.group)..job).map(|(_, result)| result.clone()).collect()
     }
 
-    /// Removes results that nothing needs any more.
+    /// Removes results of batches that were trained on.
     fn forget(&mut self) {
         let first = self.coordinator.plan().first_group(self.coordinator.batch());
         self.kept.retain(|job, _| job.group >= first);
@@ -436,16 +441,16 @@ impl<E: Exchange> Learner<E> {
     }
 }
 
-/// The reason why a batch file's results do not belong to the batch; `None` if they do.
+/// The reason why a file's results do not belong to the batch; `None` if they do.
 fn misfit(plan: &Plan, batch: BatchId, results: &[JobResult]) -> Option<String> {
     let is_of = |job: JobName| plan.batch_of(job.group) == batch && job.chunk <= plan.last_chunk();
     if let Some(other) = results.iter().find(|result| !is_of(result.job)) {
-        return Some(format!("it has the result of job {}, which is not of this batch", other.job));
+        return Some(format!("the file contains the result of job {}, which belongs to another batch", other.job));
     }
     let answers: BTreeMap<JobName, Answer> = results.iter().map(|result| (result.job, result.answer)).collect();
     let missing = |group: GroupId| {
         let jobs = (0..=plan.last_chunk()).map(|chunk| JobName { group, chunk });
-        // Chunks up to the last one, or up to the first chunk that is final by its answer.
+        // Chunks are expected up to the plan's last one, or up to an answer without `more`.
         jobs.map(|job| (job, answers.get(&job))).find_map(|(job, answer)| match answer {
             None => Some(Some(job)),
             Some(answer) if !answer.more => Some(None),
@@ -453,7 +458,7 @@ fn misfit(plan: &Plan, batch: BatchId, results: &[JobResult]) -> Option<String> 
         })
     };
     let missing = plan.groups_of(batch).find_map(|group| missing(group).flatten())?;
-    Some(format!("it lacks the result of job {missing}"))
+    Some(format!("the result of job {missing} is missing"))
 }
 
 #[cfg(test)]

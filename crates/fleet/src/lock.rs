@@ -2,14 +2,15 @@
 //!
 //! Normally the kernel's lock (`flock`) decides which process owns a file, and the kernel releases it when the process
 //! is killed. Some file systems refuse such locks: Lustre mounted without `flock` (ENOSYS), NFS without a lock daemon
-//! (ENOLCK), some network and user-space file systems (EOPNOTSUPP). There the file names its owner, and the check is:
+//! (ENOLCK), some network and user-space file systems (EOPNOTSUPP). There the file names its owner, and other processes
+//! check
 //!
-//! - on this machine, whether its process lives: the same number, started at the same time;
-//! - on another machine, or in another container, whether it wrote lately. The owner writes into the file every
-//!   [`BEAT`], and an owner that has not written for [`SILENT`] is gone. Both times are the file system's, so that
-//!   clocks that differ do not matter.
+//! - on the same machine, whether the owner is running: a process with the same PID and start time exists;
+//! - on another machine, or in another container, whether the owner has written recently. The owner writes into the
+//!   file every [`BEAT`], and an owner that has not written for [`SILENT`] is gone. Both times are measured by the file
+//!   system, so that clocks that differ do not matter.
 //!
-//! If two processes start in the same moment, the file `FILE.claim` decides: only one of them can create it.
+//! If two processes start at the same moment, the file `FILE.claim` decides: only one of them can create it.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -23,10 +24,10 @@ mod proof;
 
 pub use proof::Unproven;
 
-/// How often the owner of a file without a lock writes into it.
+/// The interval at which the owner of a file without a lock writes into it.
 pub const BEAT: Duration = Duration::from_secs(10);
-/// An owner on another machine that has not written for so long is gone. Network file systems show a change after up to
-/// a minute.
+/// An owner on another machine that has not written for this long is gone. Network file systems show a change after up
+/// to a minute.
 pub const SILENT: Duration = Duration::from_secs(120);
 
 /// The process that owns a file.
@@ -40,54 +41,54 @@ pub struct Owner {
     /// The identifier of the boot of its machine's kernel.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
-    /// When the process started, in clock ticks since that boot.
+    /// The start time of the process, in clock ticks since that boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<u64>,
-    /// The namespace in which the process number is meant.
+    /// The PID namespace to which `pid` belongs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
 }
 
 impl Owner {
-    /// Whether the two processes can see each other's PIDs: same machine, same boot, same pid namespace. False if it is
-    /// not known.
+    /// Whether the two processes can see each other's PIDs: same machine, same boot, same PID namespace. False if this
+    /// is unknown.
     pub fn is_in_namespace_of(&self, other: &Owner) -> bool {
         let known = !self.boot.is_empty() && !self.namespace.is_empty();
         known && (&self.boot, &self.namespace) == (&other.boot, &other.namespace)
     }
 }
 
-/// How locks and processes are looked at. Tests replace parts of it.
+/// The functions that lock files and inspect processes. Tests replace some of them.
 #[derive(Clone)]
 pub struct Locks {
     /// Takes the kernel's lock on a file.
     pub lock: fn(&File) -> std::result::Result<(), TryLockError>,
-    /// Takes the lock shared with other readers.
+    /// Takes a shared lock on a file.
     pub shared: fn(&File) -> std::result::Result<(), TryLockError>,
     /// The directory `/proc`.
     pub proc: PathBuf,
 }
 
-/// The result of taking a file.
+/// The result of trying to take a file.
 #[derive(Debug)]
 pub enum Taken {
     /// The kernel's lock is taken.
     Locked,
-    /// The file system does not support locks, and the file does not have a living owner. This process owns it now: it
+    /// The file system does not support locks, and the file has no living owner. This process owns the file now: it
     /// must write its [`Owner`] into the file, and then drop the claim.
     Unlocked(Claim),
     /// Another process has the kernel's lock.
     Held,
-    /// The file system does not support locks, and this process owns the file.
+    /// The file system does not support locks, and another process owns the file.
     Owned(Held),
 }
 
-/// Why a file without a lock counts as another process's.
+/// The reason why another process owns a file without a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// The process lives on this machine.
+    /// The process is running on this machine.
     Lives,
-    /// The process wrote this number of seconds ago, on another machine or in another container.
+    /// The process, on another machine or in another container, wrote this number of seconds ago.
     Wrote(u64),
     /// Another process is starting.
     Starts,
@@ -96,18 +97,18 @@ pub enum Held {
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Held::Lives => f.write_str("it lives on this machine"),
-            Held::Wrote(seconds) => write!(f, "it wrote there {seconds} s ago"),
+            Held::Lives => f.write_str("it is running on this machine"),
+            Held::Wrote(seconds) => write!(f, "its last heartbeat was {seconds} s ago"),
             Held::Starts => f.write_str("it is starting"),
         }
     }
 }
 
-/// The right to write the owner of a file without a lock. It ends when it is dropped.
+/// The right to write the owner into a file without a lock. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    /// A warning for the user: the reason why there is not a lock, and the fix.
+    /// A warning for the user: why the lock is missing, and how to fix that.
     pub warning: String,
 }
 
@@ -133,19 +134,19 @@ fn advice(path: &Path, error: &std::io::Error) -> String {
         "on Lustre mount it with flock or localflock"
     };
     format!(
-        "{}: this file system does not lock files ({error}), so nothing but the text in it keeps two processes apart. \
-         Give a directory on another file system, or have this one mounted with locks ({fix})",
+        "{}: this file system does not lock files ({error}), so only the content of this file keeps two processes \
+         apart. Choose a directory on another file system, or have this one mounted with locks ({fix})",
         path.display()
     )
 }
 
 impl Locks {
-    /// Those of this system.
-    pub fn of_system() -> Locks {
+    /// The real functions of this system.
+    pub fn system() -> Locks {
         Locks { lock: File::try_lock, shared: File::try_lock_shared, proc: PathBuf::from("/proc") }
     }
 
-    /// Takes the open `file` at `path`. `owner` reads the owner from the file's text.
+    /// Takes the open `file` at `path`. `owner` parses the owner from the file's content.
     pub fn take(&self, file: &File, path: &Path, owner: impl Fn(&str) -> Option<Owner>) -> Result<Taken> {
         let error = match (self.lock)(file) {
             Ok(()) => return Ok(Taken::Locked),
@@ -158,7 +159,7 @@ impl Locks {
         let name = PathBuf::from(name);
         let create = || disk::Options::new().write().create_new().open(&name);
         let claimed = match create() {
-            // A process that was killed while it started left this claim.
+            // This claim was left by a process that was killed during its start.
             Err(exists) if exists.kind() == ErrorKind::AlreadyExists && self.is_abandoned(&name)? => {
                 disk::remove_file(&name)?;
                 create()
@@ -180,7 +181,7 @@ impl Locks {
         })
     }
 
-    /// Whether another process has the open `file` at `path` now.
+    /// Whether another process currently holds the open `file` at `path`.
     pub fn is_held(&self, file: &File, path: &Path, owner: impl Fn(&str) -> Option<Owner>) -> Result<bool> {
         match (self.shared)(file) {
             Ok(()) => file.unlock().map(|()| false),
@@ -193,7 +194,7 @@ impl Locks {
         }
     }
 
-    /// Whether the process that made the file of a claim is gone.
+    /// Whether the process that created a claim file is gone.
     fn is_abandoned(&self, claim: &Path) -> Result<bool> {
         let owner: Option<Owner> =
             disk::read(claim, disk::most::STATE).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -203,7 +204,7 @@ impl Locks {
         }
     }
 
-    /// The reason why the owner named in an unlocked file still has it; `None` if the owner is gone.
+    /// The reason why the owner in an unlocked file still owns it; `None` if the owner is gone.
     fn holds(&self, owner: &Owner, path: &Path) -> Result<Option<Held>> {
         if let Some(lives) = self.lives(owner) {
             return Ok(lives.then_some(Held::Lives));
@@ -212,7 +213,7 @@ impl Locks {
         Ok((silence <= SILENT).then_some(Held::Wrote(silence.as_secs())))
     }
 
-    /// Whether a process of this machine lives; `None` if it is on another one, or in another container.
+    /// Whether a process of this machine is running; `None` if it is on another machine or in another container.
     fn lives(&self, owner: &Owner) -> Option<bool> {
         let here = self.this_process();
         let is_visible = if owner.boot.is_empty() {
@@ -242,23 +243,23 @@ impl Locks {
         }
     }
 
-    /// Whether `/proc` has the numbers of this process's namespace: a new namespace may have the `/proc` of the one
-    /// around it.
+    /// Whether `/proc` shows the PIDs of this process's namespace. A new PID namespace may still have the `/proc` of
+    /// its parent.
     fn shows_own_namespace(&self) -> bool {
         let own = std::fs::read_link(self.proc.join("self"));
         own.map_or(true, |own| own.to_str() == Some(&*std::process::id().to_string()))
     }
 
-    /// For tests: when a process started.
+    /// For tests: the start time of a process.
     #[cfg(test)]
     pub(crate) fn started_of(&self, pid: u32) -> Option<u64> {
         self.started(pid)
     }
 
-    /// When a process started; `None` if it is not there, or is a zombie.
+    /// The start time of a process; `None` if it does not exist or is a zombie.
     fn started(&self, pid: u32) -> Option<u64> {
         let text = std::fs::read(self.proc.join(pid.to_string()).join("stat")).ok()?;
-        // Its name may hold anything.
+        // The name of the process may contain any characters.
         let text = String::from_utf8_lossy(&text);
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
         let has_ended = matches!(*fields.first()?, "Z" | "X" | "x");
@@ -266,14 +267,14 @@ impl Locks {
     }
 }
 
-/// The whole text of an open file.
+/// The whole content of an open file.
 fn text(mut file: &File) -> Result<String> {
     file.rewind()?;
     let bytes = disk::read_rest(file, 0, disk::most::STATE)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The time since the last write to the file, by its file system's clock: a new file beside it gives the current time.
+/// The time since the last write to the file, by the file system's clock: a new file beside it gives the current time.
 fn silence(path: &Path) -> Result<Duration> {
     let mut probe = path.as_os_str().to_owned();
     probe.push(format!(".clock-{}", std::process::id()));
@@ -287,8 +288,8 @@ fn silence(path: &Path) -> Result<Duration> {
     Ok(now?.duration_since(written).unwrap_or_default())
 }
 
-/// Rewrites the text of a file without a lock at intervals, so that other machines see that the owner is alive. It
-/// stops when dropped.
+/// Rewrites the content of a file without a lock at intervals, so that other machines see that the owner is alive.
+/// Dropping this value stops it.
 #[derive(Debug)]
 pub struct Heartbeat {
     stop: Option<Sender<()>>,
@@ -296,13 +297,13 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Keeps `text` fresh in the open `file`.
+    /// Starts to rewrite `text` in the open `file`.
     pub fn start(file: &File, text: Vec<u8>) -> Result<Heartbeat> {
         let mut file = file.try_clone()?;
         let (stop, stopped) = channel();
         let beat = move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(BEAT) {
-                // Another process may have taken the file while this process was stopped.
+                // If this process was stopped for a while, another one may have taken the file.
                 if !is_unchanged(&file, &text) || file.rewind().and_then(|()| file.write_all(&text)).is_err() {
                     return;
                 }
@@ -323,7 +324,7 @@ impl Drop for Heartbeat {
     }
 }
 
-/// Whether the open file still has this text.
+/// Whether the open file still has this content.
 pub fn is_unchanged(file: &File, expected: &[u8]) -> bool {
     text(file).is_ok_and(|text| text.as_bytes() == expected)
 }

@@ -1,18 +1,18 @@
-//! The sizes and limits of a run's fleet: how many batches, how stale, how many jobs at once. It also has the formula
-//! for which version of the weights samples a chunk of a batch.
+//! The sizes and limits of a run: the number of batches, the staleness, the number of jobs at once. Also the formula
+//! for the version of the weights that samples a chunk of a batch.
 
 use crate::ids::{BatchId, GroupId, Version};
 use crate::job::JobName;
 use serde::{Deserialize, Serialize};
 
-/// The point from which a learner continues. From `batch` on, results of older weights do not exist. Jobs for which the
-/// formula gives a version older than `version` are sampled by `version`. A new run continues from batch 0 with version
-/// 0.
+/// The point from which a learner continues. From `batch` on, results of older weights do not exist: jobs for which the
+/// formula gives a version older than `version` are sampled with `version`. A new run continues from batch 0 with
+/// version 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Continued {
-    /// The first batch that older weights did not make.
+    /// The first batch that was not sampled with older weights.
     pub batch: BatchId,
-    /// The version of the weights that make it.
+    /// The version of the weights that samples this batch.
     pub version: Version,
 }
 
@@ -29,19 +29,19 @@ pub struct Plan {
     pub continued: Continued,
     /// True if completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
     pub chunks: bool,
-    /// The largest number of unfinished jobs (pending or in work) for each worker.
+    /// The maximum number of unfinished jobs (pending or in work) per worker.
     pub max_inflight_tasks: u64,
-    /// The largest number of results that wait for later batches, for each worker.
+    /// The maximum number of results that wait for later batches, per worker.
     pub queue_maxsize: u64,
     /// A worker is killed if its progress counter does not change for this many milliseconds.
     pub stale_after_ms: u64,
-    /// A job that is unfinished for this many milliseconds is offered once more, if a worker is idle. `None`: never.
+    /// A job that is unfinished for this many milliseconds is offered again if a worker is idle. `None`: never.
     pub straggler_after_ms: Option<u64>,
     /// If this many workers fail on one job, the run ends.
     pub failures_per_job: u32,
-    /// If this many workers vanish while they do one job alone, the run ends.
+    /// If this many workers vanish while doing only one job, the run ends.
     pub kills_per_job: u32,
-    /// A worker that has given this many answers which are none to their jobs is expelled.
+    /// A worker that has returned this many results that do not answer their jobs is expelled.
     pub refusals_per_worker: u32,
 }
 
@@ -64,10 +64,10 @@ impl Plan {
         }
     }
 
-    /// Checks the numbers. Values with which a run could not end are an error.
+    /// Checks the values. Values with which a run could not end are refused.
     pub fn check(&self) -> Result<(), String> {
         let least = |name: &str, value: u64, least: u64| {
-            if value >= least { Ok(()) } else { Err(format!("{name} is {value}: it must be at least {least}")) }
+            if value >= least { Ok(()) } else { Err(format!("{name} must be at least {least}, got {value}")) }
         };
         least("groups of a batch", self.groups, 1)?;
         least("max_inflight_tasks", self.max_inflight_tasks, 1)?;
@@ -77,8 +77,8 @@ impl Plan {
         least("refusals of a worker", u64::from(self.refusals_per_worker), 1)
     }
 
-    /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. v is 0. In a
-    /// continued run, v is the version at the continuation, for batches that were not made before it.
+    /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. Normally v is 0.
+    /// In a continued run, v is the version at the continuation, for batches that were not sampled before it.
     pub fn version(&self, batch: BatchId, chunk: u32) -> Version {
         let Continued { batch: first, version } = self.continued;
         let oldest = if batch < first { Version(0) } else { version };
@@ -106,7 +106,7 @@ impl Plan {
         (self.first_group(batch).0..self.first_group(batch.next()).0).map(GroupId)
     }
 
-    /// The number after the last batch.
+    /// The number of batches, as the exclusive end of their range.
     pub fn end(&self) -> BatchId {
         BatchId(self.batches)
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_follow_from_the_place_in_the_run() {
+    fn versions_follow_from_batch_and_chunk() {
         let versions = |k, chunks| {
             let plan = Plan { chunks, ..Plan::new(5, 2, k) };
             let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(BatchId(b), c).0).collect::<Vec<_>>();
@@ -133,9 +133,10 @@ mod tests {
         assert_eq!(versions(2, true), [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]);
     }
 
-    /// (k, chunks, batches that a checkpoint at batch 4 has) and the versions of the chunks of batches 4 to 8.
+    /// Each row: k, chunks, the number of batches in a checkpoint at batch 4, and the versions of the chunks of batches
+    /// 4 to 8.
     #[test]
-    fn a_continued_run_samples_with_the_weights_that_are_there() {
+    fn a_continued_run_samples_only_with_existing_weights() {
         let versions = |k, chunks, there: u64| {
             let continued = Continued { batch: BatchId(4 + there), version: Version(4) };
             let plan = Plan { chunks, continued, ..Plan::new(9, 2, k) };
@@ -144,7 +145,7 @@ mod tests {
         };
         assert_eq!(versions(0, false, 0), [[4], [5], [6], [7], [8]]);
         assert_eq!(versions(1, false, 0), [[4], [4], [5], [6], [7]]);
-        assert_eq!(versions(1, false, 1), [[3], [4], [5], [6], [7]], "the rule of a run that was not to end");
+        assert_eq!(versions(1, false, 1), [[3], [4], [5], [6], [7]], "the rule without a continuation");
         assert_eq!(versions(2, false, 0), [[4], [4], [4], [5], [6]]);
         assert_eq!(versions(2, false, 1), [[2], [4], [4], [5], [6]]);
         assert_eq!(versions(2, false, 2), [[2], [3], [4], [5], [6]]);
@@ -152,13 +153,13 @@ mod tests {
         assert_eq!(versions(2, true, 0), [[4, 4, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         assert_eq!(versions(2, true, 1), [[2, 3, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         assert_eq!(versions(2, true, 2), [[2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
-        // A run that continues in the middle of a batch uses the weights of the next batch.
+        // A run that continues in the middle of a batch uses the weights at the start of the next batch.
         let plan = Plan { continued: Continued { batch: BatchId(5), version: Version(5) }, ..Plan::new(9, 2, 2) };
         assert_eq!([4, 5, 6, 7, 8].map(|batch| plan.version(BatchId(batch), 0).0), [2, 5, 5, 5, 6]);
     }
 
     #[test]
-    fn numbers_with_which_a_run_cannot_end_are_refused() {
+    fn values_with_which_a_run_cannot_end_are_refused() {
         assert_eq!(Plan::new(1, 1, 0).check(), Ok(()));
         assert!(Plan { max_inflight_tasks: 0, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 1"));
         assert!(Plan { groups: 0, ..Plan::new(1, 1, 0) }.check().is_err());

@@ -1,9 +1,9 @@
 //! Starts a learner and its workers as child processes, restarts killed ones, and never leaves a process behind. It
-//! knows only command lines, exit codes and requests to stop, and saves nothing. The caller maps signals to requests.
+//! knows only command lines, exit codes and stop requests, and saves nothing. The caller maps signals to requests.
 //!
 //! Each child's standard input is a pipe that only the supervisor could write to. When the supervisor ends for any
-//! reason, the kernel closes the pipe, and [`watch_parent`] notices this in the child. (`PR_SET_PDEATHSIG` is not used,
-//! because it fires when the *thread* that started the child ends, and so would kill healthy workers.)
+//! reason, the kernel closes the pipe, and [`watch_parent`] notices this in the child. (`PR_SET_PDEATHSIG` is not used:
+//! it fires when the *thread* that started the child ends, and so would kill healthy workers.)
 
 use crate::error::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often the children are checked.
+/// The interval at which the children are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The environment variable that tells a child that its standard input is the supervisor's pipe.
 pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
@@ -20,17 +20,17 @@ pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 /// The exit code of a worker that the learner has expelled. Such a worker is not started again.
 pub const EXPELLED: u8 = 4;
 
-/// A request to stop, made by a signal of this number.
+/// A stop request that was made by a signal of this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// The work is saved first.
+    /// Save the work, then end.
     Stop(i32),
-    /// Nothing is waited for.
+    /// End at once.
     AtOnce(i32),
 }
 
-/// The signals of a crash: an abort (a failed allocation aborts, too), a fault, a resource limit. A restarted process
-/// would crash again. (SIGKILL is not a crash: a user sends it, or the kernel when memory is short.)
+/// The signals of a crash: an abort (which a failed allocation causes, too), a fault, a resource limit. A restarted
+/// process would crash again. (SIGKILL is not a crash: a user or the out-of-memory killer sent it.)
 const CRASHES: [Signal; 9] = [
     Signal::ABORT,
     Signal::SEGV,
@@ -47,21 +47,21 @@ const CRASHES: [Signal; 9] = [
 pub struct Role<'a> {
     /// The name of the process in messages.
     pub name: String,
-    /// Makes the command line. The argument is the number of earlier starts; a learner resumes if it is not 0.
+    /// Builds the command line. The argument is the number of earlier starts; a learner resumes if it is not 0.
     pub command: Box<dyn FnMut(u32) -> Command + 'a>,
 }
 
 /// Limits for restarting children and for waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// If one child fails and is restarted this many times within `window`, the run ends.
+    /// If a child fails and is restarted this many times within `window`, the run ends.
     pub restarts: u32,
-    /// The same limit for a child that a signal from outside ended. It is higher, since a user may have sent the
+    /// The same limit for a child that was ended by an external signal. It is higher, since a user may have sent the
     /// signal.
     pub kills: u32,
     /// The period in which restarts are counted.
     pub window: Duration,
-    /// How long workers may take to end after the learner has ended.
+    /// The maximum time that workers may take to end after the learner has ended.
     pub grace: Duration,
 }
 
@@ -76,7 +76,7 @@ struct Running<'a> {
     child: Option<Child>,
     starts: u32,
     restarted: Vec<Instant>,
-    /// True if it ended by itself and need not be started again.
+    /// True if the process ended by itself and need not be restarted.
     done: bool,
     expelled: bool,
 }
@@ -95,7 +95,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// The exit status, once, when the process has ended.
+    /// The exit status, returned once when the process has ended.
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let status = child.try_wait().map_err(|e| Error::Failed(format!("cannot wait for {}: {e}", self.role.name)))?;
@@ -105,11 +105,11 @@ impl Running<'_> {
         Ok(status)
     }
 
-    /// Sends a request to stop, and SIGCONT, so that a stopped process receives it.
+    /// Sends the signal of a stop request, and SIGCONT, so that a stopped process receives it.
     fn stop(&self, signal: Signal) {
         for signal in [signal, Signal::CONT] {
             if let Some(child) = &self.child {
-                // The child may have ended meanwhile.
+                // The child may have ended in the meantime.
                 let _ = kill_process(Pid::from_child(child), signal);
             }
         }
@@ -129,9 +129,7 @@ impl Running<'_> {
         if self.restarted.len() as u32 >= most {
             let seconds = limits.window.as_secs();
             let often = format!("{} times in {seconds} s", self.restarted.len());
-            return Err(Error::Failed(format!(
-                "{name} was restarted {often} and ended again ({status}): its log says why"
-            )));
+            return Err(Error::Failed(format!("{name} was restarted {often} and ended again ({status}): see its log")));
         }
         self.restarted.push(now);
         report(&format!("{name} ended ({status}): started again"));
@@ -145,7 +143,7 @@ struct Group<'a>(Vec<Running<'a>>);
 impl Drop for Group<'_> {
     fn drop(&mut self) {
         let mut children: Vec<Child> = self.0.iter_mut().filter_map(|running| running.child.take()).collect();
-        // They have ended by themselves, or end now.
+        // By now each child has ended by itself, or is killed.
         for child in &mut children {
             let _ = child.kill();
         }
@@ -159,10 +157,10 @@ fn is_crash(status: ExitStatus) -> bool {
     status.signal().is_some_and(|number| CRASHES.iter().any(|crash| crash.as_raw() == number))
 }
 
-/// Runs a learner and its workers until the learner ends; returns its exit code. A killed learner is restarted, and so
-/// is a failed worker. A learner that crashed or failed ends the run. A worker that exits with code 2 (another model,
-/// another program) ends the run with that code. A worker that exits with [`EXPELLED`] is not restarted; when all
-/// workers have exited so, the run ends. `asked` returns each request once. A request to stop is sent to the learner as
+/// Runs a learner and its workers until the learner ends, and returns its exit code. A killed learner is restarted, and
+/// so is a failed worker. A learner that crashed or failed ends the run. A worker that exits with code 2 (another
+/// model, another program) ends the run with that code. A worker that exits with [`EXPELLED`] is not restarted; once
+/// all workers have done so, the run ends. `asked` returns each request once. A stop request is sent to the learner as
 /// its signal, and the learner ends the workers. A request to end at once kills all children.
 pub fn run(
     learner: Role<'_>,
@@ -188,10 +186,10 @@ pub fn run(
             let killed = 128 + status.signal().unwrap_or(0);
             match status.code() {
                 Some(code) => break refused.unwrap_or(code),
-                // The learner was asked to end, and a signal ended it.
+                // The learner was told to stop, and the signal killed it.
                 None if is_asked => break refused.unwrap_or(killed),
                 None if is_crash(status) => {
-                    report(&format!("the learner ended ({status}), by an error of its own: the run ends"));
+                    report(&format!("the learner crashed ({status}): the run ends"));
                     break killed;
                 }
                 None => all.0[0].restart(&limits, status, report)?,
@@ -203,7 +201,7 @@ pub fn run(
                 Some(0) => worker.done = true,
                 Some(code) if code == i32::from(EXPELLED) => {
                     (worker.done, worker.expelled) = (true, true);
-                    report(&format!("{} was expelled, and is not started again", worker.role.name));
+                    report(&format!("{} was expelled and is not restarted", worker.role.name));
                 }
                 Some(2) if refused.is_none() => {
                     worker.done = true;
@@ -224,7 +222,7 @@ pub fn run(
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    // Workers read that the run has ended. For the others the supervisor closes the pipe, and finally kills them.
+    // Workers learn that the run has ended. For the others the supervisor closes the pipe, and finally kills them.
     let end = Instant::now() + limits.grace;
     let mut closed = code != 0;
     loop {
@@ -249,27 +247,27 @@ pub fn run(
     }
 }
 
-/// To be called first in a child process: leaves the supervisor's terminal. Then Ctrl-C reaches only the supervisor,
-/// which asks the learner to end first, and the child may write to the terminal from the background (`stty tostop`).
-/// Returns whether this process has a supervisor.
+/// Call this first in a child process. It leaves the supervisor's terminal, so that Ctrl-C reaches only the supervisor,
+/// which tells the learner to end first, and so that the child may write to the terminal from the background
+/// (`stty tostop`). Returns whether this process has a supervisor.
 pub fn leave_terminal() -> bool {
     let is_supervised = std::env::var_os(SUPERVISED).is_some();
     if is_supervised {
-        // The call fails for a process-group leader, which Ctrl-C does not reach either.
+        // The call fails for a process-group leader, which Ctrl-C does not reach anyway.
         let _ = rustix::process::setsid();
     }
     is_supervised
 }
 
-/// To be called in a child process: calls `gone` once the supervisor has ended, and ends the process if it is still
-/// running `grace` later. In a process without a supervisor it does nothing and returns false.
+/// Call this in a child process. It calls `gone` once the supervisor has ended, and ends the process if that is still
+/// running `grace` later. Without a supervisor it does nothing and returns false.
 pub fn watch_parent(grace: Duration, gone: impl FnOnce() + Send + 'static) -> bool {
     if std::env::var_os(SUPERVISED).is_none() {
         return false;
     }
     let watch = move || {
         let mut byte = [0];
-        // Nothing is ever written to the pipe, so the read returns when the pipe is closed.
+        // Nothing is ever written to the pipe, so the read returns only when the pipe is closed.
         while std::io::stdin().read(&mut byte).is_ok_and(|read| read > 0) {}
         gone();
         std::thread::sleep(grace);

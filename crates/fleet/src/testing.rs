@@ -1,4 +1,4 @@
-//! Names that tests of several modules use.
+//! Short constructors of names, for tests.
 
 use crate::ids::GroupId;
 use crate::job::{JobName, WorkerName};

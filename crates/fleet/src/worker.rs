@@ -1,4 +1,4 @@
-//! A worker's loop: it takes jobs, works on all of them at once, and returns their results. It saves nothing.
+//! A worker's loop: it takes jobs, works on all of them concurrently, and returns their results. It saves nothing.
 
 use crate::error::Result;
 use crate::exchange::{LearnerState, WorkerExchange, WorkerStatus};
@@ -8,32 +8,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How often an idle worker looks for jobs, and how often a busy worker reports progress.
+/// The interval at which an idle worker looks for jobs and a busy worker reports progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// How often a worker checks whether its jobs are still wanted.
+/// The interval at which a worker checks whether its jobs are still needed.
 const GLANCE: Duration = Duration::from_millis(50);
-/// The longest sleep while the work waits for something.
+/// The maximum sleep while the work waits for something.
 const NAP: Duration = Duration::from_millis(5);
-/// How long the worker waits before it tries again to write a result.
+/// The pause before a failed write of a result is retried.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// The work that a worker does, implemented by its caller. It does several jobs at once.
+/// The work of a worker, implemented by its caller. It does several jobs concurrently.
 pub trait Work {
     /// Whether the work can begin one more job.
     fn has_room(&self) -> bool;
-    /// Checks whether the work can be done for this learner; an error is the reason why not, and ends the worker. A
-    /// later learner may ask for other work than the first learner.
+    /// Checks whether this work can serve the learner. An error is the reason why not, and ends the worker. A later
+    /// learner may need other work than the first one.
     fn check(&mut self, _learner: &LearnerState) -> std::result::Result<(), String> {
         Ok(())
     }
     /// Begins a job.
     fn begin(&mut self, job: Job);
-    /// Drops a job that is no longer needed.
+    /// Drops a job that is not needed any more.
     fn forget(&mut self, job: JobName);
-    /// Continues all jobs that have begun, for some milliseconds. For each job it waits for and pins the weights of the
-    /// job's version.
+    /// Advances all jobs that have begun, for some milliseconds. Each job waits for the weights of its version, and
+    /// pins them.
     fn proceed(&mut self) -> Proceeded;
-    /// For each job the current stage, such as sampling or scoring.
+    /// The current stage of each job, such as sampling or scoring.
     fn stages(&self) -> Vec<(JobName, String)>;
     /// Further values for `lockstep status`, such as tokens per second.
     fn share(&self) -> serde_json::Value {
@@ -41,11 +41,11 @@ pub trait Work {
     }
 }
 
-/// The outcome of some milliseconds of work.
+/// The outcome of one call of [`Work::proceed`].
 #[derive(Default)]
 pub struct Proceeded {
     /// Jobs that have ended, each with its result or with the reason why it cannot be done. A job that cannot be done
-    /// ends the worker, and the run ends if several workers in a row end on the same job.
+    /// ends the worker. If several workers in a row end because of the same job, the run ends.
     pub ended: Vec<(JobName, std::result::Result<Done, String>)>,
     /// True if there was nothing to compute, because all jobs wait for weights or rewards.
     pub waits: bool,
@@ -56,7 +56,7 @@ pub struct Proceeded {
 pub struct Done {
     /// Tokens, log-probabilities and scores. The fleet does not read them.
     pub bytes: Vec<u8>,
-    /// The hash of the parts that must be equal on every worker, and whether another chunk follows.
+    /// The hash of the values that must be equal on every worker, and whether another chunk follows.
     pub answer: Answer,
 }
 
@@ -67,7 +67,7 @@ pub enum End {
     RunEnded,
     /// The worker was told to stop.
     Stopped,
-    /// The learner found a wrong result of this worker.
+    /// The learner detected a wrong result of this worker.
     Expelled,
 }
 
@@ -86,8 +86,8 @@ struct Desk<'a> {
 }
 
 impl Desk<'_> {
-    /// Reports that the worker is making progress. The file is written only a few times per second. A status that
-    /// cannot be written because the disk is full is written later.
+    /// Reports that the worker is making progress. The status is written only a few times per second. If the disk is
+    /// full, it is written later.
     fn report(&mut self, at_once: bool) {
         self.status.progress += 1;
         if at_once || self.reported.elapsed() >= GLANCE {
@@ -113,21 +113,21 @@ impl<E: WorkerExchange + Send> Worker<E> {
         &mut self.exchange
     }
 
-    /// Works until the run ends or `stop` returns true. Unfinished jobs are then returned. An error of the work ends
-    /// the worker; if the disk is full, it waits.
+    /// Works until the run ends or `stop` returns true, and then returns unfinished jobs. An error of the work ends the
+    /// worker; a full disk makes it wait.
     pub fn run(&mut self, work: &mut dyn Work, stop: &(dyn Fn() -> bool + Sync)) -> Result<End> {
         let Worker { exchange, name, status } = self;
         let desk = Mutex::new(Desk { exchange, status, reported: Instant::now() });
         let ended = AtomicBool::new(false);
         let end = std::thread::scope(|scope| {
-            // A long step of the work, such as a pass over a long prompt, must not look like a stall.
+            // A long step of the work, such as a forward pass over a long prompt, must not look like a stall.
             let reporter = scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
                     std::thread::park_timeout(POLL_INTERVAL);
                     lock(&desk).report(false);
                 }
             });
-            // Ends the thread also when the work panics, because the scope waits for it.
+            // Ends the reporter if the work panics, too, because the scope waits for it.
             let _ended = Ended(&ended, reporter.thread().clone());
             Shift::new(&desk, name).work(work, stop)
         });
@@ -151,7 +151,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The jobs that a worker has taken, before it returns their results.
+/// The jobs that a worker has taken and whose results it has not returned yet.
 struct Shift<'s, 'a> {
     desk: &'s Mutex<Desk<'a>>,
     name: &'s WorkerName,
@@ -159,7 +159,7 @@ struct Shift<'s, 'a> {
     /// Results that could not be written because the disk is full.
     unwritten: VecDeque<JobResult>,
     tried: Instant,
-    /// True while the worker finishes its other jobs before one that must be done alone.
+    /// True while the worker finishes its other jobs before it begins one that must be done alone.
     drains: bool,
 }
 
@@ -217,7 +217,7 @@ impl<'s, 'a> Shift<'s, 'a> {
                         if stop() {
                             continue;
                         }
-                        // The other jobs are not to blame.
+                        // The other jobs are not the cause of the failure.
                         self.give_back(work, Some(job))?;
                         return Err(crate::Error::Failed(format!("job {job}: {why}")));
                     }
@@ -236,7 +236,7 @@ impl<'s, 'a> Shift<'s, 'a> {
     }
 
     fn stages(&self, work: &dyn Work) -> Vec<(JobName, String)> {
-        let unwritten = self.unwritten.iter().map(|result| (result.job, "waiting for room on the disk".to_owned()));
+        let unwritten = self.unwritten.iter().map(|result| (result.job, "waiting for disk space".to_owned()));
         work.stages().into_iter().chain(unwritten).collect()
     }
 
@@ -251,7 +251,7 @@ impl<'s, 'a> Shift<'s, 'a> {
                 self.drains = true;
                 break;
             }
-            // Nothing is taken beside it either.
+            // While the worker does a job alone, it takes no other job either.
             self.drains = job.alone;
             self.held.insert(job.name, job.clone());
             work.begin(job);
@@ -288,7 +288,7 @@ impl<'s, 'a> Shift<'s, 'a> {
     fn finish(&mut self, job: JobName, done: Done) -> Result<()> {
         let Some(Job { name, lineage, continues, .. }) = self.held.get(&job) else { return Ok(()) };
         let Done { bytes, answer } = done;
-        let lineage = lineage.of_result(*continues);
+        let lineage = lineage.for_result(*continues);
         let result = JobResult { job: *name, lineage, worker: self.name.clone(), answer, bytes };
         if self.unwritten.is_empty() {
             self.tried = Instant::now().checked_sub(RETRY).unwrap_or(self.tried);

@@ -28,7 +28,7 @@ pub struct Ceilings {
 impl Ceilings {
     /// The peaks for matmuls of `dtype`. For bf16, `flops_per_s` is the peak of tiles or of dot products of pairs if
     /// matmuls run on them.
-    pub fn of_dtype(self, dtype: DType) -> Ceilings {
+    pub fn for_dtype(self, dtype: DType) -> Ceilings {
         let own = self.tile_flops_per_s.or(self.pair_flops_per_s).filter(|_| dtype == DType::Bf16);
         Ceilings { flops_per_s: own.unwrap_or(self.flops_per_s), ..self }
     }
@@ -48,15 +48,15 @@ pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     };
     let rounds = 1 << 14;
     let tasks = cpu.threads() * 8;
-    let of_vectors = if cpu.isa().is_amx() || cpu.isa().has_dots() { time / 4 } else { time / 2 };
-    let per_pass = best(of_vectors, || cpu.run(tasks, &Chains { rounds }));
+    let vector_time = if cpu.isa().is_amx() || cpu.isa().has_dots() { time / 4 } else { time / 2 };
+    let per_pass = best(vector_time, || cpu.run(tasks, &Chains { rounds }));
     let flops = cpu.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
     let tile_flops_per_s = tile_flops(cpu, time / 4);
     let pair_flops_per_s = cpu.isa().has_dots().then(|| {
         let per_pass = best(time / 4, || cpu.run(tasks, &Pairs { isa: cpu.isa(), rounds }));
         Spin::<true> { rounds }.flops() * tasks as f64 / per_pass
     });
-    // The data is written once, because all pages that were only reserved map to the same page of zeros.
+    // The data is written first, because Linux maps all untouched pages to one page of zeros.
     let data = vec![1.0f32; ELEMENTS];
     let per_read = best(time / 2, || cpu.run(ELEMENTS / PIECE, &Reads { data: &data }));
     let read_bytes_per_s = (ELEMENTS * 4) as f64 / per_read;
@@ -187,27 +187,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instruction_set_gives_positive_figures() {
+    fn every_instruction_set_has_positive_peaks() {
         for isa in Isa::present() {
             let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2)).unwrap();
-            // The test asserts only facts that do not depend on how busy the machine is.
+            // Only facts that do not depend on the load of the machine are asserted.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
-            let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
+            let bf16_flops = measured.for_dtype(DType::Bf16).flops_per_s;
             assert_eq!(measured.pair_flops_per_s.is_some(), isa.has_dots());
-            let of_matmuls = measured.tile_flops_per_s.or(measured.pair_flops_per_s);
-            assert_eq!(of_bf16, of_matmuls.unwrap_or(measured.flops_per_s));
-            assert!(of_matmuls.is_none_or(|flops| flops.is_finite() && flops > 1e5));
+            let matmul_flops = measured.tile_flops_per_s.or(measured.pair_flops_per_s);
+            assert_eq!(bf16_flops, matmul_flops.unwrap_or(measured.flops_per_s));
+            assert!(matmul_flops.is_none_or(|flops| flops.is_finite() && flops > 1e5));
             assert!(measured.read_bytes_per_s.is_finite() && measured.read_bytes_per_s > 1e5, "{isa:?} {measured:?}");
         }
     }
 
     #[test]
-    fn what_is_timed_is_called_for_the_time_and_at_least_twice() {
+    fn best_times_at_least_two_calls() {
         let mut calls = 0;
         let seconds = best(Duration::ZERO, || calls += 1);
         assert!(calls == 2 && seconds > 0.0, "{calls} {seconds}");
-        // Only a panic can end it long before its time.
+        // The panic ends the call to `best` before its time is over.
         let mut calls = 0;
         let until_twenty = || {
             calls += 1;

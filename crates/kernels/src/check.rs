@@ -79,7 +79,7 @@ pub fn relative_error<A: Float, B: Float>(a: &[A], b: &[B]) -> f64 {
     if size == 0.0 { difference } else { difference / size }
 }
 
-/// The gradient check compares `g`, the claimed gradient of `f` at `x`, with a fourth-order central difference. Returns
+/// Checks a gradient: compares `g`, the claimed gradient of `f` at `x`, with a fourth-order central difference. Returns
 /// the largest |⟨g, v⟩ − (slope of `f` along v)| / (‖g‖ ‖v‖) over eight random directions v.
 pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64 {
     assert_eq!(x.len(), g.len());
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_a_right_gradient_from_a_wrong_one() {
+    fn the_gradient_check_detects_a_wrong_gradient() {
         let x: Vec<f64> = normal(1, 7);
         let f = |x: &[f64]| x.iter().map(|x| x.exp() * x).sum::<f64>();
         let g: Vec<f64> = x.iter().map(|x| x.exp() * (x + 1.0)).collect();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_relative_to_what_is_expected() {
+    fn relative_error_is_relative_to_the_expected_values() {
         assert_eq!(relative_error(&[3.0, 4.0], &[0.0, 0.0]), 5.0);
         assert_eq!(relative_error(&[6.0, 12.0], &[3.0, 8.0f32]), 5.0 / 73f64.sqrt());
         assert_eq!(relative_error::<f64, f64>(&[], &[]), 0.0);

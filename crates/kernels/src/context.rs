@@ -7,8 +7,8 @@ use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
-/// The largest accepted number of threads. A larger number is a typo that would cost stacks and seconds before it
-/// failed.
+/// The largest accepted number of threads. A larger number is probably a typo, and would take seconds and memory for
+/// stacks before it failed.
 const MAX_THREADS: usize = 4096;
 
 /// The device on which operations run, with its threads and its memory. One per process is enough; clones share threads
@@ -30,7 +30,7 @@ impl Context {
         Context::given(Device::CpuChecked, isa, threads)
     }
 
-    /// A context of [`Device::CudaEmulated`]. For tests. Fails if there is no C++ compiler.
+    /// A context of [`Device::CudaEmulated`]. For tests. Fails without a C++ compiler.
     pub fn cuda_emulated() -> Result<Context> {
         Context::on(Device::CudaEmulated, Isa::best(), 1)
     }
@@ -50,7 +50,7 @@ impl Context {
     }
 
     fn of(cuda: Cuda) -> Context {
-        Context { memory: Memory::of_stream(cuda.stream().clone()), backend: Backend::Cuda(cuda) }
+        Context { memory: Memory::from_stream(cuda.stream().clone()), backend: Backend::Cuda(cuda) }
     }
 
     /// A context of a device that runs CUDA kernels.
@@ -75,7 +75,7 @@ impl Context {
         let (device, isa) = (device.map_or_else(Device::from_env, Ok)?, Isa::from_env()?);
         let threads = threads.map_or_else(threads_from_env, Ok)?;
         if threads > MAX_THREADS {
-            let message = format!("{threads} is more than {MAX_THREADS}; as many as the machine has cores are best");
+            let message = format!("must be at most {MAX_THREADS}, got {threads}; one thread per core is best");
             return Err(Error::Value { op: "threads", message });
         }
         Context::on(device, isa, threads)
@@ -124,9 +124,9 @@ impl Context {
     }
 
     /// Makes the context compute with the cores that it can reserve from `tokens`, at most one for each of its
-    /// [`threads`](Self::threads). Every few milliseconds, and while it does not compute, it lets other processes have
-    /// the cores. Results do not depend on the cores. On devices other than the CPU this does nothing. Fails if the
-    /// system cannot start the thread that ends the turns.
+    /// [`threads`](Self::threads). Every few milliseconds, and while the context does not compute, other processes can
+    /// have the cores. Results do not depend on the cores. On devices other than the CPU this does nothing. Fails if
+    /// the system cannot start the thread that ends the turns.
     pub fn share_cores(&self, tokens: CoreTokens) -> Result<()> {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.share_cores(Lease::new(tokens)?);
@@ -189,7 +189,7 @@ pub fn threads_from_env() -> Result<usize> {
     match std::env::var("LOCKSTEP_THREADS") {
         Ok(n) if !n.is_empty() => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| Error::Value {
             op: "LOCKSTEP_THREADS",
-            message: format!("{n:?} is not a number of threads; give 1 or more"),
+            message: format!("expected a number of threads, 1 or more, got {n:?}"),
         }),
         _ => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
     }

@@ -1,8 +1,8 @@
 //! CPU cores shared by the processes of one machine. Each process computes with as many threads as it has reserved
 //! cores, so that processes do not interrupt each other in the middle of parallel regions.
 //!
-//! Each core is represented by a file. A process reserves the core by locking the file. The kernel releases the lock
-//! when the process ends in any way. A process that waits for cores queues at another lock, the gate, and gets its
+//! Each core is represented by a file. A process reserves the core by locking the file. The operating system releases
+//! the lock however the process ends. A process that waits for cores queues at another lock, the gate, and gets its
 //! first core before any other process gets a second one. So no process starves, and with as many processes as cores
 //! each has one thread.
 
@@ -37,8 +37,7 @@ struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child process that is being started has copies of open files until its
-        // program runs.
+        // Closing the file is not enough: between fork and exec, a child process has copies of all open files.
         let _ = self.0.unlock();
     }
 }
@@ -50,10 +49,10 @@ impl HeldCores {
     }
 }
 
-/// A process's share of the cores. It keeps its cores from one parallel region to the next, and lets other processes
-/// have them every few milliseconds. A separate thread releases the cores at the end of a turn if no region is running.
-/// So the process keeps no cores while it waits for something else (workers, rewards, a disk), and no caller has to
-/// report that it waits.
+/// A process's share of the cores. A process keeps its cores from one parallel region to the next, and offers them to
+/// other processes every few milliseconds. A separate thread releases the cores at the end of a turn if no region is
+/// running. So a process keeps no cores while it waits for workers, rewards or a disk, and callers need not report that
+/// they wait.
 #[derive(Debug)]
 pub(crate) struct Lease {
     tokens: CoreTokens,
@@ -120,7 +119,8 @@ impl Lease {
             let shared = Arc::clone(&shared);
             move || shared.end_turns()
         });
-        let keeper = started.map_err(|e| error(&tokens.dir, format!("cannot be shared: no thread starts: {e}")))?;
+        let keeper =
+            started.map_err(|e| error(&tokens.dir, format!("cannot be shared: failed to start a thread: {e}")))?;
         Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 
@@ -152,7 +152,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.lock().ends = true;
         self.shared.changed.notify_one();
-        // The thread cannot panic, and would have nothing to report.
+        // The result is ignored, because this thread does not panic.
         let _ = self.keeper.take().map(std::thread::JoinHandle::join);
     }
 }
@@ -161,7 +161,7 @@ impl CoreTokens {
     /// Creates the lock files of `cores` ≥ 1 cores in the directory `dir`, and the directory if it is missing. Existing
     /// files are kept.
     pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
-        let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be made: {e}"));
+        let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be created: {e}"));
         disk::create_private_dir_all(dir).map_err(|e| fail(dir, e))?;
         let tokens = CoreTokens { dir: dir.to_owned(), cores: cores.max(1) };
         for path in (0..tokens.cores).map(|core| tokens.core(core)).chain([tokens.gate()]) {
@@ -178,7 +178,7 @@ impl CoreTokens {
             tokens.cores += 1;
         }
         if tokens.cores == 0 {
-            return Err(error(dir, "holds no cores: its learner makes them when it starts".into()));
+            return Err(error(dir, "has no lock files of cores: the learner creates them when it starts".into()));
         }
         Ok(tokens)
     }

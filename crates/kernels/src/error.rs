@@ -45,7 +45,7 @@ pub enum Error {
     #[error("{0}")]
     Device(String),
     /// An allocation failed.
-    #[error("out of memory: {part}: {bytes} bytes could not be had")]
+    #[error("out of memory: {part}: cannot allocate {bytes} bytes")]
     OutOfMemory {
         /// The part of the training run that requested the memory.
         part: &'static str,

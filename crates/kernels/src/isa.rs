@@ -36,7 +36,7 @@ enum Kind {
     DotsEmulated,
 }
 
-/// The smallest [`Isa::dots_gain`] for which AVX-512 BF16 is preferred to AVX-512.
+/// AVX-512 BF16 is preferred to AVX-512 if [`Isa::dots_gain`] is at least this.
 const WORTH: f64 = 1.25;
 
 impl Kind {
@@ -79,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// This instruction set, if the machine has it. Every [`Isa`] that a machine may lack is created here.
+    /// This instruction set, if the machine has it. Only this function creates an [`Isa`] that a machine may lack.
     fn checked(self) -> Option<Isa> {
         self.is_present().then_some(Isa(self))
     }
@@ -147,7 +147,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         let refusal = amx::refusal();
         #[cfg(not(target_arch = "x86_64"))]
-        let refusal = Some("this processor is not of x86-64");
+        let refusal = Some("this processor is not x86-64");
         refusal
     }
 
@@ -160,7 +160,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         let refusal = crate::simd::dots::refusal();
         #[cfg(not(target_arch = "x86_64"))]
-        let refusal = Some("this processor is not of x86-64");
+        let refusal = Some("this processor is not x86-64");
         refusal
     }
 
@@ -193,7 +193,7 @@ impl Isa {
         let present = || Isa::present().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
         let mut named = Kind::HARDWARE.into_iter().chain([Kind::AmxEmulated]);
         let kind = named.find(|kind| kind.name() == name).ok_or_else(|| {
-            Error::Isa(format!("LOCKSTEP_ISA={name}: no such instruction set; this machine has: {}", present()))
+            Error::Isa(format!("LOCKSTEP_ISA={name}: unknown instruction set; this machine has: {}", present()))
         })?;
         kind.checked().ok_or_else(|| {
             let why = match kind {
@@ -253,7 +253,7 @@ impl Isa {
         }
     }
 
-    /// The instruction set whose vectors this one uses. A real one was found on the processor by `Kind::checked`; for
+    /// The instruction set whose vectors this one uses. `Kind::checked` has found the real ones on this processor; for
     /// the emulated ones the processor is queried here.
     fn vectors(self) -> Kind {
         match self.0 {
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_or_refused_with_a_reason() {
+    fn unknown_and_missing_instruction_sets_are_refused_with_a_reason() {
         for isa in Isa::present().into_iter().chain([Isa::AMX_EMULATED]) {
             assert_eq!(Isa::from_name(isa.name()).unwrap(), isa);
         }
@@ -291,18 +291,18 @@ mod tests {
             assert!(why.is_none_or(|why| refused.contains(why)), "{refused}");
         }
         let unknown = Isa::from_name("mmx").unwrap_err().to_string();
-        assert!(unknown.contains("no such instruction set") && unknown.contains("portable"), "{unknown}");
+        assert!(unknown.contains("unknown instruction set") && unknown.contains("portable"), "{unknown}");
     }
 
     #[test]
-    fn tiles_in_plain_rust_are_never_chosen() {
+    fn emulated_tiles_are_never_chosen_by_default() {
         assert!(!Isa::present().contains(&Isa::AMX_EMULATED) && Isa::AMX_EMULATED.has_tiles());
         assert_eq!(Isa::best().is_amx(), Isa::amx_refusal().is_none());
     }
 
     /// The chosen instruction set is present on this machine, and AVX-512 BF16 is chosen only if it is fast enough.
     #[test]
-    fn the_best_is_the_last_that_is_worth_it() {
+    fn the_best_instruction_set_is_present_and_fast_enough() {
         let (present, best) = (Isa::present(), Isa::best());
         let pairs = present.iter().any(|isa| isa.has_dots());
         assert_eq!((pairs, pairs), (Isa::dots_refusal().is_none(), Isa::dots_gain().is_some()));

@@ -33,7 +33,7 @@ pub fn exp_finite<V: Simd>(x: V) -> V {
 #[inline(always)]
 fn power<V: Simd>(x: V) -> V {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts, the first with few bits, so that n·LN2_HI is exact.
+    // ln 2 is split into two parts. The first has few bits, so that n·LN2_HI is exact.
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     let shifted = x.mul(V::splat(LOG2_E)).add(V::splat(SHIFT));
@@ -81,7 +81,7 @@ pub fn ln<V: Simd>(x: V) -> V {
 #[inline(always)]
 pub fn sigmoid<V: Simd>(x: V) -> V {
     let one = V::splat(1.0);
-    // A tiny exponential has no effect when added to 1.
+    // A tiny exponential does not change the sum 1 + e^−x.
     one.div(one.add(exp_or_tiny(V::splat(0.0).sub(x))))
 }
 

@@ -73,7 +73,7 @@ impl Matrix {
         let data = match layout {
             Layout::Panels => Tensor::zeros(memory, &[panels, cols, PANEL], dtype),
             Layout::Pairs => {
-                assert!(cols.is_multiple_of(2), "a matrix of bf16 has an even number of inputs, not {cols}");
+                assert!(cols.is_multiple_of(2), "a bf16 matrix must have an even number of inputs, got {cols}");
                 Tensor::zeros(memory, &[panels, cols / 2, PANEL, 2], dtype)
             }
         };
@@ -110,7 +110,7 @@ impl Matrix {
         let (n, k) = (self.rows, self.cols);
         assert!(
             from.len().is_multiple_of(k.max(1)) && first + from.len() / k.max(1) <= n,
-            "rows of [{n}, {k}] from {first}"
+            "rows from {first} on do not fit a matrix of shape [{n}, {k}]"
         );
         let at = |row: usize, col: usize| self.layout.at(k, first + row, col);
         let mut data = self.data.view_mut();
@@ -128,10 +128,14 @@ impl Matrix {
     /// Copies the matrix's rows `range` to `to`, row-major in f32.
     pub fn unpack_rows_into(&self, range: Range<usize>, to: &mut [f32]) {
         let (n, k) = (self.rows, self.cols);
-        assert!(range.end <= n && to.len() == range.len() * k, "rows {range:?} of [{n}, {k}] into {}", to.len());
+        assert!(
+            range.end <= n && to.len() == range.len() * k,
+            "rows {range:?} of a matrix of shape [{n}, {k}] into {} elements",
+            to.len()
+        );
         // On a device, only these panels are copied.
         let data = self.data.rows(range.start / PANEL..range.end.div_ceil(PANEL).max(range.start / PANEL));
-        // Pairs have two inputs side by side, panels only one.
+        // Pairs interleave two inputs; panels do not interleave.
         match (data.dtype(), self.layout) {
             (DType::Bf16, Layout::Pairs) => {
                 data.download(|data: &[bf16]| Isa::best().run(Gather::<_, 2> { data, range, k, to }));
@@ -145,7 +149,7 @@ impl Matrix {
     /// The elements for a matmul on the CPU: f32 in [`Layout::Panels`], or bf16 in [`Layout::Pairs`].
     pub(crate) fn elements(&self, cpu: &Cpu) -> Elements<'_> {
         let layout = Layout::of(self.data.device(), self.data.dtype());
-        assert_eq!(self.layout, layout, "no matmul reads these elements");
+        assert_eq!(self.layout, layout, "matmuls cannot read this layout");
         self.data.view().elements(cpu)
     }
 }
@@ -206,7 +210,7 @@ impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
 fn transpose<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
     for row in (0..PANEL).step_by(LANES) {
         for input in (0..TOGETHER).step_by(LANES) {
-            // A closure would not be compiled with the instruction set's features.
+            // This is a loop because a closure would not be compiled with the instruction set's features.
             let mut inputs = [V::splat(0.0); LANES];
             for (i, lanes) in inputs.iter_mut().enumerate() {
                 *lanes = T::load(&from[(input + i) * PANEL + row..]);
@@ -229,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packs_and_unpacks_any_rows() {
+    fn a_matrix_packs_and_unpacks_any_rows() {
         let memory = Memory::new(Device::Cpu);
         for (n, k) in [(1, 1), (3, 5), (32, 4), (33, 7), (129, 2), (70, 75), (0, 3), (5, 0)] {
             let data: Vec<f32> = (0..n * k).map(|i| i as f32 + 1.0).collect();
@@ -237,14 +241,14 @@ mod tests {
             assert_eq!((m.rows(), m.cols(), m.data().shape()), (n, k, &[n.div_ceil(PANEL), k, PANEL][..]));
             assert_eq!(m.unpack_rows(0..n), data);
             assert_eq!(m.unpack_rows(n / 2..n), data[n / 2 * k..]);
-            // All other elements are padding, which is 0.
+            // All other elements are padding, which must be 0.
             let all = m.data().to_vec_f32();
             assert_eq!(all.iter().filter(|&&x| x != 0.0).count(), n * k);
         }
     }
 
     #[test]
-    fn bf16_elements_go_in_and_out() {
+    fn a_bf16_matrix_packs_and_unpacks_its_elements() {
         let memory = Memory::new(Device::Cpu);
         let (n, k) = (33, 8);
         let mut m = Matrix::zeros_of(&memory, n, k, DType::Bf16);
@@ -261,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "an even number of inputs, not 7")]
-    fn pairs_need_even_inputs() {
+    #[should_panic(expected = "an even number of inputs, got 7")]
+    fn a_bf16_matrix_needs_an_even_number_of_inputs() {
         Matrix::zeros_of(&Memory::new(Device::Cpu), 4, 7, DType::Bf16);
     }
 
     #[test]
-    #[should_panic(expected = "no matmul reads")]
-    fn elements_in_another_layout_are_not_multiplied() {
+    #[should_panic(expected = "matmuls cannot read this layout")]
+    fn a_matmul_refuses_a_matrix_in_another_layout() {
         let memory = Memory::new(Device::Cpu);
         let mut moments = Matrix::zeros(&memory, 4, 8);
         *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_lies_where_the_header_says() {
+    fn elements_are_stored_at_the_documented_index() {
         let memory = Memory::new(Device::Cpu);
         let (n, k) = (70, 9);
         let data: Vec<f32> = (0..n * k).map(|i| i as f32).collect();
@@ -294,13 +298,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "rows of [4, 3]")]
-    fn rows_past_the_end_are_refused() {
+    #[should_panic(expected = "do not fit a matrix of shape [4, 3]")]
+    fn packing_rows_past_the_end_panics() {
         Matrix::zeros(&Memory::new(Device::Cpu), 4, 3).pack_rows(3, &[0.0; 6]);
     }
 
     #[test]
-    fn any_rows_are_unpacked_on_either_device_in_either_layout() {
+    fn rows_are_unpacked_on_every_device_in_every_layout() {
         let (n, k) = (100, 70);
         let data: Vec<f32> = (0..n * k).map(|i| (i % 251) as f32).collect();
         for device in [Device::Cpu, Device::CpuChecked] {
@@ -312,7 +316,7 @@ mod tests {
                 for rows in [0..100, 0..32, 32..64, 31..33, 33..34, 64..100, 99..100, 5..5, 100..100] {
                     assert_eq!(matrix.unpack_rows(rows.clone()), data[rows.start * k..rows.end * k], "{rows:?}");
                 }
-                // Moments of bf16 weights have the layout of the f32 weights.
+                // bf16 moments have the layout of f32 weights.
                 let mut moments = Matrix::zeros(&memory, n, k);
                 *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
                 moments.pack_rows(0, &data);
@@ -321,12 +325,18 @@ mod tests {
         }
         let memory = Memory::new(Device::Cpu);
         let says = |f: &dyn Fn()| {
-            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).expect_err("it was accepted");
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).expect_err("`f` must panic");
             panic.downcast_ref::<String>().cloned().unwrap()
         };
         let matrix = Matrix::zeros(&memory, 4, 3);
-        assert_eq!(says(&|| matrix.unpack_rows_into(2..5, &mut [0.0; 9])), "rows 2..5 of [4, 3] into 9");
-        assert_eq!(says(&|| matrix.unpack_rows_into(2..4, &mut [0.0; 7])), "rows 2..4 of [4, 3] into 7");
+        assert_eq!(
+            says(&|| matrix.unpack_rows_into(2..5, &mut [0.0; 9])),
+            "rows 2..5 of a matrix of shape [4, 3] into 9 elements"
+        );
+        assert_eq!(
+            says(&|| matrix.unpack_rows_into(2..4, &mut [0.0; 7])),
+            "rows 2..4 of a matrix of shape [4, 3] into 7 elements"
+        );
         for (first, len, accepted) in
             [(0, 12, true), (3, 3, true), (4, 0, true), (3, 4, false), (4, 3, false), (0, 2, false)]
         {

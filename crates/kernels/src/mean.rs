@@ -1,9 +1,9 @@
 //! Means of sets that may be empty: a mean, an extreme or a share over an empty set is missing, never 0.
 //!
-//! If a metric of nothing is logged as 0, it looks like a measurement, often a good one: an entropy of 0 like a
-//! collapse, a clipped share of 0 like a calm update, a loss of 0 like the best evaluation. So every reported mean goes
-//! through [`Mean`], [`mean`] or [`share`], whose result is `None` if nothing was measured. Losses, which divide by
-//! max(1, N), are minimised functions and not reported means.
+//! If the mean of an empty set were logged as 0, it would look like a measurement: an entropy of 0 like a collapse, a
+//! clip fraction of 0 like a small update, a loss of 0 like a perfect evaluation. So every reported mean goes through
+//! [`Mean`], [`mean`] or [`share`], whose result is `None` if nothing was measured. Losses, which divide by max(1, N),
+//! are minimised functions and not reported means.
 
 /// A mean under accumulation: a sum and the number of its terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mean_of_nothing_is_missing() {
+    fn a_mean_over_no_values_is_none() {
         let mut sums = Mean::default();
         sums.add_sum(0.0, 0);
         assert_eq!([sums.get(), mean([]), share(0, 0), over(3.0, 0)], [None; 4]);
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!((sums.get(), mean(values), sums.count), (Some(expected), Some(expected), 4));
         assert_eq!(mean([-0.0, -0.0]).map(f64::to_bits), Some((-0.0f64).to_bits()));
         assert_eq!([share(0, 3), share(1, 4), share(2, 2)], [Some(0.0), Some(0.25), Some(1.0)]);
-        assert!(mean([1.0, f64::NAN]).is_some_and(f64::is_nan), "a NaN shows");
+        assert!(mean([1.0, f64::NAN]).is_some_and(f64::is_nan), "a NaN must not be hidden");
         sums.add_sum(1.3, 2);
         assert_eq!(sums.get(), Some((expected * 4.0 + 1.3) / 6.0));
     }

@@ -1,6 +1,6 @@
 //! The thread pool of the CPU kernels. A parallel region costs a microsecond or two, because idle threads spin briefly
-//! before they sleep. Any thread, including the caller's, can run tasks, and a region never waits for a thread that has
-//! not begun a task: another process (a reward, another training run) may be using that thread's core.
+//! before they sleep. Any thread, including the caller's, can run tasks. A region never waits for a thread that has not
+//! begun a task, because another process (a reward function, another training run) may be using that thread's core.
 
 mod governor;
 mod region;
@@ -35,7 +35,7 @@ pub trait Tasks: Sync {
 /// How long a waiting thread spins before it sleeps. It is longer than the gaps between most regions of a decode step,
 /// because waking the thread would cost about as much.
 const SPIN: Duration = Duration::from_micros(if cfg!(miri) { 0 } else { 50 });
-/// Checks of the awaited condition between two readings of the clock.
+/// Number of checks of the awaited condition between two readings of the clock.
 const SPINS: usize = if cfg!(miri) { 2 } else { 64 };
 
 struct Shared {
@@ -70,7 +70,7 @@ impl Pool {
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let threads = threads.max(1);
         let (shared, turn) = (Arc::new(Shared::new(threads)), Mutex::new(Watch::new(threads)));
-        // If not all threads start, the pool is dropped with the threads that it has.
+        // If a thread fails to start, the pool is dropped, which ends the threads that have started.
         let mut pool = Pool { workers: Vec::new(), shared, turn, lease: OnceLock::new() };
         for i in 1..threads {
             let shared = pool.shared.clone();
@@ -87,7 +87,7 @@ impl Pool {
 
     /// Limits the number of the pool's threads that take tasks from now on to `threads`.
     pub fn limit(&self, threads: usize) {
-        // The limit changes between regions, because a region's threads are chosen when it opens.
+        // The lock makes the limit change between regions; a region chooses its threads when it opens.
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         self.shared.governor.set_most(threads);
     }
@@ -113,7 +113,7 @@ impl Pool {
                 self.0.task::<V>(self.1, self.2);
             }
         }
-        assert!(SCRATCH.with(|scratch| scratch.try_borrow_mut().is_ok()), "a parallel region inside a task of another");
+        assert!(SCRATCH.with(|scratch| scratch.try_borrow_mut().is_ok()), "parallel regions must not be nested");
         let job = |index: usize| SCRATCH.with_borrow_mut(|scratch| isa.run(One(tasks, index, scratch)));
         let (threads, _running) = self.lease.get().map(|lease| lease.begin(self.threads())).unzip();
         threads.flatten().into_iter().for_each(|threads| self.limit(threads));
@@ -170,8 +170,8 @@ impl Shared {
         }));
         // After a panic no thread begins another task.
         let theirs = count - self.region.close() - mine;
-        let of_one = start.elapsed() / mine.max(1) as u32;
-        let waited = self.wait_for(theirs, SPIN + 2 * of_one);
+        let task_time = start.elapsed() / mine.max(1) as u32;
+        let waited = self.wait_for(theirs, SPIN + 2 * task_time);
         let panicked = self.panicked.swap(false, Ordering::Relaxed);
         if let Err(panic) = result {
             resume_unwind(panic);

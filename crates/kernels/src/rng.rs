@@ -1,7 +1,7 @@
 //! Counter-based randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
 //! A random number depends only on its key and its counter. So the noise of a sampled token is identified by (seed,
-//! prompt, completion, token), whatever the order or the thread in which it is drawn.
+//! prompt, completion, token), and does not depend on the order or the thread in which tokens are drawn.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);
@@ -106,14 +106,14 @@ mod tests {
 
     /// The known-answer vectors that the Random123 library publishes for Philox.
     #[test]
-    fn philox_known_answers() {
+    fn philox_matches_the_published_test_vectors() {
         assert_eq!(philox(0, [0; 4]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
         let ones = u32::MAX;
         assert_eq!(philox(u64::MAX, [ones; 4]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
     }
 
     #[test]
-    fn lanes_are_counters_of_their_own() {
+    fn philox_lanes_match_separate_counters() {
         let key = 0x0123_4567_89ab_cdef;
         let counters: [[u32; 5]; 4] = std::array::from_fn(|w| std::array::from_fn(|j| (7 * w + 1000 * j) as u32));
         let words = philox_lanes(key, counters);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_numbers_below_one() {
+    fn random_words_map_to_numbers_below_one() {
         let expected = [0.0, 0.0, 2f32.powi(-24), 0.5, 1.0 - 2f32.powi(-24)];
         assert_eq!([0, 255, 256, 1 << 31, u32::MAX].map(unit_f32), expected);
         let cases = [(0, 2047), (0, 2048), (1, 0), (1 << 31, 0), (u32::MAX, u32::MAX)];
@@ -133,7 +133,7 @@ mod tests {
 
     const KEY: u64 = 0x0123_4567_89ab_cdef;
     const ID: u64 = 0xfedc_ba98_7654_3210;
-    // These values come from another implementation, in Python.
+    // These values come from an independent implementation in Python.
     const FIRST: [u64; 4] =
         [0xaef2_adf7_f69b_5950, 0xec2a_b39f_4671_fd85, 0xd7bb_4a2f_b8f7_6c27, 0x93f3_ffb3_e57c_34a2];
     const LATER: u64 = 0x0000_0005_0000_0007;
@@ -142,7 +142,7 @@ mod tests {
     const SHUFFLED: [u32; 10] = [3, 2, 7, 0, 1, 5, 4, 9, 8, 6];
 
     #[test]
-    fn a_stream_is_named_by_its_key_and_id() {
+    fn a_random_stream_depends_on_its_key_and_id() {
         let stream = || Stream::new(KEY, ID);
         let mut words = stream();
         assert_eq!([0; 4].map(|_| words.next_u64()), FIRST);

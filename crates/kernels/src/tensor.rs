@@ -29,7 +29,7 @@ pub struct Shape {
 impl Shape {
     /// The shape with dimensions `dims`.
     pub fn new(dims: &[usize]) -> Shape {
-        assert!(dims.len() <= 5, "at most five dimensions, not {dims:?}");
+        assert!(dims.len() <= 5, "a tensor has at most five dimensions, got {dims:?}");
         let mut d = [1; 5];
         d[..dims.len()].copy_from_slice(dims);
         Shape { dims: d, rank: dims.len() }
@@ -190,7 +190,7 @@ pub struct ViewMut<'a> {
 /// Index of the first element of rows `range` in a tensor of this shape.
 fn elements_of_rows(shape: &Shape, range: &Range<usize>) -> usize {
     let rows = shape.dims()[0];
-    assert!(range.start <= range.end && range.end <= rows, "rows {range:?} of {shape:?}");
+    assert!(range.start <= range.end && range.end <= rows, "rows {range:?} of a tensor of shape {shape:?}");
     range.start * shape.row_len()
 }
 
@@ -329,8 +329,8 @@ impl<'a> ViewMut<'a> {
         assert_eq!(shape.len(), self.shape.len(), "reshape {:?} to {:?}", self.shape, shape);
         ViewMut { shape, ..self }
     }
-    /// The same bits as elements of another dtype of the same size, so that log-probabilities and token ids leave a
-    /// device in one copy.
+    /// The same bits as elements of another dtype of the same size. It allows log-probabilities and token ids to leave
+    /// a device in one copy.
     pub fn reinterpret(self, dtype: DType) -> ViewMut<'a> {
         assert_eq!(self.dtype.bytes(), dtype.bytes(), "{:?} as {dtype:?}", self.dtype);
         ViewMut { dtype, ..self }
@@ -359,7 +359,7 @@ impl<'a> ViewMut<'a> {
         match from.buffer.device() {
             Device::Meta => {}
             Device::Cpu => from.download(|from: &[T]| self.upload(len, |to: &mut [T]| to.copy_from_slice(from))),
-            // A stream passes its memory on in separate pieces, one at a time.
+            // A stream downloads and uploads its memory in separate steps.
             _ => {
                 let elements = from.download(<[T]>::to_vec);
                 self.upload(len, |to: &mut [T]| to.copy_from_slice(&elements));

@@ -1,4 +1,5 @@
-//! Slots of shared memory between real processes: pinned contents stay, whichever process dies or is stopped.
+//! Tests of slots of shared memory between real processes: pinned contents do not change, whichever process dies or is
+//! stopped.
 #![cfg(target_os = "linux")]
 
 use kernels::memory::FileMap;
@@ -52,12 +53,12 @@ impl Other {
         let lines = BufReader::new(process.stdout.take().unwrap());
         Other { process, lines }
     }
-    /// The child's next answer.
+    /// The child's next line of output.
     fn says(&mut self) -> String {
         let mut line = String::new();
         while !line.contains("> ") {
             line.clear();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the child has ended");
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the child must be running");
         }
         line.split("> ").nth(1).unwrap().trim().to_owned()
     }
@@ -122,7 +123,7 @@ fn child() {
             let (reader, map) = (SlotReader::open(&path).unwrap(), FileMap::open(&path).unwrap());
             let (until, pinned) = (Instant::now() + testing::HANG, reads == "with pins");
             let (mut torn, mut whole) = (0, 0);
-            // Torn reads are sought until there is one; whole ones of pins are enough at some number.
+            // Reads until one is torn; with pins, until enough reads were consistent.
             while Instant::now() < until && torn == 0 && !(pinned && whole >= 100) {
                 let same = if pinned {
                     let Some(pin) = reader.pin().unwrap() else { continue };
@@ -139,7 +140,7 @@ fn child() {
 }
 
 #[test]
-fn a_pinned_slot_is_not_used_again_while_its_reader_is_stopped_and_is_free_when_it_dies() {
+fn a_stopped_readers_pin_protects_the_slot_until_the_reader_dies() {
     for dir in [None, Some(Path::new("/dev/shm"))] {
         let (slot, mut tensor, memory) = writer(dir);
         assert_eq!(memory.usage()["weights"].bytes, 4 * ELEMENTS, "booked");
@@ -162,7 +163,7 @@ fn a_pinned_slot_is_not_used_again_while_its_reader_is_stopped_and_is_free_when_
 }
 
 #[test]
-fn without_its_lock_a_slot_cannot_be_written_by_its_writer_either() {
+fn a_writer_must_hold_the_lock_to_write_its_slot() {
     let (slot, mut tensor, _) = writer(None);
     publish(&slot, &mut tensor, 1);
     let refused = |tensor: &mut Tensor| {
@@ -173,21 +174,23 @@ fn without_its_lock_a_slot_cannot_be_written_by_its_writer_either() {
     assert!(slot.publish(&mut [&mut tensor], Contents::default(), false).is_err(), "twice");
     assert!(slot.try_lock().unwrap() && !refused(&mut tensor));
     assert!(pin(slot.path()).is_none(), "it is being written");
-    // A tensor that somebody may still be writing was left out.
+    // A live tensor, which somebody may still be writing, is missing in the call.
     let message = slot.publish(&mut [], Contents::default(), false).unwrap_err().to_string();
-    assert!(message.contains("published with 0 tensors, and 1 live in it"), "{message}");
+    assert!(message.contains("published with 0 tensors, but has 1 live tensors"), "{message}");
     publish(&slot, &mut tensor, 2);
     let pin = pin(slot.path()).expect("published");
     let expected = Contents { number: 2, version: 102, lineage: [2; 16], checksum: pin.contents().checksum };
     assert_eq!(pin.contents(), expected);
     pin.audit().unwrap();
     assert!(refused(&mut mapped(&pin)), "a reader's memory");
-    assert!(slot.memory(&Memory::new(Device::Cpu)).is_err(), "its memory can be had once");
-    assert!(pin.memory(&Memory::new(Device::CpuChecked)).is_err_and(|e| e.to_string().contains("for the CPU")));
+    assert!(slot.memory(&Memory::new(Device::Cpu)).is_err(), "the memory of a slot is handed out only once");
+    assert!(
+        pin.memory(&Memory::new(Device::CpuChecked)).is_err_and(|e| e.to_string().contains("require the device cpu"))
+    );
 }
 
 #[test]
-fn nobody_else_can_write_or_cut_a_memfd() {
+fn other_processes_cannot_write_or_truncate_a_memfd() {
     let (slot, mut tensor, _) = writer(None);
     publish(&slot, &mut tensor, 1);
     assert_eq!(Other::start("attack", slot.path()).says(), "[true, true, true, true]");
@@ -204,7 +207,7 @@ fn nobody_else_can_write_or_cut_a_memfd() {
 }
 
 #[test]
-fn with_pins_no_read_is_torn_and_without_them_some_are() {
+fn pinned_reads_are_never_torn_but_unpinned_reads_can_be() {
     for (reads, torn) in [("with pins", false), ("without pins", true)] {
         let (slot, mut tensor, _) = writer(None);
         publish(&slot, &mut tensor, 1);
@@ -229,18 +232,18 @@ fn with_pins_no_read_is_torn_and_without_them_some_are() {
 }
 
 #[test]
-fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_next() {
+fn a_killed_writers_weights_stay_readable_and_the_next_writer_removes_its_files() {
     let mut other = Other::start("write", Path::new("none"));
     let path = PathBuf::from(other.says());
     let pinned = pin(&path).expect("published");
     other.kill();
     assert_eq!(mapped(&pinned).to_vec_f32(), vec![3.0; ELEMENTS]);
     pinned.audit().unwrap();
-    assert!(SlotReader::open(&path).is_err(), "a memfd ends with its writer");
+    assert!(SlotReader::open(&path).is_err(), "a memfd must end with its writer");
 
     let dir = std::env::temp_dir().join(format!("lockstep-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    // A lock lies beside each slot.
+    // Each slot has a lock file beside it.
     let is_slot = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "slot");
     let names = || {
         let all = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
@@ -250,7 +253,7 @@ fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_nex
     let path = PathBuf::from(other.says());
     assert_eq!(names(), std::slice::from_ref(&path));
     let first = writer(Some(&dir));
-    assert_eq!(names().len(), 2, "that of a writer that lives stays");
+    assert_eq!(names().len(), 2, "files of a running writer must be kept");
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     other.kill();
     drop(first);
@@ -263,7 +266,7 @@ fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_nex
 }
 
 #[test]
-fn a_flipped_bit_is_found_and_another_layout_is_refused() {
+fn a_flipped_bit_is_detected_and_another_layout_is_refused() {
     let (slot, mut tensor, _) = writer(Some(&std::env::temp_dir()));
     publish(&slot, &mut tensor, 1);
     let reader = SlotReader::open(slot.path()).unwrap();
@@ -279,11 +282,11 @@ fn a_flipped_bit_is_found_and_another_layout_is_refused() {
     let message = reader.expect_layout("all bf16 [3]").unwrap_err().to_string();
     assert!(message.contains("`all f32 [262144]`, expected `all bf16 [3]`"), "{message}");
     file.write_all_at(&[9], 40).unwrap(); // the run, in the header
-    assert!(SlotReader::open(slot.path()).is_err_and(|e| e.to_string().contains("its header does not have its")));
+    assert!(SlotReader::open(slot.path()).is_err_and(|e| e.to_string().contains("its header does not match its")));
 }
 
 #[test]
-fn no_room_is_an_error_with_the_numbers() {
+fn the_error_for_a_full_device_names_the_sizes() {
     let message = |options| SlotWriter::create(options).err().expect("no room").to_string();
     let large = message(SlotOptions { bytes: 1 << 46, ..options(None) });
     assert!(large.contains("takes 70368746.3 MB") && large.contains("max_staleness"), "{large}");
@@ -292,7 +295,7 @@ fn no_room_is_an_error_with_the_numbers() {
 }
 
 #[test]
-fn a_slot_filled_with_bytes_is_the_slot_they_were_read_from() {
+fn a_slot_filled_with_copied_bytes_equals_its_source() {
     let (from, mut tensor, _memory) = writer(None);
     publish(&from, &mut tensor, 7);
     let reader = SlotReader::open(from.path()).unwrap();
@@ -301,7 +304,7 @@ fn a_slot_filled_with_bytes_is_the_slot_they_were_read_from() {
     let options =
         SlotOptions { run: reader.run(), layout: &layout, bytes: reader.bytes(), dir: None, sealed_later: false };
     let mut copy = SlotFiller::create(options).unwrap();
-    // The pieces have an arbitrary length.
+    // Pieces of any length are allowed.
     let mut at = 0;
     while at < reader.bytes() {
         let mut piece = vec![0; 37.min(reader.bytes() - at)];
@@ -309,11 +312,11 @@ fn a_slot_filled_with_bytes_is_the_slot_they_were_read_from() {
         copy.write_at(at, &piece).unwrap();
         at += piece.len();
     }
-    assert!(read.read_at(at, &mut [0]).unwrap_err().to_string().contains("are not there"));
+    assert!(read.read_at(at, &mut [0]).unwrap_err().to_string().contains("are out of range"));
     assert!(copy.write_at(at, &[0]).unwrap_err().to_string().contains("do not fit"));
-    assert!(pin(copy.path()).is_none(), "nobody reads half a slot");
+    assert!(pin(copy.path()).is_none(), "a partly filled slot must not be readable");
     copy.publish(read.contents()).unwrap();
-    assert!(copy.write_at(0, &[0]).unwrap_err().to_string().contains("without its lock"));
+    assert!(copy.write_at(0, &[0]).unwrap_err().to_string().contains("must be locked"));
     let there = pin(copy.path()).unwrap();
     assert_eq!(there.contents(), read.contents());
     assert_eq!(mapped(&there).to_vec_f32(), mapped(&read).to_vec_f32());

@@ -63,14 +63,14 @@ fn rows() -> Vec<Value> {
 
 /// The most that one answer to all prompts earns on average: at each place the digit that most answers have there.
 fn best_constant(rows: &[Value]) -> f64 {
-    let of_place = |place: usize| {
+    let best_count = |place: usize| {
         let count = |digit: usize| {
             let digit = char::from_digit(digit as u32, 10);
             rows.iter().filter(|row| row["answer"].as_str().and_then(|a| a.chars().nth(place)) == digit).count()
         };
         (0..MODULUS).map(count).max().unwrap_or(0)
     };
-    (0..DIGITS).map(of_place).sum::<usize>() as f64 / rows.len() as f64
+    (0..DIGITS).map(best_count).sum::<usize>() as f64 / rows.len() as f64
 }
 
 fn train(model: &Path, out: &Path, per_step: bool) -> anyhow::Result<Vec<(u64, f64)>> {

@@ -1,8 +1,8 @@
-//! Errors that the user can fix (exit code 2), distinguished from failures during the work (exit code 1).
+//! Errors that the user can fix (exit code 2), as opposed to failures of the program (exit code 1).
 
 use std::fmt::Display;
 
-/// The user's input was wrong: a flag, a configuration key, a file. The message says what, where, and how to fix it.
+/// Invalid input of the user: a flag, a configuration key, a file. The message names what, where, and the fix.
 ///
 /// A `BadInput` travels inside [`anyhow::Error`]; [`is_bad_input`] finds it under any context.
 #[derive(Debug, thiserror::Error)]
@@ -10,7 +10,7 @@ use std::fmt::Display;
 pub struct BadInput(pub String);
 
 impl BadInput {
-    /// Makes an [`anyhow::Error`] with this message that counts as the user's bad input.
+    /// Creates an [`anyhow::Error`] with this message that counts as bad input.
     #[expect(clippy::new_ret_no_self, reason = "it only ever travels inside anyhow's error")]
     pub fn new(message: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(BadInput(message.into()))
@@ -47,7 +47,7 @@ pub fn is_bad_input(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<BadInput>())
 }
 
-/// The error and its causes as one paragraph; a cause whose text an outer message already contains is left out.
+/// The error and its causes as one paragraph, without causes whose text an outer message contains.
 pub fn paragraph(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(|cause| cause.to_string()) {
@@ -59,24 +59,24 @@ pub fn paragraph(error: &anyhow::Error) -> String {
         }
     }
     if let Some(keys) = error.chain().find_map(keys_to_lower) {
-        text.push_str(&format!(": lower {keys} (`lockstep plan` shows what each part takes)"));
+        text.push_str(&format!(": lower {keys} (`lockstep plan` shows the memory of each part)"));
     }
-    // Parts of the text come from elsewhere: a reward program, a server, or the name of a file.
+    // Parts of the text are not ours: they come from a reward program, a server, or a file name.
     telemetry::visible(&one_line(&text)).into_owned()
 }
 
-/// If `cause` is an allocation that failed: the configuration keys that lower the memory of the part that asked for it.
+/// If `cause` is a failed allocation: the configuration keys that lower the memory of the part that failed.
 fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     // The other crates' errors wrap the kernel's out-of-memory error.
-    let of_model = |error: &'_ model::Error| match error {
+    let model_part = |error: &'_ model::Error| match error {
         model::Error::Kernel(error) => part(error),
         _ => None,
     };
     let part = match (cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref()) {
         (Some(kernel), ..) => part(kernel),
-        (_, Some(model), ..) => of_model(model),
+        (_, Some(model), ..) => model_part(model),
         (_, _, Some(train::Error::Kernel(kernel)), _) | (.., Some(rollout::Error::Kernel(kernel))) => part(kernel),
-        (_, _, Some(train::Error::Model(model)), _) => of_model(model),
+        (_, _, Some(train::Error::Model(model)), _) => model_part(model),
         _ => None,
     };
     Some(match part? {
@@ -85,9 +85,7 @@ fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static s
             "max_tokens_per_micro_batch or max_num_seqs, or set gradient_checkpointing = true"
         }
         "optimizer" => "adam_moments_dtype to \"bf16\", or train an adapter (use_peft = true)",
-        _ => {
-            "the size of the model, or train an adapter (use_peft = true), whose base takes half with dtype = \"bf16\""
-        }
+        _ => "the size of the model, or train an adapter (use_peft = true), with dtype = \"bf16\" to halve its base",
     })
 }
 
@@ -99,8 +97,8 @@ fn part(error: &kernels::Error) -> Option<&'static str> {
     }
 }
 
-/// Joins the lines of `text` by spaces and drops lines that only mark a place in the line above (`^`). Lines of a
-/// program's output (they begin with `| `) stay separate lines.
+/// Joins the lines of `text` by spaces, and drops lines that only point at the line above (`^`). Lines of a program's
+/// output, which begin with `| `, stay separate.
 fn one_line(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines().map(str::trim).filter(|line| !line.chars().all(|c| c == '^')) {
@@ -123,7 +121,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn one_paragraph_says_each_cause_once() {
+    fn an_error_prints_each_cause_once() {
         let error = BadInput::new("regex parse error:\n    (\n    ^\nerror: unclosed group");
         let error = Err::<(), _>(error).context("reward `format`").unwrap_err();
         assert_eq!(paragraph(&error), "reward `format`: regex parse error: ( error: unclosed group");
@@ -136,17 +134,17 @@ mod tests {
     }
 
     #[test]
-    fn what_to_lower_depends_on_the_part_and_is_found_in_every_error() {
+    fn out_of_memory_errors_name_the_keys_to_lower() {
         let lower = |part: &'static str| {
             let text = paragraph(&kernels::Error::OutOfMemory { part, bytes: 3 }.into());
             let (_, keys) = text.split_once(": lower ").unwrap_or_else(|| panic!("{text}"));
-            keys.split_once(" (`lockstep plan` shows what each part takes)").unwrap().0.to_owned()
+            keys.split_once(" (`lockstep plan` shows the memory of each part)").unwrap().0.to_owned()
         };
         assert_eq!(lower("kv cache"), "max_num_seqs, kv_cache_blocks or max_completion_length");
         let batch = "max_tokens_per_micro_batch or max_num_seqs, or set gradient_checkpointing = true";
         assert_eq!((lower("activations"), lower("workspace")), (batch.to_owned(), batch.to_owned()));
         let adapter = "or train an adapter (use_peft = true)";
-        let whole = format!("the size of the model, {adapter}, whose base takes half with dtype = \"bf16\"");
+        let whole = format!("the size of the model, {adapter}, with dtype = \"bf16\" to halve its base");
         assert_eq!((lower("weights"), lower("gradients")), (whole.clone(), whole));
         assert_eq!(lower("optimizer"), format!("adam_moments_dtype to \"bf16\", {adapter}"));
         let kernel = || kernels::Error::OutOfMemory { part: "weights", bytes: 3 };

@@ -1,7 +1,7 @@
-//! Reinforcement-learning post-training for language models, as a library. The library parses no command line, and
-//! prints only to the console sink that its caller passes in.
+//! Reinforcement-learning post-training for language models, as a library. It parses no command line, and prints only
+//! to the console sink that the caller passes in.
 //!
-//! A program makes a [`Config`] and [`RunOptions`] and drives a [`Run`]; `examples/reward_closure.rs` does it in thirty
+//! A program creates a [`Config`] and [`RunOptions`] and drives a [`Run`]; see `examples/reward_closure.rs`, in thirty
 //! lines.
 //!
 //! | what | where |
@@ -81,7 +81,7 @@ pub mod planning {
 pub mod evaluation {
     pub use crate::rollouts::evaluate::Outcome;
     pub use crate::rollouts::pieces::TokenTexts;
-    pub use crate::rollouts::samples::of_groups as samples_of_groups;
+    pub use crate::rollouts::samples::from_groups as samples_of_groups;
     pub use crate::session::{Evaluator, ScoredFile, ScoredRow, score_file};
 }
 

@@ -1,5 +1,5 @@
-//! The output file of a command. It does not replace another file without `--overwrite`, and it is written completely
-//! or not at all.
+//! The output file of a command. It replaces another file only with `--overwrite`, and it is written completely or not
+//! at all.
 
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use telemetry::in_place;
 use tempfile::{Builder, NamedTempFile};
 
-/// A file that is checked at the start of a command and written at its end.
+/// A file whose path is checked at the start of a command, and which is written at its end.
 #[derive(Clone, Debug)]
 pub struct OutFile {
     flag: &'static str,
     /// The path, with symbolic links resolved.
     path: PathBuf,
     overwrite: bool,
-    /// Whether the path is a device or a pipe, to which bytes are written directly instead of replacing a file.
+    /// Whether the path is a device or a pipe, which is written directly and not replaced.
     is_special: bool,
 }
 
@@ -32,12 +32,12 @@ pub enum Input<'a> {
 }
 
 impl OutFile {
-    /// Checks the output file `path` that the command-line flag `flag` names: its directory must exist and be writable.
-    /// The file must not exist yet, unless `overwrite` is set; a file of an [`Input::Kept`] is never replaced.
+    /// Checks the output file `path` of the command-line flag `flag`: its directory must exist and be writable. The
+    /// file must not exist, unless `overwrite` is set. Files of an [`Input::Kept`] are never replaced.
     pub fn new(flag: &'static str, path: &Path, overwrite: bool, inputs: &[Input<'_>]) -> anyhow::Result<OutFile> {
         let name = path.display();
         if path == Path::new("-") {
-            bad_input!("{flag} -: give a file (/dev/stdout is standard output)");
+            bad_input!("{flag} must be a file, but is - (/dev/stdout is standard output)");
         }
         let found = match fs::metadata(path) {
             Ok(found) => Some(found),
@@ -47,7 +47,7 @@ impl OutFile {
         };
         let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if found.as_ref().is_some_and(|found| found.is_dir()) || path.file_name().is_none() || !directory.is_dir() {
-            bad_input!("{flag} {name}: not a file in a directory that exists");
+            bad_input!("{flag} {name}: must be a file in an existing directory");
         }
         let is_special = found.as_ref().is_some_and(|found| !found.is_file());
         let directory = directory.canonicalize().or_bad_input_in(format!("{flag} {name}"))?;
@@ -62,7 +62,7 @@ impl OutFile {
         if let Some(found) = &found {
             out.check_existing(&name.to_string(), found, inputs)?;
         }
-        // Finds an unwritable directory before the work instead of after it.
+        // Reports an unwritable directory now instead of after the work.
         if let Err(e) = out.temporary() {
             bad_input!("{flag} {name}: {}: {e}", directory.display());
         }
@@ -76,18 +76,19 @@ impl OutFile {
             let is_input = same_file(&self.path, found, read);
             match input {
                 Input::Kept(_) if is_input => bad_input!(
-                    "{flag} {name}: belongs to {}, an input of this command, and is not overwritten",
+                    "{flag} {name}: belongs to {}, an input of this command, and is never overwritten",
                     read.display()
                 ),
                 Input::Data(_) if is_input && !self.overwrite => bad_input!(
-                    "{flag} {name}: is an input of this command ({}): give another file, or --overwrite to replace it",
+                    "{flag} {name}: is an input of this command ({}): choose another file, or use --overwrite to \
+                     replace it",
                     read.display()
                 ),
                 _ => {}
             }
         }
         if !self.overwrite {
-            bad_input!("{flag} {name}: exists: give another file, or --overwrite to replace it");
+            bad_input!("{flag} {name}: already exists: choose another file, or use --overwrite to replace it");
         }
         Ok(())
     }
@@ -105,7 +106,7 @@ impl OutFile {
         if self.overwrite {
             file.persist(&self.path).map_err(|e| e.error).with_context(cannot)?;
         } else if let Err(refused) = file.persist_noclobber(&self.path) {
-            // The work is done, so its result is kept under the temporary name.
+            // The work is done, so the result stays in the temporary file.
             let (e, (_, kept)) = (refused.error, refused.file.keep().map_err(|e| e.error).with_context(cannot)?);
             return Err(BadInput::new(format!("{}: {e}; the result is in {}", cannot(), kept.display())));
         }
@@ -126,13 +127,13 @@ impl OutFile {
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let file = builder.prefix(&format!(".{start}.{}.", std::process::id())).tempfile_in(directory)?;
-        // So that a process that does not see this one does not remove it; a file system may have no locks.
+        // The lock tells other processes not to remove the file. Some file systems have no locks.
         let _ = file.as_file().try_lock();
         Ok(file)
     }
 }
 
-/// Whether `path` is the same file as `read`, or lies in the directory `read`, also by way of links.
+/// Whether `path` is the file `read` or lies in the directory `read`, also through links.
 fn same_file(path: &Path, found: &fs::Metadata, read: &Path) -> bool {
     let Ok(other) = fs::metadata(read) else { return false };
     if other.is_dir() {
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_appears_meanwhile_stays_and_so_does_the_result() {
+    fn a_file_that_appears_meanwhile_is_kept_and_so_is_the_result() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("o.jsonl");
         let out = OutFile::new("--out", &path, false, &[]).unwrap();
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_known_by_every_name() {
+    fn inputs_are_recognised_through_links() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::write(at("d.jsonl"), "rows").unwrap();
@@ -197,10 +198,10 @@ mod tests {
         }
         for (name, overwrite) in [("model/config.json", true), ("m/config.json", false), ("hard.json", true)] {
             let text = refusal(&at(name), overwrite, &inputs);
-            assert!(text.contains("an input of this command, and is not overwritten"), "{name}: {text}");
+            assert!(text.contains("an input of this command, and is never overwritten"), "{name}: {text}");
         }
-        assert!(refusal(&at("dangling"), true, &inputs).contains("link to nothing"));
-        // A symbolic link is followed: its target gets the new bytes, and the link stays.
+        assert!(refusal(&at("dangling"), true, &inputs).contains("is a link to nothing"));
+        // A symbolic link is followed: its target is replaced, and the link stays.
         OutFile::new("--out", &at("soft"), true, &inputs).unwrap().write(b"new").unwrap();
         assert!(at("soft").is_symlink());
         assert_eq!(fs::read(at("d.jsonl")).unwrap(), b"new");
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_written_to_and_stay_what_they_are() {
+    fn devices_are_written_to_and_not_replaced() {
         let out = OutFile::new("--out", Path::new("/dev/null"), false, &[]).unwrap();
         out.write(b"x").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn output_file_errors_name_the_fix() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir(at("data")).unwrap();
@@ -238,30 +239,33 @@ mod tests {
         let message = |path: &Path, overwrite, inputs: &[Input<'_>]| {
             refusal(path, overwrite, inputs).replace(&dir.path().display().to_string(), "DIR")
         };
-        assert_eq!(message(Path::new("-"), true, &[]), "--out -: give a file (/dev/stdout is standard output)");
+        assert_eq!(
+            message(Path::new("-"), true, &[]),
+            "--out must be a file, but is - (/dev/stdout is standard output)"
+        );
         let no_file =
-            ["DIR/data", "DIR/none/o"].map(|name| format!("--out {name}: not a file in a directory that exists"));
+            ["DIR/data", "DIR/none/o"].map(|name| format!("--out {name}: must be a file in an existing directory"));
         assert_eq!([message(&at("data"), true, &[]), message(&at("none/o"), true, &[])], no_file);
-        let other = "--out DIR/other: exists: give another file, or --overwrite to replace it";
+        let other = "--out DIR/other: already exists: choose another file, or use --overwrite to replace it";
         assert_eq!(message(&at("other"), false, &[]), other);
         let data = at("data");
         let (read, kept) = ([Input::Data(&data)], [Input::Kept(&data)]);
-        let words = "--out DIR/data/d.jsonl: is an input of this command (DIR/data): give another file, or \
+        let words = "--out DIR/data/d.jsonl: is an input of this command (DIR/data): choose another file, or use \
                      --overwrite to replace it";
         assert_eq!(message(&at("data/d.jsonl"), false, &read), words);
-        let words = "--out DIR/data/d.jsonl: belongs to DIR/data, an input of this command, and is not overwritten";
+        let words = "--out DIR/data/d.jsonl: belongs to DIR/data, an input of this command, and is never overwritten";
         assert_eq!(message(&at("data/d.jsonl"), true, &kept), words);
         assert_eq!(message(&at("data/d.jsonl"), false, &kept), words);
         fs::create_dir(at("data/below")).unwrap();
         fs::write(at("data/below/x"), "deep").unwrap();
         let deep = message(&at("data/below/x"), true, &kept);
         assert_eq!(deep, words.replace("d.jsonl", "below/x"));
-        // Data may be replaced on request, and so may other files; a new file is always allowed.
+        // With --overwrite, data and other files may be replaced; a new file is always allowed.
         assert!(OutFile::new("--out", &at("data/d.jsonl"), true, &read).is_ok());
         assert!(OutFile::new("--out", &at("other"), true, &kept).is_ok());
         assert!(OutFile::new("--out", &at("data/new"), false, &kept).is_ok());
         let out = OutFile::new("--out", &at("gone/../data/o"), false, &[]);
-        assert!(out.is_err(), "a directory on the way is missing");
+        assert!(out.is_err(), "the parent directory is missing");
         let out = OutFile::new("--out", &at("data/o"), false, &[]).unwrap();
         fs::remove_dir_all(&data).unwrap();
         let failed = format!("{:#}", out.write(b"x").unwrap_err());

@@ -1,5 +1,5 @@
-//! A request to stop a run. The step being computed is cancelled before its optimizer step, a checkpoint of the last
-//! complete step is written, and the run can be resumed from the checkpoint.
+//! A request to stop a run. The step in progress is cancelled before its optimizer step, a checkpoint of the last
+//! complete step is written, and the run can be resumed from it.
 
 use model::StopCheck;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A flag that requests the stop of a run or an evaluation. All clones share one flag.
 ///
 /// A stop cancels the current step, unless its optimizer step has begun: rollout, scoring, the wait for rewards and the
-/// gradient check the flag between decode steps and layers. An evaluation is cancelled likewise. A resumed run computes
-/// the cancelled step again, with the same bits.
+/// gradient check the flag between decode steps and layers. An evaluation is cancelled in the same way. A resumed run
+/// computes the cancelled step again, with the same bits.
 ///
-/// Work that the checkpoint of a stopped run needs is not cancelled: while a `Held` exists, all such checks find no
-/// request, and only [`is_requested`](Self::is_requested) tells of it.
+/// Work that a stopped run's checkpoint needs is not cancelled: while a `Held` exists, these checks see no request, and
+/// only [`is_requested`](Self::is_requested) returns true.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     requested: Arc<Mutex<Requested>>,
-    /// Whether work is to be cancelled: a stop was requested, and nothing holds it back.
+    /// Whether work must be cancelled: a stop was requested, and nothing holds it back.
     cancels: Arc<AtomicBool>,
-    /// For tests: after this many checks by forward and backward passes the signal is set; 0 turns the counting off.
+    /// For tests: the signal is set after this many checks in forward and backward passes; 0 turns counting off.
     #[cfg(test)]
     pub(crate) looks_left: Arc<std::sync::atomic::AtomicUsize>,
 }
@@ -41,7 +41,7 @@ impl Drop for Held {
 }
 
 impl StopSignal {
-    /// A signal that is not set; only [`request`](Self::request) sets it.
+    /// A signal that is not set, until [`request`](Self::request) sets it.
     pub fn new() -> StopSignal {
         StopSignal::default()
     }
@@ -56,7 +56,7 @@ impl StopSignal {
         self.cancels.store(requested.stop && requested.held == 0, Ordering::Relaxed);
     }
 
-    /// Asks the run to stop.
+    /// Requests a stop of the run.
     pub fn request(&self) {
         self.change(|requested| requested.stop = true);
     }
@@ -66,14 +66,14 @@ impl StopSignal {
         self.lock().stop
     }
 
-    /// Lets the work of the caller come to its end, although a stop may have been requested: a checkpoint of the run is
-    /// completed, and what cancels work must not cancel that. Afterwards the request has its effect.
+    /// Lets the caller's work finish although a stop may have been requested: a checkpoint of the run must be
+    /// completed, and cancelling must not interrupt it. Afterwards the request takes effect.
     pub(crate) fn hold(&self) -> Held {
         self.change(|requested| requested.held += 1);
         Held(self.clone())
     }
 
-    /// The flag that cancels work, for code that checks it while it works.
+    /// The flag that cancels work, for code that checks it.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.cancels.clone()
     }
@@ -82,8 +82,8 @@ impl StopSignal {
         self.cancels.load(Ordering::Relaxed)
     }
 
-    /// The same signal in the form that forward and backward passes of a model check.
-    pub(crate) fn of_passes(&self) -> StopCheck {
+    /// The same signal in the form checked by a model's forward and backward passes.
+    pub(crate) fn stop_check(&self) -> StopCheck {
         let stop = self.clone();
         StopCheck::new(move || {
             #[cfg(test)]
@@ -94,13 +94,13 @@ impl StopSignal {
         })
     }
 
-    /// Fails with [`Stopped`] if work is to be cancelled.
+    /// Fails with [`Stopped`] if work must be cancelled.
     pub(crate) fn check(&self) -> Result<(), Stopped> {
         if self.cancels() { Err(Stopped) } else { Ok(()) }
     }
 }
 
-/// The error of work that was cancelled because a [`StopSignal`] was set.
+/// The error of work that was cancelled by a [`StopSignal`].
 #[derive(Debug, thiserror::Error)]
 #[error("stopped as asked")]
 pub struct Stopped;
@@ -130,7 +130,7 @@ mod tests {
         assert!(!StopSignal::new().is_requested());
     }
 
-    /// Work of a stopped run for its checkpoint is not cancelled, whenever the request comes.
+    /// Work for a stopped run's checkpoint is not cancelled, whenever the request arrives.
     #[test]
     fn a_held_signal_cancels_nothing_until_its_release() {
         for requested_before in [true, false] {
@@ -146,7 +146,7 @@ mod tests {
             assert!(signal.is_requested());
             assert_eq!(cancels(), [false; 3]);
             drop(outer);
-            assert_eq!(cancels(), [false; 3], "the other holds it");
+            assert_eq!(cancels(), [false; 3], "another clone still holds the signal");
             drop(inner);
             assert_eq!(cancels(), [true; 3]);
         }

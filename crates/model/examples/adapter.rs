@@ -6,7 +6,8 @@
 //! ```
 //!
 //! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written the
-//! same way (see the test `an_adapter_of_ours_gives_the_same_logits_in_peft`, which fills B with the same numbers).
+//! same way (see the test `an_adapter_saved_by_lockstep_gives_the_same_logits_in_peft`, which fills B with the same
+//! numbers).
 
 use kernels::{Context, DType, Isa, Tensor, ops};
 use model::io::{TensorSink, TensorSource};
@@ -31,8 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let lora = LoraConfig { r: rank.parse()?, target_modules, ..LoraConfig::default() };
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, 7)?;
-    // B is drawn too, because a new adapter changes nothing. So is the score head, which PEFT stores beside the
-    // adapter.
+    // B is random too, because a new adapter with B = 0 changes nothing. So is the score head, which PEFT stores with
+    // the adapter.
     let drawn = |name: &str| name.contains("lora_B") || name == "score.weight";
     let names = Named { params: &adapter.params }.tensors().into_iter().filter(|s| drawn(&s.name));
     for (i, spec) in names.enumerate() {

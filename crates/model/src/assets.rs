@@ -38,7 +38,7 @@ impl ModelAssets {
     fn of(files: ModelFiles, head: Head, time: PromptTime) -> Result<ModelAssets> {
         let path = files.path(CONFIG);
         let config = match files.get(CONFIG) {
-            Some(bytes) => ModelConfig::of_file(&path, bytes)?,
+            Some(bytes) => ModelConfig::from_bytes(&path, bytes)?,
             None => return Err(Error::file(&path, "No such file or directory")),
         };
         let refused = |message: String| Err(Error::file(&path, message));
@@ -47,12 +47,12 @@ impl ModelAssets {
             (Head::Score(labels), Head::Lm) => Arc::new(config.with_score_head(labels)),
             (Head::Lm, Head::Score(_)) => {
                 return refused(
-                    "is of a model that gives scores (…ForSequenceClassification); here a language model is needed"
+                    "belongs to a sequence-classification model (…ForSequenceClassification), expected a language model"
                         .into(),
                 );
             }
             (Head::Score(1), Head::Score(labels)) if labels != 1 => {
-                return refused(format!("is of a model with {labels} labels; a reward model has one"));
+                return refused(format!("belongs to a model with {labels} labels, but a reward model must have 1"));
             }
             _ => Arc::new(config),
         };
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_loaded_for_the_head_that_is_needed() {
+    fn assets_are_loaded_with_the_requested_head() {
         let scores = |labels: usize| {
             let names: serde_json::Map<_, _> = (0..labels).map(|l| (l.to_string(), json!("x"))).collect();
             json!({"architectures": ["LlamaForSequenceClassification"], "id2label": names})
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!((lm.config.head, lm.config.pad_token_id, lm.head_is_new), (Head::Lm, Some(2), false));
         assert_eq!((lm.eos_ids, lm.tokenizer.vocab_size()), (vec![0, 3], 4));
         assert_eq!(lm.chat.unwrap().source(), "hi");
-        // For a new head, the padding token is the tokenizer's, or else the end token.
+        // A model with a new score head gets the tokenizer's padding token, or else its end token.
         for (pad, id) in [(None, 0), (Some("c"), 0)] {
             let new = load(directory(json!({}), pad).path(), Head::Score(1)).unwrap();
             assert_eq!((new.config.head, new.config.pad_token_id, new.head_is_new), (Head::Score(1), Some(id), true));
@@ -122,9 +122,12 @@ mod tests {
             assert_eq!((own.config.head, own.head_is_new), (Head::Score(labels), false));
         }
         let three = refused(scores(3), Head::Score(1));
-        assert!(three.ends_with("config.json: is of a model with 3 labels; a reward model has one"), "{three}");
+        assert!(
+            three.ends_with("config.json: belongs to a model with 3 labels, but a reward model must have 1"),
+            "{three}"
+        );
         let lm = refused(scores(1), Head::Lm);
-        let why = "is of a model that gives scores (…ForSequenceClassification); here a language model is needed";
+        let why = "belongs to a sequence-classification model (…ForSequenceClassification), expected a language model";
         assert!(lm.ends_with(&format!("config.json: {why}")), "{lm}");
         let small = refused(json!({"vocab_size": 3}), Head::Lm);
         assert!(small.contains("the vocabulary has ids up to 3"), "{small}");
@@ -132,11 +135,11 @@ mod tests {
         assert_eq!(even.computing_in(DType::Bf16).unwrap().config.compute, DType::Bf16);
         let odd = load(directory(json!({}), None).path(), Head::Lm).unwrap();
         assert!(odd.computing_in(DType::Bf16).is_err());
-        // A file that differs from the one written with the others is ignored.
+        // If `files.json` lists the files, a changed file is an error.
         crate::io::FileList::of(dir.path(), 1).unwrap().write(dir.path()).unwrap();
         assert!(load(dir.path(), Head::Lm).is_ok());
         std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();
         let error = load(dir.path(), Head::Lm).err().unwrap().to_string();
-        assert!(error.contains("chat_template.jinja: is not the file that was written with the others"), "{error}");
+        assert!(error.contains("chat_template.jinja: is not the file that was written at step"), "{error}");
     }
 }

@@ -16,7 +16,7 @@ pub const TOP_IDS: &str = "top_ids";
 pub const TOP_LOGPS: &str = "top_logps";
 /// Entropy of the sampler's distribution over all tokens, in nats, from all logits / temperature as [`SAMPLER_LOGPS`].
 pub const ENTROPIES: &str = "entropies";
-/// Log-probability of each token under the old policy in the ratio of PPO and GRPO. The column exists if the old policy
+/// Log-probability of each token under the old policy of the PPO/GRPO ratio. The column exists if the old policy
 /// differs from the sampler (another weight version or engine).
 pub const OLD_LOGPS: &str = "old_logps";
 /// Log-probability of each token under the reference model.
@@ -35,7 +35,7 @@ pub struct Columns(BTreeMap<Cow<'static, str>, Column>);
 /// One column: the numbers of every token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// How many numbers each token has.
+    /// Number of numbers per token.
     pub width: usize,
     /// The numbers, token after token.
     pub values: Values,
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_come_back_bit_for_bit() {
+    fn serialised_columns_keep_every_bit() {
         let awkward = vec![-0.0, f32::NAN, f32::NEG_INFINITY, f32::MIN_POSITIVE / 2.0];
         let mut columns = Columns::of([(SAMPLER_LOGPS, awkward.clone())]);
         columns.insert("teacher_ids", Column { width: 2, values: Values::U32((0..8).collect()) });
@@ -146,11 +146,11 @@ mod tests {
         assert_eq!(bits(back.sampler_logps().unwrap()), bits(&awkward));
         assert_eq!(back.get("teacher_ids"), columns.get("teacher_ids"));
         assert!(back.iter().all(|(_, column)| column.tokens() == 4));
-        assert_eq!(back.f32("teacher_ids"), None, "it is of ids, and two wide");
+        assert_eq!(back.f32("teacher_ids"), None, "top_ids has integers and width 2");
     }
 
     #[test]
-    fn the_old_policy_is_the_sampler_unless_another_is_given() {
+    fn old_logps_default_to_sampler_logps() {
         let mut columns = Columns::of([(SAMPLER_LOGPS, vec![-1.0])]);
         assert_eq!(columns.old_logps(), Some(&[-1.0][..]));
         columns.set(OLD_LOGPS, vec![-2.0]);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_found_by_name_and_kind() {
+    fn columns_are_looked_up_by_name_and_type() {
         let mut columns = Columns::of([(VALUES, vec![1.0, 2.0]), (RETURNS, vec![3.0, 4.0])]);
         assert_eq!(columns.iter().map(|(name, _)| name).collect::<Vec<_>>(), [RETURNS, VALUES], "by name");
         assert_eq!((columns.f32(VALUES), columns.f32(RETURNS)), (Some(&[1.0, 2.0][..]), Some(&[3.0, 4.0][..])));
@@ -167,7 +167,11 @@ mod tests {
         assert_eq!(columns.ref_logps(), Some(&[-1.0][..]));
         columns.insert(TOP_LOGPS, Column { width: 2, values: Values::F32(vec![0.0; 4]) });
         columns.insert("ids", Column { width: 1, values: Values::U32(vec![5; 3]) });
-        assert_eq!((columns.f32(TOP_LOGPS), columns.f32("ids")), (None, None), "of another width, of another kind");
+        assert_eq!(
+            (columns.f32(TOP_LOGPS), columns.f32("ids")),
+            (None, None),
+            "f32() returns only f32 columns of width 1"
+        );
         let tokens = |width, values| Column { width, values }.tokens();
         assert_eq!(tokens(2, Values::F32(vec![0.0; 6])), 3);
         assert_eq!(tokens(3, Values::U32(vec![0; 6])), 2);

@@ -21,7 +21,7 @@ pub enum Error {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// The fault of the file, field or tensor.
+        /// Describes the fault.
         message: String,
     },
     /// The text is not the JSON object that a `config.json` must be.
@@ -34,7 +34,7 @@ pub enum Error {
         field: String,
         /// The field's value as JSON; none if it is absent.
         value: Option<String>,
-        /// The fault of the file, field or tensor.
+        /// Describes the fault.
         message: String,
     },
     /// A tensor of a weight file is missing, unexpected or unreadable, or has the wrong shape.
@@ -44,7 +44,7 @@ pub enum Error {
         path: PathBuf,
         /// Name of the tensor in the file.
         tensor: String,
-        /// The fault of the file, field or tensor.
+        /// Describes the fault.
         message: String,
     },
     /// An error of the tokenizer.

@@ -13,7 +13,7 @@ pub enum FinishReason {
 
 impl FinishReason {
     /// The reason why a completion ended: [`Length`](Self::Length) if it was truncated.
-    pub fn of_ended(truncated: bool) -> FinishReason {
+    pub fn from_truncated(truncated: bool) -> FinishReason {
         if truncated { FinishReason::Length } else { FinishReason::Stop }
     }
 

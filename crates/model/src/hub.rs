@@ -92,14 +92,14 @@ impl Hub {
         let (what, cache) = (kind.noun(), self.cache.display());
         if self.offline {
             bad!(
-                "the {what} {name} is neither a path nor in the Hub cache ({cache}), and HF_HUB_OFFLINE forbids to \
-                 fetch it"
+                "the {what} {name} is neither a path nor in the Hub cache ({cache}), and HF_HUB_OFFLINE forbids \
+                 downloads"
             );
         }
         self.fetch(name, kind)?;
         match self.cached(name, kind) {
             Some(snapshot) => Ok(snapshot),
-            None => bad!("the {what} {name} was fetched, but is not in the Hub cache ({cache})"),
+            None => bad!("the {what} {name} was downloaded, but is not in the Hub cache ({cache})"),
         }
     }
 
@@ -121,7 +121,7 @@ impl Hub {
         let flag = if kind == HubKind::Dataset { " --repo-type dataset" } else { "" };
         bad!(
             "the {} {name} is neither a path nor in the Hub cache ({}), and this program was built without the feature \
-             `hub`: `hf download {name}{flag}` puts it there",
+             `hub`: download it with `hf download {name}{flag}`",
             kind.noun(),
             self.cache.display()
         )
@@ -138,8 +138,8 @@ impl Hub {
         let api = ApiBuilder::from_cache(cache).with_endpoint(endpoint.clone()).with_token(token);
         let failed = |error: hf_hub::api::sync::ApiError| {
             Error::Value(format!(
-                "the {} {name} is not a path, and fetching it from {endpoint} failed: {error}. A gated or private one \
-                 needs HF_TOKEN",
+                "the {} {name} is not a path, and downloading it from {endpoint} failed: {error}. Gated and private \
+                 repositories require HF_TOKEN",
                 kind.noun()
             ))
         };
@@ -152,7 +152,7 @@ impl Hub {
         let present: Vec<String> = repo.info().map_err(failed)?.siblings.into_iter().map(|s| s.rfilename).collect();
         let wanted: Vec<&String> = present.iter().filter(|file| wanted(file, kind)).collect();
         if wanted.is_empty() {
-            bad!("the {} {name} on {endpoint} has no file that can be read here", kind.noun());
+            bad!("the {} {name} on {endpoint} has no supported files", kind.noun());
         }
         let repository = self.repository(name, kind);
         let io = |error| Error::io(&repository, error);
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hub_id_is_found_in_the_cache_by_its_reference() {
+    fn a_hub_id_resolves_to_the_cached_snapshot() {
         let cache = tempfile::tempdir().unwrap();
         let repository = cache.path().join("datasets--openai--gsm8k");
         std::fs::create_dir_all(repository.join("snapshots/abc")).unwrap();
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(found, repository.join("snapshots/abc"));
         std::fs::write(repository.join(UNFINISHED), "").unwrap();
         let error = locate_on(&hub, "openai/gsm8k", HubKind::Dataset).unwrap_err().to_string();
-        assert!(error.contains("HF_HUB_OFFLINE"), "a download that was broken off: {error}");
+        assert!(error.contains("HF_HUB_OFFLINE"), "an interrupted download is not used: {error}");
         let error = locate_on(&hub, "openai/other", HubKind::Dataset).unwrap_err().to_string();
         assert!(error.contains("HF_HUB_OFFLINE"), "{error}");
         let error = locate_on(&hub, "./no/such/file.jsonl", HubKind::Dataset).unwrap_err().to_string();
@@ -216,20 +216,20 @@ mod tests {
     }
 
     #[test]
-    fn the_listed_files_and_weights_of_a_model_are_fetched() {
-        let of_model = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja", "vocab.json"];
+    fn only_listed_files_and_weights_are_downloaded() {
+        let model_files = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja", "vocab.json"];
         let more = ["additional_chat_templates/tool_use.jinja", "merges.txt", "tokenizer.model"];
         let others = ["README.md", "original/model.safetensors", "additional_chat_templates/a/b.jinja", "model.bin"];
         let fetched = |files: &[&str]| files.iter().map(|file| wanted(file, HubKind::Model)).collect::<Vec<_>>();
         assert_eq!(
-            (fetched(&of_model), fetched(&more), fetched(&others)),
+            (fetched(&model_files), fetched(&more), fetched(&others)),
             (vec![true; 4], vec![true; 3], vec![false; 4])
         );
         assert!(wanted("data/train.jsonl", HubKind::Dataset) && !wanted("config.json.txt", HubKind::Dataset));
     }
 
     #[test]
-    fn ids_are_an_organisation_and_a_name() {
+    fn a_hub_id_has_the_form_org_slash_name() {
         for id in ["a/b", "Qwen/Qwen2.5-0.5B", "org_1/name.v2", "org/model.json.bin", "org/-", "org/x.txt"] {
             assert_eq!(is_hub_id(id), !id.ends_with("/-"), "{id}");
         }
@@ -238,20 +238,24 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_name_is_reported_with_its_kind() {
+    fn the_error_for_a_missing_name_says_model_or_dataset() {
         let dir = tempfile::tempdir().unwrap();
         let cache = dir.path().join("hub");
         let hub = |offline| Hub { cache: cache.clone(), offline };
         let here = dir.path().to_str().unwrap();
         for (kind, noun, folder) in [(HubKind::Model, "model", "models"), (HubKind::Dataset, "dataset", "datasets")] {
             let error = |hub: &Hub, name: &str| locate_on(hub, name, kind).unwrap_err().to_string();
-            assert_eq!(locate_on(&hub(true), here, kind).unwrap(), dir.path(), "a path is taken as it is");
+            assert_eq!(
+                locate_on(&hub(true), here, kind).unwrap(),
+                dir.path(),
+                "an existing path is returned unchanged"
+            );
             let missing = format!("the {noun} no/such/file does not exist: no such file or directory");
             assert_eq!(error(&hub(true), "no/such/file"), missing);
             let place = cache.display();
             let offline = format!(
-                "the {noun} org/name is neither a path nor in the Hub cache ({place}), and HF_HUB_OFFLINE forbids to \
-                 fetch it"
+                "the {noun} org/name is neither a path nor in the Hub cache ({place}), and HF_HUB_OFFLINE forbids \
+                 downloads"
             );
             assert_eq!(error(&hub(true), "org/name"), offline);
             #[cfg(not(feature = "hub"))]
@@ -259,13 +263,13 @@ mod tests {
                 let flag = if kind == HubKind::Dataset { " --repo-type dataset" } else { "" };
                 let without = format!(
                     "the {noun} org/name is neither a path nor in the Hub cache ({place}), and this program was built \
-                     without the feature `hub`: `hf download org/name{flag}` puts it there"
+                     without the feature `hub`: download it with `hf download org/name{flag}`"
                 );
                 assert_eq!(error(&hub(false), "org/name"), without);
             }
             let repository = hub(true).repository("org/name", kind);
             assert_eq!(repository, cache.join(format!("{folder}--org--name")));
-            // An empty reference, a reference to a missing snapshot, and one to a snapshot.
+            // The reference is first empty, then names a missing snapshot, then an existing one.
             std::fs::create_dir_all(repository.join("refs")).unwrap();
             std::fs::create_dir_all(repository.join("snapshots/abc")).unwrap();
             for (reference, found) in [("", false), ("\n", false), ("abd", false), ("abc\n", true)] {

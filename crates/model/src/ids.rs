@@ -29,8 +29,8 @@ ids! {
     /// order of the prompts. Together with the seed, the index selects the random numbers with which the group is
     /// sampled.
     GroupId
-    /// A version of the weights: the number of optimizer updates applied to them. (The number of batches they were
-    /// trained on is a different count, which this crate does not know.)
+    /// A version of the weights: the number of optimizer updates applied to them. (The number of batches that they were
+    /// trained on is a different count, which other crates keep.)
     Updates
 }
 

@@ -2,7 +2,7 @@
 //! `initializer_range`; norm weights multiply by 1; biases are 0.
 //!
 //! An element depends only on the seed, the name of its tensor and its position in the tensor. So a model with more
-//! layers starts with the same first layers, and the order in which tensors are filled does not matter.
+//! layers starts with the same first layers, and tensors can be filled in any order.
 
 use crate::io::TensorSink;
 use crate::{ModelConfig, Result};
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_depend_on_name_and_seed_alone() {
+    fn random_weights_depend_on_tensor_name_and_seed_only() {
         let q = |count, seed| tensor("model.layers.0.self_attn.q_proj.weight", count, 0.02, 1.0, seed);
         assert_eq!(q(10, 7), q(20, 7)[..10]);
         assert_ne!(q(10, 7), q(10, 8));
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn mean_and_variance_are_those_of_the_config() {
+    fn random_weights_have_the_configured_mean_and_variance() {
         let x = tensor("lm_head.weight", 20_000, 0.02, 1.0, 1);
         let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / 20_000.0;
         let var = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / 20_000.0;
@@ -86,7 +86,7 @@ mod tests {
 
     /// Kaiming with a = √5 is uniform in ±1/√K.
     #[test]
-    fn a_new_adapter_is_uniform_within_its_bound() {
+    fn a_new_adapters_a_matrix_is_uniform_within_its_bound() {
         let spec = |name: &str, shape: [usize; 2]| {
             (crate::io::TensorSpec { name: name.into(), shape: shape.to_vec() }, vec![])
         };
@@ -100,7 +100,7 @@ mod tests {
             held.0.into_iter().map(|(_, data)| data).collect::<Vec<_>>()
         };
         let [q, b, v] = &of(3)[..] else { panic!("three tensors") };
-        assert!(b.is_empty(), "B stays 0");
+        assert!(b.is_empty(), "B must be 0");
         for (data, len, bound) in [(q, 1024, 0.25), (v, 800, 0.05)] {
             let (least, most) = data.iter().fold((0.0_f32, 0.0_f32), |(a, b), &x| (a.min(x), b.max(x)));
             let mean = data.iter().sum::<f32>() / len as f32;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_the_hash_that_the_authors_publish() {
+    fn fnv1a_matches_the_published_test_vectors() {
         assert_eq!(fnv1a(""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv1a("a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(fnv1a("foobar"), 0x8594_4171_f739_67e8);

@@ -1,5 +1,5 @@
-//! The KV cache holds attention's keys and values in pages of 64 positions. It has separate pages for every layer, or
-//! the pages of one layer that all layers use in turn when a batch consists of whole sequences.
+//! The KV cache stores attention's keys and values in pages of 64 positions. Each layer has its own pages, or, for
+//! batches of whole sequences, all layers use the pages of one layer in turn.
 
 use crate::ModelConfig;
 use kernels::ops::attention::{self, Pages, PagesMut};
@@ -28,7 +28,7 @@ impl LayerPages {
     pub(crate) fn zeros(memory: &Memory, c: &ModelConfig, blocks: usize) -> LayerPages {
         LayerPages::of(memory, c, blocks, c.compute)
     }
-    /// KV-cache pages of the given dtype: gradients of keys and values are f32 whatever the model computes in.
+    /// KV-cache pages of the given dtype. Gradients of keys and values are always f32.
     pub(crate) fn of(memory: &Memory, c: &ModelConfig, blocks: usize, dtype: DType) -> LayerPages {
         let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, dtype);
         LayerPages {
@@ -69,7 +69,7 @@ impl KvCache {
         let shared = self.layers.len() == 1;
         &mut self.layers[if shared { 0 } else { layer }]
     }
-    /// Overwrites every key and value with `x`: tests fill the cache with NaN to find reads of unwritten positions.
+    /// Overwrites every key and value with `x`. Tests fill the cache with NaN to detect reads of unwritten positions.
     pub fn fill(&mut self, x: f32) {
         for layer in &mut self.layers {
             layer.keys.view_mut().fill(x);

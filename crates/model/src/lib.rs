@@ -1,5 +1,5 @@
 //! Decoder-only transformers that load from Hugging Face model directories: configuration, weight files, tokenizer,
-//! chat template, forward pass and backward pass. This crate has no code for rewards, losses or optimizers.
+//! chat template, forward pass and backward pass. Rewards, losses and optimizers are in other crates.
 
 mod assets;
 mod error;

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_is_named_only_if_it_is_near() {
+    fn only_a_similar_name_is_suggested() {
         let known = ["learning_rate", "num_generations", "beta"];
         assert_eq!(nearest("learnin_rate", known), Some("learning_rate"));
         assert_eq!(nearest("num-generation", known), Some("num_generations"));

@@ -42,11 +42,11 @@ impl<'a> PromptGroup<'a> {
     /// The space that the group takes in a micro-batch.
     pub fn capacity(&self, sharing: bool) -> Capacity {
         let lengths: Vec<usize> = self.branches().map(<[u32]>::len).collect();
-        Capacity::of_group(self.prompt.len(), &lengths, sharing)
+        Capacity::for_group(self.prompt.len(), &lengths, sharing)
     }
 
-    /// A placeholder for a group that is left out of the update. It has the same prompt and the same number of
-    /// completions, all empty. So the sequences keep their indices, but none is computed.
+    /// A placeholder for a group that is skipped in the update. It has the same prompt and as many completions, all
+    /// empty, so that all sequences keep their indices but none of this group is computed.
     pub fn left_out(&self) -> PromptGroup<'a> {
         PromptGroup { prompt: self.prompt, completions: vec![&[]; self.completions.len()] }
     }
@@ -80,11 +80,11 @@ pub fn longest(groups: &[PromptGroup<'_>]) -> usize {
 pub fn check_groups(config: &ModelConfig, groups: &[PromptGroup<'_>]) -> Result<()> {
     for (index, PromptCompletion { prompt, completion }) in sequences(groups).enumerate() {
         if prompt.is_empty() {
-            let message = "the prompt has no token; give it at least the one that starts a text".into();
+            let message = "the prompt is empty; it must have at least one token, such as the start token".into();
             return Err(Error::Sequence { index, message });
         }
         if let Some(id) = prompt.iter().chain(completion).copied().find(|&id| id as usize >= config.vocab_size) {
-            let message = format!("token {id} is not in the vocabulary of {}", config.vocab_size);
+            let message = format!("token id {id} is outside the vocabulary of {} tokens", config.vocab_size);
             return Err(Error::Sequence { index, message });
         }
     }
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn prompts_of_the_same_length_are_groups_of_their_own() {
+    fn different_prompts_of_equal_length_are_separate_groups() {
         let of = |prompt, completion| PromptCompletion { prompt, completion };
         let groups = PromptGroup::by_prompt(&[of(A, &[5]), of(&[1, 2, 4], &[6]), of(&[1, 2, 4], &[7])]);
         assert_eq!(groups.iter().map(|g| g.completions.len()).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]
-    fn cuts_between_groups_only() {
+    fn micro_batches_are_split_only_between_groups() {
         let groups = groups();
         let cut = |budget| -> Vec<String> {
             let list =
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_those_of_the_completions_in_order() {
+    fn the_scores_of_a_micro_batch_are_in_completion_order() {
         let groups = groups();
         let sequences: Vec<&[u32]> = groups.iter().flat_map(|g| g.completions.clone()).collect();
         for sharing in [true, false] {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_with_equal_prompts_stay_apart() {
+    fn groups_with_equal_prompts_are_not_merged() {
         let group = |completion| PromptGroup { prompt: A, completions: vec![completion] };
         let groups = [group(&[5, 6][..]), group(&[7, 8])];
         let [one] = &micro_batches(&groups, 100, true)[..] else { panic!("one micro-batch") };
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_checked_and_measured() {
+    fn check_groups_refuses_empty_prompts_and_unknown_ids() {
         let json = r#"{"model_type": "llama", "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
             "num_attention_heads": 2, "vocab_size": 10}"#;
         let config = ModelConfig::parse(json).unwrap();
@@ -229,10 +229,10 @@ mod tests {
             Err(Error::Sequence { index, message }) => (index, message),
             other => panic!("{other:?}"),
         };
-        let outside = |id: u32| format!("token {id} is not in the vocabulary of 10");
+        let outside = |id: u32| format!("token id {id} is outside the vocabulary of 10 tokens");
         assert_eq!(error(of(&[1, 10], &[&[3]])), (3, outside(10)));
         assert_eq!(error(of(A, &[&[3], &[4, 11, 12]])), (4, outside(11)));
-        let empty = "the prompt has no token; give it at least the one that starts a text".to_owned();
+        let empty = "the prompt is empty; it must have at least one token, such as the start token".to_owned();
         assert_eq!(error(of(&[], &[&[3]])), (3, empty));
 
         assert_eq!((longest(&[]), longest(&[of(&[], &[&[]])])), (1, 1));

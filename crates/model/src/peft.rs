@@ -42,8 +42,8 @@ pub fn base_sha256(dir: &Path) -> Result<Option<String>> {
     read_metadata(&dir.join(WEIGHTS), BASE_SHA256)
 }
 
-/// Fields of `adapter_config.json` that do not affect the computation, or that only refine a feature which another
-/// field would have to enable. They are ignored.
+/// Ignored fields of `adapter_config.json`: they do not affect the computation, or only refine a feature that another
+/// field must enable.
 const ABOUT: &[&str] = &[
     "auto_mapping",
     "ensure_weight_tying",
@@ -67,7 +67,7 @@ const READ: &[&str] = &[
     "task_type",
     "use_rslora",
 ];
-/// Other fields of `adapter_config.json`, each with a string value that enables nothing. Null, false and empty values
+/// Other fields of `adapter_config.json`, each with the string value that enables nothing. Null, false and empty values
 /// enable nothing in any field.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
@@ -90,9 +90,7 @@ pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     check_listed(dir, |name| name == ADAPTER_CONFIG)?;
     let path = dir.join(ADAPTER_CONFIG);
     let text = disk::read(&path, disk::most::STATE).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::file(&path, "there is no such file: this is not an adapter's PEFT directory")
-        }
+        std::io::ErrorKind::NotFound => Error::file(&path, "no such file; expected the directory of a PEFT adapter"),
         _ => Error::io(&path, e),
     })?;
     let json: Value =
@@ -120,7 +118,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
             _ => false,
         };
         if !nothing {
-            return Err(format!("`{key}` = {value} is not supported; a plain LoRA adapter leaves it unset"));
+            return Err(format!("`{key}` = {value} is not supported; plain LoRA adapters leave it unset"));
         }
     }
     // Most initialisations change only A and B; these also change the base model's weights.
@@ -177,14 +175,14 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
 /// not read.
 pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapter> {
     let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
-    // PEFT calls the field `target_modules`; this crate's name has the prefix `lora_`.
+    // PEFT's name of the field is `target_modules`; this crate's errors name `lora_target_modules`.
     let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
     match (scores, base.config.head) {
         (true, Head::Lm) => {
-            return Err(bad("is of a reward model (SEQ_CLS), and the model is a language model".into()));
+            return Err(bad("belongs to a reward model (SEQ_CLS), but the model is a language model".into()));
         }
         (false, Head::Score(_)) => {
-            return Err(bad("is of a language model: it has no head of scores, which a reward model needs".into()));
+            return Err(bad("belongs to a language model: it has no score head, which a reward model needs".into()));
         }
         _ => {}
     }
@@ -198,7 +196,7 @@ pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapt
 /// Reads the weights of the PEFT directory `dir` into `adapter`.
 pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
     if !dir.join(WEIGHTS).exists() {
-        return Err(Error::file(dir, format!("has no {WEIGHTS} (other formats of adapters are not read)")));
+        return Err(Error::file(dir, format!("has no {WEIGHTS} (other adapter formats are not supported)")));
     }
     load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut adapter.params))
 }
@@ -226,8 +224,8 @@ fn save_adapter_in<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
-        // PEFT would apply a pattern to every module of the model and so select other modules; therefore names are
-        // written.
+        // Names are written, because PEFT would apply a pattern to every module of the model and so select other
+        // modules.
         "target_modules": lora.names(&adapter.config),
         "bias": "none",
         "fan_in_fan_out": false,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A prompt. Sequences that hold the same `Arc` share its computation; token ids are not compared.
+/// A prompt. Sequences with the same `Arc` share the prompt's computation; token ids are not compared.
 ///
 /// The tokens are at positions 0, 1, 2, …. Other positions, or attachments such as images, would become further fields
 /// of this struct.
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_prompts_of_a_set_are_one() {
+    fn a_prompt_set_shares_equal_prompts() {
         let mut set = PromptSet::default();
         let [a, b, c] = [vec![1, 2], vec![1], vec![1, 2]].map(|ids| set.share(Prompt::new(ids)));
         assert!(Arc::ptr_eq(&a, &c) && !Arc::ptr_eq(&a, &b));

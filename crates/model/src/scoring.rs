@@ -33,8 +33,8 @@ impl Scorer {
         Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stop }
     }
 
-    /// Makes scoring check `stop` before each layer. Scoring ends with [`Error::Stopped`](crate::Error::Stopped) once
-    /// the check asks it to stop.
+    /// Makes scoring check `stop` before each layer. After a stop request, scoring returns
+    /// [`Error::Stopped`](crate::Error::Stopped).
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.stop = stop.into();
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
@@ -180,7 +180,7 @@ impl Scorer {
         check_groups(config, &groups)?;
         let rows_at_once = (LOGITS_BYTES / (4 * head.rows())).max(1);
         let workspace = self.memory.part("workspace");
-        let capacities = sequences.iter().map(|ids| Capacity::of_group(ids.len(), &[], true));
+        let capacities = sequences.iter().map(|ids| Capacity::for_group(ids.len(), &[], true));
         self.reserve(config, capacities.fold(Capacity::default(), Capacity::max), longest(&groups));
         self.memory.check()?;
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
@@ -246,8 +246,8 @@ pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &Mod
     }
 }
 
-/// The padding token that TRL gives to a reward model, whatever config.json says: the tokenizer's padding token, or
-/// else its end token.
+/// The padding token that TRL gives to a reward model: the tokenizer's padding token, or else its end token.
+/// `config.json` is only the fallback.
 pub fn padding_token(tokenizer: &Tokenizer, config: &ModelConfig) -> Option<u32> {
     tokenizer.pad_id().or_else(|| tokenizer.eos_id()).or(config.pad_token_id)
 }

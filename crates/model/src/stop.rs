@@ -1,10 +1,11 @@
-//! Cancels a forward or backward pass between two layers, once its result is no longer needed.
+//! Cancels a forward or backward pass between two layers, once its result is not needed any more.
 
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A check whether a pass should stop, made before each layer and each piece of the head. The default never stops.
+/// Decides whether a pass should stop. It is called before each layer and each piece of the head. The default never
+/// stops.
 #[derive(Clone, Default)]
 pub struct StopCheck(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 

@@ -8,15 +8,15 @@ use serde_json::Value;
 
 use crate::StepScore;
 
-/// The other columns of the dataset: each name maps to one value for each completion (a prompt's value is repeated for
-/// its group).
+/// The other columns of the dataset: for each name, one value per completion. A prompt's value is repeated for the
+/// completions of its group.
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
-/// Name of the metric for the share of completions in which a reward found no answer, right or wrong. Every grader
-/// reports it, and any other reward may.
+/// The name of the metric for the share of completions in which a reward found no answer at all. Every grader reports
+/// this metric, and other rewards may.
 pub const NO_ANSWER: &str = "no_answer";
 
-/// One batch of completions that a reward scores in one call. All lists have [`RewardBatch::len`] entries in the same
+/// A batch of completions that a reward scores in one call. All lists have [`RewardBatch::len`] entries in the same
 /// order.
 #[derive(Clone, Copy, Debug)]
 pub struct RewardBatch<'a> {
@@ -30,7 +30,7 @@ pub struct RewardBatch<'a> {
     pub columns: &'a Columns,
     /// For each completion, the index (from 0) of the dataset row that its prompt came from.
     pub rows: &'a [usize],
-    /// The training step, given to reward programs as `trainer_state.global_step`.
+    /// The training step, which reward programs receive as `trainer_state.global_step`.
     pub step: u64,
 }
 
@@ -45,19 +45,23 @@ impl RewardBatch<'_> {
         self.completions.is_empty()
     }
 
-    /// The values of a dataset column. If it is missing, the result is a problem that names the missing and the
-    /// existing columns and counts every completion as affected.
+    /// The values of a dataset column. If the column is missing, the result is a problem that names the existing
+    /// columns and affects every completion.
     pub(crate) fn column(&self, reward: &str, column: &str) -> Result<&[Value], Problem> {
         match self.columns.get(column) {
             Some(values) if values.len() == self.len() => Ok(values),
             Some(values) => {
-                let message = format!("column `{column}` has {} values for {}", values.len(), completions(self.len()));
-                Err(Problem::new(reward, self.len(), message).of_kind(ProblemKind::BadData))
+                let message = format!(
+                    "column `{column}` must have one value per completion: got {} values for {}",
+                    values.len(),
+                    completions(self.len())
+                );
+                Err(Problem::new(reward, self.len(), message).with_kind(ProblemKind::BadData))
             }
             None => {
                 let present = self.columns.keys().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", ");
                 let message = format!("the dataset has no column `{column}`; it has {present}");
-                Err(Problem::new(reward, self.len(), message).of_kind(ProblemKind::BadData))
+                Err(Problem::new(reward, self.len(), message).with_kind(ProblemKind::BadData))
             }
         }
     }
@@ -67,12 +71,12 @@ impl RewardBatch<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Verdict {
     pub score: f64,
-    /// Whether the completion contains anything that can be read as an answer, right or wrong.
+    /// Whether an answer was found in the completion, right or wrong.
     pub answered: bool,
 }
 
 impl Verdict {
-    /// Score 1 for the right answer, 0 for a wrong one or none.
+    /// The verdict on an answer: 1 if it is right, 0 if it is wrong or missing.
     pub fn of<T>(answer: Option<T>, right: impl FnOnce(T) -> bool) -> Verdict {
         let answered = answer.is_some();
         Verdict { score: f64::from(u8::from(answer.is_some_and(right))), answered }
@@ -85,9 +89,9 @@ impl Verdict {
 pub enum ProblemKind {
     /// The reward did not return within its time limit.
     TimedOut,
-    /// The reward's program or server ended, or refused the request.
+    /// The reward's program or service ended, or refused the request.
     Crashed,
-    /// The reply of the reward cannot be read as scores.
+    /// The answer of the reward is not a valid list of scores.
     BadAnswer,
     /// The reward failed too often and is not called again.
     GivenUp,
@@ -107,15 +111,15 @@ pub struct Problem {
     pub reward: String,
     /// The kind of failure.
     pub kind: ProblemKind,
-    /// How many completions got `None` because of this problem.
+    /// The number of completions without a score because of this problem.
     pub rows: usize,
-    /// The message for the user; may have several lines (the last lines of the program's standard error).
+    /// The message for the user. It may have several lines: the last lines of the program's standard error.
     pub message: String,
-    /// The first affected case as an example, if it adds information to the message.
+    /// The first affected row or answer as an example, if that adds information to the message.
     pub example: Option<String>,
-    /// Whether the reward will not score later batches either.
+    /// Whether the reward cannot score later batches either.
     pub fatal: bool,
-    /// Indices, in the batch, of the completions that got `None` because of this problem; empty where unknown.
+    /// The indices in the batch of the completions without a score because of this problem; empty if unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub completions: Vec<usize>,
 }
@@ -141,7 +145,7 @@ impl Problem {
     }
 
     /// The same problem with another [`ProblemKind`].
-    pub fn of_kind(self, kind: ProblemKind) -> Self {
+    pub fn with_kind(self, kind: ProblemKind) -> Self {
         Problem { kind, ..self }
     }
 }
@@ -161,19 +165,19 @@ pub(crate) fn completions(n: usize) -> String {
 /// The result of a reward for a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// The score of each completion, finite; `None` = no score (the completion is left out of the mean and of the
-    /// baseline).
+    /// The score of each completion, which must be finite; `None` for no score. A completion without a score is
+    /// excluded from the mean and from the baseline.
     pub values: Vec<Option<f64>>,
-    /// For each completion, the scores of its steps, whose sum is its value in `values`, or `None` if it has no step
-    /// scores. The list is empty if no completion has any.
+    /// For each completion, the scores of its steps, which sum to the completion's value in `values`; `None` for no
+    /// step scores. Empty if no completion has step scores.
     pub steps: Vec<Option<Vec<StepScore>>>,
-    /// Failures that explain entries that are `None` but should not be.
+    /// The failures that left completions without a score.
     pub problems: Vec<Problem>,
     /// Extra columns for the completions table (TRL's `log_extra`): column name → one value for each completion.
     pub extra: Vec<(String, Vec<Value>)>,
     /// Extra scalar metrics (TRL's `log_metric`), by name.
     pub metrics: Vec<(String, f64)>,
-    /// Number of completions whose program ran out of time and which still have a score.
+    /// The number of completions with a score whose program timed out.
     pub timed_out: usize,
 }
 
@@ -183,9 +187,9 @@ impl Scores {
         Scores { values, ..Scores::default() }
     }
 
-    /// The scores from a grader's verdicts, with the metric `no_answer`: the share of graded completions without an
+    /// The scores of a grader's verdicts, with the metric `no_answer`: the share of graded completions without an
     /// answer.
-    pub(crate) fn of_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
+    pub(crate) fn from_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
         let graded = verdicts.iter().flatten().count();
         let unanswered = verdicts.iter().flatten().filter(|verdict| !verdict.answered).count();
         let mut scores = Scores::new(verdicts.iter().map(|verdict| verdict.map(|verdict| verdict.score)).collect());
@@ -200,8 +204,8 @@ impl Scores {
         Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
     }
 
-    /// Fills in the affected completions of each problem that does not list them: all completions without a score that
-    /// no other problem lists.
+    /// Completes problems that do not list their completions: they get all completions without a score that no other
+    /// problem lists.
     pub(crate) fn with_places(mut self) -> Self {
         let named = |place: &usize| self.problems.iter().any(|problem| problem.completions.contains(place));
         let without_score = self.values.iter().enumerate().filter(|(_, value)| value.is_none());
@@ -212,10 +216,10 @@ impl Scores {
         self
     }
 
-    /// Joins the scores of groups, in the order of the groups, as if one call had scored them all. Values and extra
-    /// columns are concatenated (null where a group lacks a column), problems with equal messages become one, and each
+    /// Joins the scores of groups in their order, as if one call had scored all groups. Values and extra columns are
+    /// concatenated (with null for a column that a group lacks), problems with equal messages are merged, and each
     /// metric is the mean over the groups that report it.
-    pub fn of_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
+    pub fn from_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
         let mut all = Scores::default();
         // For each metric, the number of groups that report it.
         let mut counts: Vec<f64> = Vec::new();
@@ -260,7 +264,7 @@ impl Scores {
     }
 }
 
-/// The index of `name` in the list; appends an entry if it is not there.
+/// The index of `name` in the list. If the name is new, an entry is appended.
 fn place<T: Default>(list: &mut Vec<(String, T)>, name: String) -> usize {
     list.iter().position(|(own, _)| *own == name).unwrap_or_else(|| {
         list.push((name, T::default()));
@@ -272,20 +276,20 @@ fn place<T: Default>(list: &mut Vec<(String, T)>, name: String) -> usize {
 mod tests {
     use super::*;
 
-    /// A problem that lists its completions keeps that list; the other problems get the completions without a score
-    /// that remain.
+    /// A problem that lists its completions keeps its list. The other problems get the remaining completions without a
+    /// score.
     #[test]
-    fn a_problem_has_the_completions_without_a_score_that_no_other_names() {
-        let (named, of_batch) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));
+    fn unlisted_completions_without_a_score_belong_to_unspecific_problems() {
+        let (named, unlisted) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));
         let scores = Scores {
-            problems: vec![named.clone(), of_batch.clone()],
+            problems: vec![named.clone(), unlisted.clone()],
             ..Scores::new(vec![None, Some(1.0), None, None])
         };
-        assert_eq!(scores.with_places().problems, [named, of_batch.at(vec![0, 3])]);
+        assert_eq!(scores.with_places().problems, [named, unlisted.at(vec![0, 3])]);
     }
 
     #[test]
-    fn groups_are_put_together_as_one_batch() {
+    fn scores_of_groups_are_joined_like_one_batch() {
         let problem = |rows, message: &str, example: &str| {
             let example = Some(example.to_owned()).filter(|e| !e.is_empty());
             Problem { example, ..Problem::new("r", rows, message) }
@@ -304,7 +308,7 @@ mod tests {
             metrics: vec![("n".into(), 5.0), ("m".into(), 2.0)],
             ..Scores::default()
         };
-        let all = Scores::of_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
+        let all = Scores::from_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
         assert_eq!(all.values, [Some(1.0), None, None, Some(4.0)]);
         let both = Problem { fatal: true, ..problem(2, "no number", "in A") }.at(vec![1, 2]);
         assert_eq!(all.problems, [both, problem(1, "crashed", "").at(vec![2])]);
@@ -312,18 +316,18 @@ mod tests {
         let why = column([Some("a"), Some("b"), None, None]);
         assert_eq!(all.extra, [("why".into(), why), ("how".into(), column([None, None, Some("c"), None]))]);
         assert_eq!(all.metrics, [("m".into(), 1.5), ("n".into(), 5.0)]);
-        assert_eq!(Scores::of_groups([first.clone()]), first.clone().with_places());
+        assert_eq!(Scores::from_groups([first.clone()]), first.clone().with_places());
         assert!(all.steps.is_empty());
         let steps = Some(vec![StepScore { end: crate::StepEnd::Token(0), score: 4.0 }]);
         let stepped = Scores { steps: vec![steps.clone()], ..Scores::new(vec![Some(4.0)]) };
-        let with_steps = Scores::of_groups([first.clone(), stepped, Scores::new(vec![None])]);
+        let with_steps = Scores::from_groups([first.clone(), stepped, Scores::new(vec![None])]);
         assert_eq!(with_steps.steps, [None, None, steps, None]);
         assert!(all.problems[0].to_string().ends_with("for 2 completions: no number, for example in A"));
         assert!(all.problems[1].to_string().ends_with("for 1 completion: crashed"));
     }
 
     #[test]
-    fn a_column_has_a_value_for_each_completion() {
+    fn a_column_must_have_one_value_per_completion() {
         let columns = Columns::from([
             ("a".to_owned(), vec![1.into(), 2.into()]),
             ("b".to_owned(), vec![1.into()]),
@@ -341,20 +345,23 @@ mod tests {
         assert_eq!((batch.len(), batch.is_empty(), batch.column("r", "a").unwrap().len()), (2, false, 2));
         assert!(RewardBatch { completions: &[], ..batch }.is_empty());
         for (column, message) in [
-            ("b", "column `b` has 1 values for 2 completions"),
-            ("c", "column `c` has 3 values for 2 completions"),
+            ("b", "column `b` must have one value per completion: got 1 values for 2 completions"),
+            ("c", "column `c` must have one value per completion: got 3 values for 2 completions"),
             ("d", "the dataset has no column `d`; it has `a`, `b`, `c`"),
         ] {
-            let expected = Problem::new("r", 2, message).of_kind(ProblemKind::BadData);
+            let expected = Problem::new("r", 2, message).with_kind(ProblemKind::BadData);
             assert_eq!(batch.column("r", column), Err(expected));
         }
         let one = RewardBatch { completions: &texts[..1], ..batch };
-        assert_eq!(one.column("r", "c").unwrap_err().message, "column `c` has 3 values for 1 completion");
+        assert_eq!(
+            one.column("r", "c").unwrap_err().message,
+            "column `c` must have one value per completion: got 3 values for 1 completion"
+        );
         assert_eq!([0, 1, 2].map(completions), ["0 completions", "1 completion", "2 completions"]);
     }
 
     #[test]
-    fn verdicts_say_what_is_right_and_what_is_answered() {
+    fn verdicts_tell_wrong_answers_from_missing_ones() {
         let verdict = |answer, right: bool| {
             let Verdict { score, answered } = Verdict::of::<u8>(answer, |given| (given == 5) == right);
             (score, answered)
@@ -362,17 +369,17 @@ mod tests {
         assert_eq!((verdict(Some(5), true), verdict(Some(5), false)), ((1.0, true), (0.0, true)));
         assert_eq!((verdict(None, true), verdict(None, false)), ((0.0, false), (0.0, false)));
         let of = |answered| Some(Verdict { score: 0.5, answered });
-        let scores = Scores::of_verdicts(vec![of(true), None, of(false), of(true), of(true)]);
+        let scores = Scores::from_verdicts(vec![of(true), None, of(false), of(true), of(true)]);
         assert_eq!(scores.values, [Some(0.5), None, Some(0.5), Some(0.5), Some(0.5)]);
         assert_eq!(scores.metrics, [("no_answer".to_owned(), 0.25)]);
-        assert!(Scores::of_verdicts(vec![None, None]).metrics.is_empty());
+        assert!(Scores::from_verdicts(vec![None, None]).metrics.is_empty());
         let failed = Scores::failed(2, Problem::new("r", 2, "why"));
         assert_eq!((failed.values, failed.problems), (vec![None, None], vec![Problem::new("r", 2, "why")]));
     }
 
-    /// Two groups of different sizes: indices of the second are shifted by the size of the first.
+    /// Two groups of different sizes: the indices of the second group are shifted by the size of the first.
     #[test]
-    fn counts_of_groups_are_added_and_their_indices_shifted() {
+    fn counts_of_groups_are_summed_and_indices_are_shifted() {
         let problem = |reward: &str, message: &str| Problem::new(reward, 1, message);
         let steps = |score| Some(vec![StepScore { end: crate::StepEnd::Token(0), score }]);
         let group = |size: usize, timed_out: usize, problems: Vec<Problem>| Scores {
@@ -383,16 +390,16 @@ mod tests {
         let first = Scores { steps: vec![None, steps(1.0), None], ..group(3, 1, vec![problem("r", "a").at(vec![0])]) };
         let second = group(2, 2, vec![problem("s", "a").at(vec![0]), problem("r", "a")]);
         let third = Scores { steps: vec![steps(2.0)], ..group(1, 4, vec![problem("r", "b")]) };
-        let all = Scores::of_groups([first, second, third]);
+        let all = Scores::from_groups([first, second, third]);
         assert_eq!((all.values.len(), all.timed_out), (6, 7));
         assert_eq!(all.steps, [None, steps(1.0), None, None, None, steps(2.0)]);
         let both = Problem { rows: 2, ..problem("r", "a") };
-        // The second group's second problem lists no completion: another problem has listed it.
+        // The second group's second problem does not list its completion, since another problem lists that completion.
         let expected = [both.at(vec![0]), problem("s", "a").at(vec![3]), problem("r", "b").at(vec![5])];
         assert_eq!(all.problems, expected);
         let fatal = |one, two| {
             let problem = |fatal| Problem { fatal, ..problem("r", "a") };
-            Scores::of_groups([group(1, 0, vec![problem(one)]), group(1, 0, vec![problem(two)])]).problems[0].fatal
+            Scores::from_groups([group(1, 0, vec![problem(one)]), group(1, 0, vec![problem(two)])]).problems[0].fatal
         };
         assert_eq!([fatal(false, false), fatal(false, true), fatal(true, false)], [false, true, true]);
     }

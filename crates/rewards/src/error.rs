@@ -1,7 +1,7 @@
-//! Errors in a reward's configuration, found before a training run starts. A failure while scoring is a
+//! Errors in a reward's configuration, which are reported before a training run starts. A failure while scoring is a
 //! [`crate::Problem`].
 
-/// A reward that cannot be built: its specification is wrong, or its program cannot be started.
+/// The reason why a reward cannot be built: its specification is invalid, or its program cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No built-in reward has this name.
@@ -14,12 +14,12 @@ pub enum Error {
         /// All known names, separated by commas.
         known: String,
     },
-    /// An option is missing, misspelt or has a wrong value.
+    /// An option is missing, misspelt, or has an invalid value.
     #[error("reward `{kind}`: {message}")]
     Options {
         /// The kind of reward.
         kind: String,
-        /// The error, and the accepted values.
+        /// The error and the accepted values.
         message: String,
     },
     /// The name is already used by another reward or by a column of the completions table.
@@ -30,7 +30,7 @@ pub enum Error {
     Program {
         /// The program as written in the configuration.
         program: String,
-        /// Why it cannot be started.
+        /// The reason why the program cannot be started.
         message: String,
     },
 }

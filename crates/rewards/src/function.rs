@@ -4,14 +4,14 @@ use crate::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// One completion, with its prompt and dataset row, as a reward function sees it.
+/// The input of a reward function: a completion with its prompt and dataset row.
 pub struct RewardInput<'a> {
     batch: &'a RewardBatch<'a>,
     row: usize,
 }
 
 impl RewardInput<'_> {
-    /// The prompt as stored in the dataset: text or chat messages.
+    /// The prompt as in the dataset: text or chat messages.
     pub fn prompt(&self) -> &Content {
         &self.batch.prompts[self.row]
     }
@@ -36,12 +36,12 @@ impl RewardInput<'_> {
         &self.batch.completion_ids[self.row]
     }
 
-    /// Index of the completion's row in the dataset, from 0.
+    /// The index of the completion's row in the dataset, from 0.
     pub fn row(&self) -> usize {
         self.batch.rows[self.row]
     }
 
-    /// The row's value in the dataset column `name`.
+    /// The value of the row in the dataset column `name`.
     pub fn column(&self, name: &str) -> Option<&Value> {
         self.batch.columns.get(name)?.get(self.row)
     }
@@ -56,7 +56,7 @@ pub struct FunctionReward {
 }
 
 impl FunctionReward {
-    /// A reward from a closure that returns the score of one completion, or `None` for no score.
+    /// Creates a reward from a closure that returns the score of a completion, or `None` for no score.
     pub fn new(
         name: impl Into<String>,
         score: impl FnMut(&RewardInput<'_>) -> Option<f64> + Send + 'static,
@@ -91,7 +91,7 @@ mod tests {
     use crate::Columns;
 
     #[test]
-    fn completions_without_a_score_are_reported() {
+    fn completions_that_a_function_does_not_score_are_reported() {
         let mut reward = FunctionReward::new("even", |input: &RewardInput<'_>| {
             let n: f64 = input.completion_text().parse().ok()?;
             Some(f64::from(u8::from(n % 2.0 == 0.0)))
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_sees_its_own_row_of_everything() {
+    fn a_function_receives_the_data_of_its_own_row() {
         let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let log = seen.clone();
         let mut reward = FunctionReward::new("own", move |input: &RewardInput<'_>| {

@@ -1,9 +1,9 @@
-//! Rewards: scores of completions, which reinforcement learning maximises.
+//! Reward functions: scores of completions, which reinforcement learning maximises.
 //!
 //! A [`Reward`] receives a [`RewardBatch`] (prompts, completions, token ids, the dataset's other columns) and returns
-//! one score for each completion, or no score if it could not compute one. **A failed reward never scores 0**: it
-//! returns `None` and a [`Problem`] with the reason. The trainer, not this crate, combines the scores of several
-//! rewards by their weights. This crate is independent of the trainer and the policy.
+//! one score for each completion, or no score if the computation failed. **A failed reward never scores 0**: it returns
+//! `None` and a [`Problem`] with the reason. The trainer, not this crate, combines the scores of several rewards with
+//! their weights. This crate does not depend on the trainer or the policy.
 //!
 //! Read first: [`RewardBatch`] and [`Scores`] (input and output), then any file of `builtin/`; `command/` (a program in
 //! any language), `python/`, `http/`, `function` (a closure), `reward_model`; `registry` builds rewards from their
@@ -39,7 +39,7 @@ pub use steps::{StepEnd, StepScore};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Starts programs and sends requests, for rewards and for other users.
+/// Starts programs and sends requests. Not only rewards use this module.
 pub mod outside {
     pub use crate::http::Address;
     pub use crate::program::{Program, absolute_line, explain, split_line};
@@ -55,22 +55,23 @@ pub trait Reward: Send {
         Vec::new()
     }
 
-    /// Whether this reward reads the token ids of completions. If so, it cannot score completions that have none.
+    /// Whether this reward reads token ids. If so, it cannot score completions that are given only as text.
     fn reads_ids(&self) -> bool {
         false
     }
 
     /// Whether the scores of a group (the completions of one prompt) depend only on that group. If so, `score` may be
-    /// called for one group at a time, in any order, while other groups are still generated, and [`Scores::of_groups`]
-    /// joins the results. Otherwise `score` is called once for the whole batch.
+    /// called for one group at a time, in any order, while other groups are still generated.
+    /// [`Scores::from_groups`] joins the results. Otherwise `score` is called once for the whole batch.
     fn scores_by_group(&self) -> bool {
         false
     }
 
-    /// Shares a flag that is set when the scores are no longer wanted. A long wait may then end early, with any result.
+    /// Passes a flag that is set when the scores are not needed any more. A long wait may then end early, with any
+    /// result.
     fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
-    /// Scores each completion of the batch, or each of its steps, in the order of the batch. A failure gives `None` and
-    /// a [`Problem`], never 0.
+    /// Scores the completions of the batch, or their steps, in the order of the batch. A failure gives `None` and a
+    /// [`Problem`], never 0.
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores;
 }

@@ -1,10 +1,10 @@
-//! Calls every reward function on a generation batch, some while the engine still generates.
+//! Calls all reward functions on a generation batch, some of them while the engine still generates.
 //!
-//! A reward that scores a group by itself ([`Reward::scores_by_group`]) is called as soon as the group's last
-//! completion has ended, on a thread of its own, while the engine generates the other groups. A slow reward (an
-//! external program) then costs the training run only the time that it needs after generation has ended. Every other
-//! reward is called once, on all completions, after generation. The order in which groups end does not change the
-//! result: scores are joined in the order of the requested groups.
+//! A reward that scores groups separately ([`Reward::scores_by_group`]) is called on another thread as soon as the
+//! group's last completion has ended, while the engine generates the other groups. A slow reward (an external program)
+//! then delays the training run only by the time that it needs after generation. Every other reward is called once
+//! after generation, on all completions. The order in which groups end does not change the result: scores are joined in
+//! the order in which the groups were requested.
 //!
 //! The scores of a group may also come from another process ([`score_group`]); they are joined in the same way.
 
@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// The completions of a group or batch with all fields of a [`RewardBatch`], owned. All lists have the same length.
+/// The owned form of a [`RewardBatch`]: the completions of a group or batch with their other fields. All lists have the
+/// same length.
 #[derive(Default)]
 pub struct RewardInputs {
     /// The prompt of each completion.
@@ -51,7 +52,7 @@ impl RewardInputs {
     }
 }
 
-/// A function that makes the reward inputs of a group from the group and the token ids of its completions.
+/// A function that makes the reward inputs of a group from the group's id and the token ids of its completions.
 pub type MakeInputs<'a> = Arc<dyn Fn(GroupId, Vec<Vec<u32>>) -> model::Result<RewardInputs> + Send + Sync + 'a>;
 
 /// The reward functions and their inputs.
@@ -67,11 +68,11 @@ pub struct RewardManager<'a> {
 /// The scores of one completion from all rewards.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionScores {
-    /// One score per reward function; `None` where a reward gave none.
+    /// One score per reward function; `None` if the reward gave no score.
     pub rewards: Vec<Option<f64>>,
-    /// Per reward function, the scores of the completion's steps, if the reward gave any.
+    /// For each reward function, the scores of the completion's steps, if the reward gave step scores.
     pub steps: Vec<Option<Vec<StepScore>>>,
-    /// The values that rewards add to the completions table, by column.
+    /// The values that rewards add to the completions table, by column name.
     pub extra: Map<String, Value>,
 }
 
@@ -82,14 +83,14 @@ pub struct RewardOutput {
     pub completions: Vec<(Content, CompletionScores)>,
     /// Failures of rewards in this batch.
     pub problems: Vec<Problem>,
-    /// Extra metrics that rewards report, each prefixed by its reward's name so that it cannot replace a metric of the
-    /// training run.
+    /// Extra metrics that rewards report. Each name is prefixed by the reward's name, so that it cannot replace a
+    /// metric of the training run.
     pub metrics: Vec<(String, f64)>,
-    /// The start and the duration in seconds of each scoring that overlapped with generation.
+    /// The start and duration in seconds of each scoring call that overlapped with generation.
     pub overlapped: Vec<(Instant, f64)>,
     /// Seconds that each reward took.
     pub seconds: Vec<f64>,
-    /// For each reward, the number of completions that ran out of time, with or without a score.
+    /// For each reward, the number of completions whose scoring timed out, with or without a score.
     pub timed_out: Vec<usize>,
 }
 
@@ -104,8 +105,8 @@ pub struct GivenScores {
     pub seconds: f64,
 }
 
-/// Scores one group with the rewards at the indices `asked`. Each must [score a group by
-/// itself](Reward::scores_by_group).
+/// Scores one group with the rewards at the indices `asked`. Each of these must [score groups
+/// separately](Reward::scores_by_group).
 pub fn score_group(
     rewards: &mut [Box<dyn Reward>],
     asked: &[usize],
@@ -120,7 +121,7 @@ pub fn score_group(
     asked.iter().map(ask).collect()
 }
 
-/// The rewards that are currently running, each with its start time. Waiting threads read this list.
+/// The rewards that are currently running, each with its start time. Threads that wait for rewards read this list.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<Mutex<Vec<(String, Instant)>>>);
 
@@ -160,13 +161,13 @@ pub struct RewardJob<'scope, 'a> {
 
 /// The thread that scores groups while other groups are generated.
 struct RewardWorker<'scope> {
-    /// Declared first, so that it is dropped first: after a failed generation the thread then scores no further group.
+    /// Declared first, so that it is dropped first: the thread then scores no further group after a failed generation.
     cancel: CancelOnDrop,
     groups: Sender<(GroupId, Vec<Vec<u32>>)>,
     thread: ScopedJoinHandle<'scope, model::Result<EarlyScores>>,
 }
 
-/// When dropped, tells the scoring thread not to score any further group.
+/// Dropping this value tells the scoring thread to score no further groups.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -179,14 +180,14 @@ impl Drop for CancelOnDrop {
 struct EarlyScores {
     /// Indices of the rewards that the thread called.
     places: Vec<usize>,
-    /// For each group: its inputs, and the scores and seconds of each reward that the thread called.
+    /// For each group, its inputs, and the scores and seconds of each reward that the thread called.
     groups: BTreeMap<GroupId, (RewardInputs, Vec<(Scores, f64)>)>,
     times: Vec<(Instant, Instant)>,
 }
 
 impl<'a> RewardManager<'a> {
-    /// Starts to score groups that are still to be generated. The rewards at the indices `elsewhere` are called by
-    /// other processes, and [`finish`](RewardJob::finish) gets their scores.
+    /// Starts scoring a batch before its groups are generated. Other processes call the rewards at the indices
+    /// `elsewhere`; [`finish`](RewardJob::finish) gets their scores.
     pub fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
@@ -220,7 +221,7 @@ impl RewardJob<'_, '_> {
         self.asked.clone()
     }
 
-    /// Reports that a group has ended, with its completions. The rewards that score by group are called on the group.
+    /// Reports a finished group with its completions, so that the rewards that score by group are called on it.
     pub fn group_ended(&mut self, group: GroupId, completions: impl FnOnce() -> Vec<Vec<u32>>) {
         if let Some(worker) = &self.worker {
             // If the worker has already ended, `finish` reports the reason.
@@ -228,9 +229,9 @@ impl RewardJob<'_, '_> {
         }
     }
 
-    /// Called when all groups have ended: waits for groups that are still being scored, and calls the rewards that need
-    /// all completions. `given` has the scores from other processes, by group: every group must have scores of
-    /// the same rewards, or none must have any.
+    /// Called when all groups have ended: waits for the groups that are still being scored, and calls the rewards that
+    /// need all completions. `given` has the scores from other processes by group. Either all groups have scores from
+    /// the same rewards, or no group has any.
     pub fn finish(
         self,
         groups: impl ExactSizeIterator<Item = (GroupId, impl FnOnce() -> Vec<Vec<u32>>)>,
@@ -245,23 +246,27 @@ impl RewardJob<'_, '_> {
         let mut by_reward: BTreeMap<usize, Vec<Scores>> = BTreeMap::new();
         let mut early = worker.map(RewardWorker::finish).transpose()?;
         for (group, ids) in groups {
-            let mut said = given.remove(&group).unwrap_or_default();
+            let mut group_scores = given.remove(&group).unwrap_or_default();
             inputs.append(match &mut early {
                 Some(EarlyScores { places, groups, .. }) => {
-                    let (own, scores) = groups.remove(&group).expect("every group has ended");
+                    let (own, scores) = groups.remove(&group).expect("every group has been scored");
                     let here = places.iter().zip(scores);
-                    said.extend(here.map(|(&reward, (scores, seconds))| GivenScores { reward, scores, seconds }));
+                    group_scores.extend(here.map(|(&reward, (scores, seconds))| GivenScores {
+                        reward,
+                        scores,
+                        seconds,
+                    }));
                     own
                 }
                 None => make_inputs(group, ids())?,
             });
-            for GivenScores { reward, scores, seconds: took } in said {
+            for GivenScores { reward, scores, seconds: took } in group_scores {
                 by_reward.entry(reward).or_default().push(scores);
                 seconds[reward] += took;
             }
         }
-        for (place, of_groups) in by_reward {
-            scores[place] = Scores::of_groups(of_groups);
+        for (place, parts) in by_reward {
+            scores[place] = Scores::from_groups(parts);
         }
         if let Some(EarlyScores { times, .. }) = early {
             let until = |(from, to): (Instant, Instant)| to.min(generated).saturating_duration_since(from);
@@ -280,7 +285,7 @@ impl RewardJob<'_, '_> {
             scores.steps.resize(rows.len(), None);
             rows.iter_mut().zip(scores.steps).for_each(|(row, steps)| row.steps.push(steps));
             for (mut column, values) in scores.extra {
-                // The columns of the table must have unique names.
+                // Columns of the completions table must have unique names.
                 while !taken.insert(column.clone()) {
                     column = format!("{name}_{column}");
                 }
@@ -346,7 +351,7 @@ fn score_groups(
     Ok(early)
 }
 
-/// The name under which a training run logs a reward's own metric.
+/// The name under which a training run logs a metric that a reward reports.
 fn metric_name(reward: &str, metric: &str) -> String {
     match metric {
         // The training run already logs these two names itself.
@@ -355,7 +360,7 @@ fn metric_name(reward: &str, metric: &str) -> String {
     }
 }
 
-/// Removes, and reports, the scores of steps that do not lie within their completion.
+/// Removes and reports the scores of completions with steps that do not end within the completion.
 fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
     let Scores { values, steps, problems, .. } = &mut scores;
     for (row, (steps, value)) in steps.iter_mut().zip(values).enumerate() {
@@ -363,7 +368,7 @@ fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
         if value.is_none() {
             *steps = None;
         } else if let Some(message) = misplaced(given, inputs.ids[row].len(), &inputs.completions[row].text()) {
-            problems.push(Problem::new(name, 1, message).of_kind(ProblemKind::BadAnswer).at(vec![row]));
+            problems.push(Problem::new(name, 1, message).with_kind(ProblemKind::BadAnswer).at(vec![row]));
             (*steps, *value) = (None, None);
         }
     }
@@ -381,7 +386,7 @@ fn finite(name: &str, mut scores: Scores) -> Scores {
     }
     if let Some((_, first)) = bad.first() {
         let message = format!("it gave {first}, which is not a finite number");
-        let problem = Problem::new(name, bad.len(), message).of_kind(ProblemKind::NotFinite);
+        let problem = Problem::new(name, bad.len(), message).with_kind(ProblemKind::NotFinite);
         scores.problems.push(problem.at(bad.into_iter().map(|(place, _)| place).collect()));
     }
     scores
@@ -394,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_outside_of_their_completion_are_no_score() {
+    fn steps_outside_of_their_completion_give_no_score() {
         use crate::StepEnd::{Char, Token};
         let inputs = RewardInputs {
             completions: vec!["ab".into(), "ab".into(), "ab".into()],
@@ -423,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_reward_is_named() {
+    fn longest_names_the_reward_that_runs_longest() {
         let asked = Asked::default();
         assert!(asked.longest().is_none());
         let now = Instant::now();
@@ -434,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_what_has_no_score_are_dropped_without_a_word() {
+    fn steps_of_completions_without_a_score_are_dropped_silently() {
         let inputs = RewardInputs {
             completions: vec!["ab".into(), "ab".into()],
             ids: vec![vec![1], vec![1]],
@@ -444,8 +449,8 @@ mod tests {
         let given = Scores { steps: vec![step(0), step(1)], ..Scores::new(vec![None, Some(1.0)]) };
         let Scores { values, steps, problems, .. } = placed("r", given, &inputs);
         assert_eq!((values, steps), (vec![None, None], vec![None, None]));
-        let message = "a step ends at token 1, but the completion has 1 (the first is 0)";
-        assert_eq!(problems, [Problem::new("r", 1, message).of_kind(ProblemKind::BadAnswer).at(vec![1])]);
+        let message = "a step ends at token 1, but the completion has 1 tokens (counted from 0)";
+        assert_eq!(problems, [Problem::new("r", 1, message).with_kind(ProblemKind::BadAnswer).at(vec![1])]);
         assert_eq!(
             [metric_name("r", "mean"), metric_name("r", "std")],
             ["rewards/r/metric_mean", "rewards/r/metric_std"]

@@ -1,7 +1,7 @@
-//! A program that was started by this process and never outlives it.
+//! A program that this process starts, and that never outlives this process.
 //!
-//! The program leads its own process group (Unix), so that its descendants can be killed with it, and so that Ctrl-C in
-//! the terminal reaches only this process. If this process is killed, a guard shell notices the end of a pipe and kills
+//! On Unix the program has its own process group, so that its descendants can be killed too, and so that Ctrl-C in the
+//! terminal reaches only this process. If this process is killed, the pipe to a guard shell closes, and the shell kills
 //! the program's group. A thread reads the program's standard error and keeps the last lines.
 
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How many of the last lines of standard error are kept; `STDERR_LINE_BYTES` bounds each.
+/// The number of last lines of standard error that are kept. `STDERR_LINE_BYTES` limits the length of each.
 const STDERR_LINES: usize = 20;
 const STDERR_LINE_BYTES: usize = 1_000;
 
@@ -18,7 +18,7 @@ const STDERR_LINE_BYTES: usize = 1_000;
 static RUNNING: Mutex<Running> = Mutex::new(Running { ids: Vec::new(), closed: false });
 
 struct Running {
-    /// Process ids of the programs. None has been reaped, so each id is still that of its process group.
+    /// The process ids of the programs. None of these was reaped, so no id can belong to another process group.
     ids: Vec<u32>,
     closed: bool,
 }
@@ -27,8 +27,8 @@ fn running() -> MutexGuard<'static, Running> {
     RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Kills every program of this process with its process group, and prevents new programs from starting. Meant for a
-/// process that is about to exit without dropping its programs.
+/// Kills every program of this process with its process group, and prevents new programs from starting. For a process
+/// that is about to exit without dropping its programs.
 pub fn end_programs() {
     let mut running = running();
     running.closed = true;
@@ -46,8 +46,9 @@ fn kill_group(id: u32) {
 #[cfg(not(unix))]
 fn kill_group(_: u32) {}
 
-/// Starts a shell that kills process group `group` when the pipe to the shell closes, which happens however this
-/// process ends. A program that only computes would not notice that end itself. Returns `None` if there is no shell.
+/// Starts a shell that kills the process group `group` when the pipe to the shell closes. The pipe closes at the end of
+/// this process, even if it is killed. (A program that does not read its input would not notice that.) Returns `None`
+/// without a shell.
 #[cfg(unix)]
 fn guard(group: u32) -> Option<Child> {
     let mut shell = Command::new("/bin/sh");
@@ -68,19 +69,19 @@ struct Stderr {
     ended: bool,
 }
 
-/// A program with its process group. Dropping it kills both.
+/// A running program. Dropping this value kills the program and its process group.
 #[derive(Debug)]
 pub struct Program {
     child: Child,
-    /// The shell that kills the program's group once this process has ended.
+    /// The shell that kills the program's group when this process ends.
     guard: Option<Child>,
     stderr: Arc<Mutex<Stderr>>,
     status: Option<ExitStatus>,
 }
 
 impl Program {
-    /// Starts a program with its arguments; `words` has at least the program. Returns the pipes of its standard input
-    /// and, if it `answers`, of its standard output, which is discarded otherwise.
+    /// Starts a program with its arguments; `words` must not be empty. Returns the pipe to its standard input and, if
+    /// `answers` is true, the pipe from its standard output, which is discarded otherwise.
     pub fn start(words: &[String], answers: bool) -> std::io::Result<(Program, ChildStdin, Option<ChildStdout>)> {
         let mut command = Command::new(&words[0]);
         let stdout = if answers { Stdio::piped() } else { Stdio::null() };
@@ -90,7 +91,7 @@ impl Program {
         let mut child = {
             let mut running = running();
             if running.closed {
-                return Err(std::io::Error::other("this process is ending"));
+                return Err(std::io::Error::other("this process is exiting"));
             }
             let child = command.spawn()?;
             running.ids.push(child.id());
@@ -105,7 +106,7 @@ impl Program {
         Ok((Program { child, guard, stderr, status: None }, stdin, stdout))
     }
 
-    /// Waits up to `time` for the program to exit; does not reap it, so that its group can still be killed.
+    /// Waits up to `time` for the program to exit, but does not reap it, so that its group can still be killed.
     pub fn exited_within(&mut self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
         loop {
@@ -138,7 +139,7 @@ impl Program {
         if self.status.is_some() {
             return self.status;
         }
-        // The program is not reaped yet, so its PID is still that of the group.
+        // The program was not reaped yet, so no other process group can have its PID.
         kill_group(self.child.id());
         let _ = self.child.kill();
         // The guard must end before the PID can be reused by another group.
@@ -150,19 +151,19 @@ impl Program {
         self.status
     }
 
-    /// Describes how a program that stopped reading or answering ended, with its last lines of standard error.
+    /// Describes how a program that does not read or answer any more ended, with the last lines of its standard error.
     pub fn epitaph(&mut self) -> String {
         let by_itself = self.exited_within(Duration::from_secs(1));
         let message = match self.kill() {
-            Some(status) if by_itself => format!("it ended ({status})"),
-            _ => "it closed its output".to_owned(),
+            Some(status) if by_itself => format!("the program exited ({status})"),
+            _ => "the program closed its output".to_owned(),
         };
         self.with_stderr(message)
     }
 
     /// `message`, followed by the last lines of standard error if there are any.
     pub fn with_stderr(&self, message: String) -> String {
-        // The last output of the program may still be in the pipe.
+        // The program's last output may still be in the pipe.
         let deadline = Instant::now() + Duration::from_millis(100);
         while !self.stderr().ended && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -186,8 +187,8 @@ impl Drop for Program {
     }
 }
 
-/// Splits a command's line at white space outside of quotes ('…' and "…" keep a word together); `None` if a quote is
-/// left open. No other character is special.
+/// Splits a command line at white space outside of quotes ('…' and "…"). `None` if a quote is unclosed. No other
+/// character is special.
 pub fn split_line(line: &str) -> Option<Vec<String>> {
     let mut words: Vec<String> = Vec::new();
     let (mut quote, mut inside) = (None, false);
@@ -214,31 +215,30 @@ pub fn split_line(line: &str) -> Option<Vec<String>> {
     quote.is_none().then_some(words)
 }
 
-/// Joins words to a line that [`split_line`] splits into the same words.
+/// Joins words into a line that [`split_line`] splits into the same words.
 fn line_of(words: &[String]) -> String {
     let needs_quotes = |word: &str| word.is_empty() || word.contains(|c: char| c.is_whitespace() || "'\"".contains(c));
     let quoted = |word: &String| {
         if !needs_quotes(word) {
             return word.clone();
         }
-        // Double quotes are put between single quotes, everything else between double quotes.
+        // Double quotes are enclosed in single quotes, and everything else in double quotes.
         let parts: Vec<String> = word.split('"').map(|part| format!("\"{part}\"")).collect();
         parts.join("'\"'")
     };
     words.iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-/// Replaces the path of a command's program (if it is given by a path) and that of its script by what `absolute`
-/// returns.
+/// Replaces the paths of a command's program (if it is given by a path) and of its script by the results of `absolute`.
 pub(crate) fn absolute_words<E>(words: &mut [String], absolute: impl Fn(&str) -> Result<String, E>) -> Result<(), E> {
     if words[0].contains('/') {
         words[0] = absolute(&words[0])?;
     }
-    // The script is the first such word in `python3 -u a.py b.json`. A word without a point or a slash is not taken for
-    // a path.
+    // The script is the first argument that names a file, as in `python3 -u a.py b.json`. A word without a dot or a
+    // slash does not count as a path.
     for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
         let (path, given) = (absolute(word)?, std::path::Path::new(word));
-        // `absolute` may return a bare file name instead of a path.
+        // `absolute` may return a file name without a directory.
         if std::path::Path::new(&path).is_file() || given.is_absolute() && given.is_file() {
             *word = path;
             break;
@@ -247,8 +247,8 @@ pub(crate) fn absolute_words<E>(words: &mut [String], absolute: impl Fn(&str) ->
     Ok(())
 }
 
-/// A command line in which `absolute` has mapped the path of the program (if it is given by a path) and that of the
-/// script. A line without a program is returned unchanged.
+/// Replaces the paths of the program (if it is given by a path) and of the script in a command line by the results of
+/// `absolute`. A line without a program is returned unchanged.
 pub fn absolute_line<E>(line: &str, absolute: impl Fn(&str) -> Result<String, E>) -> Result<String, E> {
     let Some(mut words) = split_line(line).filter(|words| !words.is_empty()) else { return Ok(line.to_owned()) };
     absolute_words(&mut words, absolute)?;
@@ -258,9 +258,9 @@ pub fn absolute_line<E>(line: &str, absolute: impl Fn(&str) -> Result<String, E>
 /// Explains to the user why a program could not be started.
 pub fn explain(error: &std::io::Error) -> String {
     match error.kind() {
-        std::io::ErrorKind::NotFound => "no such program (or its interpreter is missing)".to_owned(),
+        std::io::ErrorKind::NotFound => "no such program, or its interpreter is missing".to_owned(),
         std::io::ErrorKind::PermissionDenied => {
-            "it is not executable (try chmod +x, or name its interpreter)".to_owned()
+            "the program is not executable (try chmod +x, or name its interpreter)".to_owned()
         }
         _ => error.to_string(),
     }
@@ -270,7 +270,7 @@ fn keep_last_lines(stream: impl Read, kept: &Mutex<Stderr>) {
     let mut stream = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
-        // A line without end is split into pieces, so that memory stays bounded.
+        // A very long line is split into pieces, to limit the memory.
         let end = matches!(stream.by_ref().take(STDERR_LINE_BYTES as u64).read_until(b'\n', &mut line), Ok(0) | Err(_));
         let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if end {
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_split_into_the_words_it_was_joined_from() {
+    fn joined_words_are_split_into_the_same_words() {
         for words in [&["a"][..], &["a b", "c"], &["", "x"], &["it's", "a \"b\" c", "\""], &["'\"'", "\t", "é ü"]] {
             let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
             assert_eq!(split_line(&line_of(&words)), Some(words.clone()), "{}", line_of(&words));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paths_of_a_line_become_absolute() {
+    fn paths_in_a_command_line_become_absolute() {
         let absolute = |path: &str| Ok::<_, ()>(if path == "./a b" { "/x/a b".to_owned() } else { path.to_owned() });
         assert_eq!(absolute_line("'./a b' -v c.d", absolute), Ok("\"/x/a b\" -v c.d".to_owned()));
         assert_eq!(absolute_line("cat -", absolute), Ok("cat -".to_owned()));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_twenty_lines_are_kept_in_pieces_of_a_thousand_bytes() {
+    fn the_last_twenty_lines_of_standard_error_are_kept() {
         let kept = |text: String| {
             let kept = Mutex::new(Stderr::default());
             keep_last_lines(text.as_bytes(), &kept);

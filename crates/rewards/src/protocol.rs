@@ -1,5 +1,5 @@
-//! The JSON that is exchanged with rewards outside of this process: requests and answers. It does not depend on how
-//! they are transferred.
+//! The JSON of requests to rewards outside of this process, and of their answers. This file does not depend on how they
+//! are transferred.
 
 use std::collections::BTreeMap;
 
@@ -26,20 +26,21 @@ struct Request<'a> {
 #[derive(Serialize)]
 struct TrainerState {
     global_step: u64,
-    /// The number of this request, which an answer may repeat.
+    /// The number of this request, which the answer may repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     request: Option<u64>,
 }
 
-/// Names that a dataset column must not have, because the request uses them.
+/// Names that a dataset column must not have, because they are keys of the request.
 const RESERVED: [&str; 3] = ["prompts", "completions", "trainer_state"];
-/// Dataset columns that are not sent, because the request already contains their contents (as in TRL).
+/// Dataset columns that are not sent, because the request has their content already (as in TRL).
 const LEFT_OUT: [&str; 3] = ["prompt", "completion", "completion_ids"];
 
-/// The request line for a batch, with its line feed. It has the dataset's columns next to TRL's names.
+/// The request line for a batch, with a line feed. The dataset's columns are keys next to TRL's names.
 pub(crate) fn request(batch: &RewardBatch<'_>, number: Option<u64>) -> Result<Vec<u8>, Failure> {
     if let Some(name) = RESERVED.iter().find(|&&name| batch.columns.contains_key(name)) {
-        let message = format!("the dataset's column `{name}` has a name that reward programs get for something else");
+        let message =
+            format!("the dataset must not have a column `{name}`: reward programs receive other data under this name");
         return Err((ProblemKind::BadData, message));
     }
     let columns = batch.columns.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()));
@@ -53,8 +54,8 @@ pub(crate) fn request(batch: &RewardBatch<'_>, number: Option<u64>) -> Result<Ve
     line(&request)
 }
 
-/// The request line for the Python adapter. The columns are in a separate object, from which the adapter makes the
-/// functions' keyword arguments.
+/// The request line for the Python adapter. The columns are in a separate object, which the adapter converts to keyword
+/// arguments of the function.
 pub(crate) fn batch_line(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
     let RewardBatch { prompts, completions, completion_ids, columns, rows, step } = *batch;
     line(&Batch { prompts, completions, completion_ids, columns, rows, step })
@@ -81,7 +82,7 @@ fn line(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
 pub(crate) struct Answer {
     rewards: Option<Vec<Value>>,
     pub error: Option<String>,
-    /// The number of the request that it answers, if the program repeats it.
+    /// The number of the answered request, if the program repeats that number.
     pub request: Option<u64>,
     #[serde(default)]
     extra: BTreeMap<String, Vec<Value>>,
@@ -89,24 +90,23 @@ pub(crate) struct Answer {
     metrics: BTreeMap<String, Value>,
 }
 
-/// Parses an answer line; the error message shows the beginning of the line.
+/// Parses an answer. The error message shows the first 200 bytes of the answer.
 pub(crate) fn answer(line: &[u8]) -> Result<Answer, Failure> {
     serde_json::from_slice(line).map_err(|e| {
         let text = String::from_utf8_lossy(&line[..line.len().min(200)]).trim_end().to_owned();
         let hint = if ["NaN", "Infinity"].iter().any(|word| text.contains(word)) {
-            " (JSON has no NaN or Infinity: answer null for a completion without a score)"
+            " (JSON has no NaN or Infinity: write null for a completion without a score)"
         } else {
             ""
         };
         let message = format!(
-            "its answer is not a line of JSON such as {{\"rewards\": [1.0, null]}}: {e}{hint}; it begins: {text}"
+            "the answer is not a line of JSON such as {{\"rewards\": [1.0, null]}}: {e}{hint}; it begins: {text}"
         );
         (ProblemKind::BadAnswer, message)
     })
 }
 
-/// Converts an answer of the reward `name` to [`Scores`]. `tokens` has the number of tokens of each completion in the
-/// batch.
+/// Converts an answer of the reward `name` to [`Scores`]. `tokens` has the number of tokens of each completion.
 pub(crate) fn scores(name: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, Failure> {
     match answer.error {
         Some(error) => Err((ProblemKind::Failed, error)),
@@ -116,16 +116,20 @@ pub(crate) fn scores(name: &str, answer: Answer, tokens: &[usize]) -> Result<Sco
 
 fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
     let rows = tokens.len();
-    let rewards = answer.rewards.ok_or("its answer has neither `rewards` nor `error`")?;
+    let rewards = answer.rewards.ok_or("the answer must have `rewards` or `error`")?;
     if rewards.len() != rows {
-        return Err(format!("`rewards` of its answer has the length {}, for {}", rewards.len(), completions(rows)));
+        return Err(format!(
+            "`rewards` must have one score per completion: got {} scores for {}",
+            rewards.len(),
+            completions(rows)
+        ));
     }
     let (mut values, mut steps) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-    // An unreadable value affects only the score of its completion.
+    // An invalid value affects only the score of its completion.
     let mut unread: Vec<(usize, String)> = Vec::new();
     for (row, (value, &tokens)) in rewards.iter().zip(tokens).enumerate() {
         let read = CompletionReward::read(value, tokens).unwrap_or_else(|error| {
-            unread.push((row, format!("score {row} {error}")));
+            unread.push((row, format!("score {row}: {error}")));
             CompletionReward::default()
         });
         values.push(read.value);
@@ -133,19 +137,23 @@ fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String
     }
     let problem = unread.first().map(|(_, message)| {
         let places = unread.iter().map(|(row, _)| *row).collect();
-        Problem::new(reward, unread.len(), message.clone()).of_kind(ProblemKind::BadAnswer).at(places)
+        Problem::new(reward, unread.len(), message.clone()).with_kind(ProblemKind::BadAnswer).at(places)
     });
     if steps.iter().all(Option::is_none) {
         steps.clear();
     }
     if let Some((name, column)) = answer.extra.iter().find(|(_, column)| column.len() != rows) {
-        return Err(format!("its extra column `{name}` has the length {}, for {}", column.len(), completions(rows)));
+        return Err(format!(
+            "extra column `{name}` must have one value per completion: got {} values for {}",
+            column.len(),
+            completions(rows)
+        ));
     }
-    // A null metric was not measured.
+    // A null metric means that nothing was measured.
     let metrics = answer.metrics.into_iter().filter(|(_, value)| !value.is_null());
     let metric = |(name, value): (String, Value)| match as_number(&value) {
         Some(number) => Ok((name, number)),
-        None => Err(format!("its metric `{name}` is {value}, which is not a number")),
+        None => Err(format!("metric `{name}` must be a number, got {value}")),
     };
     Ok(Scores {
         values,
@@ -158,8 +166,8 @@ fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String
 }
 
 impl Scores {
-    /// Reads the answer of the reward `name` to a batch: `{"rewards": […], "extra": {…}, "metrics": {…}}`, as reward
-    /// programs write it (docs/rewards.md).
+    /// Parses an answer of the reward `name` to `batch`, in the format of reward programs: `{"rewards": […], "extra":
+    /// {…}, "metrics": {…}}` (docs/rewards.md).
     pub fn read(name: &str, text: &str, batch: &RewardBatch<'_>) -> Result<Scores, String> {
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
         answer(text.as_bytes()).and_then(|answer| scores(name, answer, &tokens)).map_err(|(_, message)| message)
@@ -185,7 +193,7 @@ mod foreign {
     proptest! {
         #![proptest_config(foreign::few())]
 
-        /// An accepted answer has a finite score, or none, for each completion.
+        /// An answer that is accepted has a finite score or no score for each completion.
         #[test]
         fn answers(value in foreign::json(valid())) {
             prop_assert!(read(valid().to_string().as_bytes()).is_ok());
@@ -255,8 +263,9 @@ mod tests {
             (&all[1..], "completions"),
         ] {
             let columns: Vec<_> = columns.iter().map(|name| (*name, json!(1))).collect();
-            let message =
-                format!("the dataset's column `{named}` has a name that reward programs get for something else");
+            let message = format!(
+                "the dataset must not have a column `{named}`: reward programs receive other data under this name"
+            );
             assert_eq!(with_batch(&columns, |batch| request(batch, None)), Err((ProblemKind::BadData, message)));
         }
     }
@@ -299,23 +308,23 @@ mod tests {
             assert_eq!(read(&answer.to_string()), Ok(expected), "{answer}");
         }
         for (answer, expected) in [
-            (json!({}), "its answer has neither `rewards` nor `error`"),
+            (json!({}), "the answer must have `rewards` or `error`"),
             (json!({"error": "no key"}), "no key"),
             (json!({"rewards": [1, 2], "error": "no key"}), "no key"),
-            (json!({"rewards": [1]}), "`rewards` of its answer has the length 1, for 2 completions"),
-            (json!({"rewards": [1, 2, 3]}), "`rewards` of its answer has the length 3, for 2 completions"),
+            (json!({"rewards": [1]}), "`rewards` must have one score per completion: got 1 scores for 2 completions"),
+            (
+                json!({"rewards": [1, 2, 3]}),
+                "`rewards` must have one score per completion: got 3 scores for 2 completions",
+            ),
             (
                 json!({"rewards": [1, 2], "extra": {"a": [1, 2], "b": [1]}}),
-                "its extra column `b` has the length 1, for 2 completions",
+                "extra column `b` must have one value per completion: got 1 values for 2 completions",
             ),
             (
                 json!({"rewards": [1, 2], "extra": {"a": [1], "b": [1, 2, 3]}}),
-                "its extra column `a` has the length 1, for 2 completions",
+                "extra column `a` must have one value per completion: got 1 values for 2 completions",
             ),
-            (
-                json!({"rewards": [1, 2], "metrics": {"a": 1, "b": "x"}}),
-                "its metric `b` is \"x\", which is not a number",
-            ),
+            (json!({"rewards": [1, 2], "metrics": {"a": 1, "b": "x"}}), "metric `b` must be a number, got \"x\""),
         ] {
             assert_eq!(read(&answer.to_string()), Err(expected.to_owned()), "{answer}");
         }
@@ -324,25 +333,25 @@ mod tests {
         assert_eq!((kind("{\"rewards\": []}"), kind("x")), (ProblemKind::BadAnswer, ProblemKind::BadAnswer));
     }
 
-    /// An unreadable score does not affect the scores of other completions.
+    /// An invalid score does not affect the scores of other completions.
     #[test]
     fn only_an_unreadable_score_is_missing() {
         let one = || StepScore { end: StepEnd::Char(1), score: 1.0 };
         let mut wrong = Vec::new();
         for (bad, words) in [
-            (json!("x"), "is \"x\", neither a number, nor null, nor a list of steps"),
-            (json!({"end": 0, "score": 1}), "neither a number, nor null, nor a list of steps"),
-            (json!([1, 2, 3]), "has 3 numbers for 1 tokens"),
-            (json!(["x"]), "has \"x\" where a number is expected"),
-            (json!(["NaN"]), "is NaN, which is not finite"),
-            (json!([true]), "has true where a number is expected"),
-            (json!([{"end": -1, "score": 1}]), "has the step"),
-            (json!([{"end": 0.5, "score": 1}]), "has the step"),
-            (json!([{"end": 0}]), "has the step"),
-            (json!([{"score": 1}]), "has the step"),
-            (json!([{"end": 1, "token": 1, "score": 1}]), "has the step"),
-            (json!([{"end": 1, "score": "Infinity"}]), "is inf, which is not finite"),
-            (json!([{"end": 1, "score": 1, "x": 1}]), "has a step with `x`"),
+            (json!("x"), ": expected a number, null or a list of steps, got \"x\""),
+            (json!({"end": 0, "score": 1}), ": expected a number, null or a list of steps, got {"),
+            (json!([1, 2, 3]), "expected one number per token (1)"),
+            (json!(["x"]), "expected a number, got \"x\""),
+            (json!(["NaN"]), "expected a finite number, got NaN"),
+            (json!([true]), "expected a number, got true"),
+            (json!([{"end": -1, "score": 1}]), "invalid step"),
+            (json!([{"end": 0.5, "score": 1}]), "invalid step"),
+            (json!([{"end": 0}]), "invalid step"),
+            (json!([{"score": 1}]), "invalid step"),
+            (json!([{"end": 1, "token": 1, "score": 1}]), "invalid step"),
+            (json!([{"end": 1, "score": "Infinity"}]), "expected a finite number, got inf"),
+            (json!([{"end": 1, "score": 1, "x": 1}]), "unknown key `x`"),
         ] {
             let good = json!([{"end": 1, "score": 1}]);
             let Scores { values, steps, problems, .. } =
@@ -367,19 +376,19 @@ mod tests {
 
     #[test]
     fn two_hundred_bytes_of_text_that_is_not_json_are_shown() {
-        let hint = "(JSON has no NaN or Infinity: answer null for a completion without a score)";
+        let hint = "(JSON has no NaN or Infinity: write null for a completion without a score)";
         for (word, has_hint) in [("NaN", true), ("-Infinity", true), ("nan", false)] {
-            let said = read(&format!("[{word}]")).unwrap_err();
+            let error_text = read(&format!("[{word}]")).unwrap_err();
             assert!(
-                said.starts_with("its answer is not a line of JSON such as {\"rewards\": [1.0, null]}: "),
-                "{said}"
+                error_text.starts_with("the answer is not a line of JSON such as {\"rewards\": [1.0, null]}: "),
+                "{error_text}"
             );
-            assert_eq!(said.contains(hint), has_hint, "{said}");
-            assert!(said.ends_with(&format!("; it begins: [{word}]")), "{said}");
+            assert_eq!(error_text.contains(hint), has_hint, "{error_text}");
+            assert!(error_text.ends_with(&format!("; it begins: [{word}]")), "{error_text}");
         }
         for (bytes, shown) in [(199, 199), (200, 200), (201, 200)] {
-            let said = read(&"x".repeat(bytes)).unwrap_err();
-            assert!(said.ends_with(&format!("; it begins: {}", "x".repeat(shown))), "{said}");
+            let error_text = read(&"x".repeat(bytes)).unwrap_err();
+            assert!(error_text.ends_with(&format!("; it begins: {}", "x".repeat(shown))), "{error_text}");
         }
         assert!(read("x \n").unwrap_err().ends_with("; it begins: x"));
     }

@@ -11,18 +11,18 @@ use crate::command::{self, CommandReward};
 use crate::http::{self, HttpReward};
 use crate::{Error, Result, Reward, python};
 
-/// The kinds of rewards that are not in [`BUILTIN`], each with its main option: a program, a function of a Python file,
-/// a service, a reward model.
+/// The kinds of rewards that are not in [`BUILTIN`], each with its main option: a program, a Python function, a
+/// service, a reward model.
 const OTHERS: [(&str, &str); 4] = [("command", "command"), ("python", "python"), ("http", "url"), ("model", "model")];
 
 /// The kind of a reward that Rust code passes to its training run. It is not listed to users, since a configuration
 /// file cannot contain such a reward.
 const FUNCTION: (&str, &str) = ("function", "function");
 
-/// The columns of the completions table, which cannot be names of rewards.
+/// The fixed columns of the completions table. Rewards must not have these names.
 pub const TABLE_COLUMNS: [&str; 4] = ["step", "prompt", "completion", "advantage"];
 
-/// The most bytes of a program's arguments that become part of a reward's name.
+/// The maximum number of bytes of a program's arguments that become part of a reward's name.
 const TAG_BYTES: usize = 40;
 
 /// A reward as written in a configuration: `"gsm8k"`, `"format:REGEX"`, `"command:./my_reward.py --fast"`, or a table
@@ -51,25 +51,29 @@ impl RewardSpec {
             return Ok(None);
         }
         match (options.remove("model"), options.keys().next()) {
-            (_, Some(other)) => Err(Error::options("model", format!("unknown option `{other}`; there is `model`"))),
+            (_, Some(other)) => {
+                Err(Error::options("model", format!("unknown option `{other}`; the only option is `model`")))
+            }
             (Some(Value::String(model)), None) if !model.is_empty() => Ok(Some(model)),
-            _ => Err(Error::options("model", "give the reward model's directory, as in \"model:DIR\"")),
+            _ => Err(Error::options("model", "the directory of the reward model is missing, as in \"model:DIR\"")),
         }
     }
 
-    /// The name, if this is a Rust function (`"function:NAME"`). The calling code then passes the reward itself.
+    /// The name, if this is a Rust function (`"function:NAME"`). The caller must then provide the reward itself.
     pub fn function(&self) -> Result<Option<String>> {
         let (kind, _, mut options) = self.parts()?;
         match (kind.as_str(), options.remove("function")) {
             ("function", Some(Value::String(name))) if !name.is_empty() => Ok(Some(name)),
-            ("function", _) => Err(Error::options("function", "give its name, as in \"function:NAME\"")),
+            ("function", _) => {
+                Err(Error::options("function", "the name of the function is missing, as in \"function:NAME\""))
+            }
             _ => Ok(None),
         }
     }
 
-    /// Replaces each path by what `absolute` returns: a reward model's directory; a program given by its path, and its
-    /// script; a Python file and its interpreter. Further arguments of a program are left as they are. Errors are left
-    /// for [`build`] to report.
+    /// Replaces each path by the result of `absolute`: the directory of a reward model; a program given by its path,
+    /// and its script; a Python file and its interpreter. Other arguments of a program are not changed. [`build`]
+    /// reports invalid options later.
     pub fn map_paths<E>(
         &mut self,
         absolute: impl Fn(&str) -> std::result::Result<String, E>,
@@ -90,7 +94,7 @@ impl RewardSpec {
             _ => Vec::new(),
         };
         for (key, value) in mapped {
-            // The main option has the same name as its kind.
+            // For these kinds, the main option has the same name as the kind.
             match (&mut *self, value) {
                 (RewardSpec::Table(table), value) => drop(table.insert(key.to_owned(), value)),
                 (RewardSpec::Short(text), Value::String(path)) => *text = format!("{kind}:{path}"),
@@ -103,7 +107,8 @@ impl RewardSpec {
         Ok(())
     }
 
-    /// How this reward isolates the programs in completions, if it runs any. Each call checks this again.
+    /// Describes how this reward isolates the programs in completions, if it runs any. Each call checks the isolation
+    /// again.
     pub fn isolation(&self) -> Option<String> {
         #[cfg(target_os = "linux")]
         if let Ok((kind, _, options)) = self.parts()
@@ -115,14 +120,14 @@ impl RewardSpec {
     }
 
     /// Whether this is a built-in grader of text, which gives the same score at any time on any machine. Programs,
-    /// services, models and functions are not deterministic. Neither is a reward that runs code from completions, since
-    /// that code may time out.
+    /// services, models and functions need not be deterministic, and neither is a reward that runs code of completions,
+    /// since that code may time out.
     pub fn is_deterministic(&self) -> bool {
         self.parts().is_ok_and(|(kind, _, _)| kind != "code" && builtin(&kind).is_some())
     }
 
-    /// The texts of the configuration in which the tags are written that this reward looks for in a completion:
-    /// patterns and words, or the tags themselves. The files of programs are not read.
+    /// The strings of the configuration that contain the tags that this reward looks for in completions: patterns,
+    /// words, or the tags themselves. The files of programs are not read.
     pub fn texts(&self) -> Vec<String> {
         fn collect(value: Value, texts: &mut Vec<String>) {
             match value {
@@ -146,7 +151,7 @@ impl RewardSpec {
         Ok(self.parts()?.0)
     }
 
-    /// The kind, the name if one was given, and the options.
+    /// The kind, the name if it is set, and the options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {
             // A service needs only an address.
@@ -166,7 +171,7 @@ impl RewardSpec {
                             (None, None) => return Err(unknown(kind)),
                         };
                     let main = main.ok_or_else(|| {
-                        Error::options(kind, format!("takes nothing after the colon, but has `{argument}`"))
+                        Error::options(kind, format!("this kind takes no text after the colon, got `{argument}`"))
                     })?;
                     options.insert(main.to_owned(), value);
                 }
@@ -177,20 +182,21 @@ impl RewardSpec {
                 let mut text = |key: &str| match options.shift_remove(key) {
                     None => Ok(None),
                     Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
-                    Some(other) => Err(Error::options("?", format!("`{key}` must be a text, but is {other}"))),
+                    Some(other) => Err(Error::options("?", format!("`{key}` must be a nonempty string, got {other}"))),
                 };
                 let name = text("name")?;
-                let kind = text("kind")?
-                    .ok_or_else(|| Error::options("?", format!("a reward's table needs a `kind`: {}", known())))?;
+                let kind = text("kind")?.ok_or_else(|| {
+                    Error::options("?", format!("the table of a reward must have a `kind`: {}", known()))
+                })?;
                 Ok((kind, name, options))
             }
         }
     }
 }
 
-/// The name under which each of several rewards is logged: its `name` if it has one, else its kind, program or
-/// function. Equal names are made different by the arguments: `serve_a` and `serve_b` for `command:python3 serve.py a`
-/// and `… b`. Names that are still equal, or equal to a column of the completions table, are an error.
+/// The names under which several rewards are logged: for each its `name` if that is set, else its kind, program or
+/// function. Arguments are appended to equal names: `serve_a` and `serve_b` for `command:python3 serve.py a` and `… b`.
+/// Names that are still equal, or are columns of the completions table, are an error.
 pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
     let labels = specs.iter().map(RewardSpec::label).collect::<Result<Vec<_>>>()?;
     let plain = |label: &Label| label.given.as_ref().unwrap_or(&label.base).clone();
@@ -205,13 +211,13 @@ pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
     }
     for (i, name) in names.iter().enumerate() {
         let problem = match TABLE_COLUMNS.contains(&name.as_str()) {
-            true => format!("no reward can have the name `{name}`, which is a column of the completions table"),
+            true => format!("a reward must not have the name `{name}`, which is a column of the completions table"),
             false if names[..i].contains(name) => format!("two rewards have the name `{name}`"),
             false => continue,
         };
         let fix = match labels[i].kind.as_str() {
             "function" => "give the function another name".to_owned(),
-            kind => format!("name it yourself, as in {{ kind = \"{kind}\", name = \"my_{name}\", … }}"),
+            kind => format!("set its name, as in {{ kind = \"{kind}\", name = \"my_{name}\", … }}"),
         };
         return Err(Error::Name(format!("{problem}: {fix}")));
     }
@@ -251,8 +257,8 @@ impl RewardSpec {
     }
 }
 
-/// Builds the reward that `spec` describes, logged as `name`. The program of a `command` reward is started here, so
-/// that a missing program is reported.
+/// Builds the reward that `spec` describes, with the name `name`. The program of a `command` reward is started here, so
+/// that a missing program is an error.
 pub fn build(spec: &RewardSpec, name: String) -> Result<Box<dyn Reward>> {
     build_until(spec, name, &Arc::default())
 }
@@ -265,8 +271,8 @@ pub fn build_until(spec: &RewardSpec, name: String, stop: &Arc<AtomicBool>) -> R
         (None, "command") => Ok(Box::new(CommandReward::new(name, parse(&kind, options)?)?)),
         (None, "python") => Ok(Box::new(python::build(name, parse(&kind, options)?, stop)?)),
         (None, http::KIND) => Ok(Box::new(HttpReward::new(name, parse(&kind, options)?)?)),
-        (None, "model") => Err(Error::options("model", "needs its files: ask RewardSpec::model for their name")),
-        (None, "function") => Err(Error::options("function", "is a function of a program, which passes it to the run")),
+        (None, "model") => Err(Error::options("model", "load its files first, with the name from RewardSpec::model")),
+        (None, "function") => Err(Error::options("function", "the calling code must pass the function to the run")),
         _ => Err(unknown(&kind)),
     }
 }
@@ -307,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_long_forms() {
+    fn short_forms_and_tables_build_the_same_rewards() {
         for (spec, name, columns) in [
             (RewardSpec::from("gsm8k"), "gsm8k", vec!["answer"]),
             ("gsm8k:solution".into(), "gsm8k", vec!["solution"]),
@@ -327,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_by_what_rewards_are_given() {
+    fn equal_names_are_made_unique_by_arguments() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| {
             let path = dir.path().join(name);
@@ -352,7 +358,7 @@ mod tests {
             assert!(message.contains("two rewards have the name `") && message.contains("name = \"my_"), "{message}");
         }
         assert!(of(&["function:f", "function:f"]).unwrap_err().contains("another name"));
-        // The columns of the completions table cannot be names of rewards.
+        // Columns of the completions table must not be names of rewards.
         assert_eq!(of(&[&format!("command:python3 {prompt}")]).unwrap(), ["command_prompt"]);
         assert!(of(&["function:step"]).unwrap_err().contains("`step`"));
         let message = named(&[given("advantage")]).unwrap_err();
@@ -360,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_known_and_the_nearest() {
+    fn errors_name_known_rewards_and_the_nearest_name() {
         let message = error("gsm8");
         let known: Vec<_> =
             BUILTIN.iter().map(|kind| kind.name).chain(["command", "python", "http", "model"]).collect();
@@ -375,7 +381,7 @@ mod tests {
         assert!(error("format").contains("missing field `pattern`"));
         assert!(error("length:many").contains("length"));
         assert!(error(table(serde_json::json!({"name": "x"}))).contains("kind"));
-        assert!(error(table(serde_json::json!({"kind": 3}))).contains("must be a text"));
+        assert!(error(table(serde_json::json!({"kind": 3}))).contains("must be a nonempty string"));
         let missing = error("command:./no/such/program --x");
         assert!(missing.contains("./no/such/program") && missing.contains("no such program"), "{missing}");
         assert!(error("command:").contains("no program"));

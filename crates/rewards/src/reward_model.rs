@@ -1,9 +1,9 @@
-//! `model`: a reward that is the score of a reward model, `reward_funcs = ["model:DIR"]`.
+//! `model`: a reward that is the score of a reward model: `reward_funcs = ["model:DIR"]`.
 //!
-//! The reward model has its own tokenizer and chat template, and gets the prompt and the completion as text. A
-//! conversation is formatted like the chosen and rejected responses of its training. A text prompt is passed as text
-//! alone, as in TRL, or with the tokenizer's special tokens and the end token, as in its training. The caller loads the
-//! model's files.
+//! The reward model has its own tokenizer and chat template, and receives the prompt and the completion as text. A
+//! conversation is formatted like the chosen and rejected responses in the reward model's training. A text prompt is
+//! encoded as plain text, as in TRL, or with the tokenizer's special tokens and EOS, as in the reward model's training.
+//! The caller loads the model's files.
 
 use kernels::Context;
 use model::chat::{ChatTemplate, Content, PromptEncoder};
@@ -21,9 +21,9 @@ pub struct RewardModel {
     pub name: String,
     /// The device and threads that compute the scores.
     pub ctx: Context,
-    /// A transformer with a value head, which gives one score.
+    /// A transformer with a score head.
     pub weights: Weights,
-    /// The LoRA adapter of the model, if it was trained with one.
+    /// The LoRA adapter of the model, if there is one.
     pub adapter: Option<Adapter>,
     /// The reward model's own tokenizer.
     pub tokenizer: Arc<Tokenizer>,
@@ -31,14 +31,15 @@ pub struct RewardModel {
     pub template: Option<Arc<ChatTemplate>>,
     /// The arguments of the chat template (`chat_template_kwargs`).
     pub kwargs: Map<String, Value>,
-    /// Whether a text prompt with its answer gets special tokens and the end token (`reward_model_end_token`).
+    /// Whether a text prompt with its completion gets special tokens and EOS (`reward_model_end_token`).
     pub end_token: bool,
     /// Computes the scores of token sequences.
     pub scorer: Scorer,
 }
 
 impl RewardModel {
-    /// The token ids of prompt and completion, encoded together and split where the ids of the prompt alone end.
+    /// The token ids of prompt and completion. They are encoded together, and split at the length of the prompt encoded
+    /// alone.
     fn encode(&self, prompt: &Content, completion: &Content) -> model::Result<(Vec<u32>, Vec<u32>)> {
         let encoder = PromptEncoder {
             tokenizer: &self.tokenizer,
@@ -56,7 +57,7 @@ impl RewardModel {
         let most = self.weights.config.max_position_embeddings;
         if ids.is_empty() || ids.len() > most {
             return Err(model::Error::Value(format!(
-                "prompt and completion have {} tokens, and the reward model takes 1 to {most}",
+                "prompt and completion must have 1 to {most} tokens for the reward model, got {}",
                 ids.len()
             )));
         }
@@ -83,7 +84,7 @@ impl RewardModel {
         let model = ModelView::new(&self.weights, self.adapter.as_ref());
         let sequence_scores = self.scorer.sequence_scores(&self.ctx, model, &sequences)?;
         for (i, score) in places.into_iter().zip(sequence_scores) {
-            // A score that is not finite is dropped and reported later, as for every reward.
+            // Scores that are not finite are dropped and reported later, as for every reward.
             scores.values[i] = Some(f64::from(score));
         }
         Ok(scores)
@@ -149,10 +150,9 @@ mod tests {
         })
     }
 
-    /// The padding token is set as TRL sets a reward model's. If it is the end token, the token before it has the
-    /// score.
+    /// The padding token is chosen as in TRL. If it is EOS, the score is that of the token before EOS.
     #[test]
-    fn the_tokenizer_defines_padding() {
+    fn the_padding_token_comes_from_the_tokenizer() {
         let silent = CONFIG.replace("\"pad_token_id\": 0, ", "");
         assert_ne!(silent, CONFIG);
         let of = |config: &str, pad| scores(&mut reward_model(config, pad), ["cd", "ce"]).values;
@@ -163,8 +163,8 @@ mod tests {
         let at_the_end = of(&silent, Some("<pad>"));
         assert!(at_the_end.iter().zip(&at_the_text).all(|(end, text)| end.is_some() && end != text));
         let other = CONFIG.replace("\"pad_token_id\": 0", "\"pad_token_id\": 1");
-        assert_eq!(of(&other, Some("<pad>")), at_the_end, "whatever config.json says: 1 is the end token here");
-        // Text without special tokens, as TRL reads it, ends with its last token.
+        assert_eq!(of(&other, Some("<pad>")), at_the_end, "token 1 is EOS here, regardless of config.json");
+        // Without special tokens, as in TRL, the score is that of the last text token.
         let alone =
             |pad| scores(&mut RewardModel { end_token: false, ..reward_model(&silent, pad) }, ["cd", "ce"]).values;
         assert_eq!(alone(Some("<e>")), at_the_text);
@@ -172,18 +172,18 @@ mod tests {
     }
 
     #[test]
-    fn a_text_beyond_its_context_has_no_score_and_spoils_no_other() {
+    fn a_text_beyond_the_context_gets_no_score_and_affects_no_other() {
         let mut reward = reward_model(CONFIG, None);
-        // The first completion has 12 tokens, which just fit; the second has 13.
+        // With the first completion there are 12 tokens, which is the limit, and with the second 13.
         let scores = scores(&mut reward, ["cdefghijkl", "cdefghijklm"]);
         assert!(scores.values[0].is_some() && scores.values[1].is_none(), "{:?}", scores.values);
         let [problem] = &scores.problems[..] else { panic!("{:?}", scores.problems) };
-        assert!(problem.rows == 1 && problem.message.contains("13 tokens, and the reward model takes 1 to 12"));
+        assert!(problem.rows == 1 && problem.message.contains("1 to 12 tokens for the reward model, got 13"));
     }
 
-    /// After a stop there are no scores, which differs from scores of 0.
+    /// After a stop, scores are missing instead of 0.
     #[test]
-    fn a_stop_gives_no_score() {
+    fn a_stopped_reward_model_gives_no_score() {
         let mut reward = reward_model(CONFIG, None);
         assert_eq!(reward.name(), "rm");
         let stop = Arc::new(AtomicBool::new(false));
@@ -196,15 +196,15 @@ mod tests {
         assert_eq!(scores.problems, [expected]);
     }
 
-    /// A completion that cannot be scored is reported by its index. An empty completion gets the score of its prompt.
+    /// A completion that cannot be scored is reported with its index. An empty completion gets the score of its prompt.
     #[test]
-    fn completions_without_a_score_shift_no_others() {
+    fn completions_without_a_score_do_not_shift_other_scores() {
         let mut reward = reward_model(CONFIG, None);
         let given = scores(&mut reward, ["cdefghijklm", "cd"]);
         let alone = scores(&mut reward, ["cd", ""]);
         assert_eq!((given.values[0], given.values[1]), (None, alone.values[0]));
         assert!(alone.values[1].is_some() && alone.values[0] != alone.values[1] && alone.problems.is_empty());
-        let message = "prompt and completion have 13 tokens, and the reward model takes 1 to 12";
+        let message = "prompt and completion must have 1 to 12 tokens for the reward model, got 13";
         assert_eq!(given.problems.len(), 1);
         assert!(given.problems[0].message.contains(message), "{}", given.problems[0]);
         assert_eq!((given.problems[0].rows, &given.problems[0].completions[..]), (1, &[0][..]));

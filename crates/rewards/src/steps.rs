@@ -1,11 +1,11 @@
-//! Process rewards: scores of single steps of a completion, each placed at the last token of its step.
+//! Process rewards: scores of single steps of a completion. The score of a step is placed at the step's last token.
 
 use serde_json::Value;
 
 /// The score of one step, or one token, of a completion.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepScore {
-    /// Where in the completion the step ends.
+    /// The position in the completion at which the step ends.
     pub end: StepEnd,
     /// The step's score.
     pub score: f64,
@@ -14,10 +14,10 @@ pub struct StepScore {
 /// The end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepEnd {
-    /// Index of the step's last token in the completion, from 0.
+    /// The index of the step's last token in the completion, from 0.
     Token(usize),
-    /// Number of characters (code points) of the completion up to the end of the step. 0 is the end of a completion
-    /// without text, whose only token may be its end.
+    /// The number of characters (code points) of the completion up to the end of the step. 0 is valid only for a
+    /// completion without text, whose only token may be EOS.
     Char(usize),
 }
 
@@ -29,8 +29,8 @@ pub(crate) struct CompletionReward {
 }
 
 impl CompletionReward {
-    /// The score of a completion is the sum of its step scores; without steps it has no score.
-    fn of_steps(steps: Vec<StepScore>) -> Self {
+    /// The score of a completion is the sum of its step scores. Without steps, the score is missing.
+    fn from_steps(steps: Vec<StepScore>) -> Self {
         if steps.is_empty() {
             return CompletionReward::default();
         }
@@ -38,36 +38,37 @@ impl CompletionReward {
         CompletionReward { value: Some(sum), steps: Some(steps) }
     }
 
-    /// Reads a JSON number, bool or null; or a list of steps: `{"end": characters, "score": number}`, `{"token": index,
-    /// "score": number}`, or one number for each of the completion's `tokens`. A null is never a zero: a step with the
-    /// score null is left out, and an empty list, or a list of such steps, gives no score.
+    /// Parses a JSON number, bool or null; or a list of steps `{"end": characters, "score": number}` or `{"token":
+    /// index, "score": number}`; or a list with one number for each of the completion's `tokens`. A null never counts
+    /// as 0: a step with the score null is ignored, and a list without scored steps gives no score.
     pub fn read(value: &Value, tokens: usize) -> Result<Self, String> {
         let one = |value| Ok(CompletionReward { value, steps: None });
         match value {
             Value::Null => one(None),
             Value::Bool(yes) => one(Some(f64::from(u8::from(*yes)))),
             Value::Number(_) => one(Some(number(value)?)),
-            // Callers reject values that are not finite.
+            // Callers check that such a value is finite.
             Value::String(_) if as_number(value).is_some() => one(as_number(value)),
             Value::Array(items) if items.iter().all(Value::is_object) => {
-                items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::of_steps)
+                items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::from_steps)
             }
-            Value::Array(items) if items.len() != tokens => {
-                Err(format!("has {} numbers for {tokens} tokens: one for each, or a list of {STEP}", items.len()))
-            }
+            Value::Array(items) if items.len() != tokens => Err(format!(
+                "expected one number per token ({tokens}), or a list of {STEP}, got {} numbers",
+                items.len()
+            )),
             Value::Array(items) => {
                 let given = items.iter().enumerate().filter(|(_, item)| !item.is_null());
                 let step = |(token, item)| Ok(StepScore { end: StepEnd::Token(token), score: number(item)? });
-                given.map(step).collect::<Result<_, String>>().map(Self::of_steps)
+                given.map(step).collect::<Result<_, String>>().map(Self::from_steps)
             }
-            other => Err(format!("is {other}, neither a number, nor null, nor a list of steps")),
+            other => Err(format!("expected a number, null or a list of steps, got {other}")),
         }
     }
 }
 
 const STEP: &str = "{\"end\": characters, \"score\": number} or {\"token\": index, \"score\": number}";
 
-/// A JSON number, or a string that names one that JSON lacks (NaN, infinities).
+/// Parses a JSON number, or a string for a number that JSON lacks: NaN and infinities.
 pub(crate) fn as_number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some("NaN") => Some(f64::NAN),
@@ -80,24 +81,24 @@ pub(crate) fn as_number(value: &Value) -> Option<f64> {
 fn number(value: &Value) -> Result<f64, String> {
     match as_number(value) {
         Some(number) if number.is_finite() => Ok(number),
-        Some(number) => Err(format!("is {number}, which is not finite")),
-        None => Err(format!("has {value} where a number is expected")),
+        Some(number) => Err(format!("expected a finite number, got {number}")),
+        None => Err(format!("expected a number, got {value}")),
     }
 }
 
-/// A step of a list; `None` if its score is null.
+/// Parses a step of a list. `None` if the step's score is null.
 fn step(item: &Value) -> Result<Option<StepScore>, String> {
     let place = |key: &str| item.get(key).map(|place| place.as_u64().map(|place| place as usize));
     let end = match (place("end"), place("token")) {
         (Some(Some(end)), None) => StepEnd::Char(end),
         (None, Some(Some(token))) => StepEnd::Token(token),
-        _ => return Err(format!("has the step {item}: expected {STEP}")),
+        _ => return Err(format!("invalid step {item}: expected {STEP}")),
     };
-    let score = item.get("score").ok_or_else(|| format!("has the step {item}: expected {STEP}"))?;
+    let score = item.get("score").ok_or_else(|| format!("invalid step {item}: expected {STEP}"))?;
     if let Some(other) =
         item.as_object().and_then(|i| i.keys().find(|key| !["end", "token", "score"].contains(&&***key)))
     {
-        return Err(format!("has a step with `{other}`: expected {STEP}"));
+        return Err(format!("unknown key `{other}` in a step: expected {STEP}"));
     }
     if score.is_null() {
         return Ok(None);
@@ -105,16 +106,19 @@ fn step(item: &Value) -> Result<Option<StepScore>, String> {
     Ok(Some(StepScore { end, score: number(score)? }))
 }
 
-/// Explains why the ends of steps do not fit a completion with `tokens` tokens and this text; `None` if they fit.
+/// Checks that all steps end within a completion with `tokens` tokens and this text. Returns a message for the first
+/// step that does not.
 pub(crate) fn misplaced(steps: &[StepScore], tokens: usize, text: &str) -> Option<String> {
     steps.iter().find_map(|step| match step.end {
         StepEnd::Token(token) if token >= tokens => {
-            Some(format!("a step ends at token {token}, but the completion has {tokens} (the first is 0)"))
+            Some(format!("a step ends at token {token}, but the completion has {tokens} tokens (counted from 0)"))
         }
         StepEnd::Char(end) => {
             let chars = text.chars().count();
-            // The end of a completion without text is at character 0.
-            (end > chars || (end == 0 && chars > 0)).then(|| format!("a step ends at character {end} of {chars}"))
+            // A completion without text ends at character 0.
+            (end > chars || (end == 0 && chars > 0)).then(|| {
+                format!("a step ends at character {end}, but the completion has {chars} characters (counted from 1)")
+            })
         }
         StepEnd::Token(_) => None,
     })
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_lists_of_steps() {
+    fn scores_are_numbers_or_lists_of_steps() {
         let read = |value: Value| CompletionReward::read(&value, 3).unwrap();
         assert_eq!(read(json!(null)), CompletionReward::default());
         assert_eq!(read(json!(true)), CompletionReward { value: Some(1.0), steps: None });
@@ -148,9 +152,9 @@ mod tests {
         );
     }
 
-    /// A completion without a scored step has no score, which differs from a score of 0.
+    /// A completion without a scored step has no score, instead of the score 0.
     #[test]
-    fn a_list_without_a_score_is_not_a_zero() {
+    fn a_list_without_scored_steps_gives_no_score() {
         let none = CompletionReward::default();
         let step = |end, score| CompletionReward { value: Some(score), steps: Some(vec![at(end, score)]) };
         let (char, token) = (StepEnd::Char, StepEnd::Token);
@@ -188,44 +192,51 @@ mod tests {
     }
 
     #[test]
-    fn errors_in_steps_are_reported() {
+    fn invalid_steps_are_errors() {
         for (value, words) in [
-            (json!([1, 2]), "2 numbers for 3 tokens"),
+            (json!([1, 2]), "one number per token (3)"),
             (json!([{"end": "0", "score": 1}]), "expected {\"end\""),
             (json!([{"end": 1, "token": 1, "score": 1}]), "expected"),
             (json!([{"end": 1}]), "expected"),
             (json!([{"end": 1, "score": 1, "scor": 2}]), "`scor`"),
             (json!([{"token": 1, "score": "x"}]), "\"x\""),
             (json!([1, "x", 2]), "\"x\""),
-            (json!([1, "NaN", 2]), "not finite"),
-            (json!("x"), "neither"),
+            (json!([1, "NaN", 2]), "a finite number, got NaN"),
+            (json!("x"), "a number, null or a list of steps"),
         ] {
             let error = CompletionReward::read(&value, 3).unwrap_err();
             assert!(error.contains(words), "{value}: {error}");
         }
         assert_eq!(misplaced(&[at(StepEnd::Token(2), 1.0), at(StepEnd::Char(2), 1.0)], 3, "äö"), None);
         assert!(misplaced(&[at(StepEnd::Token(3), 1.0)], 3, "").unwrap().contains("token 3"));
-        assert!(misplaced(&[at(StepEnd::Char(3), 1.0)], 9, "äö").unwrap().contains("character 3 of 2"));
+        assert!(
+            misplaced(&[at(StepEnd::Char(3), 1.0)], 9, "äö")
+                .unwrap()
+                .contains("character 3, but the completion has 2 characters")
+        );
     }
 
     #[test]
-    fn a_step_ends_within_its_completion() {
+    fn a_step_must_end_within_its_completion() {
         let (char, token) = (StepEnd::Char, StepEnd::Token);
         for (end, expected) in [
             (token(0), None),
             (token(2), None),
-            (token(3), Some("a step ends at token 3, but the completion has 3 (the first is 0)")),
+            (token(3), Some("a step ends at token 3, but the completion has 3 tokens (counted from 0)")),
             // A step that ends before the first character affects only the score of its completion.
-            (char(0), Some("a step ends at character 0 of 2")),
+            (char(0), Some("a step ends at character 0, but the completion has 2 characters (counted from 1)")),
             (char(1), None),
             (char(2), None),
-            (char(3), Some("a step ends at character 3 of 2")),
+            (char(3), Some("a step ends at character 3, but the completion has 2 characters (counted from 1)")),
         ] {
             assert_eq!(misplaced(&[at(token(1), 1.0), at(end, 1.0)], 3, "äö").as_deref(), expected, "{end:?}");
         }
         assert_eq!(misplaced(&[], 0, ""), None);
         assert_eq!(misplaced(&[at(char(0), 1.0)], 1, ""), None, "the end of a completion without text");
-        assert_eq!(misplaced(&[at(char(1), 1.0)], 1, "").as_deref(), Some("a step ends at character 1 of 0"));
+        assert_eq!(
+            misplaced(&[at(char(1), 1.0)], 1, "").as_deref(),
+            Some("a step ends at character 1, but the completion has 0 characters (counted from 1)")
+        );
         let read = |value: Value| CompletionReward::read(&value, 2);
         let one = |end| CompletionReward { value: Some(0.5), steps: Some(vec![at(end, 0.5)]) };
         assert_eq!(read(json!([{"end": 1, "score": 0.5}])), Ok(one(char(1))));
@@ -233,19 +244,19 @@ mod tests {
         assert_eq!(read(json!([null, 0.5])), Ok(one(token(1))));
         assert_eq!(read(json!(false)), Ok(CompletionReward { value: Some(0.0), steps: None }));
         for (value, expected) in [
-            (json!([1]), format!("has 1 numbers for 2 tokens: one for each, or a list of {STEP}")),
-            (json!([1, 2, 3]), format!("has 3 numbers for 2 tokens: one for each, or a list of {STEP}")),
-            (json!([1, "Infinity"]), "is inf, which is not finite".to_owned()),
-            (json!([1, true]), "has true where a number is expected".to_owned()),
-            (json!([{"end": -1, "score": 1}]), format!("has the step {{\"end\":-1,\"score\":1}}: expected {STEP}")),
+            (json!([1]), format!("expected one number per token (2), or a list of {STEP}, got 1 numbers")),
+            (json!([1, 2, 3]), format!("expected one number per token (2), or a list of {STEP}, got 3 numbers")),
+            (json!([1, "Infinity"]), "expected a finite number, got inf".to_owned()),
+            (json!([1, true]), "expected a number, got true".to_owned()),
+            (json!([{"end": -1, "score": 1}]), format!("invalid step {{\"end\":-1,\"score\":1}}: expected {STEP}")),
             (
                 json!([{"token": 1.5, "score": 1}]),
-                format!("has the step {{\"token\":1.5,\"score\":1}}: expected {STEP}"),
+                format!("invalid step {{\"token\":1.5,\"score\":1}}: expected {STEP}"),
             ),
-            (json!([{"score": 1}]), format!("has the step {{\"score\":1}}: expected {STEP}")),
-            (json!([{"token": 1}]), format!("has the step {{\"token\":1}}: expected {STEP}")),
-            (json!([{"token": 1, "score": 1, "x": 1}]), format!("has a step with `x`: expected {STEP}")),
-            (json!({"token": 1}), "is {\"token\":1}, neither a number, nor null, nor a list of steps".to_owned()),
+            (json!([{"score": 1}]), format!("invalid step {{\"score\":1}}: expected {STEP}")),
+            (json!([{"token": 1}]), format!("invalid step {{\"token\":1}}: expected {STEP}")),
+            (json!([{"token": 1, "score": 1, "x": 1}]), format!("unknown key `x` in a step: expected {STEP}")),
+            (json!({"token": 1}), "expected a number, null or a list of steps, got {\"token\":1}".to_owned()),
         ] {
             assert_eq!(read(value.clone()), Err(expected), "{value}");
         }

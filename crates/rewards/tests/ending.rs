@@ -1,4 +1,4 @@
-//! When the process ends, no program of a reward may outlive it. This test has its own process, because `end_programs`
+//! Tests that no program of a reward outlives its process. The test needs a process of its own, because `end_programs`
 //! cannot be undone.
 
 #![cfg(unix)]
@@ -7,9 +7,10 @@ use rewards::{RewardSpec, build, end_programs};
 use std::process::Command;
 
 #[test]
-fn programs_are_killed_and_none_is_started_any_more() {
+fn end_programs_kills_programs_and_prevents_new_ones() {
     let dir = tempfile::tempdir().unwrap();
-    // The program and its descendants hold the pipe open. Once none of them reads it, opening it for writing fails.
+    // The program and its descendants keep the pipe open for reading. When all of them are dead, opening the pipe for
+    // writing fails.
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let script = dir.path().join("reward.sh");
@@ -27,5 +28,5 @@ fn programs_are_killed_and_none_is_started_any_more() {
     end_programs();
     until_alive(false);
     let refusal = build(&spec, "r".to_owned()).err().expect("refused").to_string();
-    assert!(refusal.contains("this process is ending"), "{refusal}");
+    assert!(refusal.contains("this process is exiting"), "{refusal}");
 }

@@ -1,18 +1,18 @@
-//! The pages of the KV cache: how many sequences use each page, which pages are free, and which free pages still have
-//! contents that can be reused. This file does not use tensors.
+//! Allocates the pages of the KV cache. Tracks how many sequences use each page, which pages are free, and which free
+//! pages still have contents that can be reused. This file does not use tensors.
 
 use crate::prefix::PrefixCache;
 
-/// The allocator of KV-cache pages, which are named by their index in the pool.
+/// The allocator of KV-cache pages. A page is identified by its index in the pool.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     blocks: usize,
-    /// Free pages without cached contents; the last one is used next. The pages that were never used follow it.
+    /// Free pages without cached contents; the last one is used next. Pages that were never used follow it.
     free: Vec<u32>,
-    /// For each page that was ever used, the number of sequences that use it.
+    /// The number of sequences that use each page, for all pages that have been used so far.
     holders: Vec<u32>,
-    /// The cached contents of pages. A page in this cache that no sequence uses is free too, but is taken only after
-    /// all others.
+    /// The cached contents of pages. A cached page that no sequence uses is free, too, but is taken only after all
+    /// other free pages.
     pub(crate) prefix: PrefixCache,
 }
 
@@ -20,16 +20,16 @@ impl BlockPool {
     pub(crate) fn new(blocks: usize, prefix_caching: bool) -> BlockPool {
         let prefix = PrefixCache::new(if prefix_caching { blocks } else { 0 });
         let mut pool = BlockPool { blocks, free: Vec::new(), holders: Vec::new(), prefix };
-        // The lists are reserved here so that a step allocates nothing. A failure is ignored, because the room may
-        // never be needed.
+        // Reserve the lists now, so that a step allocates nothing. A failure is ignored, because the capacity may never
+        // be needed.
         let _ = pool.free.try_reserve_exact(blocks).and_then(|()| pool.holders.try_reserve_exact(blocks));
         pool
     }
-    /// Number of pages that no sequence uses.
+    /// The number of pages that no sequence uses.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.prefix.unheld() + self.blocks - self.holders.len()
     }
-    /// Takes a free page for one sequence, and drops its cached contents. None if all pages are used.
+    /// Takes a free page for one sequence, and drops its cached contents. `None` if all pages are in use.
     pub(crate) fn take(&mut self) -> Option<u32> {
         if let Some(block) = self.free.pop() {
             self.holders[block as usize] = 1;
@@ -43,8 +43,7 @@ impl BlockPool {
         self.holders[block as usize] = 1;
         Some(block)
     }
-    /// Counts one more sequence that uses the page `block`, which is used already or has cached contents. Returns
-    /// `block`.
+    /// Counts one more user of the page `block`, which must be in use or cached. Returns `block`.
     pub(crate) fn share(&mut self, block: u32) -> u32 {
         let holders = &mut self.holders[block as usize];
         if *holders == 0 {
@@ -53,12 +52,12 @@ impl BlockPool {
         *holders += 1;
         block
     }
-    /// Removes a sequence's use of each of these pages, and empties the list. The last pages of a sequence are reused
-    /// first, since the text after a prefix is less likely to be needed again than the prefix.
+    /// Removes one user of each of these pages, and empties the list. The last pages of a sequence are reused first,
+    /// since the end of a text is less likely to be needed again than its beginning.
     pub(crate) fn release(&mut self, blocks: &mut Vec<u32>) {
         for block in blocks.drain(..).rev() {
             let holders = &mut self.holders[block as usize];
-            debug_assert!(*holders > 0, "page {block} has no holder");
+            debug_assert!(*holders > 0, "page {block} is not in use");
             *holders -= 1;
             if *holders == 0 && !self.prefix.release(block) {
                 self.free.push(block);
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_page_is_free_when_its_last_holder_leaves() {
+    fn a_shared_page_is_free_after_its_last_user_releases_it() {
         let mut pool = BlockPool::new(2, false);
         let block = pool.take().unwrap();
         let (mut a, mut b) = (vec![block], vec![pool.share(block)]);
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_pages_are_taken_after_all_others_and_can_be_found_until_then() {
+    fn cached_pages_are_taken_last_and_stay_cached_until_then() {
         use crate::models::ModelVersion;
         use crate::prefix::ROOT;
         use model::Updates;
@@ -106,19 +105,19 @@ mod tests {
         }
         let mut other = vec![pool.share(1)];
         pool.release(&mut pages);
-        assert_eq!(pool.available(), 3, "page 1 is still used");
+        assert_eq!(pool.available(), 3, "page 1 is still in use");
         let find = |pool: &BlockPool, page: u32| pool.prefix.find(ROOT, model, &tokens(page)).map(|found| found.0);
         assert_eq!((find(&pool, 0), find(&pool, 1), find(&pool, 2)), (Some(0), Some(1), None));
-        // A page that waits in the queue is not free once a sequence uses it again.
+        // A cached page is not free while a sequence uses it.
         let mut found = vec![pool.share(0)];
         assert_eq!((pool.available(), pool.holders[0]), (2, 1));
         pool.release(&mut found);
         assert_eq!((pool.take(), pool.take(), pool.take(), pool.take()), (Some(2), Some(3), Some(0), None));
-        assert_eq!((find(&pool, 0), find(&pool, 1)), (None, Some(1)), "what was taken is forgotten");
+        assert_eq!((find(&pool, 0), find(&pool, 1)), (None, Some(1)), "taking page 0 must drop its cached contents");
         pool.release(&mut vec![0, 2]);
         pool.release(&mut other);
         assert_eq!(pool.available(), 3);
-        // After `forget` no page is found in the cache, not even a used page, and every unused page is still free.
+        // After `forget` no page is found in the cache, not even a page in use. The number of free pages is unchanged.
         pool.prefix.insert(3, ROOT, model, &tokens(3));
         pool.forget();
         assert_eq!((find(&pool, 1), find(&pool, 3), pool.available()), (None, None, 3));

@@ -4,36 +4,36 @@ use crate::drafts::{self, Drafts};
 use crate::earlier::Earlier;
 use model::kv::BLOCK;
 
-/// Sizes and switches of a rollout engine. None of them changes a bit of the completions.
+/// Sizes and switches of a rollout engine. They do not affect the bits of completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
-    /// Largest number of sequences in one step.
+    /// The maximum number of sequences in one step.
     pub max_num_seqs: usize,
-    /// Pages of the KV cache, of 64 tokens each.
+    /// The number of KV-cache pages, each for 64 tokens.
     pub kv_blocks: usize,
-    /// Largest number of tokens of a sequence, prompt included.
+    /// The maximum number of tokens of a sequence, including the prompt.
     pub max_model_len: usize,
-    /// Largest number of rows (tokens) computed in one step. Longer prompts are computed in chunks.
+    /// The maximum number of rows (tokens) in one step. Longer prompts are computed in chunks.
     pub max_batched_tokens: usize,
-    /// Whether a prompt may be computed in several steps.
+    /// Whether a prompt may be computed over several steps.
     pub chunked_prefill: bool,
-    /// Whether the prompt of a group is computed once, and its KV-cache pages shared by the group's completions.
+    /// Whether the prompt of a group is computed once, and its KV-cache pages are shared by the group's completions.
     pub prefix_sharing: bool,
-    /// Whether full KV-cache pages are found again by their tokens, across requests and turns. This is useful if
-    /// requests share their beginnings; a training run recomputes everything with each version of the weights.
+    /// Whether full KV-cache pages are reused across requests and turns if their tokens are the same. This helps if
+    /// requests share prefixes. A training run recomputes everything with each version of the weights.
     pub prefix_caching: bool,
     /// Whether draft tokens are guessed and verified (speculative decoding).
     pub speculative: Speculative,
 }
 
-/// When draft tokens are guessed.
+/// The policy for guessing draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculative {
     /// Draft tokens are never guessed.
     Off,
-    /// While few sequences are running, as many draft tokens as are likely to be right.
+    /// While few sequences are running, guess as many draft tokens as are likely to be right.
     Auto,
-    /// This many draft tokens for every sequence in every step, even if they are unlikely to be right. For tests.
+    /// Guess this many draft tokens for every sequence in every step, even if they are unlikely to be right. For tests.
     Always(usize),
 }
 
@@ -41,8 +41,8 @@ pub enum Speculative {
 const PREFILL_ROWS: usize = 1024;
 
 impl EngineConfig {
-    /// The configuration for `max_num_seqs` sequences at once of up to `max_model_len` tokens each, prompt included.
-    /// Prompts are shared and computed in chunks, and no sequence is ever preempted.
+    /// The configuration for up to `max_num_seqs` concurrent sequences of up to `max_model_len` tokens, including the
+    /// prompt. Prompts are shared and computed in chunks, and no sequence is ever preempted.
     pub fn new(max_num_seqs: usize, max_model_len: usize) -> EngineConfig {
         EngineConfig {
             max_num_seqs,
@@ -56,13 +56,13 @@ impl EngineConfig {
         }
     }
 
-    /// Number of KV-cache pages for `max_num_seqs` sequences of `max_model_len` tokens and their prompts, so that none
-    /// is ever preempted.
+    /// The number of KV-cache pages for `max_num_seqs` sequences of `max_model_len` tokens and their prompts, such that
+    /// no sequence is ever preempted.
     pub fn blocks_for(max_num_seqs: usize, max_model_len: usize) -> usize {
         (max_num_seqs + 1) * max_model_len.div_ceil(BLOCK)
     }
 
-    /// Rows (tokens) that one step can compute.
+    /// The number of rows (tokens) that one step can compute.
     pub fn rows(&self) -> usize {
         if self.chunked_prefill {
             self.max_batched_tokens.max(self.max_num_seqs)
@@ -71,12 +71,12 @@ impl EngineConfig {
         }
     }
 
-    /// Largest number of bytes of host memory for the text that draft tokens are guessed from.
+    /// The maximum number of bytes of host memory for the texts from which draft tokens are guessed.
     pub fn draft_bytes(&self) -> usize {
         if self.speculative == Speculative::Off { 0 } else { Drafts::BYTES + Earlier::BYTES }
     }
 
-    /// Largest number of tokens that one step samples.
+    /// The maximum number of tokens that one step samples.
     pub fn draws(&self) -> usize {
         match self.speculative {
             Speculative::Off => self.max_num_seqs,

@@ -1,18 +1,18 @@
-//! The measured time of a decode step as a linear function of its rows: a constant part (reading the weights), and a
-//! part for each row. It decides whether draft tokens are worth the rows that verify them. Results do not depend on it.
+//! The measured time of a decode step as a linear function of its rows: a constant part (reading the weights) plus a
+//! part per row. It decides whether draft tokens are worth the rows that verify them. It does not affect results.
 
 use crate::drafts::{ROWS, SEQUENCES};
 
-/// The share by which one more row lengthens a step of one row, until that share is measured. (It was 0.06 to 0.2 for
-/// models of 7 M to 92 M parameters in f32 on two cores.)
+/// An initial estimate: the fraction by which a second row lengthens a step of one row. (Measured values were 0.06 to
+/// 0.2 for models of 7 M to 92 M parameters in f32 on two cores.)
 const ROW: f64 = 0.125;
-/// Older steps weigh less in the fit: it remembers about this many steps.
+/// The effective number of steps in the fit. Older steps have less weight.
 const REMEMBERED: f64 = 64.0;
-/// The variance of the number of rows, and the number of steps, from which on a line can be fitted through the steps.
+/// The variance of the number of rows, and the number of steps, that are needed to fit a line.
 const VARIANCE: f64 = 0.25;
 const STEPS: f64 = 8.0;
-/// A step that takes more than this many times the expected time was interrupted, and counts as taking this many times
-/// the expected time.
+/// A step that takes more than this many times the expected time was probably interrupted, and is counted with this
+/// many times the expected time.
 const INTERRUPTED: f64 = 2.0;
 
 /// A line fitted through the last decode steps: weighted sums of rows and seconds.
@@ -23,7 +23,7 @@ pub(crate) struct StepCost {
     y: f64,
     xx: f64,
     xy: f64,
-    /// The constant seconds of a step, and the seconds of each of its rows, once they are known.
+    /// The constant seconds of a step and the seconds per row, once known.
     line: Option<(f64, f64)>,
 }
 
@@ -54,8 +54,8 @@ impl StepCost {
         self.line.map(|(step, row)| step + rows as f64 * row)
     }
 
-    /// The share by which one more row lengthens a step of `rows` rows.
-    pub(crate) fn of_row(&self, rows: usize) -> f32 {
+    /// The fraction by which one more row lengthens a step of `rows` rows.
+    pub(crate) fn row_fraction(&self, rows: usize) -> f32 {
         let one = match self.line {
             Some((step, row)) if step + row > 0.0 => row / (step + row),
             _ => ROW,
@@ -64,43 +64,43 @@ impl StepCost {
     }
 }
 
-/// The time of steps without draft tokens is averaged over about this many steps.
+/// The effective number of steps over which the time of steps without draft tokens is averaged.
 const LAST: f64 = 16.0;
-/// `ALLOWED`: the share of the time of decode steps that draft tokens may lose. `AT_ONCE`: the largest credit for later
+/// `ALLOWED`: the fraction of the decode time that draft tokens may lose. `AT_ONCE`: the maximum credit for later
 /// losses, in steps.
 const ALLOWED: f64 = 0.015;
 const AT_ONCE: f64 = 0.5;
 
-/// The time that draft tokens have gained and lost, so that they lose at most a small share of the time, however they
-/// are chosen.
+/// The time that draft tokens have gained and lost. It bounds the loss to a small fraction of the decode time, however
+/// draft tokens are chosen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Balance {
-    /// For each number of sequences, the seconds of a step without draft tokens, once one was measured.
+    /// The seconds of a step without draft tokens, by number of sequences, where measured.
     without: [Option<f64>; SEQUENCES + 1],
-    /// Seconds that draft tokens may still lose.
+    /// The seconds that draft tokens may still lose.
     credit: f64,
 }
 
 impl Balance {
-    /// Whether draft tokens may be guessed for this many sequences. A step of as many sequences without draft tokens
-    /// must have been measured before.
+    /// Whether draft tokens may be guessed for this many sequences. This needs a measured step of as many sequences
+    /// without draft tokens.
     pub(crate) fn allows(&self, sequences: usize) -> bool {
         self.credit >= 0.0 && self.without(sequences).is_some()
     }
 
-    /// Expected seconds of a step of this many sequences without draft tokens, if known.
+    /// The expected seconds of a step of this many sequences without draft tokens, if known.
     pub(crate) fn without(&self, sequences: usize) -> Option<f64> {
         self.without.get(sequences).copied().flatten()
     }
 
-    /// Records a decode step that took `seconds`. `drawn_with_guesses` is the number of tokens that it drew if it
-    /// verified draft tokens, and none if it did not.
+    /// Records a decode step that took `seconds`. If the step verified draft tokens, `drawn_with_guesses` is the number
+    /// of tokens that it drew.
     pub(crate) fn observe(&mut self, sequences: usize, drawn_with_guesses: Option<usize>, seconds: f64) {
         let Some(without) = self.without.get_mut(sequences) else { return };
         let expected = match (*without, drawn_with_guesses) {
             (Some(expected), _) => expected,
             (None, None) => *without.insert(seconds),
-            // The gain of draft tokens is unknown until a step without them was measured.
+            // Without a measured step without draft tokens, the gain is unknown.
             (None, Some(_)) => return,
         };
         let seconds = seconds.min(2.0 * INTERRUPTED * expected);
@@ -119,13 +119,13 @@ impl Balance {
 mod tests {
     use super::*;
 
-    /// Draft tokens that are never right lose only the allowed share of the time, and draft tokens that are right stay
-    /// in use.
+    /// Draft tokens that are never right must lose only the allowed fraction of the time; draft tokens that are right
+    /// must stay in use.
     #[test]
-    fn guesses_lose_a_small_share_at_most() {
+    fn guesses_lose_at_most_a_small_share_of_the_time() {
         for (drawn, guessed) in [(4, 0..40), (8, 990..1000)] {
             let (mut balance, mut time, mut with) = (Balance::default(), 0.0, 0);
-            assert!(!balance.allows(4), "no step has been measured");
+            assert!(!balance.allows(4), "no step was measured yet");
             for _ in 0..1000 {
                 let guesses = balance.allows(4);
                 let seconds = if guesses { 1.5 } else { 1.0 };
@@ -140,10 +140,10 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_and_followed() {
+    fn the_fit_recovers_a_line_and_follows_changes() {
         let mut cost = StepCost::default();
-        assert_eq!((cost.seconds(1), cost.of_row(1)), (None, ROW as f32));
-        // Steps of one size do not show the cost of a row.
+        assert_eq!((cost.seconds(1), cost.row_fraction(1)), (None, ROW as f32));
+        // Steps with the same number of rows do not reveal the cost per row.
         (0..100).for_each(|_| cost.observe(1, 10.0));
         assert_eq!(cost.seconds(1), None);
         let mut play = |step: f64, row: f64, n: usize| {
@@ -156,12 +156,12 @@ mod tests {
         let near = |cost: StepCost, step: f64, row: f64| {
             let (found, expected) = (cost.seconds(4).unwrap(), step + 4.0 * row);
             assert!((found / expected - 1.0).abs() < 0.02, "{found}, {expected}");
-            assert!((cost.of_row(1) - (row / (step + row)) as f32).abs() < 0.01, "{cost:?}");
+            assert!((cost.row_fraction(1) - (row / (step + row)) as f32).abs() < 0.01, "{cost:?}");
         };
         near(play(9.0, 1.0, 600), 9.0, 1.0);
         near(play(0.5, 0.5, 600), 0.5, 0.5);
         near(play(0.9, 0.0, 600), 0.9, 0.0);
-        // One interrupted step moves the estimate only a little.
+        // One interrupted step must change the estimate only slightly.
         let mut cost = play(0.9, 0.1, 600);
         let before = cost.seconds(1).unwrap();
         cost.observe(1, 50.0);
@@ -169,6 +169,6 @@ mod tests {
         // Steps with more rows than a step with draft tokens may have are ignored.
         cost.observe(ROWS + 1, 1e9);
         assert!(cost.seconds(1).unwrap() < 2.0 * before);
-        assert!(cost.of_row(8) < cost.of_row(1));
+        assert!(cost.row_fraction(8) < cost.row_fraction(1));
     }
 }

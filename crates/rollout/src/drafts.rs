@@ -1,32 +1,32 @@
-//! Draft tokens for speculative decoding. A sequence's next tokens are guessed from existing text: its prompt, its own
-//! tokens, and those of its group's other completions.
+//! Draft tokens for speculative decoding. The next tokens of a sequence are guessed from existing tokens: its prompt,
+//! its own completion, and the other completions of its group.
 //!
-//! An index of fixed size maps three consecutive tokens to the places at which they occur (as LZ77 finds repetitions);
-//! the oldest places are dropped first. This file also decides how many tokens are worth guessing.
+//! An index of fixed size maps three consecutive tokens to the places where they occur (as in LZ77); the oldest places
+//! are dropped first. This file also decides how many tokens to guess.
 
-/// Number of consecutive tokens that must agree before a guess.
+/// The number of consecutive tokens that must agree before a guess.
 pub(crate) const GRAM: usize = 3;
-/// Largest number of rows of a step with draft tokens, and of sequences in it. With more rows the time per row rises on
+/// The maximum number of rows, and of sequences, in a step with draft tokens. With more rows the time per row rises on
 /// every processor that was measured.
 pub(crate) const ROWS: usize = 16;
 pub(crate) const SEQUENCES: usize = 8;
-/// Number of places in the index.
+/// The number of places in the index.
 const PLACES: usize = 1 << 16;
-/// Largest number of places that are compared for one guess.
+/// The maximum number of places that are compared for one guess.
 const LOOKED_AT: usize = 16;
-/// Number of tokens before a place that are compared.
+/// The maximum number of tokens before a place that are compared.
 pub(crate) const BEFORE: usize = 32;
-/// An agreement of at least this many tokens is long. The success of guesses after long agreements is counted
+/// An agreement of at least this many tokens is long. The success rate of guesses after long agreements is tracked
 /// separately.
 const LONG: usize = 8;
-/// The gain in tokens per second that a guess must promise.
+/// The factor in tokens per second that a guess must promise.
 const WORTHWHILE: f32 = 1.05;
-/// After this many guesses that did not seem worthwhile, one token is guessed as a trial.
+/// After this many times without a worthwhile guess, one token is guessed as a trial.
 const UNTIL_NEXT_TRIAL: u32 = 32;
-/// Older guesses weigh less in the success rate: it remembers about this many guesses.
+/// The effective number of guesses in the success rate. Older guesses have less weight.
 const REMEMBERED: f32 = 32.0;
 
-/// The value of [`Place::sequence`] for the completion of an earlier request with the same prompt.
+/// The value of [`Place::sequence`] that means the completion of an earlier request with the same prompt.
 pub(crate) const EARLIER: u32 = u32::MAX;
 
 /// The place of a token in a text. The tokens before it are compared with the end of the sequence that needs a guess.
@@ -36,32 +36,32 @@ pub(crate) struct Place {
     pub(crate) sequence: u32,
     pub(crate) serial: u32,
     pub(crate) at: u32,
-    /// The number of the previous place whose tokens have the same hash.
+    /// The number of the previous place with the same hash.
     older: u32,
 }
 
-/// The index of places of all groups that use draft tokens.
+/// The index of places, shared by all groups that use draft tokens.
 #[derive(Debug)]
 pub(crate) struct Drafts {
-    /// For each hash, the number of the newest place with it.
+    /// The number of the newest place for each hash.
     heads: Vec<u32>,
     places: Vec<Place>,
     next: u32,
-    /// The draft tokens that are being guessed; the buffer is reused.
+    /// The draft tokens of the current guess. The buffer is reused.
     pub(crate) guess: Vec<u32>,
 }
 
 impl Drafts {
-    /// Bytes of memory of the index.
+    /// The size of the index in bytes.
     pub(crate) const BYTES: usize = PLACES * (size_of::<Place>() + size_of::<u32>());
 
     pub(crate) fn new() -> Drafts {
         let places = vec![Place::default(); PLACES];
-        // No head points to a place yet: each head is older than the length of the ring.
+        // Initially every head is further back than the length of the ring, so no head points to a place.
         Drafts { heads: vec![0; PLACES], places, next: PLACES as u32 + 1, guess: Vec::with_capacity(ROWS) }
     }
 
-    /// Adds the places `from..` of `tokens`, the text of a sequence of this group, to the index.
+    /// Adds the places `from..` of `tokens`, the text of a sequence in this group.
     pub(crate) fn add(&mut self, group: u64, (sequence, serial): (usize, u64), tokens: &[u32], from: usize) {
         for at in from.max(GRAM)..tokens.len() {
             let head = &mut self.heads[hash(group, &tokens[at - GRAM..at])];
@@ -72,13 +72,13 @@ impl Drafts {
         }
     }
 
-    /// The places in this group's texts that follow the same last three tokens as `tokens` has, newest first. Hashes
-    /// collide, so the caller must compare the tokens.
+    /// The places in this group's texts that follow the same three tokens as those at the end of `tokens`, newest
+    /// first. Hashes collide, so the caller must compare the tokens.
     pub(crate) fn places(&self, group: u64, tokens: &[u32]) -> impl Iterator<Item = Place> {
         let gram = tokens.len().checked_sub(GRAM).map(|from| hash(group, &tokens[from..]));
         let (mut number, mut age) = (gram.map_or(self.next, |hash| self.heads[hash]), 0);
         std::iter::from_fn(move || {
-            // Places older than the ring's length have been overwritten.
+            // Places further back than the length of the ring have been overwritten.
             let is = self.next.wrapping_sub(number) as usize;
             if is <= age || is > PLACES {
                 return None;
@@ -98,26 +98,26 @@ fn hash(group: u64, gram: &[u32]) -> usize {
     (mix.wrapping_mul(ODD) >> 48) as usize % PLACES
 }
 
-/// Number of last tokens that `a` and `b` have in common, up to the number that is compared.
+/// The number of tokens at the end of `a` and `b` that agree, up to [`BEFORE`].
 pub(crate) fn agreement(a: &[u32], b: &[u32]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(BEFORE).take_while(|(a, b)| a == b).count()
 }
 
-/// How often a draft token was right, among those before which all draft tokens of the step were right.
+/// The success rate of draft tokens, counting only those after which all earlier draft tokens of the step were right.
 #[derive(Clone, Copy, Debug)]
 struct Odds {
     right: f32,
     of: f32,
-    /// Number of times in a row that nothing was guessed because it did not seem worthwhile.
+    /// The number of consecutive times that guessing did not seem worthwhile.
     silent: u32,
 }
 
-/// The success of a sequence's draft tokens so far, after short agreements and after long ones. It decides how many
-/// tokens to guess.
+/// The success rates of a sequence's draft tokens, after short and after long agreements. They decide how many tokens
+/// to guess.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     odds: [Odds; 2],
-    /// Number of draft tokens that are being verified.
+    /// The number of draft tokens that are being verified.
     asked: usize,
     right: usize,
     long: bool,
@@ -132,7 +132,7 @@ impl Pace {
     pub(crate) fn right(&mut self) {
         self.right += 1;
     }
-    /// Drops the draft tokens that are being verified without learning from them.
+    /// Drops the draft tokens that are being verified, without updating the success rates.
     pub(crate) fn forget(&mut self) {
         (self.asked, self.right) = (0, 0);
     }
@@ -140,7 +140,7 @@ impl Pace {
     pub(crate) fn learn(&mut self) {
         if self.asked > 0 {
             let odds = &mut self.odds[usize::from(self.long)];
-            // Tokens after a wrong guess do not count.
+            // Tokens after the first wrong guess do not count.
             let seen = (self.right + 1).min(self.asked);
             let kept = 1.0 - seen as f32 / REMEMBERED;
             odds.right = odds.right * kept + self.right as f32;
@@ -148,8 +148,9 @@ impl Pace {
         }
         self.forget();
     }
-    /// Number of tokens, at most `most`, to guess after `agreement` agreeing tokens: the number that promises the most
-    /// tokens per second, if one more draft token for every sequence lengthens the step by the share `row`.
+    /// The number of tokens to guess after `agreement` agreeing tokens, at most `most`. This is the number that
+    /// promises the most tokens per second, if one more draft token for every sequence lengthens the step by the
+    /// fraction `row`.
     pub(crate) fn length(&mut self, agreement: usize, row: f32, most: usize) -> usize {
         let odds = &mut self.odds[usize::from(agreement >= LONG)];
         let p = odds.right / odds.of;
@@ -170,7 +171,7 @@ impl Pace {
         }
         length
     }
-    /// Records that `tokens` draft tokens are verified now, guessed after `agreement` agreeing tokens.
+    /// Records that `tokens` draft tokens are being verified, guessed after `agreement` agreeing tokens.
     pub(crate) fn ask(&mut self, agreement: usize, tokens: usize) {
         (self.asked, self.right, self.long) = (tokens, 0, agreement >= LONG);
     }
@@ -188,13 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn places_are_found_the_newest_first() {
+    fn places_are_returned_newest_first() {
         let mut drafts = Drafts::new();
         let text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 1, 2, 3];
         drafts.add(0, OF, &text, 0);
         assert_eq!(found(&drafts, 0, &text), [8, 3]);
         assert_eq!(found(&drafts, 0, &[8, 1, 2, 3]), [8, 3]);
-        assert!(found(&drafts, 1, &text).is_empty(), "another group's");
+        assert!(found(&drafts, 1, &text).is_empty(), "the text belongs to another group");
         assert!(found(&drafts, 0, &[1, 2]).is_empty() && found(&drafts, 0, &[]).is_empty());
         let place = drafts.places(0, &text).next().unwrap();
         assert_eq!((place.sequence, place.serial), (3, 7));
@@ -204,22 +205,22 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_places_are_forgotten() {
+    fn the_oldest_places_are_dropped() {
         let mut drafts = Drafts::new();
         drafts.next = u32::MAX - 1000;
         let text: Vec<u32> = (0..PLACES as u32 / 2).flat_map(|i| [i + 10, i]).collect();
         drafts.add(0, OF, &text, 0);
-        // Places of other tokens with the same hash may be found, too.
+        // Places of other tokens with the same hash may be returned, too.
         let has = |drafts: &Drafts, at: usize| found(drafts, 0, &text[..at]).contains(&(at as u32));
         assert!(has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
         drafts.add(0, (4, 8), &[5; 103], 0);
         assert!(!has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
-        assert_eq!(found(&drafts, 0, &[5; 3]).len(), LOOKED_AT, "and only a few are looked at");
+        assert_eq!(found(&drafts, 0, &[5; 3]).len(), LOOKED_AT, "the number of compared places is limited");
     }
 
-    /// The share by which one more row for each sequence lengthens a step of `live` sequences.
+    /// The fraction by which one more row for each sequence lengthens a step of `live` sequences.
     fn row(live: usize) -> f32 {
-        live as f32 * StepCost::default().of_row(live)
+        live as f32 * StepCost::default().row_fraction(live)
     }
 
     fn learned(answers: &[(usize, usize)], live: usize) -> usize {
@@ -233,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn the_length_follows_the_successes_and_the_number_of_sequences() {
+    fn the_guess_length_depends_on_success_rate_and_number_of_sequences() {
         assert_eq!(learned(&[], 1), 2);
         assert_eq!(learned(&[(2, 2), (3, 3), (8, 8), (15, 15)], 1), 15);
         assert_eq!(learned(&[(2, 2), (3, 3), (3, 3)], 4), 3);
-        assert_eq!(learned(&[(2, 0); 6], 1), 0, "wrong ones end it");
+        assert_eq!(learned(&[(2, 0); 6], 1), 0, "guessing stops after wrong guesses");
         assert!(learned(&[(2, 1); 6], 1) > learned(&[(2, 1); 6], 4));
-        // A guess that was not verified changes nothing.
+        // A guess that was not verified does not change the success rates.
         let mut pace = Pace::new();
         pace.ask(GRAM, 4);
         pace.forget();
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn guessing_is_tried_again_later() {
+    fn guessing_is_retried_after_a_pause() {
         let mut pace = Pace::new();
         for _ in 0..10 {
             pace.ask(GRAM, 2);
@@ -257,7 +258,7 @@ mod tests {
         let lengths: Vec<usize> = (0..2 * UNTIL_NEXT_TRIAL + 2).map(|_| pace.length(GRAM, row(1), 15)).collect();
         assert_eq!(lengths.iter().filter(|&&length| length == 1).count(), 2);
         assert!(lengths.iter().all(|&length| length <= 1));
-        assert!(pace.length(LONG, row(1), 15) > 2, "long agreements have odds of their own");
+        assert!(pace.length(LONG, row(1), 15) > 2, "long agreements have a separate success rate");
         assert_eq!(pace.length(LONG, row(1), 0), 0);
     }
 
@@ -271,11 +272,11 @@ mod tests {
     }
 
     #[test]
-    fn no_place_is_found_in_an_empty_index_and_text_is_added_once() {
+    fn an_empty_index_has_no_places_and_text_is_added_once() {
         let mut drafts = Drafts::new();
         assert!(found(&drafts, 0, &[1, 2, 3]).is_empty());
         drafts.add(0, OF, &[1, 2, 3], 0);
-        assert!(found(&drafts, 0, &[1, 2, 3]).is_empty(), "nothing follows");
+        assert!(found(&drafts, 0, &[1, 2, 3]).is_empty(), "no token follows 1, 2, 3 yet");
         drafts.add(0, OF, &[1, 2, 3, 4, 5], 3);
         assert_eq!((found(&drafts, 0, &[1, 2, 3]), found(&drafts, 0, &[2, 3, 4])), (vec![3], vec![4]));
         drafts.add(0, (5, 9), &[1, 2, 3, 4, 5], 4);

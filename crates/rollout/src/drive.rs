@@ -1,21 +1,21 @@
 //! One loop over the engine for several owners: a collection, the jobs of a worker, the sessions of a server. Each
-//! submits requests at any time and gets their outcomes; the engine computes the requests of all owners together.
+//! owner submits requests at any time and gets their outcomes; the engine batches the requests of all owners.
 //!
-//! A drive advances the engine by one step per call and never owns the thread. Between two steps its caller streams the
-//! [drawn](Drive::drawn) tokens, resumes paused completions, cancels requests, and brings other weights.
+//! A call advances the engine by one step and then returns to the caller. Between two steps the caller may stream the
+//! [drawn](Drive::drawn) tokens, resume paused completions, cancel requests, and switch weights.
 
 use crate::request::{Drawn, Request, RequestId, RolloutGroup, SequenceId};
 use crate::{Engine, Error, Models, Result};
 use model::ModelView;
 use std::borrow::BorrowMut;
 
-/// Drives an engine for owners of type `O`. Requests that were submitted to the engine by others are computed, too, and
-/// stay with them.
+/// Drives an engine for owners of type `O`. Requests that were submitted to the engine directly are computed, too, but
+/// their results stay in the engine.
 pub struct Drive<O, E = Engine> {
     engine: E,
     /// Requests that have not ended, in the order of their submission.
     open: Vec<Open<O>>,
-    /// Completions that were reported as paused and were not resumed since.
+    /// Completions that were reported as paused and have not been resumed.
     paused: Vec<SequenceId>,
 }
 
@@ -25,7 +25,7 @@ struct Open<O> {
     pauses: bool,
 }
 
-/// What became of a request in a step.
+/// The outcome of a request in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome<O> {
     /// All completions of the request have ended.
@@ -68,13 +68,13 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
         Ok(request)
     }
 
-    /// Removes a request in any state. Returns false if it has ended.
+    /// Removes a request in any state. Returns false if it has already ended.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         self.open.retain(|open| open.request != request);
         self.engine.borrow_mut().cancel(request)
     }
 
-    /// Removes all requests of the owners for which `is_one` returns true.
+    /// Removes all requests whose owners satisfy `is_one`.
     pub fn cancel_of(&mut self, is_one: impl Fn(&O) -> bool) {
         let Drive { engine, open, .. } = self;
         for cancelled in open.extract_if(.., |open| is_one(&open.owner)) {
@@ -82,13 +82,13 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
         }
     }
 
-    /// Whether no sequence runs or waits. Paused ones do neither.
+    /// Whether no sequence is running or waiting. Paused sequences do not count.
     pub fn is_idle(&self) -> bool {
         self.engine.borrow().is_idle()
     }
 
     /// Runs one step of the engine, with one base model, and for each sequence the adapter that its request names. If
-    /// it fails, no token was drawn, and a request that names missing weights can be cancelled.
+    /// the step fails, no token was drawn; a request that names missing weights can then be cancelled.
     pub fn step<'a>(&mut self, models: impl Into<Models<'a>>) -> Result<Vec<Outcome<O>>> {
         let Drive { engine, open, paused } = self;
         let engine = engine.borrow_mut();
@@ -134,9 +134,9 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
 }
 
 impl<E: BorrowMut<Engine>> Drive<usize, E> {
-    /// Submits these requests to a drive without others, each owned by its place, and runs steps until all of them have
-    /// ended. Returns their groups in the order of the requests, and passes each to `on_end` as soon as it has ended.
-    /// Requests that pause are refused.
+    /// Submits these requests to a drive without other requests, with their indices as owners, and runs steps until all
+    /// have ended. Returns the groups in the order of the requests, and passes each one to `on_end` as soon as it has
+    /// ended. Requests that pause are refused.
     fn run(
         &mut self,
         models: Models<'_>,
@@ -167,7 +167,7 @@ impl<E: BorrowMut<Engine>> Drive<usize, E> {
 }
 
 impl Engine {
-    /// Generates the completions of all these requests. Returns a group for each, in the order of the requests.
+    /// Generates the completions of these requests. Returns one group per request, in order.
     pub fn generate<'a>(
         &mut self,
         model: impl Into<ModelView<'a>>,
@@ -176,8 +176,9 @@ impl Engine {
         self.generate_with(model, requests, |_| {})
     }
 
-    /// [`generate`](Self::generate), which passes each group to a callback as soon as its last completion has ended. If
-    /// the call fails, its requests are cancelled. Other requests of the engine are computed beside them and stay.
+    /// As [`generate`](Self::generate), but passes each group to a callback as soon as its last completion has ended.
+    /// If the call fails, its requests are cancelled. Other requests of the engine are computed, too, and are not
+    /// affected.
     pub fn generate_with<'a>(
         &mut self,
         model: impl Into<ModelView<'a>>,

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// The rollout engine, which generates completions. It owns the KV-cache pages and the sequences, never weights: each
-/// step gets those as an argument.
+/// The rollout engine, which generates completions. It owns the KV-cache pages and the sequences, but no weights: each
+/// step gets the weights as an argument.
 pub struct Engine {
     ctx: Context,
     config: EngineConfig,
@@ -36,11 +36,11 @@ pub struct Engine {
     stop: StopCheck,
     /// A flag that the caller sets to stop before the next step.
     stopped: Arc<AtomicBool>,
-    /// Whether any request so far needed more than the log-probabilities of its sampled tokens, and the buffers for
-    /// that.
+    /// Whether any request so far needed more than the log-probabilities of its sampled tokens. `logits` has the
+    /// buffers for that.
     wants_logits: bool,
     logits: Option<LogitRows>,
-    /// The adapter of each sequence in the step; empty between steps.
+    /// The adapter of each sequence in the step. Empty between steps.
     adapters: Vec<Option<&'static Adapter>>,
     /// The rows of the current step, the KV-cache pages to copy before it, and the tokens to draw after it.
     chunks: Vec<Chunk>,
@@ -49,8 +49,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine for models of this configuration. The memory ledger counts its pages under "kv cache", its buffers
-    /// under "workspace".
+    /// An engine for models of this configuration. The memory ledger counts its pages as "kv cache" and its buffers as
+    /// "workspace".
     pub fn new(ctx: &Context, model: &ModelConfig, config: EngineConfig) -> Result<Engine> {
         let memory = ctx.memory();
         let needed = config.max_model_len.div_ceil(BLOCK) + 1;
@@ -90,13 +90,12 @@ impl Engine {
         self.stop.detokenizer = Some(detokenizer);
     }
 
-    /// Shares a flag that stops a generation before its next step once it is set; the call then returns
-    /// [`Error::Stopped`].
+    /// Sets a flag that stops a generation before its next step. The call then returns [`Error::Stopped`].
     pub fn stop_with(&mut self, stopped: Arc<AtomicBool>) {
         self.stopped = stopped;
     }
 
-    /// Overwrites every KV-cache page with `x`: tests fill the pool with NaN to show that no unwritten memory is read.
+    /// Fills every KV-cache page with `x`. Tests fill the pool with NaN to check that no unwritten memory is read.
     pub fn fill_pages(&mut self, x: f32) {
         self.kv.fill(x);
         self.scheduler.invalidate();
@@ -108,7 +107,7 @@ impl Engine {
         &self.config
     }
 
-    /// Number of KV-cache pages that no sequence uses, including those that the prefix cache could find again.
+    /// The number of KV-cache pages that no sequence uses, including pages in the prefix cache.
     pub fn free_blocks(&self) -> usize {
         self.scheduler.blocks.available()
     }
@@ -118,21 +117,21 @@ impl Engine {
         self.scheduler.counters
     }
 
-    /// The earlier completions that draft tokens are guessed from, as bytes for a later process. Empty if speculative
-    /// decoding is off.
+    /// The earlier completions from which draft tokens are guessed, serialised for a later process. Empty if
+    /// speculative decoding is off.
     pub fn drafts(&self) -> Vec<u8> {
         self.scheduler.earlier.to_bytes()
     }
 
-    /// Restores the bytes of [`drafts`](Self::drafts). Damaged parts are left out, since no bit of the completions
-    /// depends on drafts.
+    /// Restores the output of [`drafts`](Self::drafts). Corrupt parts are skipped, since drafts do not affect the bits
+    /// of completions.
     pub fn restore_drafts(&mut self, bytes: &[u8]) {
         if self.config.speculative != Speculative::Off {
-            self.scheduler.earlier = Earlier::of_bytes(bytes, self.vocab);
+            self.scheduler.earlier = Earlier::from_bytes(bytes, self.vocab);
         }
     }
 
-    /// Accepts a request. After each step, [`drawn`](Self::drawn) has the tokens that were drawn for it.
+    /// Accepts a request. After each step, [`drawn`](Self::drawn) contains the tokens that were drawn for it.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let (prompt, max_model_len) = (request.prompt.ids.len(), self.config.max_model_len);
         if prompt == 0 {
@@ -150,23 +149,24 @@ impl Engine {
     }
 
     /// Removes a request in any state, and frees its KV-cache pages and batch slots at once. Returns false if it has
-    /// ended already.
+    /// already ended.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         self.scheduler.cancel(request)
     }
 
-    /// Whether every submitted request has ended or is paused.
+    /// Whether all submitted requests have ended or are paused.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
 
     /// Runs one step with one base model, and for each sequence the adapter that its request names. Returns the groups
-    /// that ended in it. If it fails, no token was drawn, and a request that names missing weights can be cancelled.
+    /// that ended in the step. If it fails, no token was drawn; a request that names missing weights can then be
+    /// cancelled.
     pub fn step<'a>(&mut self, models: impl Into<Models<'a>>) -> Result<Vec<RolloutGroup>> {
         Ok(self.advance(models.into(), |_| true)?.into_iter().map(|(_, group)| group).collect())
     }
 
-    /// As [`step`](Self::step), but returns only groups of requests that `takes` accepts; other groups stay in the
+    /// As [`step`](Self::step), but returns only the groups of requests that `takes` accepts. Other groups stay in the
     /// engine.
     pub(crate) fn advance(
         &mut self,
@@ -177,7 +177,7 @@ impl Engine {
         Ok(self.scheduler.take_finished(takes))
     }
 
-    /// An error if the caller has set the flag of [`stop_with`](Self::stop_with).
+    /// Fails if the flag of [`stop_with`](Self::stop_with) is set.
     pub(crate) fn check_stopped(&self) -> Result<()> {
         if self.stopped.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     }
@@ -190,8 +190,7 @@ impl Engine {
     fn compute(&mut self, models: Models<'_>) -> Result<()> {
         self.scheduler.drawn.clear();
         let current = models.current_version();
-        // Without current weights in this step the earlier weights stay current, so their keys and values are not
-        // stale.
+        // If this step has no current weights, the previous ones stay current, so their keys and values are not stale.
         if current.is_some() && self.scheduler.current != current {
             self.scheduler.invalidate();
             self.scheduler.current = current;
@@ -216,21 +215,21 @@ impl Engine {
     }
 
     fn compute_chunks(&mut self, model: ModelView<'_>, began: Instant) -> Result<()> {
-        let of_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
-        let is_prefill = self.chunks.iter().any(of_prompt);
+        let is_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
+        let is_prefill = self.chunks.iter().any(is_prompt);
         self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
         let guesses = self.scheduler.count_drafts(&self.draws);
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
         model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
         self.scheduler.mark_computed(&self.chunks);
-        // (With an asynchronous device, the wait for its results is part of drawing tokens.)
+        // (On an asynchronous device, this includes the wait for the forward pass.)
         let drawing = Instant::now();
         self.scheduler.counters.ran(is_prefill, drawing - began);
         if self.wants_logits {
             let logits = self.logits.take().map_or_else(|| LogitRows::new(&self.ctx, model), Ok)?;
             let logits = self.logits.insert(logits);
             let hidden = self.workspace.hidden();
-            logits.of_prompts(&self.ctx, model, hidden, &mut self.scheduler, &self.chunks)?;
+            logits.record_prompts(&self.ctx, model, hidden, &mut self.scheduler, &self.chunks)?;
         }
         for (i, draws) in self.draws.chunks(self.sampler.capacity).enumerate() {
             if i > 0 {
@@ -239,7 +238,7 @@ impl Engine {
             let (hidden, rows) = (self.workspace.hidden(), &self.inputs.rows);
             let (alternatives, entropies) = match &mut self.logits {
                 Some(logits) => (
-                    logits.of_draws(&self.ctx, model, hidden, &self.scheduler, draws)?,
+                    logits.top_tokens(&self.ctx, model, hidden, &self.scheduler, draws)?,
                     logits.entropies(&self.ctx, model, hidden, &self.scheduler, draws)?,
                 ),
                 None => (Vec::new(), Vec::new()),
@@ -262,7 +261,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The completions that have not ended: group id, index of the completion in the group, and its tokens so far.
+    /// The completions that have not ended: group id, index in the group, and tokens so far.
     pub fn live(&self) -> impl Iterator<Item = (GroupId, usize, &[u32])> {
         self.scheduler.sequences.iter().filter_map(|(_, s)| match (s.role, s.state) {
             (Role::Prompt, _) | (_, State::Finished(_)) => None,
@@ -272,8 +271,8 @@ impl Engine {
         })
     }
 
-    /// The paused completions, in the order in which they were paused: sequence id, group id, index of the completion
-    /// in the group, and its tokens so far.
+    /// The paused completions, in the order in which they were paused: sequence id, group id, index in the group, and
+    /// tokens so far.
     pub fn paused(&self) -> Vec<(SequenceId, GroupId, usize, &[u32])> {
         let of = |&index: &usize| {
             let s = &self.scheduler.sequences[index];
@@ -294,7 +293,8 @@ impl Engine {
     }
 
     /// Resumes a paused completion after `tokens` that the model did not sample (their mask is false); only these are
-    /// computed. The completion ends at once if they fill it. Returns false if it is not paused or no longer exists.
+    /// computed. If they fill the completion, it ends at once. Returns false if the completion is not paused or no
+    /// longer exists.
     pub fn extend(&mut self, id: SequenceId, tokens: &[u32]) -> bool {
         let found = self.find_paused(id);
         found.inspect(|&index| self.scheduler.extend(index, tokens)).is_some()
@@ -311,16 +311,16 @@ impl Engine {
         self.scheduler.find(id).filter(|&index| self.scheduler.sequences[index].state == State::Paused)
     }
 
-    /// Computes a completion with other weights from its next token on; the keys and values of its tokens so far are
+    /// Switches a completion to other weights from its next token on. The keys and values of its tokens so far are
     /// recomputed with the new weights. Returns false if the completion has ended.
     pub fn set_model(&mut self, id: SequenceId, model: ModelVersion) -> bool {
         let found = self.scheduler.find(id);
         found.inspect(|&index| self.scheduler.set_model(index, model)).is_some()
     }
 
-    /// Sets draft tokens for a completion. The next step computes them together and draws a token after each of them.
-    /// The tokens that are drawn are the same as without draft tokens; a wrong draft only costs its rows. Ignored for a
-    /// completion that has no token yet, is paused or has ended.
+    /// Sets draft tokens for a completion. The next step computes all of them and draws a token after each. The drawn
+    /// tokens are the same as without draft tokens; a wrong draft only costs its rows. Ignored for a completion that
+    /// has no token yet, is paused or has ended.
     pub fn draft(&mut self, id: SequenceId, tokens: &[u32]) {
         if let Some(index) = self.scheduler.find(id) {
             self.scheduler.draft(index, tokens);

@@ -1,5 +1,5 @@
-//! The model's inputs in one step: a row per token, with its position, its page table, and the place in the KV cache
-//! for its key and value.
+//! The model's inputs in one step: one row per token, with its position, its page table, and the cache slot for its key
+//! and value.
 
 use crate::config::EngineConfig;
 use crate::sampler;
@@ -10,7 +10,7 @@ use kernels::{Device, Memory};
 use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;
 
-/// Input buffers of a fixed size, filled again in every step.
+/// Input buffers of a fixed size, which every step fills again.
 pub(crate) struct StepInputs {
     pub(crate) rows: InferRows,
     ids: Vec<u32>,
@@ -62,8 +62,8 @@ impl StepInputs {
                 self.tables_of_rows.push(table as u32);
             }
             self.rows.set_table(table, &s.blocks);
-            // The last known token predicts the next one; each draft token after it predicts the token that follows the
-            // draft token.
+            // The last known token predicts the next token. Each draft token after it predicts the token that follows
+            // the draft.
             let known = s.known().len();
             for at in (chunk.from + 1).max(known)..chunk.to + 1 {
                 let row = (self.ids.len() - (chunk.to + 1 - at)) as u32;
@@ -87,8 +87,7 @@ impl StepInputs {
         });
     }
 
-    /// Sets the rows to sample from to those of `draws`. After [`prepare`](Self::prepare) they are those of the step's
-    /// first draws.
+    /// Sets the rows to sample from. After [`prepare`](Self::prepare) they are the rows of the step's first draws.
     pub(crate) fn sample_from(&mut self, scheduler: &Scheduler, draws: &[Draw]) {
         self.draw(scheduler, draws);
         self.rows.set_sampled(&self.sampled, &self.packed);

@@ -1,13 +1,13 @@
-//! Metrics of the completions of a generation: their lengths, and how many were truncated.
+//! Metrics of the completions of a generation: lengths and the fraction that was truncated.
 
 use crate::{Completion, FinishReason};
 use kernels::mean::{mean, share};
 
-/// TRL's length metrics, under TRL's names: mean, minimum and maximum length of all completions and of those that were
-/// not truncated, and the share of truncated ones. Metrics without a completion are missing. (If all are truncated, TRL
-/// gives 0 as the terminated lengths.)
+/// The length metrics, with TRL's names: mean, minimum and maximum length of all completions and of those that were
+/// not truncated, and the fraction of truncated ones. A metric over no completions is omitted. (If all completions are
+/// truncated, TRL logs 0 as the terminated lengths.)
 pub fn length_metrics<'a>(completions: impl Iterator<Item = &'a Completion> + Clone) -> Vec<(String, f64)> {
-    // As in TRL, without the tokens that an environment wrote.
+    // As in TRL, tokens from an environment do not count.
     let length = |c: &Completion| c.sampled_tokens() as f64;
     let lengths: Vec<f64> = completions.clone().map(length).collect();
     let terminated: Vec<f64> = completions.filter(|c| c.finish_reason == FinishReason::Stop).map(length).collect();
@@ -40,22 +40,22 @@ mod tests {
     }
 
     #[test]
-    fn lengths_of_all_and_of_those_that_ended() {
+    fn length_metrics_distinguish_all_and_terminated_completions() {
         let values = |completions: &[Completion]| -> Vec<f64> {
             length_metrics(completions.iter()).into_iter().map(|(_, value)| value).collect()
         };
         let (stop, cut) = (FinishReason::Stop, FinishReason::Length);
         let all = [completion(2, stop), completion(4, stop), completion(9, cut)];
         assert_eq!(values(&all), [5.0, 2.0, 9.0, 3.0, 2.0, 4.0, 1.0 - 2.0 / 3.0]);
-        assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 1.0], "none ended by itself");
-        assert_eq!(values(&[completion(0, stop)]), [0.0; 7], "a length of 0 is measured");
+        assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 1.0], "all completions are truncated");
+        assert_eq!(values(&[completion(0, stop)]), [0.0; 7], "a length of 0 counts");
         let mut played = completion(5, stop);
         played.sampled[1..4].fill(false);
-        assert_eq!(values(&[played]), [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.0], "three are of an environment");
+        assert_eq!(values(&[played]), [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.0], "three tokens come from an environment");
     }
 
     #[test]
-    fn metrics_have_trls_names() {
+    fn length_metrics_have_the_names_of_trl() {
         let names =
             |all: &[Completion]| length_metrics(all.iter()).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         let expected = [

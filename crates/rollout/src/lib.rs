@@ -1,13 +1,13 @@
 //! The rollout engine: generates completions of prompts, with their log-probabilities.
 //!
-//! Keys and values are in pages of one preallocated pool (the KV cache). The prompt of a group is computed once and its
-//! full pages are shared by the group's completions. Sequences join and leave the batch at every step. When the pages
-//! run out, the youngest sequence is preempted and computed again later, to the same bits. The engine knows no text
-//! (except for stop strings, through [`Detokenize`]) and no rewards.
+//! Keys and values are stored in pages of one preallocated pool (the KV cache). The prompt of a group is computed once,
+//! and its full pages are shared by the group's completions. Sequences join and leave the batch at every step. When the
+//! pages run out, the youngest sequence is preempted and recomputed later, with the same bits. The engine handles no
+//! text (except for stop strings, through [`Detokenize`]) and no rewards.
 //!
-//! Read in this order: `request.rs` (the types that go in and out), `sequence.rs`, `blocks.rs`, `scheduler/` (schedule,
-//! preempt, guess draft tokens, postprocess), `engine.rs` (the step), `inputs.rs` (the step's rows), `sampler.rs` (its
-//! tokens), `drive.rs` (steps for several owners: a collection, a worker, a server).
+//! Suggested reading order: `request.rs` (inputs and outputs), `sequence.rs`, `blocks.rs`, `scheduler/` (schedule,
+//! preempt, guess draft tokens, postprocess), `engine.rs` (the step), `inputs.rs` (the rows of a step), `sampler.rs`
+//! (its tokens), `drive.rs` (steps for several owners: a collection, a worker, a server).
 
 mod blocks;
 mod config;

@@ -1,6 +1,6 @@
-//! Optional outputs besides the log-probabilities of the sampled tokens: the log-probabilities of a prompt's tokens and
-//! of the most likely alternatives, and entropies. They are computed from full rows of logits, a few rows at a time,
-//! only for requests that want them.
+//! Optional outputs besides the log-probabilities of the sampled tokens: log-probabilities of prompt tokens and of the
+//! most likely alternatives, and entropies. They are computed from full rows of logits, a few rows at a time, and only
+//! for requests that want them.
 
 use crate::Result;
 use crate::scheduler::{Chunk, Scheduler};
@@ -10,11 +10,10 @@ use kernels::{Context, DType, Tensor, View};
 use model::ModelView;
 use model::net::inv_temperature;
 
-/// Largest number of rows of logits in memory at once.
+/// The maximum number of rows of logits in memory at once.
 const ROWS: usize = 16;
 
-/// The k most likely tokens of a row, the most likely first (of equals the lowest id first), and their
-/// log-probabilities.
+/// The k most likely tokens of a row, in descending order (ties by ascending id), and their log-probabilities.
 pub(crate) type Top = (Vec<u32>, Vec<f32>);
 
 /// Buffers for rows of logits, on the device and on the host.
@@ -72,7 +71,7 @@ impl LogitRows {
         Ok(rows::gather(ctx, rows::Gather { x: hidden, rows: index, out })?)
     }
 
-    /// Passes the logits of each of the `wanted` rows of `hidden` to `see`.
+    /// Passes the logits of each `wanted` row of `hidden` to `see`.
     fn each(
         &mut self,
         ctx: &Context,
@@ -82,7 +81,7 @@ impl LogitRows {
         temperature: f64,
         mut see: impl FnMut(usize, Row<'_>),
     ) -> Result<()> {
-        // The sampler records greedy log-probabilities (T = 0) at T = 1, and so does this function.
+        // For greedy sampling (T = 0) the sampler records log-probabilities at T = 1, and so does this function.
         let inv_temperature = inv_temperature(if temperature == 0.0 { 1.0 } else { temperature });
         for (piece, rows) in wanted.chunks(ROWS).enumerate() {
             let n = rows.len();
@@ -103,8 +102,8 @@ impl LogitRows {
         Ok(())
     }
 
-    /// The most likely tokens at each drawn token; empty for requests that do not want them.
-    pub(crate) fn of_draws(
+    /// The most likely tokens for each draw. Empty for requests that do not want them.
+    pub(crate) fn top_tokens(
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,
@@ -124,7 +123,7 @@ impl LogitRows {
         Ok(all)
     }
 
-    /// The entropy of each draw that wants it, by the function that the trainer uses; an empty list if none does.
+    /// The entropy of each draw that wants it, computed by the trainer's function. Empty if no draw wants it.
     pub(crate) fn entropies(
         &mut self,
         ctx: &Context,
@@ -143,12 +142,12 @@ impl LogitRows {
             .filter_map(|(place, draw)| temperature(draw).map(|temperature| (place, draw.row, temperature)))
             .collect();
         let mut all = if wanted.is_empty() { Vec::new() } else { vec![None; draws.len()] };
-        // Rows with the same temperature go through the head together.
+        // Rows with the same temperature go through the lm head together.
         for alike in wanted.chunk_by(|a, b| a.2.to_bits() == b.2.to_bits()) {
             for some in alike.chunks(ROWS) {
                 let (n, rows) = (some.len(), some.iter().map(|(_, row, _)| *row).collect::<Vec<u32>>());
                 self.gather(ctx, hidden, &rows)?;
-                // The kernel needs a token for each row; its log-probability is not used.
+                // The kernel needs a target token for each row; its log-probability is not used.
                 self.index.rows_mut(0..n).copy_from_u32(&vec![0; n]);
                 let args = lm_head::Forward {
                     hidden: self.hidden.rows(0..n),
@@ -167,9 +166,9 @@ impl LogitRows {
         Ok(all)
     }
 
-    /// Records the log-probabilities and alternatives of the prompt tokens whose rows are in `chunks`, where requests
-    /// want them.
-    pub(crate) fn of_prompts(
+    /// Records the log-probabilities and alternatives of the prompt tokens whose rows are in `chunks`, for requests
+    /// that want them.
+    pub(crate) fn record_prompts(
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,

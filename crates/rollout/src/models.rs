@@ -1,5 +1,4 @@
-//! The weights that compute each sequence. The engine does not own weights: each step is given the weights that its
-//! sequences name.
+//! The weights of each sequence. The engine does not own weights: each step gets the weights that its sequences name.
 
 use crate::{Error, Result};
 use model::Updates;
@@ -8,7 +7,7 @@ use model::weights::{Adapter, Adapters, ModelView, Weights};
 /// One version of one low-rank adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterVersion {
-    /// Id of the adapter, chosen by the caller. [`AdapterVersion::OF_VIEW`] is the adapter of a [`ModelView`].
+    /// The id of the adapter, chosen by the caller. [`AdapterVersion::OF_VIEW`] means the adapter of a [`ModelView`].
     pub id: u64,
     /// Version of the adapter, [`Adapter::version`].
     pub version: Updates,
@@ -19,17 +18,17 @@ impl AdapterVersion {
     pub const OF_VIEW: u64 = u64::MAX;
 }
 
-/// The version of the weights that computed a sequence's keys and values. It is part of the prefix cache's keys.
+/// The version of the weights with which a sequence's keys and values are computed. The prefix cache uses it in keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelVersion {
     /// Version of the base weights, [`Weights::version`].
     pub base: Updates,
-    /// The version of the adapter, if there is one.
+    /// The version of the adapter, if any.
     pub adapter: Option<AdapterVersion>,
 }
 
 impl ModelVersion {
-    /// The version of the weights that are trained: the adapter's, or the base's if there is no adapter.
+    /// The version of the trained weights: of the adapter, or of the base without an adapter.
     pub fn trained(self) -> Updates {
         self.adapter.map_or(self.base, |adapter| adapter.version)
     }
@@ -81,7 +80,7 @@ impl<'a> Models<'a> {
 
     /// A view of `weights` with these adapters, one or none for each sequence.
     pub(crate) fn view(weights: &'a Weights, adapters: &'a [Option<&'a Adapter>]) -> ModelView<'a> {
-        ModelView { weights, adapters: Adapters::of_sequences(adapters) }
+        ModelView { weights, adapters: Adapters::from_sequences(adapters) }
     }
 }
 

@@ -1,10 +1,10 @@
-//! The prefix cache: finds full KV-cache pages by their contents, so that a request reuses the keys and values of a
-//! prompt that another request computed.
+//! The prefix cache finds full KV-cache pages by their contents, so that a request reuses the keys and values of a
+//! prefix that another request has computed.
 //!
-//! The contents of a page depend on the weights that computed it and on all tokens up to its end. So a page is found by
-//! three things: the node of the page before it (a number that stands for all tokens so far, and is never used again
-//! for others), the version of the weights, and its own 64 tokens, which are compared and not only hashed. Pages that
-//! no sequence uses are queued in the order of their release; the one that waits longest is reused first.
+//! The contents of a page depend on the weights that computed it and on all tokens up to its end. So the key of a page
+//! consists of the node of the previous page (a number that represents all tokens so far, and is never reused for other
+//! tokens), the version of the weights, and the page's own 64 tokens, which are compared as well as hashed. Pages that
+//! no sequence uses wait in a queue in the order of their release, and are reused in that order.
 
 use crate::models::ModelVersion;
 use model::kv::BLOCK;
@@ -30,21 +30,21 @@ struct Entry {
     node: Node,
 }
 
-/// The cached contents of a page, and its neighbours in the queue of pages that no sequence uses.
+/// The cached contents of a page, and its neighbours in the queue of unused pages.
 #[derive(Debug)]
 struct Slot {
     entry: Option<Entry>,
-    /// The pages released before and after this one, if it is in the queue.
+    /// The pages that were released before and after this one, if it is in the queue.
     older: u32,
     newer: u32,
     waits: bool,
 }
 
-/// Pages by their contents. A cache with room for 0 pages caches nothing.
+/// The map from contents to pages. A cache with room for 0 pages caches nothing.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     slots: Vec<Slot>,
-    /// Pages by the hash of their key. If two keys have the same hash, the first one stays.
+    /// Pages by the hash of their key. If two keys have the same hash, the first one is kept.
     pages: HashMap<u64, u32>,
     hasher: RandomState,
     last_node: Node,
@@ -58,7 +58,7 @@ impl PrefixCache {
         let slot = || Slot { entry: None, older: NONE, newer: NONE, waits: false };
         PrefixCache {
             slots: (0..blocks).map(|_| slot()).collect(),
-            // The capacity is twice the number of pages, since a table that is at most half full rehashes in place.
+            // Twice the number of pages: a table that is at most half full rehashes in place.
             pages: HashMap::with_capacity(2 * blocks),
             hasher: RandomState::new(),
             last_node: ROOT,
@@ -70,12 +70,12 @@ impl PrefixCache {
     pub(crate) fn is_on(&self) -> bool {
         !self.slots.is_empty()
     }
-    /// Number of cached pages that no sequence uses.
+    /// The number of cached pages that no sequence uses.
     pub(crate) fn unheld(&self) -> usize {
         self.unheld
     }
 
-    /// Finds the page with these tokens after the node `parent`, computed with `model`; also returns its own node.
+    /// Finds the page with these tokens after the node `parent`, computed with `model`. Returns the page and its node.
     pub(crate) fn find(&self, parent: Node, model: ModelVersion, tokens: &[u32]) -> Option<(u32, Node)> {
         let key = self.key(parent, model, tokens)?;
         let &page = self.pages.get(&self.hasher.hash_one(&key))?;
@@ -84,7 +84,7 @@ impl PrefixCache {
     }
 
     /// Caches the contents of `page`: these tokens after the node `parent`, computed with `model`. Returns the node of
-    /// the contents; if another page has the same contents, that is the other page's node.
+    /// the contents. If another page has the same contents, this is the node of that page.
     pub(crate) fn insert(&mut self, page: u32, parent: Node, model: ModelVersion, tokens: &[u32]) -> Node {
         let Some(key) = self.key(parent, model, tokens) else { return ROOT };
         let hash = self.hasher.hash_one(&key);
@@ -96,8 +96,7 @@ impl PrefixCache {
         }
         self.last_node += 1;
         let node = self.last_node;
-        // If another key has the same hash, that key keeps its place in the table. The new contents get a node
-        // nonetheless.
+        // If another key has the same hash, that key keeps its entry. The new contents get a node all the same.
         if !self.pages.contains_key(&hash) && self.slots[page as usize].entry.is_none() {
             self.pages.insert(hash, page);
             self.slots[page as usize].entry = Some(Entry { key, hash, node });
@@ -105,7 +104,7 @@ impl PrefixCache {
         node
     }
 
-    /// Called when no sequence uses `page` any more. Returns whether the page is cached, and so waits in the queue.
+    /// Called when no sequence uses `page` any more. Returns whether the page is cached; then it waits in the queue.
     pub(crate) fn release(&mut self, page: u32) -> bool {
         let newest = self.newest;
         let Some(slot) = self.slots.get_mut(page as usize).filter(|slot| slot.entry.is_some()) else { return false };
@@ -119,10 +118,10 @@ impl PrefixCache {
         true
     }
 
-    /// Takes `page` out of the queue, because a sequence uses it again.
+    /// Removes `page` from the queue, because a sequence uses it again.
     pub(crate) fn hold(&mut self, page: u32) {
         let Slot { older, newer, waits, .. } = &mut self.slots[page as usize];
-        assert!(std::mem::take(waits), "page {page} is held");
+        assert!(std::mem::take(waits), "page {page} is already in use");
         let (older, newer) = (*older, *newer);
         match self.slots.get_mut(older as usize) {
             Some(before) => before.newer = newer,
@@ -135,7 +134,7 @@ impl PrefixCache {
         self.unheld -= 1;
     }
 
-    /// Takes the page that has waited longest and drops its cached contents.
+    /// Takes the page that has waited longest, and drops its cached contents.
     pub(crate) fn evict(&mut self) -> Option<u32> {
         let page = Some(self.oldest).filter(|&page| page != NONE)?;
         self.hold(page);
@@ -174,21 +173,25 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_found_by_all_that_computed_it() {
+    fn a_page_is_found_by_its_weights_and_all_tokens_up_to_its_end() {
         let mut cache = PrefixCache::new(4);
         let node = cache.insert(2, ROOT, MODEL, &tokens(0));
         assert_eq!(cache.find(ROOT, MODEL, &tokens(0)), Some((2, node)));
         let other = ModelVersion { base: Updates(1), adapter: None };
         assert_eq!(cache.find(ROOT, other, &tokens(0)), None);
         assert_eq!(cache.find(ROOT, MODEL, &tokens(1)), None);
-        assert_eq!(cache.find(node, MODEL, &tokens(0)), None, "the same tokens after others");
-        assert_eq!(cache.find(ROOT, MODEL, &tokens(0)[..BLOCK - 1]), None, "only full pages");
-        assert_eq!(cache.insert(3, ROOT, MODEL, &tokens(0)), node, "a second page of one content");
+        assert_eq!(cache.find(node, MODEL, &tokens(0)), None, "the same tokens after other tokens");
+        assert_eq!(cache.find(ROOT, MODEL, &tokens(0)[..BLOCK - 1]), None, "only full pages are found");
+        assert_eq!(
+            cache.insert(3, ROOT, MODEL, &tokens(0)),
+            node,
+            "a second page with the same contents gets the same node"
+        );
         assert!(!cache.release(3) && cache.release(2));
     }
 
     #[test]
-    fn the_page_that_waits_longest_is_reused_and_held_pages_stay() {
+    fn the_least_recently_released_page_is_evicted_first() {
         let mut cache = PrefixCache::new(4);
         let nodes: Vec<Node> = (0..4).map(|page| cache.insert(page, ROOT, MODEL, &tokens(page))).collect();
         for page in [2, 0, 3, 1] {
@@ -202,13 +205,13 @@ mod tests {
         assert!(cache.release(1) && cache.release(0));
         assert_eq!(cache.evict(), Some(1));
         let again = cache.insert(2, ROOT, MODEL, &tokens(2));
-        assert!(!nodes.contains(&again), "a node is never used twice: children of the forgotten page are not its own");
+        assert!(!nodes.contains(&again), "a node is never reused: the children of the evicted page must not be found");
         cache.clear();
         assert_eq!(cache.find(ROOT, MODEL, &tokens(0)), None);
     }
 
     #[test]
-    fn without_room_nothing_is_cached() {
+    fn a_cache_without_room_caches_nothing() {
         let mut cache = PrefixCache::new(0);
         assert_eq!(cache.insert(0, ROOT, MODEL, &tokens(0)), ROOT);
         assert!(cache.find(ROOT, MODEL, &tokens(0)).is_none() && !cache.release(0) && cache.evict().is_none());

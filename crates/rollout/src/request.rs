@@ -1,4 +1,4 @@
-//! The types that go in and out of the engine: requests, sampling parameters, completions and groups.
+//! The inputs and outputs of the engine: requests, sampling parameters, completions and groups.
 
 use crate::models::ModelVersion;
 use crate::{Error, Result};
@@ -10,31 +10,31 @@ use std::sync::Arc;
 /// The sampling parameters of a request, with transformers' names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Logits are divided by this; 0 samples greedily.
+    /// Logits are divided by the temperature; 0 means greedy sampling.
     pub temperature: f64,
-    /// Samples only from the `top_k` most likely tokens; 0 for all.
+    /// Sample only from the `top_k` most likely tokens; 0 for all.
     pub top_k: usize,
-    /// Samples only from the smallest set of most likely tokens with at least this total probability; 1 for all.
+    /// Sample only from the smallest set of most likely tokens with at least this total probability; 1 for all.
     pub top_p: f64,
-    /// Samples only tokens with at least this fraction of the most likely token's probability; 0 for all.
+    /// Sample only tokens with at least this fraction of the most likely token's probability; 0 for all.
     pub min_p: f64,
-    /// Logits of tokens seen before are divided by this where positive and multiplied by it where negative; 1 for no
-    /// penalty.
+    /// For tokens that have occurred before, positive logits are divided by this and negative ones multiplied by it; 1
+    /// for no penalty.
     pub repetition_penalty: f64,
-    /// Largest number of tokens of a completion.
+    /// The maximum number of tokens of a completion.
     pub max_new_tokens: usize,
-    /// Ids of tokens that end a completion; the token is part of it.
+    /// Ids of tokens that end a completion. The token is part of the completion.
     pub stop_ids: Vec<u32>,
     /// Strings that end a completion once its text contains one of them.
     pub stop_strings: Vec<String>,
-    /// The training run's seed: the key of all random numbers.
+    /// The seed of the training run: the key of all random numbers.
     pub seed: u64,
     /// Whether to return the log-probabilities of the prompt's tokens, too.
     pub prompt_logprobs: bool,
-    /// Number of most likely tokens to return for each sampled token, and for each prompt token with
-    /// `prompt_logprobs`.
+    /// The number of most likely tokens to return for each sampled token, and with `prompt_logprobs` also for each
+    /// prompt token.
     pub top_logprobs: usize,
-    /// Whether to return the entropy at each sampled token. That computes the lm head once more for its row.
+    /// Whether to return the entropy at each sampled token. This computes the lm head once more for its row.
     pub entropies: bool,
 }
 
@@ -60,9 +60,9 @@ impl Default for SamplingParams {
 /// A request for completions of one prompt.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The group, unique in the training run. The group, the index of the completion and the index of the token
-    /// determine the random numbers of every draw. They therefore do not depend on scheduling, and a prompt that comes
-    /// again gets new random numbers.
+    /// The group, which must be unique in the training run. The group, the index of the completion and the index of the
+    /// token determine the random numbers of every draw. So the random numbers do not depend on scheduling, and a
+    /// prompt that is sampled again gets new ones.
     pub group: GroupId,
     /// The prompt, shared by all completions.
     pub prompt: Arc<Prompt>,
@@ -70,17 +70,17 @@ pub struct Request {
     pub num_generations: usize,
     /// The sampling parameters of all completions.
     pub sampling: Arc<SamplingParams>,
-    /// Whether a completion that reaches a stop id or a stop string is paused instead of ended: it waits for
-    /// [`crate::Engine::extend`] or [`crate::Engine::finish`] (tools, several turns).
+    /// Whether a completion that reaches a stop id or a stop string is paused instead of ended. It then waits for
+    /// [`crate::Engine::extend`] or [`crate::Engine::finish`] (for tools and multi-turn conversations).
     pub pause_on_stop: bool,
-    /// The version of the weights to compute with, which every step must then be given. None: the current weights of
-    /// each step.
+    /// The version of the weights to sample with. Every step must then get these weights. `None`: the current weights
+    /// of each step.
     pub model: Option<ModelVersion>,
     /// The completions so far; empty if all completions begin here. [`Unfinished`](FinishReason::Unfinished)
-    /// completions continue as if they had never stopped: their keys and values are recomputed, and the records of
-    /// their tokens stay. The others stay as they are.
+    /// completions continue as if they had never stopped: keys and values are recomputed, and the records of their
+    /// tokens are kept. Other completions are not changed.
     pub so_far: Vec<Completion>,
-    /// A completion that has this many tokens and has not ended is returned as
+    /// A completion that reaches this many tokens before it ends is returned as
     /// [`Unfinished`](FinishReason::Unfinished).
     pub until: Option<usize>,
 }
@@ -101,16 +101,18 @@ impl Request {
         let most = self.sampling.max_new_tokens.min(max_model_len - self.prompt.ids.len());
         let most = self.until.map_or(most, |until| until.min(most));
         let wrong = |c: &Completion| match c.is_unfinished() {
-            _ if !c.is_whole(&self.sampling) => Some("lacks the records of its tokens"),
-            true if c.ids.is_empty() => Some("has no token, and is not finished"),
-            true if c.ids.len() >= most => Some("is as long as it may become, and is not finished"),
+            _ if !c.is_whole(&self.sampling) => Some("has incomplete columns"),
+            true if c.ids.is_empty() => Some("has no tokens but is unfinished"),
+            true if c.ids.len() >= most => Some("has reached its maximum length but is unfinished"),
             _ => None,
         };
         let mut all = self.so_far.iter().enumerate();
         let what = match all.find_map(|(place, c)| Some((place, wrong(c)?))) {
-            _ if wanted != found => format!("there are {found} of {wanted}"),
-            _ if self.so_far.iter().enumerate().any(|(place, c)| c.generation != place) => "their order".to_owned(),
-            Some((place, what)) => format!("number {place} {what}"),
+            _ if wanted != found => format!("expected {wanted} completions, got {found}"),
+            _ if self.so_far.iter().enumerate().any(|(place, c)| c.generation != place) => {
+                "they must be in the order of their indices".to_owned()
+            }
+            Some((place, what)) => format!("completion {place} {what}"),
             None if !self.so_far.iter().any(Completion::is_unfinished) => "all of them have ended".to_owned(),
             None => return Ok(()),
         };
@@ -118,7 +120,7 @@ impl Request {
     }
 }
 
-/// Id of a request that an engine has accepted. It is valid only for that engine and until the request has ended.
+/// The id of a request that an engine has accepted. It is valid only for that engine and only until the request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
     pub(crate) index: usize,
@@ -135,7 +137,7 @@ pub struct SequenceId {
 /// A token that was drawn in a step, for streaming.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drawn {
-    /// The id that [`Engine::submit`](crate::Engine::submit) returned for the token's request.
+    /// The id that [`Engine::submit`](crate::Engine::submit) returned for the request.
     pub request: RequestId,
     /// The sequence that got the token.
     pub sequence: SequenceId,
@@ -149,7 +151,7 @@ pub struct Drawn {
     pub id: u32,
     /// Log-probability of the token, as in [`Completion::logps`].
     pub logp: f32,
-    /// Why the completion ended with this token, if it did.
+    /// The reason why the completion ended with this token, if it did.
     pub finish_reason: Option<FinishReason>,
 }
 
@@ -158,12 +160,12 @@ pub struct Drawn {
 pub struct RolloutGroup {
     /// The group of the request, [`Request::group`].
     pub group: GroupId,
-    /// The request's prompt, the same shared object.
+    /// The prompt of the request (the same shared object).
     pub prompt: Arc<Prompt>,
     /// All completions, ordered by [`Completion::generation`].
     pub completions: Vec<Completion>,
-    /// With [`SamplingParams::prompt_logprobs`], columns with one element for each prompt token but the first; else
-    /// empty.
+    /// With [`SamplingParams::prompt_logprobs`], columns with one element for each prompt token except the first.
+    /// Otherwise empty.
     pub prompt_columns: Columns,
 }
 
@@ -182,22 +184,24 @@ impl RolloutGroup {
 /// A completion: the tokens after a prompt. Lists have one element per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// Index of the episode in the group. Usually an episode is one sequence, whatever turns it has. An episode of
-    /// several sequences (agents that talk, a context that is rewritten) is several completions with the same index.
+    /// The index of the episode in the group. Usually an episode is one sequence, however many turns it has. An episode
+    /// of several sequences (several agents, or a context that is rewritten) is several completions with the same
+    /// index.
     pub generation: usize,
     /// Token ids, including the stop id.
     pub ids: Vec<u32>,
-    /// Whether the model sampled the token, instead of it being inserted.
+    /// Whether the model sampled the token (otherwise it was inserted).
     pub sampled: Vec<bool>,
-    /// Version of the weights with which the token was sampled.
+    /// The version of the weights with which the token was sampled.
     pub versions: Vec<Updates>,
     /// Further columns with a value per token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS):
-    /// log-softmax of all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not
-    /// sample. With [`SamplingParams::top_logprobs`] = k there are also [`TOP_IDS`](model::columns::TOP_IDS) and
-    /// [`TOP_LOGPS`](model::columns::TOP_LOGPS), with k values per token; with [`SamplingParams::entropies`] also
-    /// [`ENTROPIES`](model::columns::ENTROPIES), 0 where the model did not sample.
+    /// log-softmax of all logits / T, before penalty and truncation (T = 1 for greedy sampling); 0 for tokens that the
+    /// model did not sample. With [`SamplingParams::top_logprobs`] = k there are also
+    /// [`TOP_IDS`](model::columns::TOP_IDS) and [`TOP_LOGPS`](model::columns::TOP_LOGPS), with k values per token; with
+    /// [`SamplingParams::entropies`] also [`ENTROPIES`](model::columns::ENTROPIES), 0 for tokens that the model did not
+    /// sample.
     pub columns: Columns,
-    /// Why the completion ended.
+    /// The reason why the completion ended.
     pub finish_reason: FinishReason,
 }
 
@@ -218,7 +222,7 @@ impl Completion {
         self.finish_reason == FinishReason::Unfinished
     }
 
-    /// Whether it has, for each of its tokens, all columns that an engine records with these sampling parameters.
+    /// Whether the completion has all columns that an engine records with these sampling parameters, for each token.
     pub fn is_whole(&self, sampling: &SamplingParams) -> bool {
         let tokens = self.ids.len();
         let number = |name: &str, wanted: bool| match self.columns.f32(name) {
@@ -249,10 +253,10 @@ pub trait Detokenize: Send + Sync {
     fn decode(&self, ids: &[u32]) -> String;
 }
 
-/// Special tokens appear in the text, so that one may be a stop string.
+/// Special tokens are decoded as text, so that they can be stop strings.
 impl Detokenize for model::Tokenizer {
     fn decode(&self, ids: &[u32]) -> String {
-        // Decoding does not fail for ids of the vocabulary; an empty text contains no stop string.
+        // Decoding does not fail for ids of the vocabulary. An empty text contains no stop string.
         model::Tokenizer::decode(self, ids, false).unwrap_or_default()
     }
 }

@@ -1,7 +1,7 @@
-//! The sampler: draws the next token of every sequence whose last row was computed.
+//! The sampler draws the next token of every sequence whose last row was computed.
 //!
-//! Random numbers are determined by the seed, the group, the completion's index and the token's index, so a token does
-//! not depend on what else is drawn in the step.
+//! Random numbers are determined by the seed, the group, the index of the completion and the index of the token. So a
+//! token does not depend on the other draws of the step.
 
 use crate::Result;
 use crate::request::SamplingParams;
@@ -15,13 +15,13 @@ use model::{GroupId, ModelConfig, ModelView};
 
 /// Buffers of a fixed size for sampling. Every call uses their first rows.
 pub(crate) struct SamplerBuffers {
-    /// Largest number of rows in one call.
+    /// The maximum number of rows in one call.
     pub(crate) capacity: usize,
     hidden: Tensor,
-    /// The sampled ids, then the bits of their log-probabilities: in one tensor, so that one copy brings both to the
-    /// host.
+    /// The sampled ids, followed by the bits of their log-probabilities. They are in one tensor, so that one copy
+    /// brings both to the host.
     sampled: Tensor,
-    /// The parameters of each row; empty between calls.
+    /// The parameters of each row. Empty between calls.
     params: Vec<sample::RowParams<'static>>,
     /// The contents of `sampled`, on the host.
     words: Vec<u32>,
@@ -42,7 +42,7 @@ impl SamplerBuffers {
     }
 
     /// Samples a token for each draw, with its log-probability. `hidden`: `[rows, hidden size]` is the model's output
-    /// for the step's rows, and `step` has the indices of the rows to sample from.
+    /// for the rows of the step, and `step` has the indices of the rows to sample from.
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,
@@ -78,14 +78,13 @@ impl SamplerBuffers {
 }
 
 impl SamplingParams {
-    /// Whether sampling needs full rows of logits, because of truncation or a penalty. A device needs more memory for
-    /// that.
+    /// Whether sampling needs full rows of logits, because of truncation or a penalty. This needs more device memory.
     pub fn needs_logits(&self) -> bool {
         row_params(self, GroupId(0), 0, &[], 0).needs_logits()
     }
 }
 
-/// The sampling parameters of each draw's row.
+/// The sampling parameters for each draw.
 pub(crate) fn params<'a>(
     scheduler: &'a Scheduler,
     draws: &'a [Draw],
@@ -93,7 +92,7 @@ pub(crate) fn params<'a>(
     draws.iter().map(|draw| {
         let s = &scheduler.sequences[draw.sequence];
         let request = &scheduler.groups[s.group].request;
-        // A rejected draft has left `tokens`; tokens drawn after it are dropped.
+        // A rejected draft was removed from `tokens`. Tokens that are drawn after it will be dropped.
         let tokens = &s.tokens[..draw.at.min(s.tokens.len())];
         row_params(&request.sampling, request.group, s.generation() as u32, tokens, s.prompt_len)
     })
@@ -122,9 +121,9 @@ fn row_params<'a>(
 mod tests {
     use super::*;
 
-    /// Old training runs can be repeated only as long as this numbering of random numbers stays.
+    /// If the numbering of random numbers changed, old training runs could not be reproduced.
     #[test]
-    fn noise_is_named_by_seed_token_generation_and_group() {
+    fn random_numbers_depend_on_seed_token_generation_and_group() {
         let sampling = SamplingParams { seed: 9, ..SamplingParams::default() };
         let tokens = [7; 13];
         let params = row_params(&sampling, GroupId((3 << 32) + 4), 2, &tokens, 10);
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_of_a_request_is_that_of_its_rows() {
+    fn rows_get_every_sampling_parameter_of_their_request() {
         let sampling = SamplingParams {
             temperature: 0.5,
             top_k: 3,

@@ -1,4 +1,4 @@
-//! A sequence in the engine: its tokens, the KV-cache pages with their keys and values, and the records of each token.
+//! A sequence in the engine: its tokens, the KV-cache pages of their keys and values, and the records of each token.
 
 use crate::drafts::Pace;
 use crate::models::ModelVersion;
@@ -11,8 +11,8 @@ use model::{Columns, Updates};
 /// The role of a sequence in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The prompt of a group, computed once for all its completions. Its KV-cache pages stay until the last completion
-    /// ends.
+    /// The prompt of a group, computed once for all its completions. Its KV-cache pages are kept until the last
+    /// completion ends.
     Prompt,
     /// The completion of the group with this index.
     Completion(u32),
@@ -21,51 +21,51 @@ pub(crate) enum Role {
 /// The state of a sequence in the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Waits for a slot in the batch. It has no KV-cache pages, unless it was paused and then extended.
+    /// Waiting for a slot in the batch. It has no KV-cache pages, unless it was paused and then extended.
     Waiting,
     /// Has a slot in the batch.
     Running,
-    /// A prompt that is computed and whose pages completions share.
+    /// A computed prompt whose pages are shared by completions.
     Held,
-    /// Paused until it is extended or finished; it keeps its KV-cache pages.
+    /// Paused until it is extended or finished. It keeps its KV-cache pages.
     Paused,
-    /// Ended; it has no KV-cache pages.
+    /// Ended. It has no KV-cache pages.
     Finished(FinishReason),
 }
 
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    /// The sequence's serial number, which is never used again.
+    /// The serial number of the sequence. It is never reused.
     pub(crate) serial: u64,
     pub(crate) group: usize,
     pub(crate) role: Role,
     pub(crate) state: State,
-    /// The version of the weights to compute with; none: the current weights of each step.
+    /// The version of the weights to compute with; `None` means the current weights of each step.
     pub(crate) model: Option<ModelVersion>,
     /// The tokens of the prompt, then those that were sampled or inserted, then `drafted` draft tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// Number of draft tokens at the end, which the next step verifies.
+    /// The number of draft tokens at the end, which the next step verifies.
     pub(crate) drafted: usize,
     pub(crate) pace: Pace,
-    /// Number of tokens that are in the index that draft tokens are guessed from.
+    /// The number of tokens that are in the index for draft tokens.
     pub(crate) indexed: usize,
-    /// Number of tokens whose keys and values are in `blocks`.
+    /// The number of tokens whose keys and values are in `blocks`.
     pub(crate) computed: usize,
     pub(crate) blocks: Vec<u32>,
-    /// Number of pages of `blocks` that the prefix cache knows, and the node of the last of them.
+    /// The number of pages of `blocks` that are in the prefix cache, and the node of the last one.
     pub(crate) cached: usize,
     pub(crate) node: Node,
     /// The log-probability of each token after the prompt.
     pub(crate) logps: Vec<f32>,
     pub(crate) sampled: Vec<bool>,
     pub(crate) versions: Vec<Updates>,
-    /// The entropy at each token up to the last sampled one; empty unless wanted.
+    /// The entropy at each token up to the last sampled one. Empty unless wanted.
     pub(crate) entropies: Vec<f32>,
     pub(crate) top: Alternatives,
 }
 
-/// The most likely tokens at each token, the most likely first: the same number for each token, or empty unless
+/// The most likely tokens at each position, in descending order: the same number for each token, or empty unless
 /// wanted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Alternatives {
@@ -75,7 +75,7 @@ pub(crate) struct Alternatives {
 }
 
 impl Alternatives {
-    /// Adds the most likely tokens at one token, and their log-probabilities.
+    /// Adds the most likely tokens at one position, and their log-probabilities.
     pub(crate) fn push(&mut self, ids: &[u32], logps: &[f32]) {
         self.width = ids.len();
         self.ids.extend_from_slice(ids);
@@ -127,7 +127,7 @@ impl Sequence {
             top: Alternatives::default(),
         }
     }
-    /// Continues from the tokens and records of an unfinished completion.
+    /// Restores the tokens and records of an unfinished completion.
     pub(crate) fn continue_from(&mut self, so_far: &Completion) {
         let Completion { ids, sampled, versions, columns, finish_reason, .. } = so_far;
         self.tokens.extend_from_slice(ids);
@@ -152,11 +152,11 @@ impl Sequence {
     pub(crate) fn completion(&self) -> &[u32] {
         &self.known()[self.prompt_len..]
     }
-    /// Number of tokens still to be computed, draft tokens included.
+    /// The number of tokens that must still be computed, including draft tokens.
     pub(crate) fn uncomputed(&self) -> usize {
         self.tokens.len() - self.computed
     }
-    /// Called when the sequence has lost its KV-cache pages: none of its tokens is computed any more.
+    /// Called when the sequence has lost its KV-cache pages. All its tokens must then be recomputed.
     pub(crate) fn forget_pages(&mut self) {
         (self.computed, self.cached, self.node) = (0, 0, ROOT);
         self.reject_drafts();
@@ -172,12 +172,12 @@ impl Sequence {
     pub(crate) fn generation(&self) -> usize {
         match self.role {
             Role::Completion(generation) => generation as usize,
-            Role::Prompt => unreachable!("prompts are not sampled for"),
+            Role::Prompt => unreachable!("a prompt has no index in its group"),
         }
     }
     /// The completion with its records, once it has ended.
     pub(crate) fn into_completion(mut self) -> Completion {
-        let State::Finished(finish_reason) = self.state else { unreachable!("only ended completions are given away") };
+        let State::Finished(finish_reason) = self.state else { unreachable!("only ended completions are returned") };
         let generation = self.generation();
         let tokens = self.logps.len();
         let mut columns = Columns::of([(SAMPLER_LOGPS, self.logps)]);
@@ -195,8 +195,8 @@ impl Sequence {
             finish_reason,
         }
     }
-    /// Appends a token after the prompt. Returns whether it equals the draft token at its place, so that the computed
-    /// keys and values stay valid.
+    /// Appends a token after the prompt. Returns whether it equals the draft token at its position, so that the
+    /// computed keys and values stay valid.
     pub(crate) fn push(&mut self, id: u32, logp: f32, sampled: bool, version: Updates) -> bool {
         let guessed = self.drafted > 0 && self.tokens[self.tokens.len() - self.drafted] == id;
         if guessed {
@@ -217,25 +217,25 @@ impl Sequence {
 }
 
 /// A token to draw. A sequence with draft tokens has several draws in a step: one to verify each draft token, and one
-/// more.
+/// for the token after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Draw {
-    /// The row of the step that the token is drawn from.
+    /// The row of the step from which the token is drawn.
     pub(crate) row: u32,
     /// The sequence that gets the token.
     pub(crate) sequence: usize,
-    /// Index of the token in the sequence: the number of tokens before it.
+    /// The index of the token in the sequence: the number of tokens before it.
     pub(crate) at: usize,
 }
 
-/// The results of sampling: the tokens, their log-probabilities and, if wanted, the most likely tokens with theirs.
+/// The results of sampling: tokens, log-probabilities and, if wanted, the most likely tokens and entropies.
 #[derive(Clone, Copy)]
 pub(crate) struct Sampled<'a> {
     pub(crate) ids: &'a [u32],
     pub(crate) logps: &'a [f32],
-    /// The most likely tokens of each draw and their log-probabilities; or empty.
+    /// The most likely tokens of each draw and their log-probabilities, or empty.
     pub(crate) alternatives: &'a [(Vec<u32>, Vec<f32>)],
-    /// The entropy of each draw that wants it; or empty.
+    /// The entropy of each draw that wants it, or empty.
     pub(crate) entropies: &'a [Option<f32>],
 }
 

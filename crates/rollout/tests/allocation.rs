@@ -1,6 +1,6 @@
-//! Decoding allocates nothing: once the sequences run, a step asks the allocator for no memory, on any thread.
+//! Decoding allocates nothing: once all sequences are running, a step makes no allocation on any thread.
 //!
-//! Requests leave nothing behind once they have ended or were cancelled.
+//! Requests that have ended or were cancelled leave no memory allocated.
 //!
 //! This is a separate binary with one test, because it counts the allocations of the whole process.
 
@@ -17,7 +17,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const VOCAB: usize = 101;
 const PROMPTS: usize = 2;
 const GENERATIONS: usize = 3;
-/// Prompts have 60 tokens: the first page is full after four more tokens, and the second is never full.
+/// The length of the prompts: the first page is full after four more tokens, and the second is never full.
 const PROMPT: usize = 60;
 const NEW_TOKENS: usize = 24;
 
@@ -40,7 +40,7 @@ fn adapted(ctx: &Context, compute: DType) -> AdaptedWeights {
     AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
-/// Allocations and reallocations of each step, separately for steps that ended no sequence and steps that ended one.
+/// Counts allocations and reallocations per step, separately for steps that ended no sequence and steps that ended one.
 fn counted(ctx: &Context, model: ModelView<'_>, sampling: SamplingParams, prefix_sharing: bool) -> [Vec<usize>; 2] {
     let config = EngineConfig { prefix_sharing, ..sizes() };
     let mut engine = Engine::new(ctx, model.config(), config).unwrap();
@@ -69,7 +69,7 @@ fn counted_steps(engine: &mut Engine, models: Models<'_>) -> [Vec<usize>; 2] {
     steps
 }
 
-/// Sequences with different adapters, and full pages that enter the prefix cache.
+/// A load with different adapters per sequence, in which full pages enter the prefix cache.
 fn serving(ctx: &Context, base: &Weights, adapters: &[(u64, &Adapter)]) -> Vec<usize> {
     let config = EngineConfig { prefix_caching: true, ..sizes() };
     let mut engine = Engine::new(ctx, &base.config, config).unwrap();
@@ -85,10 +85,11 @@ fn serving(ctx: &Context, base: &Weights, adapters: &[(u64, &Adapter)]) -> Vec<u
     others[3..].to_vec()
 }
 
-/// Requests that come and go leave nothing behind. `LOCKSTEP_REQUESTS` sets their number; a million take a minute or
+/// Checks that requests leave no memory allocated. `LOCKSTEP_REQUESTS` sets their number; a million take a minute or
 /// two.
 fn requests_leave_nothing(ctx: &Context, weights: &Weights) {
-    let requests: u64 = std::env::var("LOCKSTEP_REQUESTS").map_or(20_000, |n| n.parse().expect("a number of requests"));
+    let requests: u64 =
+        std::env::var("LOCKSTEP_REQUESTS").map_or(20_000, |n| n.parse().expect("LOCKSTEP_REQUESTS must be a number"));
     let config = EngineConfig { prefix_caching: true, ..EngineConfig::new(64, 128) };
     let mut engine = Engine::new(ctx, &weights.config, config).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: 2, ..SamplingParams::default() });
@@ -112,16 +113,16 @@ fn requests_leave_nothing(ctx: &Context, weights: &Weights) {
     assert!(cancelled > requests / 20 && ended > requests / 2, "{ended} ended, {cancelled} were cancelled");
 }
 
-/// The counts of the steps after the first few, which admit the sequences and size the buffers of threads.
+/// The counts without the first few steps, which admit the sequences and size the buffers of threads.
 fn decoding(ctx: &Context, model: ModelView<'_>, sampling: &SamplingParams, prefix_sharing: bool) -> Vec<usize> {
     let [others, ending] = counted(ctx, model, sampling.clone(), prefix_sharing);
-    // The counter works: a step that ends sequences allocates their results.
+    // Check the counter: a step that ends sequences allocates their results.
     assert!(ending.iter().all(|&n| n > 0) && others.len() > NEW_TOKENS / 2, "{others:?} {ending:?}");
     others[3..].to_vec()
 }
 
 #[test]
-fn a_decode_step_allocates_nothing_and_requests_leave_nothing() {
+fn a_decode_step_allocates_nothing_and_requests_leak_nothing() {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let drawn = SamplingParams { stop_ids: vec![VOCAB as u32], ..SamplingParams::default() };
     let truncated = SamplingParams { top_k: 30, top_p: 0.9, min_p: 0.01, ..SamplingParams::default() };
@@ -137,8 +138,8 @@ fn a_decode_step_allocates_nothing_and_requests_leave_nothing() {
                 for shared in [true, false] {
                     let count = || decoding(&ctx, weights, sampling, shared);
                     let mut counts = count();
-                    // A thread sizes its own memory when it first gets a task of a kind, which may be late on a busy
-                    // machine. An allocation that happens in every step also happens in every generation.
+                    // A thread sizes its own buffers at its first task of a kind, which may be late on a busy machine.
+                    // An allocation that happens in every step shows up in every repetition.
                     for _ in 1..if threads > 1 { 5 } else { 1 } {
                         if counts.iter().any(|&n| n > 0) {
                             counts = count();

@@ -163,8 +163,8 @@ impl Judge {
         &self.options.column
     }
 
-    /// Shares a flag that is set when the verdicts are no longer wanted. Running programs are then stopped, and get no
-    /// verdict.
+    /// Shares a flag that is set when the verdicts are not needed any more. Running programs are then stopped, and get
+    /// no verdict.
     pub fn stop_with(&mut self, stop: Arc<AtomicBool>) {
         self.sandbox.stop = stop;
     }
@@ -284,7 +284,7 @@ impl Judge {
                 write_program(&directory.path().join("program"), &outcome.stdout)?;
                 Ok(Prepared::Ready(directory))
             }
-            End::Stopped => Err(std::io::Error::other("its score is no longer needed")),
+            End::Stopped => Err(std::io::Error::other("its score is not needed any more")),
             _ => {
                 self.sandbox.still_works(&outcome)?;
                 Ok(Prepared::Refused(format!("not compiled: {}", outcome.words())))
@@ -311,7 +311,7 @@ impl Judge {
                     continue;
                 }
                 End::Exit(0) => "another output".to_owned(),
-                End::Stopped => return Err(std::io::Error::other("its score is no longer needed")),
+                End::Stopped => return Err(std::io::Error::other("its score is not needed any more")),
                 _ => {
                     self.sandbox.still_works(&outcome)?;
                     outcome.words()

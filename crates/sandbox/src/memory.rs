@@ -378,10 +378,10 @@ fn held_together(rows: &[Row]) -> Option<u64> {
         // counted twice. Other children of the same size may be mistaken for that child, but not more of them than
         // there are waiting threads.
         let own = memories[at];
-        let of_child = |(row, bytes): (&Row, &u64)| {
+        let child_bytes = |(row, bytes): (&Row, &u64)| {
             (row.parent == rows[at].process && *bytes <= own + own / 64).then_some((*bytes).min(own))
         };
-        let mut children: Vec<u64> = rows.iter().zip(&memories).filter_map(of_child).collect();
+        let mut children: Vec<u64> = rows.iter().zip(&memories).filter_map(child_bytes).collect();
         children.sort_unstable_by(|a, b| b.cmp(a));
         held -= children.iter().take(before.intersection(&after).count()).sum::<u64>();
     }

@@ -87,7 +87,7 @@ pub(super) struct Sandbox {
     pub cgroups: Result<Cgroups, &'static str>,
     /// The most bytes of memory that the processes of one program held together; compilers and judges do not count.
     pub peak: AtomicU64,
-    /// A flag that is set when results are no longer wanted. Running programs are then stopped.
+    /// A flag that is set when results are not needed any more. Running programs are then stopped.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -120,7 +120,7 @@ impl Sandbox {
         unsafe_no_sandbox: bool,
         programs: &[&str],
     ) -> Result<Sandbox, String> {
-        let cgroups = Cgroups::find(&Roots::of_this_process());
+        let cgroups = Cgroups::find(&Roots::this_process());
         let mut refusals = Vec::new();
         for isolation in [Isolation::Bubblewrap, Isolation::Landlock] {
             if asked.is_none_or(|asked| asked == isolation) {

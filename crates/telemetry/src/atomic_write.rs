@@ -1,11 +1,11 @@
-//! Atomic file writes: a reader sees either the old contents or the new ones, never a mixture or a part.
+//! Atomic file writes: a reader sees the old contents or the new contents, never a part or a mixture of them.
 
 use std::io::Write;
 use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes `bytes` to a temporary file in the directory of `path`, syncs it, then renames it to `path`.
+/// Writes `bytes` to a temporary file next to `path`, syncs the file, and renames it to `path`.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

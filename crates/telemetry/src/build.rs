@@ -1,5 +1,5 @@
-//! The identity of the running build: the commit of its sources, their changes since, and its cargo features. The
-//! program announces it once. Libraries have no identity, so a commit rebuilds only the program.
+//! The identity of the running build: the commit of its sources, uncommitted changes, and cargo features. The program
+//! announces its identity at its start. Libraries do not contain it, so a new commit rebuilds only the program.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,7 +15,7 @@ pub struct Build {
     /// The commit of the sources; `None` if the program was built without git.
     #[serde(default)]
     pub commit: Option<String>,
-    /// A hash of the differences to that commit, if the sources were changed.
+    /// A hash of the uncommitted changes, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified: Option<String>,
     /// The cargo features, sorted. Results do not depend on them.
@@ -25,7 +25,7 @@ pub struct Build {
 
 impl Build {
     /// The build of this process. If the program has not announced its build, only the version is known.
-    pub fn of_process() -> Build {
+    pub fn current() -> Build {
         let unknown = || Build { version: env!("CARGO_PKG_VERSION").to_owned(), ..Build::default() };
         OF_PROCESS.get().cloned().unwrap_or_else(unknown)
     }
@@ -35,7 +35,7 @@ impl Build {
         let _ = OF_PROCESS.set(self);
     }
 
-    /// Whether both builds have the same sources; `None` if that is unknown.
+    /// Whether both builds have the same sources; `None` if the sources of either are unknown.
     pub fn is_same(&self, other: &Build) -> Option<bool> {
         if self.version != other.version {
             return Some(false);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn builds_are_compared_by_their_sources() {
+    fn builds_with_the_same_sources_are_the_same() {
         let own = build("1", "a", "", &["hub"]);
         let rows = [
             (build("1", "a", "", &["hub"]), Some(true)),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_is_one_line_and_is_read_again() {
+    fn a_build_is_formatted_as_one_line_and_round_trips_as_json() {
         let full = build("0.1.0", "0123456789abcdef", "fedcba9876543210", &["hub", "nats"]);
         let text = "0.1.0 (commit 0123456789ab, modified fedcba987654; features hub, nats)";
         assert_eq!(full.to_string(), text);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// An error while a file of a training run is written or read.
+/// An error that occurs while a file of a training run is read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system reported an error.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// Something that happened in a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// Version of the serialised form; [`Event::VERSION`] in events made here.
+    /// Version of the serialised form; [`Event::VERSION`] in events that this build creates.
     pub version: u32,
     /// Time of the event, in seconds since 1970.
     pub time_s: f64,
@@ -21,7 +21,7 @@ pub struct Event {
 /// The kinds of events. Steps are optimizer steps, counted from 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[expect(missing_docs, reason = "what is not said at a kind, its fields' names say")]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub enum EventKind {
     /// The metrics of a logged step (means since the previous logged step), or of an evaluation.
     Metrics {
@@ -30,7 +30,7 @@ pub enum EventKind {
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
-    /// The values of one optimizer step, logged or not, from which a run is judged.
+    /// The values of one optimizer step, logged or not, by which a run is judged.
     StepValues {
         step: u64,
         #[serde(with = "numbers")]
@@ -39,10 +39,10 @@ pub enum EventKind {
     /// The table of the completions on which a step trains.
     Completions {
         rows: CompletionRows,
-        /// The number of completions that a console shows.
+        /// Number of completions to show on a console.
         shown: usize,
     },
-    /// The distributions of some values of a step, such as rewards: for each name all values, which are finite.
+    /// The distributions of some values of a step, such as rewards: all values for each name. The values are finite.
     Distributions { step: u64, values: Vec<(String, Vec<f64>)> },
     /// Recorded groups of completions, as the bytes that are appended to `rollouts.bin`.
     Rollout {
@@ -74,8 +74,8 @@ pub enum EventKind {
         /// Bytes of memory traffic of the stage.
         bytes: f64,
     },
-    /// Progress of a phase: `done` of `total` units. The first event with a new label reports the units that were done
-    /// before.
+    /// Progress of a phase: `done` of `total` units. The first event of a label reports the units that were already
+    /// done before, for example by an earlier start.
     Progress { label: String, done: u64, total: u64, note: String },
     /// A message for people.
     Message {
@@ -86,9 +86,9 @@ pub enum EventKind {
     },
     /// A checkpoint was written to disk.
     Checkpoint { step: u64, path: String },
-    /// An alarm was raised after `step`, or has ended.
+    /// An alarm was raised or ended after `step`.
     Alarm { step: u64, alarm: Alarm },
-    /// A finding after `step`: something that wastes time or memory.
+    /// A finding was made after `step`: something wastes time or memory.
     Finding { step: u64, finding: Finding },
 }
 
@@ -176,7 +176,7 @@ impl std::fmt::Display for Alarm {
 }
 
 impl Event {
-    /// The current version of the serialised form. It increases when readers must change.
+    /// The current version of the serialised form. It increases with each change that breaks readers.
     pub const VERSION: u32 = 1;
 }
 
@@ -208,7 +208,7 @@ impl Level {
     /// is not a level.
     pub fn from_env() -> Result<Self, String> {
         let text = std::env::var_os("LOCKSTEP_LOG").unwrap_or_default();
-        // A value that is not UTF-8 is never the name of a level, even in its lossy form.
+        // The lossy conversion is safe: a value that is not UTF-8 never becomes the name of a level.
         match text.to_string_lossy().as_ref() {
             "" => Ok(Level::Info),
             text => text.parse().map_err(|error| format!("LOCKSTEP_LOG={text}: {error}")),
@@ -246,13 +246,13 @@ impl Record {
         Self::default()
     }
 
-    /// Sets `key` to a number, text, bool, …. A float that is NaN or infinite becomes `null`.
+    /// Sets `key` to a number, string, bool or other value. A float that is NaN or infinite becomes `null`.
     pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) -> &mut Self {
         self.0.insert(key.into(), value.into());
         self
     }
 
-    /// The value of `key` as a number, if it is one.
+    /// The value of `key`, if it is a number.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.0.get(key).and_then(Value::as_f64)
     }
@@ -271,11 +271,11 @@ pub struct CompletionRows {
     pub prompts: Vec<Value>,
     /// The completions: strings, or arrays of chat messages.
     pub completions: Vec<Value>,
-    /// The name of each reward with its scores; `None` where the reward gave no score.
+    /// The name of each reward and its scores; `None` if the reward gave no score.
     pub rewards: Vec<(String, Vec<Option<f64>>)>,
-    /// Name and values of each further column that a reward function returned.
+    /// The name and values of each extra column that a reward function returned.
     pub extra: Vec<(String, Vec<Value>)>,
-    /// The advantage of each completion; `None` where it has none.
+    /// The advantage of each completion; `None` if the completion has no advantage.
     pub advantages: Vec<Option<f64>>,
 }
 
@@ -328,7 +328,7 @@ mod numbers {
 mod tests {
     use super::*;
 
-    /// Serialises an event and reads it back; returns the text and the event that was read.
+    /// Serialises an event and parses it again; returns the text and the parsed event.
     fn round_trip(kind: EventKind) -> (String, Event) {
         let event = Event::from(kind);
         let text = serde_json::to_string(&event).unwrap();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn alarms_say_what_they_saw_since_when_and_what_helps() {
+    fn an_alarm_is_formatted_with_steps_evidence_and_remedy() {
         let words = "alarm truncated since step 7: all were cut\n  | \"a b\"\n  what helps: a higher limit";
         assert_eq!(alarm(None).to_string(), words);
         let over = Alarm { subject: "math".into(), ..alarm(Some(12)) }.to_string();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_reads_back() {
+    fn every_event_kind_round_trips_as_json() {
         let rows = CompletionRows {
             step: 3,
             prompts: vec!["p".into()],
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_json_lacks_keep_their_names_and_metrics_their_order() {
+    fn nan_and_infinities_round_trip_and_metrics_keep_their_order() {
         let values = [("z", f64::NAN), ("b", f64::INFINITY), ("a", f64::NEG_INFINITY)];
         let (text, back) =
             round_trip(EventKind::Metrics { step: 1, values: values.map(|(n, v)| (n.to_owned(), v)).to_vec() });
@@ -408,14 +408,14 @@ mod tests {
     }
 
     #[test]
-    fn levels_from_text() {
+    fn log_levels_are_parsed_from_their_names() {
         assert_eq!("WARN".parse(), Ok(Level::Warn));
         assert!("loud".parse::<Level>().unwrap_err().contains("error, warn, info or debug"));
         assert!(Level::Error < Level::Debug);
     }
 
     #[test]
-    fn notes_alarms_and_findings_in_words() {
+    fn notes_alarms_and_findings_are_formatted_as_text() {
         let quiet = Alarm { quiet: true, ..alarm(None) };
         assert_eq!(quiet.to_string(), "note: truncated since step 7: all were cut");
         let quiet = Alarm { subject: "math".into(), ..quiet };

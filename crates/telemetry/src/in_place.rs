@@ -1,5 +1,5 @@
-//! Detects that an open output file was deleted or replaced. Otherwise, further writes would be lost without an error
-//! once the handle is closed.
+//! Detects that an open output file was deleted or replaced. Without this check, further writes would succeed, but
+//! would be lost when the handle is closed.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
@@ -14,7 +14,7 @@ pub fn is_in_place(path: &Path, file: &File) -> bool {
     same_file(&named, &open)
 }
 
-/// Whether both metadata belong to the same file.
+/// Whether `a` and `b` are the metadata of the same file.
 #[cfg(unix)]
 pub fn same_file(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -27,8 +27,9 @@ pub fn same_file(_: &fs::Metadata, _: &fs::Metadata) -> bool {
     false
 }
 
-/// Writes the first `len` bytes of the open file again to `path`, which now names another file or none. A file that has
-/// replaced the open one is kept under another name. Returns the new file, open at its end, and a message for people.
+/// Writes the first `len` bytes of the open file to `path` again, where the file is missing or was replaced. A
+/// replacement is kept, with `.replaced` added to its name. Returns the new file, positioned at its end, and a message
+/// for people.
 pub fn write_again(path: &Path, file: &File, len: u64) -> io::Result<(File, String)> {
     let name = path.display();
     let note = if path.symlink_metadata().is_ok() {
@@ -36,11 +37,11 @@ pub fn write_again(path: &Path, file: &File, len: u64) -> io::Result<(File, Stri
         aside.push(".replaced");
         disk::rename(path, &aside)?;
         format!(
-            "{name} was replaced by another file while the run writes it: the other file is now {}",
+            "{name} was replaced by another file during the run: it is written again, and the other file is now {}",
             aside.display()
         )
     } else {
-        format!("{name} was deleted while the run writes it: it is written again")
+        format!("{name} was deleted during the run: it is written again")
     };
     let mut new = disk::Options::new().read().write().create_new().open(path)?;
     let mut old = file;

@@ -1,9 +1,9 @@
-//! How busy other processes keep this machine's cores.
+//! Measures how busy other processes keep this machine's cores.
 
 use crate::system;
 
-/// The time that cores were busy up to one moment. The difference between two such times gives the load between them.
-/// Load averages lag by a minute; these counters do not.
+/// The counters of busy CPU time at one moment. The difference between two readings gives the load between them. Unlike
+/// load averages, the counters do not lag by a minute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CpuTimes {
     /// The time of the measurement, in seconds of a monotonic clock.
@@ -19,7 +19,7 @@ impl CpuTimes {
     /// The load by other processes, per core, below which a measurement is accepted.
     pub const QUIET: f64 = 0.2;
 
-    /// The current times.
+    /// Reads the counters now.
     pub fn now() -> CpuTimes {
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -33,9 +33,9 @@ impl CpuTimes {
         clock.tv_sec as f64 + clock.tv_nsec as f64 * 1e-9
     }
 
-    /// The load by other processes from these times until `later`, per core: 0 if they did nothing, 1 if they kept
-    /// every core busy. The load of the whole machine and that of the cores that this process may use are computed, and
-    /// the higher one is returned. `None` if the system does not report it.
+    /// The load by other processes between this reading and `later`, per core: 0 if they were idle, 1 if they kept
+    /// every core busy. The result is the higher of two loads: that of the whole machine, and that of the cores that
+    /// this process may use. `None` if the system does not report the counters.
     pub fn load_until(&self, later: &CpuTimes) -> Option<f64> {
         let (seconds, own) = (later.at_s - self.at_s, later.own_s - self.own_s);
         if seconds <= 0.0 || self.cores.is_empty() || self.cores.len() != later.cores.len() {
@@ -63,7 +63,7 @@ fn cores(stat: &str, allowed: &str) -> Vec<(f64, bool)> {
         .collect();
     let core = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split_whitespace();
-        // The first line has no number; it sums all cores.
+        // The first line has no core number: it is the sum over all cores.
         let number: usize = line.as_bytes().get(3).filter(|c| c.is_ascii_digit()).and(words.next())?.parse().ok()?;
         let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
         let is_allowed = ranges.is_empty() || ranges.iter().any(|&(first, last)| (first..=last).contains(&number));
@@ -81,7 +81,7 @@ mod tests {
                         cpu12 0 0 0 7 0 0 0 0 0 0\nintr 5\ncpufreq 1\n";
 
     #[test]
-    fn cores_are_read_without_idle_time() {
+    fn busy_time_of_cores_excludes_idle_time() {
         let all = [(0.39, true), (0.17, true), (0.0, true)];
         assert_eq!(cores(STAT, ""), all);
         assert_eq!(cores(STAT, "\t0-0,12"), [(0.39, true), (0.17, false), (0.0, true)]);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_leaves_own_work_out() {
+    fn load_excludes_the_work_of_this_process() {
         let times = |at_s: f64, own_s: f64, cores: &[(f64, bool)]| CpuTimes { at_s, own_s, cores: cores.to_vec() };
         let both = |a: f64, b: f64| [(a, true), (b, true)];
         let before = times(10.0, 5.0, &both(1.0, 2.0));
@@ -99,10 +99,10 @@ mod tests {
         assert_eq!(load(&times(12.0, 8.0, &both(3.0, 4.0))), Some(0.25));
         // The process's own counter has the higher resolution.
         assert_eq!(load(&times(12.0, 8.0, &both(2.0, 3.9))), Some(0.0));
-        assert_eq!(load(&times(10.0, 5.0, &both(1.0, 2.0))), None, "no time has passed");
-        assert_eq!(load(&times(12.0, 5.0, &[(1.0, true)])), None, "a core was added or removed");
+        assert_eq!(load(&times(10.0, 5.0, &both(1.0, 2.0))), None, "the load needs an interval of time");
+        assert_eq!(load(&times(12.0, 5.0, &[(1.0, true)])), None, "the number of cores must not change");
         assert_eq!(times(1.0, 0.0, &[]).load_until(&times(2.0, 0.0, &[])), None);
-        // Other processes use all of the one core that this process may use, or all other cores.
+        // Other processes keep the only core that this process may use busy, or all other cores.
         let one = |a: f64, b: f64, c: f64| [(a, true), (b, false), (c, false)];
         let before = times(0.0, 0.0, &one(0.0, 0.0, 0.0));
         assert_eq!(before.load_until(&times(1.0, 0.5, &one(1.0, 0.0, 0.0))), Some(0.5));
@@ -111,14 +111,14 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    #[cfg_attr(miri, ignore = "it has no such file")]
-    fn times_are_those_that_the_system_names() {
+    #[cfg_attr(miri, ignore = "Miri has no /proc")]
+    fn cpu_times_match_proc_stat() {
         let before = CpuTimes::now();
         let machine = system::machine_cpu_s().unwrap();
         let all: f64 = before.cores.iter().map(|(busy, _)| busy).sum();
         assert!((all - machine).abs() < 1.0 + 0.02 * before.cores.len() as f64, "{all} {machine}");
         assert!(before.cores.iter().any(|(_, allowed)| *allowed));
-        testing::wait_until("time passes", || before.load_until(&CpuTimes::now()).is_some());
+        testing::wait_until("the clock advances", || before.load_until(&CpuTimes::now()).is_some());
         let later = CpuTimes::now();
         assert!(later.at_s > before.at_s && later.own_s >= before.own_s);
     }

@@ -1,9 +1,9 @@
-//! The limits on the memory of this process that are below the machine's memory: those of its control groups (cgroup v1
-//! and v2), from its own group up to the root, and the process's own resource limits (`ulimit -v`, `ulimit -d`).
+//! Reads the limits on the memory of this process: limits of its control groups (cgroup v1 and v2), from its own group
+//! up to the root, and resource limits (`ulimit -v`, `ulimit -d`). Limits above the machine's memory are ignored.
 //!
-//! A batch system or systemd may limit a group above the process's own, and the limit of a group applies to all
-//! processes below it. So the files of every visible group on the path are read, with the memory that each group
-//! already uses.
+//! A batch system or systemd may limit a parent of the process's group, and that limit applies to all processes below
+//! the parent. Therefore the files of every visible group on the path are read, and the memory that each group already
+//! uses.
 
 use std::fmt;
 use std::fs;
@@ -14,8 +14,8 @@ use std::path::{Component, Path, PathBuf};
 pub struct MemoryLimit {
     /// The limit in bytes.
     pub bytes: u64,
-    /// Bytes under this limit that are already in use and cannot be reclaimed by the system. They are used by this
-    /// process, or by all processes of the control group.
+    /// Bytes that already count against this limit and that the system cannot reclaim: those of this process, or of all
+    /// processes in the control group.
     pub used: u64,
     /// The file that sets the limit, or the name of the resource limit.
     pub source: String,
@@ -40,7 +40,7 @@ pub fn memory_limits() -> Vec<MemoryLimit> {
     limits_of(Path::new("/"))
 }
 
-/// The limits of a process that finds `/proc` and the mounted control groups below `root`.
+/// The limits, with `/proc` and the mounted control groups read below the directory `root`.
 fn limits_of(root: &Path) -> Vec<MemoryLimit> {
     let text = |path: &str| String::from_utf8_lossy(&fs::read(root.join(path)).unwrap_or_default()).into_owned();
     let kib = |text: &str, key: &str| field(text, key).and_then(|kib| kib.checked_mul(1024));
@@ -88,21 +88,21 @@ impl Version {
             Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "]),
             Version::V2 => ("memory.current", ["inactive_file ", "active_file "]),
         };
-        // The file cache counts in the usage of the group, but is evicted when programs request memory.
+        // The file cache counts towards the usage of the group, but the system evicts it when programs need memory.
         let cache: u64 = caches.iter().filter_map(|key| field(&stat, key)).sum();
         let used = number(usage).unwrap_or(0).saturating_sub(cache).max(resident);
         let limit = |bytes: u64, name: &str| {
             let source = directory.join(name).display().to_string();
             MemoryLimit { bytes, used, source }
         };
-        let of_file = |name: &str| number(name).map(|bytes| limit(bytes, name));
+        let limit_in = |name: &str| number(name).map(|bytes| limit(bytes, name));
         match self {
-            // `memory.high` does not kill processes, but increasingly slows down those above it.
-            Version::V2 => of_file("memory.max").into_iter().chain(of_file("memory.high")).collect(),
+            // A group above `memory.high` is not killed, but slowed down more and more.
+            Version::V2 => limit_in("memory.max").into_iter().chain(limit_in("memory.high")).collect(),
             Version::V1 => {
-                // Before Linux 5.11, the usage of a group may not count in the group above it.
+                // Before Linux 5.11, the usage of a group may not count towards its parent.
                 let counts = is_lowest || number("memory.use_hierarchy") != Some(0);
-                let own = of_file("memory.limit_in_bytes").filter(|_| counts);
+                let own = limit_in("memory.limit_in_bytes").filter(|_| counts);
                 // The kernel's lowest limit on the path, including groups that are not visible here.
                 let whole = field(&stat, "hierarchical_memory_limit ").filter(|_| is_lowest);
                 let above = whole.filter(|&bytes| own.as_ref().is_none_or(|own| bytes < own.bytes));
@@ -154,8 +154,8 @@ fn mounted(line: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
     is_its.then(|| (PathBuf::from(unescaped(root)), PathBuf::from(unescaped(point))))
 }
 
-/// The path of the group `own` below a mount that shows the hierarchy from `root` on. The path is empty if only the
-/// mount's own group is known to be on the path, and `None` if the mount shows other groups.
+/// The path of the group `own` relative to a mount point at which `root` is mounted. The path is empty if only the
+/// mounted group itself is known to contain `own`. `None` if the mount shows other groups.
 fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     let leaves = |path: &Path| path.components().any(|part| part == Component::ParentDir);
     if let Ok(below) = own.strip_prefix(root)
@@ -163,8 +163,8 @@ fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     {
         return Some(below.to_owned());
     }
-    // Both paths are relative to the root of the process's cgroup namespace, and `/..` is a group above that root. The
-    // names of the groups between are unknown here.
+    // Both paths are relative to the root of the process's cgroup namespace, and `/..` is the parent of that root. The
+    // names of the groups above the root are unknown here.
     let is_above = root.components().all(|part| matches!(part, Component::RootDir | Component::ParentDir));
     match (leaves(own), leaves(root)) {
         (false, true) if is_above => Some(PathBuf::new()),

@@ -1,11 +1,11 @@
 //! Metrics of training runs in the Prometheus text format, version 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>).
 //!
-//! A metric of a run becomes the gauge or counter `lockstep_…` with its name, and has the label `run`. A part of the
-//! name that a run chooses becomes a label: `rewards/math/mean` is `lockstep_rewards_mean{run="a",name="math"}`. A
-//! metric that is not in the registry ([`crate::outputs`]) has its whole name as the label `metric`, so that names stay
-//! distinct even if they differ only in characters that Prometheus does not allow. This file neither reads files nor
-//! serves requests.
+//! A metric of a run becomes a gauge or counter `lockstep_…` with the label `run`. A part of the metric's name that the
+//! run chooses becomes a label: `rewards/math/mean` is exported as `lockstep_rewards_mean{run="a",name="math"}`. A
+//! metric that is not in the registry ([`crate::outputs`]) also gets its full name as the label `metric`, so that two
+//! metrics stay distinct even if they differ only in characters that Prometheus does not allow. This file neither reads
+//! files nor serves requests.
 
 use crate::outputs::{self, Metric};
 use std::collections::BTreeMap;
@@ -17,14 +17,14 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The states that a run may have.
 const STATES: [&str; 3] = ["running", "finished", "stopped"];
 
-/// Metrics that only increase while a run trains. A resume from an older checkpoint resets them, which Prometheus
-/// expects of counters.
+/// Metrics that only increase during training. A resume from an older checkpoint resets them, which Prometheus allows
+/// for counters.
 const COUNTERS: [&str; 3] = ["num_tokens", "skipped_steps", "async/groups_remade"];
 
 /// The exported data of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunMetrics {
-    /// The run's id, which is the label `run` of all its values.
+    /// The run's id, exported as the label `run` of all its values.
     pub run: String,
     /// The run's name, if it has one.
     pub name: Option<String>,
@@ -61,7 +61,7 @@ impl Families {
     }
 }
 
-/// The metrics of the runs, as the response to a scrape.
+/// The response to a scrape: the metrics of all runs.
 pub fn exposition(runs: &[RunMetrics]) -> String {
     let mut all = Families::default();
     for run in runs {
@@ -75,13 +75,13 @@ pub fn exposition(runs: &[RunMetrics]) -> String {
         }
         all.add("lockstep_run_steps_total", "counter", "Optimizer steps done.", &own, run.step as f64);
         if let Some(total) = run.total_steps {
-            all.add("lockstep_run_planned_steps", "gauge", "Optimizer steps of the whole run.", &own, total as f64);
+            all.add("lockstep_run_planned_steps", "gauge", "Planned number of optimizer steps.", &own, total as f64);
         }
-        let help = "Alarms that hold, without notes.";
+        let help = "Active alarms, without notes.";
         all.add("lockstep_run_alarms", "gauge", help, &own, run.alarms.len() as f64);
         for (id, subject, weight) in &run.alarms {
             let labels = [own[0], ("alarm", id.as_str()), ("subject", subject.as_str()), ("weight", weight.as_str())];
-            all.add("lockstep_run_alarm", "gauge", "An alarm that holds (docs/alarms.md); always 1.", &labels, 1.0);
+            all.add("lockstep_run_alarm", "gauge", "An active alarm (docs/alarms.md); always 1.", &labels, 1.0);
         }
         for (name, value) in &run.metrics {
             add_metric(&mut all, &run.run, name, *value);
@@ -100,7 +100,7 @@ pub fn exposition(runs: &[RunMetrics]) -> String {
 
 fn add_metric(all: &mut Families, run: &str, name: &str, value: f64) {
     let Some(metric) = outputs::metric(name) else {
-        let help = "A metric of the user's program.";
+        let help = "A metric defined by user code.";
         all.add(&sanitised(name), "gauge", help, &[("run", run), ("metric", name)], value);
         return;
     };
@@ -132,20 +132,21 @@ fn fixed(pattern: &str) -> String {
     text + rest
 }
 
-/// The parts of `name` that match the `<…>` of the pattern, each with the word between the brackets.
+/// The parts of `name` that match the placeholders `<…>` of the pattern, each with the name of its placeholder.
 fn chosen<'a>(pattern: &'a str, name: &str) -> Vec<(&'a str, String)> {
     let Some((before, rest)) = pattern.split_once('<') else { return Vec::new() };
     let Some((word, after)) = rest.split_once('>') else { return Vec::new() };
     let Some(rest) = name.strip_prefix(before) else { return Vec::new() };
     let mut ends = rest.char_indices().map(|(at, c)| at + c.len_utf8());
-    // Splits at the same position as the registry: the shortest part after which the rest fits.
+    // Splits at the same position as the registry does: a placeholder matches the shortest text with which the rest
+    // matches too.
     let end = ends.find(|&end| outputs::matches(after, &rest[end..])).unwrap_or(rest.len());
     let mut parts = vec![(word, rest[..end].to_owned())];
     parts.extend(chosen(after, &rest[end..]));
     parts
 }
 
-/// `lockstep_` and the name, where each sequence of characters that Prometheus does not allow becomes `_`.
+/// `lockstep_` and the name, in which each sequence of characters that Prometheus does not allow is replaced by `_`.
 fn sanitised(name: &str) -> String {
     let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.fold("lockstep".to_owned(), |text, word| text + "_" + word)
@@ -161,7 +162,7 @@ fn number(value: f64) -> String {
         _ if value.is_nan() => "NaN".to_owned(),
         f64::INFINITY => "+Inf".to_owned(),
         f64::NEG_INFINITY => "-Inf".to_owned(),
-        // Uses the fewest digits that read back to the same bits.
+        // The shortest decimal number that parses to the same f64.
         _ => format!("{value:?}"),
     }
 }

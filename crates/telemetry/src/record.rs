@@ -1,5 +1,5 @@
-//! `record.json` of a training run: versions, instruction set, seed, and hashes of model and data. With them the run
-//! can be repeated, and a resumed run refuses inputs that changed. This file does not interpret the inputs.
+//! `record.json` of a training run: versions, instruction set, seed, and hashes of model and data. They allow the run
+//! to be repeated, and a resumed run refuses inputs that have changed. This file does not interpret the inputs.
 
 use std::io::Read;
 use std::path::Path;
@@ -37,16 +37,16 @@ pub struct RunRecord {
     pub config_sha256: String,
     /// The files of the initial model, with their hashes.
     pub model: Vec<FileHash>,
-    /// Files besides those in `model` that affect how prompts are encoded and where completions end: settings of the
-    /// tokenizer, chat templates. `None` in a record of an older version. A file that is not in the list did not exist.
+    /// Other files that affect how prompts are encoded and where completions end: tokenizer settings and chat
+    /// templates. A file that is not listed did not exist. `None` in a record of an older version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_files: Option<Vec<FileHash>>,
-    /// The files of the reference model, if it is a separate one (`ref_model`), with their hashes.
+    /// The files of a separate reference model (`ref_model`), with their hashes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reference: Vec<FileHash>,
     /// The files of the dataset, with their hashes.
     pub data: Vec<FileHash>,
-    /// Hashes of the programs, scripts and reward models that rewards used at the last start; the names are paths.
+    /// Hashes of the programs, scripts and reward models that rewards used at the last start. Their names are paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rewards: Vec<FileHash>,
     /// For each reward that executes programs written by the model: how the programs were isolated at the last start.
@@ -95,7 +95,7 @@ pub struct MeasuredCeilings {
     /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
     /// The load by other processes, per core, during and around the measurement. `None` in a record of an older
-    /// version, which also measured on a busy machine.
+    /// version, which did not check whether the machine was busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,
 }
@@ -107,7 +107,7 @@ pub struct Start {
     pub time_s: u64,
     /// The step after which the run continues; 0 at the first start.
     pub step: u64,
-    /// The value of `strftime_now` in chat templates, in seconds since 1970. It is the time of the run's first start. 0
+    /// The time that `strftime_now` returns in chat templates, in seconds since 1970: that of the run's first start. 0
     /// in a record of an older version, which used the time of each start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub prompt_time_s: u64,
@@ -127,10 +127,10 @@ pub struct Start {
     pub changed: Vec<String>,
 }
 
-/// The hash of a file's contents, or one hash of several files that are read one after the other.
+/// The hash of a file's contents, or one hash of several concatenated files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHash {
-    /// The name of the file without its directory, so that a moved model counts as the same model.
+    /// The name of the file without its directory, so that a moved model is still the same model.
     pub name: String,
     /// The length of the file in bytes; `None` if the hash may cover several files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -203,8 +203,8 @@ mod tests {
     }
 
     #[test]
-    fn hashes_of_the_standard() {
-        // The example of FIPS 180-4, and the empty message.
+    fn sha256_matches_the_examples_of_fips_180_4() {
+        // The first example of FIPS 180-4, and the empty message.
         assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("b"), b"abc".repeat(1 << 19)).unwrap();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_what_it_wrote() {
+    fn a_run_record_round_trips_as_json() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record.json");
         let mut record = RunRecord { seed: u64::MAX, isa: "avx2".into(), threads: 2, ..RunRecord::default() };
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn hashing_stops_when_it_is_told_and_errors_name_the_file() {
+    fn hashing_stops_on_request_and_errors_name_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weights.bin");
         std::fs::write(&path, vec![7u8; (1 << 16) + 5]).unwrap();
@@ -240,7 +240,7 @@ mod tests {
             hash_file_until(&path, &|| asked.replace(asked.get() + 1) >= most).unwrap()
         };
         assert_eq!((after(0), asked.get()), (None, 1));
-        assert_eq!((after(1), asked.get()), (None, 2), "between two pieces");
+        assert_eq!((after(1), asked.get()), (None, 2), "hashing must stop between two pieces");
         let whole = after(2).unwrap();
         assert_eq!((whole.name.as_str(), whole.bytes), ("weights.bin", Some((1 << 16) + 5)));
         assert_eq!(whole, hash_file(&path).unwrap());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_indented_json_without_what_is_empty() {
+    fn a_run_record_is_indented_json_without_empty_fields() {
         let record = RunRecord { seed: 5, threads: 2, ..RunRecord::default() };
         let text = String::from_utf8(record.to_bytes().unwrap()).unwrap();
         assert!(text.starts_with("{\n  \"kind\": \"\",\n") && text.ends_with("\n}\n"), "{text}");

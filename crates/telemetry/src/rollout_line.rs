@@ -1,5 +1,5 @@
 //! Reads and writes a rollout as a line of JSON: a prompt with one completion, or with all completions of its group.
-//! This file handles JSON and lengths, and does not depend on the use of the lines.
+//! This file checks types and lengths; it does not depend on how the lines are used.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 const PER_COMPLETION: [&str; 8] =
     ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions", "problems"];
 
-/// The largest number accepted as a log-probability. It is slightly above 0, because other programs round.
+/// The largest number accepted as a log-probability. It is slightly above 0, because programs that write such files may
+/// round.
 const MAX_LOGP: f64 = 1e-3;
 
 /// A completion read from a file. Its lists have one element per token.
@@ -15,11 +16,11 @@ const MAX_LOGP: f64 = 1e-3;
 pub struct RecordedCompletion {
     /// Token ids of the completion.
     pub ids: Vec<u32>,
-    /// Log-probability of each token under the policy that sampled it, if given.
+    /// Log-probability of each token under the policy that sampled the token, if given.
     pub logps: Option<Vec<f32>>,
     /// Log-probability of each token under the reference model, if given.
     pub ref_logps: Option<Vec<f32>>,
-    /// Whether the model sampled each token; `None` if it sampled all.
+    /// Whether the model sampled each token; `None` if the model sampled all of them.
     pub sampled: Option<Vec<bool>>,
     /// Whether the completion was truncated at the length limit, if given.
     pub truncated: Option<bool>,
@@ -27,8 +28,8 @@ pub struct RecordedCompletion {
     pub versions: Vec<u64>,
     /// The score from each reward function; `None` where the function gave none.
     pub rewards: Vec<Option<f64>>,
-    /// For each reward function that scored steps of the completion: the last token of each step, and the step's score.
-    /// Empty if no function did. Not part of the JSON lines.
+    /// For each reward function that scores steps of the completion: the last token and the score of each step. Empty
+    /// if no function scores steps. Not part of the JSON lines.
     pub steps: Vec<Option<Vec<(usize, f64)>>>,
     /// The reasons why rewards gave no score, as JSON objects that this file does not interpret.
     pub problems: Vec<Value>,
@@ -48,8 +49,8 @@ pub struct RolloutLine {
 }
 
 impl RolloutLine {
-    /// The allowed keys of a line. Those from `step` on are meant for people and other programs, except that a recorded
-    /// replay keeps `lineage` and `problems`.
+    /// The allowed keys of a line. Keys from `step` on are for people and other programs; of these, a recorded replay
+    /// reads only `lineage` and `problems`.
     pub const KEYS: [&str; 25] = [
         "prompt_ids",
         "completion_ids",
@@ -78,8 +79,7 @@ impl RolloutLine {
         "tokens",
     ];
 
-    /// Reads a line with [`KEYS`](Self::KEYS). Token ids must be below `vocabulary`. The error describes the fault of
-    /// the line.
+    /// Parses a line with [`KEYS`](Self::KEYS). Token ids must be below `vocabulary`. An error names the invalid key.
     pub fn read(object: &Map<String, Value>, vocabulary: usize) -> Result<RolloutLine, String> {
         let lacks = ["prompt_ids", "completion_ids", "rewards"].into_iter().find(|key| !object.contains_key(*key));
         if let Some(key) = lacks {
@@ -87,11 +87,11 @@ impl RolloutLine {
         }
         let prompt = ids(&object["prompt_ids"], "prompt_ids", vocabulary)?;
         if prompt.is_empty() {
-            return Err("`prompt_ids` is empty; give it at least the token that starts a text".to_owned());
+            return Err("`prompt_ids` must have at least one token, such as BOS".to_owned());
         }
         let reward_names = match object.get("reward_names") {
             None | Some(Value::Null) => None,
-            Some(names) => Some(list(names, "reward_names", |v| v.as_str().map(str::to_owned), "a text")?),
+            Some(names) => Some(list(names, "reward_names", |v| v.as_str().map(str::to_owned), "a string")?),
         };
         let group = object["completion_ids"].get(0).is_some_and(Value::is_array);
         let completions = if group {
@@ -102,7 +102,7 @@ impl RolloutLine {
         let lineage = match object.get("lineage") {
             None | Some(Value::Null) => None,
             Some(Value::String(lineage)) => Some(lineage.clone()),
-            Some(other) => return Err(format!("`lineage`: expected a text, got {other}")),
+            Some(other) => return Err(format!("`lineage`: expected a string, got {other}")),
         };
         Ok(RolloutLine { prompt, completions, reward_names, lineage })
     }
@@ -113,11 +113,11 @@ fn split(object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String>
     let count = object["completion_ids"].as_array().map_or(0, Vec::len);
     let mut lines = vec![Map::new(); count];
     for key in PER_COMPLETION {
-        // Null counts as absent, except for rewards, which a line must have.
+        // A null value counts as missing, except for `rewards`, which a line must have.
         let Some(value) = object.get(key).filter(|v| !v.is_null() || key == "rewards") else { continue };
         let Some(items) = value.as_array().filter(|items| items.len() == count) else {
-            let got = value.as_array().map_or("no list".to_owned(), |items| items.len().to_string());
-            return Err(format!("`{key}` needs one element for each of the {count} completions, but has {got}"));
+            let got = value.as_array().map_or("a value that is not a list".to_owned(), |items| items.len().to_string());
+            return Err(format!("`{key}` must have one element for each of the {count} completions, got {got}"));
         };
         lines.iter_mut().zip(items).for_each(|(line, item)| {
             line.insert(key.to_owned(), item.clone());
@@ -140,7 +140,7 @@ impl RecordedCompletion {
         };
         let sampled = match get("mask") {
             None => None,
-            // Tensors are often written with 0 and 1 for false and true, so these are accepted too.
+            // Tensors often have 0 and 1 for false and true, so these are accepted too.
             Some(value) => {
                 let read = |v: &Value| v.as_bool().or_else(|| v.as_u64().filter(|&n| n < 2).map(|n| n == 1));
                 let sampled = list(value, "mask", read, "true or false")?;
@@ -156,10 +156,12 @@ impl RecordedCompletion {
         let reward = |v: &Value| if v.is_null() { Some(None) } else { v.as_f64().map(Some) };
         let rewards = match &object["rewards"] {
             Value::Array(_) => list(&object["rewards"], "rewards", reward, "a number or null")?,
-            one => vec![reward(one).ok_or(format!("`rewards`: expected a number, null or a list of them, got {one}"))?],
+            one => {
+                vec![reward(one).ok_or(format!("`rewards`: expected a number, null or a list of numbers, got {one}"))?]
+            }
         };
         if rewards.is_empty() {
-            return Err("`rewards` is empty: give a number, or one for each reward function".to_owned());
+            return Err("`rewards` must not be empty: expected a number, or one for each reward function".to_owned());
         }
         let (logps, ref_logps) = (per_token("logprobs")?, per_token("ref_logprobs")?);
         let problems = match get("problems") {
@@ -180,7 +182,7 @@ impl RecordedCompletion {
         })
     }
 
-    /// The completion as a JSON line, from which [`RolloutLine::read`] restores the same bits. `step` is the first
+    /// The completion as a JSON line. [`RolloutLine::read`] restores the same bits from it. `step` is the first
     /// optimizer step that trains on the completion.
     pub fn line(&self, step: Option<u64>, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
         let mut line = Map::new();
@@ -206,7 +208,7 @@ impl RecordedCompletion {
     }
 }
 
-/// An f32 as JSON, with the fewest digits from which a reader that uses f64 gets the same f32.
+/// An f32 as JSON, with the fewest digits that still give the same f32 if the number is parsed as f64 and rounded.
 pub fn number(x: f32) -> Value {
     let short = x.to_string().parse::<f64>().ok().filter(|&d| (d as f32).to_bits() == x.to_bits());
     Value::from(short.unwrap_or(f64::from(x)))
@@ -219,7 +221,7 @@ fn versions(value: &Value, tokens: usize) -> Result<Vec<u64>, String> {
         [version, tokens] => Some((version.as_u64()?, tokens.as_u64()?)),
         _ => None,
     };
-    let spans = list(value, "versions", span, "[version, how many tokens]")?;
+    let spans = list(value, "versions", span, "[version, number of tokens]")?;
     let total = spans.iter().try_fold(0u64, |sum, (_, tokens)| sum.checked_add(*tokens)).unwrap_or(u64::MAX);
     same_length("versions", usize::try_from(total).unwrap_or(usize::MAX), tokens)?;
     Ok(spans.into_iter().flat_map(|(version, tokens)| std::iter::repeat_n(version, tokens as usize)).collect())
@@ -229,10 +231,10 @@ fn same_length(key: &str, len: usize, tokens: usize) -> Result<(), String> {
     if len == tokens {
         return Ok(());
     }
-    Err(format!("`{key}` has {len} elements, but `completion_ids` has {tokens}"))
+    Err(format!("`{key}` must have as many elements as `completion_ids` ({tokens}), got {len}"))
 }
 
-/// Reads a JSON list with `read` for each element. Fails if `read` rejects an element.
+/// Parses a JSON list, with `read` for each element. Fails if `read` rejects an element.
 fn list<T>(value: &Value, key: &str, read: impl Fn(&Value) -> Option<T>, what: &str) -> Result<Vec<T>, String> {
     let Some(items) = value.as_array() else { return Err(format!("`{key}`: expected a list, got {value}")) };
     let of = |(i, item): (usize, &Value)| read(item).ok_or(format!("{key}[{i}] = {item}: expected {what}"));
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_comes_back_bit_for_bit() {
+    fn a_completion_round_trips_bit_for_bit() {
         let awkward = [-0.0, -f32::MIN_POSITIVE / 2.0, -1.000_000_1, -103.972_08, f32::MIN, -1e-7];
         let recorded = RecordedCompletion {
             ids: vec![1, 2, 3, 4, 5, 6],
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_its_completions() {
+    fn a_line_with_a_group_is_split_into_completions() {
         let group = r#"{"prompt_ids": [1], "completion_ids": [[2], [], [3, 4]], "rewards": [1, null, [0.5]],
             "logprobs": [[-1], [], [-2, -3]], "mask": [[1], [], [0, 1]], "truncated": [false, true, false]}"#;
         let line = parse(group).unwrap();
@@ -304,14 +306,17 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_value_is_named() {
+    fn errors_name_the_invalid_key() {
         broken(r#"{"prompt_ids": [1], "completion_ids": [1]}"#, "`rewards` is missing");
-        broken(r#"{"prompt_ids": [], "completion_ids": [1], "rewards": 1}"#, "`prompt_ids` is empty");
+        broken(
+            r#"{"prompt_ids": [], "completion_ids": [1], "rewards": 1}"#,
+            "`prompt_ids` must have at least one token",
+        );
         broken(r#"{"prompt_ids": [1, 10], "completion_ids": [1], "rewards": 1}"#, "prompt_ids[1] = 10");
         broken(r#"{"prompt_ids": [1], "completion_ids": [-1], "rewards": 1}"#, "completion_ids[0] = -1");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": "x"}"#, "`rewards`");
-        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": []}"#, "`rewards` is empty");
-        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0, 0]}"#, "has 2 elements");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": []}"#, "`rewards` must not be empty");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0, 0]}"#, "(1), got 2");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0.5]}"#, "logprobs[0] = 0.5");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "mask": [2]}"#, "mask[0] = 2");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "versions": [1]}"#, "versions[0] = 1");
@@ -319,64 +324,70 @@ mod tests {
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "lineage": 1}"#, "`lineage`");
         let long =
             r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "versions": [[1, 18446744073709551615]]}"#;
-        broken(long, "`versions` has 18446744073709551615 elements");
+        broken(long, "(1), got 18446744073709551615");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": 1}"#, "each of the 2 completions");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], 2], "rewards": [1, 2]}"#, "`completion_ids`");
-        broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": null}"#, "`rewards` needs one element");
+        broken(
+            r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": null}"#,
+            "`rewards` must have one element",
+        );
     }
 
-    /// The error of reading a minimal line in which these fields are replaced.
+    /// The error of a minimal line in which `fields` replace the valid fields.
     fn refused(fields: &str) -> String {
         let mut line = json!({"prompt_ids": [1], "completion_ids": [1, 2], "rewards": 1});
         let Value::Object(others) = serde_json::from_str(fields).unwrap() else { panic!("{fields}") };
         line.as_object_mut().unwrap().extend(others);
         match RolloutLine::read(line.as_object().unwrap(), 10) {
-            Ok(line) => panic!("{fields} is read as {line:?}"),
+            Ok(line) => panic!("{fields} must be refused, got {line:?}"),
             Err(error) => error,
         }
     }
 
     #[test]
-    fn every_error_names_the_expected_form() {
+    fn errors_state_the_expected_value() {
         for (fields, error) in [
             (r#"{"prompt_ids": 1}"#, "`prompt_ids`: expected a list, got 1"),
             (r#"{"prompt_ids": ["a"]}"#, r#"prompt_ids[0] = "a": expected a token id"#),
             (r#"{"prompt_ids": [1, 10, 11]}"#, "prompt_ids[1] = 10 is not in the model's vocabulary of 10"),
-            (r#"{"prompt_ids": []}"#, "`prompt_ids` is empty; give it at least the token that starts a text"),
+            (r#"{"prompt_ids": []}"#, "`prompt_ids` must have at least one token, such as BOS"),
             (r#"{"completion_ids": [9, 4294967296]}"#, "completion_ids[1] = 4294967296: expected a token id"),
             (r#"{"completion_ids": [1.5]}"#, "completion_ids[0] = 1.5: expected a token id"),
             (r#"{"completion_ids": "ab"}"#, r#"`completion_ids`: expected a list, got "ab""#),
             (r#"{"reward_names": "a"}"#, r#"`reward_names`: expected a list, got "a""#),
-            (r#"{"reward_names": ["a", 2]}"#, "reward_names[1] = 2: expected a text"),
-            (r#"{"lineage": ["a"]}"#, r#"`lineage`: expected a text, got ["a"]"#),
-            (r#"{"rewards": "x"}"#, r#"`rewards`: expected a number, null or a list of them, got "x""#),
+            (r#"{"reward_names": ["a", 2]}"#, "reward_names[1] = 2: expected a string"),
+            (r#"{"lineage": ["a"]}"#, r#"`lineage`: expected a string, got ["a"]"#),
+            (r#"{"rewards": "x"}"#, r#"`rewards`: expected a number, null or a list of numbers, got "x""#),
             (r#"{"rewards": [1, "x"]}"#, r#"rewards[1] = "x": expected a number or null"#),
-            (r#"{"rewards": []}"#, "`rewards` is empty: give a number, or one for each reward function"),
-            (r#"{"logprobs": [-1]}"#, "`logprobs` has 1 elements, but `completion_ids` has 2"),
+            (r#"{"rewards": []}"#, "`rewards` must not be empty: expected a number, or one for each reward function"),
+            (r#"{"logprobs": [-1]}"#, "`logprobs` must have as many elements as `completion_ids` (2), got 1"),
             (r#"{"logprobs": -1}"#, "`logprobs`: expected a list, got -1"),
             (
                 r#"{"ref_logprobs": [0.001, 0.0011]}"#,
                 "ref_logprobs[1] = 0.0011: expected a log-probability (a number, at most 0)",
             ),
             (r#"{"mask": [0, 2]}"#, "mask[1] = 2: expected true or false"),
-            (r#"{"mask": [0, 1, true]}"#, "`mask` has 3 elements, but `completion_ids` has 2"),
+            (r#"{"mask": [0, 1, true]}"#, "`mask` must have as many elements as `completion_ids` (2), got 3"),
             (r#"{"truncated": 1}"#, "`truncated`: expected true or false, got 1"),
-            (r#"{"versions": [[3, 1], [4, 2]]}"#, "`versions` has 3 elements, but `completion_ids` has 2"),
-            (r#"{"versions": [[3, 1]]}"#, "`versions` has 1 elements, but `completion_ids` has 2"),
-            (r#"{"versions": [[3, 1, 1]]}"#, "versions[0] = [3,1,1]: expected [version, how many tokens]"),
-            (r#"{"versions": [[3, -1]]}"#, "versions[0] = [3,-1]: expected [version, how many tokens]"),
+            (
+                r#"{"versions": [[3, 1], [4, 2]]}"#,
+                "`versions` must have as many elements as `completion_ids` (2), got 3",
+            ),
+            (r#"{"versions": [[3, 1]]}"#, "`versions` must have as many elements as `completion_ids` (2), got 1"),
+            (r#"{"versions": [[3, 1, 1]]}"#, "versions[0] = [3,1,1]: expected [version, number of tokens]"),
+            (r#"{"versions": [[3, -1]]}"#, "versions[0] = [3,-1]: expected [version, number of tokens]"),
             (
                 r#"{"versions": [[1, 18446744073709551615], [2, 3]]}"#,
-                "`versions` has 18446744073709551615 elements, but `completion_ids` has 2",
+                "`versions` must have as many elements as `completion_ids` (2), got 18446744073709551615",
             ),
             (r#"{"problems": [{}, 1]}"#, "problems[1] = 1: expected an object"),
             (
                 r#"{"completion_ids": [[1], [2]], "rewards": [1, 2], "logprobs": [[-1]]}"#,
-                "`logprobs` needs one element for each of the 2 completions, but has 1",
+                "`logprobs` must have one element for each of the 2 completions, got 1",
             ),
             (
                 r#"{"completion_ids": [[1], [2]], "rewards": [1, 2], "mask": true}"#,
-                "`mask` needs one element for each of the 2 completions, but has no list",
+                "`mask` must have one element for each of the 2 completions, got a value that is not a list",
             ),
         ] {
             assert_eq!(refused(fields), error);
@@ -389,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_and_edge_values_are_read() {
+    fn nulls_and_edge_values_are_accepted() {
         let line = parse(
             r#"{"prompt_ids": [9], "completion_ids": [9, 0], "rewards": [null, 2], "logprobs": [0.001, -1],
             "mask": [1, 0], "ref_logprobs": null, "truncated": null, "versions": [[7, 1], [8, 0], [9, 1]],
@@ -419,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_its_known_keys_in_a_fixed_order() {
+    fn keys_of_a_line_are_known_and_ordered() {
         let plain = RecordedCompletion { ids: vec![1, 2], rewards: vec![Some(0.5), None], ..Default::default() };
         let text = |completion: &RecordedCompletion, step| {
             Value::Object(completion.line(step, &[7], &["a".into(), "b".into()])).to_string()

@@ -1,10 +1,10 @@
-//! Profiling of a training run: nested spans of time with wall seconds, FLOPs and bytes of memory traffic.
+//! Profiles a training run: nested spans with wall seconds, FLOPs and bytes of memory traffic.
 //!
-//! [`Stages::span`] opens a span, which ends when it is dropped. Spans that the same thread opens in between are nested
-//! in that span, and its numbers include theirs. Totals are kept for each path of names (`step/rollout/prefill`), for
-//! the current step and for the whole run. This file does not depend on kernels: callers count FLOPs and bytes, and a
-//! stage without counts shows none. [`Summary::bottleneck`] describes in words which stage takes the most time, and
-//! what limits it.
+//! [`Stages::span`] opens a span, which ends when it is dropped. Spans that the same thread opens meanwhile are nested
+//! in it, and their numbers are included in the outer span's. Totals are kept for each path of names
+//! (`step/rollout/prefill`), for the current step and for the whole run. This file does not depend on kernels: callers
+//! count FLOPs and bytes, and a stage without counts shows a dash. [`Summary::bottleneck`] describes in words which
+//! stage takes the most time, and what limits it.
 
 mod device;
 mod summary;
@@ -35,7 +35,7 @@ struct Inner {
     number: u64,
     /// Named counts of the current step.
     counts: BTreeMap<String, f64>,
-    /// The stack of open spans of each thread, as indices into `open`.
+    /// The stack of open spans of each thread, as keys of `open`.
     stacks: HashMap<ThreadId, Vec<u64>>,
     open: HashMap<u64, Open>,
     next: u64,
@@ -46,7 +46,7 @@ struct Inner {
     /// The sinks that receive an event for each span that ends.
     sinks: Sinks,
     device: Option<Box<dyn DeviceMeter>>,
-    /// The paths of closed spans whose seconds on the device are not yet known.
+    /// The paths of closed spans whose device seconds are not known yet.
     timed: HashMap<u64, String>,
 }
 
@@ -80,7 +80,7 @@ pub struct Ceilings {
 /// The totals of all spans of one stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageTotal {
-    /// The stage's path: the names of spans from the outermost one to this one, joined by `/`.
+    /// The stage's path: the names of the spans from the outermost to this one, joined by `/`.
     pub path: String,
     /// Number of spans.
     pub count: u64,
@@ -170,7 +170,7 @@ impl Stages {
             None => name.to_owned(),
         };
         stack.push(id);
-        // Both tables list stages in the order in which they are opened, so an outer stage precedes its inner ones.
+        // Creating the entries when a span opens makes an outer stage precede its inner stages in both tables.
         inner.run.at(&path);
         inner.step.at(&path);
         if let Some(device) = &mut inner.device {
@@ -190,8 +190,8 @@ impl Stages {
         *lock(&self.inner).counts.entry(name.to_owned()).or_default() += n;
     }
 
-    /// Returns the totals of the spans that ended since the last call (those of one step), and the counts since that
-    /// call. The totals of the whole run are kept.
+    /// Returns the totals of the spans that ended since the last call, and the counts since then: those of one step.
+    /// The totals of the whole run are kept.
     pub fn take_step(&self) -> StepTotals {
         let mut inner = lock(&self.inner);
         inner.time_device();
@@ -209,7 +209,7 @@ impl Stages {
     }
 
     /// Reports a span of this thread that began at `start`, took `seconds`, and encloses the spans that ended in that
-    /// time. It does not count in any total.
+    /// time. The span is not added to any total.
     pub fn record_around(&self, name: &str, start: Instant, seconds: f64) {
         let thread = std::thread::current().id();
         let inner = lock(&self.inner);
@@ -218,8 +218,8 @@ impl Stages {
         inner.emit(name, row, start_us, seconds * 1e6, (0.0, 0.0));
     }
 
-    /// Reports a span of another thread that began at `start` and took `seconds`, in its own row of the trace. It does
-    /// not count in any total, since its time is already in the stage that it overlapped.
+    /// Reports a span of another thread that began at `start` and took `seconds`, in its own row of the trace. The span
+    /// is not added to any total, since the stage that it overlapped already includes its time.
     pub fn record_overlapped(&self, name: &str, start: Instant, seconds: f64) {
         let mut inner = lock(&self.inner);
         let next = inner.next_row();
@@ -262,8 +262,7 @@ impl Span {
         }
     }
 
-    /// Counts `seconds` of this span as a nested stage `name`. This is meant for pieces that are too short for their
-    /// own spans.
+    /// Counts `seconds` of this span as a nested stage `name`. This is for work that is too short for spans of its own.
     pub fn part(&self, name: &str, seconds: f64) {
         let inner = &mut *lock(&self.inner);
         let Some(open) = inner.open.get(&self.id) else { return };
@@ -293,7 +292,7 @@ impl Drop for Span {
     }
 }
 
-/// Ends a span, at most once, and adds it to the totals and to its parent.
+/// Ends a span and adds it to the totals and to its parent. A second call for the same span has no effect.
 fn close(inner: &mut Inner, id: u64) -> f64 {
     let Some(open) = inner.open.remove(&id) else { return 0.0 };
     let seconds = open.start.elapsed().as_secs_f64();

@@ -1,4 +1,5 @@
-//! Queries the operating system for the memory and CPU time of this process, the machine's memory, and the time.
+//! Asks the operating system for the memory and CPU time of this process, the machine's memory, the host name and the
+//! time.
 
 pub use crate::memory_limit::{MemoryLimit, memory_limits};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,8 +10,8 @@ pub fn peak_rss_bytes() -> Option<u64> {
     status_kib("VmHWM:").map(|kib| kib * 1024)
 }
 
-/// Resets [`peak_rss_bytes`] to the current resident memory if the system supports that, so that the memory of one
-/// training run does not count in the peak of the next run.
+/// Resets [`peak_rss_bytes`] to the current resident memory, if the system supports that. The peak of a training run
+/// then excludes the memory of an earlier run in the same process.
 pub fn reset_peak_rss() {
     // Writing 5 to clear_refs resets the peak RSS on Linux; if that fails, the peak covers the whole process.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
@@ -64,7 +65,7 @@ pub fn memory_bytes() -> (Option<u64>, Option<u64>) {
 }
 
 /// The number of bytes that this process can still allocate: the minimum of the machine's available memory and the
-/// memory left under the limits on this process. Also returns the limit if it determines the minimum. `None` if the
+/// memory left under each limit on this process. If a limit determines the minimum, it is returned too. `None` if the
 /// system reports none of these values.
 pub fn available_memory() -> (Option<u64>, Option<MemoryLimit>) {
     let (_, available) = memory_bytes();
@@ -103,7 +104,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn the_peak_is_at_least_the_resident_memory() {
+    fn the_peak_memory_is_at_least_the_resident_memory() {
         let (now, peak) = (super::rss_bytes(), super::peak_rss_bytes());
         assert_eq!((now.is_some(), peak.is_some()), (cfg!(target_os = "linux"), cfg!(target_os = "linux")));
         if let (Some(now), Some(peak)) = (now, peak) {
@@ -112,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it has no such file")]
-    fn computing_and_waiting_for_a_core_are_measured() {
+    #[cfg_attr(miri, ignore = "Miri has no /proc")]
+    fn cpu_time_and_time_waiting_for_a_core_are_measured() {
         let before = (super::cpu_s(), super::waited_for_cores_s());
         let cores = std::thread::available_parallelism().unwrap().get();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // There are more threads than cores, so some wait.
+            // With more threads than cores, some threads wait.
             for _ in 0..4 * cores {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {
@@ -126,7 +127,7 @@ mod tests {
                     }
                 });
             }
-            testing::wait_until("waiting and computing are counted", || {
+            testing::wait_until("CPU time and waiting time are counted", || {
                 let waited = super::waited_for_cores_s().zip(before.1).is_none_or(|(now, before)| now - before > 0.2);
                 waited && super::cpu_s() - before.0 > 0.005
             });
@@ -135,23 +136,23 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it has no such file")]
-    fn an_earlier_peak_is_reset() {
+    #[cfg_attr(miri, ignore = "Miri has no /proc")]
+    fn the_peak_memory_can_be_reset() {
         const BYTES: usize = 256 << 20;
         drop(std::hint::black_box(vec![1u8; BYTES]));
         let Some(before) = super::peak_rss_bytes() else { return };
         super::reset_peak_rss();
         let after = super::peak_rss_bytes().unwrap();
-        // Other tests in this process allocate far less memory.
+        // Other tests in this process allocate much less memory.
         assert!(before > after + BYTES as u64 / 2, "{before} {after}");
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    #[cfg_attr(miri, ignore = "it has no such file")]
-    fn figures_are_those_that_the_system_names() {
+    #[cfg_attr(miri, ignore = "Miri has no /proc")]
+    fn memory_and_cpu_figures_match_proc() {
         let read = |path: &str| std::fs::read_to_string(path).unwrap();
-        // The busy time includes the hundredths of a second in all columns but idle and iowait.
+        // Busy time is the sum of all columns except idle and iowait, in hundredths of a second.
         let busy = || -> f64 {
             let text = read("/proc/stat");
             let ticks: Vec<f64> =
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(total, Some(kib("MemTotal:") * 1024));
         let now = kib("MemAvailable:") * 1024;
         assert!(available.is_some_and(|available| (now / 2..now.saturating_mul(2)).contains(&available)));
-        // The values are multiples of the page size.
+        // Both values must be multiples of the page size.
         assert!([super::rss_bytes(), super::peak_rss_bytes()].iter().all(|bytes| bytes.is_some_and(|n| n % 4096 == 0)));
         assert!(super::status_kib("Threads:").unwrap() >= 1);
         assert_eq!((super::status_kib("NoSuchKey:"), super::status_kib("Name:")), (None, None));
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_the_time_and_the_command_line() {
+    fn host_time_and_command_line_are_reported() {
         let host = super::host();
         assert!(!host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "{host}");
         if let Ok(name) = std::fs::read_to_string("/proc/sys/kernel/hostname") {

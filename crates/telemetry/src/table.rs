@@ -1,5 +1,4 @@
-//! Small aligned text tables, for summaries and for sample completions. This file does not depend on terminals or
-//! colours.
+//! Aligned text tables, for summaries and sample completions. This file does not depend on terminals or colours.
 //!
 //! Widths are counted in characters; wide (East Asian) and combining characters count as one.
 
@@ -25,7 +24,7 @@ pub struct Table {
 
 /// Spaces between two columns.
 const GAP: usize = 2;
-/// The smallest width to which a column of text is wrapped, however narrow the terminal is.
+/// The minimum width of a wrapped text column, even on a narrower terminal.
 const MIN_COLUMN: usize = 12;
 
 impl Table {
@@ -35,7 +34,7 @@ impl Table {
         Table { headers, aligns, rows: Vec::new() }
     }
 
-    /// Adds a row of cells to the table; missing cells are empty, surplus ones are dropped.
+    /// Adds a row of cells. Missing cells are empty, and surplus cells are dropped.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
         let mut row: Vec<String> = cells.into_iter().map(Into::into).collect();
         row.resize(self.headers.len(), String::new());
@@ -43,8 +42,8 @@ impl Table {
         self
     }
 
-    /// The table as text: a header line, a rule, and the rows, each followed by a line feed. Left-aligned columns are
-    /// wrapped so that no line exceeds `width`, if possible. Line breaks in cells are kept.
+    /// The table as text: a header line, a rule, and the rows, each with a line feed at its end. Left-aligned columns
+    /// are wrapped, so that no line exceeds `width` if possible. Line breaks in cells are kept.
     pub fn render(&self, width: usize) -> String {
         let widths = self.widths(width);
         let mut out = String::new();
@@ -72,7 +71,7 @@ impl Table {
             for i in 0..height {
                 line(cells.iter().map(|cell| cell.get(i).map_or("", String::as_str)).collect(), &mut out);
             }
-            // Tall rows are separated by a blank line.
+            // If any row has several lines, rows are separated by blank lines.
             if any_tall && number + 1 < self.rows.len() {
                 out.push('\n');
             }
@@ -80,7 +79,7 @@ impl Table {
         out
     }
 
-    /// The rows as JSON objects, which map the names of the columns to text.
+    /// The rows as JSON objects, which map the columns' names to the text of the cells.
     pub fn to_json(&self) -> Value {
         let row = |row: &Vec<String>| {
             let cells = self.headers.iter().zip(row).map(|(name, cell)| (name.clone(), cell.as_str().into()));
@@ -89,7 +88,7 @@ impl Table {
         self.rows.iter().map(row).collect()
     }
 
-    /// The widths of the columns. A column is as wide as its widest line, but the widest text columns are narrowed
+    /// The widths of the columns. Each column is as wide as its widest line; then the widest text columns are narrowed
     /// until a row fits into `width`.
     fn widths(&self, width: usize) -> Vec<usize> {
         let mut widths: Vec<usize> = (0..self.headers.len())
@@ -111,7 +110,7 @@ impl Table {
     }
 }
 
-/// A number for people, with three digits. If it is at least `most`, or below a thousandth, it has an exponent and
+/// Formats a number for people, with three digits. A number of at least `most` or below 0.001 gets an exponent and
 /// `behind` decimals. Zero has no sign.
 pub fn short_number(x: f64, most: f64, behind: usize) -> String {
     let x = if x == 0.0 { 0.0 } else { x };
@@ -128,8 +127,8 @@ fn chars(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Wraps a cell into lines of at most `width` characters, at spaces if possible. Control characters, which could move
-/// the cursor or change the terminal, are escaped.
+/// Wraps a cell into lines of at most `width` characters, at spaces if possible. Control characters are escaped, since
+/// they could move the cursor or change the terminal.
 fn wrap(cell: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut out = Vec::new();
@@ -156,7 +155,7 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
 }
 
 /// A table of a step's prompts and completions with their rewards and advantages, as in TRL, with at most `max_rows`
-/// rows. Texts are strings or arrays of chat messages. A missing reward is shown as `-`.
+/// rows. A prompt or completion is a string or an array of chat messages. A missing reward is shown as `-`.
 pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) -> String {
     let mut columns = vec![("Prompt", Align::Left), ("Completion", Align::Left)];
     columns.extend(rows.rewards.iter().map(|(name, _)| (name.as_str(), Align::Right)));
@@ -173,8 +172,8 @@ pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) 
     format!("Step {}\n{}", rows.step, table.render(width))
 }
 
-/// The same rows as JSON. Each completion has its prompt, text, advantage, and the score of each reward by name; a
-/// missing score is `null`.
+/// The rows of [`completions`] as JSON: for each completion its prompt, text and advantage, and the score of each
+/// reward by name. A missing score is `null`.
 pub fn completions_json(rows: &crate::CompletionRows, max_rows: usize) -> Value {
     let row = |i: usize| {
         let scores = rows.rewards.iter().map(|(name, scores)| (name.clone(), scores[i].into()));
@@ -191,7 +190,7 @@ pub fn completions_json(rows: &crate::CompletionRows, max_rows: usize) -> Value 
     (0..rows.prompts.len().min(max_rows)).map(row).collect()
 }
 
-/// Strings unchanged, chat messages with their roles, and any other value as JSON.
+/// A string unchanged, chat messages with their roles, and any other value as JSON.
 pub(crate) fn shown(value: &Value) -> String {
     let message = |message: &Value| {
         let role = message.get("role")?.as_str()?.to_uppercase();
@@ -214,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn aligns_and_wraps() {
+    fn tables_are_aligned_and_wrapped() {
         let mut table = Table::new([("stage", Align::Left), ("seconds", Align::Right)]);
         table.row(["rollout", "12.5"]).row(["é", "1"]).row(["x"]);
         assert_eq!(table.render(80), "stage    seconds\n───────  ───────\nrollout     12.5\né              1\nx\n");
@@ -226,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_cannot_reach_the_terminal() {
+    fn control_characters_in_cells_are_escaped() {
         let mut table = Table::new([("a", Align::Left)]);
         table.row(["\u{1b}[31mred\r\u{7}"]);
         assert!(!table.render(80).chars().any(|c| c.is_control() && c != '\n'));
     }
 
     #[test]
-    fn completions_look_like_trls() {
+    fn tables_of_completions_look_like_those_of_trl() {
         let rows = crate::CompletionRows {
             step: 42,
             prompts: vec!["The sky is".into(), serde_json::json!([{"role": "user", "content": "Sun?"}])],
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_wrapped_at_spaces_or_broken() {
+    fn cells_are_wrapped_at_spaces_or_inside_long_words() {
         let table: [(&str, usize, &[&str]); 14] = [
             ("", 5, &[""]),
             ("\n\n", 5, &["", ""]),
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_widest_text_is_narrowed_until_a_row_fits() {
+    fn the_widest_text_columns_are_narrowed_until_rows_fit() {
         let mut table = Table::new([("a", Align::Left), ("number", Align::Right), ("a long header", Align::Left)]);
         table.row(["x".repeat(20), "1".repeat(30), "y".repeat(16)]);
         for (width, expected) in [
@@ -294,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn tall_rows_are_told_apart_by_blank_lines() {
+    fn rows_with_several_lines_are_separated_by_blank_lines() {
         let mut table = Table::new([("a", Align::Left), ("b", Align::Right)]);
         table.row(["1", "2", "surplus"]).row(["one\ntwo", "3"]).row(["4"]);
         assert_eq!(table.render(80), "a    b\n───  ─\n1    2\none  3\ntwo\n\n4\n");

@@ -1,19 +1,19 @@
 //! Makes external text (a reward's exception, a server's response, a completion, a file name) safe to print on a
 //! terminal. Characters that move the cursor, change colours, set the window's title or reverse the direction of text
-//! become readable escapes. Every line that the program prints or logs passes through this file.
+//! are replaced by readable escapes. This is done for every line that the program prints or logs.
 
 use std::borrow::Cow;
 
-/// Whether a terminal may act on the character, which is a control character (C0, DEL, C1) or changes the direction of
-/// text.
+/// Whether a terminal may act on the character: a control character (C0, DEL, C1), or a character that changes the
+/// direction of text.
 fn acts(c: char) -> bool {
     let direction =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || direction
 }
 
-/// The text with these characters escaped, for example `\u{1b}` for the escape character. Line feeds and tabs are kept,
-/// and so is a carriage return before a line feed.
+/// Escapes the characters that a terminal may act on, for example ESC as `\u{1b}`. Line feeds, tabs, and carriage
+/// returns before line feeds are kept.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| acts(c) && !matches!(c, '\n' | '\t')) {
         return Cow::Borrowed(text);
@@ -31,8 +31,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// JSON text with the same meaning, in which these characters are JSON escapes inside strings, such as `\u009b`. (serde
-/// has already escaped characters below U+0020.)
+/// Replaces the characters that a terminal may act on by JSON escapes such as `\u009b`, so that the JSON text keeps its
+/// meaning. (serde has already escaped characters below U+0020.)
 pub fn visible_json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| acts(c) && c >= '\u{7f}') {
         return Cow::Borrowed(text);
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_shown_as_escapes() {
+    fn control_characters_are_replaced_by_escapes() {
         assert!(matches!(visible("plain: é ∑ 😀\n\tand\r\nmore"), Cow::Borrowed(_) | Cow::Owned(_)));
         assert_eq!(visible("plain: é ∑ 😀\n\tand\r\nmore"), "plain: é ∑ 😀\n\tand\r\nmore");
         assert_eq!(visible("\u{1b}[31mred\u{7}"), "\\u{1b}[31mred\\u{7}");
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_its_values() {
+    fn escaped_json_parses_to_the_same_value() {
         let value = serde_json::json!({"a": "\u{1b}[2J \u{9b}2J \u{7f} é \u{202e}"});
         let shown = visible_json(&value.to_string()).into_owned();
         assert!(!shown.chars().any(acts), "{shown}");
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn each_character_that_acts_and_its_neighbours() {
+    fn exactly_the_characters_that_terminals_act_on_are_escaped() {
         let acting = ['\0', '\u{1f}', '\u{7f}', '\u{80}', '\u{9f}', '\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}'];
         let also = ['\u{202e}', '\u{2066}', '\u{2069}', '\r', '\n', '\t'];
         assert!(acting.iter().chain(&also).all(|&c| acts(c)));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_such_characters_is_not_copied() {
+    fn text_without_control_characters_is_not_copied() {
         for text in ["", "plain é\n\t", "{\"a\":1}"] {
             assert!(matches!(visible(text), Cow::Borrowed(same) if same == text), "{text:?}");
             assert!(matches!(visible_json(text), Cow::Borrowed(same) if same == text), "{text:?}");

@@ -1,9 +1,9 @@
-//! The weight of an alarm, which gives page, report and terminal the same order of alarms.
+//! The weight of an alarm. The page, the report and the terminal sort alarms by it.
 
 use crate::Alarm;
 use serde::{Deserialize, Serialize};
 
-/// The weight of an alarm. Variants are in the order of a list of alarms.
+/// The weight of an alarm. The variants are in the order in which alarms are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
@@ -15,8 +15,8 @@ pub enum Weight {
     Note,
 }
 
-/// Alarms about completions that earn rewards without solving the task, each with its phrase for a headline. The most
-/// significant alarm comes first.
+/// Alarms about completions that earn rewards without solving the task, each with a phrase for headlines. The most
+/// significant alarm is first.
 const GAMING: [(&str, &str); 7] = [
     ("one_text_wins", "one text wins whatever the prompt"),
     ("repetition_wins", "the winners repeat themselves"),
@@ -27,7 +27,7 @@ const GAMING: [(&str, &str); 7] = [
     ("length_is_paid", "the reward goes with the length"),
 ];
 
-/// Alarms of a run that cannot learn in its current state, each with its phrase for a headline.
+/// Alarms of a run that cannot learn in its current state, each with a phrase for headlines.
 const BROKEN: [(&str, &str); 7] = [
     ("not_finite", "loss or gradient is not finite"),
     ("nothing_learned", "no token is in the loss"),
@@ -38,11 +38,11 @@ const BROKEN: [(&str, &str); 7] = [
     ("tokens_without_text", "rewards do not see all tokens"),
 ];
 
-/// Alarms that are normal at the end of learning, when all completions earn the same and the policy is certain.
+/// Alarms that are normal at the end of learning, when all completions earn the same reward and the policy is certain.
 const OF_SUCCESS: [&str; 4] = ["zero_variance", "constant_reward", "entropy_collapse", "grad_norm"];
 
 impl Alarm {
-    /// The alarm's weight. `has_learned` is true if the run has improved and is now level.
+    /// The alarm's weight. `has_learned` is true if the run has improved and then reached a plateau.
     pub fn weight(&self, has_learned: bool) -> Weight {
         let id = self.id.as_str();
         match () {
@@ -63,8 +63,8 @@ impl Alarm {
         BROKEN.iter().find(|(id, _)| *id == self.id).map(|(_, words)| *words)
     }
 
-    /// The sort key of the alarm in a list. Active alarms come before ended ones; then they are sorted by weight,
-    /// gaming before other broken runs, and by the step at which each began.
+    /// The sort key of the alarm. Active alarms precede ended ones; then alarms are sorted by weight (gaming before
+    /// other causes of a broken run) and by their first step.
     pub fn place(&self, has_learned: bool) -> impl Ord + use<> {
         let gaming = GAMING.iter().position(|(id, _)| *id == self.id).unwrap_or(GAMING.len());
         (self.until.is_some(), self.weight(has_learned), gaming, self.since, self.id.clone())
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn gaming_comes_before_what_is_broken_and_notes_come_last() {
+    fn gaming_alarms_are_listed_first_and_notes_last() {
         let quiet = Alarm { quiet: true, ..alarm("truncated", 1) };
         let over = Alarm { until: Some(9), ..alarm("one_text_wins", 1) };
         let mut all = vec![
@@ -107,6 +107,10 @@ mod tests {
             ]
         );
         all.sort_by_key(|alarm| alarm.place(true));
-        assert_eq!(ids(&all)[3..6], ["cut_short", "truncated", "zero_variance"], "success explains zero_variance");
+        assert_eq!(
+            ids(&all)[3..6],
+            ["cut_short", "truncated", "zero_variance"],
+            "after success, zero_variance must be a note"
+        );
     }
 }

@@ -1,11 +1,12 @@
-//! Property tests of parsers with damaged input: a parser must accept it or return an error, but never panic.
+//! Property tests that run parsers on corrupted input. A parser must accept the input or return an error, and must not
+//! panic.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-/// The proptest configuration. It runs few cases, because every parser has several properties, with a fixed seed, so
-/// that results repeat. `PROPTEST_CASES=5000 PROPTEST_RNG_SEED=…` runs other cases.
+/// The proptest configuration. It runs only 64 cases, because every parser has several property tests. Its seed is
+/// fixed, so that results are reproducible. `PROPTEST_CASES=5000 PROPTEST_RNG_SEED=…` runs other cases.
 pub fn few() -> ProptestConfig {
     let default = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 64 };
@@ -37,7 +38,7 @@ pub fn bytes(valid: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![4 => damaged, 1 => prop::collection::vec(any::<u8>(), 0..200)]
 }
 
-/// `valid` with one or two of its values, at any depth, replaced by others or removed.
+/// `valid` with one or two values, at any depth, replaced or removed.
 pub fn json(valid: Value) -> impl Strategy<Value = Value> {
     let others = prop::sample::select(vec![
         json!(null),

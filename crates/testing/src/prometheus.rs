@@ -13,41 +13,41 @@ pub struct Sample {
     pub value: f64,
 }
 
-/// All samples of a text, in order, and the type of each metric. The error names the line that violates the format:
-/// each metric must have one `HELP` and one `TYPE` line, followed by all of its samples without other metrics between,
-/// and each sample may occur only once.
+/// Parses all samples of a text, in order, and the type of each metric. An error contains the line that violates the
+/// format. Each metric must have one `HELP` and one `TYPE` line, followed by all of its samples without other metrics
+/// between them, and each sample may occur only once.
 #[allow(clippy::type_complexity)]
 pub fn read(text: &str) -> Result<(Vec<Sample>, BTreeMap<String, String>), String> {
     let (mut samples, mut types, mut helps) = (Vec::<Sample>::new(), BTreeMap::new(), BTreeSet::new());
     let mut seen = BTreeSet::new();
     if !text.is_empty() && !text.ends_with('\n') {
-        return Err("the last line has no end".to_owned());
+        return Err("the last line must end with a newline".to_owned());
     }
     for line in text.lines() {
         let wrong = |why: &str| Err(format!("{why}: {line}"));
         if let Some(help) = line.strip_prefix("# HELP ") {
             let (name, text) = help.split_once(' ').unwrap_or((help, ""));
             if !is_name(name, ":_") || !helps.insert(name.to_owned()) {
-                return wrong("no metric's name, or a second HELP");
+                return wrong("expected a valid metric name without an earlier HELP line");
             }
             unescaped(text, "\\n")?;
         } else if let Some(kind) = line.strip_prefix("# TYPE ") {
-            let Some((name, kind)) = kind.split_once(' ') else { return wrong("no type") };
+            let Some((name, kind)) = kind.split_once(' ') else { return wrong("missing type") };
             let known = ["counter", "gauge", "histogram", "summary", "untyped"].contains(&kind);
             if !known || !helps.contains(name) || types.insert(name.to_owned(), kind.to_owned()).is_some() {
-                return wrong("an unknown type, a type before HELP, or a second type");
+                return wrong("expected a known type, after the HELP line, and only once per metric");
             }
         } else {
             let sample = sample(line)?;
             if !types.contains_key(&sample.name) {
-                return wrong("a value before its type");
+                return wrong("the TYPE line must precede the samples");
             }
             let is_new = samples.last().is_none_or(|last| last.name != sample.name);
             if is_new && samples.iter().any(|other| other.name == sample.name) {
-                return wrong("other metrics stand between the values of this one");
+                return wrong("the samples of a metric must be consecutive");
             }
             if !seen.insert((sample.name.clone(), sample.labels.clone())) {
-                return wrong("a second value");
+                return wrong("duplicate sample");
             }
             samples.push(sample);
         }
@@ -63,38 +63,38 @@ fn is_name(text: &str, more: &str) -> bool {
 /// Parses a line `name{label="value",…} number`.
 fn sample(line: &str) -> Result<Sample, String> {
     let wrong = |why: &str| format!("{why}: {line}");
-    let name_end = line.find(['{', ' ']).ok_or_else(|| wrong("no value"))?;
+    let name_end = line.find(['{', ' ']).ok_or_else(|| wrong("missing value"))?;
     let (name, mut rest) = line.split_at(name_end);
     if !is_name(name, ":_") {
-        return Err(wrong("no metric's name"));
+        return Err(wrong("invalid metric name"));
     }
     let mut labels = BTreeMap::new();
     if let Some(inside) = rest.strip_prefix('{') {
         rest = inside;
         while !rest.starts_with('}') {
-            let (label, after) = rest.split_once("=\"").ok_or_else(|| wrong("no label"))?;
+            let (label, after) = rest.split_once("=\"").ok_or_else(|| wrong("expected label=\"value\""))?;
             if !is_name(label, "_") {
-                return Err(wrong("no label's name"));
+                return Err(wrong("invalid label name"));
             }
-            let end = end_of(after).ok_or_else(|| wrong("an open quote"))?;
+            let end = end_of(after).ok_or_else(|| wrong("unterminated string"))?;
             let value = unescaped(&after[..end], "\\\"n")?;
             if labels.insert(label.to_owned(), value).is_some() {
-                return Err(wrong("a label twice"));
+                return Err(wrong("duplicate label"));
             }
             rest = &after[end + 1..];
             rest = rest.strip_prefix(',').unwrap_or(rest);
         }
         rest = &rest[1..];
     }
-    let number = rest.strip_prefix(' ').ok_or_else(|| wrong("no space before the value"))?;
+    let number = rest.strip_prefix(' ').ok_or_else(|| wrong("missing space before the value"))?;
     let value = match number {
         "NaN" => f64::NAN,
         "+Inf" => f64::INFINITY,
         "-Inf" => f64::NEG_INFINITY,
         number if number.starts_with(|c: char| c.is_ascii_digit() || c == '-') => {
-            number.parse().map_err(|_| wrong("no number"))?
+            number.parse().map_err(|_| wrong("invalid number"))?
         }
-        _ => return Err(wrong("no number")),
+        _ => return Err(wrong("invalid number")),
     };
     Ok(Sample { name: name.to_owned(), labels, value })
 }
@@ -117,7 +117,7 @@ fn unescaped(text: &str, allowed: &str) -> Result<String, String> {
             '\\' => match chars.next().filter(|c| allowed.contains(*c)) {
                 Some('n') => plain.push('\n'),
                 Some(c) => plain.push(c),
-                None => return Err(format!("an unknown escape in {text}")),
+                None => return Err(format!("unknown escape in {text}")),
             },
             c => plain.push(c),
         }
@@ -132,7 +132,7 @@ mod tests {
     const HEAD: &str = "# HELP a_b A \\n.\n# TYPE a_b gauge\n";
 
     #[test]
-    fn values_are_read_with_their_labels() {
+    fn samples_are_parsed_with_their_labels() {
         let text = format!("{HEAD}a_b{{x=\"1,\\\"\\\\\\n}}\",y=\"\"}} -0.5\na_b{{}} NaN\na_b{{z=\"é\"}} +Inf\n");
         let (samples, types) = read(&text).unwrap();
         assert_eq!(types, BTreeMap::from([("a_b".to_owned(), "gauge".to_owned())]));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_prometheus_would_refuse_are_refused() {
+    fn text_that_prometheus_would_reject_is_an_error() {
         let other = "# HELP c d\n# TYPE c counter\nc 1\n";
         for text in [
             "a 1\n".to_owned(),

@@ -1,24 +1,24 @@
-//! Helpers with which tests wait for other threads and processes. They do not depend on the machine's speed: a test
-//! fails only if it hangs.
+//! Functions that wait for other threads and processes. Tests that use them do not depend on the machine's speed: a
+//! wait fails only if the test hangs.
 
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// The time after which a wait fails. Only a hanging test reaches it, however slow or busy the machine is.
+/// The timeout of a wait. It is so long that only a hanging test reaches it, even on a slow or busy machine.
 pub const HANG: Duration = Duration::from_secs(600);
 
-/// The pause between two checks.
+/// The time between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits until `happened` returns true. After [`HANG`] it fails the test with a message that contains `what`.
+/// Waits until `happened` returns true. Panics with a message that contains `what` after [`HANG`].
 #[track_caller]
 pub fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     wait_for(what, || happened().then_some(()));
 }
 
-/// Waits until `look` returns a value, and returns that value. After [`HANG`] it fails the test with a message that
-/// contains `what`.
+/// Waits until `look` returns a value, and returns that value. Panics with a message that contains `what` after
+/// [`HANG`].
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
@@ -26,23 +26,22 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(seen) = look() {
             return seen;
         }
-        assert!(begun.elapsed() < HANG, "it does not happen: {what}");
+        assert!(begun.elapsed() < HANG, "timed out waiting for: {what}");
         std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Receives the next message. If the sender is gone, or after [`HANG`], it fails the test with a message that contains
-/// `what`.
+/// Receives the next message. Panics with a message that contains `what` if the sender was dropped, or after [`HANG`].
 #[track_caller]
 pub fn receive<T>(what: &str, messages: &Receiver<T>) -> T {
     match messages.recv_timeout(HANG) {
         Ok(message) => message,
-        Err(error) => panic!("it does not happen: {what} ({error})"),
+        Err(error) => panic!("no message received: {what} ({error})"),
     }
 }
 
-/// Waits until a process ends, and returns its exit status. After [`HANG`] it kills the process and fails the test with
-/// a message that contains `what`.
+/// Waits until a process exits, and returns its exit status. After [`HANG`] it kills the process and panics with a
+/// message that contains `what`.
 #[track_caller]
 pub fn wait_for_end(what: &str, child: &mut Child) -> ExitStatus {
     let begun = Instant::now();
@@ -52,7 +51,7 @@ pub fn wait_for_end(what: &str, child: &mut Child) -> ExitStatus {
             Ok(None) if begun.elapsed() < HANG => std::thread::sleep(POLL_INTERVAL),
             other => {
                 let _ = child.kill();
-                panic!("a process does not end: {what} ({other:?})");
+                panic!("the process did not exit: {what} ({other:?})");
             }
         }
     }
@@ -65,7 +64,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn a_wait_ends_when_it_happens() {
+    fn waits_return_when_their_condition_holds() {
         let mut looks = 0;
         wait_until("the third look", || {
             looks += 1;
@@ -83,8 +82,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "it does not happen: a message")]
-    fn a_message_of_a_sender_that_is_gone_is_not_waited_for() {
+    #[should_panic(expected = "no message received: a message")]
+    fn receive_panics_at_once_if_the_sender_was_dropped() {
         let (sender, messages) = channel::<()>();
         drop(sender);
         receive("a message", &messages);

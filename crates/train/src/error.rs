@@ -1,4 +1,4 @@
-//! Errors of a training step.
+//! Errors of training.
 
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -15,24 +15,27 @@ pub enum Error {
     /// An invalid configuration or use of the trainer.
     #[error("{0}")]
     Config(String),
-    /// A sample is incomplete, or its parts do not fit together.
+    /// A sample is incomplete or inconsistent.
     #[error("sample {index}: {message}")]
     Sample {
-        /// Index of the sample (or pair) in the optimizer batch.
+        /// The index of the sample (or pair) in the optimizer batch.
         index: usize,
-        /// Description of what does not fit.
+        /// A description of the problem.
         message: String,
     },
-    /// An optimizer step was taken while a checkpoint still holds the optimizer's state.
-    #[error("an optimizer step while its state is held, by a checkpoint that is still written: wait for that first")]
-    Held,
-    /// Three optimizer steps in a row had a loss or gradient that is not finite.
+    /// An optimizer step was requested while a checkpoint is still using the optimizer's state.
     #[error(
-        "{count} optimizer steps in a row were skipped because {what} was not finite (now {value}): training cannot \
-         continue. Lower learning_rate, or look at the last completions and rewards for values that overflow"
+        "cannot take an optimizer step while a checkpoint is still being written from the optimizer's state: wait for \
+         the checkpoint first"
+    )]
+    Held,
+    /// Three consecutive optimizer steps had a non-finite loss or gradient.
+    #[error(
+        "{count} optimizer steps in a row were skipped because {what} was not finite (last value: {value}), so \
+         training stopped. Lower learning_rate, or check the last completions and rewards for values that overflow"
     )]
     NonFinite {
-        /// Number of steps skipped in a row.
+        /// The number of consecutive steps that were skipped.
         count: u32,
         /// The quantity that was not finite: "the loss" or "the gradient norm".
         what: &'static str,

@@ -12,10 +12,10 @@ use kernels::mean::{mean, over};
 const BINS: usize = 10;
 
 /// pass@k: the unbiased estimate 1 − C(n − c, k) / C(n, k) for a prompt with c correct completions among n scored ones,
-/// averaged over the prompts with at least k scored completions (Chen et al. 2021, arXiv:2107.03374); none if there is
-/// no such prompt.
+/// averaged over the prompts with at least k scored completions (Chen et al. 2021, arXiv:2107.03374). `None` if no
+/// prompt has so many.
 pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
-    let of_group = |group: &Vec<bool>| {
+    let estimate = |group: &Vec<bool>| {
         let n = group.len();
         let wrong = group.iter().filter(|right| !**right).count();
         if wrong < k {
@@ -23,19 +23,18 @@ pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
         }
         1.0 - ((wrong + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
     };
-    mean(groups.iter().filter(|group| group.len() >= k).map(of_group))
+    mean(groups.iter().filter(|group| group.len() >= k).map(estimate))
 }
 
-/// The Brier score of preference pairs, given each pair's difference r_chosen − r_rejected of rewards; none without a
-/// pair.
+/// The Brier score of preference pairs, given the difference r_chosen − r_rejected of each pair; `None` without pairs.
 pub fn brier_score(differences: &[f64]) -> Option<f64> {
     mean(differences.iter().map(|d| sigmoid(-d).powi(2)))
 }
 
-/// The expected calibration error of preference pairs, given each pair's difference r_chosen − r_rejected of rewards;
-/// none without a pair.
+/// The expected calibration error of preference pairs, given the difference r_chosen − r_rejected of each pair; `None`
+/// without pairs.
 pub fn calibration_error(differences: &[f64]) -> Option<f64> {
-    // For each bin: the number of correctly ordered pairs (a tie counts ½) minus the sum of confidences.
+    // Per bin: the number of correctly ordered pairs (a tie counts ½) minus the sum of confidences.
     let mut bins = [0.0; BINS];
     for &d in differences {
         let confidence = sigmoid(d.abs());
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pass_at_k_counts_prompts_that_one_of_k_solves() {
+    fn pass_at_k_matches_known_values() {
         let one_of_four = vec![true, false, false, false];
         let of = |k| pass_at_k(std::slice::from_ref(&one_of_four), k).unwrap();
         assert!((of(1) - 0.25).abs() < 1e-12 && (of(2) - 0.5).abs() < 1e-12);
@@ -59,25 +58,29 @@ mod tests {
         assert_eq!(pass_at_k(&[vec![false; 2], vec![false; 2]], 2), Some(0.0));
     }
 
-    /// A completion whose reward function failed does not count as a wrong answer.
+    /// A completion without a score, such as after a failed reward function, does not count as wrong.
     #[test]
-    fn unscored_completions_are_left_out() {
+    fn unscored_completions_do_not_count_in_pass_at_k() {
         assert_eq!(pass_at_k(&[vec![], vec![]], 1), None);
         assert_eq!(pass_at_k(&[vec![true], vec![]], 1), Some(1.0));
         let few = pass_at_k(&[vec![true], vec![false, true]], 2);
-        assert_eq!(few, Some(1.0), "of the first prompt too few were scored");
-        assert_eq!(pass_at_k(&[vec![true], vec![false; 2]], 2), Some(0.0), "and it has no part in the mean");
+        assert_eq!(few, Some(1.0), "the first prompt has too few scored completions");
+        assert_eq!(
+            pass_at_k(&[vec![true], vec![false; 2]], 2),
+            Some(0.0),
+            "a prompt with too few scored completions is not averaged"
+        );
     }
 
-    /// The difference of rewards at which the model's probability of the preference is p.
+    /// The reward difference at which the model's probability of the preference is p.
     fn logit(p: f64) -> f64 {
         (p / (1.0 - p)).ln()
     }
 
     #[test]
-    fn hand_computed() {
-        // A model that is right in nine of ten pairs is calibrated at confidence 0.9, and 0.3 too timid at confidence
-        // 0.6.
+    fn calibration_metrics_match_hand_computed_values() {
+        // A model that is right in nine of ten pairs is calibrated at confidence 0.9, and 0.3 underconfident at
+        // confidence 0.6.
         let nine = |p: f64| -> Vec<f64> { (0..10).map(|i| if i == 0 { -logit(p) } else { logit(p) }).collect() };
         let error = |differences: &[f64]| calibration_error(differences).unwrap();
         let brier = |differences: &[f64]| brier_score(differences).unwrap();
@@ -93,7 +96,7 @@ mod tests {
 
     /// pass@k is the share of all choices of k of n completions that contain a correct completion.
     #[test]
-    fn pass_at_k_is_the_share_of_choices() {
+    fn pass_at_k_equals_the_share_of_subsets_with_a_correct_completion() {
         for n in 1..=6_usize {
             for correct in 0..=n {
                 let group: Vec<bool> = (0..n).map(|i| i < correct).collect();
@@ -113,11 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn confidence_has_ten_bins_and_a_tie_counts_half() {
-        // Two pairs fall into one bin, one right at 0.52 and one wrong at 0.54; a third pair falls into the last bin.
+    fn calibration_uses_ten_bins_and_a_tie_counts_half() {
+        // Two pairs fall into one bin (right at 0.52, wrong at 0.54), and a third pair falls into the last bin.
         let found = calibration_error(&[logit(0.52), -logit(0.54), logit(0.97)]).unwrap();
         assert!((found - ((1.0 - 0.52 - 0.54f64).abs() + 0.03) / 3.0).abs() < 1e-12, "{found}");
-        // Errors in two different bins do not cancel.
+        // Errors in different bins must not cancel.
         let found = calibration_error(&[logit(0.52), -logit(0.58)]).unwrap();
         assert!((found - (0.48 + 0.58) / 2.0).abs() < 1e-12, "{found}");
         assert_eq!((calibration_error(&[]), brier_score(&[])), (None, None));

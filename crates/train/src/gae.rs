@@ -4,19 +4,19 @@
 //!
 //! r_t = −β k_t + [t is the last token] · score
 //!
-//! If steps of the completion have rewards (process rewards), each is given at the last token of its step instead. k_t
-//! is an estimate of the KL divergence from the sampling policy to the reference model ([`KlEstimator`]) and β its
+//! If steps of the completion have rewards (process rewards), each of these is given at the last token of its step. k_t
+//! is an estimate of the KL divergence from the sampling policy to the reference model ([`KlEstimator`]), and β its
 //! weight. GAE (Schulman et al. 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen,
 //! gives advantages A and returns R:
 //!
 //! δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1},  R_t = A_t + V_t
 //!
-//! A completion is an episode, and V after its last token is 0. This holds for a completion that reached the length
-//! limit, too: the text was scored as it is, so the value of a possible continuation would be counted in addition (TRL
-//! and InstructGPT do the same; a missing-EOS penalty rewards ending).
+//! A completion is an episode, and V after its last token is 0. This also holds for a completion that reached the
+//! length limit: the text was scored as it is, so the value of a possible continuation would be counted in addition.
+//! (TRL and InstructGPT do the same. A missing-EOS penalty gives a reason to end.)
 //!
-//! Tokens outside the mask (such as tool output) are not actions, but part of the transition between two actions: the
-//! recursion runs only over the other tokens, and does not read these. Arithmetic is f64.
+//! Tokens outside the mask (such as tool output) are not actions, but part of the transition between two actions. The
+//! recursion skips them. Arithmetic is f64.
 
 mod samples;
 
@@ -24,7 +24,7 @@ pub use samples::{TokenRewards, estimate_samples, rewards_of_samples, whiten_sam
 
 use serde::{Deserialize, Serialize};
 
-/// How the KL divergence to the reference model is estimated at a token, with d = log π_ref − log π (Schulman 2020,
+/// The estimator of the KL divergence to the reference model at a token, with d = log π_ref − log π (Schulman 2020,
 /// <http://joschu.net/blog/kl-approx.html>).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -89,11 +89,11 @@ pub fn estimate(gamma: f64, lambda: f64, rewards: &[f64], values: &[f64], mask: 
     out
 }
 
-/// TRL's ε, added to a variance before taking the square root that is divided by.
+/// TRL's ε, which is added to a variance before its square root is taken as divisor.
 const VARIANCE_EPSILON: f64 = 1e-8;
 
-/// Normalises the numbers of the tokens that `masks` keep to variance 1 over all rows, and to mean 0 if `shift_mean`.
-/// The variance is Bessel-corrected. Fewer than two numbers stay as they are.
+/// Scales the values of the tokens that `masks` keep to variance 1 over all rows, and shifts them to mean 0 if
+/// `shift_mean`. The variance is Bessel-corrected. Fewer than two values are not changed.
 pub fn whiten(rows: &mut [Vec<f64>], masks: &[Vec<bool>], shift_mean: bool) {
     let Some(Moments { mean, variance }) = Moments::of(kept(rows, masks)) else { return };
     let scale = 1.0 / (variance + VARIANCE_EPSILON).sqrt();
@@ -106,7 +106,7 @@ pub fn whiten(rows: &mut [Vec<f64>], masks: &[Vec<bool>], shift_mean: bool) {
 }
 
 /// The explained variance of the value model, 1 − Var(R − V) / Var(R) with returns R and values V, over the tokens that
-/// `masks` keep: 1 is perfect, 0 no better than a constant. None if the returns do not vary.
+/// `masks` keep: 1 is perfect, 0 is not better than a constant. `None` if the returns do not vary.
 pub fn explained_variance(returns: &[Vec<f64>], values: &[Vec<f64>], masks: &[Vec<bool>]) -> Option<f64> {
     let errors: Vec<Vec<f64>> =
         returns.iter().zip(values).map(|(r, v)| r.iter().zip(v).map(|(r, v)| r - v).collect()).collect();
@@ -158,8 +158,7 @@ pub struct KlTarget {
 }
 
 impl KlController {
-    /// Updates β after `completions` completions with mean divergence `kl`. A NaN or infinite divergence changes
-    /// nothing.
+    /// Updates β after `completions` completions with mean divergence `kl`. A NaN or infinite divergence is ignored.
     pub fn update(&mut self, target: &KlTarget, kl: f64, completions: usize) {
         let error = (kl / target.target - 1.0).clamp(-0.2, 0.2);
         if error.is_finite() {

@@ -1,11 +1,11 @@
 //! Training: advantages, losses, optimizers, and the trainer that takes one optimizer step on a batch of samples.
 //!
-//! This crate works with token ids, log-probabilities and advantages. It has no code for prompt text, reward functions,
+//! This crate works on token ids, log-probabilities and advantages. It does not handle prompt text, reward functions,
 //! files or sampling.
 //!
-//! Where to start reading: `sample.rs` (the input), [`advantages`] and [`gae`] (from rewards to advantages), [`loss`]
-//! (value and gradient of each loss, one file each), `objective.rs` (which loss is applied to what), `trainer.rs`
-//! (accumulate gradients, reduce, step) with `passes.rs`, `optimizer/mod.rs` and `schedule.rs`.
+//! Suggested reading order: `sample.rs` (the input), [`advantages`] and [`gae`] (from rewards to advantages), [`loss`]
+//! (value and gradient of each loss, one file each), `objective.rs` (selects the loss), `trainer.rs` (accumulate
+//! gradients, reduce, step) with `passes.rs`, `optimizer/mod.rs` and `schedule.rs`.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 

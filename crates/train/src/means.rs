@@ -1,9 +1,9 @@
-//! Metrics that losses report by name.
+//! Metrics that single losses report.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Means over an optimizer batch, by name: the metrics of a loss that not all losses have.
+/// Means over an optimizer batch, by name: metrics that only some losses have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Means {
     sums: BTreeMap<String, (f64, u64)>,
@@ -20,19 +20,19 @@ impl Means {
         }
     }
 
-    /// Sets the metric `name` to the minimum of the values given so far.
+    /// Sets the metric `name` to the minimum of the given values so far.
     pub fn least(&mut self, name: &str, value: f64) {
         let entry = self.sums.entry(name.to_owned()).or_insert((value, 1));
         entry.0 = entry.0.min(value);
     }
 
-    /// Sets the metric `name` to the maximum of the values given so far.
+    /// Sets the metric `name` to the maximum of the given values so far.
     pub fn greatest(&mut self, name: &str, value: f64) {
         let entry = self.sums.entry(name.to_owned()).or_insert((value, 1));
         entry.0 = entry.0.max(value);
     }
 
-    /// The means by name that have at least one value, ordered by name.
+    /// All means with at least one value, sorted by name.
     pub fn entries(&self) -> impl Iterator<Item = (&str, f64)> {
         self.sums.iter().filter(|(_, (_, n))| *n > 0).map(|(name, (sum, n))| (name.as_str(), sum / *n as f64))
     }

@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 /// Measurements of one optimizer step. Means are over the tokens (or sequences) of the whole optimizer batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UpdateMetrics {
-    /// The loss that was minimised; 0, and not an entry, if no token is in it.
+    /// The loss. If no token is in the loss, it is 0 and has no entry.
     pub loss: f64,
     /// L2 norm of the gradient over all parameters, before clipping.
     pub grad_norm: f64,
     /// The learning rate of this step.
     pub learning_rate: f64,
-    /// Mean entropy of the tokens that the loss uses, in nats. Tokens of skipped groups count if the sampler recorded
-    /// their entropies with the current weights, and are left out otherwise. None if no token remains.
+    /// Mean entropy of the tokens in the loss, in nats. Tokens of skipped groups count only if the sampler recorded
+    /// their entropies with the current weights. `None` if no token remains.
     pub entropy: Option<f64>,
-    /// Mean KL divergence to the reference model (estimator k3), if `beta` ≠ 0. None if no token is in the loss, as for
-    /// all means, extremes and shares below.
+    /// Mean KL divergence to the reference model (estimator k3), if `beta` ≠ 0. Like all means, extremes and shares
+    /// below, it is `None` if no token is in the loss.
     pub kl: Option<f64>,
     /// Further metrics of the loss.
     pub means: Means,
@@ -29,34 +29,34 @@ pub struct UpdateMetrics {
     pub policy_loss: Option<f64>,
     /// Coefficient of the entropy bonus after this step, if there is one.
     pub entropy_coef: Option<f64>,
-    /// Whether the samples carry their sampler's log-probabilities (all but supervised samples do).
+    /// Whether the samples have their sampler's log-probabilities (all except supervised samples do).
     pub sampled: bool,
     /// Number of samples in the optimizer batch.
     pub sequences: u64,
     /// Number of completion tokens that the loss uses.
     pub loss_tokens: u64,
-    /// Number of rows (tokens) that went through the model; a shared prompt counts once.
+    /// Number of rows (tokens) that the model computed; a shared prompt counts once.
     pub computed_tokens: u64,
-    /// Number of groups that were skipped, because their gradient is known to be 0. None if the trainer does not skip
+    /// Number of groups that were skipped because their gradient is known to be 0. `None` if the trainer does not skip
     /// groups.
     pub skipped_groups: Option<u64>,
-    /// Number of rows that the skipped groups would have had in the model.
+    /// Number of rows that the model would have computed for the skipped groups.
     pub skipped_tokens: Option<u64>,
-    /// Number of micro-batches that the step was cut into.
+    /// Number of micro-batches of the step.
     pub micro_batches: u64,
-    /// Number of tokens whose log-probability recorded by the sampler differs in any bit from the trainer's. Only
-    /// sequences that were sampled entirely with the weights before this step are compared. It must be 0.
+    /// Number of tokens whose log-probability differs in any bit between sampler and trainer. Only sequences that were
+    /// sampled entirely with the weights before this step are compared. It must be 0.
     pub logp_mismatch_tokens: u64,
     /// Number of tokens whose log-probabilities were compared.
     pub logp_compared_tokens: u64,
-    /// Largest difference between sampler's and trainer's log-probabilities among the compared tokens; 0, and not an
-    /// entry, if there are none.
+    /// Maximum difference between sampler's and trainer's log-probabilities among the compared tokens. If no token was
+    /// compared, it is 0 and has no entry.
     pub max_logp_difference: f64,
     /// Whether the step was skipped because the loss or the gradient was not finite.
     pub skipped: bool,
     /// Number of steps skipped so far in the training run.
     pub skipped_total: u64,
-    /// Seconds in forward passes, including head and loss.
+    /// Seconds in forward passes, including lm head and loss.
     pub forward_time_s: f64,
     /// Seconds in backward passes.
     pub backward_time_s: f64,
@@ -64,7 +64,7 @@ pub struct UpdateMetrics {
     pub optimizer_time_s: f64,
 }
 
-/// The names of the metrics of clipping, which an objective that clips reports.
+/// The names of the metrics of clipping, for objectives that clip.
 pub const CLIP_RATIOS: [&str; 5] = [
     "clip_ratio/low_mean",
     "clip_ratio/low_min",
@@ -74,13 +74,13 @@ pub const CLIP_RATIOS: [&str; 5] = [
 ];
 
 impl UpdateMetrics {
-    /// Whether a token is in the loss. If none is, nothing was learned from the samples.
+    /// Whether any token is in the loss. If not, nothing was learned from the samples.
     pub fn learns(&self) -> bool {
         self.loss_tokens > 0
     }
 
-    /// The metrics of the loss itself, which an evaluation reports, too.
-    pub(crate) fn of_loss(&self) -> Vec<(&'static str, f64)> {
+    /// The metrics of the loss itself, which an evaluation also reports.
+    pub(crate) fn loss_entries(&self) -> Vec<(&'static str, f64)> {
         let clip = self.clip.iter().flat_map(|clip| {
             let shares = [clip.low_mean, clip.low_min, clip.high_mean, clip.high_max, clip.region_mean];
             CLIP_RATIOS.into_iter().zip(shares)
@@ -93,13 +93,13 @@ impl UpdateMetrics {
 
     /// The logged metrics by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
     /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`. For a log
-    /// interval of several optimizer steps, TRL takes the mean of each. A mean over nothing is not an entry. Times and
+    /// interval of several optimizer steps, TRL logs the mean of each. A mean over no values has no entry. Times and
     /// counts are fields, not entries.
     pub fn entries(&self) -> Vec<(&str, f64)> {
         let mut out: Vec<(&str, f64)> = Vec::new();
         out.extend(self.learns().then_some(("loss", self.loss)));
         out.extend([("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)]);
-        out.extend(self.of_loss());
+        out.extend(self.loss_entries());
         if let Some(sampling) = &self.sampling {
             let [min, mean, max] = sampling.importance_sampling_ratio;
             out.extend([

@@ -1,5 +1,5 @@
-//! The sequences of an optimizer batch that go through the model, in order: each with the tokens that the loss uses,
-//! and grouped by the prompts that neighbours share.
+//! The sequences of an optimizer batch, in the order in which the model computes them: each with the tokens in its
+//! loss, and grouped by shared prompts.
 
 use crate::objective::{Objective, Source};
 use crate::{Error, Result, Samples};
@@ -17,8 +17,8 @@ pub(crate) struct Sequence<'a> {
     pub(crate) mask: Vec<bool>,
 }
 
-/// The sequences of `samples`, after checking that the loss accepts them. A preference pair becomes two sequences, the
-/// chosen one first.
+/// The sequences of `samples`, after checking that the loss accepts them. A preference pair becomes two sequences,
+/// first the chosen one.
 pub(crate) fn sequences<'a>(loss: &Objective, samples: Samples<'a>) -> Result<Vec<Sequence<'a>>> {
     if samples.is_empty() {
         return Err(Error::Config("an optimizer step needs at least one sample".into()));
@@ -48,8 +48,8 @@ pub(crate) fn sequences<'a>(loss: &Objective, samples: Samples<'a>) -> Result<Ve
     })
 }
 
-/// The tokens of a response of a preference pair, and which of them the loss uses. A reward model gets an extra token
-/// at the end, at which the score of the response is read; only that token is used.
+/// The tokens of a response of a preference pair, and a mask of those in the loss. For a reward model, an extra token
+/// is appended, at which the score of the response is read; only that token is in the loss.
 fn scored_tokens<'a>(loss: &Objective, ids: &'a [u32]) -> (Cow<'a, [u32]>, Vec<bool>) {
     if !matches!(loss, Objective::Ranking(_)) {
         return (Cow::Borrowed(ids), vec![true; ids.len()]);
@@ -70,7 +70,7 @@ pub(crate) fn groups<'a>(model: &ModelConfig, sequences: &'a [Sequence<'_>]) -> 
         .collect();
     check_groups(model, &groups).map_err(|e| match e {
         model::Error::Sequence { index, message } => {
-            // A preference pair is two sequences.
+            // A preference pair has two sequences.
             let index = if sequences[index].source.sample().is_some() { index } else { index / 2 };
             Error::Sample { index, message }
         }

@@ -1,17 +1,17 @@
-//! The trainer's input: samples (a prompt and a completion, with numbers for each token), or preference pairs (two
-//! responses to a prompt).
+//! The trainer's input: samples (a prompt and a completion, with values per token), or preference pairs (two responses
+//! to a prompt).
 
 use kernels::mean::mean;
 use model::columns::{RETURNS, VALUES};
 use model::{Columns, FinishReason, GroupId, Prompt, PromptCompletion, Updates};
 use std::sync::Arc;
 
-/// The advantage of a completion: how much better than expected it was.
+/// The advantage of a completion: how much better it was than expected.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Advantage {
     /// The same number for every token of the completion.
     Sequence(f32),
-    /// A number for each completion token.
+    /// One number per completion token.
     Tokens(Vec<f32>),
 }
 
@@ -40,8 +40,7 @@ impl Advantage {
         }
     }
 
-    /// A single number for the completion: its advantage, or the mean over tokens if each has its own (none without
-    /// tokens).
+    /// A single number for the completion: its advantage, or the mean if each token has its own; `None` without tokens.
     pub fn mean(&self) -> Option<f64> {
         match self {
             Advantage::Sequence(a) => Some(f64::from(*a)),
@@ -50,10 +49,10 @@ impl Advantage {
     }
 }
 
-/// One sequence to learn from: a prompt and a completion. Lists have one element per completion token.
+/// One sequence to train on: a prompt and a completion. Lists have one element per completion token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The group that it was sampled in. The samples of a group are consecutive. 0 for supervised samples.
+    /// The group in which it was sampled. The samples of a group are consecutive. 0 for supervised samples.
     pub group: GroupId,
     /// The prompt. Consecutive samples with the same prompt (the same `Arc`) share its computation.
     pub prompt: Arc<Prompt>,
@@ -61,14 +60,14 @@ pub struct Sample {
     pub completion: Vec<u32>,
     /// The completion tokens that the loss may use: those that the model sampled.
     pub loss_mask: Vec<bool>,
-    /// For each token, the version of the weights that it (and its KV-cache entry) was sampled with. Empty for
-    /// supervised samples.
+    /// The version of the weights with which each token (and its KV-cache entry) was sampled. Empty for supervised
+    /// samples.
     pub versions: Vec<Updates>,
-    /// Why the completion ended.
+    /// The reason why the completion ended.
     pub finish_reason: FinishReason,
     /// The advantage; supervised training does not use it.
     pub advantage: Advantage,
-    /// Further numbers for each token: from its sampler, a reference model, or a value model.
+    /// Further values per token: from the sampler, a reference model, or a value model.
     pub columns: Columns,
 }
 
@@ -93,7 +92,7 @@ impl Sample {
         PromptCompletion { prompt: &self.prompt.ids, completion: &self.completion }
     }
 
-    /// Whether the completion reached the length limit instead of being ended by the model.
+    /// Whether the completion reached the length limit before the model ended it.
     pub fn truncated(&self) -> bool {
         self.finish_reason == FinishReason::Length
     }
@@ -119,7 +118,7 @@ impl Sample {
 pub struct Response {
     /// Token ids of the response; at least one.
     pub ids: Vec<u32>,
-    /// Further numbers for each token: log-probabilities under the reference model (DPO).
+    /// Further values per token: log-probabilities under the reference model (DPO).
     pub columns: Columns,
 }
 
@@ -138,7 +137,7 @@ pub struct PreferencePair {
     pub chosen: Response,
     /// The response that was not preferred.
     pub rejected: Response,
-    /// How much better the chosen response is, if the data says so (reward models); else 0.
+    /// How much better the chosen response is, if the data contains this (reward models); otherwise 0.
     pub margin: f32,
 }
 
@@ -160,7 +159,7 @@ impl Samples<'_> {
         }
     }
 
-    /// Whether there are no samples or pairs.
+    /// Whether it has neither samples nor pairs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -195,14 +194,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_advantage_per_token_is_shown_as_its_mean() {
+    fn the_mean_of_token_advantages_represents_a_completion() {
         assert_eq!(Advantage::Sequence(1.5).mean(), Some(1.5));
         assert_eq!(Advantage::Tokens(vec![1.0, -2.0, 4.0, 3.0]).mean(), Some(1.5));
         assert_eq!(Advantage::Tokens(vec![]).mean(), None);
     }
 
     #[test]
-    fn advantages_are_of_a_completion_or_of_each_token() {
+    fn advantages_are_per_completion_or_per_token() {
         let (one, each) = (Advantage::Sequence(1.5), Advantage::Tokens(vec![0.0, -2.0]));
         assert_eq!((one.zero(), each.zero()), (Advantage::Sequence(0.0), Advantage::Tokens(vec![0.0; 2])));
         assert!(!one.is_zero() && !each.is_zero() && one.zero().is_zero() && each.zero().is_zero());
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_knows_its_versions_and_columns() {
+    fn a_sample_returns_its_versions_and_columns() {
         let mut sample = Sample::supervised(Prompt::new([1, 2]), vec![3, 4, 5]);
         let sequence = sample.sequence();
         assert_eq!((sequence.prompt, sequence.completion), (&[1, 2][..], &[3, 4, 5][..]));
@@ -219,9 +218,9 @@ mod tests {
         assert!(
             !sample.is_of_version(Updates(0)) && sample.old_logps().is_empty() && sample.values_and_returns().is_none()
         );
-        for (versions, of_7) in [([7, 7, 7], true), ([7, 7, 6], false), ([6, 7, 7], false)] {
+        for (versions, expected) in [([7, 7, 7], true), ([7, 7, 6], false), ([6, 7, 7], false)] {
             sample.versions = versions.map(Updates).to_vec();
-            assert_eq!(sample.is_of_version(Updates(7)), of_7);
+            assert_eq!(sample.is_of_version(Updates(7)), expected);
         }
         sample.columns.set(VALUES, vec![1.0; 3]);
         assert!(sample.values_and_returns().is_none());

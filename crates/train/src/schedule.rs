@@ -1,5 +1,5 @@
-//! Learning-rate schedules over the optimizer steps, by the formulas of transformers' `get_scheduler`. A schedule is a
-//! function of the step alone: those of transformers that follow a metric are not here.
+//! Learning-rate schedules over optimizer steps, with the formulas of transformers' `get_scheduler`. A schedule is a
+//! function of the step only; transformers' schedules that follow a metric are not supported.
 //!
 //! With s = step (from 0), w = warm-up steps, n = total steps, p = (s − w) / max(1, n − w), the learning rate is
 //! multiplied by s / max(1, w) while s < w, then by
@@ -7,8 +7,8 @@
 //! - linear: max(0, (n − s) / max(1, n − w)),
 //! - cosine: max(0, ½ (1 + cos(2π c p))) with c = num_cycles,
 //! - cosine_with_restarts: max(0, ½ (1 + cos(π (c p mod 1)))), and 0 from p = 1 on,
-//! - cosine_with_min_lr: max(0, m + (1 − m) ½ (1 + cos(2π c p))), where m is the least factor,
-//! - cosine_warmup_with_min_lr: the same one step ahead, and a warm-up that does not begin at 0,
+//! - cosine_with_min_lr: max(0, m + (1 − m) ½ (1 + cos(2π c p))), where m is the minimum factor,
+//! - cosine_warmup_with_min_lr: the same, shifted by one step, with a warm-up that does not begin at 0,
 //! - polynomial: (e + (η − e) (1 − p)^power) / η, from η = the learning rate to e = lr_end,
 //! - inverse_sqrt: 1 / √((s + t − w) / t) with t = timescale,
 //! - warmup_stable_decay: 1, then num_decay_steps from 1 to min_lr_ratio.
@@ -29,17 +29,17 @@ pub enum ScheduleKind {
     Linear,
     /// Warm-up, then decay along half a cosine to 0 at the last step.
     Cosine,
-    /// Warm-up, then half cosines that begin again at the highest learning rate.
+    /// Warm-up, then half cosines that restart at the peak learning rate.
     CosineWithRestarts,
-    /// Warm-up, then decay along half a cosine to a least learning rate.
+    /// Warm-up, then decay along half a cosine to a minimum learning rate.
     CosineWithMinLr,
-    /// As [`CosineWithMinLr`](Self::CosineWithMinLr), with a warm-up whose first step has a learning rate above 0.
+    /// As [`CosineWithMinLr`](Self::CosineWithMinLr), but the first step of the warm-up has a learning rate above 0.
     CosineWarmupWithMinLr,
-    /// Warm-up, then decay along a power of the steps that are left.
+    /// Warm-up, then decay along a power of the remaining steps.
     Polynomial,
     /// Warm-up, then decay with the inverse square root of the step.
     InverseSqrt,
-    /// Warm-up, a constant learning rate, and a decay in the last steps.
+    /// Warm-up, a constant learning rate, and decay in the last steps.
     WarmupStableDecay,
 }
 
@@ -54,33 +54,33 @@ pub enum Ramp {
     OneMinusSqrt,
 }
 
-/// The arguments of a schedule: transformers' `lr_scheduler_kwargs`. Each kind reads those of
-/// [`ScheduleKind::arguments`].
+/// The arguments of a schedule: transformers' `lr_scheduler_kwargs`. Each kind uses only the arguments that
+/// [`ScheduleKind::arguments`] lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScheduleArguments {
     /// Periods of the cosine, or number of restarts.
     pub num_cycles: f64,
-    /// The least learning rate.
+    /// The minimum learning rate.
     pub min_lr: Option<f64>,
-    /// The least learning rate as a share of the highest.
+    /// The minimum learning rate as a fraction of the peak.
     pub min_lr_rate: f64,
-    /// The first learning rate as a share of the highest.
+    /// The first learning rate as a fraction of the peak.
     pub warmup_lr_rate: Option<f64>,
     /// The last learning rate.
     pub lr_end: f64,
-    /// The power of the steps that are left.
+    /// The power of the remaining steps.
     pub power: f64,
-    /// The number of steps over which the square root counts; by default the warm-up steps, or 10,000 without.
+    /// The time scale of the inverse square root, in steps. Default: the warm-up steps, or 10,000 without warm-up.
     pub timescale: Option<f64>,
-    /// The steps of the constant part; by default all that remain.
+    /// The number of steps with a constant learning rate. Default: all remaining steps.
     pub num_stable_steps: Option<u64>,
-    /// The steps of the decay.
+    /// The number of decay steps.
     pub num_decay_steps: u64,
     /// The curve of the warm-up.
     pub warmup_type: Ramp,
     /// The curve of the decay.
     pub decay_type: Ramp,
-    /// The first and last learning rate as a share of the highest.
+    /// The first and last learning rate as a fraction of the peak.
     pub min_lr_ratio: f64,
 }
 
@@ -128,11 +128,11 @@ pub struct Schedule {
     pub kind: ScheduleKind,
     /// Arguments of the shape.
     pub arguments: ScheduleArguments,
-    /// The highest learning rate, reached after warm-up.
+    /// The peak learning rate, reached after warm-up.
     pub learning_rate: f64,
-    /// Number of warm-up steps, in which the learning rate rises.
+    /// Number of warm-up steps, during which the learning rate rises.
     pub warmup_steps: u64,
-    /// Number of optimizer steps of the whole training run.
+    /// Number of optimizer steps in the whole training run.
     pub total_steps: u64,
 }
 
@@ -142,7 +142,7 @@ impl Schedule {
         self.learning_rate * self.factor(step)
     }
 
-    /// The factor on the highest learning rate at `step`.
+    /// The learning rate at `step` as a fraction of the peak.
     pub fn factor(&self, step: u64) -> f64 {
         let (s, w, n) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
         let given = &self.arguments;
@@ -216,18 +216,18 @@ impl Schedule {
         between(given.min_lr_ratio, fall).max(0.0)
     }
 
-    /// The least factor of the schedules with a least learning rate.
+    /// The minimum factor of the schedules with a minimum learning rate.
     fn least(&self) -> f64 {
         self.arguments.min_lr.map_or(self.arguments.min_lr_rate, |least| least / self.learning_rate)
     }
 }
 
-/// ½ (1 + cos(2π `cycles` `progress`)), in the order in which transformers multiplies.
+/// ½ (1 + cos(2π `cycles` `progress`)), multiplied in the same order as in transformers.
 fn cosine(cycles: f64, progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(PI * cycles * 2.0 * progress))
 }
 
-/// `factor` of 0 to 1 as a number from `least` to 1.
+/// Maps `factor` from the range 0 to 1 to the range `least` to 1.
 fn between(least: f64, factor: f64) -> f64 {
     factor * (1.0 - least) + least
 }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_computed_points() {
+    fn schedules_match_hand_computed_values() {
         let at = |kind, step| schedule(kind, 2.0, 4, 12).at(step);
         assert_eq!(at(ScheduleKind::Constant, 0), 2.0);
         assert_eq!([0, 1, 4, 100].map(|s| at(ScheduleKind::ConstantWithWarmup, s)), [0.0, 0.5, 2.0, 2.0]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cosine_keeps_its_bits_without_arguments() {
+    fn the_cosine_schedule_without_arguments_keeps_its_bits() {
         for (warmup, total) in [(0u64, 1u64), (0, 7), (3, 10), (2, 1000), (500, 100_000), (9, 9)] {
             for step in (warmup..total + 3).step_by(1 + total as usize / 500) {
                 let progress = (step as f64 - warmup as f64) / (total as f64 - warmup as f64).max(1.0);
@@ -265,16 +265,16 @@ mod tests {
     }
 
     #[test]
-    fn schedules_without_warm_up_or_without_decay() {
+    fn schedules_work_without_warm_up_or_decay() {
         let at = |kind, warmup_steps, total_steps, step| schedule(kind, 4.0, warmup_steps, total_steps).at(step);
         let (linear, cosine) = (ScheduleKind::Linear, ScheduleKind::Cosine);
         assert_eq!([0, 1, 2, 3].map(|s| at(linear, 0, 2, s)), [4.0, 2.0, 0.0, 0.0]);
         assert_eq!([0, 1, 2].map(|s| at(linear, 1, 2, s)), [0.0, 4.0, 0.0]);
-        // As many steps of warm-up as there are steps: what follows is 0, or the end of the cosine.
+        // All steps are warm-up steps: after them the factor is 0, or the end of the cosine.
         assert_eq!([1, 2, 3].map(|s| at(linear, 2, 2, s)), [2.0, 0.0, 0.0]);
         assert_eq!([1, 2, 3].map(|s| at(cosine, 2, 2, s)), [2.0, 4.0, 0.0]);
-        assert_eq!(at(ScheduleKind::Constant, 5, 9, 0), 4.0, "plain constant has no warm-up");
-        // No step is left for the decay: transformers divides by 0.
+        assert_eq!(at(ScheduleKind::Constant, 5, 9, 0), 4.0, "the schedule `constant` has no warm-up");
+        // If no step is left for the decay, transformers divides by 0.
         assert_eq!(at(ScheduleKind::Polynomial, 2, 2, 2), 1e-7);
         let expected = |s: f64| 2.0 * (1.0 + (PI * (s - 2.0) / 8.0).cos());
         for s in 2..10 {

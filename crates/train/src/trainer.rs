@@ -1,8 +1,8 @@
-//! The trainer: it takes optimizer steps, from samples to the next version of the weights.
+//! The trainer takes optimizer steps: from samples to the next version of the weights.
 //!
-//! A [`Trainer`] is a [`TrainState`] (the gradients, the optimizer and the counters of one model) with [`Passes`] (the
-//! tape and its buffers, which hold the activations of one micro-batch). Several states can take turns with the same
-//! passes: their methods take the passes as an argument.
+//! A [`Trainer`] consists of a [`TrainState`] (gradients, optimizer and counters of one model) and [`Passes`] (the tape
+//! and its buffers, which hold the activations of one micro-batch). Several states can share the same passes, since the
+//! methods of a state take the passes as an argument.
 
 mod held_out;
 mod micro_batch;
@@ -24,7 +24,7 @@ use model::{Capacity, Grads, LoraConfig, ModelConfig, ModelView, StopCheck, Trai
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The number of skipped optimizer steps in a row that ends a training run with an error.
+/// After this many consecutive skipped optimizer steps, training fails.
 pub const MAX_SKIPPED_IN_A_ROW: u32 = 3;
 
 /// Settings of a [`Trainer`].
@@ -34,28 +34,27 @@ pub struct TrainerConfig {
     pub objective: Objective,
     /// Settings of the optimizer.
     pub optimizer: OptimizerConfig,
-    /// The LoRA adapter to train, which the weights must have; none: every parameter is trained.
+    /// The LoRA adapter to train, which the weights must have. `None`: all parameters are trained.
     pub adapter: Option<LoraConfig>,
-    /// Temperature that logits are divided by, the same as in sampling; above 0.
+    /// Temperature by which logits are divided, the same as in sampling. Must be above 0.
     pub temperature: f64,
-    /// The most rows (tokens) of a micro-batch; a larger group is a separate micro-batch. This setting changes memory
-    /// use, never the result.
+    /// The maximum number of rows (tokens) of a micro-batch. A larger group becomes its own micro-batch. This affects
+    /// memory use, but never the result.
     pub max_tokens_per_micro_batch: usize,
     /// Whether consecutive samples with the same prompt share the prompt's computation.
     pub prefix_sharing: bool,
     /// Whether to skip groups whose gradient is known to be 0, if the objective allows it ([`Objective::can_skip`]).
-    /// This setting changes time and some metrics, never the result.
+    /// This affects time and some metrics, but never the result.
     pub skip_zero_gradients: bool,
-    /// Whether to keep only each layer's input in the forward pass, and compute the other activations again in the
-    /// backward pass.
+    /// Whether the forward pass keeps only each layer's input, and the backward pass recomputes the other activations.
     pub gradient_checkpointing: bool,
 }
 
-/// State of a trainer that lasts from step to step, besides the [optimizer's moments](Trainer::optimizer). A checkpoint
-/// stores it without interpreting it.
+/// The trainer's state between steps, besides the [optimizer's moments](Trainer::optimizer). Checkpoints store it
+/// without interpreting it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
-    /// Number of optimizer steps taken (without skipped ones): the exponent of AdamW's bias correction.
+    /// Number of optimizer steps taken, without skipped ones. It is the exponent in AdamW's bias correction.
     steps: u64,
     skipped_in_a_row: u32,
     skipped_total: u64,
@@ -71,8 +70,7 @@ pub struct StepParams {
     pub learning_rate: f64,
 }
 
-/// The trainer of one model: what training changes, and the passes that it computes with. The weights belong to the
-/// caller.
+/// The trainer of one model: the state that training changes, and the passes. The weights belong to the caller.
 pub struct Trainer {
     pub(crate) passes: Passes,
     pub(crate) state: TrainState,
@@ -88,22 +86,22 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Makes the passes of a gradient check `stop` before each layer, and end with [`model::Error::Stopped`] once it
-    /// says so. The accumulated gradient is then discarded, and the step has changed nothing.
+    /// Sets a check that the passes of a gradient make before each layer. Once `stop` returns true, they fail with
+    /// [`model::Error::Stopped`]. The accumulated gradient is then discarded, and the step has changed nothing.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.passes.stop_with(stop);
     }
 
-    /// Allocates memory now for updates of up to `tokens` rows, in micro-batches of up to `capacity`, with sequences of
-    /// up to `positions` tokens.
+    /// Allocates memory for updates of up to `tokens` rows, in micro-batches of up to `capacity`, with sequences of up
+    /// to `positions` tokens.
     pub fn reserve(&mut self, model: &ModelConfig, tokens: usize, capacity: Capacity, positions: usize) {
         self.state.grads.reserve(tokens);
         self.passes.reserve(model, capacity, positions);
     }
 
     /// Takes one optimizer step on all of `samples`: forward pass, loss, backward pass, clipping, optimizer, and the
-    /// next version of `model`. A step whose loss or gradient is not finite is skipped: it is counted and changes
-    /// nothing. The third skipped step in a row is an error.
+    /// next version of `model`. A step with a non-finite loss or gradient is counted and skipped, and changes nothing.
+    /// The third consecutive skipped step is an error.
     pub fn update<'a>(
         &mut self,
         ctx: &Context,
@@ -158,7 +156,7 @@ impl Trainer {
         &self.state.optimizer
     }
 
-    /// The optimizer, to overwrite its state when a training run is resumed.
+    /// The optimizer, to overwrite its state when a training run resumes.
     pub fn optimizer_mut(&mut self) -> &mut Optimizer {
         &mut self.state.optimizer
     }

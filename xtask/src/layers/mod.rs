@@ -1,5 +1,5 @@
-//! Checks imports. Crates and the modules of `lockstep` may import each other only as the tables below allow. The
-//! top-level modules of a crate, and the files of a folder, must not import each other in a cycle.
+//! Checks imports. Crates and the modules of `lockstep` may import each other only as the tables below allow. Neither
+//! the top-level modules of a crate nor the files of a folder may import each other in a cycle.
 
 mod modules;
 mod tokens;
@@ -46,23 +46,23 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("xtask", &[]),
 ];
 
-/// The crate that any crate may use in its tests.
+/// The crate that any crate may use in tests.
 const OF_TESTS: &str = "testing";
 
-/// The modules of `lockstep`, lowest layer first (docs/architecture.md): a module must not import a later one. So code
-/// that collects completions, for example, does not depend on training runs.
+/// The modules of `lockstep`, lowest layer first (docs/architecture.md): a module must not import a later one. For
+/// example, code that collects completions must not depend on training runs.
 const LOCKSTEP: [&str; 10] =
     ["config", "algorithms", "models", "data", "rollouts", "sources", "run", "trainers", "session", "verify"];
 
-/// Folders with files that import each other in a cycle. A folder without a cycle must be removed from this list.
+/// Folders whose files import each other in a cycle. A folder must be removed from this list once it has no cycle.
 ///
-/// `kernels::memory`: an allocation keeps the slot that it lies in alive, and a slot makes allocations.
-/// `model::weights`: a linear layer adds the adapters of its rows, and an adapter is a set of linear layers.
+/// `kernels::memory`: an allocation keeps its slot alive, and a slot creates allocations.
+/// `model::weights`: a linear layer applies the adapters of its rows, and an adapter is a set of linear layers.
 const CIRCLED: [&str; 2] = ["kernels::memory", "model::weights"];
 
 /// A package of the workspace.
 struct Package {
-    /// The name without `lockstep-`.
+    /// The package name without `lockstep-`.
     name: String,
     /// The workspace packages that it depends on, including development and build dependencies.
     imports: Vec<String>,
@@ -82,7 +82,7 @@ pub fn check() -> Result<(), String> {
                 wrong.extend(upward(&arrows));
             }
             let circles = describe(&arrows);
-            wrong.extend(circles.iter().map(|circle| format!("circle of modules in {}: {circle}", package.name)));
+            wrong.extend(circles.iter().map(|circle| format!("cycle of modules in {}: {circle}", package.name)));
             let folders = of_folders(&package.name, &source);
             let known = |(folder, _): &&(String, String)| CIRCLED.contains(&folder.as_str());
             circled.extend(folders.iter().filter(known).map(|(folder, _)| folder.clone()));
@@ -90,7 +90,7 @@ pub fn check() -> Result<(), String> {
         }
     }
     let redrawn = CIRCLED.iter().filter(|folder| !circled.contains(**folder));
-    wrong.extend(redrawn.map(|folder| format!("{folder} has no circle any more: take it out of CIRCLED")));
+    wrong.extend(redrawn.map(|folder| format!("{folder} no longer has a cycle: remove it from CIRCLED")));
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
@@ -99,9 +99,9 @@ fn forbidden(packages: &[Package]) -> Vec<String> {
     let mut wrong = Vec::new();
     for Package { name, imports, .. } in packages {
         match CRATES.iter().find(|(known, _)| known == name) {
-            None => wrong.push(format!("crate {name} has no place in xtask/src/layers/mod.rs")),
+            None => wrong.push(format!("crate {name} must be listed in xtask/src/layers/mod.rs")),
             Some((_, allowed)) => {
-                // A package may name itself among the dependencies of its tests, to choose features for them.
+                // A package may depend on itself for its tests, to select features.
                 let others = imports.iter().filter(|import| *import != name);
                 let bad = others.filter(|import| !allowed.contains(&import.as_str()));
                 wrong.extend(bad.map(|import| format!("crate {name} must not depend on {import}")));
@@ -129,12 +129,12 @@ fn of_folders(package: &str, source: &modules::Source) -> Vec<(String, String)> 
     let of = |folder: Vec<String>| {
         let name = format!("{package}::{}", folder.join("::"));
         let circles = describe(&source.arrows_of_folder(&folder));
-        circles.into_iter().map(move |circle| (name.clone(), format!("circle of files in {name}: {circle}")))
+        circles.into_iter().map(move |circle| (name.clone(), format!("cycle of files in {name}: {circle}")))
     };
     source.folders().into_iter().flat_map(of).collect()
 }
 
-/// Describes each cycle for the user: its modules, and where each imports the next.
+/// Describes each cycle: its modules, and where each module imports the next.
 fn describe(arrows: &modules::Arrows) -> Vec<String> {
     let line = |from: &String, to: &String| {
         let place = &arrows[&(from.clone(), to.clone())];

@@ -1,12 +1,12 @@
-//! Reads the imports between the modules of one crate from its source, as arrows of a graph, and finds cycles between
-//! its top-level modules or between the files of one folder.
+//! Reads the imports between the modules of one crate as a graph, and finds cycles between its top-level modules or
+//! between the files of one folder.
 //!
-//! An arrow `a → b` stands for a path `crate::b::…` (or one with `super::`) in a file of module `a`; tests are ignored.
+//! An edge `a → b` stands for a path `crate::b::…` (or one with `super::`) in a file of module `a`; tests are ignored.
 //! `crate::Name` counts as the module from which the crate root re-exports `Name`; items that the root itself defines
 //! belong to a pseudo-module, [`ROOT`]. Re-exports are not imports: they only show where a name is defined.
 //!
-//! Within a folder `mod.rs` is ignored, because it defines the shared items of the other files (argument structs,
-//! tables) and calls these files.
+//! Within a folder, `mod.rs` is ignored: it defines items that the other files share (argument structs, tables), and
+//! calls these files.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use syn::{Attribute, Expr, ExprLit, Lit, UseTree, Visibility};
 
 use super::tokens::without_tests;
 
-/// The pseudo-module of the items that `lib.rs` or `main.rs` itself defines.
+/// The pseudo-module for items that `lib.rs` or `main.rs` itself defines.
 pub const ROOT: &str = "(root)";
 
 /// The import graph: for each pair (importing module, imported module) the first place of the import.
@@ -30,7 +30,7 @@ pub struct Place {
     pub line: usize,
 }
 
-/// A path in the source that begins at the crate root, and where it occurs.
+/// A path in the source that starts at the crate root, and where it occurs.
 struct Named {
     /// The module that contains the path; empty for the crate root.
     from: Vec<String>,
@@ -43,10 +43,10 @@ struct Named {
 #[derive(Default)]
 pub struct Source {
     named: Vec<Named>,
-    /// Names that a module imports, as full paths; for the crate root only its re-exports.
+    /// The names that a module imports, as full paths; for the crate root only its re-exports.
     imported: BTreeMap<Vec<String>, Vec<String>>,
     modules: BTreeSet<Vec<String>>,
-    /// The identifiers in the crate root outside of re-exports.
+    /// The identifiers in the crate root, except in re-exports.
     root_words: Vec<(String, Place)>,
 }
 
@@ -59,13 +59,13 @@ impl Source {
         Ok(source)
     }
 
-    /// The folders that have files beside `mod.rs`, as module paths.
+    /// The folders with files besides `mod.rs`, as module paths.
     pub fn folders(&self) -> BTreeSet<Vec<String>> {
         let parents = self.modules.iter().map(|module| module[..module.len() - 1].to_vec());
         parents.filter(|parent| !parent.is_empty()).collect()
     }
 
-    /// Reads the file of module `module`, with submodules in `directory`.
+    /// Reads the file of module `module`; its submodules are in `directory`.
     fn file(&mut self, file: &Path, directory: &Path, module: &[String]) -> Result<(), String> {
         let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
         let text = std::fs::read_to_string(file).map_err(|e| named(&e))?;
@@ -128,11 +128,11 @@ fn add(arrows: &mut Arrows, from: &str, to: Option<String>, place: &Place) {
     }
 }
 
-/// Visits one file.
+/// Visits the syntax tree of one file.
 struct Reader<'a> {
     source: &'a mut Source,
     file: &'a Path,
-    /// The directory of submodules.
+    /// The directory of the module's submodules.
     directory: PathBuf,
     /// The module being read.
     module: Vec<String>,
@@ -154,7 +154,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The paths in the arguments of a macro or an attribute.
+    /// Records the paths in the arguments of a macro or an attribute.
     fn tokens(&mut self, stream: TokenStream) {
         let trees: Vec<_> = stream.into_iter().collect();
         let mut rest = &trees[..];
@@ -191,7 +191,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             }
         } else {
             let found = submodule(self.file, &outer, &name, path_attribute(&item.attrs).as_deref());
-            let found = found.ok_or_else(|| format!("{}: no file of `mod {name}`", self.file.display()));
+            let found = found.ok_or_else(|| format!("{}: the file of `mod {name}` is missing", self.file.display()));
             let read = found.and_then(|found| self.source.file(&found, &self.directory, &self.module));
             self.result = std::mem::replace(&mut self.result, Ok(())).and(read);
         }
@@ -207,7 +207,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         for (path, alias) in leaves {
             let resolved = resolve(&here, &path);
             if is_export || !is_root {
-                // A path without `crate`, `self` or `super` names a module below, or another crate.
+                // A path without `crate`, `self` or `super` names a submodule or another crate.
                 let origin = resolved.clone().unwrap_or_else(|| [&here[..], &path].concat());
                 self.source.imported.insert([&here[..], &[alias]].concat(), origin);
             }
@@ -236,7 +236,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         self.tokens(list.tokens.clone());
     }
 
-    /// `pub(in crate::x)` sets a visibility and is not an import.
+    /// `pub(in crate::x)` is a visibility, not an import.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 
     fn visit_ident(&mut self, ident: &'ast Ident) {
@@ -249,7 +249,7 @@ fn name(ident: &Ident) -> String {
     ident.to_string().trim_start_matches("r#").to_owned()
 }
 
-/// The file of the module that `file` declares with `mod name;`, looked up in `directory`; `path` is the value of its
+/// The file of the module that `file` declares with `mod name;`, searched in `directory`; `path` is the value of its
 /// `#[path]` attribute.
 fn submodule(file: &Path, directory: &Path, name: &str, path: Option<&str>) -> Option<PathBuf> {
     let beside = path.and_then(|path| Some(file.parent()?.join(path)));
@@ -278,12 +278,12 @@ fn use_tree(tree: &UseTree, before: &[String], leaves: &mut Vec<(Vec<String>, St
     }
 }
 
-/// The path from the crate root that `path` means in module `here`; `None` if it leads out of the crate or to `here`.
+/// The path from the crate root that `path` means in module `here`; `None` if it leaves the crate or equals `here`.
 fn resolve(here: &[String], path: &[String]) -> Option<Vec<String>> {
     let mut base = match path.first()?.as_str() {
         "crate" => Vec::new(),
         "self" | "super" => here.to_vec(),
-        // In the root, a module's name does not need `crate::`.
+        // In the root, module names need no `crate::`.
         _ if here.is_empty() => Vec::new(),
         _ => return None,
     };
@@ -297,7 +297,7 @@ fn resolve(here: &[String], path: &[String]) -> Option<Vec<String>> {
     (!base.is_empty()).then_some(base)
 }
 
-/// The shortest cycle through each set of modules that import each other, as the modules in order.
+/// The shortest cycle through each set of modules that import each other, as a list of modules.
 pub fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
     let nodes: BTreeSet<&str> = arrows.keys().flat_map(|(from, to)| [from.as_str(), to.as_str()]).collect();
     let mut found: Vec<Vec<String>> = Vec::new();

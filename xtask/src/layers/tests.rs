@@ -1,11 +1,11 @@
 use super::*;
 
-/// Writes a source tree and returns the check's report on circles in its `lib.rs`.
+/// Writes a source tree, and returns the reported cycles in its `lib.rs`.
 fn circles(files: &[(&str, &str)]) -> Vec<String> {
     of_tree(files, describe)
 }
 
-/// Writes a source tree and returns the report of `check` on its top-level arrows.
+/// Writes a source tree, and returns the report of `check` on its top-level imports.
 fn of_tree(files: &[(&str, &str)], check: fn(&modules::Arrows) -> Vec<String>) -> Vec<String> {
     of_source(files, |source| check(&source.arrows()))
 }
@@ -22,10 +22,10 @@ fn of_source(files: &[(&str, &str)], check: impl Fn(&modules::Source) -> Vec<Str
     check(&source).into_iter().map(|found| found.replace(&prefix, "")).collect()
 }
 
-/// A circle by a full path, and a circle through a re-export of `mod.rs`. Items that `mod.rs` itself defines do not
-/// count.
+/// Tests a cycle through a full path, and a cycle through a re-export of `mod.rs`. Items that `mod.rs` itself defines
+/// do not count.
 #[test]
-fn a_circle_between_the_files_of_a_folder_is_found() {
+fn a_cycle_between_the_files_of_a_folder_is_found() {
     let check = |source: &modules::Source| of_folders("p", source).into_iter().map(|(_, words)| words).collect();
     let files = |key: &'static str| {
         [
@@ -37,7 +37,7 @@ fn a_circle_between_the_files_of_a_folder_is_found() {
         ]
     };
     assert!(of_source(&files("use super::Own;"), check).is_empty());
-    let circle = "circle of files in p::config: key, table\n    key → table    config/key.rs:1\n    \
+    let circle = "cycle of files in p::config: key, table\n    key → table    config/key.rs:1\n    \
                   table → key    config/table.rs:1";
     for key in ["use super::Table;", "fn f(t: crate::config::table::Table) {}", "use super::{Own, Table as T};"] {
         assert_eq!(of_source(&files(key), check), [circle], "{key}");
@@ -47,7 +47,7 @@ fn a_circle_between_the_files_of_a_folder_is_found() {
 }
 
 #[test]
-fn a_planted_circle_is_found_with_its_lines() {
+fn a_cycle_is_reported_with_its_lines() {
     let found = circles(&[
         ("lib.rs", "//! A crate.\nmod a;\nmod b;\npub mod c;\npub use b::Thing;\n"),
         ("a.rs", "// crate::c::none\nuse crate::Thing;\n"),
@@ -59,7 +59,7 @@ fn a_planted_circle_is_found_with_its_lines() {
 }
 
 #[test]
-fn two_knots_are_two_circles() {
+fn two_separate_cycles_are_both_reported() {
     let found = circles(&[
         ("lib.rs", "mod a; mod b; mod c; mod d;"),
         ("a.rs", "use crate::b::X;"),
@@ -71,7 +71,7 @@ fn two_knots_are_two_circles() {
 }
 
 #[test]
-fn the_root_s_own_items_are_a_module_and_its_re_exports_are_not() {
+fn items_of_the_crate_root_are_a_module_and_re_exports_are_not() {
     let files = |root: &'static str| {
         [("lib.rs", root), ("a.rs", "use crate::Trait; pub struct X;"), ("b.rs", "pub struct Y; use crate::a::X;")]
     };
@@ -80,7 +80,7 @@ fn the_root_s_own_items_are_a_module_and_its_re_exports_are_not() {
 }
 
 #[test]
-fn tests_and_visibility_and_one_s_own_modules_are_not_imports() {
+fn tests_visibilities_and_submodules_are_not_imports() {
     let found = circles(&[
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::X; mod deep; #[cfg(test)] mod tests;"),
@@ -95,7 +95,7 @@ fn tests_and_visibility_and_one_s_own_modules_are_not_imports() {
 }
 
 #[test]
-fn an_arrow_upwards_between_modules_is_found_without_a_circle() {
+fn an_import_of_a_higher_layer_is_found_without_a_cycle() {
     let rollouts = "use crate::data::Row;\nfn f(run: &mut crate::run::training::TrainingRun) {}\nuse crate::stop::S;";
     let files = [
         ("lib.rs", "mod data; mod rollouts; mod run; mod stop;"),
@@ -109,7 +109,7 @@ fn an_arrow_upwards_between_modules_is_found_without_a_circle() {
 }
 
 #[test]
-fn an_arrow_upwards_between_crates_is_found() {
+fn a_dependency_on_a_higher_crate_is_found() {
     let package = |name: &str, imports: &[&str]| Package {
         name: name.to_owned(),
         imports: imports.iter().map(|import| import.to_string()).collect(),
@@ -123,7 +123,7 @@ fn an_arrow_upwards_between_crates_is_found() {
         [
             "crate train must not depend on rollout",
             "crate telemetry must not depend on kernels",
-            "crate new has no place in xtask/src/layers/mod.rs"
+            "crate new must be listed in xtask/src/layers/mod.rs"
         ]
     );
 }

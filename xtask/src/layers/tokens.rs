@@ -1,4 +1,4 @@
-//! Removes the items that are compiled only for tests: the items under `#[cfg(test)]` or `#[test]`.
+//! Removes items that are compiled only for tests: items under `#[cfg(test)]` or `#[test]`.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
@@ -11,7 +11,7 @@ pub fn without_tests(stream: TokenStream) -> TokenStream {
             _ if is_hash && matches!(trees.peek(), Some(TokenTree::Group(group)) if is_test(group)) => {
                 trees.next();
                 skip_item(&mut trees);
-                // The item's preceding attributes, such as documentation, are removed, too.
+                // Removes the item's preceding attributes, such as documentation, too.
                 while let [.., TokenTree::Punct(mark), TokenTree::Group(_)] = &out[..]
                     && mark.as_char() == '#'
                 {
@@ -49,12 +49,12 @@ fn words(stream: TokenStream) -> Vec<String> {
     stream.into_iter().flat_map(of).collect()
 }
 
-/// Words that begin an item or statement, which commas do not end.
+/// Words that start an item or statement, which a comma does not end.
 const WITH_COMMAS: [&str; 11] =
     ["const", "enum", "fn", "impl", "let", "mod", "static", "struct", "trait", "type", "use"];
 
-/// Skips further attributes and the item. A `use` may have braces before its semicolon; any other item ends with the
-/// first of `;` and braces; a field, a variant or an arm with a comma.
+/// Skips further attributes and the item. A `use` may have braces before its semicolon. Any other item ends with the
+/// first `;` or brace group; a field, a variant or a match arm ends with a comma.
 fn skip_item(trees: &mut impl Iterator<Item = TokenTree>) {
     let mut begins_with = None;
     for tree in trees {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_only_for_tests_are_left_out() {
+    fn items_only_for_tests_are_removed() {
         let source =
             "#[cfg(test)] use a::{b, c}; d #[test] fn e() { f[0]; } #[cfg(all(test, unix))] #[allow(g)] mod h; i
             #[cfg(test)] const J: [u8; 2] = [0; 2]; k #[cfg(feature = \"x\")] l #[cfg(not(test))] m

@@ -1,5 +1,5 @@
-//! The demo's task: two-digit addition, character by character. A teacher writes the training data and forgets the
-//! carry half of the time.
+//! The demo's task: two-digit addition, character by character. The training data are answers of a teacher that drops
+//! the carries of half of its sums.
 
 use kernels::rng::Stream;
 use serde_json::json;
@@ -52,7 +52,7 @@ impl Pair {
     }
 }
 
-/// The teacher's answers as SFT data: JSON lines with `prompt` and `completion`.
+/// The teacher's answers as JSON lines with `prompt` and `completion`, for SFT.
 pub fn lessons(seed: u64) -> String {
     let mut coin = Stream::new(seed, 0x7465_6163_6865_7200);
     let mut lines = String::new();
@@ -65,8 +65,8 @@ pub fn lessons(seed: u64) -> String {
     lines
 }
 
-/// The additions with their correct answers, as JSON lines with `prompt` and `answer`. They are either the held-out
-/// pairs or the training pairs.
+/// Additions with their correct answers, as JSON lines with `prompt` and `answer`: the held-out pairs, or the training
+/// pairs.
 pub fn problems(held_out: bool) -> String {
     let mut lines = String::new();
     for pair in Pair::all().filter(|p| p.is_held_out() == held_out) {
@@ -80,15 +80,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_teacher_drops_every_carry() {
+    fn sum_without_carry_drops_every_carry() {
         let answer = |a, b| Pair { a, b }.sum_without_carry();
         assert_eq!((answer(37, 58), answer(12, 34), answer(95, 5)), ("85".into(), "46".into(), "90".into()));
         let spoiled = Pair::all().filter(|p| p.sum() != p.sum_without_carry()).count();
-        assert!((6500..7500).contains(&spoiled), "half of {spoiled} answers in 10000 are wrong");
+        assert!(
+            (6500..7500).contains(&spoiled),
+            "dropped carries change {spoiled} of 10000 sums, expected 6500 to 7500"
+        );
     }
 
     #[test]
-    fn at_least_2000_problems_are_held_out_and_none_is_trained_on() {
+    fn at_least_2000_problems_are_held_out_of_training() {
         assert!(problems(true).lines().count() >= 2000);
         assert_eq!(problems(true).lines().count() + problems(false).lines().count(), 10_000);
         let held_out = problems(true);

@@ -1,5 +1,5 @@
-//! Shared by the demo and `lockstep bench algorithms`: a directory with model and data, the settings of the training
-//! runs, and the evaluation on held-out problems.
+//! The directory in which `lockstep demo` and `lockstep bench algorithms` train: its model and data, the settings of
+//! the training runs, and the evaluation on held-out problems.
 
 use super::task;
 use kernels::Context;
@@ -34,7 +34,8 @@ pub struct Workspace<'a> {
 }
 
 impl Workspace<'_> {
-    /// Writes the files that a user would bring: a model directory, whose path is returned, and three data files.
+    /// Writes a model directory and three data files, as a user would provide them. Returns the path of the model
+    /// directory.
     pub fn make_inputs(&self) -> anyhow::Result<PathBuf> {
         let base = self.root.join("base-model");
         std::fs::create_dir_all(&base)?;
@@ -112,7 +113,7 @@ impl Workspace<'_> {
         let mut put = |key: &str, value: String| set.push((key.to_owned(), value));
         put("model_name_or_path", model.display().to_string());
         put("seed", self.seed.to_string());
-        // Only the last step is saved, since a finished phase is not run again.
+        // Only the last step is saved, since a finished phase is never repeated.
         put("save_steps", u32::MAX.to_string());
         put("output_dir", path(out));
         put("dataset_name", path(if purpose == Purpose::Sft { "lessons.jsonl" } else { "problems.jsonl" }));
@@ -123,7 +124,7 @@ impl Workspace<'_> {
         Layers { purpose, set, ..Layers::default() }
     }
 
-    /// Executes the training run, or resumes it if its directory already has a part of it. `None` if a stop was
+    /// Starts the training run, or resumes it if its directory has a checkpoint. Returns `None` if a stop was
     /// requested.
     pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<RunResult>> {
         let resolved = layers.resolve()?;
@@ -139,7 +140,7 @@ impl Workspace<'_> {
         if finished.stop_reason == StopReason::Interrupted {
             let command = if layers.purpose == Purpose::Sft { "sft" } else { "train" };
             self.console.info(&format!(
-                "stopped as asked; this phase continues with: lockstep {command} --resume {}",
+                "stopped as asked; to continue this phase: lockstep {command} --resume {}",
                 out.display()
             ));
             return Ok(None);

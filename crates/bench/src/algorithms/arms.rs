@@ -4,7 +4,7 @@
 /// One row of the table: a training run that starts from the SFT model.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm {
-    /// The name of the run's directory, and the word for `--only`.
+    /// The name of the run's directory, and the value for `--only`.
     pub name: &'static str,
     /// The row's label in the table.
     pub label: &'static str,
@@ -12,12 +12,12 @@ pub struct Arm {
     pub settings: &'static [(&'static str, &'static str)],
 }
 
-/// Configuration keys of all runs. Each generation is used for two optimizer steps, so that the second is off-policy
-/// and ratios and clipping matter.
+/// Configuration keys of all runs. Each generation is used for two optimizer steps. The second step is off-policy, so
+/// ratios and clipping take effect.
 pub const SHARED: &[(&str, &str)] = &[
     ("per_device_train_batch_size", "256"),
     ("steps_per_generation", "2"),
-    // Warm-up is needed because AdamW's first steps at the full rate would set a fine-tuned model back.
+    // Without warm-up, AdamW's first steps at the full rate would damage the fine-tuned model.
     ("learning_rate", "3e-4"),
     ("warmup_steps", "20"),
     ("log_completions", "false"),
@@ -44,7 +44,7 @@ pub const ALGORITHMS: &[Arm] = &[
         settings: &[
             ("loss_type", "grpo"),
             ("importance_sampling_level", "sequence"),
-            // The paper's 3e-4 and 4e-4 are meant for long answers and small learning rates. Here they would clip every
+            // The paper's 3e-4 and 4e-4 suit long answers and small learning rates. On this task they would clip every
             // second step.
             ("epsilon", "0.1"),
             ("epsilon_high", "0.1"),
@@ -111,7 +111,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_arm_is_a_configuration_of_its_own() {
+    fn arms_resolve_without_notes_and_have_unique_names() {
         let base = [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", "prompt_answer")];
         for table in [ALGORITHMS, KL, STALENESS] {
             let mut seen = BTreeSet::new();
@@ -120,7 +120,7 @@ mod tests {
                 let set = set.map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
                 let resolved = Layers { purpose: Purpose::Grpo, set, ..Layers::default() }.resolve().unwrap();
                 assert!(resolved.notes.is_empty(), "{}: {:?}", arm.name, resolved.notes);
-                assert!(seen.insert(arm.name) && seen.insert(arm.label), "{} twice", arm.name);
+                assert!(seen.insert(arm.name) && seen.insert(arm.label), "duplicate arm {}", arm.name);
             }
         }
     }

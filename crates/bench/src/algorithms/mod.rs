@@ -1,6 +1,6 @@
 //! `lockstep bench algorithms`: trains every algorithm on the demo's task from the same SFT model, with several seeds.
 //!
-//! It makes the same inputs as `lockstep demo`, runs the code of `lockstep train`, and reads the figures from the
+//! It creates the same inputs as `lockstep demo`, runs the code of `lockstep train`, and reads its figures from the
 //! metrics of the training runs. The result of a finished run is stored next to it, so that the benchmark can be
 //! interrupted and resumed in the same directory.
 
@@ -53,7 +53,7 @@ pub struct AlgorithmsOptions {
     pub steps: u64,
     /// Optimizer steps of supervised fine-tuning before each run.
     pub sft_steps: u64,
-    /// The names of the table's rows to compute; empty for all rows.
+    /// The names of the rows to compute; empty for all rows.
     pub only: Vec<String>,
     /// The benchmark's directory.
     pub out: PathBuf,
@@ -63,7 +63,7 @@ pub struct AlgorithmsOptions {
     pub json: bool,
     /// The console on which the training runs report.
     pub console: Console,
-    /// The signal that stops the current training run, and with it the benchmark.
+    /// The signal that stops the current training run and the benchmark.
     pub stop: StopSignal,
 }
 
@@ -81,7 +81,7 @@ struct Row {
 pub fn run(args: &AlgorithmsOptions) -> anyhow::Result<Value> {
     let arms = chosen(args)?;
     if args.seeds.is_empty() {
-        bad_input!("--seeds: give at least one");
+        bad_input!("--seeds must have at least one value");
     }
     check_directory(&args.out)?;
     let ctx = context(None, args.threads, ComputeDType::F32)?;
@@ -110,8 +110,11 @@ pub fn run(args: &AlgorithmsOptions) -> anyhow::Result<Value> {
         let table = table(&rows, args.seeds.len()).0;
         let mut fields = Record::new();
         fields.set("rows", table.to_json());
-        console.table(&table.render(console.width()), "results of the algorithms", &fields);
-        console.print(&format!("results.json, table.md, curves.csv and curves.svg are in {}", args.out.display()));
+        console.table(&table.render(console.width()), "algorithm results", &fields);
+        console.print(&format!(
+            "results.json, table.md, curves.csv and curves.svg were written to {}",
+            args.out.display()
+        ));
     }
     Ok(json)
 }
@@ -125,7 +128,7 @@ fn chosen(args: &AlgorithmsOptions) -> anyhow::Result<Vec<Arm>> {
     };
     let names = || all.iter().map(|arm| arm.name).collect::<Vec<_>>().join(", ");
     if let Some(unknown) = args.only.iter().find(|name| all.iter().all(|arm| arm.name != *name)) {
-        bad_input!("--only {unknown}: the rows are {}", names());
+        bad_input!("--only {unknown}: unknown row; expected one of {}", names());
     }
     Ok(all
         .iter()
@@ -143,7 +146,7 @@ fn first_rows(table: Which) -> Vec<Row> {
     }
 }
 
-/// Returns an error if the directory contains anything but an earlier start of this benchmark.
+/// Returns an error if the directory is not empty and has no results of an earlier start of this benchmark.
 fn check_directory(out: &Path) -> anyhow::Result<()> {
     let entries = match std::fs::read_dir(out) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -151,12 +154,15 @@ fn check_directory(out: &Path) -> anyhow::Result<()> {
     };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
     if !names.is_empty() && !names.iter().any(|name| name.to_string_lossy().starts_with("seed-")) {
-        bad_input!("--out {}: exists, is not empty and holds no such benchmark; give another", out.display());
+        bad_input!(
+            "--out {}: the directory is not empty and has no results of this benchmark; choose another",
+            out.display()
+        );
     }
     Ok(())
 }
 
-/// Computes the results of all rows for one seed; `None` if a stop was requested.
+/// Computes the results of all rows for one seed. Returns `None` if a stop was requested.
 fn one_seed(
     args: &AlgorithmsOptions,
     workspace: &Workspace<'_>,
@@ -204,7 +210,7 @@ fn one_seed(
     Ok(outcomes.into_iter().collect())
 }
 
-/// The stored result of this training run from an earlier start. Without one, the run is executed now.
+/// Returns the result that an earlier start stored for this training run, or executes the run.
 fn remembered(
     workspace: &Workspace<'_>,
     name: &str,
@@ -214,10 +220,11 @@ fn remembered(
     let path = workspace.root.join(format!("{name}.json"));
     if let Ok(text) = std::fs::read(&path) {
         let outcome: Outcome = serde_json::from_slice(&text)
-            .map_err(|e| BadInput::new(format!("{}: {e}; delete it to run it again", path.display())))?;
+            .map_err(|e| BadInput::new(format!("{}: {e}; delete the file to repeat this run", path.display())))?;
         if outcome.settings != settings {
             bad_input!(
-                "{} is of a run with other settings: give another --out, or the --steps and --sft-steps of before",
+                "{} has the result of a run with other settings: choose another --out, or repeat the earlier --steps \
+                 and --sft-steps",
                 path.display()
             );
         }
@@ -240,7 +247,7 @@ fn examined(
     Ok(Outcome { name, seed, settings, curve: Vec::new(), sampled, greedy, tokens: 0.0, seconds: 0.0 })
 }
 
-/// The result of a training run; `start` is the accuracy before its first step.
+/// The result of a training run. `start` is the accuracy before the first step.
 fn learned(
     workspace: &Workspace<'_>,
     name: &str,
@@ -249,7 +256,7 @@ fn learned(
     start: f64,
 ) -> anyhow::Result<Outcome> {
     let curve = curve(&telemetry::metrics::read(&finished.dir.metrics())?, start);
-    let last = *curve.last().expect("it has a start");
+    let last = *curve.last().expect("the curve has its start");
     let end = examined(workspace, name, settings, &finished.policy)?;
     Ok(Outcome { curve, tokens: last.tokens, seconds: last.seconds, ..end })
 }

@@ -1,5 +1,5 @@
-//! The result of a training run: its learning curve, read from the metrics, and its final evaluation. Also statistics
-//! over seeds.
+//! The result of a training run: its learning curve, read from the metrics, and its final evaluation. Also computes
+//! statistics over seeds.
 
 use serde::{Deserialize, Serialize};
 use telemetry::Record;
@@ -24,7 +24,7 @@ pub struct Outcome {
     pub name: String,
     /// The run's seed.
     pub seed: u64,
-    /// The configuration keys that were set. They show whether a stored result belongs to the same configuration.
+    /// The configuration keys that were set. A stored result is reused only if they are the same.
     pub settings: Vec<(String, String)>,
     /// The learning curve from the start to the last evaluation.
     pub curve: Vec<Point>,
@@ -38,11 +38,11 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
-/// The learning curve in a run's metrics; its first point is the accuracy `start`.
+/// The learning curve in a run's metrics. Its first point has the accuracy `start`.
 pub fn curve(records: &[Record], start: f64) -> Vec<Point> {
     let mut now = Point { step: 0.0, tokens: 0.0, seconds: 0.0, accuracy: start };
     let mut points = vec![now];
-    // `step_time` lasts from step to step, so an evaluation between two steps is part of the later one.
+    // `step_time` is the time since the previous step, so it includes an evaluation between the two steps.
     let mut evaluating = 0.0;
     for record in records {
         let number = |name: &str| record.number(name);
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_curve_leaves_evaluations_out() {
+    fn learning_curves_exclude_the_time_of_evaluations() {
         let mut records = Vec::new();
         for (step, seconds, tokens, runtime) in [(2, 3.0, 100, 1.5), (4, 4.0, 200, 1.0)] {
             let mut line = Record::new();
@@ -92,7 +92,7 @@ mod tests {
         }
         let points = curve(&records, 0.1);
         let values: Vec<_> = points.iter().map(|p| (p.step, p.tokens, p.seconds, p.accuracy)).collect();
-        // Two steps take 3 s each, then two take 4 s each, of which 1.5 s are the evaluation between.
+        // Two steps take 3 s each, then two take 4 s each, of which 1.5 s are the evaluation between them.
         assert_eq!(values, [(0.0, 0.0, 0.0, 0.1), (2.0, 100.0, 6.0, 0.5), (4.0, 200.0, 12.5, 1.0)]);
         let outcome = Outcome {
             name: "a".into(),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn deviations_are_bessels() {
+    fn mean_std_uses_bessels_correction() {
         assert_eq!(mean_std(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
         assert_eq!(mean_std(&[5.0]), (5.0, 0.0));
     }

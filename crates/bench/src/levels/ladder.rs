@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 pub(super) enum Generation {
     /// No KV cache: every token recomputes its whole sequence.
     WithoutCache,
-    /// Static batches: each batch runs until its longest completion has ended.
+    /// Static batches: a batch runs until its longest completion ends.
     Static,
-    /// Continuous batching: when a completion ends, the next one takes its place.
+    /// Continuous batching: when a completion ends, the next completion takes its slot.
     Continuous,
     /// Continuous batching in which the completions of a prompt share its KV-cache pages.
     SharedPrompt,
@@ -34,11 +34,11 @@ pub(super) enum Update {
 /// One level of optimization.
 #[derive(Clone, Copy, Debug)]
 pub struct Level {
-    /// The name of the level on the command line.
+    /// The level's name on the command line.
     pub id: &'static str,
     /// The idea that the level adds, in a few words.
     pub name: &'static str,
-    /// The named level to which this level belongs: baseline, basic, advanced or optimal.
+    /// The named level whose group this level is in: baseline, basic, advanced or optimal.
     pub stage: &'static str,
     /// The idea that the level adds, in a sentence.
     pub idea: &'static str,
@@ -54,15 +54,15 @@ pub struct Level {
     pub(super) bf16: bool,
 }
 
-/// A level with a name. It includes the ideas of the levels that belong to it, and of the named levels before it. Its
-/// own level is the last of those that belong to it.
+/// A named level: a group of consecutive levels. It is measured by the last level of the group, which includes all
+/// earlier optimizations.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedLevel {
     /// The name: baseline, basic, advanced or optimal.
     pub id: &'static str,
     /// A description of the named level's settings, in one line.
     pub says: &'static str,
-    /// The level that is measured for this name.
+    /// The level that is measured: the last of the group.
     pub level: Level,
 }
 
@@ -73,12 +73,12 @@ impl NamedLevel {
     }
 }
 
-/// The first level, without optimizations. Every other level changes something in the level before it.
+/// The first level, without optimizations. Every other level adds one idea to the previous level.
 const NOTHING: Level = Level {
     id: "none",
     name: "nothing",
     stage: "baseline",
-    idea: "Every token computes its whole sequence again, on one thread, with plain instructions.",
+    idea: "Every token recomputes its whole sequence, on one thread, with scalar instructions.",
     code: "crates/bench/src/levels/naive.rs",
     generation: Generation::WithoutCache,
     update: Update::Padded,
@@ -91,7 +91,7 @@ const CACHE: Level = Level {
     id: "cache",
     name: "key-value cache",
     stage: "basic",
-    idea: "Keys and values of earlier tokens are kept: a new token computes one row.",
+    idea: "Keys and values of earlier tokens are cached: a new token computes one row.",
     code: "crates/rollout/src/blocks.rs",
     generation: Generation::Static,
     ..NOTHING
@@ -101,7 +101,7 @@ const VECTORS: Level = Level {
     id: "vectors",
     name: "vector instructions",
     stage: "basic",
-    idea: "AVX2 or AVX-512 multiply and add 8 or 16 numbers at once.",
+    idea: "AVX2 or AVX-512 instructions multiply and add 8 or 16 numbers at once.",
     code: "crates/kernels/src/gemm/mod.rs",
     vectors: true,
     ..CACHE
@@ -111,7 +111,7 @@ const THREADS: Level = Level {
     id: "threads",
     name: "threads",
     stage: "basic",
-    idea: "Outputs are divided between cores; no sum is, so bits stay the same.",
+    idea: "Outputs are divided among cores. Sums are not divided, so results keep the same bits.",
     code: "crates/kernels/src/pool.rs",
     threads: true,
     ..VECTORS
@@ -121,7 +121,7 @@ const BATCHING: Level = Level {
     id: "batching",
     name: "continuous batching and packing",
     stage: "advanced",
-    idea: "A completion that ends makes room for the next one, and no padding is computed.",
+    idea: "When a completion ends, the next one takes its slot. Padding is not computed.",
     code: "crates/rollout/src/scheduler/mod.rs",
     generation: Generation::Continuous,
     update: Update::Packed,
@@ -132,7 +132,7 @@ const FUSED: Level = Level {
     id: "fused",
     name: "fused head",
     stage: "advanced",
-    idea: "Log-probabilities and their gradient come from one pass over the head; logits are never in memory.",
+    idea: "One pass over the lm head computes log-probabilities and their gradient; logits are never stored.",
     code: "crates/kernels/src/ops/lm_head/mod.rs",
     update: Update::FusedHead,
     ..BATCHING
@@ -153,42 +153,42 @@ const BF16: Level = Level {
     id: "bf16",
     name: "bf16",
     stage: "optimal",
-    idea: "Matmuls take numbers of 16 bits: half the memory reads. Another arithmetic, so other bits.",
+    idea: "Matmuls read 16-bit numbers: half the memory traffic. The arithmetic differs, so the bits differ too.",
     code: "crates/kernels/src/gemm/mod.rs",
     bf16: true,
     ..SHARED
 };
 
 const PPO_NOTHING: Level = Level {
-    idea: "Every token computes its whole sequence again, and the value model is computed as the policy is: padded, on \
-           one thread, with plain instructions.",
+    idea: "Every token recomputes its whole sequence. Policy and value model are both computed with padding, on one \
+           thread, with scalar instructions.",
     ..NOTHING
 };
 
 const PPO_BATCHING: Level = Level {
-    idea: "A completion that ends makes room for the next one, and no padding is computed: not in generation, nor for \
-           values, nor in the two updates.",
+    idea: "When a completion ends, the next one takes its slot. Padding is not computed, neither in generation nor for \
+           values nor in the two updates.",
     ..BATCHING
 };
 
 const PPO_FUSED: Level = Level {
-    idea: "Log-probabilities, entropies and their gradients come from one pass over the policy's head; logits are \
-           never in memory. The value model's head has one score: there is nothing to fuse.",
+    idea: "One pass over the policy's lm head computes log-probabilities, entropies and their gradients; logits are \
+           never stored. The value head has a single output, so there is nothing to fuse.",
     ..FUSED
 };
 
 const PPO_BF16: Level = Level {
-    idea: "Matmuls of both models take numbers of 16 bits: half the memory reads. Another arithmetic, so other bits. \
-           (No level shares prompts: each has one completion in PPO.)",
+    idea: "Matmuls of both models read 16-bit numbers: half the memory traffic. The arithmetic differs, so the bits \
+           differ too. (No PPO level shares prompts, since each prompt has one completion.)",
     generation: PPO_FUSED.generation,
     update: PPO_FUSED.update,
     ..BF16
 };
 
-const BASELINE: &str = "No optimization: no cache, padded batches, plain instructions on one thread.";
+const BASELINE: &str = "No optimization: no KV cache, padded batches, scalar instructions on one thread.";
 const BASIC: &str = "A key-value cache, vector instructions, and all threads.";
-const ADVANCED: &str = "Continuous batching, no padding, and a head without logits in memory.";
-const OPTIMAL: &str = "A prompt computed once for all of its completions, and matmuls in bf16.";
+const ADVANCED: &str = "Continuous batching, no padding, and an lm head that does not store logits.";
+const OPTIMAL: &str = "Prompts computed once for all of their completions, and matmuls in bf16.";
 const PPO_OPTIMAL: &str = "Matmuls of policy and value model in bf16.";
 
 /// The named levels of GRPO.

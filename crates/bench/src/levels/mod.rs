@@ -1,8 +1,8 @@
 //! `lockstep bench levels`: runs the same steps of GRPO or PPO at several levels of optimization, from none to all.
 //! Each level is a training run of its own, with the same initial weights, random numbers and reward.
 //!
-//! Every level is a real configuration and is measured. The levels are compared step by step: the sampled tokens and
-//! their log-probabilities, the values from the value model, and the bits of the updated weights.
+//! Every level is executed and timed. Consecutive levels are compared in each step: sampled tokens and their
+//! log-probabilities, values from the value model, and the bits of the updated weights.
 
 mod ladder;
 pub(crate) mod naive;
@@ -21,8 +21,8 @@ pub use settings::{Algorithm, PRESETS, Ppo, Preset, Settings};
 use std::time::Instant;
 use training::{Run, Step, Updated};
 
-/// The largest accepted difference in loss and gradient norm between levels that update on the same tokens: relative,
-/// and absolute near 0.
+/// The tolerance for loss and gradient norm between levels that train on the same tokens: relative, and absolute near
+/// 0.
 const TOLERANCE: (f64, f64) = (1e-3, 1e-6);
 
 /// The options of `lockstep bench levels`.
@@ -125,14 +125,14 @@ pub fn run(options: &LevelsOptions, hear: Listener<'_>) -> anyhow::Result<Report
     report.note(what);
     if let (Some(before), Some(after)) = (all, telemetry::system::machine_cpu_s()) {
         let others = (after - before - (telemetry::system::cpu_s() - own)).max(0.0) / began.elapsed().as_secs_f64();
-        report.note(format!("{others:.2} cores were busy with other processes meanwhile"));
+        report.note(format!("other processes used {others:.2} cores during the benchmark"));
     }
     hear(&json!({ "event": "end", "report": report.json() }))?;
     Ok(report)
 }
 
-/// Compares two levels that sampled the same tokens with the same values in their first step. Their losses and gradient
-/// norms may differ only by rounding.
+/// Compares the first steps of two levels. If both sampled the same tokens and computed the same values, their losses
+/// and gradient norms must agree up to rounding; otherwise the result is an error.
 fn agree((other, theirs): (&Level, &Step), (level, ours): (&Level, &Step)) -> anyhow::Result<()> {
     let (relative, absolute) = TOLERANCE;
     let differ = |a: f64, b: f64| (a - b).abs() > (relative * b.abs()).max(absolute);
@@ -146,7 +146,8 @@ fn agree((other, theirs): (&Level, &Step), (level, ours): (&Level, &Step)) -> an
     {
         ensure!(
             !differ(theirs, ours),
-            "{}: {what}loss {} and {what}gradient norm {} are not those of {}, {} and {}, which drew the same tokens",
+            "{}: {what}loss {} and {what}gradient norm {} differ from those of {}, {} and {}, which sampled the same \
+             tokens",
             level.id,
             ours.loss,
             ours.grad_norm,
@@ -165,7 +166,7 @@ fn median_step(steps: &[Step]) -> Option<&Step> {
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
-/// A line for each named level that was measured at least in part: its result and its ideas.
+/// A line for each named level of which at least one level was measured: its time and its optimizations.
 fn named_lines(algorithm: Algorithm, runs: &[(Level, Vec<Step>)]) -> Vec<String> {
     let seconds = |steps: &[Step]| median_step(steps).map(Step::seconds);
     let first = runs.first().and_then(|(_, steps)| seconds(steps)).unwrap_or(f64::NAN);
@@ -173,7 +174,7 @@ fn named_lines(algorithm: Algorithm, runs: &[(Level, Vec<Step>)]) -> Vec<String>
         let (level, steps) = runs.iter().rev().find(|(level, _)| level.stage == named.id)?;
         let step_s = seconds(steps)?;
         let is_whole = level.id == named.level.id;
-        let has = if is_whole { named.says } else { &format!("As far as it was measured: {}.", level.name) };
+        let has = if is_whole { named.says } else { &format!("Measured only up to: {}.", level.name) };
         let fast = first / step_s;
         Some(format!("{}: {step_s:.3} s per step, {fast:.1} × as fast as the first level. {has}", named.id))
     };
@@ -186,8 +187,8 @@ fn table(machine: Machine, settings: &Settings, runs: &[(Level, Vec<Step>)]) -> 
     columns.extend(stages.iter().map(|(column, _, _)| *column));
     columns.extend([
         column("step_s", "step s", 3),
-        column("speedup", "× the first", 1),
-        column("gain", "× the one before", 2),
+        column("speedup", "speedup over first", 1),
+        column("gain", "over previous", 2),
         column("first_reward", "reward, first", 3),
         column("last_reward", "reward, last", 3),
         column("same_completions", "same tokens in step 1", 0),
@@ -199,8 +200,8 @@ fn table(machine: Machine, settings: &Settings, runs: &[(Level, Vec<Step>)]) -> 
     for (level, steps) in runs {
         let Some(middle) = median_step(steps) else { continue };
         let step_s = middle.seconds();
-        // Weights that differ by rounding after step 1 may lead to other tokens later, which is not a fault of the
-        // level.
+        // Only step 1 is compared: weights that differ by rounding may lead to other tokens in later steps, which is
+        // not an error.
         let same = |is_same: fn(&Step, &Step) -> bool| match before {
             None => Value::Null,
             Some(before) => json!(if is_same(&before[0], &steps[0]) { "yes" } else { "no" }),

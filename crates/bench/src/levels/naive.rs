@@ -1,5 +1,5 @@
-//! The update and the values as in a simple first implementation: full logits and their softmax in memory, a copy of
-//! the prompt in every sequence, and padding.
+//! A naive implementation of updates and values: it stores full logits and their softmax, repeats the prompt in every
+//! sequence, and pads sequences.
 
 use anyhow::Context as _;
 use kernels::ops::{linear, rows, softmax};
@@ -29,7 +29,7 @@ impl Logits {
     }
 }
 
-/// Computes full logits and their softmax, both `[rows, vocabulary]`, which fused operations never store. `first` and
+/// Computes full logits and their softmax, both `[rows, vocabulary]`; fused operations store neither. `first` and
 /// `end`, both `[rows]`, bound the vocabulary range of each row's softmax.
 pub(crate) fn whole_softmax(
     ctx: &Context,
@@ -62,7 +62,7 @@ struct Pass {
     tape: Tape,
     /// Index of the hidden row that predicts each completion token.
     chosen: Tensor,
-    /// Number of tokens of each completion, with padding.
+    /// Number of tokens of each completion, including padding.
     widths: Vec<usize>,
 }
 
@@ -127,7 +127,7 @@ impl Naive {
         let batch = Batch::new(&segments, false);
         let tensors = BatchTensors::new(&self.memory, &batch);
         let lengths = samples.iter().zip(&padded).map(|(s, ids)| s.prompt.ids.len() + ids.len());
-        let positions = lengths.max().context("an update of no samples")?;
+        let positions = lengths.max().context("an update must have at least one sample")?;
         let rope = Rope::new(&self.memory, &weights.config, positions);
         let capacity: Capacity = batch.capacity();
         let mut tape = Tape::new(&self.memory, &weights.config, capacity, false);
@@ -206,7 +206,7 @@ impl Naive {
     /// With J the loss, H the entropy and v a vocabulary index it is:
     ///
     /// (1[v = token] − p_v) ∂J/∂log p − p_v (log p_v + H) ∂J/∂H
-    #[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
+    #[allow(clippy::disallowed_methods)] // reference code; no result depends on its bits
     fn loss(&self, samples: &[Sample], pass: &Pass, d_logits: &mut [f32], vocabulary: usize) -> f64 {
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| vec![true; s.completion.len()]).collect();
         let normalizer = Normalizer::of(&masks);
@@ -260,7 +260,7 @@ impl Naive {
 }
 
 /// The entropy term −p log p; 0 for p = 0.
-#[allow(clippy::disallowed_methods)] // as above
+#[allow(clippy::disallowed_methods)] // reference code; no result depends on its bits
 fn surprise(p: f32) -> f32 {
     if p > 0.0 { -p * p.ln() } else { 0.0 }
 }

@@ -64,7 +64,7 @@ pub struct Preset {
     pub settings: Settings,
 }
 
-/// The learning rate for a model with random weights, high enough that rewards change within a few steps.
+/// High enough that the rewards of a model with random weights change within a few steps.
 const LEARNING_RATE: f64 = 1e-3;
 
 const GRPO: Settings = Settings {
@@ -197,16 +197,16 @@ impl Settings {
     pub fn says(&self) -> String {
         let Settings { prompts, prompt_tokens, generations, new_tokens, slots, learning_rate, ppo } = self;
         let completions = match generations {
-            1 => format!("one completion each, of up to {new_tokens}"),
-            n => format!("{n} completions of each, of up to {new_tokens}"),
+            1 => format!("one completion per prompt, of up to {new_tokens} tokens"),
+            n => format!("{n} completions per prompt, of up to {new_tokens} tokens each"),
         };
         let sizes = format!("{prompts} prompts of {prompt_tokens} tokens, {completions}, in {slots} slots");
         let Some(Ppo { epochs, gamma, lam, policy, value }) = ppo else {
             return format!("{sizes}; learning rate {learning_rate}");
         };
         format!(
-            "{sizes}; learning rate {learning_rate}, {epochs} passes over each generation, γ {gamma}, λ {lam}, ratio \
-             clipped at ± {}, values at ± {}, value loss × {}, entropy bonus {}",
+            "{sizes}; learning rate {learning_rate}, {epochs} passes over each generation, γ {gamma}, λ {lam}, ratios \
+             clipped to 1 ± {}, value changes to ± {}, value loss × {}, entropy bonus {}",
             policy.cliprange, value.cliprange_value, value.vf_coef, policy.entropy_coef
         )
     }

@@ -23,8 +23,8 @@ const STREAM: u64 = 0x6c65_7665_6c73;
 #[derive(Default)]
 pub(super) struct Step {
     pub(super) rollout_s: f64,
-    /// Seconds of the value model's forward pass, and of computing returns and advantages from its values; 0 without a
-    /// value model.
+    /// Seconds of the value model's forward pass and of the computation of returns and advantages; 0 without a value
+    /// model.
     pub(super) values_s: f64,
     pub(super) update_s: f64,
     /// Seconds of the value model's updates; 0 without a value model.
@@ -55,7 +55,7 @@ impl Step {
     }
 }
 
-/// Computes updates, naively or with the real trainer.
+/// Computes updates with the naive implementation or with the trainer.
 enum Updater {
     Naive(Box<Naive>),
     Trainer(Box<Trainer>),
@@ -143,8 +143,9 @@ impl Run {
         let objective = settings.ppo.map_or(Objective::Policy(grpo), |ppo| Objective::Ppo(ppo.policy));
         let critic = match settings.ppo {
             None => None,
-            // The policy's layers (the random numbers of a tensor depend only on its name) with a nonzero head, like
-            // that of a reward model, so that values differ from the first step on.
+            // The value model has the same layers as the policy, since the random numbers of a tensor depend only on
+            // the tensor's name. Its head is not 0 (like a reward model's), so that values differ from the first step
+            // on.
             Some(ppo) => {
                 let config = Arc::new(weights.config.with_score_head(1));
                 let scorer = Weights::random(ctx.memory(), &config, 1)?;
@@ -159,7 +160,7 @@ impl Run {
         let prompts = self.workload.random_prompts(&self.policy.weights.config, number);
         let lengths = lengths(&self.workload, number);
         let (mut groups, rollout_s, _) = timed(|| self.generate(&prompts, &lengths, number))?;
-        // Tokens that a static batch generated after the end of a completion are dropped.
+        // A static batch generates tokens after the end of a completion; these are dropped.
         for (group, &length) in groups.iter_mut().zip(&lengths) {
             group.completions.iter_mut().for_each(|c| cut(c, length));
         }
@@ -189,9 +190,9 @@ impl Run {
         Ok(step)
     }
 
-    /// Computes values, advantages of tokens, and the passes over the generation.
+    /// Computes values and advantages of tokens, then updates both models in several passes over the generation.
     fn ppo(&mut self, ppo: &Ppo, samples: &mut [Sample], scores: &[f64], step: &mut Step) -> anyhow::Result<()> {
-        let Some(mut critic) = self.critic.take() else { anyhow::bail!("PPO without a value model") };
+        let Some(mut critic) = self.critic.take() else { anyhow::bail!("PPO needs a value model") };
         let (values, values_s, _) = timed(|| {
             let values = critic.values(&self.ctx, samples)?;
             estimate(ppo, samples, scores, &values);
@@ -273,8 +274,8 @@ fn relative_advantages(samples: &mut [Sample], scores: &[f64]) {
 /// Sets the advantages and returns of PPO.
 fn estimate(ppo: &Ppo, samples: &mut [Sample], scores: &[f64], values: &[Vec<f32>]) {
     let scores: Vec<Option<f64>> = scores.iter().map(|&score| Some(score)).collect();
-    let of_tokens = gae::rewards_of_samples(KlEstimator::K1, 0.0, samples, &scores, &[]);
-    let (estimates, _) = gae::estimate_samples(ppo.gamma, ppo.lam, &of_tokens.rewards, values, samples);
+    let token_rewards = gae::rewards_of_samples(KlEstimator::K1, 0.0, samples, &scores, &[]);
+    let (estimates, _) = gae::estimate_samples(ppo.gamma, ppo.lam, &token_rewards.rewards, values, samples);
     let narrow = |row: Vec<f64>| row.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
     for ((sample, estimates), values) in samples.iter_mut().zip(estimates).zip(values) {
         sample.advantage = Advantage::Tokens(narrow(estimates.advantages));
@@ -287,7 +288,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Hashes the weights in the order of checkpoint files, since each instruction set stores them in its own layout.
+/// Hashes the weights in the order of checkpoint files, since their layout in memory depends on the instruction set.
 fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     for tensor in weights.tensors() {
         weights.read(&tensor.name, &mut |piece| {
@@ -300,8 +301,8 @@ fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The length of each prompt's completions in tokens: random between a quarter of the limit and the limit, with at
-/// least one at the limit.
+/// The length of each prompt's completions in tokens: random, from a quarter of the limit up to the limit. At least one
+/// has the limit's length.
 fn lengths(workload: &Workload, seed: u64) -> Vec<usize> {
     let mut stream = Stream::new(seed, STREAM);
     let (most, least) = (workload.new_tokens, workload.new_tokens.div_ceil(4));

@@ -1,4 +1,4 @@
-//! `build.rs` in repositories, packages and archives.
+//! Tests of `build.rs` in git repositories, cargo packages and source archives.
 
 use super::script::{is_hash, of_archive, of_package, of_repository};
 use super::{TEXT, build};
@@ -15,7 +15,7 @@ fn git(dir: &Path, arguments: &[&str]) {
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A repository with the files that a build reads, and some that it does not.
+/// Creates a repository with files that `build.rs` hashes, and files that it ignores.
 fn repository(root: &Path) {
     for file in
         ["crates/cli/Cargo.toml", "crates/cli/src/a.rs", "crates/b/src/b.rs", "crates/b/tests/t.rs", "README.md"]
@@ -39,7 +39,7 @@ fn found(root: &Path) -> Option<(String, String)> {
 }
 
 #[test]
-fn changes_of_the_sources_and_nothing_else_are_modifications() {
+fn only_changed_sources_count_as_modifications() {
     if Command::new("git").arg("--version").output().is_err() {
         return;
     }
@@ -80,12 +80,12 @@ fn changes_of_the_sources_and_nothing_else_are_modifications() {
         if !is_hash(&commit) || modified.is_empty() == *is_modified || *is_modified && !is_hash(&modified) {
             wrong.push(format!("{name}: {commit} {modified}"));
         }
-        assert_eq!(found(dir.path()), Some((commit, modified.clone())), "{name}: the same again");
+        assert_eq!(found(dir.path()), Some((commit, modified.clone())), "{name}: a second call must return the same");
         hashes.push(modified);
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let of = |name: &str| &hashes[rows.iter().position(|(row, ..)| *row == name).unwrap()];
-    // The hash depends on names and contents, not on whether changes are staged.
+    // The hash depends on file names and contents, not on whether changes are staged.
     assert_eq!((of("a source"), of("a new source")), (of("a staged source"), of("a new staged source")));
     let mut different: Vec<_> = hashes.iter().filter(|hash| !hash.is_empty()).collect();
     different.sort();
@@ -94,7 +94,7 @@ fn changes_of_the_sources_and_nothing_else_are_modifications() {
 }
 
 #[test]
-fn a_commit_is_that_of_the_repository_of_this_crate() {
+fn the_commit_is_taken_only_from_the_repository_of_this_crate() {
     if Command::new("git").arg("--version").output().is_err() {
         return;
     }
@@ -106,22 +106,22 @@ fn a_commit_is_that_of_the_repository_of_this_crate() {
     git(&root, &["commit", "-q", "-a", "-m", "second"]);
     let second = found(&root).unwrap();
     assert!(first.0 != second.0 && second.1.is_empty());
-    // In a worktree `.git` is a file.
+    // In a worktree, `.git` is a file.
     git(&root, &["worktree", "add", "-q", "../tree", "HEAD~1"]);
     assert_eq!(found(&dir.path().join("tree")), Some(first));
-    // An unpacked archive or a vendored crate inside someone else's repository.
+    // An unpacked archive or a vendored crate inside another project's repository.
     for file in ["Cargo.toml", "src/a.rs"] {
         write(&root, &format!("vendor/crates/cli/{file}"), "new");
     }
     git(&root, &["add", "-A"]);
     assert_eq!(found(&root.join("vendor")), None);
-    // A crate that is not tracked where it should be.
+    // The crate's own files are not tracked at the expected path.
     let other = dir.path().join("other");
     write(&other, "README.md", "x");
     git(&other, &["init", "-q"]);
     write(&other, "crates/cli/Cargo.toml", "x");
     assert_eq!(found(&other), None);
-    // One directory without a repository, and one whose repository has no commit.
+    // A directory without a repository, and a repository without a commit.
     let none = dir.path().join("none");
     write(&none, "crates/cli/Cargo.toml", "x");
     assert_eq!(found(&none), None);
@@ -130,7 +130,7 @@ fn a_commit_is_that_of_the_repository_of_this_crate() {
 }
 
 #[test]
-fn packages_and_archives_carry_their_commit() {
+fn packages_and_archives_contain_their_commit() {
     let dir = tempfile::tempdir().unwrap();
     let commit = "0123456789abcdef0123456789abcdef01234567";
     assert_eq!((of_package(dir.path()), of_archive(dir.path())), (None, None));
@@ -156,7 +156,7 @@ fn packages_and_archives_carry_their_commit() {
 }
 
 #[test]
-fn this_build_names_its_version_and_features() {
+fn the_version_text_lists_version_and_features() {
     let own = build();
     assert_eq!(
         (own.version.as_str(), own.features.contains(&"nats".to_owned())),

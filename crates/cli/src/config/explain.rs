@@ -4,8 +4,8 @@ use lockstep::bad_input;
 use lockstep::config::{self, Config, Key, OnResume, UnsupportedKey, unsupported_keys};
 use serde_json::{Map, Value as Json, json};
 
-/// Describes a configuration key: its meaning, type and range, its default and TRL's default, which code reads it, and
-/// whether it may change on resume.
+/// Describes a configuration key: meaning, type, range, default, TRL's default, the commands or algorithms that read
+/// it, and whether it may change on resume.
 pub(super) fn explain(name: &str) -> anyhow::Result<String> {
     let Some(key) = Config::key(name) else {
         if let Some(answer) = answer(name) {
@@ -14,8 +14,8 @@ pub(super) fn explain(name: &str) -> anyhow::Result<String> {
         bad_input!("{} (`lockstep config show` lists all keys)", config::unknown_key(name))
     };
     let on_resume = match key.on_resume() {
-        OnResume::Free => "yes, and no bit of the result changes",
-        OnResume::Warn => "yes; from there on the run differs from one that was never stopped",
+        OnResume::Free => "yes; the results stay bit-identical",
+        OnResume::Warn => "yes; later steps then differ from those of an uninterrupted run",
         OnResume::Fixed => "no",
     };
     let mut lines = vec![("type", key.type_text()), ("default", key.defaults_text()), ("TRL", key.trl_text())];
@@ -30,12 +30,12 @@ pub(super) fn explain(name: &str) -> anyhow::Result<String> {
     Ok(format!("{name} ({})\n  {}\n\n{lines}", key.section, key.meaning()))
 }
 
-/// The text for a key of TRL that this project does not have.
+/// The answer for a TRL key that Lockstep does not have.
 fn answer(name: &str) -> Option<String> {
     let (_, answer) = unsupported_keys().find(|(names, _)| names.iter().any(|n| n == name))?;
     Some(match answer {
-        UnsupportedKey::Ignored(why) => format!("TRL's key, accepted and without meaning here: {why}."),
-        UnsupportedKey::Refused(what) => format!("TRL's key, not supported here: {what}."),
+        UnsupportedKey::Ignored(why) => format!("a TRL key, accepted but without effect here: {why}."),
+        UnsupportedKey::Refused(what) => format!("a TRL key that is not supported here: {what}."),
     })
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use lockstep::error::is_bad_input;
 
     #[test]
-    fn every_key_is_explained_and_in_the_schema() {
+    fn every_key_has_an_explanation_and_a_schema_entry() {
         let schema = schema();
         for key in config::keys() {
             let text = explain(key.name).unwrap();
@@ -90,7 +90,7 @@ mod tests {
         }
         let text = explain("learning_rate").unwrap();
         assert!(text.contains("1e-6 (ppo: 3e-6, sft: 2e-5, reward: 1e-4)"), "{text}");
-        assert!(explain("use_vllm").unwrap().contains("without meaning"));
+        assert!(explain("use_vllm").unwrap().contains("without effect"));
         assert_eq!(schema["properties"]["use_vllm"]["deprecated"], true);
         let error = explain("num_generatons").unwrap_err();
         assert!(is_bad_input(&error) && error.to_string().contains("`num_generations`"));

@@ -1,16 +1,15 @@
 //! Translates the configuration in a TRL script to TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or
-//! their RLOO counterparts) and `load_dataset(…)`. Arguments that cannot be translated are listed in comments of the
-//! TOML.
+//! their RLOO counterparts) and `load_dataset(…)`. The TOML lists all other arguments in comments.
 
 use super::python::{Call, Literal};
 use lockstep::config::{Config, UnsupportedKey, keys, toml_on_one_line, unsupported_key};
 use std::fmt::Write;
 use toml::Value;
 
-/// Arguments of both TRL calls that have another name here: TRL's name and the configuration key.
+/// Arguments with another name here: TRL's name, and the configuration key.
 const RENAMED: [(&str, &str); 2] = [("model", "model_name_or_path"), ("stop_strings", "stop")];
 
-/// The TOML for a script with these calls.
+/// Returns the TOML for the calls of a script.
 pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     let first = |name: &str| calls.iter().find(|call| call.name == name).map(|call| call.arguments.clone());
     let (rloo_config, rloo_trainer) = (first("RLOOConfig"), first("RLOOTrainer"));
@@ -18,7 +17,9 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     let config = rloo_config.or_else(|| first("GRPOConfig"));
     let trainer = rloo_trainer.or_else(|| first("GRPOTrainer"));
     if config.is_none() && trainer.is_none() {
-        anyhow::bail!("there is no call of GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer in it");
+        anyhow::bail!(
+            "the script must call GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer, and calls none of them"
+        );
     }
     let mut found: Vec<(&'static str, String)> = Vec::new();
     if rloo {
@@ -28,7 +29,7 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     for (place, (name, value)) in config.into_iter().flatten().enumerate() {
         match (name.as_str(), &value) {
             ("", Literal::Expression(text)) if text.starts_with('*') => {
-                open.push(format!("{text}: its contents are not known"));
+                open.push(format!("{text}: the contents of the dictionary are unknown"));
             }
             ("", _) if place == 0 => translate_one("output_dir", value, &mut found, &mut open),
             ("", value) => open.push(format!("argument {} = {}: pass it by name", place + 1, text_of(value))),
@@ -42,7 +43,7 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
                 open.push(format!("eval_dataset = {}: set eval_dataset_name (and eval_strategy)", text_of(&value)))
             }
             ("reward_funcs", value) => open.push(format!(
-                "reward_funcs = {}: put the functions into a file of their own, as they are, and set reward_funcs = \
+                "reward_funcs = {}: move the functions unchanged to a separate file, and set reward_funcs = \
                  [\"python:my_rewards.py:my_function\"], or to built-in rewards (\"gsm8k\", \"format:REGEX\", …)",
                 text_of(&value)
             )),
@@ -51,7 +52,7 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
             ("", value) if found.iter().all(|(key, _)| *key != "model_name_or_path") => {
                 translate_one("model", value, &mut found, &mut open);
             }
-            (other, value) => open.push(format!("{other} = {}: no such argument here", text_of(&value))),
+            (other, value) => open.push(format!("{other} = {}: unknown argument", text_of(&value))),
         }
     }
     dataset(calls, &mut found, &mut open);
@@ -74,7 +75,7 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Names of dataset methods that change the data.
+/// Dataset methods that change the rows.
 const DATA: [&str; 9] = [
     "map",
     "filter",
@@ -87,13 +88,13 @@ const DATA: [&str; 9] = [
     "remove_columns",
 ];
 
-/// Whether a call with this name affects the training run, and so must be listed if it is not translated.
+/// Whether a call with this name affects training. Such a call is listed in a comment if it is not translated.
 fn is_listed(name: &str) -> bool {
     ["load_dataset", "set_seed", "get_peft_model", "get_peft_config"].contains(&name)
         || ["Config", "Trainer", "Arguments", "Callback", "Parser"].iter().any(|end| name.ends_with(end))
 }
 
-/// Lists the calls that are not translated. Of several calls with the same name only the first is translated.
+/// Lists the calls that are not translated. Only the first call of each name is translated.
 fn others(calls: &[Call], translated: &[String], open: &mut Vec<String>) {
     let mut seen: Vec<&str> = Vec::new();
     for Call { name, method, line, arguments } in calls {
@@ -112,12 +113,13 @@ fn others(calls: &[Call], translated: &[String], open: &mut Vec<String>) {
         let arguments = arguments.iter().map(argument).collect::<Vec<_>>().join(", ");
         if changes_data {
             open.push(format!(
-                ".{name}({arguments}) in line {line}: if it changes the data, write the changed data into a file \
+                ".{name}({arguments}) in line {line}: if it changes the data, write the changed data to a file \
                  and use that (`columns` renames columns)"
             ));
             continue;
         }
-        let why = if is_known { "only the first call is translated" } else { "such calls are not translated" };
+        let why =
+            if is_known { "only the first call is translated" } else { "calls of this function are not translated" };
         open.push(format!("{name}({arguments}) in line {line}: {why}"));
     }
 }
@@ -153,16 +155,16 @@ fn translate_one(name: &str, value: Literal, found: &mut Vec<(&'static str, Stri
         return;
     }
     match unsupported_key(name, &toml) {
-        Some(UnsupportedKey::Ignored(why)) => open.push(format!("{name} = {written}: without meaning here: {why}")),
+        Some(UnsupportedKey::Ignored(why)) => open.push(format!("{name} = {written}: no effect here: {why}")),
         Some(UnsupportedKey::Refused(what)) => open.push(format!("{name} = {written}: not supported: {what}")),
-        None => open.push(format!("{name} = {written}: no such key")),
+        None => open.push(format!("{name} = {written}: unknown key")),
     }
 }
 
 /// Translates `load_dataset("name", "configuration", split="train")`.
 fn dataset(calls: &[Call], found: &mut Vec<(&'static str, String)>, open: &mut Vec<String>) {
     let Some(Call { arguments, .. }) = calls.iter().find(|call| call.name == "load_dataset") else {
-        open.push("train_dataset: no load_dataset(…) was found; set dataset_name".to_owned());
+        open.push("train_dataset: the script does not call load_dataset(…); set dataset_name".to_owned());
         return;
     };
     let quoted = |text: &str| toml_on_one_line(&Value::String(text.to_owned()));
@@ -194,8 +196,8 @@ fn dataset(calls: &[Call], found: &mut Vec<(&'static str, String)>, open: &mut V
     }
     if calls.iter().any(|call| call.method && call.name == "map") {
         open.push(
-            "dataset.map(…): Python that changes rows cannot be translated; prompt_column, columns, system_prompt and \
-             task cover the usual cases"
+            "dataset.map(…): Python code that changes rows cannot be translated; prompt_column, columns, system_prompt \
+             and task cover the usual cases"
                 .to_owned(),
         );
     }
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_becomes_a_configuration_that_reads_back() {
+    fn the_translated_configuration_can_be_loaded() {
         let Some(()) = testing::program("python3") else { return };
         let script = r#"
 from trl import GRPOConfig, GRPOTrainer
@@ -243,10 +245,10 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!(table["chat_template_kwargs"]["enable_thinking"], Value::Boolean(false));
         for word in [
             "bf16 = true: not supported: the key is dtype",
-            "use_vllm = true: without meaning",
+            "use_vllm = true: no effect",
             "logging_steps = get_steps(): not a literal",
-            "beeta = 1: no such key",
-            "reward_funcs = [len_reward]: put the functions into a file",
+            "beeta = 1: unknown key",
+            "reward_funcs = [len_reward]: move the functions unchanged to a separate file",
         ] {
             assert!(text.contains(word), "{word} is not in\n{text}");
         }
@@ -261,7 +263,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert!(table["reward_clip_range"].is_array());
     }
 
-    /// A second configuration in the script, one of another algorithm, and arguments that only Python can evaluate.
+    /// The script has a second GRPOConfig, a DPOConfig, and arguments that only Python can evaluate.
     #[test]
     fn every_call_that_is_not_translated_is_listed() {
         let Some(()) = testing::program("python3") else { return };
@@ -271,9 +273,9 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         let text = translated(script).unwrap();
         for words in [
             "output_dir = lr: not a literal",
-            "# - **cfg: its contents are not known",
+            "# - **cfg: the contents of the dictionary are unknown",
             "GRPOConfig(learning_rate = 3e-6, seed = 7) in line 2: only the first call is translated",
-            "DPOConfig(beta = 0.5) in line 3: such calls are not translated",
+            "DPOConfig(beta = 0.5) in line 3: calls of this function are not translated",
             "in line 6: only the first call is translated",
             "LoraConfig(r = 8) in line 7",
         ] {
@@ -284,10 +286,10 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!((&table["beta"], &table["dataset_name"]), (&Value::Float(0.1), &Value::String("a".into())));
     }
 
-    /// Calls of functions renamed by an import or an assignment are found; strings that look like calls are not. Calls
+    /// Functions that an import or an assignment renamed are recognised; strings that look like calls are not. Calls
     /// that change the data are listed.
     #[test]
-    fn calls_by_other_names_are_calls_and_texts_are_none() {
+    fn calls_through_aliases_are_recognised_and_strings_are_ignored() {
         let Some(()) = testing::program("python3") else { return };
         let script = "from trl import (GRPOConfig as Cfg, GRPOTrainer)\nimport trl\nset_seed(3)\nMine = trl.SFTConfig\n\
                       args = Cfg(num_generations=4, **base)\nwarm = Mine(max_steps=10)\nlast = Cfg(beta=0.5)\n\
@@ -296,9 +298,9 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
                       t = GRPOTrainer(args=args, callbacks=[EarlyStoppingCallback(2)])\np = TrlParser((Cfg, Other))\n";
         let text = translated(script).unwrap();
         for words in [
-            "# - **base: its contents",
-            "set_seed(3) in line 3: such calls",
-            "SFTConfig(max_steps = 10) in line 6: such calls",
+            "# - **base: the contents",
+            "set_seed(3) in line 3: calls of this function",
+            "SFTConfig(max_steps = 10) in line 6: calls of this function",
             "GRPOConfig(beta = 0.5) in line 7: only the first",
             ".map(as_chat, num_proc = 2) in line 12: if it changes the data",
             "EarlyStoppingCallback(2) in line 14",
@@ -311,9 +313,9 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!((&table["num_generations"], table.get("beta")), (&Value::Integer(4), None));
     }
 
-    /// The translation of calls as Python's parser gives them.
+    /// Translates calls in the form in which `calls.py` prints them.
     #[test]
-    fn calls_become_this_text() {
+    fn parsed_calls_are_translated_to_toml_and_comments() {
         let text = |text: &str| Literal::Value(Value::String(text.to_owned()));
         let code = |text: &str| Literal::Expression(text.to_owned());
         let call = |name: &str, method: bool, arguments: &[(&str, Literal)]| Call {
@@ -375,19 +377,25 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         let open: Vec<&str> = open.lines().collect();
         assert_eq!(open[0], "# - argument 2 = second: pass it by name");
         assert!(open[1].starts_with("# - num_generations = \"many\": "), "{}", open[1]);
-        assert_eq!(open[2], "# -  = \"late\": no such argument here");
+        assert_eq!(open[2], "# -  = \"late\": unknown argument");
         assert_eq!(open[3], "# - eval_dataset = e: set eval_dataset_name (and eval_strategy)");
-        assert_eq!(open[4], "# - peft_config = p: no such argument here");
+        assert_eq!(open[4], "# - peft_config = p: unknown argument");
         assert_eq!(open[5], "# - train_dataset: the name in load_dataset(…) is not a literal; set dataset_name");
         assert_eq!(open[6], "# - dataset_split = \"train[:5]\": slices cannot be translated; see max_samples");
         assert!(open[7].starts_with("# - dataset.map(…): Python that changes rows"), "{}", open[7]);
         assert!(open[8].starts_with("# - .map(f) in line 3: if it changes the data"), "{}", open[8]);
         assert_eq!(open.len(), 9, "{open:?}");
         let why = translate(&[call("f", false, &[])]).unwrap_err().to_string();
-        assert_eq!(why, "there is no call of GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer in it");
+        assert_eq!(
+            why,
+            "the script must call GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer, and calls none of them"
+        );
         let bare = translate(&[call("RLOOTrainer", false, &[])]).unwrap();
         assert!(bare.contains("\nalgorithm = \"rloo\"\n"), "{bare}");
-        assert!(bare.contains("# - train_dataset: no load_dataset(…) was found; set dataset_name"), "{bare}");
+        assert!(
+            bare.contains("# - train_dataset: the script does not call load_dataset(…); set dataset_name"),
+            "{bare}"
+        );
         let positional = [
             call("GRPOConfig", false, &[]),
             call("load_dataset", false, &[("", text("a")), ("", code("b")), ("", text("c"))]),

@@ -27,33 +27,33 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Prints every key with its value and where that came from (defaults, file, environment, flags), as TOML.
+    /// Prints every key with its value and the source of the value (defaults, file, environment, flags), as TOML.
     Show {
         #[command(flatten)]
         config: Box<ConfigArgs>,
         #[command(flatten)]
         rewards: RewardArgs,
-        /// Prints JSON, with values only.
+        /// Prints values only, as JSON.
         #[arg(long)]
         json: bool,
     },
     /// Explains keys: meaning, type, default, TRL's default, and whether they may change on resume.
     Explain {
-        /// The keys.
+        /// Names of the keys.
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<String>,
     },
     /// Prints the JSON Schema of a configuration file.
     Schema,
-    /// Prints docs/config.md: every key, and how TRL's other keys are handled.
+    /// Prints docs/config.md: every key, and how keys that only TRL has are handled.
     Markdown,
-    /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists what it could not
-    /// translate. Python parses the script but does not run it.
+    /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists the arguments that it
+    /// could not translate. The script is parsed by Python, but not executed.
     FromTrl {
-        /// The script.
+        /// The TRL script.
         #[arg(value_name = "FILE.py")]
         file: PathBuf,
-        /// The Python interpreter that parses it, 3.9 or newer.
+        /// The Python interpreter that parses the script, 3.9 or newer.
         #[arg(long, value_name = "PATH", default_value = "python3")]
         python: PathBuf,
     },

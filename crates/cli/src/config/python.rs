@@ -1,5 +1,5 @@
-//! Finds the calls in a Python script with Python's own parser: an interpreter runs `calls.py`, which parses the script
-//! without executing any of it.
+//! Finds the calls in a Python script. A Python interpreter runs `calls.py`, which parses the script without executing
+//! it.
 
 use lockstep::error::BadInput;
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use toml::Value;
 
-/// A Python program that reads a script on standard input and prints its calls as JSON for [`Answer`].
+/// A Python program that reads a script on standard input and prints its calls as JSON, in the form of [`Answer`].
 const CALLS: &str = include_str!("calls.py");
 
 /// The value of an argument.
@@ -19,14 +19,14 @@ pub(super) enum Literal {
     Value(Value),
     /// Python's `None`.
     None,
-    /// Any other expression, as source text on one line.
+    /// Any other expression: its source text on one line.
     Expression(String),
 }
 
 /// A function call in a Python script.
 #[derive(Debug, Deserialize)]
 pub(super) struct Call {
-    /// The function's original name, without its module and independent of an alias in the script.
+    /// The function's original name, without its module; aliases in the script are resolved.
     pub name: String,
     /// Whether the name follows a dot, as in a method call.
     pub method: bool,
@@ -61,20 +61,20 @@ enum Answer {
     Error { error: String, line: usize },
 }
 
-/// The calls in `script`, in order. `python` is the interpreter: a path, or a name to be found in `PATH`.
+/// Returns the calls in `script`, in order. `python` is the interpreter: a path, or a name that is looked up in `PATH`.
 pub(super) fn calls(script: &[u8], python: &Path) -> anyhow::Result<Vec<Call>> {
     let name = python.display();
-    // Neither the user's packages nor `PYTHON…` variables have a part in parsing.
+    // The parser must not depend on the user's packages or `PYTHON…` variables.
     let mut command = Command::new(python);
     command.args(["-I", "-S", "-c", CALLS]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| match e.kind() {
         ErrorKind::NotFound => BadInput::new(format!(
-            "there is no program `{name}`: `lockstep config from-trl` uses Python to parse the script; install Python \
+            "program `{name}` not found: `lockstep config from-trl` uses Python to parse the script; install Python \
              3.9 or newer, or name an interpreter with --python PATH"
         )),
         _ => BadInput::new(format!("cannot start `{name}`: {e}; name another interpreter with --python PATH")),
     })?;
-    // A program that ends without reading prints its own error.
+    // A program that exits without reading its input prints its own error.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(script));
     let output = child.wait_with_output()?;
     match serde_json::from_slice(&output.stdout) {
@@ -85,8 +85,8 @@ pub(super) fn calls(script: &[u8], python: &Path) -> anyhow::Result<Vec<Call>> {
             let printed = String::from_utf8_lossy(&output.stderr);
             let last = printed.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
             Err(BadInput::new(format!(
-                "`{name}` ({}) could not parse the script: {last}; Python 3.9 or newer is needed: name an interpreter \
-                 with --python PATH",
+                "`{name}` ({}) could not parse the script: {last}; Python 3.9 or newer is required: name an \
+                 interpreter with --python PATH",
                 output.status
             )))
         }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn literals() {
+    fn python_literals_become_toml_values() {
         let Some(()) = testing::program("python3") else { return };
         let string = |s: &str| Literal::Value(Value::String(s.to_owned()));
         let expression = |s: &str| Literal::Expression(s.to_owned());
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_among_comments_names_and_definitions() {
+    fn comments_and_class_definitions_are_not_calls() {
         let Some(()) = testing::program("python3") else { return };
         let script = "# GRPOConfig(beta=1)\nclass GRPOConfig(Base): pass\nG: int = 4  # group\nOUT = \"runs/é # 1\"\n\
                       args = trl.GRPOConfig(\n    OUT, # where\n    num_generations=G,\n    learning_rate=lr(), \
@@ -156,9 +156,9 @@ mod tests {
         assert!(arguments("x = 1\nclass SFTConfig(Base): pass\n", "SFTConfig").is_none(), "a definition is not a call");
     }
 
-    /// A name has the value last assigned before the call; a name bound by a loop or a parameter has none.
+    /// A name has the value that was last assigned before the call. A name bound by a loop or a parameter has no value.
     #[test]
-    fn names() {
+    fn names_are_replaced_by_their_last_assigned_value() {
         let Some(()) = testing::program("python3") else { return };
         let of = |script: &str| arguments(script, "f").unwrap().pop().unwrap().1;
         let integer = |n| Literal::Value(Value::Integer(n));
@@ -171,9 +171,9 @@ mod tests {
         }
     }
 
-    /// A syntax error is reported with its line, and no part of a script is executed.
+    /// A syntax error is reported with its line, and no part of the script is executed.
     #[test]
-    fn scripts_are_parsed_and_never_run() {
+    fn scripts_are_parsed_but_not_executed() {
         let Some(()) = testing::program("python3") else { return };
         let refused = |script: &[u8]| calls(script, Path::new("python3")).unwrap_err().to_string();
         assert!(refused(b"x = 1\nf(\n").starts_with("line 2: not Python: "), "{}", refused(b"x = 1\nf(\n"));
@@ -193,7 +193,7 @@ mod tests {
             assert!(lockstep::error::is_bad_input(&error));
             error.to_string()
         };
-        assert!(refused("no-such-python").starts_with("there is no program `no-such-python`"));
+        assert!(refused("no-such-python").starts_with("program `no-such-python` not found"));
         assert!(refused("no-such-python").contains("--python PATH"));
         assert!(refused("/dev/null").contains("cannot start `/dev/null`"));
         assert!(refused("true").contains("could not parse the script: it printed nothing"));

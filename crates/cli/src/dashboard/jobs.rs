@@ -1,5 +1,5 @@
-//! The jobs that the page may start: measurements of levels of optimization (`lockstep bench levels`). One runs at a
-//! time, as a child process, and only if the user who started the page allows it.
+//! Jobs that the page may start: runs of `lockstep bench levels`. One job runs at a time, in a child process, and only
+//! if the user who started the page allows it.
 
 use dashboard::{Jobs, Refusal};
 use serde_json::{Value, json};
@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most steps per level that the page may request.
 const MOST_STEPS: u64 = 200;
-/// The most bytes of a failed program's standard error that are shown.
+/// The number of bytes of a failed job's standard error that are shown.
 const SHOWN_ERROR_BYTES: u64 = 4000;
 
-/// The jobs that the page may start.
+/// Which jobs the page may start.
 #[derive(Clone, Debug)]
 pub(super) struct Runnable {
-    /// Path of the `lockstep` program itself.
+    /// Path of the `lockstep` program.
     pub program: PathBuf,
     /// The algorithms to choose from: objects with `id`, `name`, `says`, `levels` and `named`; each level is an object
     /// with `id`, `name`, `stage`, `idea`, `code`, and each named one has `id`, `says`, `level`.
@@ -49,13 +49,13 @@ struct Job {
 struct Output {
     /// Parsed lines of `lockstep bench levels --events`.
     events: Vec<Value>,
-    /// The state of the job (running, done, failed or stopped), and the reason.
+    /// The state of the job (running, done, failed or stopped), and the reason for it.
     end: Option<(&'static str, String)>,
     is_stopped: bool,
 }
 
 impl LevelJobs {
-    /// The jobs of a page that may start what `runnable` describes.
+    /// Manages the jobs that `runnable` allows.
     pub(super) fn new(runnable: Runnable) -> LevelJobs {
         LevelJobs { runnable, job: Mutex::default() }
     }
@@ -112,7 +112,7 @@ impl Jobs for LevelJobs {
     fn stop(&self) {
         if let Some(job) = lock(&self.job).as_mut() {
             lock(&job.output).is_stopped = true;
-            // An error means that it has already ended.
+            // An error means that the child has already exited.
             let _ = job.child.kill();
         }
     }
@@ -128,25 +128,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The command line of a job. All its words come from `runnable`; no text of the request is passed on.
+/// The command line of a job. All its words come from `runnable`; no string of the request is passed on.
 fn arguments(runnable: &Runnable, asked: &Value) -> Result<Vec<String>, String> {
     let shape = asked["shape"].as_str().unwrap_or_default();
     let Some(shape) = runnable.shapes.iter().find(|known| *known == shape) else {
-        return Err(format!("shape: there is no `{shape}`; there are {}", runnable.shapes.join(", ")));
+        return Err(format!("shape: unknown shape `{shape}`; available: {}", runnable.shapes.join(", ")));
     };
     let steps = asked["steps"].as_u64().filter(|steps| (1..=MOST_STEPS).contains(steps));
-    let Some(steps) = steps else { return Err(format!("steps: a number from 1 to {MOST_STEPS}")) };
+    let Some(steps) = steps else { return Err(format!("steps must be a number from 1 to {MOST_STEPS}")) };
     let preset = named("preset", &runnable.presets, &asked["preset"])?;
     let algorithm = preset.map_or(&asked["algorithm"], |preset| &preset["algorithm"]);
     let Some(algorithm) = named("algorithm", &runnable.algorithms, algorithm)? else {
-        return Err("algorithm: choose one".into());
+        return Err("algorithm is missing".into());
     };
     let Some(levels) = asked["levels"].as_array().filter(|levels| !levels.is_empty()) else {
-        return Err("levels: choose at least one".into());
+        return Err("levels must have at least one entry".into());
     };
     let known = algorithm["levels"].as_array().map_or(&[][..], Vec::as_slice);
     let levels = levels.iter().map(|level| Ok(named("levels", known, level)?.map(id)));
-    let levels: Vec<&str> = levels.collect::<Result<Option<_>, String>>()?.ok_or("levels: one has no name")?;
+    let levels: Vec<&str> =
+        levels.collect::<Result<Option<_>, String>>()?.ok_or("levels: every entry must be a string")?;
     let what = match preset {
         Some(preset) => ["--preset", id(preset)],
         None => ["--algorithm", id(algorithm)],
@@ -169,17 +170,17 @@ fn named<'a>(what: &str, all: &'a [Value], asked: &Value) -> Result<Option<&'a V
         Some(known) => Ok(Some(known)),
         None => {
             let ids: Vec<&str> = all.iter().map(id).collect();
-            Err(format!("{what}: there is no {asked}; there are {}", ids.join(", ")))
+            Err(format!("{what}: unknown name {asked}; available: {}", ids.join(", ")))
         }
     }
 }
 
-/// Reads the output of the program until it ends.
+/// Reads the output of the child process until it exits.
 fn listen(child: &mut Child, output: Arc<Mutex<Output>>) {
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return };
     let errors = std::thread::spawn(move || {
         let mut printed = Vec::new();
-        // A read error only shortens the message.
+        // A read error only truncates the message.
         let _ = err.take(SHOWN_ERROR_BYTES).read_to_end(&mut printed);
         String::from_utf8_lossy(&printed).into_owned()
     });
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_runs_known_words_only_and_its_lines_are_kept() {
+    fn a_job_runs_only_listed_words_and_stores_its_output() {
         let (_dir, jobs) =
             jobs(r#"echo "{\"event\":\"start\",\"words\":\"$*\"}"; echo no json; echo '{"event":"end"}'"#, true);
         jobs.start(&asked()).unwrap();
@@ -261,9 +262,9 @@ mod tests {
         assert!(why.contains("shape"), "{why}");
     }
 
-    /// A preset determines the algorithm, and so the levels to choose from.
+    /// A preset determines the algorithm, and so the available levels.
     #[test]
-    fn a_preset_has_its_algorithms_levels() {
+    fn a_preset_allows_the_levels_of_its_algorithm() {
         let (_dir, jobs) = jobs(r#"echo "{\"event\":\"end\",\"words\":\"$*\"}""#, true);
         let mut asked = asked();
         asked["preset"] = json!("document");
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn one_runs_at_a_time_and_can_be_stopped() {
+    fn one_job_runs_at_a_time_and_can_be_stopped() {
         let (_dir, jobs) = jobs(r#"echo '{"event":"start"}'; exec sleep 60"#, true);
         jobs.start(&asked()).unwrap();
         assert_eq!(jobs.start(&asked()), Err(Refusal::Busy));
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_job_reports_its_error_and_none_starts_without_permission() {
+    fn a_failed_job_reports_its_error_and_no_job_starts_without_permission() {
         let (_dir, jobs) = jobs("echo 'error: no memory' >&2; exit 1", true);
         jobs.start(&asked()).unwrap();
         let job = ended(&jobs);

@@ -1,4 +1,4 @@
-//! The report for given findings.
+//! Tests of the report for given findings.
 
 use super::*;
 use kernels::CudaDriver;
@@ -57,15 +57,12 @@ fn a_busy_machine_gives_a_warning() {
     };
     assert_eq!((warned(None), warned(Some(0.19))), (None, None));
     let line = warned(Some(0.204)).unwrap();
-    assert!(
-        line.starts_with("warning: other processes used 20 % of the cores' time while this was measured"),
-        "{line}"
-    );
+    assert!(line.starts_with("warning: other processes used 20 % of the cores' time during the measurement"), "{line}");
     assert_eq!(Findings { load: Some(0.5), ..findings() }.json()["load_of_others"], 0.5);
 }
 
 #[test]
-fn missing_parts_are_reported_and_too_many_threads_give_a_warning() {
+fn missing_hardware_is_reported_and_too_many_threads_give_a_warning() {
     let mut found = findings();
     found.cpu = None;
     found.threads = 5;
@@ -82,8 +79,8 @@ fn missing_parts_are_reported_and_too_many_threads_give_a_warning() {
         ("processor", "unknown"),
         (
             "memory",
-            "unknown, unknown available; this process is limited to 1536.0 MiB by /g/memory.max, of which 1024.0 MiB \
-             are left",
+            "unknown, unknown available; this process is limited to 1536.0 MiB by /g/memory.max, 1024.0 MiB of \
+             it free",
         ),
         ("NVIDIA driver", "none: no library"),
         ("NVRTC", "none: neither"),
@@ -96,7 +93,7 @@ fn missing_parts_are_reported_and_too_many_threads_give_a_warning() {
     ] {
         assert_eq!(lines.get(name).map(String::as_str), Some(text), "{name}");
     }
-    let warning = "\nwarning: 5 threads on 4 cores wait for each other; use 4 or fewer\n";
+    let warning = "\nwarning: 5 threads share 4 cores and wait for each other; use 4 or fewer\n";
     assert!(found.text(&args(None)).contains(warning));
     assert_eq!(found.json()["device"], Value::Null);
 }

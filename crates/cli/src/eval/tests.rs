@@ -1,4 +1,4 @@
-//! The configuration of an evaluation, from its flags.
+//! Tests of the configuration of an evaluation, which its flags set.
 
 use super::*;
 use clap::Parser as _;
@@ -15,7 +15,7 @@ fn config(words: &[&str]) -> Config {
 }
 
 #[test]
-fn without_a_configuration_one_completion_is_greedy_and_several_are_sampled() {
+fn a_single_completion_is_greedy_and_several_are_sampled_by_default() {
     let of = |words: &[&str]| {
         let config = config(words);
         (config.eval_sampling, config.generations_eval(), config.eval_pass_at_k.clone())
@@ -35,7 +35,7 @@ fn without_a_configuration_one_completion_is_greedy_and_several_are_sampled() {
 }
 
 #[test]
-fn sets_of_data_are_named_and_one_may_have_none() {
+fn several_datasets_need_names_and_a_single_one_does_not() {
     let of = |given: &[&str]| {
         let given: Vec<String> = given.iter().map(|text| (*text).to_owned()).collect();
         datasets(&given).map_err(|error| error.to_string())
@@ -44,26 +44,26 @@ fn sets_of_data_are_named_and_one_may_have_none() {
     let named = vec!["\"easy\" = \"a=b.jsonl\"".to_owned(), "\"hard\" = \"c\"".to_owned()];
     assert_eq!(of(&["easy = a=b.jsonl", "hard=c"]).unwrap(), (None, named.clone()));
     assert_eq!(of(&["x", "easy=a=b.jsonl", "hard=c"]).unwrap(), (Some("x".to_owned()), named));
-    let why = "--dataset y: give each of several sets a name: --dataset NAME=FILE";
+    let why = "--dataset y: several datasets need names: --dataset NAME=FILE";
     assert_eq!(of(&["x", "y"]).unwrap_err(), why);
-    let why = "--dataset a=c: another set has that name: give each its own";
+    let why = "--dataset a=c: the name is used twice; each dataset needs a different name";
     assert_eq!(of(&["a=b", "a=c"]).unwrap_err(), why);
-    assert!(of(&["a=b", "ab=c"]).is_ok(), "a name that begins with another");
+    assert!(of(&["a=b", "ab=c"]).is_ok(), "a name may be a prefix of another");
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a=b");
     std::fs::write(&file, "").unwrap();
     let name = file.to_str().unwrap();
-    assert_eq!(of(&[name]).unwrap().0.as_deref(), Some(name), "a file that has such a name");
+    assert_eq!(of(&[name]).unwrap().0.as_deref(), Some(name), "a file name may contain `=`");
 }
 
 #[test]
-fn a_source_is_a_file_or_a_run_with_its_model() {
+fn the_source_of_an_evaluation_is_a_file_or_a_run_with_its_model() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.toml");
     assert_eq!(source(&file).unwrap(), (Some(file), None));
     let run = dir.path().join("run");
     std::fs::create_dir_all(run.join("model")).unwrap();
-    assert!(source(&run).is_err(), "it has no configuration");
+    assert!(source(&run).is_err(), "a run without a configuration must be refused");
     std::fs::write(run.join("config.toml"), "").unwrap();
     std::fs::write(run.join("model/config.json"), "{}").unwrap();
     if let Ok((file, model)) = source(&run) {
@@ -73,7 +73,7 @@ fn a_source_is_a_file_or_a_run_with_its_model() {
 }
 
 #[test]
-fn rewards_are_summed_up_by_set_and_one_that_scored_nothing_is_an_error() {
+fn rewards_are_summarised_by_dataset_and_a_reward_without_scores_is_an_error() {
     let of = |name: &str| {
         let prefix = if name.is_empty() { "eval".to_owned() } else { format!("eval_{name}") };
         let metric = |what: &str, value: f64| (format!("{prefix}_rewards/a/{what}"), value);
@@ -105,11 +105,11 @@ fn rewards_are_summed_up_by_set_and_one_that_scored_nothing_is_an_error() {
     assert_eq!(why("hard"), "reward `a` scored no completion of hard");
     let mut none = of("");
     none.rollouts.reward_names.clear();
-    assert!(all_scored(&none).is_ok(), "no reward ran");
+    assert!(all_scored(&none).is_ok(), "an evaluation without rewards must pass");
 }
 
 #[test]
-fn a_reward_may_fail_at_some_completions_or_abstain_from_all() {
+fn a_reward_may_fail_on_some_completions_or_abstain_on_all() {
     let scored = [("a", 3), ("b", 0), ("c", 0)].map(|(name, n)| (name.to_owned(), n));
     for (failed, expected) in [(&[][..], None), (&["a"], None), (&["c"], Some("c")), (&["a", "b", "c"], Some("b"))] {
         assert_eq!(first_unscored(&scored, failed), expected, "{failed:?}");

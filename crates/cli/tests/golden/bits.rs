@@ -1,4 +1,4 @@
-//! The hashes of a run directory by name, and the file that stores them.
+//! Hashes of the contents of a run directory, by name, and the file that stores them.
 
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value};
@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Eight hexadecimal digits for each name.
+/// Hashes by name, eight hexadecimal digits each.
 pub type Bits = BTreeMap<String, String>;
-/// The columns of the file for each run.
+/// For each run, one column per arithmetic.
 pub type Table = BTreeMap<String, [Option<Bits>; 3]>;
 
 /// FNV-1a, 64 bits.
@@ -23,7 +23,7 @@ impl Hash {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
-    /// Numbers are hashed by their bits, so that the way they are written does not matter.
+    /// Numbers are hashed by their bits, so that their notation in JSON does not matter.
     fn add_value(&mut self, value: &Value) {
         match value {
             Value::Number(number) => self.add(&number.as_f64().unwrap().to_bits().to_le_bytes()),
@@ -41,8 +41,8 @@ impl Hash {
     }
 }
 
-/// The hashes of a finished run: tensors of the last checkpoint (weight, master and moments of a name together),
-/// tensors of the result, metrics, and columns of the rollouts.
+/// The hashes of a finished run: tensors of the last checkpoint (weight, master weight and moments together), tensors
+/// of the result, metrics, and columns of the rollouts.
 pub fn of(run: &Path, last: u64) -> Bits {
     let mut hashes: BTreeMap<String, Hash> = BTreeMap::new();
     let checkpoint = run.join(format!("checkpoints/step-{last:06}"));
@@ -61,10 +61,10 @@ pub fn of(run: &Path, last: u64) -> Bits {
             result.add(&bytes);
         }
     }
-    // Rollouts of an older build come before those of this one.
+    // Rollouts written by an older build precede those of this build.
     for (file, kind) in [("metrics.jsonl", "metric"), ("rollouts.jsonl", "rollout"), ("rollouts.bin", "rollout")] {
         for record in records(&run.join(file)) {
-            // Alarms follow from values that are hashed already; their own tests are in `it`.
+            // Alarms follow from values that are already hashed; `it` has tests of alarms.
             if record.contains_key("alarm") {
                 continue;
             }
@@ -79,7 +79,7 @@ pub fn of(run: &Path, last: u64) -> Bits {
     hashes.into_iter().map(|(name, hash)| (name, hash.digits())).collect()
 }
 
-/// The columns of rollouts that are hashed.
+/// The hashed columns of rollouts.
 const HASHED: [&str; 9] = [
     "step",
     "prompt_ids",
@@ -92,7 +92,7 @@ const HASHED: [&str; 9] = [
     "truncated",
 ];
 
-/// The lines of a file of JSON lines, or of recorded groups; none if the file does not exist.
+/// The records of a JSON Lines file or of recorded groups; empty if the file does not exist.
 fn records(file: &Path) -> Vec<Map<String, Value>> {
     if !file.exists() {
         return Vec::new();
@@ -108,19 +108,19 @@ fn records(file: &Path) -> Vec<Map<String, Value>> {
     lines
 }
 
-/// Whether a metric measures time, memory or throughput, or is a quantile of values that are hashed already.
+/// Whether a metric measures time, memory or throughput, or is a quantile of values that are already hashed.
 fn measures(name: &str) -> bool {
     ["_p10", "_p50", "_p90", "/p10_length", "/p50_length", "/p90_length"].iter().any(|end| name.ends_with(end))
         || name.ends_with("_time_s")
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")
-        // The number of draft tokens depends on measured times of steps.
+        // The number of draft tokens depends on measured step times.
         || name.starts_with("rollout/spec_decode_")
         || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
-/// The tensor files below `directory` in ascending order, each with the path of its own directory.
+/// The tensor files below `directory` in ascending order, each with the path of its directory.
 fn safetensors(directory: &Path) -> Vec<(PathBuf, String)> {
     let (mut found, mut open) = (Vec::new(), vec![(directory.to_owned(), String::new())]);
     while let Some((next, prefix)) = open.pop() {
@@ -137,7 +137,7 @@ fn safetensors(directory: &Path) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The name of each tensor, and its dtype, shape and values as bytes.
+/// Name, dtype, shape and values of each tensor; all but the name as bytes.
 fn tensors(file: &Path) -> Vec<(String, Vec<u8>)> {
     let bytes = fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -153,12 +153,12 @@ fn tensors(file: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// Stands in place of a missing hash.
+/// The placeholder for a missing hash.
 const NONE: &str = "--------";
 const HEADER: &str = "# What the golden runs leave: hashes by name, written by GOLDEN_RUNS=write (see main.rs). \
                       Whoever changes a line says why.\n";
 
-/// Writes the file.
+/// Writes the file of hashes.
 pub fn write(file: &Path, table: &Table) {
     let mut text = HEADER.to_owned();
     for (run, columns) in table {
@@ -179,7 +179,7 @@ pub fn write(file: &Path, table: &Table) {
     fs::write(file, text).unwrap();
 }
 
-/// Reads it.
+/// Reads the file of hashes.
 pub fn read(file: &Path) -> Table {
     let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     let mut table = Table::new();
@@ -190,7 +190,7 @@ pub fn read(file: &Path) -> Table {
             table.insert(run.clone(), [const { None }; 3]);
             continue;
         }
-        // Names may hold spaces; hashes do not.
+        // Names may contain spaces; hashes do not.
         let mut words: Vec<&str> = line.rsplitn(4, char::is_whitespace).filter(|word| !word.is_empty()).collect();
         words.reverse();
         let [name, hashes @ ..] = &words[..] else { continue };

@@ -1,9 +1,10 @@
-//! Golden bits: the results of short runs of every kind, hashed by name and compared with `bits.txt`. A change that
-//! should not change results leaves the file equal; a change that must change results rewrites it and says why.
+//! Golden bits: results of short runs of every kind, hashed by name and compared with `bits.txt`. A change that should
+//! not affect results must leave the file unchanged; a change that must affect results rewrites the file and documents
+//! the reason.
 //!
-//! These tests use no types of the library: the program creates the models, trains, is interrupted and resumed, and its
-//! run directory is read. A hash covers the values of a tensor, a metric or a column, never a file's bytes, and nothing
-//! that measures time or memory.
+//! These tests use no types of the library: the program creates the models, trains, is interrupted and resumed, and the
+//! tests read its run directory. Hashes cover values of tensors, metrics and columns; they do not cover file encodings,
+//! times or memory.
 //!
 //! | column | computed as | by the instruction sets |
 //! |---|---|---|
@@ -11,8 +12,8 @@
 //! | bf16 | bf16, chains | all without AMX |
 //! | bf16-amx | bf16, the formula of AMX's tiles | amx, amx-emulated |
 //!
-//! `GOLDEN_RUNS=all cargo test -p lockstep-cli --test golden` uses every instruction set that the machine has; without
-//! it the best and the portable one are used, and AMX for some runs. `GOLDEN_RUNS=write` writes the file.
+//! `GOLDEN_RUNS=all cargo test -p lockstep-cli --test golden` uses every instruction set of the machine. By default,
+//! the best and the portable one are used, and AMX for some runs. `GOLDEN_RUNS=write` writes the file.
 
 mod bits;
 mod older;
@@ -30,16 +31,16 @@ const COLUMNS: [&str; 3] = ["f32", "bf16", "bf16-amx"];
 /// The runs that are repeated on emulated AMX.
 const EVERYWHERE: [&str; 3] = ["grpo", "grpo-lora", "ppo"];
 
-/// A run on an instruction set, and the column of the file that it must equal.
+/// A run on an instruction set, and the column that its hashes must match.
 struct Job {
     isa: &'static str,
     column: usize,
     run: &'static Run,
-    /// The instruction set on which the run is resumed after it is interrupted in the middle.
+    /// The instruction set for the second half of the run, after it is interrupted and resumed.
     resumed: Option<&'static str>,
 }
 
-/// The runs, best instruction set first.
+/// All jobs, best instruction set first.
 fn jobs(site: &Site, all: bool) -> Vec<Job> {
     let present: Vec<&str> =
         ["avx512-bf16", "avx512", "avx2", "portable"].into_iter().filter(|isa| site.has(isa)).collect();
@@ -47,7 +48,7 @@ fn jobs(site: &Site, all: bool) -> Vec<Job> {
     for (i, &isa) in present.iter().enumerate() {
         let last = i + 1 == present.len();
         for run in RUNS.iter().filter(|_| all || i == 0 || last) {
-            // The run is resumed on another instruction set, which does not change a bit, either.
+            // The run is resumed on another instruction set, which must not change a bit.
             let resumed = (all || i == 0).then(|| present[(i + 1) % present.len()]);
             jobs.extend([0, 1].map(|column| Job { isa, column, run, resumed }));
         }
@@ -61,13 +62,13 @@ fn jobs(site: &Site, all: bool) -> Vec<Job> {
 }
 
 #[test]
-fn runs_leave_the_bits_of_the_file() {
+fn golden_runs_match_the_recorded_hashes() {
     let mode = std::env::var("GOLDEN_RUNS").unwrap_or_default();
-    assert!(["", "all", "write"].contains(&mode.as_str()), "GOLDEN_RUNS={mode}: all or write");
+    assert!(["", "all", "write"].contains(&mode.as_str()), "GOLDEN_RUNS must be all or write, got {mode}");
     let site = Site::new();
     let (jobs, next) = (jobs(&site, mode == "all"), AtomicUsize::new(0));
     let results = Mutex::new(Vec::new());
-    // Two runs at a time, since a run waits for files and has one thread.
+    // Two runs at a time: each has one thread and often waits for files.
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -103,7 +104,7 @@ fn runs_leave_the_bits_of_the_file() {
     }
     let names: Vec<&str> = RUNS.iter().map(|run| run.name).collect();
     differences.extend(
-        expected.keys().filter(|name| !names.contains(&name.as_str())).map(|n| format!("{n}: in bits.txt alone")),
+        expected.keys().filter(|name| !names.contains(&name.as_str())).map(|n| format!("{n}: only in bits.txt")),
     );
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
 }

@@ -1,13 +1,13 @@
-//! Runs of older builds: their checkpoints resume, and their recorded rollouts replay, to the bits that those builds
-//! gave; a run that they recorded is proven by `verify`, and opens in a report.
+//! Runs of older builds: resuming their checkpoints and replaying their recorded rollouts must give the bits of those
+//! builds; `verify` proves their recorded runs, and `report` opens them.
 //!
 //! `COMMIT/NAME/` was written by that commit on the portable instruction set. `run/` was interrupted after step 2 of 6,
-//! in the middle of a generation batch's uses, and `bits.txt` has the bits of the uninterrupted run. Runs of 63ed136
-//! also have `recorded.jsonl`, their rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the
-//! directory that the run was in.
+//! in the middle of a generation batch, and `bits.txt` has the hashes of the uninterrupted run. Runs of 63ed136 also
+//! have `recorded.jsonl` (their rollouts) and `replayed.txt` (hashes of a run on these rollouts). `@SITE@` stands for
+//! the directory of the run.
 //!
-//! Runs of another commit: `OLDER=PROGRAM cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored` writes
-//! those of [`EBC6ED8`] with a program that was built from it.
+//! To write runs of another commit, `OLDER=PROGRAM cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored`
+//! writes those of [`EBC6ED8`] with a program built from that commit.
 
 use crate::bits::{self, Bits};
 use crate::runs::{self, COMMON, SAMPLED, STEPS, Site, good};
@@ -22,7 +22,7 @@ const PPO: &[&str] =
     &["algorithm=ppo", "num_generations=1", "num_mini_batches=2", "num_ppo_epochs=4", "per_device_train_batch_size=4"];
 const KEPT: [(&str, &[&str]); 3] = [("grpo", GRPO), ("grpo-lora", GRPO), ("ppo", PPO)];
 
-/// A run of ebc6ed8, the last commit before batches had one source: its command, its keys, and its number of workers.
+/// A run of ebc6ed8, the last commit in which batches had several sources: its command, keys and number of workers.
 struct Kept {
     name: &'static str,
     command: &'static str,
@@ -66,7 +66,7 @@ const EBC6ED8: [Kept; 7] = [
     Kept { name: "dpo", command: "dpo", set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], workers: 0 },
 ];
 
-/// Metrics whose values have changed since: an extreme or a mean without values is missing, not 0 (decision 0048).
+/// Metrics whose values have changed since: an extreme or a mean over no values is missing, not 0 (decision 0048).
 const CHANGED: [&str; 4] = [
     "metric completions/max_terminated_length",
     "metric completions/mean_terminated_length",
@@ -79,14 +79,14 @@ impl Kept {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/ebc6ed8").join(self.name)
     }
 
-    /// A directory with a copy of its files, `run` among them.
+    /// Copies all files, including `run`, to a new directory.
     fn copied(&self, site: &Site) -> PathBuf {
         let directory = site.directory(self.name);
         copy(&self.files(), &directory, &|text| text.replace("@SITE@", directory.to_str().unwrap()));
         directory
     }
 
-    /// The arguments for the number of workers that the run had.
+    /// The command-line arguments for the number of workers of the run.
     fn distributed(&self) -> Vec<String> {
         match self.workers {
             0 => Vec::new(),
@@ -95,7 +95,7 @@ impl Kept {
     }
 }
 
-/// Calls `f` for every run of 63ed136 in a directory beside the models, and returns the differences that `f` finds.
+/// Calls `f` for every run of 63ed136, in a directory beside the models, and returns the differences that `f` finds.
 fn each(f: impl Fn(&Site, &Path, &Path, &[&str], &str) -> Vec<String>) {
     let site = Site::new();
     let mut differences = Vec::new();
@@ -112,7 +112,7 @@ fn each(f: impl Fn(&Site, &Path, &Path, &[&str], &str) -> Vec<String>) {
 }
 
 #[test]
-fn checkpoints_of_an_older_build_resume_to_its_bits() {
+fn checkpoints_of_an_older_build_resume_to_its_results() {
     each(|site, kept, directory, _, _| {
         good(site.program("portable", directory, &["train", "--resume", "run"]));
         differing(&kept.join("bits.txt"), &bits::of(&directory.join("run"), STEPS))
@@ -120,7 +120,7 @@ fn checkpoints_of_an_older_build_resume_to_its_bits() {
 }
 
 #[test]
-fn rollouts_that_an_older_build_recorded_replay_to_its_bits() {
+fn rollouts_of_an_older_build_replay_to_its_results() {
     each(|site, kept, directory, keys, dtype| {
         let mut arguments = vec!["train", "--model", "small", "--out", "replayed"];
         let dtype = format!("dtype={dtype}");
@@ -132,8 +132,8 @@ fn rollouts_that_an_older_build_recorded_replay_to_its_bits() {
     });
 }
 
-/// Runs with every source of batches, with and without workers, are shown, resumed, proven from the first step on, and
-/// replayed.
+/// Runs with every source of batches, with and without workers, are shown, resumed, verified from the first step on,
+/// and replayed.
 #[test]
 fn runs_of_ebc6ed8_resume_replay_and_verify() {
     let site = Site::new();
@@ -149,14 +149,14 @@ fn runs_of_ebc6ed8_resume_replay_and_verify() {
         let resume = [kept.command, "--resume", "run"].into_iter().chain(own.iter().map(String::as_str));
         program(&resume.collect::<Vec<_>>());
         let found = differing(&kept.files().join("bits.txt"), &bits::of(&directory.join("run"), STEPS));
-        // Except for staleness, the metrics of a queue measure time.
+        // All queue metrics except staleness measure time.
         let is_time = |what: &str| what.starts_with("metric async/") && !what.starts_with("metric async/lag");
         let is_kept = |what: &String| !is_time(what) && !CHANGED.iter().any(|name| what.starts_with(name));
         differences.extend(found.into_iter().filter(is_kept).map(|what| format!("{}: {what}", kept.name)));
         if sampled {
             program(&["verify", "run", "--all"]);
             program(&["report", "run", "--out", "report.html"]);
-            // Recorded rollouts have their own staleness and chunks.
+            // Recorded rollouts already fix staleness and chunks.
             let keys = kept.set.iter().filter(|key| !key.starts_with("max_staleness") && !key.starts_with("partial"));
             let keys = ["replay=run/rollouts.bin", "max_steps=2"].iter().chain(keys).flat_map(|key| ["--set", *key]);
             program(&["train", "--model", "small", "--out", "replayed"].into_iter().chain(keys).collect::<Vec<_>>());
@@ -166,9 +166,9 @@ fn runs_of_ebc6ed8_resume_replay_and_verify() {
 }
 
 #[test]
-#[ignore = "writes tests/golden/ebc6ed8 with the program of OLDER, which is built from that commit"]
+#[ignore = "writes tests/golden/ebc6ed8; OLDER must name a program built from that commit"]
 fn runs_are_kept() {
-    let older = std::env::var("OLDER").expect("OLDER: the program of that commit");
+    let older = std::env::var("OLDER").expect("OLDER must name a program built from commit ebc6ed8");
     let site = Site::new();
     for kept in &EBC6ED8 {
         let directory = site.directory(kept.name);
@@ -199,7 +199,7 @@ fn runs_are_kept() {
     }
 }
 
-/// The names whose hashes differ from those in the file `expected`. A newer build may write more names.
+/// The names with a hash that differs from the file `expected`. A newer build may write more names.
 fn differing(expected: &Path, found: &Bits) -> Vec<String> {
     let text = fs::read_to_string(expected).unwrap();
     let rows: Vec<(&str, &str)> = text.lines().map(|line| line.rsplit_once(' ').unwrap()).collect();

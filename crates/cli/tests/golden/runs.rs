@@ -1,4 +1,4 @@
-//! The runs: tiny models that the program creates, and the shortest runs that use all parts that affect bits.
+//! The golden runs: tiny models that the program creates, and the shortest runs that use all parts that affect bits.
 
 use crate::bits::{self, Bits};
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A run: its command, model, and keys beside [`COMMON`].
+/// A run: command, model, and keys in addition to [`COMMON`].
 pub struct Run {
     pub name: &'static str,
     command: &'static str,
@@ -15,7 +15,7 @@ pub struct Run {
 }
 
 pub const STEPS: u64 = 6;
-/// The checkpoint to which a run is cut back. It is in the middle of a generation's uses, with metrics that are not
+/// The checkpoint at which the run is interrupted: in the middle of a generation batch, with metrics that are not
 /// logged yet.
 const CUT: u64 = 2;
 pub const COMMON: &[&str] = &[
@@ -27,23 +27,23 @@ pub const COMMON: &[&str] = &[
     "eval_strategy=steps",
     "eval_steps=3",
 ];
-/// Keys of runs that sample completions.
+/// Keys of all runs that sample completions.
 pub const SAMPLED: &[&str] = &[
     "dataset_name=d.jsonl",
     "eval_dataset_name=e.jsonl",
     "max_completion_length=10",
     "num_generations_eval=2",
     "record_rollouts=true",
-    // The loss has its own tests in `it`, and follows from values that are hashed already.
+    // The evaluation loss follows from values that are already hashed, and has its own tests in `it`.
     "eval_loss=false",
 ];
 
-/// A metric of runs that leave groups out.
+/// A metric of runs that skip groups.
 const SKIPPED: &str = "metric update/skipped_groups";
 
-/// `qwen3` has norms of q and k, tied embeddings and two layers; `qwen2` has biases and a head of its own.
+/// `qwen3` has norms of q and k, tied embeddings and two layers; `qwen2` has biases and a separate lm head.
 pub const RUNS: &[Run] = &[
-    // A generation of 16 completions serves four steps; the run has a reference model and a cosine schedule.
+    // A generation of 16 completions serves four steps. The run has a reference model and a cosine schedule.
     Run {
         name: "grpo",
         command: "train",
@@ -75,7 +75,7 @@ pub const RUNS: &[Run] = &[
             "repetition_penalty=1.1",
         ],
     },
-    // In many groups all rewards are equal; the entropies of such groups are recorded.
+    // Many groups have equal rewards; the entropies of such groups are recorded.
     Run {
         name: "grpo-zero",
         command: "train",
@@ -129,7 +129,7 @@ pub const RUNS: &[Run] = &[
             "entropy_coef=0.02",
         ],
     },
-    // bf16 moments are rounded stochastically.
+    // Moments in bf16 use stochastic rounding.
     Run {
         name: "sapo",
         command: "train",
@@ -177,7 +177,7 @@ pub const RUNS: &[Run] = &[
         model: "padded",
         set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "center_rewards_coefficient=0.01"],
     },
-    // Replays the record of `grpo`, which runs first.
+    // Replays the recorded rollouts of `grpo`, which runs first.
     Run {
         name: "replay",
         command: "train",
@@ -193,7 +193,7 @@ pub const RUNS: &[Run] = &[
     },
 ];
 
-/// A directory with models and data.
+/// A temporary directory with models and data.
 pub struct Site(tempfile::TempDir);
 
 impl Site {
@@ -241,8 +241,8 @@ impl Site {
             let init = ["init", "--config", &config, "--tokenizer", "tokenizer", "--seed", "7", "--out", name];
             good(site.program("portable", root, &init));
         }
-        // qwen3 with a padding token that does not end a completion. Without it the end token would be the padding
-        // token, whose score is never read.
+        // qwen3 with a padding token that does not end a completion. Without it, the end token would be used for
+        // padding, and its score would never be read.
         fs::create_dir(root.join("padded")).unwrap();
         for file in fs::read_dir(root.join("qwen3")).unwrap().map(|entry| entry.unwrap()) {
             fs::copy(file.path(), root.join("padded").join(file.file_name())).unwrap();
@@ -251,7 +251,7 @@ impl Site {
         site
     }
 
-    /// Whether the machine has an instruction set.
+    /// Whether the machine has the instruction set.
     pub fn has(&self, isa: &str) -> bool {
         let generate = ["generate", "--model", "qwen2", "--prompt", "a", "--max-new-tokens", "1"];
         let output = self.program(isa, self.0.path(), &generate);
@@ -260,7 +260,7 @@ impl Site {
         output.status.success()
     }
 
-    /// A directory for a run, with links to models and data.
+    /// Creates a directory for a run, with links to models and data.
     pub fn directory(&self, name: &str) -> PathBuf {
         let directory = self.0.path().join(name);
         fs::create_dir(&directory).unwrap();
@@ -270,7 +270,8 @@ impl Site {
         directory
     }
 
-    /// The hashes of `run`, which must be the same after the run is interrupted and `resumed` on that instruction set.
+    /// The hashes of `run`; asserts that they stay equal if the run is interrupted and resumed on the instruction set
+    /// `resumed`.
     pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
         let directory = self.directory(&format!("{}-{isa}-{column}", run.name));
         if run.name == "replay" {
@@ -288,7 +289,7 @@ impl Site {
             cut(&out);
             let mut arguments = vec![run.command, "--resume", "run", "--set", "threads=2"];
             if run.command == "train" {
-                // The resumed run also guesses draft tokens.
+                // The resumed run also uses speculative decoding.
                 arguments.extend(["--set", "speculative=auto"]);
             }
             good(self.program(isa, &directory, &arguments));
@@ -299,7 +300,7 @@ impl Site {
         whole
     }
 
-    /// Skipping groups in the update changes only metrics of computed work.
+    /// Skipping groups in the update may change only metrics of the amount of work.
     fn check_without_skipping(&self, run: &Run, directory: &Path, isa: &str, column: usize, whole: &Bits) {
         let mut arguments = arguments(run, column, "all");
         arguments.extend(["--set", "skip_zero_gradients=false"].map(String::from));
@@ -341,7 +342,7 @@ pub fn good(output: Output) {
     assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
 }
 
-/// Changes the run directory as if the run had been killed before it wrote the checkpoint after [`CUT`].
+/// Edits the run directory as if the run had been killed after the checkpoint of step [`CUT`].
 pub fn cut(run: &Path) {
     let later: Vec<PathBuf> = fs::read_dir(run.join("checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
     let kept = run.join(format!("checkpoints/step-{CUT:06}"));
@@ -350,7 +351,7 @@ pub fn cut(run: &Path) {
     fs::remove_dir_all(run.join("model")).unwrap();
 }
 
-/// Letters, each a token.
+/// A tokenizer with one token per letter.
 fn tokenizer() -> Value {
     let mut vocabulary = Map::from_iter([("<e>".to_owned(), 0.into())]);
     for (i, letter) in "abcdefghijklmnopqrstuvwxyz .,?".chars().enumerate() {

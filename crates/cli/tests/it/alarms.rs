@@ -1,5 +1,5 @@
-//! Alarms through the program: a reward that pays for the wrong thing is named during the run, a healthy run raises no
-//! alarm, and a resumed run raises the same alarms.
+//! Alarms of whole runs: a reward that can be gamed raises an alarm during the run, a healthy run raises none, and a
+//! resumed run raises the same alarms.
 
 use crate::support::runs::{good, metrics, of_lines};
 use crate::support::{RunOutput, model_of};
@@ -12,11 +12,11 @@ const LLAMA: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausal
 "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Each word is a token.
+/// The vocabulary: each word is a token.
 const WORDS: [&str; 16] =
     ["<e>", "<answer>", "</answer>", "(", ")", " ", "a", "b", "c", "d", "1", "2", "3", "4", "5", "6"];
 
-/// A random model of sixteen words, and four prompts whose answer is their own letter.
+/// A random model with a vocabulary of sixteen words, and four prompts whose answer is the prompt's own letter.
 pub fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
@@ -54,14 +54,14 @@ fn train(directory: &Path, out: &str, set: &[&str]) -> RunOutput {
     good(directory, &arguments(out, set))
 }
 
-/// The alarms of metrics.jsonl, with their steps.
+/// The alarms in metrics.jsonl, with their steps.
 pub fn alarms(run: &Path) -> Vec<(u64, Value)> {
     let lines = metrics(run).into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());
     lines.filter_map(|line| Some((line["step"].as_u64()?, line.get("alarm")?.clone()))).collect()
 }
 
 #[test]
-fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twenty_steps() {
+fn rewards_for_empty_answers_or_syntax_errors_raise_an_alarm_within_twenty_steps() {
     let dir = directory();
     for (hack, id, exploit) in [
         ("format:<answer></answer>", "empty_answer_wins", "<answer></answer>"),
@@ -75,14 +75,14 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
         let examples = alarm["examples"].as_array().unwrap();
         assert!(!examples.is_empty() && examples.iter().all(|e| e.as_str().unwrap().contains(exploit)), "{alarm}");
         assert!(alarm["remedy"].as_str().unwrap().contains("fix it"), "{alarm}");
-        // The alarm is on the console with its examples, and in the summary at the end.
+        // The console shows the alarm with examples, and again in the final summary.
         let line = format!("warning: alarm {id} since step {}: ", alarm["since"]);
         let (_, rest) = output.err.split_once(&line).unwrap_or_else(|| panic!("`{line}`: {}", output.err));
         assert!(rest.lines().nth(1).unwrap().contains(exploit), "{}", output.err);
         let (_, summary) =
             output.err.split_once(" raised (docs/alarms.md):").unwrap_or_else(|| panic!("{}", output.err));
         assert!(summary.contains(&format!("  {id}, from step {}", alarm["since"])), "{summary}");
-        // The verdict does not end with the reward's improvement, and equals the report's verdict.
+        // The verdict also mentions the alarm, and equals the report's verdict.
         let (_, verdict) = summary.lines().rev().nth(1).unwrap().split_once("s] ").unwrap();
         assert!(verdict.contains("ut the winners ") && verdict.contains("(since step "), "{verdict}");
         let report = good(dir.path(), &["report", id, "--print"]).out;
@@ -91,7 +91,7 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
 }
 
 #[test]
-fn a_healthy_run_raises_none() {
+fn a_healthy_run_raises_no_alarm() {
     let dir = directory();
     let reward = "reward_funcs=[{kind = \"exact_match\", extract = \"^(.)\"}]";
     let output = train(dir.path(), "run", &[reward, "max_steps=40"]);
@@ -100,7 +100,7 @@ fn a_healthy_run_raises_none() {
     assert!(!output.err.contains("alarm"), "{}", output.err);
     let rewards = of_lines(&run, "reward");
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
-    assert!(mean(&rewards[30..]) > mean(&rewards[..10]) + 0.1, "it learns: {rewards:?}");
+    assert!(mean(&rewards[30..]) > mean(&rewards[..10]) + 0.1, "the reward must rise: {rewards:?}");
 }
 
 #[test]
@@ -110,7 +110,8 @@ fn a_resumed_run_raises_the_same_alarms() {
     let set = ["reward_funcs=[\"format:<answer></answer>\"]", "save_steps=1"];
     train(root, "whole", &set);
     train(root, "cut", &set);
-    // The run is resumed between the step at which the alarm first holds and the step at which it is raised.
+    // The run is interrupted between the step at which the alarm's condition first holds and the step that raises the
+    // alarm.
     let found = alarms(&root.join("whole"));
     let since = found.iter().find_map(|(step, alarm)| alarm["since"].as_u64().filter(|since| since < step));
     let checkpoint = format!("cut/checkpoints/step-{:06}", since.unwrap_or_else(|| panic!("{found:?}")));

@@ -1,4 +1,4 @@
-//! Faulty runs of every kind raise the alarm that is meant for them, and healthy runs raise none.
+//! Faulty runs of every kind raise the intended alarm, and healthy runs raise none.
 
 use crate::alarms::{alarms, arguments, directory};
 use crate::support::lockstep;
@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// The ids of the alarms that a run raised.
+/// The ids of the alarms that the run raised.
 fn raised(run: &Path) -> BTreeSet<String> {
     alarms(run).into_iter().map(|(_, alarm)| alarm["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A reward with 64 scores, each given by the awk expression.
+/// A reward program with 64 scores, each computed by the awk expression `score`.
 fn reward(root: &Path, name: &str, score: &str) -> String {
     let program = format!(
         "n=0\nwhile read -r line; do n=$((n + 1)); awk -v n=$n 'BEGIN {{ srand(n); printf \"{{\\\"rewards\\\": [\"; \
@@ -24,13 +24,13 @@ fn reward(root: &Path, name: &str, score: &str) -> String {
 }
 
 #[test]
-fn a_reward_without_information_is_named() {
+fn a_reward_without_information_raises_an_alarm() {
     let dir = directory();
     let root = dir.path();
     let random = reward(root, "random.sh", "int(rand() * 2)");
     good(root, &arguments("random", &[&random, "max_steps=30"]));
     let found = raised(&root.join("random"));
-    // Equal texts with other scores are named at once; where all differ, chance is.
+    // If equal completions get different scores, the alarm is immediate; otherwise it needs a statistical test.
     assert!(found.contains("contradiction") || found.contains("reward_is_noise"), "{found:?}");
 
     let none = reward(root, "none.sh", "\"null\"");
@@ -44,16 +44,16 @@ fn a_reward_without_information_is_named() {
     assert!(found.contains("constant_reward") && found.contains("zero_variance"), "{found:?}");
 }
 
-/// A model that cannot end its completions. With a reward for characters, tokens do not show what the model learns. If
-/// the configuration intends this, the truncation is reported once, as a note.
+/// A model that cannot end its completions, with a reward for their length. If the configuration intends truncation, it
+/// is reported once, as a note.
 #[test]
-fn a_run_in_which_everything_is_cut() {
+fn a_run_in_which_every_completion_is_truncated_raises_alarms() {
     let dir = directory();
     let root = dir.path();
     for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
         let path = root.join("model").join(name);
         let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        // A missing file gets a default.
+        // A missing file is replaced by defaults.
         let key = if name == "tokenizer_config.json" { "eos_token" } else { "eos_token_id" };
         json[key] = Value::Null;
         fs::write(path, json.to_string()).unwrap();
@@ -70,7 +70,7 @@ fn a_run_in_which_everything_is_cut() {
 }
 
 #[test]
-fn runs_that_diverge() {
+fn diverging_runs_raise_an_alarm() {
     let dir = runs::directory();
     let root = dir.path();
     let steps = ["max_steps=20", "logging_steps=1", "save_strategy=no", "eval_strategy=no"];
@@ -87,14 +87,14 @@ fn runs_that_diverge() {
     }
 }
 
-/// The same kinds of runs with a usual learning rate, and more of them.
+/// The same kinds of runs and others, with a usual learning rate.
 #[test]
-fn healthy_runs_raise_none() {
+fn healthy_runs_raise_no_alarm() {
     let dir = runs::directory();
     let root = dir.path();
     let steps = ["max_steps=30", "logging_steps=1", "save_strategy=no", "eval_strategy=no"];
     let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
-    // An untrained model samples ids beyond those of its tokenizer.
+    // An untrained model also samples ids that its tokenizer does not have.
     let untrained: &[&str] = &["tokens_without_text"];
     let healthy: [(&str, &str, &[&str], &[&str]); 5] = [
         ("sft", "sft", &["learning_rate=0.003"], &[]),
@@ -110,9 +110,9 @@ fn healthy_runs_raise_none() {
     }
 }
 
-/// A model that writes stories, rewarded for their letters.
+/// A pretrained model of stories, with a reward for letters.
 #[test]
-fn a_healthy_run_of_a_trained_model_raises_none() {
+fn a_healthy_run_of_a_pretrained_model_raises_no_alarm() {
     let Some(model) = testing::shared("models/stories260k") else { return };
     let dir = runs::directory();
     let root = dir.path();

@@ -1,9 +1,9 @@
-//! Bad input gives one clear paragraph, exit code 2, and no files, not even an output directory.
+//! Bad input gives one clear paragraph and exit code 2, and writes no files, not even an output directory.
 
 use crate::support::{command, lockstep, model, refused};
 use std::path::Path;
 
-/// A directory with a model and data without any fault.
+/// A directory with a valid model and valid data.
 fn good() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("model"));
@@ -15,7 +15,7 @@ fn write(directory: &Path, name: &str, content: impl AsRef<[u8]>) {
     std::fs::write(directory.join(name), content).unwrap();
 }
 
-/// `train` with two steps of one prompt × 4, and then `more`, which wins.
+/// Runs `train` for two steps with one prompt × 4 completions; the arguments `more` override the defaults.
 fn train(directory: &Path, more: &[&str], words: &[&str]) {
     let base = ["model_name_or_path=model", "dataset_name=d.jsonl", "reward_funcs=unique_chars", "output_dir=run"];
     let small = ["num_generations=4", "per_device_train_batch_size=4", "max_completion_length=4"];
@@ -25,7 +25,7 @@ fn train(directory: &Path, more: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn usage() {
+fn wrong_usage_is_refused_with_help() {
     let dir = tempfile::tempdir().unwrap();
     let printed = lockstep(dir.path(), &["trian"]);
     assert_eq!(printed.code, Some(2));
@@ -40,10 +40,10 @@ fn usage() {
     let scored = ["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars", "--out", "none/x.jsonl"];
     write(dir.path(), "c.jsonl", "{\"completion\": \"a\"}\n");
     refused(dir.path(), &["score-rewards", "--input", ".", "--reward", "unique_chars"], &["--input .", "directory"]);
-    refused(dir.path(), &scored, &["--out none/x.jsonl", "a directory that exists"]);
+    refused(dir.path(), &scored, &["--out none/x.jsonl", "an existing directory"]);
 }
 
-/// Flags that are refused before any file is read: the first line contains all words.
+/// Flags that are refused before any file is read: the first line of the error contains all words.
 #[track_caller]
 fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let printed = lockstep(directory, arguments);
@@ -54,9 +54,9 @@ fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
     }
 }
 
-/// A negative number is not mistaken for a flag: the error names the flag that it belongs to.
+/// A negative number is not parsed as a flag: the error names the flag to which the number belongs.
 #[test]
-fn negative_numbers() {
+fn negative_numbers_are_refused_by_flag() {
     let dir = good();
     let generate = ["generate", "--model", "model", "--prompt", "ab"];
     for flag in ["--n", "--top-k", "--seed", "--threads", "--max-new-tokens", "--top-p"] {
@@ -73,7 +73,7 @@ fn negative_numbers() {
 
 /// Supervised training, DPO and reward models do not use rewards.
 #[test]
-fn rewards_where_none_is_asked() {
+fn commands_without_rewards_refuse_the_reward_flag() {
     let dir = good();
     for command in ["sft", "dpo", "reward"] {
         let printed = lockstep(dir.path(), &[command, "--help"]);
@@ -83,7 +83,7 @@ fn rewards_where_none_is_asked() {
 }
 
 #[test]
-fn configuration() {
+fn invalid_configurations_are_refused_by_key() {
     let dir = good();
     let set = |pair: &str, words: &[&str]| train(dir.path(), &["--set", pair], words);
     set("learning_raet=1", &["unknown key `learning_raet`", "did you mean `learning_rate`?"]);
@@ -94,7 +94,7 @@ fn configuration() {
     set("fp16=true", &["compute is f32 or bf16"]);
     set("loss_type=ppo", &["grpo, bnpo, dr_grpo, dapo"]);
     for optim in ["no_such_name", "adamw_8bit"] {
-        set(&format!("optim={optim}"), &["`optim`: there is no optimizer", optim, "adamw_torch", "muon"]);
+        set(&format!("optim={optim}"), &["`optim`: unknown optimizer", optim, "adamw_torch", "muon"]);
     }
     set("stop_token_ids=[3, 40]", &["`stop_token_ids` has 40", "vocabulary ends before 40"]);
     set("optim_args=betas=0.5", &["optim_args: ", "no argument `betas`", "adam_beta1"]);
@@ -103,7 +103,7 @@ fn configuration() {
     train(dir.path(), &["broken.toml"], &["broken.toml, line 2"]);
     train(dir.path(), &["missing.toml"], &["missing.toml"]);
     write(dir.path(), "twice.toml", "beta = 0.1\nseed = 1\nseed = 2\n");
-    train(dir.path(), &["twice.toml"], &["twice.toml, line 3", "the key `seed` is there twice"]);
+    train(dir.path(), &["twice.toml"], &["twice.toml, line 3", "duplicate key `seed`"]);
     write(dir.path(), "sections.toml", "[trainer]\nbeta = 0.1\n");
     train(dir.path(), &["sections.toml"], &["unknown key `trainer`. Keys are flat: there are no sections (`lockstep"]);
     std::fs::create_dir(dir.path().join("old")).unwrap();
@@ -111,16 +111,20 @@ fn configuration() {
     train(dir.path(), &["old"], &["the configuration old is a directory", "give old/config.toml"]);
     train(dir.path(), &["model"], &["the configuration model is a directory, not a TOML file"]);
     let once = ["--set", "eval_dataset_name=d.jsonl", "--set", "num_generations_eval=1", "--set", "eval_pass_at_k=[3]"];
-    train(dir.path(), &once, &["`eval_pass_at_k` has 3", "each prompt has 1 completion: set num_generations_eval = 3"]);
+    train(
+        dir.path(),
+        &once,
+        &["`eval_pass_at_k` has 3", "each prompt has only 1 completion: set num_generations_eval = 3"],
+    );
     let never = [&once[..4], &["--set", "eval_pass_at_k=[0]"]].concat();
     train(dir.path(), &never, &["`eval_pass_at_k` has 0", "at least 1"]);
     let eval =
         ["eval", "--model", "model", "--reward", "unique_chars", "--dataset", "a=d.jsonl", "--dataset", "a=d.jsonl"];
-    refused(dir.path(), &eval, &["--dataset a=d.jsonl", "another set has that name"]);
+    refused(dir.path(), &eval, &["--dataset a=d.jsonl", "the name is used twice"]);
 }
 
 #[test]
-fn data() {
+fn invalid_datasets_are_refused_by_line() {
     let dir = good();
     let data = |content: &str, words: &[&str]| {
         write(dir.path(), "bad.jsonl", content);
@@ -129,7 +133,7 @@ fn data() {
     data("{\"question\": \"ab\"}\n", &["bad.jsonl, line 1", "no column `prompt`", "`question`"]);
     data("{\"prompt\": \"ab\"}\n{\"prompt\": \n", &["bad.jsonl, line 2", "broken JSON"]);
     data("\n", &["bad.jsonl", "empty"]);
-    data("{\"prompt\": 7}\n", &["line 1", "expected a text"]);
+    data("{\"prompt\": 7}\n", &["line 1", "expected a string"]);
     data(
         &format!("{{\"prompt\": \"{}\"}}\n", "a".repeat(70)),
         &["70 tokens", "context of 64", "max_prompt_length = 60"],
@@ -142,17 +146,21 @@ fn data() {
 }
 
 #[test]
-fn rewards() {
+fn invalid_rewards_are_refused() {
     let dir = good();
     let set = |rewards: &str, words: &[&str]| train(dir.path(), &["--set", &format!("reward_funcs={rewards}")], words);
     set("uniqe_chars", &["did you mean `unique_chars`?"]);
     set("command:./no_such_program", &["./no_such_program"]);
     set("[\"format:(\"]", &["format"]);
-    train(dir.path(), &["--set", "reward_weights=[1, 2]"], &["2 numbers, but there are 1"]);
+    train(
+        dir.path(),
+        &["--set", "reward_weights=[1, 2]"],
+        &["must have one weight per reward: it has 2, and there are 1"],
+    );
 }
 
 #[test]
-fn models() {
+fn invalid_model_directories_are_refused_by_file() {
     let dir = good();
     let weights = dir.path().join("model/model.safetensors");
     let whole = std::fs::read(&weights).unwrap();
@@ -177,7 +185,7 @@ fn models() {
     with("config.json", &compact("\"vocab_size\":40", "\"vocab_size\":20"), &["vocabulary", "20"]);
     with("config.json", &compact("\"intermediate_size\":24", "\"intermediate_size\":23"), &["mlp", "23"]);
     let hiden = compact("\"hidden_size\"", "\"hiden_size\"");
-    with("config.json", &hiden, &["`hidden_size`: is missing; there is `hiden_size`"]);
+    with("config.json", &hiden, &["`hidden_size`: is missing; did you misspell it as `hiden_size`?"]);
     let huge = compact("\"vocab_size\":40", "\"vocab_size\":40000000000");
     with("config.json", &huge, &["`vocab_size` = 40000000000: expected at most"]);
     with("config.json", b"{", &["config.json: not JSON: EOF"]);
@@ -186,14 +194,14 @@ fn models() {
     std::fs::remove_file(dir.path().join("model/tokenizer.json")).unwrap();
     train(dir.path(), &[], &["model/tokenizer.json: there is no such file", "tokenizer_config.json"]);
     let merge = ["merge", "--model", "model", "--adapter", "model", "--out", "x"];
-    refused(dir.path(), &merge, &["model/adapter_config.json", "not an adapter's PEFT directory"]);
+    refused(dir.path(), &merge, &["model/adapter_config.json", "expected the directory of a PEFT adapter"]);
 }
 
 #[test]
-fn output_directories() {
+fn unusable_output_directories_are_refused() {
     let dir = good();
     std::fs::create_dir(dir.path().join("run")).unwrap();
-    // The run itself writes a file of this name; other files may be there.
+    // A file with a name that the run itself writes is refused; other files are not.
     write(&dir.path().join("run"), "metrics.jsonl", "mine");
     train(dir.path(), &[], &["run", "metrics.jsonl", "--out"]);
     write(dir.path(), "file", "");
@@ -202,7 +210,7 @@ fn output_directories() {
 }
 
 #[test]
-fn supervised_fine_tuning() {
+fn invalid_input_of_sft_is_refused() {
     let dir = good();
     let base = ["sft", "--model", "model", "--dataset", "d.jsonl", "--out", "run"];
     refused(dir.path(), &base, &["d.jsonl, line 1", "no column `completion`", "`prompt`, `answer`"]);
@@ -211,7 +219,7 @@ fn supervised_fine_tuning() {
 }
 
 #[test]
-fn direct_preference_optimization() {
+fn invalid_input_of_dpo_is_refused() {
     let dir = good();
     write(dir.path(), "pairs.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
     let base = ["dpo", "--model", "model", "--out", "run", "--set", "per_device_train_batch_size=1", "--dataset"];
@@ -232,9 +240,9 @@ fn direct_preference_optimization() {
     assert_eq!(printed.code, Some(0), "{}{}", printed.out, printed.err);
 }
 
-/// The input of the tests above runs without its fault.
+/// Checks that the inputs of the tests above are valid without their errors.
 #[test]
-fn correct_input_runs() {
+fn valid_input_is_accepted() {
     let dir = good();
     let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "exact_match", "--out", "run"];
     let small = ["num_generations=4", "per_device_train_batch_size=4", "max_completion_length=4", "max_steps=1"];
@@ -248,9 +256,9 @@ fn correct_input_runs() {
     refused(dir.path(), &arguments, &["run", "already holds a run", "--resume"]);
 }
 
-/// Numbers that are too large for any machine are refused by name, without a panic or an abort.
+/// Numbers that exceed every machine are refused by name, without a panic or an abort.
 #[test]
-fn absurd_sizes() {
+fn absurd_sizes_are_refused() {
     let dir = good();
     for (key, words) in [
         ("threads=100000", "`threads`"),
@@ -259,7 +267,7 @@ fn absurd_sizes() {
         ("max_num_seqs=1000000000", "`max_num_seqs`"),
         ("num_generations=1000000000000", "`num_generations`"),
         ("per_device_train_batch_size=4000000000000000000", "`per_device_train_batch_size`"),
-        ("gradient_accumulation_steps=1000000", "rows of the training data"),
+        ("gradient_accumulation_steps=1000000", "rows, but the training data has only"),
         ("generation_batch_size=4000000000000", "`generation_batch_size`"),
         ("max_completion_length=9000000000000000000", "`max_completion_length`"),
         ("num_iterations=9000000000000000000", "`num_iterations`"),
@@ -271,32 +279,36 @@ fn absurd_sizes() {
     for (flag, value) in [("--n", "1000000000000"), ("--threads", "100000")] {
         refused(dir.path(), &[&["generate"], &model[..], &[flag, value]].concat(), &[value]);
     }
-    // The completion gets as many tokens as the context holds.
+    // The completion gets as many tokens as the context allows.
     let long = [&["generate"], &model[..], &["--max-new-tokens", "9000000000000000000", "--n", "2"]].concat();
     assert_eq!(lockstep(dir.path(), &long).code, Some(0));
 }
 
-/// A stop string ends a completion; an empty one would end every completion at once, and is refused.
+/// A stop string ends a completion. An empty one would end every completion at once, so it is refused.
 #[test]
-fn empty_stop_strings() {
+fn empty_stop_strings_are_refused() {
     let dir = good();
     train(dir.path(), &["--set", "stop=[\"a\", \"\"]"], &["`stop`", "empty"]);
     refused(dir.path(), &["generate", "--model", "model", "--prompt", "ab", "--stop", ""], &["--stop"]);
 }
 
-/// If a flag and a `--set` give a key two values, neither is chosen silently.
+/// If a flag and a `--set` give a key two values, the command refuses to choose.
 #[test]
-fn a_key_given_twice() {
+fn a_key_with_two_values_is_refused() {
     let dir = good();
     let root = dir.path();
-    train(root, &["--seed", "1", "--set", "seed=2"], &["`seed` is 1 by --seed and 2 by --set", "leave one"]);
+    train(
+        root,
+        &["--seed", "1", "--set", "seed=2"],
+        &["`seed` has two values: 1 from --seed and 2 from --set", "remove one"],
+    );
     train(root, &["--reward", "format:a"], &["`reward_funcs` is [\"format:a\"] by --reward and unique_chars by --set"]);
     let replay = ["train", "--model", "model", "--replay", "a.jsonl", "--set", "replay=b.jsonl"];
     refused(root, &replay, &["`replay` is a.jsonl by --replay and b.jsonl by --set"]);
     let eval = ["eval", "--model", "model", "--dataset", "d.jsonl", "--task", "prompt_answer"];
     let greedy = ["--temperature", "0", "--set", "eval_sampling=sampled"];
     refused(root, &[&eval[..], &greedy].concat(), &["`eval_sampling` is greedy by --temperature 0"]);
-    // The last `--set` wins, also over a value implied by a flag; repeating the same value is not an error.
+    // The last `--set` wins, also over a value implied by a flag; repeating an equal value is not an error.
     let show = ["config", "show", "--json", "--seed", "3", "--set", "seed=3", "--set", "beta=1", "--set", "beta=2"];
     let shown: serde_json::Value = serde_json::from_str(&lockstep(root, &show).out).unwrap();
     assert_eq!((&shown["seed"], &shown["beta"]), (&3.into(), &2.0.into()));
@@ -318,7 +330,7 @@ mod not_utf8 {
         OsStr::from_bytes(text)
     }
 
-    /// The error message of a refused command.
+    /// The error message of a command that must be refused.
     #[track_caller]
     fn refused(mut command: std::process::Command, directory: &Path) -> String {
         let before = listing(directory);
@@ -330,11 +342,14 @@ mod not_utf8 {
     }
 
     #[test]
-    fn in_the_environment() {
+    fn invalid_utf8_in_the_environment_is_refused() {
         let dir = good();
         let show = || command(dir.path(), &["config", "show"]);
         let mut other = show();
-        assert!(other.env("OTHER", bytes(b"\xff")).output().unwrap().status.success(), "not ours, and not read");
+        assert!(
+            other.env("OTHER", bytes(b"\xff")).output().unwrap().status.success(),
+            "variables of other programs must be ignored"
+        );
         for (name, value) in
             [(&b"LOCKSTEP_SEED"[..], &b"\xff"[..]), (b"LOCKSTEP_\xff", b"1"), (b"LOCKSTEP_LOG", b"\xff")]
         {
@@ -348,7 +363,7 @@ mod not_utf8 {
     }
 
     #[test]
-    fn in_a_path() {
+    fn invalid_utf8_in_a_path_is_refused() {
         let dir = good();
         let train = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out"];
         let mut out = command(dir.path(), &train);
@@ -366,9 +381,9 @@ mod not_utf8 {
     }
 }
 
-/// Every command obeys or refuses every variable.
+/// Every command either obeys or refuses each variable.
 #[test]
-fn variables_of_the_environment() {
+fn environment_variables_are_obeyed_or_refused() {
     let dir = good();
     let with = |arguments: &[&str], variable: &str, value: &str| {
         let output = command(dir.path(), arguments).env(variable, value).output().unwrap();
@@ -390,7 +405,7 @@ fn variables_of_the_environment() {
     }
     assert_eq!(with(&generate, "LOCKSTEP_LOG", "WARN").0, Some(0));
     assert_eq!(with(&generate, "LOCKSTEP_THREADS", "1").0, Some(0));
-    assert_eq!(with(&generate, "LOCKSTEP_TEMPERATURE", "").0, Some(0), "an empty variable is an unset one");
+    assert_eq!(with(&generate, "LOCKSTEP_TEMPERATURE", "").0, Some(0), "an empty variable must count as unset");
     let eval = ["eval", "--model", "model", "--reward", "unique_chars", "--json", "--max-completion-length", "6"];
     let (code, printed) = with(&eval, "LOCKSTEP_EVAL_DATASET_NAME", "d.jsonl");
     assert_eq!(code, Some(0), "{printed}");

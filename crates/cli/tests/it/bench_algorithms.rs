@@ -1,11 +1,11 @@
-//! The benchmark of algorithms with very short runs: what it writes, that it continues, and what it refuses.
+//! `lockstep bench algorithms` with very short runs: its output files, how it continues, and the errors for bad flags.
 
 use crate::support::{lockstep, refused};
 use serde_json::Value;
 use std::fs;
 
 #[test]
-fn a_row_two_seeds_and_again() {
+fn a_benchmark_of_two_seeds_continues_without_repeating_runs() {
     let dir = tempfile::tempdir().unwrap();
     let base = ["bench", "algorithms", "--sft-steps", "1", "--seeds", "1,2", "--out", "b", "--only", "grpo", "--json"];
     let only = [&base[..], &["--steps", "1"]].concat();
@@ -18,7 +18,7 @@ fn a_row_two_seeds_and_again() {
         let runs = row["runs"].as_array().unwrap();
         assert_eq!(runs.iter().map(|r| r["seed"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);
         for run in runs {
-            // The curve has the start, and an evaluation after each step.
+            // The curve has the initial evaluation, and one evaluation per step.
             let curve = run["curve"].as_array().unwrap();
             assert_eq!(curve.len(), 2, "{run}");
             let number = |i: usize, name: &str| curve[i][name].as_f64().unwrap();
@@ -32,7 +32,8 @@ fn a_row_two_seeds_and_again() {
     assert_eq!(csv.lines().count(), 1 + 2 * 2);
     assert!(fs::read_to_string(dir.path().join("b/table.md")).unwrap().contains("| GRPO | "));
 
-    // Started again, the benchmark does not repeat runs; with other settings it is another benchmark.
+    // When started again, the benchmark skips finished runs. Other settings are refused, since they are another
+    // benchmark.
     let begun = |seed: u64| fs::metadata(dir.path().join(format!("b/seed-{seed}/grpo/record.json"))).unwrap();
     let before = begun(1).modified().unwrap();
     let output = lockstep(dir.path(), &only);
@@ -43,7 +44,7 @@ fn a_row_two_seeds_and_again() {
 }
 
 #[test]
-fn unknown_rows_and_directories_of_others_are_refused() {
+fn unknown_rows_and_foreign_output_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.txt"), "mine").unwrap();
     refused(dir.path(), &["bench", "algorithms", "--out", "."], &["--out .", "not empty"]);

@@ -1,11 +1,11 @@
-//! `lockstep bench rollout` of one group, as `bench/peers` calls it: what it counts, what it refuses.
+//! `lockstep bench rollout` with one group, as `bench/peers` calls it: counts, and refused input.
 
 use crate::support::{lockstep, model, refused};
 use serde_json::Value;
 use std::fs;
 
 #[test]
-fn a_group_of_a_given_model_and_prompt() {
+fn a_group_with_a_given_model_and_prompt_is_timed() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("model"));
     fs::write(dir.path().join("prompt.json"), "[3, 1, 4, 1, 5]").unwrap();
@@ -26,7 +26,7 @@ fn a_group_of_a_given_model_and_prompt() {
 }
 
 #[test]
-fn what_cannot_be_generated_is_refused() {
+fn prompts_that_cannot_be_generated_from_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("model"));
     fs::write(dir.path().join("unknown.json"), "[3, 40]").unwrap();

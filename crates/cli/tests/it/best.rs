@@ -1,4 +1,4 @@
-//! Which evaluation is the best, which of its files are kept, and when evaluations end a run.
+//! Which evaluation counts as the best, which checkpoints are kept for it, and early stopping.
 
 use crate::stopping::reward;
 use crate::support::refused;
@@ -38,10 +38,10 @@ fn the_lowest_loss_is_the_best() {
     }
 }
 
-/// Every evaluation gives the same reward, so that the first one after a step is the best: its weights are kept
-/// although no checkpoint is due, and one before the first step has none.
+/// All evaluations have the same reward, so the first evaluation after a step is the best. Its weights are saved
+/// although no checkpoint is due. The evaluation before the first step does not count, since it has no checkpoint.
 #[test]
-fn the_best_is_one_that_is_kept() {
+fn the_best_evaluation_always_has_a_checkpoint() {
     let dir = directory();
     let root = dir.path();
     let constant = reward(root, "0");
@@ -52,27 +52,27 @@ fn the_best_is_one_that_is_kept() {
         let run = root.join(out);
         assert_eq!(weights(&run, "model"), weights(&run, "checkpoints/step-000004"));
         assert_eq!(of_lines(&run, "eval_reward").len(), if out == "plain" { 3 } else { 4 });
-        // The evaluation before the first step does not count for patience, either.
+        // The evaluation before the first step does not count for early stopping, either.
         let patient = [&best[..], &[start, "early_stopping_patience=1"]].concat();
         let output = good(root, &arguments("train", &format!("{out}-patient"), &patient));
         assert!(output.err.contains("stopped early after step 8"), "{}", output.err);
     }
-    // If the best checkpoint was deleted, a message reports it.
+    // A message reports that the best checkpoint was deleted.
     let all = arguments("train", "gone", &[&best[..], &["max_steps=8"]].concat());
     good(root, &all);
     fs::remove_dir_all(root.join("gone/checkpoints/step-000004")).unwrap();
     let output = good(root, &["train", "--resume", "gone", "--set", "max_steps=12"]);
-    assert!(output.err.contains("the best checkpoint, of step 4, is gone"), "{}", output.err);
+    assert!(output.err.contains("the best checkpoint, of step 4, is missing"), "{}", output.err);
 }
 
 #[test]
-fn patience_and_the_first_evaluation_outlive_a_resume() {
+fn early_stopping_state_survives_a_resume() {
     let dir = directory();
     let root = dir.path();
     let constant = reward(root, "0");
     let set = [&*constant, "early_stopping_patience=2", "metric_for_best_model=reward", "eval_on_start=true"];
     good(root, &arguments("train", "run", &[&set[..], &["max_steps=10"]].concat()));
-    // Two evaluations in a row are not better: at step 8 and, after the resume, at step 12.
+    // Two evaluations in a row are not better: at step 8, and after the resume at step 12.
     let output = good(root, &["train", "--resume", "run", "--set", "max_steps=20"]);
     assert!(output.err.contains("stopped early after step 12"), "{}", output.err);
     assert_eq!(of_lines(&root.join("run"), "eval_reward").len(), 4, "steps 0, 4, 8 and 12");
@@ -90,12 +90,12 @@ fn a_gain_below_the_threshold_does_not_count() {
     assert!(losses[1] < losses[0], "{losses:?}");
     let output = good(root, &arguments("sft", "much", &[&set[..], &["early_stopping_threshold=100"]].concat()));
     assert!(output.err.contains("stopped early after step 8"), "{}", output.err);
-    // A gain below the threshold is still a gain: step 8 is the best.
+    // A gain below the threshold still counts for choosing the best checkpoint: step 8 is the best.
     assert_eq!(weights(&root.join("much"), "model"), weights(&root.join("much"), "checkpoints/step-000008"));
 }
 
 #[test]
-fn the_last_step_is_logged() {
+fn the_last_step_is_always_logged() {
     let dir = directory();
     good(dir.path(), &arguments("sft", "run", &["max_steps=5"]));
     assert_eq!(
@@ -105,13 +105,13 @@ fn the_last_step_is_logged() {
     );
     good(dir.path(), &arguments("sft", "first", &["max_steps=5", "logging_first_step=true", "eval_strategy=no"]));
     assert_eq!(of_lines(&dir.path().join("first"), "step"), [1.0, 3.0, 5.0]);
-    // Ten rows are two batches of four, and a rest that no epoch has.
+    // Ten rows are two batches of four per epoch; two rows are dropped.
     assert_eq!(of_lines(&dir.path().join("first"), "epoch"), [0.5, 1.5, 2.5]);
 }
 
-/// An epoch that has begun is completed.
+/// A fraction of an epoch is rounded up to a whole epoch.
 #[test]
-fn a_part_of_an_epoch_is_rounded_up() {
+fn a_fraction_of_an_epoch_is_rounded_up() {
     let dir = directory();
     for (epochs, steps) in [("1", 2), ("1.3", 3), ("1.6", 4)] {
         let epochs = format!("num_train_epochs={epochs}");
@@ -121,9 +121,9 @@ fn a_part_of_an_epoch_is_rounded_up() {
     }
 }
 
-/// A row of exactly `max_length` tokens is kept.
+/// A row with exactly `max_length` tokens is kept.
 #[test]
-fn rows_longer_than_max_length_are_left_out() {
+fn rows_longer_than_max_length_are_dropped() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("one.jsonl"), "{\"prompt\": \"a long road \", \"completion\": \"and a sea.\"}\n").unwrap();

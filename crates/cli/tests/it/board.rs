@@ -1,4 +1,4 @@
-//! `lockstep board`: the event file of a finished run, with the numbers that a run with `tensorboard = true` writes.
+//! `lockstep board` writes the event file that a run with `tensorboard = true` would have written.
 
 use crate::support::runs::{arguments, directory, events, good};
 use crate::support::{lockstep, refused};
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 #[test]
-fn a_finished_run_gets_the_events_that_it_would_have_written() {
+fn the_events_equal_those_of_a_run_with_tensorboard() {
     let dir = directory();
     let root = dir.path();
     let set = ["record_rollouts=true", "max_steps=6", "eval_strategy=no", "threads=1", "tensorboard=true"];
@@ -15,9 +15,9 @@ fn a_finished_run_gets_the_events_that_it_would_have_written() {
         events(&root.join(run)).into_iter().filter(|(_, tag, _)| tag != "long").collect()
     };
     let texts = |run: &str| events(&root.join(run)).iter().filter(|(_, tag, _)| tag == "long").count();
-    // An event file that the run wrote itself is never overwritten.
+    // An event file that the run itself wrote is never overwritten.
     let before = events(&root.join("with"));
-    refused(root, &["board", "with"], &["tfevents", "is there already", "--out"]);
+    refused(root, &["board", "with"], &["tfevents", "already exists", "--out"]);
     assert_eq!(events(&root.join("with")), before);
 
     let output = good(root, &["board", "with", "--out", "tb"]);
@@ -38,7 +38,7 @@ fn a_finished_run_gets_the_events_that_it_would_have_written() {
     good(root, &arguments("train", "without", &without));
     good(root, &["board", "without"]);
     assert!(!scalars("without").is_empty());
-    refused(root, &["board", "without"], &["is there already"]);
+    refused(root, &["board", "without"], &["already exists"]);
     refused(root, &["board", "model"], &["no config.toml"]);
     let twice = lockstep(root, &["board", "with", "./with", "--out", "tb"]);
     assert_eq!(twice.code, Some(2), "{}", twice.err);

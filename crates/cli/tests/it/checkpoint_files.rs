@@ -1,13 +1,13 @@
-//! The files of a checkpoint belong together: `files.json` lists them, and a file from another step is refused by name.
+//! `files.json` lists the files of a checkpoint; a file from another step is refused by name.
 
 use crate::support::runs::{arguments, directory, good, same};
 use crate::support::{lockstep, refused};
 use std::fs;
 use std::path::Path;
 
-/// Replaces, one at a time, each file that differs between two checkpoints of a run by the older one. The older file is
-/// complete, and its own checksum is correct.
-fn each_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
+/// Replaces each file that differs between two checkpoints of a run, one at a time, by the older version. The older
+/// file is complete and has a correct checksum. Returns the names of the files.
+fn files_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
     let [older, newer] = [2, 6].map(|step| root.join(run).join(format!("checkpoints/step-{step:06}")));
     let list: serde_json::Value = serde_json::from_slice(&fs::read(newer.join("files.json")).unwrap()).unwrap();
     let names: Vec<String> = list["files"].as_object().unwrap().keys().cloned().collect();
@@ -19,7 +19,7 @@ fn each_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
         refused(
             root,
             &[purpose, "--resume", run, "--set", "max_steps=8"],
-            &[name, "written with the others of step 6", "--resume", "checkpoints/step-000004"],
+            &[name, "written at step 6", "--resume", "checkpoints/step-000004"],
         );
         fs::write(newer.join(name), own).unwrap();
     }
@@ -27,7 +27,7 @@ fn each_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_file_of_another_step_is_refused_by_name() {
+fn a_checkpoint_file_of_another_step_is_refused_by_name() {
     let dir = directory();
     let root = dir.path();
     let short = ["max_steps=6", "eval_strategy=no", "tensorboard=false"];
@@ -38,13 +38,13 @@ fn a_file_of_another_step_is_refused_by_name() {
     ];
     for (run, purpose, own, count) in kinds {
         good(root, &arguments(purpose, run, &[&short[..], own].concat()));
-        let names = each_of_another_step(root, run, purpose);
+        let names = files_of_another_step(root, run, purpose);
         assert!(names.len() >= count && names.contains(&"run_state.json".to_owned()), "{run}: {names:?}");
         good(root, &[purpose, "--resume", run, "--set", "max_steps=7"]);
     }
 }
 
-/// Not only a resume notices it, but every command that reads the checkpoint's model.
+/// Every command that reads a checkpoint's model checks the files, not only a resume.
 #[test]
 fn a_model_is_not_loaded_with_files_of_another_step() {
     let dir = directory();
@@ -71,19 +71,19 @@ fn a_model_is_not_loaded_with_files_of_another_step() {
         let own = fs::read(&path).unwrap();
         fs::copy(root.join(checkpoint.replace('4', "2")).join(file), &path).unwrap();
         for arguments in readers(&named) {
-            refused(root, &arguments, &[file, "written with the others of step 4", "files.json"]);
+            refused(root, &arguments, &[file, "written at step 4", "files.json"]);
         }
         fs::write(&path, own).unwrap();
         good(root, &readers(&named)[1]);
     }
-    // The file is truncated or deleted, but not damaged otherwise.
+    // The file is truncated or deleted, and otherwise unchanged.
     let path = root.join(model).join("generation_config.json");
     let own = fs::read_to_string(&path).unwrap();
-    for (text, words) in [(Some(own.trim_end()), "and had"), (None, "missing")] {
+    for (text, words) in [(Some(own.trim_end()), "expected"), (None, "missing")] {
         text.map_or_else(|| fs::remove_file(&path), |text| fs::write(&path, text)).unwrap();
         refused(root, &readers(&["--model", model])[1], &["generation_config.json", words]);
     }
-    // The result is not a checkpoint, so its files may be changed.
+    // The final model is not a checkpoint, so its files may be changed.
     fs::remove_file(root.join("run/model/generation_config.json")).unwrap();
     good(root, &readers(&["--model", "run/model"])[1]);
 }
@@ -109,9 +109,9 @@ fn a_checkpoint_of_an_older_version_resumes_with_a_note() {
     same(&root.join("whole"), &root.join("older"));
 }
 
-/// Missing masters are refused even without `files.json`, which older versions did not write.
+/// Missing master weights are refused even without `files.json`, which older versions did not write.
 #[test]
-fn a_checkpoint_without_its_masters_is_refused() {
+fn a_checkpoint_without_its_master_weights_is_refused() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("sft", "run", &["log_completions=false", "dtype=bf16"]));

@@ -1,4 +1,4 @@
-//! Rewards that run programs: refused if nothing isolates the programs, and recorded if that is allowed.
+//! Rewards that run programs: refused if there is no sandbox, and recorded if that is explicitly allowed.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, good};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::fs;
 
 #[test]
-fn programs_without_isolation_are_refused_or_named_in_the_record() {
+fn programs_without_a_sandbox_are_refused_or_recorded() {
     if testing::program("prlimit").is_none() {
         return;
     }

@@ -1,11 +1,11 @@
-//! Combinations of features: adapters with bf16 moments and dropout, with recorded rollouts and dynamic sampling; such
-//! a run is resumed exactly.
+//! Combinations of features: an adapter with bf16 moments and dropout, recorded rollouts and dynamic sampling; such a
+//! run resumes exactly.
 
 use crate::support::runs::{arguments, directory, good};
 use std::fs;
 
 #[test]
-fn an_adapter_with_bf16_moments_recorded_resumed_and_replayed() {
+fn an_adapter_run_with_bf16_moments_resumes_and_replays_exactly() {
     let dir = directory();
     let root = dir.path();
     let set = [

@@ -1,5 +1,5 @@
 //! Consoles that cannot be written to. If output other than the result cannot be printed, the command continues and its
-//! exit code stays. If the result cannot be printed, that is an error, unless its reader has closed the pipe.
+//! exit code stays. If the result cannot be printed, the command fails, unless the reader has closed the pipe.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same, same_but_workers};
@@ -7,14 +7,14 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-/// The state of the program's console.
+/// The state of a console.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Console {
-    /// A pipe whose reader is gone.
+    /// A pipe whose reader has closed it.
     Closed,
-    /// A redirect to a full disk.
+    /// A file on a full disk.
     Full,
-    /// The console can be written to.
+    /// A console that can be written to.
     Good,
 }
 
@@ -28,12 +28,12 @@ impl Console {
     }
 }
 
-/// The standard output of a command.
+/// What a command writes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Output {
-    /// The result, with this exit code if it cannot be written.
+    /// The result; the number is the exit code if it cannot be written.
     Result(i32),
-    /// A table, or the name of a result that is elsewhere, or nothing.
+    /// A table, the name of a result that is written elsewhere, or nothing.
     Mention,
 }
 
@@ -44,7 +44,7 @@ fn code(root: &Path, arguments: &[&str], stdout: Console, stderr: Console) -> Op
 }
 
 #[test]
-fn every_command_ends_as_it_would_on_a_good_console() {
+fn every_command_exits_as_it_does_with_a_working_console() {
     use Console::{Closed, Full, Good};
     use Output::{Mention, Result};
     let dir = directory();
@@ -62,7 +62,7 @@ fn every_command_ends_as_it_would_on_a_good_console() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&metrics, bytes).unwrap();
     let differs = crate::support::lockstep(root, &["verify", "lie", "--all"]).code.unwrap();
-    assert_ne!(differs, 0, "a changed result is not proven");
+    assert_ne!(differs, 0, "verify must detect the changed result");
     let plan = ["plan", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars"];
     let plan = [&plan[..], &["--set", "max_completion_length=6"]].concat();
     let score = ["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars"];
@@ -112,7 +112,7 @@ fn every_command_ends_as_it_would_on_a_good_console() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Commands that write a result, on each console: the result is that of a good console.
+/// Runs commands that write a result on each console; the result must equal that with a working console.
 fn same_results(rows: &[&str]) {
     let dir = directory();
     let root = dir.path();
@@ -150,13 +150,13 @@ fn same_results(rows: &[&str]) {
 }
 
 #[test]
-fn a_run_has_the_same_bits_whatever_its_console_is() {
+fn a_run_has_the_same_bits_on_any_console() {
     same_results(&["train", "workers"]);
 }
 
 #[test]
 #[ignore = "a minute: cargo xtask nightly terminals"]
-fn every_kind_of_run_has_the_same_bits_whatever_its_console_is() {
+fn every_kind_of_run_has_the_same_bits_on_any_console() {
     let all = ["train", "sft", "dpo", "reward", "ppo", "lora", "json", "workers", "workers ahead"];
     same_results(&all);
     println!("{} kinds of runs on closed pipes and full disks: the same bits", all.len());

@@ -1,6 +1,6 @@
-//! Learner and workers in different containers: separate pid namespaces, a shared run directory and a shared directory
-//! of weights. The same PID names another process in each container. The tests need the right to create namespaces, and
-//! are skipped with a message without it.
+//! Learner and workers in different containers: separate PID namespaces, a shared run directory and a shared directory
+//! of weights. The same PID names different processes in each container. The tests need permission to create
+//! namespaces, and are skipped otherwise.
 
 use super::distributed::{distributed, end, pids};
 use crate::support::runs::{arguments, directory, good, listing_names, same_but_workers};
@@ -17,20 +17,19 @@ fn namespaces() -> Option<()> {
     let made = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
     made.is_ok_and(|status| status.success())
         .then_some(())
-        .or_else(|| testing::skip("no right to make a pid namespace"))
+        .or_else(|| testing::skip("no permission to create a PID namespace"))
 }
 
-/// The processes of a container, which end when this value is dropped: the program, and a process that counts in the
-/// file `beats`.
+/// A container with two processes: the program, and one that counts in the file `beats`. Dropping this value ends both.
 struct Container(Child);
 
 impl Container {
-    /// The counting process has PID 2 in the container.
+    /// In this container, PID 2 is the counting process.
     fn start(root: &Path, name: &str, arguments: &[&str]) -> Container {
         Container::of(root, name, arguments, "$BEAT & $PROGRAM & wait $!")
     }
 
-    /// The program has PID 2 in the container.
+    /// In this container, PID 2 is the program.
     fn start_first(root: &Path, name: &str, arguments: &[&str]) -> Container {
         Container::of(root, name, arguments, "$PROGRAM & program=$!; $BEAT & wait $program")
     }
@@ -69,13 +68,13 @@ fn beats(root: &Path, name: &str) -> u64 {
     fs::read_to_string(root.join(format!("{name}.beats"))).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Waits until the process with PID 2 in the container has done more work, which it does as long as it lives.
+/// Waits until the process with PID 2 in the container has made progress, which proves that it is alive.
 fn assert_alive(root: &Path, name: &str) {
     let before = beats(root, name);
-    testing::wait_until(&format!("process 2 of {name} lives"), || beats(root, name) > before);
+    testing::wait_until(&format!("process 2 of {name} makes progress"), || beats(root, name) > before);
 }
 
-/// The PID outside the container of the process whose command has these words.
+/// The host PID of the process whose command line contains these words.
 fn number_outside(words: &[&str]) -> Option<u32> {
     fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let pid = process.file_name().to_str()?.parse::<u32>().ok()?;
@@ -102,7 +101,7 @@ fn learner<'a>(out: &'a str, weights: &'a str, set: &[&'a str]) -> Vec<&'a str> 
 }
 
 #[test]
-fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
+fn a_stalled_worker_in_another_container_is_not_killed() {
     let Some(()) = namespaces() else { return };
     let dir = directory();
     let root = dir.path();
@@ -115,20 +114,20 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
     let at_home = Container::start(root, "home", &learner("out", "weights", &set));
     let away = Container::start_first(root, "away", &["worker", "--join", "out", "--name", "w1", "--threads", "1"]);
     let run = root.join("out");
-    let busy = Layout::of_run(&run).processing(&WorkerName::new("w1").unwrap());
+    let busy = Layout::in_run(&run).processing(&WorkerName::new("w1").unwrap());
     testing::wait_until("the worker has a job", || fs::read_dir(&busy).is_ok_and(|mut jobs| jobs.next().is_some()));
-    let lock = fs::read_to_string(Layout::of_run(&run).alive(&WorkerName::new("w1").unwrap())).unwrap();
-    assert!(lock.starts_with("2 1\n"), "the number of a process at home: {lock}");
+    let lock = fs::read_to_string(Layout::in_run(&run).alive(&WorkerName::new("w1").unwrap())).unwrap();
+    assert!(lock.starts_with("2 1\n"), "the lock must hold the PID inside the container: {lock}");
     let worker = number_outside(&["worker", "w1"]).expect("it works");
     signal(worker, "STOP");
     let output = || fs::read_to_string(root.join("home.said")).unwrap_or_default();
-    testing::wait_until("the learner reports that it stands still", || output().contains("worker w1 stands still"));
-    // Waits three times longer than the limit.
+    testing::wait_until("the learner reports the stalled worker", || output().contains("worker w1 is stalled"));
+    // Waits for three times the limit.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_alive(root, "home");
     assert_alive(root, "away");
-    assert!(pids(&run).len() == 2, "learner and worker live: {}", output());
-    assert_eq!(output().matches("stands still").count(), 1, "it is reported once: {}", output());
+    assert!(pids(&run).len() == 2, "learner and worker must be alive: {}", output());
+    assert_eq!(output().matches("is stalled").count(), 1, "the stall must be reported once: {}", output());
     assert!(output().contains("in another container") && !output().contains(": killed"), "{}", output());
     signal(worker, "CONT");
     away.end(root, "away");
@@ -138,7 +137,7 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
 }
 
 #[test]
-fn the_weights_of_another_containers_run_are_left_alone_as_long_as_it_lives() {
+fn weights_of_a_live_run_in_another_container_are_not_deleted() {
     let Some(()) = namespaces() else { return };
     let dir = directory();
     let root = dir.path();
@@ -151,22 +150,22 @@ fn the_weights_of_another_containers_run_are_left_alone_as_long_as_it_lives() {
         root.join("out/fleet/learner.json").exists() && slots(&weights).len() >= 3
     });
     let before = slots(&weights);
-    // Other runs in the same directory, one here and one in a third container, that end.
+    // Two other runs that use the same directory and end: one here, and one in a third container.
     let more =
         |out: &'static str| [&distributed(out, "1", &["max_steps=3"])[..], &["--weights-dir", "weights"]].concat();
     good(root, &more("second"));
     Container::start(root, "third", &more("third")).end(root, "third");
-    assert_eq!(slots(&weights), before, "those of the first are there, those of the others are not");
-    // A worker that joins now still finds the first run's weights.
+    assert_eq!(slots(&weights), before, "only the weights of the live run must remain");
+    // A worker that joins now still finds the weights of the first run.
     good(root, &["worker", "--join", "out", "--name", "late", "--threads", "1"]);
     first.end(root, "first");
     same_but_workers(&root.join("one"), &root.join("out"));
     assert!(slots(&weights).is_empty(), "{:?}", listing_names(&weights));
-    // The next run removes everything that a killed container left.
+    // The next run deletes everything that a killed container left behind.
     let killed = Container::start(root, "killed", &learner("killed", "weights", &set));
     testing::wait_until("the weights are there", || slots(&weights).len() >= 3);
     drop(killed);
-    testing::wait_until("its learner is gone", || pids(&root.join("killed")).is_empty());
+    testing::wait_until("the learner of the killed container is gone", || pids(&root.join("killed")).is_empty());
     assert!(slots(&weights).len() >= 3);
     good(root, &more("fourth"));
     assert!(listing_names(&weights).is_empty(), "{:?}", listing_names(&weights));
@@ -192,10 +191,10 @@ fn a_worker_that_cannot_open_the_learners_memory_is_refused() {
     end(learner);
 }
 
-/// A second process in the other container is refused by the lock, and the message does not advise the user to end a
-/// process of this container.
+/// A second learner in another container is refused by the lock; the message does not tell the user to kill a process
+/// of this container.
 #[test]
-fn a_run_that_another_container_writes_is_refused_by_its_lock() {
+fn a_second_learner_in_another_container_is_refused_by_the_lock() {
     let Some(()) = namespaces() else { return };
     let dir = directory();
     let root = dir.path();

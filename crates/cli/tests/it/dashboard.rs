@@ -1,4 +1,4 @@
-//! The page of a run, and `lockstep dashboard`: both change nothing, and report errors.
+//! The page of a run and `lockstep dashboard`: neither affects the run, and both report errors.
 
 use crate::support::runs::{arguments, directory, good, same_but_workers};
 use crate::support::{command, lockstep};
@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
 
 #[test]
-fn a_run_with_a_page_has_the_bits_of_one_without_and_a_taken_port_stops_nothing() {
+fn a_page_changes_no_bit_and_a_used_port_stops_no_run() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "plain", &[]));
@@ -20,9 +20,9 @@ fn a_run_with_a_page_has_the_bits_of_one_without_and_a_taken_port_stops_nothing(
     same_but_workers(&root.join("plain"), &root.join("alone"));
 }
 
-/// Some of 64 streams are never read, the others are read to their end, and new ones connect again and again.
+/// Some of 64 event streams are never read, others are read to the end, and new ones connect all the time.
 #[test]
-fn watchers_change_no_bit_of_a_run() {
+fn many_page_viewers_change_no_bit_of_a_run() {
     let dir = directory();
     let root = dir.path();
     let set = ["record_rollouts=true", "tensorboard=false", "logging_steps=1", "save_steps=12", "max_steps=150"];
@@ -69,7 +69,7 @@ fn watchers_change_no_bit_of_a_run() {
 }
 
 #[test]
-fn the_page_shows_a_run_and_refuses_what_it_cannot_do() {
+fn the_page_shows_a_run_and_refuses_bad_requests() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "runs/a", &["record_rollouts=true"]));
@@ -98,7 +98,7 @@ fn the_page_shows_a_run_and_refuses_what_it_cannot_do() {
     let text: String = pieces.iter().map(|piece| piece.as_str().unwrap()).collect();
     assert_eq!(pieces.len() as u64, group["completions"][0]["length"].as_u64().unwrap());
     assert!(!text.is_empty() && group["prompt"].is_string(), "{group}");
-    // Ctrl-C, or a signal, ends the page at once.
+    // A signal stops the page at once.
     page.kill().unwrap();
     page.wait().unwrap();
 }

@@ -1,4 +1,4 @@
-//! The device of a command, and the errors if it cannot be used.
+//! Selecting a command's device, and the errors if it cannot be used.
 
 use crate::support::runs::{arguments, directory};
 use crate::support::{command, listing};
@@ -6,22 +6,22 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A library with the functions of NVIDIA's driver and compiler, with two devices that cannot compute. `None`, with a
-/// message, without a C++ compiler.
+/// A library with the entry points of NVIDIA's driver and compiler, and two devices that cannot compute. `None`, with a
+/// message, if there is no C++ compiler.
 fn fake_driver(directory: &Path) -> Option<PathBuf> {
     let path = directory.join("fake_cuda.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/src/device/cuda/tests/fake_cuda.cpp");
     match Command::new("c++").args(["-shared", "-fPIC", "-o"]).arg(&path).arg(source).status() {
         Ok(status) => assert!(status.success()),
         Err(_) => {
-            testing::skip::<()>("no C++ compiler to make a driver of");
+            testing::skip::<()>("no C++ compiler to build a fake driver");
             return None;
         }
     }
     Some(path)
 }
 
-/// Runs the program with these variables.
+/// Runs the program with these environment variables.
 fn with(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let output = command(directory, arguments).envs(variables.iter().copied()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -29,7 +29,7 @@ fn with(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> (Op
 }
 
 #[test]
-fn the_flag_comes_before_the_configuration_before_the_environment() {
+fn the_device_flag_overrides_the_configuration_and_the_environment() {
     let dir = directory();
     let root = dir.path();
     let checked = ("LOCKSTEP_DEVICE", "cpu-checked");
@@ -52,7 +52,7 @@ fn the_flag_comes_before_the_configuration_before_the_environment() {
         let weights = |out: &str| std::fs::read(root.join(out).join("model/model.safetensors")).unwrap();
         assert!(weights("plain") == weights(out), "{out}");
     }
-    // The same formula: a run may continue on another device, and its record says so.
+    // Both devices use the same arithmetic, so the run may continue on the other; the record lists the change.
     good(&["train", "--resume", "plain", "--device", "cpu-checked", "--set", "max_steps=3"], &[]);
     let starts = &record("plain")["starts"];
     assert_eq!((&starts[0]["device"], &starts[1]["device"]), (&"cpu".into(), &"cpu-checked".into()));
@@ -75,9 +75,9 @@ fn the_flag_comes_before_the_configuration_before_the_environment() {
     }
 }
 
-/// If a device cannot compute, the user can fix it: exit code 2, and nothing is written.
+/// If a device cannot be used, the exit code is 2 and nothing is written.
 #[test]
-fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
+fn a_missing_device_is_refused_before_anything_is_written() {
     let dir = directory();
     let root = dir.path();
     let fake = fake_driver(root).map(|path| path.to_str().unwrap().to_owned());
@@ -91,12 +91,12 @@ fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
         }
         assert_eq!(listing(root), before, "{device}");
     };
-    refused("tpu", &[], &[], &["no such device; there are: cpu, cpu-checked, cuda, cuda-emulated"]);
+    refused("tpu", &[], &[], &["unknown device; expected one of: cpu, cpu-checked, cuda, cuda-emulated"]);
     refused("cuda", &[], &[("LOCKSTEP_LIBCUDA", "none.so.1")], &["none.so.1 was not found", "install", "--device cpu"]);
     let (code, printed) = with(root, &["config", "show", "--set", "device=tpu"], &[]);
-    assert!(code == Some(2) && printed.contains("`device`: tpu: no such device"), "{printed}");
+    assert!(code == Some(2) && printed.contains("`device`: tpu: unknown device"), "{printed}");
     let (code, printed) = with(root, &arguments("train", "out", &[]), &[("LOCKSTEP_DEVICE", "tpu")]);
-    assert!(code == Some(2) && printed.contains("LOCKSTEP_DEVICE=tpu: no such device"), "{printed}");
+    assert!(code == Some(2) && printed.contains("LOCKSTEP_DEVICE=tpu: unknown device"), "{printed}");
     let Some(fake) = fake else { return };
     let here = ("LOCKSTEP_LIBCUDA", fake.as_str());
     refused("cuda", &[], &[here, ("LOCKSTEP_NVRTC", "none.so")], &["NVRTC", "none.so was not found", "pip install"]);
@@ -112,8 +112,7 @@ fn doctor_prints_the_devices_and_the_one_in_use() {
     let none = [("LOCKSTEP_LIBCUDA", "none.so.1"), ("LOCKSTEP_NVRTC", "none.so.2")];
     let (code, printed) = with(root, &["doctor", "--threads", "1"], &none);
     assert_eq!(code, Some(0), "{printed}");
-    for words in ["none.so.1 was not found", "none.so.2 was not found", "kernel cache", "cpu: nothing asks for another"]
-    {
+    for words in ["none.so.1 was not found", "none.so.2 was not found", "kernel cache", "cpu: the default"] {
         assert!(printed.contains(words), "{words}: {printed}");
     }
     let (code, printed) = with(root, &["doctor", "--threads", "1", "--device", "cuda"], &none);
@@ -142,7 +141,7 @@ fn doctor_prints_the_devices_and_the_one_in_use() {
         return;
     }
     assert_eq!(code, Some(0), "{printed}");
-    for words in ["not meaningful", "cuda-emulated: --device asks for it", "for tests; its figures say"] {
+    for words in ["not meaningful", "cuda-emulated: set by --device", "for tests; its figures are"] {
         assert!(printed.contains(words), "{words}: {printed}");
     }
 }
@@ -165,9 +164,9 @@ fn emulated<'a>(purpose: &'a str, out: &'a str) -> Vec<&'a str> {
     all
 }
 
-/// The planned memory suffices and is close to the used memory; with one byte less the run does not begin.
+/// The planned memory suffices and is close to the used memory; with one byte less, the run is refused.
 #[test]
-fn the_planned_memory_of_a_device_is_what_a_run_takes() {
+fn the_planned_device_memory_matches_the_used_memory() {
     let dir = directory();
     let root = dir.path();
     let train = emulated("train", "none");
@@ -198,8 +197,8 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     let peak =
         text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).unwrap()["device/peak_bytes"].as_f64());
     let peak = peak.unwrap_or_else(|| panic!("{last}")) as u64;
-    eprintln!("planned {total}, held {peak}");
-    assert!(peak <= total && total - peak < total / 2, "planned {total}, held {peak}");
+    eprintln!("planned {total}, used {peak}");
+    assert!(peak <= total && total - peak < total / 2, "planned {total}, used {peak}");
     let limit = |bytes: u64| [("LOCKSTEP_EMULATOR_MEMORY", bytes.to_string())];
     let run = |out: &str, limit: &[(&str, String)]| {
         let limit: Vec<(&str, &str)> = limit.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -218,10 +217,10 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     assert_eq!((&small["fits"], &small["device"]["available_bytes"]), (&false.into(), &100_000.into()));
 }
 
-/// If another process takes memory after the plan, the error names the part and the settings that lower it, and the
-/// same command runs once there is memory again.
+/// If another process takes memory after planning, the error names the failed part and the settings that lower it. The
+/// same command runs once the memory is free again.
 #[test]
-fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
+fn a_device_that_runs_out_of_memory_names_the_part_and_the_remedy() {
     let dir = directory();
     let root = dir.path();
     let has = 64 << 20;
@@ -232,7 +231,7 @@ fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
             return;
         }
         assert!(matches!(code, Some(1 | 2)), "{printed}");
-        for words in [&format!("out of memory: {part}"), "could not be had", fix, "`lockstep plan`"] {
+        for words in [&format!("out of memory: {part}"), "cannot allocate", fix, "`lockstep plan`"] {
             assert!(printed.contains(words), "{words}: {printed}");
         }
         assert!(!printed.contains("panicked"), "{printed}");
@@ -242,9 +241,9 @@ fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
     assert_eq!(code, Some(0), "{printed}");
 }
 
-/// The work of a device is reported by stage: in metrics, in the summary and to profilers.
+/// Work on a device is reported by stage: in metrics, in the summary and to profilers.
 #[test]
-fn stages_count_launches_copies_waits_and_the_devices_seconds() {
+fn stages_count_launches_copies_waits_and_device_time() {
     let dir = directory();
     let root = dir.path();
     let fake = fake_driver(root).map(|path| path.to_str().unwrap().to_owned()).unwrap_or_default();
@@ -265,7 +264,7 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
         for name in ["time_s", "launches", "copies_in", "waits"] {
             assert!(number(&format!("device/{stage}/{name}")) > 0.0, "{stage} {name}: {line}");
         }
-        // The host's clock measures in place of the device's.
+        // The emulator measures device time with the host's clock.
         assert!(number(&format!("device/{stage}/time_s")) <= number("step_time"), "{line}");
     }
     let ranges = std::fs::read_to_string(ranges).unwrap();
@@ -275,7 +274,7 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
 }
 
 #[test]
-fn benchmarks_run_on_the_emulator_and_say_that_it_is_one() {
+fn benchmarks_on_the_emulator_print_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let step = ["bench", "step", "--shape", "tiny", "--repeats", "1", "--device", "cuda-emulated"];
     let (code, printed) = with(dir.path(), &step, &[]);
@@ -283,7 +282,7 @@ fn benchmarks_run_on_the_emulator_and_say_that_it_is_one() {
         return;
     }
     assert_eq!(code, Some(0), "{printed}");
-    assert!(printed.contains("EMULATED: no figure here says anything about speed"), "{printed}");
+    assert!(printed.contains("EMULATED: these times are not the speed of a GPU"), "{printed}");
     let (code, printed) = with(dir.path(), &[&step[..], &["--json"]].concat(), &[]);
     assert_eq!(code, Some(0), "{printed}");
     let found: Value = serde_json::from_str(&printed).unwrap();

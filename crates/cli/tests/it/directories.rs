@@ -1,4 +1,4 @@
-//! Directories that a run cannot use: one error that names the flag or the directory, exit code 2, and nothing is
+//! Directories that a run cannot use: one error that names the flag or the directory, exit code 2, and no files are
 //! written.
 
 use super::distributed::start_as;
@@ -15,12 +15,12 @@ fn assert_refused(what: &str, code: Option<i32>, printed: &str, words: &[&str]) 
     if code == Some(2) && errors == 1 && is_named && !printed.contains("panicked") {
         Ok(())
     } else {
-        Err(format!("{what}: {code:?}, {words:?} expected:\n{printed}"))
+        Err(format!("{what}: exit code {code:?}, expected the words {words:?} in:\n{printed}"))
     }
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_refused_by_every_command_that_writes_a_run() {
+fn every_command_refuses_a_run_directory_that_cannot_be_created() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("file"), "x").unwrap();
@@ -28,7 +28,7 @@ fn a_directory_that_cannot_be_made_is_refused_by_every_command_that_writes_a_run
     let long = "x".repeat(300);
     let below = |name: &str| format!("{name}/run");
     let [in_file, in_loop] = ["file", "loop"].map(below);
-    // Each row is a directory, and a word from the error's reason.
+    // Each row has a directory, and a word of the expected reason.
     let bad = ["/proc/run", "file", &in_file, &in_loop, &long];
     let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
     let mut wrong = Vec::new();
@@ -54,7 +54,7 @@ fn a_directory_that_cannot_be_made_is_refused_by_every_command_that_writes_a_run
     assert!(wrong.is_empty(), "{} of {rows}:\n{}", wrong.len(), wrong.join("\n"));
     assert!(rows >= 20);
     let left = crate::support::runs::listing_names(root);
-    assert_eq!(left, ["d.jsonl", "e.jsonl", "file", "loop", "model", "p.jsonl", "q.jsonl"], "nothing is written");
+    assert_eq!(left, ["d.jsonl", "e.jsonl", "file", "loop", "model", "p.jsonl", "q.jsonl"], "no file may be written");
 }
 
 #[test]
@@ -74,10 +74,10 @@ fn a_directory_for_weights_is_checked_before_the_run_begins() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(!root.join("out").exists(), "nothing is written");
+    assert!(!root.join("out").exists(), "no file may be written");
 }
 
-/// A file system of this size, which exists until this value is dropped.
+/// A tmpfs of a given size, which is unmounted on drop.
 struct Disk<'a>(&'a Path);
 
 impl Drop for Disk<'_> {
@@ -90,12 +90,12 @@ fn disk<'a>(at: &'a Path, size: &str) -> Option<Disk<'a>> {
     fs::create_dir(at).unwrap();
     let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(at).output();
     let mounted = mount.is_ok_and(|output| output.status.success()).then_some(Disk(at));
-    mounted.or_else(|| testing::skip("no right to mount a tmpfs"))
+    mounted.or_else(|| testing::skip("no permission to mount a tmpfs"))
 }
 
-/// The kernel reports missing pages as a bad address; the message says what is missing.
+/// The kernel reports a full tmpfs as a bad address; the message must name the missing space.
 #[test]
-fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
+fn a_full_weights_directory_is_reported_with_the_missing_space() {
     let dir = directory();
     let root = dir.path();
     let weights = root.join("weights");
@@ -105,7 +105,7 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
             let mut all = arguments("train", "out", &[k, dtype]);
             all[0] = "learner";
             let printed = lockstep(root, &[&all[..], &["--weights-dir", "weights"]].concat());
-            let words = ["No space left on device", "weights_dir", "a directory with more room"];
+            let words = ["No space left on device", "weights_dir", "a directory with more free space"];
             assert!(
                 words.iter().all(|word| printed.err.contains(word)),
                 "{k} {dtype}: {:?} {}",
@@ -119,14 +119,14 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
                 printed.code,
                 printed.err
             );
-            assert_eq!(fs::read_dir(&weights).unwrap().count(), 0, "{k} {dtype}: nothing is left there");
+            assert_eq!(fs::read_dir(&weights).unwrap().count(), 0, "{k} {dtype}: leftover files");
             let _ = fs::remove_dir_all(root.join("out"));
         }
     }
 }
 
 #[test]
-fn a_run_of_another_user_is_refused_with_the_reason() {
+fn a_run_of_another_user_is_refused() {
     let is_root = Command::new("id").arg("-u").output().is_ok_and(|printed| printed.stdout == b"0\n");
     let Some(()) = is_root.then_some(()).or_else(|| testing::skip("only root has processes of two users")) else {
         return;
@@ -138,11 +138,11 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
     good(root, &arguments("train", "run", &["max_steps=1", "eval_strategy=no"]));
     let (run, fleet) = (root.join("run"), root.join("run/fleet"));
     let mut wrong = Vec::new();
-    // The modes of the run's directory and, if it exists, of its directory `fleet`; and a word of the reason.
+    // The modes of the run's directory and (if it exists) of its directory `fleet`, and a part of the expected reason.
     for (run_mode, fleet_mode, why) in [
         (0o755, None, "this user may not write there"),
-        (0o777, Some(0o777), "it is another user's"),
-        (0o755, Some(0o777), "it is another user's"),
+        (0o777, Some(0o777), "it belongs to another user"),
+        (0o755, Some(0o777), "it belongs to another user"),
         (0o777, Some(0o700), "fleet"),
         (0o700, None, "run"),
     ] {
@@ -159,12 +159,12 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
         wrong.extend(assert_refused(&what, output.status.code(), &printed, &["run", why]).err());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Its own is accepted.
+    // A run of the same user is accepted.
     let mut own = command(root, &["worker", "--join", "run", "--name", "w", "--wait"]);
     mode(&run, 0o755);
     let _ = fs::remove_dir_all(&fleet);
     let mut child = own.stderr(std::process::Stdio::null()).spawn().unwrap();
-    testing::wait_until("it waits for a learner", || fleet.join("workers/w/alive.lock").exists());
+    testing::wait_until("the worker waits for a learner", || fleet.join("workers/w/alive.lock").exists());
     child.kill().unwrap();
     child.wait().unwrap();
 }

@@ -1,5 +1,5 @@
 //! On-policy distillation: the student approaches its teacher, an interrupted run resumes to the same bits, the plan
-//! counts the teacher, and settings that make no sense are refused.
+//! includes the teacher, and contradictory settings are refused.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
 use crate::support::{CONFIG, model_of, refused};
@@ -10,8 +10,8 @@ use std::path::Path;
 const TEACHER: &str = "teacher_model_name_or_path=teacher";
 const ALONE: [&str; 3] = ["algorithm=distillation", TEACHER, "reward_funcs=[]"];
 
-/// Beside the student, a teacher of another family and width with the same vocabulary, which has learned the
-/// completions of `d.jsonl`.
+/// A directory with a student, and a teacher from another family and of another width with the same vocabulary. The
+/// teacher has learned the completions of `d.jsonl`.
 fn with_teacher() -> tempfile::TempDir {
     let dir = directory();
     let wide = CONFIG.replace("\"hidden_size\": 16", "\"hidden_size\": 32");
@@ -30,7 +30,7 @@ fn divergence(run: &Path) -> Vec<f64> {
 }
 
 #[test]
-fn a_student_comes_near_its_teacher_and_resumes() {
+fn a_student_approaches_its_teacher_and_resumes() {
     let dir = with_teacher();
     let long = ["max_steps=300", "logging_steps=50", "save_steps=300", "eval_steps=100", "eval_dataset_name=d.jsonl"];
     let wide = ["num_generations=8", "per_device_train_batch_size=64"];
@@ -38,13 +38,16 @@ fn a_student_comes_near_its_teacher_and_resumes() {
     let found = divergence(&dir.path().join("far"));
     let (first, last) = (found[0], found[found.len() - 1]);
     assert!(first > 0.2 && last < 0.5 * first, "{found:?}");
-    // Without rewards the loss is the divergence, and an evaluation's loss is the divergence on its prompts.
+    // Without rewards, the loss is the divergence from the teacher, also in evaluations.
     let evaluated = of_lines(&dir.path().join("far"), "eval_loss");
     assert!(evaluated[evaluated.len() - 1] < evaluated[0], "{evaluated:?}");
     assert!(of_lines(&dir.path().join("far"), "eval_reward").is_empty());
-    assert!(!metrics(&dir.path().join("far")).iter().any(|line| line.contains("\"unscored\"")), "nothing could be");
+    assert!(
+        !metrics(&dir.path().join("far")).iter().any(|line| line.contains("\"unscored\"")),
+        "no reward exists, so no completion may count as unscored"
+    );
 
-    // Batches are used twice, so that checkpoints hold advantages of tokens; one completion of each prompt.
+    // Batches are used twice, so that checkpoints store per-token advantages; one completion per prompt.
     let set = [&ALONE[..], &["num_generations=1", "num_iterations=2", "save_steps=1", "threads=1"]].concat();
     good(dir.path(), &arguments("train", "whole", &set));
     let again = [&set[..3], &["num_generations=1", "num_iterations=2", "save_steps=1", "threads=2"]].concat();
@@ -52,16 +55,16 @@ fn a_student_comes_near_its_teacher_and_resumes() {
     good(dir.path(), &["train", "--resume", "again/checkpoints/step-000003"]);
     same(&dir.path().join("whole"), &dir.path().join("again"));
     assert_eq!(of_lines(&dir.path().join("whole"), "sampling/logp_mismatch_tokens"), [0.0; 4]);
-    // With another teacher it is another run.
+    // A resume with another teacher is refused.
     let weights = dir.path().join("teacher/model.safetensors");
     fs::copy(dir.path().join("untaught/model.safetensors"), weights).unwrap();
     refused(dir.path(), &["train", "--resume", "again/checkpoints/step-000003"], &["teacher", "SHA-256"]);
 }
 
-/// With rewards, both rewards and teacher count, by the weight of the teacher's term; a rollout file has the teacher's
-/// log-probabilities.
+/// With rewards, the loss combines rewards and teacher, weighted by the distillation coefficient. A rollout file stores
+/// the teacher's log-probabilities.
 #[test]
-fn rewards_are_added_and_rollouts_replayed() {
+fn rewards_are_combined_with_the_teacher_and_rollouts_replay() {
     let dir = with_teacher();
     let set = ["algorithm=distillation", TEACHER, "distillation_coef=0.5", "record_rollouts=true", "max_steps=4"];
     good(dir.path(), &arguments("train", "both", &set));
@@ -69,7 +72,7 @@ fn rewards_are_added_and_rollouts_replayed() {
     assert!(!divergence(&both).is_empty() && !of_lines(&both, "reward").is_empty());
     good(dir.path(), &arguments("train", "alone", &[&set[..], &["reward_funcs=[]"]].concat()));
     assert_ne!(metrics(&both), metrics(&dir.path().join("alone")));
-    // The teacher is not run if its log-probabilities are in the file.
+    // The teacher is not loaded if the file has its log-probabilities.
     let weights = dir.path().join("teacher/model.safetensors");
     fs::copy(dir.path().join("untaught/model.safetensors"), weights).unwrap();
     let replayed = ["algorithm=distillation", TEACHER, "distillation_coef=0.5", "replay=both/rollouts.bin"];
@@ -80,7 +83,7 @@ fn rewards_are_added_and_rollouts_replayed() {
 }
 
 #[test]
-fn the_plan_counts_the_teacher() {
+fn the_plan_includes_the_teacher() {
     let dir = with_teacher();
     let planned = |model: &str, set: &[&str]| {
         let base = ["plan", "--json", "--model", model, "--set", "max_completion_length=8"];
@@ -94,7 +97,7 @@ fn the_plan_counts_the_teacher() {
     let (teacher, student) = planned("model", &[&data[..], &["algorithm=distillation", TEACHER]].concat());
     let (none, alone) = planned("teacher", &data);
     assert_eq!((teacher, none), (Some(alone), None));
-    assert_ne!(alone, student, "they are of different shapes");
+    assert_ne!(alone, student, "student and teacher must have different shapes");
 }
 
 #[test]
@@ -114,7 +117,7 @@ fn keys_that_contradict_distillation_are_refused() {
     train(&with(&["distillation_discount=2"]), &["`distillation_discount`", "at most 1"]);
     train(&["reward_funcs=[]"], &["no reward"]);
 
-    // The teacher's vocabulary differs in its tokens, or in its size.
+    // The teacher's vocabulary differs in its tokens or in its size.
     model_of(&dir.path().join("other"), CONFIG);
     let file = dir.path().join("other/tokenizer.json");
     let text = fs::read_to_string(&file).unwrap();

@@ -1,4 +1,4 @@
-//! Faults other than kills: processes that hang, damaged files, other processes with the same directory.
+//! Faults other than kills: hanging processes, damaged files, and a second learner in the same directory.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::lockstep;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
-/// A program that is slow for each group, so that a run lasts for a second or two.
+/// A slow reward program, so that a run takes a second or two.
 const SLOW: &str = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
 
 fn slow_directory() -> tempfile::TempDir {
@@ -21,15 +21,15 @@ fn slow_directory() -> tempfile::TempDir {
 
 pub fn signal(pid: u32, name: &str) {
     let sent = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
-    assert!(sent.success(), "process {pid} is gone");
+    assert!(sent.success(), "process {pid} no longer exists");
 }
 
-/// Waits until `look` finds something, while the process runs.
+/// Waits until `look` returns a value, while the process runs.
 #[track_caller]
 fn wait<T>(child: &mut Child, mut look: impl FnMut() -> Option<T>) -> T {
-    testing::wait_for("it happens in a run", || {
+    testing::wait_for("the event occurs while the run is active", || {
         let found = look();
-        assert!(found.is_some() || child.try_wait().unwrap().is_none(), "the run ends before");
+        assert!(found.is_some() || child.try_wait().unwrap().is_none(), "the run ended before the event");
         found
     })
 }
@@ -39,7 +39,7 @@ pub fn learner_of(run: &Path) -> Option<u32> {
     status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid)
 }
 
-/// The PID of a worker of the run that has a job.
+/// The PID of a worker of the run that is processing a job.
 fn busy_worker(run: &Path) -> Option<u32> {
     let workers = status::read(run).ok()?.workers;
     let busy = |worker: &status::WorkerLine| worker.status.as_ref().is_some_and(|status| !status.jobs.is_empty());
@@ -47,7 +47,7 @@ fn busy_worker(run: &Path) -> Option<u32> {
 }
 
 #[test]
-fn a_worker_that_stands_still_is_killed_after_the_limit_and_not_before() {
+fn a_stalled_worker_is_killed_only_after_the_limit() {
     let dir = slow_directory();
     let root = dir.path();
     let limits = ["heartbeat_stale_after_s=3", "heartbeat_stale_after_s=600"];
@@ -65,14 +65,14 @@ fn a_worker_that_stands_still_is_killed_after_the_limit_and_not_before() {
             signal(worker, "CONT");
         }
         let output = end(child);
-        assert_eq!(output.contains("stands still"), is_killed, "{output}");
+        assert_eq!(output.contains("made no progress"), is_killed, "{output}");
         same_but_workers(&root.join("one"), &run);
     }
 }
 
-/// A result whose bits have changed on disk is refused, and its group is generated again.
+/// A result with corrupted bits on disk is refused, and its group is regenerated.
 #[test]
-fn a_damaged_result_is_made_again() {
+fn a_damaged_result_is_regenerated() {
     let dir = slow_directory();
     let root = dir.path();
     let set = [SLOW, "max_staleness=1"];
@@ -81,9 +81,9 @@ fn a_damaged_result_is_made_again() {
     let mut child = start(root, &distributed("out", "1", &set));
     let learner = wait(&mut child, || learner_of(&run).filter(|_| busy_worker(&run).is_some()));
     let name = fleet::WorkerName::new("dev1").unwrap();
-    let results = Layout::of_run(&run).complete(&name);
+    let results = Layout::in_run(&run).complete(&name);
     let is_result = |path: &PathBuf| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'));
-    // If the learner was stopped after it had taken every result, it continues, and is stopped again.
+    // If the learner was stopped after it had read every result, it is resumed and stopped again.
     let result = wait(&mut child, || {
         signal(learner, "STOP");
         for _ in 0..50 {
@@ -108,7 +108,7 @@ fn a_damaged_result_is_made_again() {
 }
 
 #[test]
-fn a_second_learner_and_workers_of_something_else_are_refused() {
+fn a_second_learner_and_workers_with_other_inputs_are_refused() {
     let dir = slow_directory();
     let root = dir.path();
     let set = [SLOW, "max_steps=4", "save_steps=4"];
@@ -120,7 +120,7 @@ fn a_second_learner_and_workers_of_something_else_are_refused() {
     assert!(second.code == Some(2) && second.err.contains("process"), "{:?} {}", second.code, second.err);
     let refuse = |file: &Path, from: &str, to: &str, words: &[&str]| {
         let own = std::fs::read_to_string(file).unwrap();
-        assert!(own.contains(from), "{} has no {from}", file.display());
+        assert!(own.contains(from), "{} does not contain {from}", file.display());
         std::fs::write(file, own.replacen(from, to, 1)).unwrap();
         let output = lockstep(root, &["worker", "--join", "out", "--name", "other"]);
         assert!(

@@ -1,13 +1,13 @@
-//! Dynamic sampling through the program: what it counts and leaves out, and that neither a kill nor the number of
-//! threads changes a bit.
+//! Dynamic sampling in whole runs: its counts, the groups that it drops, and that neither kills nor the number of
+//! threads change a bit.
 
 use crate::support::runs::{arguments, directory, good, metrics, rollouts, same};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The reward is whether a completion ends within six tokens: a random model gives groups with equal and with different
-/// rewards.
+/// The reward is whether a completion ends within six tokens: a random model then gives groups with equal and with
+/// different rewards.
 const SET: [&str; 5] = [
     "dynamic_sampling=true",
     "dynamic_sampling_max_rounds=4",
@@ -22,7 +22,7 @@ fn values(run: &std::path::Path, name: &str) -> Vec<f64> {
 }
 
 #[test]
-fn groups_without_spread_are_drawn_again() {
+fn groups_with_equal_rewards_are_replaced() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", &SET));
@@ -34,7 +34,7 @@ fn groups_without_spread_are_drawn_again() {
     assert!(rounds.iter().all(|&r| (1.0..=4.0).contains(&r)), "{rounds:?}");
     assert!(rounds.iter().any(|&r| r > 1.0) && replaced.iter().sum::<f64>() > 0.0, "{rounds:?} {replaced:?}");
     for ((rounds, replaced), left) in rounds.iter().zip(&replaced).zip(&left) {
-        assert!(*left == 0.0 || *rounds == 4.0, "only at the bound: {rounds} {left}");
+        assert!(*left == 0.0 || *rounds == 4.0, "groups may be missing only at the maximum of rounds: {rounds} {left}");
         assert_eq!(*rounds == 1.0, *replaced == 0.0);
     }
     // The counts match the groups that were trained on.
@@ -50,9 +50,9 @@ fn groups_without_spread_are_drawn_again() {
     assert_eq!(groups.values().map(flat).collect::<Vec<_>>(), left);
 }
 
-/// If rewards never differ within a group, every step takes exactly the allowed number of rounds.
+/// If rewards never differ within a group, every step takes the maximum number of rounds.
 #[test]
-fn rounds_have_a_bound() {
+fn the_number_of_rounds_is_bounded() {
     let dir = directory();
     let root = dir.path();
     let set =
@@ -65,7 +65,7 @@ fn rounds_have_a_bound() {
 }
 
 #[test]
-fn no_bit_depends_on_a_kill_or_on_threads() {
+fn dynamic_sampling_does_not_depend_on_kills_or_threads() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", &[&SET[..], &["threads=1"]].concat()));

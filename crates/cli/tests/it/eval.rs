@@ -1,4 +1,4 @@
-//! `lockstep eval` gives the same numbers as the evaluations of a run, from the same settings, without assumptions.
+//! `lockstep eval` gives the numbers of a run's evaluations for the same settings, and has no implicit settings.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics, of_lines};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
-/// A length that leaves room for the prompt in the model's context.
+/// A completion length that fits into the model's context after the prompt.
 const SHORT: &[&str] = &["--max-completion-length", "6"];
 
 /// The JSON output of `eval`.
@@ -16,7 +16,7 @@ fn evaluated(root: &Path, arguments: &[&str]) -> Map<String, Value> {
     serde_json::from_str(&output.out).unwrap()
 }
 
-/// The evaluation that `run` logged at `step`, without its time.
+/// The evaluation that `run` logged at `step`, without its duration.
 fn logged(run: &Path, step: u64) -> Map<String, Value> {
     let lines = metrics(run).into_iter().map(|line| serde_json::from_str::<Map<String, Value>>(&line).unwrap());
     let is_it = |line: &Map<String, Value>| line["step"] == step && line.keys().any(|name| name.starts_with("eval_"));
@@ -25,12 +25,11 @@ fn logged(run: &Path, step: u64) -> Map<String, Value> {
     line
 }
 
-/// Every number of `expected` equals the one in `found`, to the last digit.
+/// Asserts that every number of `expected` equals the one in `found`, to the last digit.
 #[track_caller]
 fn agrees(expected: &Map<String, Value>, found: &Map<String, Value>) {
     assert!(expected.contains_key("eval_reward") && expected.contains_key("eval_pass@2"), "{expected:?}");
-    // Only a run, which has a trainer, reports the loss, the metrics of its forward pass, and the number of trained
-    // tokens.
+    // Only runs have a trainer, and report the loss, metrics of its forward pass, and the number of trained tokens.
     let of_run = |name: &str| {
         let ends = ["_loss", "_entropy", "_kl"];
         ends.iter().any(|end| name.ends_with(end)) || name.contains("_clip_ratio/") || name == "eval_num_tokens"
@@ -41,11 +40,10 @@ fn agrees(expected: &Map<String, Value>, found: &Map<String, Value>) {
 }
 
 #[test]
-fn a_run_and_eval_give_the_same_numbers() {
+fn eval_gives_the_same_numbers_as_the_run() {
     let dir = directory();
     let root = dir.path();
-    // A temperature, a stop string and a reward that would reveal a wrong setting; and one more set, which is the
-    // training data.
+    // A temperature, a stop string and rewards that would reveal a wrong setting, and a second evaluation set.
     let set = [
         "temperature=1.3",
         "stop=[\"a\"]",
@@ -67,7 +65,7 @@ fn a_run_and_eval_give_the_same_numbers() {
         agrees(&fourth, &evaluated(root, &[&format!("{run}/checkpoints/step-000004")]));
         let model = format!("{run}/checkpoints/step-000004");
         agrees(&fourth, &evaluated(root, &[&format!("{run}/config.toml"), "--model", &model]));
-        assert!(run == "greedy" || fourth != last, "training changed nothing, and the test sees nothing");
+        assert!(run == "greedy" || fourth != last, "training must change the results, or this test is void");
     }
 }
 
@@ -80,14 +78,14 @@ fn a_run_that_is_being_trained_can_be_evaluated() {
     wait_for(&root.join("run/checkpoints/step-000001/run_state.json"), true);
     let lock = fs::read(root.join("run/run.lock")).unwrap();
     evaluated(root, &["run", "--reward", "unique_chars"]);
-    assert!(training.try_wait().unwrap().is_none(), "it has ended, and the test sees nothing");
+    assert!(training.try_wait().unwrap().is_none(), "the run ended too early for this test");
     assert_eq!(fs::read(root.join("run/run.lock")).unwrap(), lock);
     training.kill().unwrap();
     training.wait().unwrap();
 }
 
 #[test]
-fn greedy_evaluation_takes_the_likeliest_tokens() {
+fn greedy_evaluation_picks_the_most_likely_tokens() {
     let dir = directory();
     let root = dir.path();
     let of_seed = |sampling: &str, seed: &str| {
@@ -100,7 +98,7 @@ fn greedy_evaluation_takes_the_likeliest_tokens() {
     assert_eq!(greedy, of_seed("eval_sampling=greedy", "seed=2"));
     assert_ne!(of_seed("eval_sampling=sampled", "seed=1"), of_seed("eval_sampling=sampled", "seed=2"));
 
-    // Without a configuration, completions are greedy by default.
+    // Without a configuration, decoding is greedy.
     let base = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];
     good(root, &[&base[..], SHORT, &["--out", "o.jsonl"]].concat());
     let lines = fs::read_to_string(root.join("o.jsonl")).unwrap();
@@ -116,9 +114,9 @@ fn greedy_evaluation_takes_the_likeliest_tokens() {
     }
 }
 
-/// The columns are those of the table of `score-rewards`.
+/// Checks the columns of the table that `score-rewards` prints, too.
 #[test]
-fn the_table_of_scores_has_their_quantiles() {
+fn the_table_of_scores_has_quantiles() {
     let dir = directory();
     let root = dir.path();
     let line = |text: &str| format!("{{\"prompt\": \"ab \", \"completion\": \"{text}\"}}\n");
@@ -131,7 +129,7 @@ fn the_table_of_scores_has_their_quantiles() {
     assert_eq!(columns[4..], ["1.0000", "2.0000", "3.0000", "4.0000", "6.0000"], "{output}");
 }
 
-/// With the columns that rewards compare with, and the token ids that others count.
+/// The output has the dataset columns that rewards compare with, and the token ids that rewards count.
 #[test]
 fn the_output_of_an_evaluation_can_be_scored() {
     let dir = directory();
@@ -148,9 +146,9 @@ fn the_output_of_an_evaluation_can_be_scored() {
     }
 }
 
-/// Weights, prompts and seed equal those of the first generation; the completions differ.
+/// Weights, prompts and seed equal those of the first training generation; the completions differ.
 #[test]
-fn evaluations_draw_noise_of_their_own() {
+fn evaluations_use_other_random_numbers_than_training() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("same.jsonl"), "{\"prompt\": \"ab \"}\n".repeat(2)).unwrap();
@@ -164,7 +162,7 @@ fn evaluations_draw_noise_of_their_own() {
 }
 
 #[test]
-fn completions_cut_by_the_length_limit_are_counted() {
+fn completions_truncated_at_the_length_limit_are_counted() {
     let dir = directory();
     let root = dir.path();
     let base = ["--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars", "--n", "8", "--seed", "5"];
@@ -173,13 +171,13 @@ fn completions_cut_by_the_length_limit_are_counted() {
         let of = |name: &str| json[&format!("eval_completions/{name}")].as_f64().unwrap();
         (of("mean_length"), of("clipped_ratio"))
     });
-    // One token in forty ends a completion.
+    // One of forty tokens ends a completion.
     assert!(short.0 == 1.0 && short.1 > 0.8, "{short:?}");
     assert!(long.0 < 48.0 && long.1 < 0.8, "{long:?}");
 }
 
 #[test]
-fn eval_has_no_implicit_settings_and_prints_those_in_use() {
+fn eval_has_no_implicit_settings_and_prints_the_settings_in_use() {
     let dir = directory();
     let root = dir.path();
     let base = ["eval", "--model", "model", "--dataset", "e.jsonl"];
@@ -215,16 +213,16 @@ fn eval_has_no_implicit_settings_and_prints_those_in_use() {
         "seen=d.jsonl",
     ];
     let named = evaluated(root, &[&["--model", "model", "--reward", "unique_chars"], &sets[..]].concat());
-    assert_eq!(named["eval_held_reward"], json["eval_reward"], "other sets change nothing");
+    assert_eq!(named["eval_held_reward"], json["eval_reward"], "a second dataset must not change the first result");
     assert_ne!(named["eval_seen_reward"], named["eval_held_reward"]);
     assert!(!named.contains_key("eval_reward") && named["prompts"] == 12, "{named:?}");
 }
 
 #[test]
-fn pass_at_k_follows_its_reward_whatever_the_weights() {
+fn pass_at_k_uses_its_reward_independent_of_the_reward_weights() {
     let dir = directory();
     let root = dir.path();
-    // Both rewards score all completions: one finds all of them right, one none.
+    // Both rewards score all completions; one of them always gives 1, the other 0.
     let rewards = "reward_funcs=[\"format:(?s).*\", { kind = \"format\", name = \"never\", pattern = \"Z\" }]";
     let base = ["--model", "model", "--dataset", "e.jsonl", "--pass-at-k", "1", "--set", rewards];
     let base = [&base[..], SHORT, &["--set", "reward_weights=[0.5, 3]"]].concat();
@@ -236,9 +234,9 @@ fn pass_at_k_follows_its_reward_whatever_the_weights() {
     refused(root, &unknown, &["`eval_pass_at_k_reward` = nobody", "format, never"]);
 }
 
-/// A missing score does not count as 0, neither in pass@k nor in the choice of the best checkpoint.
+/// A missing score does not count as 0, neither in pass@k nor in choosing the best checkpoint.
 #[test]
-fn unscored_completions_count_nowhere() {
+fn unscored_completions_are_excluded_everywhere() {
     let dir = directory();
     let root = dir.path();
     let program = |rewards: &str| format!("while read -r line; do echo '{{\"rewards\": {rewards}}}'; done\n");
@@ -249,7 +247,7 @@ fn unscored_completions_count_nowhere() {
     assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
     assert!(output.out.contains("0/2") && !output.out.contains("pass@1"), "{}", output.out);
     assert!(output.err.contains("scored no completion"), "{}", output.err);
-    // A completion is right if it has the full score.
+    // A completion is correct if it has the full score.
     fs::write(root.join("part.sh"), program("[0.5, 1]")).unwrap();
     let part = evaluated(root, &[&base[1..], &["command:sh part.sh"], SHORT].concat());
     assert_eq!((part["eval_pass@1"].as_f64(), part["eval_reward"].as_f64()), (Some(0.5), Some(0.75)));
@@ -266,7 +264,7 @@ fn unscored_completions_count_nowhere() {
     ];
     let output =
         good(root, &arguments("train", "run", &[&["reward_funcs=[\"command:sh null.sh\"]"], &best[..]].concat()));
-    assert!(output.err.contains("has no pass@1, and does not count"), "{}", output.err);
+    assert!(output.err.contains("has no pass@1 and does not count"), "{}", output.err);
     assert!(metrics(&root.join("run")).iter().all(|line| !line.contains("pass@1")));
 }
 

@@ -6,7 +6,7 @@ use crate::support::{RunOutput, lockstep};
 use std::fs;
 use std::path::Path;
 
-/// A program that starts, and ends at its first batch as a script with a missing module does.
+/// A program that starts, and crashes at its first batch, like a script with a missing module.
 fn broken(directory: &Path) {
     let program = "sleep 0.4; read -r line; echo 'ModuleNotFoundError: No module named x' >&2; exit 1\n";
     fs::write(directory.join("serve.sh"), program).unwrap();
@@ -16,7 +16,7 @@ fn fixed(directory: &Path) {
     fs::write(directory.join("serve.sh"), "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1]}'; done\n").unwrap();
 }
 
-/// Its last words: the error.
+/// The error at the end of the output.
 fn failed(output: &RunOutput, words: &[&str]) -> String {
     assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
     let error = &output.err[output.err.find("\nerror: ").expect(&output.err) + 1..];
@@ -33,7 +33,7 @@ fn failed(output: &RunOutput, words: &[&str]) -> String {
 }
 
 #[test]
-fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
+fn a_reward_that_scores_nothing_ends_the_run_and_prints_the_cause_once() {
     let dir = directory();
     let root = dir.path();
     broken(root);
@@ -46,15 +46,16 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
             "--resume /",
             "/run, or",
             "reward_errors = \"continue\"",
-            "reward `serve` scored nothing in 3 batches in a row (reward_patience): it ended (exit status: 1)",
+            "reward `serve` scored nothing in 3 batches in a row (reward_patience): the program exited (exit status: \
+             1)",
             "\n  | ModuleNotFoundError: No module named x",
         ],
     );
-    // The cause is printed when the reward fails first, and in the error.
+    // The cause is printed when the reward first fails, and in the final error.
     assert_eq!(output.err.matches("ModuleNotFoundError").count(), 2, "{}", output.err);
     assert!(!output.err.contains("done:") && !root.join("run/model").exists(), "{}", output.err);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
-    assert!(log.ends_with(&error), "the log file has it, too: {log}");
+    assert!(log.ends_with(&error), "the log file must have the error: {log}");
     let names = |run: &str| -> Vec<String> {
         fs::read_dir(root.join(run)).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
     };
@@ -62,13 +63,13 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
     fixed(root);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("done: 12 steps"));
 
-    // With this setting the run continues as older versions did, and messages are not repeated.
+    // With this setting the run continues without scores, and messages are not repeated.
     broken(root);
     let set = [command, "reward_errors=continue", "logging_steps=1"];
     let output = good(root, &arguments("train", "on", &set));
     assert!(output.err.contains("done: 12 steps"), "{}", output.err);
-    let message = "not started again after 3 restarts without a good batch: it ended (exit status: 1)";
-    // The failure occurs in 9 of 12 steps and in 3 evaluations; each kind is reported once, and in the summary.
+    let message = "not restarted after 3 restarts without a successful batch: the program exited (exit status: 1)";
+    // The failure occurs in 9 of 12 steps and in 3 evaluations; each kind is reported once, and again in the summary.
     assert_eq!(output.err.matches(message).count(), 4, "{}", output.err);
     let lines = metrics(&root.join("on"));
     let alarms: Vec<&String> = lines.iter().filter(|line| line.contains("\"alarm\":{\"id\":\"reward_")).collect();
@@ -82,11 +83,14 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
     assert!(output.err.lines().all(|line| line.len() < 300), "{}", output.err);
     // Each kind of failure is reported once.
     assert_eq!(output.err.matches("ModuleNotFoundError").count(), 3, "{}", output.err);
-    assert!(metrics(&root.join("on")).iter().all(|line| !line.contains("frac_reward_zero_std")), "not 0: nobody knows");
+    assert!(
+        metrics(&root.join("on")).iter().all(|line| !line.contains("frac_reward_zero_std")),
+        "the metric is unknown, and must not be 0"
+    );
 }
 
 #[test]
-fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
+fn a_reward_without_restarts_left_ends_the_run_with_a_json_error() {
     let dir = directory();
     let root = dir.path();
     broken(root);
@@ -98,7 +102,7 @@ fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
     let last = lines.last().unwrap();
     let message = last["message"].as_str().unwrap();
     assert!(last["level"] == "error" && message.contains("reward `serve` no longer scores"), "{last}");
-    assert_eq!(output.err.matches("ModuleNotFoundError").count(), 1, "the cause, once: {}", output.err);
+    assert_eq!(output.err.matches("ModuleNotFoundError").count(), 1, "the cause must be printed once: {}", output.err);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
     assert_eq!(log.lines().last(), output.err.lines().last());
     // Bad input is reported as JSON, too.
@@ -107,9 +111,9 @@ fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
     assert_eq!((output.code, &line["level"]), (Some(2), &"error".into()), "{}", output.err);
 }
 
-/// The batch that could not be scored is sampled again: the run equals, bit for bit, a run whose reward never failed.
+/// The batch without scores is sampled again: the run equals, bit for bit, a run whose reward never failed.
 #[test]
-fn a_run_resumes_from_where_its_reward_died() {
+fn a_run_resumes_at_the_batch_whose_reward_failed() {
     let dir = directory();
     let root = dir.path();
     let program = "while read -r line; do\ncase \"$line\" in *'\"global_step\":5,'*) [ -e fixed ] || exit 3;; esac\n\
@@ -117,7 +121,7 @@ fn a_run_resumes_from_where_its_reward_died() {
     fs::write(root.join("serve.sh"), program).unwrap();
     let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
     let set = [command, "save_steps=1", "record_rollouts=true"];
-    // Evaluations have another number of completions.
+    // Evaluations have another number of completions per prompt.
     let set = [&set[..], &["num_generations_eval=2"]].concat();
     let output = lockstep(root, &arguments("train", "cut", &set));
     failed(&output, &["stopped after step 5", "exit status: 3"]);
@@ -128,7 +132,7 @@ fn a_run_resumes_from_where_its_reward_died() {
 }
 
 #[test]
-fn an_evaluation_in_which_nothing_was_scored_is_no_success() {
+fn an_evaluation_without_scores_fails() {
     let dir = directory();
     let root = dir.path();
     let all =
@@ -164,7 +168,7 @@ fn an_evaluation_in_which_nothing_was_scored_is_no_success() {
 
 /// The progress output counts completions that time out.
 #[test]
-fn progress_counts_what_timed_out() {
+fn progress_counts_completions_that_timed_out() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("serve.sh"), "while read -r line; do sleep 5; done\n").unwrap();

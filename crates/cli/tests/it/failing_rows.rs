@@ -1,5 +1,5 @@
-//! A reward program that crashes, hangs and answers nonsense for some prompts: the run continues, these completions
-//! have no score, alarms report it, and a resumed run has the same bits.
+//! A reward program that crashes, hangs and prints invalid answers for some prompts: the run continues, these
+//! completions have no score, alarms report the failures, and a resumed run has the same bits.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, rollouts, same};
 use lockstep::wire::file::GroupFile;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The program fails for the prompts "x", "sun" and "moon", each time in the same way.
+/// The program fails for the prompts "x", "sun" and "moon", in a different way for each.
 const PROGRAM: &str = r#"while read -r line; do case "$line" in
   *'"prompts":["x '*) echo 'cannot judge x' >&2; exit 3;;
   *'"prompts":["sun '*) sleep 60;;
@@ -17,7 +17,7 @@ esac; done
 "#;
 
 #[test]
-fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
+fn a_run_continues_if_a_reward_crashes_hangs_or_answers_nonsense() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("serve.sh"), PROGRAM).unwrap();
@@ -30,8 +30,11 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     // Each kind of failure raises a separate alarm with its reason.
     let lines: Vec<Value> = metrics(&whole).iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     for (id, words) in [
-        ("reward_crashed", "it ended (exit status: 3); the last lines of its standard error:\n  | cannot judge x"),
-        ("reward_timed_out", "no answer within 2 s; it was killed"),
+        (
+            "reward_crashed",
+            "the program exited (exit status: 3); the last lines of its standard error:\n  | cannot judge x",
+        ),
+        ("reward_timed_out", "no answer within 2 s; the program was killed"),
         ("reward_bad_answer", "it begins: what?"),
     ] {
         let alarm = lines.iter().map(|line| &line["alarm"]).find(|alarm| alarm["id"] == id);
@@ -44,7 +47,7 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
         );
     }
 
-    // The record marks each completion without a score, and no other.
+    // The record marks each completion without a score, and no other completion.
     let mut counts = BTreeMap::new();
     for line in rollouts(&whole) {
         let problems = line["problems"].as_array().map_or(&[][..], Vec::as_slice);
@@ -61,7 +64,7 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
         assert!(!texts.is_empty() && texts.iter().all(|text| text.contains("\"reward\":\"serve\"")), "{counts:?}");
     }
 
-    // A replay of the recorded file reports the same, from records and from lines.
+    // A replay of the recorded file reports the same failures, from the binary file and from JSON lines.
     let text: String = rollouts(&whole).iter().map(|line| format!("{line}\n")).collect();
     fs::write(root.join("lines.jsonl"), text).unwrap();
     let kept = |run: &str| -> Vec<[Value; 3]> {
@@ -88,13 +91,16 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     let unscored = |ids: &Value| prompts.iter().filter(|(prompt, _)| prompt == ids).all(|(_, score)| score.is_null());
     let scored = |ids: &Value| prompts.iter().filter(|(prompt, _)| prompt == ids).all(|(_, score)| score.is_number());
     let all: BTreeMap<String, &Value> = prompts.iter().map(|(prompt, _)| (prompt.to_string(), prompt)).collect();
-    assert_eq!(all.len(), 10, "every prompt was drawn");
+    assert_eq!(all.len(), 10, "every prompt must have been drawn");
     assert_eq!(
         (all.values().filter(|ids| unscored(ids)).count(), all.values().filter(|ids| scored(ids)).count()),
         (3, 7)
     );
     let rewards = lines.iter().filter_map(|line| line["rewards/serve/mean"].as_f64());
-    assert!(rewards.clone().count() > 0 && rewards.into_iter().all(|mean| mean == 0.5), "no failure is a zero");
+    assert!(
+        rewards.clone().count() > 0 && rewards.into_iter().all(|mean| mean == 0.5),
+        "a failure must not count as 0"
+    );
 
     good(root, &arguments("train", "cut", &set));
     good(root, &["train", "--resume", "cut/checkpoints/step-000004"]);

@@ -1,4 +1,4 @@
-//! `status` and `queue` on a fleet directory that learner and workers of the fleet write.
+//! `status` and `queue` on a directory that a real learner and real workers write.
 
 use crate::support::runs::good;
 use crate::support::{RunOutput, command, listing, lockstep, refused};
@@ -48,8 +48,8 @@ fn join(out: &Path, name: &str) -> SpoolWorker {
     SpoolWorker::join(out, WorkerName::new(name).unwrap()).unwrap()
 }
 
-/// A run at batch 3 of 8, with two groups per batch. Batch 3 is trained on. Of batch 4, dev1 has done job 8 and samples
-/// job 9. Job 10 waits. dev2 was killed with job 11, and dev3 has ended.
+/// A run at batch 3 of 8, with two groups per batch. Batch 3 is being trained on. For batch 4, dev1 has finished job 8
+/// and is sampling job 9, and job 10 is pending. dev2 was killed with job 11, and dev3 has ended.
 struct Run {
     dir: tempfile::TempDir,
     learner: SpoolLearner,
@@ -103,7 +103,7 @@ fn parsed(output: &RunOutput) -> Value {
 }
 
 #[test]
-fn status_shows_learner_batches_and_workers() {
+fn status_lists_the_learner_batches_and_workers() {
     let run = run();
     let before = listing(run.root());
     let output = good(run.root(), &["status", "run"]);
@@ -128,11 +128,11 @@ fn status_shows_learner_batches_and_workers() {
     assert_eq!(status["workers"][0]["status"]["shared"]["tokens_per_s"], json!(2310.4));
     assert_eq!(status["workers"][0]["complete"], json!(["000008.0"]));
     assert_eq!(status["workers"][1]["alive"], Value::Null);
-    assert_eq!(listing(run.root()), before, "it only reads");
+    assert_eq!(listing(run.root()), before, "the command must not write");
 }
 
 #[test]
-fn status_of_a_learner_that_is_not_there() {
+fn status_shows_a_stopped_dead_or_missing_learner() {
     let mut run = run();
     let first = |run: &Run| good(run.root(), &["status", "run"]).out.lines().next().unwrap().to_owned();
     run.learner.announce(&LearnerState { ended: true, ..state() }).unwrap();
@@ -153,16 +153,16 @@ fn status_of_a_learner_that_is_not_there() {
     write(&LearnerState { ended: true, batch: BatchId(8), ..state() });
     assert!(first().contains("step 8/8  version 8  ended"), "{}", first());
     write(&LearnerState { checkpoints: CheckpointStates::default(), ..state() });
-    let gone = format!("DEAD (it was pid {})  checkpoint none yet", std::process::id());
+    let gone = format!("DEAD (was pid {})  checkpoint none yet", std::process::id());
     assert!(first().ends_with(&gone), "{}", first());
     std::fs::write(dir.path().join("run/fleet/learner.json"), "{}").unwrap();
     assert!(first().contains("learner.json cannot be read"), "{}", first());
     std::fs::remove_file(dir.path().join("run/fleet/learner.json")).unwrap();
-    assert_eq!(first(), "learner  none yet: workers wait for it");
+    assert_eq!(first(), "learner  not started: workers are waiting for it");
 }
 
 #[test]
-fn a_watch_ends_with_the_run() {
+fn status_watch_exits_when_the_run_ends() {
     let mut run = run();
     let mut watch =
         command(run.root(), &["status", "run", "--watch", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -178,7 +178,7 @@ fn a_watch_ends_with_the_run() {
     assert_eq!(watch.wait().unwrap().code(), Some(0));
     let output = good(dir.path(), &["status", "run", "--watch"]);
     assert!(output.out.starts_with("learner  step 8/8") && output.out.ends_with("\n\n"), "{}", output.out);
-    assert!(!output.out.contains('\u{1b}'), "only a terminal is cleared");
+    assert!(!output.out.contains('\u{1b}'), "escape sequences are only for terminals");
 }
 
 #[test]
@@ -191,7 +191,7 @@ pending     000010.0
 processing  000009.0  by dev1 (sampling)
 processing  000011.0  by dev2 (dead)
 complete    000008.0  from dev1
-synced      batch 2   trained on, in no checkpoint yet
+synced      batch 2   trained on, not yet in a checkpoint
 synced      batch 3
 ";
     assert_eq!(output.out, expected);
@@ -204,14 +204,14 @@ synced      batch 3
     assert_eq!(listed["processing"], processing);
     assert_eq!(listed["complete"], json!([{"job": "000008.0", "worker": "dev1"}]));
     assert_eq!(listed["synced"], json!([2, 3]));
-    assert_eq!(listing(run.root()), before, "it only reads");
+    assert_eq!(listing(run.root()), before, "the command must not write");
 
     std::fs::create_dir_all(run.root().join("empty/fleet")).unwrap();
     assert_eq!(good(run.root(), &["queue", "empty", "ls"]).out, "no jobs\n");
 }
 
 #[test]
-fn queue_shows_a_job_wherever_it_is() {
+fn queue_shows_a_job_in_any_state() {
     let run = run();
     let show = |job: &str| good(run.root(), &["queue", "run", "show", job]).out;
     let lineage = "ab".repeat(16);
@@ -236,12 +236,12 @@ fn queue_shows_a_job_wherever_it_is() {
     assert_eq!(shown["results"][0]["fingerprint"], json!(fingerprint));
     assert_eq!((&shown["version"], &shown["lineage"]), (&json!(3), &json!(lineage)));
 
-    // An incomplete result is reported, and the command succeeds.
+    // An incomplete result is reported, but the command succeeds.
     let path = run.root().join("run/fleet/complete_from_dev1/000008.0");
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     let shown = show("000008.0");
-    assert!(shown.contains("unreadable") && shown.contains("checksum does not fit"), "{shown}");
+    assert!(shown.contains("unreadable") && shown.contains("wrong checksum"), "{shown}");
 }
 
 #[test]
@@ -257,16 +257,16 @@ fn other_directories_and_unknown_jobs_are_refused() {
         refused(root, &all, &[words]);
     }
     refused(root, &["queue", "other", "ls"], &["other is not a distributed run"]);
-    refused(root, &["status", "none"], &["none: there is no such directory"]);
+    refused(root, &["status", "none"], &["none: no such directory"]);
     refused(root, &["status", "file"], &["file is not a directory"]);
     refused(root, &["status", "run/fleet"], &["give the run's directory"]);
 
     let show = |job: &str, words: &[&str]| refused(root, &["queue", "run", "show", job], words);
-    show("9", &["named like 000123.0", "did you mean 000009.0?"]);
-    show("nine", &["\"nine\" is no job: jobs are named like 000123.0"]);
+    show("9", &["job names look like 000123.0", "did you mean 000009.0?"]);
+    show("nine", &["\"nine\" is not a job: job names look like 000123.0"]);
     show("000001.0", &["its batch, 0, is trained on", "`lockstep queue run ls`"]);
-    show("000012.0", &["belongs to batch 6 and is not offered; the run is at batch 3"]);
+    show("000012.0", &["belongs to batch 6 and is not in the queue; the run is at batch 3"]);
     show("000016.0", &["the last group of the run is 000015"]);
-    show("eval-000003.0", &["\"eval-000003.0\" is no job"]);
+    show("eval-000003.0", &["\"eval-000003.0\" is not a job"]);
     assert_eq!(lockstep(root, &["queue", "run"]).code, Some(2));
 }

@@ -1,4 +1,4 @@
-//! Workers that join a run that is resumed, or one that is not.
+//! Workers that join a resumed run, a finished run, or a run without workers.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::runs::{arguments, directory, good, same_but_workers};
@@ -15,7 +15,7 @@ fn learner<'a>(resume: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["learner", "--resume", resume][..], more].concat()
 }
 
-/// Kills every process of a run in the middle of it.
+/// Starts a run with workers, and kills all its processes in the middle.
 fn killed(root: &Path, set: &[&str]) {
     let mut child = start(root, &distributed("out", "1", &[&["max_steps=100000"], set].concat()));
     let run = root.join("out");
@@ -28,9 +28,10 @@ fn killed(root: &Path, set: &[&str]) {
     testing::wait_until("every process ends", || pids(&run).is_empty());
 }
 
-/// The previous learner was killed, and left its state. The next learner has another configuration, and starts slowly.
+/// The previous learner was killed and left its state file. The next learner has another configuration and starts
+/// slowly.
 #[test]
-fn a_worker_compares_itself_with_the_learner_that_runs() {
+fn a_worker_compares_its_inputs_with_the_running_learner() {
     let dir = directory();
     let root = dir.path();
     killed(root, &["eval_strategy=no"]);
@@ -41,9 +42,9 @@ fn a_worker_compares_itself_with_the_learner_that_runs() {
     let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
     let joined = || status::read(&root.join("out")).is_ok_and(|status| status.workers.iter().any(is_there));
     testing::wait_until("the worker joins", joined);
-    // A worker that trusted the old state would have loaded its model and been refused by now.
+    // A worker that used the old state file would have loaded its model and been refused by now.
     std::thread::sleep(std::time::Duration::from_millis(1500));
-    assert!(joined(), "it has ended");
+    assert!(joined(), "the worker has exited");
     drop(next);
     let last = fs::read_dir(root.join("out/checkpoints")).unwrap().count();
     assert!(last > 0);
@@ -52,9 +53,9 @@ fn a_worker_compares_itself_with_the_learner_that_runs() {
     end(worker);
 }
 
-/// A worker that stays joined while the run is resumed with other keys reports it, and is not blamed for a job.
+/// A worker that stays joined while the run is resumed with other keys reports the change, and no job counts as failed.
 #[test]
-fn a_worker_of_another_configuration_ends_without_blame() {
+fn a_worker_with_an_outdated_configuration_exits_without_failing_a_job() {
     let dir = directory();
     let root = dir.path();
     let mut first = start(root, &{
@@ -79,27 +80,27 @@ fn a_worker_of_another_configuration_ends_without_blame() {
                 && output.contains("start the worker again")
         );
     }
-    assert!(second.try_wait().unwrap().is_none(), "the learner waits for other workers");
+    assert!(second.try_wait().unwrap().is_none(), "the learner must wait for other workers");
     let _ = Command::new("kill").args(["-INT", &second.id().to_string()]).status();
     let code = second.wait().unwrap().code();
     assert_eq!(code, Some(130), "it stops");
 }
 
 #[test]
-fn a_worker_of_a_run_without_a_learner_reports_it_and_ends() {
+fn a_worker_of_a_run_without_a_learner_reports_it_and_exits() {
     let dir = directory();
     let root = dir.path();
     let short = ["max_steps=4", "eval_strategy=no", "max_staleness=1"];
-    // A run of one process that has ended.
+    // A finished run of a single process.
     good(root, &arguments("train", "out", &short));
     let before = listing(&root.join("out"));
     refused(root, &JOIN, &["w1 cannot work for out", "the run has no workers", "learner --resume out", "--wait"]);
-    assert_eq!(listing(&root.join("out")), before, "nothing is written into it");
-    // A run with workers that has ended, too.
+    assert_eq!(listing(&root.join("out")), before, "no file may be written into the run");
+    // A finished run with workers.
     fs::remove_dir_all(root.join("out")).unwrap();
     good(root, &distributed("out", "1", &short));
-    refused(root, &JOIN, &["w1 cannot work for out", "the run has ended, after 4 of 4 batches", "--wait"]);
-    // The run is resumed later.
+    refused(root, &JOIN, &["w1 cannot work for out", "the run has ended after 4 of 4 batches", "--wait"]);
+    // The worker waits until the run is resumed.
     let waits = start(root, &[&JOIN[..], &["--wait"]].concat());
     let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
     testing::wait_until("the worker joins", || {
@@ -110,7 +111,7 @@ fn a_worker_of_a_run_without_a_learner_reports_it_and_ends() {
     good(root, &arguments("train", "one", &short));
     good(root, &["train", "--resume", "one", "--set", "max_steps=12"]);
     same_but_workers(&root.join("one"), &root.join("out"));
-    refused(root, &["worker", "--join", "out", "--name", "checkpoint"], &["checkpoint cannot name a worker"]);
+    refused(root, &["worker", "--join", "out", "--name", "checkpoint"], &["checkpoint cannot be a worker's name"]);
     let output = lockstep(root, &["worker", "--join", "d.jsonl/x", "--name", "w1"]);
     assert_ne!(output.code, Some(0), "{}", output.err);
 }

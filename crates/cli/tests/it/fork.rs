@@ -1,4 +1,4 @@
-//! `lockstep fork`: the fork has the original's bits up to a step, and also after it as long as nothing is changed.
+//! `lockstep fork`: a fork has the original's bits up to a step, and also after it if nothing is changed.
 
 use crate::support::runs::{arguments, directory, good, metrics, rollouts};
 use crate::support::{lockstep, refused};
@@ -21,7 +21,7 @@ fn record(run: &Path) -> Value {
 }
 
 #[test]
-fn unchanged_it_is_the_original() {
+fn a_fork_without_changes_equals_the_original() {
     let dir = directory();
     let root = dir.path();
     let stale = ["max_staleness=2", "num_iterations=2", "partial_rollout_tokens=2"];
@@ -39,14 +39,14 @@ fn unchanged_it_is_the_original() {
             assert_eq!(of["lineage"].is_string(), at != "0", "{of}");
         }
     }
-    // A fork is a run: it can be verified and resumed.
+    // A fork is a normal run: it can be verified and resumed.
     good(root, &["verify", "run-3", "--all"]);
     assert_eq!(lockstep(root, &["train", "--resume", "run-3"]).code, Some(0));
 }
 
-/// Forks of forks of a run with workers, each with a changed key, can be verified, including their results.
+/// Forks of forks of a run with workers, each with a changed key, can be verified.
 #[test]
-fn a_fork_of_a_fork_of_workers_is_proven() {
+fn a_fork_of_a_fork_of_a_distributed_run_can_be_verified() {
     let dir = directory();
     let root = dir.path();
     let set = [
@@ -66,9 +66,9 @@ fn a_fork_of_a_fork_of_workers_is_proven() {
     }
 }
 
-/// Which rollouts taught it this?
+/// Removing a group without a gradient must not change the run.
 #[test]
-fn a_group_without_gradient_taught_nothing() {
+fn removing_a_group_without_a_gradient_changes_no_bit() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));
@@ -98,7 +98,7 @@ fn a_fork_with_a_wrong_run_step_or_key_is_refused() {
     let fixed = lockstep(root, &["fork", "run", "--at", "4", "--set", "num_generations=4", "--out", "fixed"]);
     assert!(fixed.code == Some(2) && fixed.err.contains("num_generations"), "{}", fixed.err);
     refused(root, &["fork", "run", "--at", "4", "--out", "run"], &["already holds a run"]);
-    // A copy that lacks a file would be another run.
+    // A run with a missing file cannot be copied exactly.
     std::os::unix::fs::symlink("nowhere", root.join("run/tensorboard/gone")).unwrap();
     let torn = lockstep(root, &["fork", "run", "--at", "4", "--out", "torn"]);
     assert!(torn.code != Some(0) && torn.err.contains("tensorboard/gone"), "{}", torn.err);

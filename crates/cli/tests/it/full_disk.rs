@@ -1,5 +1,5 @@
-//! A disk that is full when a checkpoint is due: the run stops with the reason, and the last good checkpoint stays
-//! good. The tests need the right to mount a small tmpfs, and are skipped with a message without it.
+//! A disk that is full when a checkpoint is due: the run stops with the reason, and the last complete checkpoint stays
+//! intact. The tests need permission to mount a tmpfs, and are skipped otherwise.
 
 #![cfg(target_os = "linux")]
 
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A tmpfs of one mebibyte, unmounted at the end.
+/// A tmpfs of one mebibyte, unmounted on drop.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -27,16 +27,16 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
+fn a_full_disk_stops_the_run_and_damages_no_checkpoint() {
     let dir = directory();
     let root = dir.path();
     let mounted = SmallDisk::mount(&root.join("disk"));
-    let Some(_disk) = mounted.or_else(|| testing::skip("no right to mount a tmpfs")) else { return };
+    let Some(_disk) = mounted.or_else(|| testing::skip("no permission to mount a tmpfs")) else { return };
     let set = ["tensorboard=false", "log_completions=false"];
     good(root, &arguments("train", "whole", &set));
     let whole: u64 = listing(&root.join("whole/checkpoints/step-000002")).iter().map(|(_, length)| length).sum();
 
-    // There is room for only the first one or two checkpoints.
+    // The disk has room for only one or two checkpoints.
     fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - 3 * whole) as usize]).unwrap();
     let printed = lockstep(root, &arguments("train", "disk/run", &set));
     assert_eq!(printed.code, Some(1), "{}{}", printed.out, printed.err);
@@ -53,20 +53,20 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
         assert_eq!(weights("whole").unwrap(), weights("disk/run").unwrap(), "{name}");
     }
 
-    // While the disk is full, the error is printed again. Once there is room, the run continues.
+    // While the disk is full, resuming fails with the same error. Once there is room, the run continues.
     assert_eq!(lockstep(root, &["train", "--resume", "disk/run"]).code, Some(1));
     fs::remove_file(root.join("disk/ballast")).unwrap();
     good(root, &["train", "--resume", "disk/run"]);
     same(&root.join("whole"), &root.join("disk/run"));
 }
 
-/// Only the disk of the recorded completions is full: recording stops with a message, and training continues.
+/// Only the disk with recorded completions is full: recording stops with a message, and training continues.
 #[test]
-fn no_room_for_completions_stops_no_run() {
+fn a_full_disk_for_completions_does_not_stop_training() {
     let dir = directory();
     let root = dir.path();
     let mounted = SmallDisk::mount(&root.join("disk"));
-    let Some(_disk) = mounted.or_else(|| testing::skip("no right to mount a tmpfs")) else { return };
+    let Some(_disk) = mounted.or_else(|| testing::skip("no permission to mount a tmpfs")) else { return };
     let set = ["record_rollouts=true", "tensorboard=false", "log_completions=false"];
     for run in ["roomy", "full"] {
         good(root, &arguments("train", run, &set));
@@ -76,7 +76,7 @@ fn no_room_for_completions_stops_no_run() {
     let page = 1 << 12;
     let used = fs::metadata(&moved).unwrap().len().next_multiple_of(page);
     fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - used - page) as usize]).unwrap();
-    // A link would not be followed inside a run, so the file itself is on the small disk.
+    // Links inside a run are not followed, so the file itself is mounted from the small disk.
     assert!(Command::new("mount").arg("--bind").args([&moved, &file]).status().unwrap().success());
     let _bound = SmallDisk(file.clone());
     let resume = |run: &str| good(root, &["train", "--resume", run, "--set", "max_steps=60"]);
@@ -91,16 +91,16 @@ fn no_room_for_completions_stops_no_run() {
 
 /// Every command that writes reports the full disk, and leaves no partial result.
 #[test]
-fn a_full_disk_ends_every_command_that_writes_in_a_message() {
+fn every_command_that_writes_reports_a_full_disk() {
     let dir = directory();
     let root = dir.path();
     let mounted = SmallDisk::mount(&root.join("disk"));
-    let Some(_disk) = mounted.or_else(|| testing::skip("no right to mount a tmpfs")) else { return };
+    let Some(_disk) = mounted.or_else(|| testing::skip("no permission to mount a tmpfs")) else { return };
     fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();
     let short = ["max_steps=1", "eval_strategy=no", "use_peft=true", "lora_r=2"];
     let pairs = [&short[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat();
     good(root, &arguments("sft", "lora", &short));
-    // The rest of the last page is filled, too.
+    // Fills the rest of the last page, too.
     let mut ballast = fs::File::create(root.join("disk/ballast")).unwrap();
     while std::io::Write::write_all(&mut ballast, &[1; 4096]).is_ok() {}
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];

@@ -1,5 +1,5 @@
 //! A tiny Gemma 3 from `init` to trained weights: another activation, other norms, scaled embeddings and two rotary
-//! bases in all that a run does.
+//! bases, in every part of a run.
 
 use crate::support::runs::{arguments, directory_of, files, good, of_lines, same};
 use crate::support::tensors;
@@ -18,7 +18,7 @@ fn model(run: &Path) -> Vec<(String, Vec<f32>)> {
 }
 
 #[test]
-fn random_norms_begin_as_the_identity() {
+fn initial_norms_are_the_identity() {
     let dir = directory_of(GEMMA3);
     fs::write(dir.path().join("config.json"), GEMMA3).unwrap();
     good(dir.path(), &["init", "--config", "config.json", "--out", "made"]);
@@ -41,7 +41,7 @@ fn fine_tuning_lowers_the_loss_and_moves_every_weight() {
         let after = model(&dir.path().join(out));
         assert_eq!(before.len(), 1 + 2 * 13 + 1);
         for ((name, before), (_, after)) in before.iter().zip(&after) {
-            assert!(before.iter().zip(after).any(|(a, b)| a != b), "{out}: {name} is as it was");
+            assert!(before.iter().zip(after).any(|(a, b)| a != b), "{out}: {name} has not changed");
         }
         let config = |of: &Path| -> serde_json::Value {
             serde_json::from_slice(&fs::read(of.join("model/config.json")).unwrap()).unwrap()
@@ -54,7 +54,7 @@ fn fine_tuning_lowers_the_loss_and_moves_every_weight() {
 }
 
 #[test]
-fn sampler_and_trainer_agree_with_adapters_and_without() {
+fn sampler_and_trainer_agree_with_and_without_adapters() {
     let dir = directory_of(GEMMA3);
     let root = dir.path();
     let lora = ["use_peft=true", "lora_r=4", "lora_target_modules=all-linear"];

@@ -1,4 +1,4 @@
-//! Models and datasets by their Hub ids, fetched from a server on this machine that serves two local directories.
+//! Models and datasets given by Hub ids, fetched from a local server that serves two directories.
 
 use crate::support::{RunOutput, command, model};
 use std::fs;
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A server with the Hub's API for `ORG/NAME` and `datasets/ORG/NAME` below a root: lists of a repository's files, and
-/// ranges of files.
+/// byte ranges of files.
 struct Server {
     endpoint: String,
     files_served: Arc<AtomicUsize>,
-    /// Whether the server truncates files of weights.
+    /// Whether the server truncates weight files.
     broken: Arc<AtomicBool>,
 }
 
@@ -78,7 +78,7 @@ fn answer(mut stream: TcpStream, root: &Path, count: &AtomicUsize, cut: &AtomicB
     stream.write_all(if broken { &body[..body.len() / 2] } else { body })
 }
 
-/// Runs `lockstep` with this cache and this server.
+/// Runs `lockstep` with this cache directory and this server.
 fn lockstep(directory: &Path, endpoint: &str, arguments: &[&str]) -> RunOutput {
     let mut command = command(directory, arguments);
     command.env_remove("HF_HUB_OFFLINE").env("HF_HUB_CACHE", directory.join("cache")).env("HF_ENDPOINT", endpoint);
@@ -88,7 +88,7 @@ fn lockstep(directory: &Path, endpoint: &str, arguments: &[&str]) -> RunOutput {
 }
 
 #[test]
-fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_continues() {
+fn hub_files_are_fetched_once_and_broken_downloads_continue() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("hub");
     model(&root.join("tiny/letters"));
@@ -110,7 +110,7 @@ fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_continues() {
     server.broken.store(true, Ordering::Relaxed);
     let printed = run(&server.endpoint, "run");
     assert_eq!(printed.code, Some(2), "{}", printed.err);
-    assert!(printed.err.contains("fetching it from") && !dir.path().join("run").exists(), "{}", printed.err);
+    assert!(printed.err.contains("downloading it from") && !dir.path().join("run").exists(), "{}", printed.err);
 
     server.broken.store(false, Ordering::Relaxed);
     let printed = run(&server.endpoint, "run");

@@ -1,4 +1,4 @@
-//! The verdict of a run: whether it learned, judged by its own steps' values. The verdict is the same wherever it is
+//! The verdict of a run: whether it learned, judged by the values of its steps. The verdict is the same wherever it is
 //! printed.
 
 use crate::support::lockstep;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// How the run is executed.
+/// How a run is executed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Whole,
@@ -15,12 +15,12 @@ enum How {
     Resumed,
     /// Resumed once more, from the checkpoint of step 4.
     FromEarlier,
-    /// An older version, which did not write `steps.jsonl`, took the first six steps.
+    /// An older version, which did not write `steps.jsonl`, trained the first six steps.
     Older,
 }
 
-/// The command, its keys, how the run is executed, the metric that judges it, and the number of values of that metric:
-/// one for each step that has one. (In the older version's part, one for each logged step.)
+/// The command, its keys, how the run is executed, the metric for the verdict, and the number of its values: one per
+/// step that has a value. (In the older version's part: one per logged step.)
 type Row = (&'static str, &'static [&'static str], How, &'static str, usize);
 
 #[rustfmt::skip]
@@ -37,7 +37,7 @@ const ROWS: [Row; 26] = [
     ("train", &["num_iterations=2", "logging_steps=10"], How::Whole, "reward", 6),
     ("train", &["num_iterations=2", "steps_per_generation=2", "logging_steps=10"], How::Whole, "reward", 3),
     ("train", &["gradient_accumulation_steps=2", "logging_steps=10"], How::Whole, "reward", 12),
-    // Each generation serves four optimizer steps.
+    // Each generation is used for four optimizer steps.
     ("train", &["algorithm=ppo", "num_generations=1", "logging_steps=10"], How::Whole, "reward", 3),
     ("train", &["algorithm=rloo", "max_steps=3"], How::Whole, "reward", 3),
     ("train", &["use_peft=true", "lora_r=2", "logging_steps=10"], How::Whole, "reward", 12),
@@ -45,7 +45,7 @@ const ROWS: [Row; 26] = [
     ("train", &["logging_steps=10"], How::Resumed, "reward", 12),
     ("train", &["logging_steps=10", "num_iterations=2"], How::Resumed, "reward", 6),
     ("train", &["logging_steps=10"], How::FromEarlier, "reward", 12),
-    // The older version logs steps 3 and 6; this version has values of steps 7 to 12.
+    // The older version logs steps 3 and 6; this version logs values of steps 7 to 12.
     ("train", &[], How::Older, "reward", 8),
     ("sft", &["logging_steps=10"], How::Whole, "loss", 12),
     ("sft", &["max_steps=3"], How::Whole, "loss", 3),
@@ -72,8 +72,7 @@ fn train(root: &Path, (purpose, set, how, ..): Row) -> String {
         for checkpoint in fs::read_dir(root.join("out/checkpoints")).unwrap() {
             let checkpoint = checkpoint.unwrap().path();
             let state = fs::read_to_string(checkpoint.join("run_state.json")).unwrap();
-            // The state has no checksum, as in checkpoints of a version that wrote none; and the list of files is
-            // removed.
+            // Removes the checksum of the state and the list of files, as in checkpoints of an older version.
             let state = format!("{{{}", state.split_once("\",").unwrap().1);
             let mut state: Value = serde_json::from_str(&state).unwrap();
             assert!(state["log_bytes"].as_object_mut().unwrap().remove("steps.jsonl").is_some());
@@ -86,7 +85,7 @@ fn train(root: &Path, (purpose, set, how, ..): Row) -> String {
     if how == How::FromEarlier { resume("out/checkpoints/step-000004") } else { printed }
 }
 
-/// Errors in the verdict of a run.
+/// Describes the first error in the verdict of a run.
 fn wrong(row: Row) -> Option<String> {
     let (purpose, set, how, key, count) = row;
     let dir = directory();
@@ -108,7 +107,7 @@ fn wrong(row: Row) -> Option<String> {
     if !own.windows(2).all(|pair| pair[0].0 < pair[1].0) {
         return Some(format!("steps twice, or in another order: {own:?}"));
     }
-    // A logged value is the mean of the steps' values since the last logged one.
+    // A logged value is the mean of the steps' values since the previous logged step.
     let mut since = begin - 1;
     for (step, mean) in logged.into_iter().filter(|(step, _)| *step >= begin) {
         let all: Vec<f64> = own.iter().filter(|(own, _)| (since + 1..=step).contains(own)).map(|(_, x)| *x).collect();
@@ -123,7 +122,10 @@ fn wrong(row: Row) -> Option<String> {
     let verdict = lines[lines.len() - 2].split_once("s] ").unwrap().1;
     let report = lockstep(root, &["report", "out", "--print"]).out;
     if !report.starts_with(&format!("# out\n\n{verdict}\n")) {
-        return Some(format!("the last words are {verdict:?}, and the report begins {:?}", report.get(..200)));
+        return Some(format!(
+            "the console's verdict is {verdict:?}, but the report begins with {:?}",
+            report.get(..200)
+        ));
     }
     let few =
         format!("Too early to tell: {count} value{} of {key}, and 4 are needed.", if count == 1 { "" } else { "s" });
@@ -144,19 +146,19 @@ fn all_right(rows: impl Iterator<Item = Row>) -> usize {
 }
 
 #[test]
-fn a_sample_of_runs_is_judged_by_the_steps_own_values() {
+fn verdicts_of_some_runs_follow_from_their_step_values() {
     all_right([0, 3, 9, 16, 19, 23].into_iter().map(|place| ROWS[place]));
 }
 
 #[test]
 #[ignore = "a minute; `cargo xtask nightly last_words` runs it"]
-fn every_kind_of_run_is_judged_by_the_steps_own_values() {
+fn verdicts_of_all_kinds_of_runs_follow_from_their_step_values() {
     println!("{} runs are judged by the steps' own values", all_right(ROWS.into_iter()));
 }
 
-/// Each command, and the files that it wrote with `--out` into a new directory.
+/// `report --out` creates a new directory, for one run and for two runs.
 #[test]
-fn a_report_makes_its_directory_and_tells_two_runs_apart() {
+fn a_report_creates_its_directory_and_compares_two_runs() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "a", &["max_steps=1", "eval_strategy=no"]));
@@ -171,7 +173,7 @@ fn a_report_makes_its_directory_and_tells_two_runs_apart() {
     let table = table.split_once("##").unwrap().0;
     let keys: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next()).collect();
     assert_eq!(keys, ["key", "learning_rate"], "{text}");
-    // A single logged line has a first and a last value.
+    // A single logged line still has a first and a last value.
     let row = text.lines().find(|line| line.starts_with("| reward ")).unwrap_or_else(|| panic!("{text}"));
     assert!(!row.contains('–'), "{row}");
     let page = fs::read_to_string(root.join("deep/er/rep/report.html")).unwrap();
@@ -183,9 +185,9 @@ fn a_report_makes_its_directory_and_tells_two_runs_apart() {
     }
 }
 
-/// `plan` tells a script whether the run fits into the memory of this process.
+/// The exit code of `plan` is whether the run fits into the memory of this process.
 #[test]
-fn a_plan_that_does_not_fit_has_an_exit_code_of_its_own() {
+fn a_plan_that_does_not_fit_exits_with_code_1() {
     let dir = directory();
     let root = dir.path();
     let limited = |kib: &str, words: &str| {

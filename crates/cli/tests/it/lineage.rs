@@ -1,4 +1,4 @@
-//! The lineage that a run records of its weights: what it depends on and what not. Entropies change neither the lineage
+//! The lineage that a run records of its weights, and what affects it. Recording entropies changes neither the lineage
 //! nor a bit.
 
 use crate::support::runs::{arguments, directory, good, rollouts};
@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
-/// Generations that are used for two steps each.
+/// Each generation is used for two steps.
 const SET: &[&str] =
     &["record_rollouts=true", "num_iterations=2", "eval_strategy=no", "log_completions=false", "save_steps=1"];
 
-/// The lineage of each recorded generation batch's weights, by the first step on it.
+/// The lineage of the weights of each recorded generation batch, by the batch's first step.
 fn lineages(run: &Path) -> Vec<(u64, String)> {
     let mut found: Vec<(u64, String)> = rollouts(run)
         .iter()
@@ -41,7 +41,7 @@ fn resumed(root: &Path, out: &str, step: u64, set: &[&str]) -> String {
 }
 
 #[test]
-fn a_lineage_follows_from_model_data_settings_and_batches() {
+fn a_lineage_depends_on_model_data_settings_and_batches() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));
@@ -51,10 +51,10 @@ fn a_lineage_follows_from_model_data_settings_and_batches() {
     distinct.sort();
     distinct.dedup();
     assert_eq!(distinct.len(), 6, "{whole:?}");
-    // The checkpoint after step 4 has the lineage of the weights that sample for step 5.
+    // The checkpoint of step 4 stores the lineage of the weights that sample for step 5.
     assert_eq!(state(&root.join("whole"), 4)["task"]["lineage"], whole[2].1.as_str());
 
-    // The lineage depends neither on paths and names nor on settings that change no bit.
+    // The lineage does not depend on paths, names, or settings that change no bit.
     fs::create_dir(root.join("elsewhere")).unwrap();
     for file in ["model", "d.jsonl"] {
         fs::rename(root.join(file), root.join("elsewhere").join(file)).unwrap();
@@ -73,7 +73,7 @@ fn a_lineage_follows_from_model_data_settings_and_batches() {
         fs::rename(root.join("elsewhere").join(file), root.join(file)).unwrap();
     }
 
-    // Keys that decide bits change it from the beginning.
+    // Keys that affect the bits change the lineage from the beginning.
     for other in ["learning_rate=0.02", "temperature=0.9", "max_samples=9", "seed=7"] {
         good(root, &arguments("train", other, &[SET, &["max_steps=1", other]].concat()));
         let found = lineages(&root.join(other));
@@ -82,7 +82,7 @@ fn a_lineage_follows_from_model_data_settings_and_batches() {
 }
 
 #[test]
-fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
+fn a_resumed_run_has_the_lineage_of_an_uninterrupted_run() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));
@@ -92,7 +92,7 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
     // The run is resumed in the middle of a batch.
     resumed(root, "within", 5, &[]);
     assert_eq!(lineages(&root.join("within")), whole);
-    // The checkpoint's weights are the same; the weights after a step with other settings are not.
+    // The checkpoint's lineage stays the same; after a step with other settings, it differs.
     resumed(root, "changed", 4, &["learning_rate=0.02"]);
     let changed = lineages(&root.join("changed"));
     assert_eq!(changed[..3], whole[..3]);
@@ -100,9 +100,9 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
     assert!(parted && changed.len() == 6, "{changed:?}");
 }
 
-/// The run is changed to look like one of a version without lineages.
+/// The run is edited to look like a run of a version without lineages.
 #[test]
-fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
+fn the_lineage_of_an_older_checkpoint_starts_with_its_weights() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));
@@ -114,18 +114,19 @@ fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
     fs::remove_file(root.join("whole/checkpoints/step-000004/files.json")).unwrap();
     let printed = resumed(root, "old", 4, &[]);
     assert!(
-        printed.contains("step-000004") && printed.contains("kept no lineage of the weights: it begins there"),
+        printed.contains("step-000004")
+            && printed.contains("recorded no lineage of the weights: the lineage begins there"),
         "{printed}"
     );
     let old = lineages(&root.join("old"));
     assert!(old[..2] == whole[..2] && old.iter().zip(&whole).skip(2).all(|(a, b)| a.0 == b.0 && a.1 != b.1), "{old:?}");
     resumed(root, "old again", 4, &["threads=2"]);
-    assert_eq!(lineages(&root.join("old again")), old, "every resume finds the same");
+    assert_eq!(lineages(&root.join("old again")), old, "every resume must compute the same lineage");
 }
 
-/// Entropies are recorded for people and pages: neither the bits of the run nor its lineage depend on them.
+/// Entropies are recorded only for display: neither the bits of the run nor its lineage depend on them.
 #[test]
-fn entropies_are_recorded_if_requested() {
+fn requested_entropies_are_recorded_and_change_no_bit() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));
@@ -142,5 +143,5 @@ fn entropies_are_recorded_if_requested() {
         assert!(entropies.iter().any(|h| h.as_f64().unwrap() > 0.1), "{line}");
     }
     let alone = good(root, &arguments("train", "alone", &["record_entropies=true", "max_steps=1"]));
-    assert!(alone.err.contains("record_entropies without record_rollouts = true changes nothing"), "{}", alone.err);
+    assert!(alone.err.contains("no effect without record_rollouts = true: record_entropies"), "{}", alone.err);
 }

@@ -1,4 +1,4 @@
-//! Runs that train a low-rank adapter: which files they write, what they share with other runs, and what is refused.
+//! Runs that train a LoRA adapter: their files, their relation to other runs, and refused settings.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
 use crate::support::{lockstep, refused};
@@ -8,7 +8,7 @@ use std::fs;
 const LORA: [&str; 3] = ["use_peft=true", "lora_r=4", "lora_target_modules=[\"q_proj\", \"v_proj\", \"down_proj\"]"];
 
 #[test]
-fn the_sampler_agrees_with_the_trainer_and_the_model_without_its_adapter_is_the_reference() {
+fn sampler_and_trainer_agree_and_the_base_model_is_the_reference() {
     let dir = directory();
     let root = dir.path();
     let set = [&LORA[..], &["beta=0.04"]].concat();
@@ -16,7 +16,7 @@ fn the_sampler_agrees_with_the_trainer_and_the_model_without_its_adapter_is_the_
     let (run, model) = (root.join("own"), fs::read(root.join("model/model.safetensors")).unwrap());
     let mismatches = of_lines(&run, "sampling/logp_mismatch_tokens");
     assert!(mismatches.len() == 4 && mismatches.iter().all(|&n| n == 0.0), "{mismatches:?}");
-    assert!(of_lines(&run, "kl").iter().any(|&kl| kl > 0.0), "the adapter moves");
+    assert!(of_lines(&run, "kl").iter().any(|&kl| kl > 0.0), "the adapter must change");
     assert_eq!(fs::read(root.join("model/model.safetensors")).unwrap(), model);
 
     let left = files(&run);
@@ -36,7 +36,7 @@ fn the_sampler_agrees_with_the_trainer_and_the_model_without_its_adapter_is_the_
 }
 
 #[test]
-fn no_bit_depends_on_the_machine_keys() {
+fn keys_of_the_machine_change_no_bit_of_an_adapter_run() {
     same_bits("train", &LORA);
 }
 
@@ -56,7 +56,7 @@ fn same_bits(purpose: &str, set: &[&str]) -> tempfile::TempDir {
 }
 
 #[test]
-fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
+fn dropout_affects_the_gradient_but_no_compared_metric() {
     let dropped = [&LORA[..], &["lora_dropout=0.3"]].concat();
     let set = [&dropped[..], &["beta=0.04", "num_iterations=2"]].concat();
     let dir = same_bits("train", &set);
@@ -65,8 +65,7 @@ fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
     let mismatches = of_lines(&base, "sampling/logp_mismatch_tokens");
     assert!(mismatches.len() == 4 && mismatches.iter().all(|&n| n == 0.0), "{mismatches:?}");
 
-    // Before the first step, a run with dropout cannot be distinguished from one without: all compared metrics are
-    // equal. After it, the weights differ.
+    // At the first step, a run with dropout has the same metrics as a run without. After it, the weights differ.
     good(root, &arguments("train", "plain", &[&set[..], &["lora_dropout=0"]].concat()));
     good(root, &arguments("train", "off", &[&set[..], &["disable_dropout=true"]].concat()));
     let first = |run: &str, name: &str| {
@@ -87,7 +86,7 @@ fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
     let config = fs::read_to_string(base.join("model/adapter_config.json")).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&config).unwrap()["lora_dropout"], 0.3);
 
-    // The other runs that train an adapter.
+    // The other training commands with an adapter.
     let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
     for (purpose, more) in [("sft", &[][..]), ("dpo", &pairs[..]), ("train", &["algorithm=ppo"])] {
         let dir = same_bits(purpose, &[&dropped[..], more].concat());
@@ -98,7 +97,7 @@ fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
 }
 
 #[test]
-fn an_adapter_is_used_with_its_model_or_merged_into_it() {
+fn an_adapter_can_be_used_with_its_model_or_merged_into_it() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("sft", "run", &LORA));
@@ -126,9 +125,9 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
     refused(
         root,
         &["merge", "--model", "model", "--adapter", "run/model", "--out", "merged"],
-        &["nothing is overwritten"],
+        &["files are not overwritten"],
     );
-    // The adapter's configuration does not fit its weights.
+    // The adapter's configuration does not match its weights.
     let path = root.join("run/model/adapter_config.json");
     let config = fs::read_to_string(&path).unwrap();
     fs::write(&path, config.replace("\"r\": 4", "\"r\": 5")).unwrap();

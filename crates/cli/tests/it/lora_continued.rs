@@ -10,7 +10,7 @@ const LORA: [&str; 5] =
 const PAIRS: [&str; 2] = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
 const STILL: &str = "learning_rate=0";
 
-/// The arguments of a run that continues with the adapter in `from`.
+/// The arguments of a run that continues training the adapter in `from`.
 fn with_adapter<'a>(purpose: &'a str, from: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     let mut all = arguments(purpose, out, set);
     let model = all.iter().position(|a| *a == "model").unwrap();
@@ -31,15 +31,15 @@ fn adapter(root: &Path, run: &str) -> [Vec<u8>; 2] {
     [of("adapter_model.safetensors"), of("adapter_config.json")]
 }
 
-/// The policy's logged distances from its reference.
+/// The policy's logged KL distances from its reference.
 fn from_reference(run: &Path) -> Vec<f64> {
     ["kl", "objective/kl", "rewards/margins"].iter().flat_map(|name| of_lines(run, name)).collect()
 }
 
 /// `ref_adapter` and `ref_model` with every method that has a reference: which runs get the same weights, and whether
-/// the policy equals its reference at the start.
+/// the policy initially equals its reference.
 #[test]
-fn the_reference_of_a_continued_adapter_is_that_adapter_or_what_is_asked_for() {
+fn the_reference_of_a_continued_adapter_follows_ref_adapter_and_ref_model() {
     let dir = with_two_adapters();
     let root = dir.path();
     let initial: [&[&str]; 3] = [&[], &["ref_adapter=initial"], &["ref_model=first/model"]];
@@ -71,9 +71,9 @@ fn the_reference_of_a_continued_adapter_is_that_adapter_or_what_is_asked_for() {
     }
 }
 
-/// A run of an older version has no `ref_adapter` in its configuration: its reference was the model without an adapter.
+/// A run of an older version has no `ref_adapter` key: its reference was the model without an adapter.
 #[test]
-fn an_older_run_keeps_its_reference_on_resume_and_the_adapter_is_the_one_it_was() {
+fn an_older_run_keeps_its_reference_on_resume() {
     let dir = with_two_adapters();
     let root = dir.path();
     for (i, (purpose, set)) in [("train", &["beta=0.3"][..]), ("dpo", &PAIRS[..])].into_iter().enumerate() {
@@ -99,12 +99,12 @@ fn an_older_run_keeps_its_reference_on_resume_and_the_adapter_is_the_one_it_was(
         let text = fs::read_to_string(&path).unwrap();
         let lines = text.lines().filter(|line| !line.starts_with("ref_adapter"));
         let without: String = lines.map(|line| format!("{line}\n")).collect();
-        assert_ne!(text, without, "new runs say it");
+        assert_ne!(text, without, "new runs must record ref_adapter");
         fs::write(&path, without).unwrap();
         let output = good(root, &[purpose, "--resume", &older]);
         assert!(!output.err.contains("ref_adapter"), "{}", output.err);
         assert!(adapter(root, &older) == adapter(root, &none), "{purpose}");
-        // A new run keeps the reference that it began with, and its adapter must be unchanged.
+        // A new run keeps its initial reference, and requires an unchanged initial adapter.
         fs::remove_dir_all(root.join(&older)).unwrap();
         cut(&new);
         fs::rename(root.join("first/model"), root.join("first/kept")).unwrap();
@@ -127,7 +127,7 @@ fn every_command_continues_with_an_adapter() {
     let other: [(&str, &[&str]); 4] =
         [("sft", &[]), ("dpo", &PAIRS), ("train", &["beta=0.04"]), ("train", &["algorithm=ppo", "kl_coef=0.1"])];
     for (i, (purpose, set)) in other.into_iter().enumerate() {
-        // Nothing of the adapter is lost: with learning rate 0 its weights and its configuration stay the same.
+        // With learning rate 0, the adapter's weights and configuration stay the same.
         let [still, moved, cut] = ["still", "moved", "cut"].map(|name| format!("{name}-{i}"));
         good(root, &with_adapter(purpose, from, &still, &[set, &[STILL, "max_steps=1", "logging_steps=1"]].concat()));
         assert!(adapter(root, &still) == first, "{purpose}");
@@ -136,11 +136,11 @@ fn every_command_continues_with_an_adapter() {
         {
             assert!(told.contains(line), "{line}: {told}");
         }
-        // The reference is the adapter as it was at the start.
+        // The reference is the initial adapter.
         assert!(from_reference(&root.join(&still)).iter().all(|&x| x == 0.0), "{purpose}");
         assert!(of_lines(&root.join(&still), "sampling/logp_mismatch_tokens").iter().all(|&n| n == 0.0), "{purpose}");
 
-        // The adapter is trained, and the run is resumed exactly.
+        // The adapter is trained, and the run resumes exactly.
         good(root, &with_adapter(purpose, from, &moved, set));
         let now = adapter(root, &moved);
         assert!(now[0] != first[0] && now[1] == first[1], "{purpose}");
@@ -156,7 +156,7 @@ fn every_command_continues_with_an_adapter() {
     }
     assert_eq!(fs::read(root.join("model/model.safetensors")).unwrap(), model);
     assert!(adapter(root, "first") == first);
-    // The adapter's own keys, repeated, and the same command to continue with.
+    // Repeating the adapter's own keys is allowed.
     let again = with_adapter("sft", from, "again", &[&LORA[..], &["max_steps=2"]].concat());
     good(root, &again);
     good(root, &[&again[..], &["--resume", "latest"]].concat());
@@ -172,7 +172,7 @@ fn keys_that_contradict_the_adapter_are_refused() {
     let refuse = |purpose: &str, set: &[&str], words: &[&str]| {
         refused(root, &with_adapter(purpose, "first/model", "out", set), words);
     };
-    refuse("sft", &["lora_r=8"], &["`lora_r` = 8", "first/model is an adapter", "adapter_config.json says 4"]);
+    refuse("sft", &["lora_r=8"], &["`lora_r` = 8", "first/model is an adapter", "adapter_config.json has 4"]);
     refuse("dpo", &[&PAIRS[..], &["lora_alpha=32"]].concat(), &["`lora_alpha` = 32", "says 6"]);
     refuse("train", &["use_rslora=false"], &["`use_rslora` = false", "says true"]);
     refuse("train", &["lora_dropout=0.1"], &["`lora_dropout` = 0.1", "says 0", "disable_dropout"]);

@@ -1,4 +1,4 @@
-//! Low-rank adapters with DPO and PPO: the files of the result, the unchanged base model, and the exact resume of an
+//! LoRA adapters with DPO and PPO: the files of the result, the unchanged base model, and the exact resume of an
 //! interrupted run.
 
 #![allow(clippy::disallowed_methods)]
@@ -23,7 +23,7 @@ fn cut_and_resumed(root: &Path, command: &str, whole: &str, cut: &str) {
     same(&root.join(whole), &root.join(cut));
 }
 
-/// The result consists of an adapter's files, and the base model has not changed.
+/// Asserts that the result consists of an adapter's files, and that the base model has not changed.
 fn leaves_an_adapter(root: &Path, run: &str, model: &[u8]) {
     let left = files(&root.join(run));
     assert!(left.contains_key("model/adapter_model.safetensors"), "{:?}", left.keys());
@@ -34,7 +34,7 @@ fn leaves_an_adapter(root: &Path, run: &str, model: &[u8]) {
 }
 
 #[test]
-fn dpo_with_an_adapter() {
+fn dpo_trains_and_resumes_an_adapter() {
     let dir = directory();
     let root = dir.path();
     let model = fs::read(root.join("model/model.safetensors")).unwrap();
@@ -42,7 +42,7 @@ fn dpo_with_an_adapter() {
     good(root, &arguments("dpo", "whole", &set));
     leaves_an_adapter(root, "whole", &model);
     let losses = of_lines(&root.join("whole"), "loss");
-    // A new adapter changes nothing: the policy is its reference.
+    // A new adapter is zero, so the policy equals its reference.
     assert_eq!(losses[0], 2f64.ln());
     assert_eq!(of_lines(&root.join("whole"), "rewards/margins")[0], 0.0);
     assert!(losses.len() == 12 && losses[11] < 0.8 * losses[0], "{losses:?}");
@@ -54,7 +54,7 @@ fn dpo_with_an_adapter() {
     good(root, &arguments("dpo", "other", &[&set[..], &machine].concat()));
     same(&root.join("whole"), &root.join("other"));
 
-    // The adapter learned: the chosen ending is more likely than before.
+    // After training, the chosen ending is more likely.
     fs::write(root.join("ids.jsonl"), r#"{"prompt_ids": [3, 4, 5], "completion_ids": [29]}"#).unwrap();
     let score = |more: &[&str]| -> f64 {
         let output = good(root, &[&["score", "--model", "model", "--input", "ids.jsonl"], more].concat());
@@ -64,7 +64,7 @@ fn dpo_with_an_adapter() {
 }
 
 #[test]
-fn ppo_with_an_adapter() {
+fn ppo_trains_and_resumes_an_adapter() {
     let dir = directory();
     let root = dir.path();
     let model = fs::read(root.join("model/model.safetensors")).unwrap();
@@ -74,11 +74,11 @@ fn ppo_with_an_adapter() {
     leaves_an_adapter(root, "whole", &model);
     let of = |name: &str| of_lines(&root.join("whole"), name);
     assert!(of("sampling/logp_mismatch_tokens").iter().all(|&n| n == 0.0));
-    // The reference is the model without its adapter: equal at first, then left behind.
+    // The reference is the model without its adapter: the policy equals it at first, then diverges.
     let kl = of("objective/kl");
     assert!(kl[0] == 0.0 && kl[1..].iter().all(|&kl| kl > 0.0), "{kl:?}");
     cut_and_resumed(root, "train", "whole", "cut");
-    // A second model as the reference gives the same bits.
+    // Loading the model a second time as the reference gives the same bits.
     good(root, &arguments("train", "other", &[&set[..], &["ref_model=model"]].concat()));
     same(&root.join("whole"), &root.join("other"));
 }

@@ -1,4 +1,4 @@
-//! Tests of the program as its users run it. They are one binary, so that it is linked once.
+//! Tests of the command line as users run it. They are one binary, so that it is linked once.
 
 mod alarms;
 mod alarms_of_runs;

@@ -1,5 +1,5 @@
-//! The tests of `cargo xtask nightly fleet_runs` and `kills`: real runs of which any process is killed at any moment,
-//! and a disk that is full.
+//! The tests of `cargo xtask nightly fleet_runs` and `kills`: real runs in which any process is killed at any time, and
+//! a full disk.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::runs::{arguments, directory, good, metrics, of_lines, rollouts, same_but_workers};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Two slow reward programs: one gives the same scores each time, and one gives other scores each time.
+/// Two slow reward programs: one with constant scores, and one with different scores at each call.
 const REWARDS: [(&str, &str); 2] = [
     ("sure.sh", "while read -r line; do sleep 0.02; echo '{\"rewards\": [1, 0.5]}'; done\n"),
     (
@@ -36,17 +36,17 @@ impl Random {
     }
 }
 
-/// The number of killed supervisors, learners and workers.
+/// Number of killed supervisors, learners and workers.
 #[derive(Default)]
 struct Kills([u32; 3]);
 
-/// Whether a process of a run in `root` is alive, including one that is just being started.
+/// Whether a process of a run in `root` is alive, including one that is still starting.
 fn has_processes(root: &Path) -> bool {
     let mut all = fs::read_dir("/proc").unwrap().flatten();
     all.any(|process| fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd == root))
 }
 
-/// Runs to the end, although processes are killed meanwhile, up to `most` times.
+/// Runs to the end while processes are killed, at most `most` times.
 fn killed(root: &Path, out: &str, set: &[&str], most: u32, random: &mut Random, kills: &mut Kills) {
     let (run, begun) = (root.join(out), Instant::now());
     let mut child = start(root, &distributed(out, "2", set));
@@ -106,7 +106,7 @@ fn kills_of_any_process_change_no_bit() {
         let run = root.join(&out);
         assert!(pids(&run).is_empty());
         let groups = GroupFile::open(&run.join("rollouts.bin")).unwrap();
-        assert!(groups.groups().map(|group| group.unwrap().group.0).eq(0..800), "each number is learned from once");
+        assert!(groups.groups().map(|group| group.unwrap().group.0).eq(0..800), "each group must be trained on once");
         if is_sure {
             let model = |run: &Path| fs::read(run.join("model/model.safetensors")).unwrap();
             assert!(model(&run) == model(&root.join("one")), "{out}");
@@ -121,13 +121,13 @@ fn kills_of_any_process_change_no_bit() {
     );
 }
 
-/// Every file below a directory with its bytes.
+/// Every file below a directory, with its bytes.
 fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let files = crate::support::listing(directory).into_iter().filter(|(path, _)| path.is_file());
     files.map(|(path, _)| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// Starts a command and kills it after a random part of its usual time, unless it ends first.
+/// Starts a command and kills it after a random part of its usual duration, unless it ends earlier.
 fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
     let mut child = start(root, arguments);
     std::thread::sleep(takes.mul_f64(random.below(1100) as f64 / 1000.0));
@@ -135,8 +135,8 @@ fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
     child.wait().unwrap();
 }
 
-/// Kills `kills` commands `verify` and `fork` midway. A run that is verified or forked is not changed, and a fork is
-/// restarted or continues, to the same bits.
+/// Kills `kills` commands `verify` and `fork` midway. The original run must stay unchanged, and a fork is restarted or
+/// continues, to the same bits.
 fn killed_readers(root: &Path, kills: u32, seed: u64) {
     let set = ["record_rollouts=true", "save_steps=4", "eval_strategy=no", "logging_steps=1"];
     good(root, &arguments("train", "original", &set));
@@ -159,7 +159,7 @@ fn killed_readers(root: &Path, kills: u32, seed: u64) {
         let again = ["fork", "original", "--at", at, "--out", &out];
         cut(root, &again, takes[which].1, &mut random);
         assert!(contents(&root.join("original")) == original, "seed {seed}, kill {i}: fork changed the run");
-        // In half of the cases the resume of the fork is killed as well.
+        // In half of the cases, resuming the fork is killed, too.
         let resume = ["train", "--resume", &out];
         let is_run = || root.join(&out).join("config.toml").exists();
         if is_run() && random.below(2) == 0 {
@@ -194,7 +194,7 @@ fn same_bits(expected: &Path, found: &Path) {
 
 /// A sample of the kills of [`two_hundred_kills_change_no_bit`].
 #[test]
-fn a_killed_verify_and_a_killed_fork_change_no_bit() {
+fn kills_of_verify_and_fork_change_no_bit() {
     killed_readers(directory().path(), 3, 7);
 }
 
@@ -208,7 +208,7 @@ fn two_hundred_kills_change_no_bit() {
     let root = dir.path();
     let [two, one] = ["[1, 0.5]", "[0.5]"].map(|scores| REWARDS[0].1.replace("[1, 0.5]", scores));
     fs::write(root.join("sure.sh"), two).unwrap();
-    // Groups of PPO are one completion.
+    // A group in PPO has one completion.
     fs::write(root.join("one.sh"), one).unwrap();
     let reward =
         |name: &str| format!(r#"reward_funcs=[{{ kind = "command", command = "sh {name}", by_group = true }}]"#);
@@ -248,7 +248,7 @@ fn two_hundred_kills_change_no_bit() {
     );
 }
 
-/// A small file system mounted at a directory, until this value is dropped.
+/// A small file system mounted at a directory, unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -259,7 +259,7 @@ impl Mounted {
         done.is_ok_and(|status| status.success()).then_some(Mounted(path))
     }
 
-    /// Writes until the file system is full.
+    /// Writes a file until the file system is full.
     fn fill(&self) -> PathBuf {
         let ballast = self.0.join("ballast");
         let mut file = fs::File::create(&ballast).unwrap();
@@ -275,14 +275,14 @@ impl Drop for Mounted {
 }
 
 fn wait_until(child: &mut Child, what: impl Fn() -> bool) {
-    testing::wait_until("it happens in a run", || {
+    testing::wait_until("the event occurs while the run is active", || {
         let happened = what();
-        assert!(happened || child.try_wait().unwrap().is_none(), "the run ends before");
+        assert!(happened || child.try_wait().unwrap().is_none(), "the run ended before the event");
         happened
     });
 }
 
-/// The disk of a worker's results is full for a while: it holds them until there is room.
+/// The disk for a worker's results is full for a while: the worker keeps the results until there is room.
 #[test]
 #[ignore = "mounts a file system: cargo xtask nightly fleet_runs"]
 fn a_worker_whose_disk_is_full_waits_for_room() {
@@ -291,15 +291,15 @@ fn a_worker_whose_disk_is_full_waits_for_room() {
     let run = root.join("out");
     let set = ["max_steps=40", "max_staleness=1"];
     good(root, &arguments("train", "one", &set));
-    let results = Layout::of_run(&run).complete(&fleet::WorkerName::new("dev1").unwrap());
-    let Some(disk) = Mounted::new(results) else { panic!("mount: only root can") };
+    let results = Layout::in_run(&run).complete(&fleet::WorkerName::new("dev1").unwrap());
+    let Some(disk) = Mounted::new(results) else { panic!("mount failed: it needs root") };
     let mut child = start(root, &distributed("out", "1", &set));
     wait_until(&mut child, || run.join("checkpoints/step-000002").is_dir());
     let ballast = disk.fill();
     let waits = || {
         let workers = status::read(&run).map_or(Vec::new(), |status| status.workers);
         let mut jobs = workers.into_iter().filter_map(|worker| worker.status).flat_map(|status| status.jobs);
-        jobs.any(|(_, stage)| stage.contains("waiting for room on the disk"))
+        jobs.any(|(_, stage)| stage.contains("waiting for disk space"))
     };
     wait_until(&mut child, waits);
     std::thread::sleep(Duration::from_millis(700));
@@ -310,10 +310,10 @@ fn a_worker_whose_disk_is_full_waits_for_room() {
     println!("a worker waited for room on its disk");
 }
 
-/// The example with its real data and a small real model: an adapter, checkpoints, TensorBoard, from one command.
+/// The GSM8K example with real data and a small real model: adapter, checkpoints, TensorBoard, from one command.
 #[test]
 #[ignore = "real data: cargo xtask nightly fleet_runs"]
-fn gsm8k_with_workers_is_the_run_of_one_process() {
+fn gsm8k_with_workers_matches_a_single_process() {
     let (model, data) = (testing::shared("models/stories260k"), testing::shared("data/gsm8k"));
     let (Some(model), Some(data)) = (model, data) else { return };
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/gsm8k_workers.toml");
@@ -322,7 +322,7 @@ fn gsm8k_with_workers_is_the_run_of_one_process() {
     let (example, test) = (text(example), format!("eval_dataset_name={test}"));
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    // A model that knows stories scores 0, so the second reward gives it something to learn.
+    // The story model scores 0 on GSM8K, so a second reward gives it something to learn.
     let set = [
         r#"reward_funcs=["gsm8k", "unique_chars"]"#,
         "max_steps=20",

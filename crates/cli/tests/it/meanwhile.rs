@@ -1,4 +1,4 @@
-//! Files that are deleted during a run, and files that a killed process leaves.
+//! Files that are deleted during a run, and files that a killed process leaves behind.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::lockstep;
@@ -13,9 +13,9 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
     (child.wait().unwrap().code(), printed)
 }
 
-/// A run needs these files to be resumed. It used to end with exit code 0, and could not be resumed.
+/// These files are required for a resume. A run without them used to exit with code 0, and could not be resumed.
 #[test]
-fn deleted_files_are_written_again_and_reported() {
+fn deleted_files_are_rewritten_and_reported() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.2");
@@ -30,7 +30,7 @@ fn deleted_files_are_written_again_and_reported() {
     for file in files {
         fs::remove_file(run.join(file)).unwrap();
     }
-    // Another file is in the place of one of them.
+    // One of the files is replaced by another file.
     fs::write(run.join("metrics.jsonl"), "mine\n").unwrap();
     let (code, printed) = ended(child);
     assert_eq!(code, Some(0), "{printed}");
@@ -42,16 +42,16 @@ fn deleted_files_are_written_again_and_reported() {
     assert_eq!(fs::read_to_string(run.join("metrics.jsonl.replaced")).unwrap(), "mine\n");
     let whole = |name: &str| fs::read(root.join(name).join("rollouts.idx")).unwrap();
     assert!(whole("whole").len() > 100 && whole("whole") == whole("run"));
-    // The run continues to its last step, as if nothing had happened.
+    // The run continues to its last step.
     reward(root, "0");
     good(root, &["train", "--resume", "run", "--set", "max_steps=12"]);
     good(root, &["train", "--resume", "whole", "--set", "max_steps=12"]);
     same(&root.join("whole"), &run);
 }
 
-/// Two writers would mix their logs, so the run whose lock is gone ends.
+/// Two writers would interleave their logs, so a run that has lost its lock ends.
 #[test]
-fn a_run_whose_place_another_process_took_ends() {
+fn a_run_that_loses_its_lock_to_another_process_ends() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.4");
@@ -64,14 +64,14 @@ fn a_run_whose_place_another_process_took_ends() {
     let pid = format!("process {}", second.id());
     let mut outcomes = [ended(first), ended(second)];
     outcomes.sort();
-    // The first process to check the lock takes it back, or finds the other process in it.
+    // The first process that checks the lock takes it back, or finds the other process in it.
     let [(done, _), (failed, printed)] = &outcomes;
     assert!(*done == Some(0) && matches!(failed, Some(1 | 2)), "{outcomes:?}");
     assert!(printed.contains("is in use: process") || printed.contains(&pid), "{printed}");
 }
 
 #[test]
-fn a_run_whose_directory_is_gone_ends_and_makes_no_new_one() {
+fn a_run_whose_directory_is_deleted_ends_and_creates_no_new_one() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.2");
@@ -85,9 +85,9 @@ fn a_run_whose_directory_is_gone_ends_and_makes_no_new_one() {
     good(root, &["train", "--resume", "elsewhere"]);
 }
 
-/// Files and directories under temporary names that a killed process left.
+/// A killed process leaves temporary files and directories.
 #[test]
-fn the_next_process_removes_files_of_a_killed_one() {
+fn the_next_process_removes_temporary_files_of_a_killed_process() {
     let dir = directory();
     let root = dir.path();
     let mut gone = Command::new("true").spawn().unwrap();

@@ -1,22 +1,22 @@
-//! The memory that `lockstep plan` predicts is the memory that the run then takes. Runs are separate processes, so that
-//! the peak of resident memory is the run's.
+//! The memory that `lockstep plan` predicts matches the memory that the run takes. Each run is a separate process, so
+//! that its peak of resident memory can be measured.
 
 use crate::support::{lockstep, model_of};
 use serde_json::Value;
 use std::path::Path;
 
-/// The model is so wide that tensors, not the program, take most of the memory. Completions seldom end early: one of
-/// 32,768 tokens ends them.
+/// The model is wide, so that tensors dominate the process's memory. Completions seldom end early: only one of 32,768
+/// tokens ends them.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 32768,
 "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8,
 "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 "hidden_act": "silu", "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Tolerance as a share of the peak, and in bytes. In small runs the memory of threads and of the allocator besides
-/// tensors differs by as much.
+/// Tolerance as a fraction of the peak, and in bytes: in small runs, memory of threads and of the allocator differs by
+/// as much.
 const TOLERANCE: (f64, f64) = (0.02, 8e6);
 
-/// The number of tokens of each prompt, and the keys of each run.
+/// The number of prompt tokens and the keys of each run.
 const RUNS: [(usize, &[&str]); 5] = [
     (40, &["beta=0.04", "num_generations=4", "speculative=auto"]),
     (30, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),
@@ -33,7 +33,7 @@ fn the_peak_of_resident_memory_is_within_2_percent_of_the_plan() {
     let runs = RUNS.iter().enumerate().map(|(i, &(prompt, sets))| peak(dir.path(), i, prompt, sets));
     let wrong: Vec<String> = runs
         .filter(|&(_, planned, held)| (planned - held).abs() > TOLERANCE.1.max(TOLERANCE.0 * held))
-        .map(|(what, planned, held)| format!("{what}: planned {planned}, held {held}"))
+        .map(|(what, planned, held)| format!("{what}: planned {planned}, used {held}"))
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -44,7 +44,7 @@ fn peak(root: &Path, i: usize, prompt: usize, sets: &[&str]) -> (String, f64, f6
     let rows: String = (0..8).map(|i| format!("{{\"prompt\": \"{}\"}}\n", letters(i))).collect();
     std::fs::write(root.join("data.jsonl"), rows).unwrap();
     let out = format!("run-{i}");
-    // A run that skips groups may never use the memory that an update of all groups takes.
+    // A run that skips groups may never need the memory for updating all groups.
     let base = [
         "per_device_train_batch_size=8",
         "max_completion_length=64",
@@ -67,7 +67,7 @@ fn peak(root: &Path, i: usize, prompt: usize, sets: &[&str]) -> (String, f64, f6
         metrics.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).unwrap()["peak_bytes"].as_f64());
     let (planned, held) = (plan["total_bytes"].as_f64().unwrap(), last.unwrap());
     eprintln!(
-        "prompts of {prompt}, {sets:?}: planned {planned}, held {held}, {:+.2} %",
+        "prompts of {prompt}, {sets:?}: planned {planned}, used {held}, {:+.2} %",
         100.0 * (planned / held - 1.0)
     );
     (format!("prompts of {prompt}, {sets:?}"), planned, held)

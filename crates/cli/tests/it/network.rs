@@ -1,4 +1,4 @@
-//! Workers that join over a NATS server. (`cargo xtask check release` shows what a program without NATS does.)
+//! Workers that join over a NATS server. (`cargo xtask check release` tests a program without NATS.)
 
 use crate::support::runs::{arguments, directory, directory_of, good, metrics, same_but_workers};
 use crate::support::{command, refused};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use testing::{NATS_TOKEN as TOKEN, NatsServer};
 
-/// Starts a worker on a host, which is a directory here.
+/// Starts a worker on a "host", which is a separate directory in these tests.
 fn worker(root: &Path, url: &str, host: &str, name: &str) -> Child {
     let host = root.join(host);
     std::fs::create_dir_all(&host).unwrap();
@@ -34,7 +34,7 @@ fn end(child: Child) -> String {
     printed
 }
 
-/// Compares the run of one process with a run by workers on two hosts.
+/// Compares a run in one process with a run by workers on two hosts.
 #[track_caller]
 fn same(set: &[&str]) {
     let Some(server) = NatsServer::start() else { return };
@@ -59,18 +59,18 @@ fn same(set: &[&str]) {
 }
 
 #[test]
-fn without_staleness_workers_over_nats_give_the_synchronous_run() {
+fn workers_over_nats_without_staleness_match_a_single_process() {
     same(&["max_staleness=0", "beta=0.1", "record_rollouts=true"]);
 }
 
 #[test]
-fn stale_batches_and_adapters_have_the_bits_of_one_process() {
+fn stale_batches_and_adapters_over_nats_match_a_single_process() {
     same(&["max_staleness=2", "record_rollouts=true", "num_iterations=2", "steps_per_generation=2"]);
     same(&["max_staleness=2", "use_peft=true", "lora_r=2", "dtype=bf16"]);
 }
 
 #[test]
-fn a_server_that_is_killed_and_emptied_and_workers_that_are_killed_change_no_bit() {
+fn kills_of_workers_and_of_an_emptied_server_change_no_bit() {
     let Some(mut server) = NatsServer::start() else { return };
     let dir = directory();
     let root = dir.path();
@@ -91,7 +91,8 @@ fn a_server_that_is_killed_and_emptied_and_workers_that_are_killed_change_no_bit
             let mut first = workers.remove(0);
             first.kill().unwrap();
             first.wait().unwrap();
-            // Its name is free once the server has not heard from it for a while; another worker takes its place.
+            // The killed worker's name is free once the server has not heard from it for a while; until then, another
+            // name is used.
             workers.push(worker_when(&mut server, root, "dev3"));
             continue;
         }
@@ -105,14 +106,14 @@ fn a_server_that_is_killed_and_emptied_and_workers_that_are_killed_change_no_bit
     same_but_workers(&root.join("one"), &root.join("many"));
 }
 
-/// Starts the server, and a worker after it: one that finds no server ends.
+/// Starts a worker once the server is up, since a worker without a server exits.
 fn worker_when(server: &mut NatsServer, root: &Path, name: &str) -> Child {
     server.begin();
     worker(root, &server.url(), "host", name)
 }
 
 #[test]
-fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
+fn a_killed_learner_resumes_with_the_existing_workers() {
     let Some(server) = NatsServer::start() else { return };
     let dir = directory();
     let root = dir.path();
@@ -123,7 +124,7 @@ fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
     testing::wait_until("a checkpoint", || root.join("many/checkpoints/step-000020").is_dir());
     first.kill().unwrap();
     first.wait().unwrap();
-    // The server shows a learner as long as it hears from it; then another learner may use its name.
+    // The server considers a learner alive until it has not heard from it for a while; then the name is free.
     std::thread::sleep(Duration::from_millis(500));
     let mut next = command(root, &["learner", "--resume", "many", "--nats", &server.url(), "--listen", "127.0.0.1:0"]);
     end(next.env("LOCKSTEP_NATS_TOKEN", TOKEN).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
@@ -135,14 +136,14 @@ fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
 }
 
 #[test]
-fn wrong_servers_tokens_and_addresses_are_refused_with_code_2() {
+fn wrong_servers_tokens_and_addresses_are_refused() {
     let Some(server) = NatsServer::start() else { return };
     let dir = directory();
     let root = dir.path();
     let url = server.url();
     std::fs::write(root.join("wrong"), "wrong\n").unwrap();
     let join = ["worker", "--join", &url, "--name", "dev1"];
-    refused(root, &join, &["asks for a token", "--nats-token-file"]);
+    refused(root, &join, &["requires a token", "--nats-token-file"]);
     refused(root, &[&join[..], &["--nats-token-file", "wrong"]].concat(), &["refuses the token"]);
     refused(root, &[&join[..], &["--nats-token-file", "missing"]].concat(), &["missing"]);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -158,9 +159,9 @@ fn wrong_servers_tokens_and_addresses_are_refused_with_code_2() {
     refused(root, &open, &["to anybody"]);
 }
 
-/// A worker whose matmuls are computed by another formula.
+/// A worker whose matmuls use another arithmetic.
 #[test]
-fn a_worker_with_another_arithmetic_is_refused() {
+fn a_worker_with_a_different_arithmetic_is_refused() {
     let Some(server) = NatsServer::start() else { return };
     let dir = directory();
     let root = dir.path();
@@ -188,7 +189,7 @@ fn sh(line: &str) -> String {
     printed
 }
 
-/// A bridge with network namespaces: machines whose network can be cut.
+/// Machines whose network can be cut: network namespaces on one bridge.
 struct Machines(Vec<String>);
 
 impl Machines {
@@ -219,7 +220,7 @@ impl Machines {
         let _ = Command::new("ip").args(["link", "del", "lsbr0"]).stderr(Stdio::null()).status();
     }
 
-    /// A command on a machine, in the directory `cd`, which sees nothing of the directories `hidden`.
+    /// A command on a machine, in the directory `cd`, which cannot see the directories `hidden`.
     fn command(&self, machine: usize, command: &Command, hidden: &[PathBuf], cd: &Path) -> Command {
         let hide: Vec<String> = hidden.iter().map(|path| format!("mount -t tmpfs none {}; ", path.display())).collect();
         let script = format!("{}cd {}; exec \"$@\"", hide.concat(), cd.display());
@@ -242,12 +243,12 @@ const SEVEN_MILLION: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3F
     "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true, "attention_bias": false,
     "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Needs root, iproute2 and nats-server. The learner's machine has the server; three others have two workers each,
-/// and see neither its directory nor its model. Each is cut off once for longer than every limit, and so is the
-/// learner's.
+/// Needs root, iproute2 and nats-server. The server is on the learner's machine. Three other machines have two workers
+/// each, and see neither the learner's directory nor its model. Each machine is disconnected once for longer than every
+/// limit.
 #[test]
 #[ignore = "needs root and some minutes: `cargo xtask nightly network`"]
-fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
+fn network_cuts_change_no_bit_and_each_machine_fetches_each_version_once() {
     const CUT: Duration = Duration::from_secs(25);
     let dir = directory_of(SEVEN_MILLION);
     let root = dir.path();
@@ -282,7 +283,7 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
         learner.env("LOCKSTEP_NATS_TOKEN", TOKEN);
         learner.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // Without disturbance every machine fetches every version once, though it has two workers.
+    // Without disconnections, each machine fetches each version once, although it has two workers.
     let workers = join_all();
     end(learn("many", &quiet));
     for worker in workers {
@@ -293,11 +294,11 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
     let state: serde_json::Value = serde_json::from_str(&text).unwrap();
     let fetched = state["shared"]["bytes_fetched"].as_u64().unwrap();
     let weights = std::fs::metadata(root.join("one/model/model.safetensors")).unwrap().len();
-    // Batches use twelve versions. A machine does not fetch a version whose batch was completed before.
+    // Batches use twelve versions. A machine does not fetch a version whose batch is already complete.
     let copies = fetched as f64 / weights as f64;
     eprintln!("{fetched} bytes fetched by three machines: {copies:.2} times the weights of {weights} bytes");
-    assert!(copies <= 36.1, "{copies}: of 12 versions a copy for each machine, and no more");
-    // The machines are cut off one after another.
+    assert!(copies <= 36.1, "{copies}: at most one copy of 12 versions for each machine");
+    // The machines are disconnected one after another.
     let cut = ["max_staleness=2", "max_steps=600", "save_steps=200", "eval_strategy=no", "logging_steps=50"];
     good(root, &arguments("train", "one-cut", &cut));
     let workers = join_all();
@@ -310,7 +311,7 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
     for machine in [1, 0, 2] {
         machines.cut(machine, false);
         std::thread::sleep(CUT);
-        assert!(learner.try_wait().unwrap().is_none(), "it has ended before, at {}", step());
+        assert!(learner.try_wait().unwrap().is_none(), "the run ended before the cut, at step {}", step());
         machines.cut(machine, true);
         eprintln!("machine {machine} was cut off until step {}", step());
         std::thread::sleep(Duration::from_secs(5));

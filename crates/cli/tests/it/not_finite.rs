@@ -1,4 +1,4 @@
-//! Numbers that are not finite: an error or an alarm, never a score of 0.
+//! Numbers that are not finite give an error or an alarm, never a score of 0.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{lockstep, without_checksum};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// Puts NaN into the first value of a tensor.
+/// Writes NaN into the first element of a tensor.
 fn spoil(file: &Path, tensor: &str) {
     let mut bytes = without_checksum(fs::read(file).unwrap());
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -18,7 +18,7 @@ fn spoil(file: &Path, tensor: &str) {
 }
 
 #[test]
-fn a_model_with_nan_in_its_weights_is_an_error_that_names_it() {
+fn nan_in_a_model_is_an_error_that_names_the_model() {
     let dir = directory();
     let root = dir.path();
     let tensor = "model.layers.0.input_layernorm.weight";
@@ -58,9 +58,10 @@ fn a_model_with_nan_in_its_weights_is_an_error_that_names_it() {
     }
 }
 
-/// The deviation of such rewards overflows. Quotients by it used to be 0, and the run silently learned nothing.
+/// The standard deviation of such rewards overflows. Dividing by it used to give 0, and the run learned nothing,
+/// without a message.
 #[test]
-fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
+fn rewards_whose_deviation_overflows_raise_an_alarm() {
     let dir = directory();
     let root = dir.path();
     let program = "while read -r line; do echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'; done\n";
@@ -69,14 +70,14 @@ fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
     let output = lockstep(root, &arguments("train", "run", &set));
     assert_eq!(output.code, Some(1), "{}", output.err);
     assert!(output.err.contains("not finite") && output.err.contains("rewards"), "{}", output.err);
-    // The run learns from large rewards whose squares are still finite.
+    // The run does learn from large rewards whose squares are finite.
     fs::write(root.join("reward.sh"), program.replace("308", "100")).unwrap();
     good(root, &arguments("train", "large", &set));
 }
 
-/// Finite scores whose sums overflow.
+/// Finite scores whose sum overflows.
 #[test]
-fn figures_that_overflow_are_errors_and_no_results() {
+fn overflowing_results_are_errors() {
     let dir = directory();
     let root = dir.path();
     let program = "while read -r line; do echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'; done\n";
@@ -90,8 +91,8 @@ fn figures_that_overflow_are_errors_and_no_results() {
     fs::write(root.join("four.jsonl"), "{\"completion\": \"a\"}\n".repeat(4)).unwrap();
     let output = lockstep(root, &["score-rewards", "--input", "four.jsonl", "--set", reward]);
     assert!(output.code == Some(1) && output.err.contains("overflows"), "{:?} {}", output.code, output.err);
-    // A run says it of its evaluations, and takes none of them for the best.
-    // The evaluation after the fourth step is the fifth that is asked.
+    // A run prints a message for such evaluations, and never chooses one of them as the best. The evaluation after the
+    // fourth step is the fifth call of the program.
     let fifth = "n=0\nwhile read -r line; do n=$((n + 1))\n\
         if [ $n = 5 ]; then echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'\n\
                  else echo '{\"rewards\": [1, 0, 1, 0]}'; fi; done\n";
@@ -101,9 +102,9 @@ fn figures_that_overflow_are_errors_and_no_results() {
     assert!(output.contains("of the evaluation is NaN") && output.contains("does not count"), "{output}");
 }
 
-/// A reward model's scores are a reward's: one that is not finite is none, of a kind that has an alarm.
+/// A non-finite score of a reward model counts as missing, and raises an alarm.
 #[test]
-fn a_reward_model_that_gives_nan_raises_the_alarm() {
+fn a_reward_model_that_returns_nan_raises_an_alarm() {
     let dir = directory();
     let root = dir.path();
     let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "max_steps=1", "save_strategy=no"];

@@ -1,5 +1,5 @@
-//! Metrics without a value are missing, in each kind of run and for each kind of emptiness that it can have: which
-//! metrics must be missing from every line, which must be in every line, and what is printed.
+//! Metrics over no values are missing, for every kind of run and every way in which values can be missing: which
+//! metrics must be absent from every line, which must be present, and the printed messages.
 
 use crate::support::runs::{arguments, directory, good};
 use serde_json::{Map, Value};
@@ -7,22 +7,22 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// A kind of emptiness in a kind of run. Each case is a run of three logged steps.
+/// A run of three logged steps in which some metrics have no values.
 struct Case {
     name: &'static str,
     set: &'static [&'static str],
-    /// Metrics that are in no line; a name that ends in `*` stands for all names with that prefix.
+    /// Metrics that must be absent from all lines; a name that ends in `*` stands for all names with that prefix.
     missing: &'static [&'static str],
-    /// Metrics that each line of a step has, or those of completions each line with new ones; and their value if it is
-    /// known.
+    /// Metrics that must be present in each line (metrics of completions: in each line with new completions), with the
+    /// value if it is known.
     there: &'static [(&'static str, Option<f64>)],
-    /// Ids of alarms that are raised.
+    /// Ids of the alarms that must be raised.
     alarms: &'static [&'static str],
-    /// Words that are printed.
+    /// Words that must be printed.
     prints: &'static [&'static str],
 }
 
-/// With this seed no completion of one token is the end token, so all are truncated.
+/// With this seed, no one-token completion is the end token, so all completions are truncated.
 const CUT: [&str; 4] = ["max_completion_length=1", "mask_truncated_completions=true", "learning_rate=0", "seed=1"];
 const OF_LOSS: &[&str] = &[
     "loss",
@@ -81,7 +81,7 @@ const fn unscored(name: &'static str, set: &'static [&'static str], missing: &'s
 /// Runs in which every completion is truncated and masked.
 const MASKED: &[Case] = &[
     masked("grpo", &["beta=0.1"], OF_LOSS),
-    // Two generations only: fewer than the alarm `truncated` needs.
+    // Only two generations: fewer than the alarm `truncated` needs.
     Case { alarms: &["nothing_learned"], ..masked("two iterations", &["num_iterations=2", "beta=0.1"], OF_LOSS) },
     masked("recorded entropies", &["record_entropies=true", "record_rollouts=true"], OF_LOSS),
     masked("no group left out", &["skip_zero_gradients=false"], OF_LOSS),
@@ -171,7 +171,7 @@ const UNSCORED: &[Case] = &[
     },
 ];
 
-/// Runs whose groups have no gradient, though every completion is scored.
+/// Runs whose groups have no gradient, although every completion has a score.
 const EQUAL: &[Case] = &[
     Case {
         name: "a constant",
@@ -193,7 +193,7 @@ const EQUAL: &[Case] = &[
         missing: &["entropy"],
         there: &[("reward", Some(0.0)), ("reward_std", Some(0.0)), ("frac_reward_zero_std", Some(1.0))],
         alarms: &["zero_variance"],
-        prints: &["rewards vary (`length`, `minus`): their weighted sum cancels", "takes back"],
+        prints: &["rewards vary (`length`, `minus`): their weighted sum cancels", "opposite effects"],
     },
     Case {
         name: "weights 0",
@@ -213,7 +213,7 @@ const EQUAL: &[Case] = &[
     },
 ];
 
-/// A score of one kind for each completion; the argument names the kind.
+/// A program whose argument selects the kind of score.
 const REWARD: &str = r#"
 import json, sys
 kind = sys.argv[1]
@@ -248,7 +248,7 @@ fn lines(run: &Path) -> Vec<Map<String, Value>> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The differences from what the case expects.
+/// The differences from the expectations of the case.
 fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
     let command =
         |name: &str| format!("{{kind = \"command\", name = \"{name}\", command = \"python3 reward.py {name}\"}}");
@@ -268,7 +268,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
     }
     let steps: Vec<_> = lines.iter().filter(|line| line.contains_key("grad_norm")).collect();
     if steps.len() != 3 {
-        wrong.push(format!("{} steps were logged", steps.len()));
+        wrong.push(format!("expected three logged steps, got {}", steps.len()));
     }
     for (name, value) in case.there {
         let is_right = |line: &&&Map<String, Value>| match (line.get(*name).and_then(Value::as_f64), value) {
@@ -287,7 +287,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
     for line in &steps {
         let compared = line.get("sampling/logp_compared_tokens").and_then(Value::as_f64).unwrap_or(0.0);
         if line.contains_key("sampling/max_logp_difference") != (compared > 0.0) {
-            wrong.push(format!("sampling/max_logp_difference of {compared} compared tokens"));
+            wrong.push(format!("sampling/max_logp_difference is wrong for {compared} compared tokens"));
         }
     }
     let raised: BTreeSet<&str> = lines.iter().filter_map(|line| line.get("alarm")?["id"].as_str()).collect();
@@ -303,7 +303,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
     wrong
 }
 
-/// Runs all cases of a table, and reports everything that is wrong with any.
+/// Runs all cases of a table, and reports all failures.
 fn check(cases: &[Case], common: &[&str]) {
     let Some(()) = testing::program("python3") else { return };
     let dir = directory();
@@ -328,19 +328,19 @@ fn metrics_of_completions_without_a_score_are_missing() {
 }
 
 #[test]
-fn equal_totals_have_a_deviation_of_0_and_their_cause() {
+fn equal_rewards_have_a_deviation_of_0_and_a_reported_cause() {
     check(EQUAL, &[]);
 }
 
-/// The end of a completion without text is a place: such a completion has a score, and the others keep theirs.
+/// A step at the end of an empty completion is valid: such a completion has a score, and the others keep theirs.
 #[test]
-fn a_step_at_the_end_of_a_completion_without_text_is_a_score() {
+fn a_step_at_the_end_of_an_empty_completion_has_a_score() {
     let Some(()) = testing::program("python3") else { return };
     let dir = directory();
     fs::write(dir.path().join("reward.py"), REWARD).unwrap();
     for algorithm in ["grpo", "ppo"] {
         let own = format!("algorithm={algorithm}");
-        // Of 64 completions of one token, some consist of the end token alone.
+        // Some of 64 one-token completions consist of only the end token.
         let set = [&own, "reward_funcs=[REWARD end]", "max_completion_length=1", "per_device_train_batch_size=64"];
         let set = [&set[..], &["num_generations=8", "learning_rate=0", "eval_strategy=no"]].concat();
         let there: &[(&str, Option<f64>)] = &[("reward", Some(1.0)), ("rewards/end/mean", Some(1.0))];
@@ -348,6 +348,9 @@ fn a_step_at_the_end_of_a_completion_without_text_is_a_score() {
         let found = wrong(dir.path(), &case, &set, algorithm);
         assert!(found.is_empty(), "{algorithm}: {}", found.join("\n"));
         let line = &lines(&dir.path().join(algorithm))[0];
-        assert!(line["completions/clipped_ratio"].as_f64().unwrap() < 1.0, "some are the end alone");
+        assert!(
+            line["completions/clipped_ratio"].as_f64().unwrap() < 1.0,
+            "some completions must be only the end token"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Unusual input: strings of megabytes, devices in place of files, marks and numbers of other programs.
+//! Unusual input: megabytes of text, devices instead of files, and formats of other programs.
 
 use crate::support::runs::{directory, good};
 use crate::support::{RunOutput, command, lockstep, refused};
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs the program with an address space of `kib` KiB.
+/// Runs the program with an address space limit of `kib` KiB.
 #[cfg(target_os = "linux")]
 fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     let program = command(directory, arguments);
@@ -20,10 +20,10 @@ fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A string of megabytes is known to be too long without computing its tokens, which would take sixty times its memory.
+/// Megabytes of text are rejected as too long without being tokenised, which would take sixty times their memory.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_row_that_is_far_too_long_takes_no_memory() {
+fn a_far_too_long_row_is_refused_without_tokenising_it() {
     let dir = directory();
     let root = dir.path();
     let long = "ab ".repeat(7_000_000);
@@ -64,9 +64,9 @@ fn a_row_that_is_far_too_long_takes_no_memory() {
     }
 }
 
-/// The tokenizers library panics on settings that contradict each other.
+/// The tokenizers library panics on contradictory settings.
 #[test]
-fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
+fn a_panic_of_the_tokenizers_library_becomes_an_error() {
     let dir = directory();
     let root = dir.path();
     let path = root.join("model/tokenizer.json");
@@ -77,7 +77,7 @@ fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
     fs::write(&path, tokenizer.to_string()).unwrap();
     let printed = lockstep(root, &["generate", "--model", "model", "--prompt", "ab"]);
     assert_eq!(printed.code, Some(2), "{}", printed.err);
-    assert!(printed.err.contains("tokenizer.json: the tokenizers library cannot use it: "), "{}", printed.err);
+    assert!(printed.err.contains("tokenizer.json: the tokenizers library cannot load it: "), "{}", printed.err);
     assert!(!printed.err.contains("panicked") && !printed.err.contains("contradict"), "{}", printed.err);
 }
 
@@ -106,19 +106,19 @@ fn standard_input_is_read_and_a_device_is_refused() {
     refused(root, &[&train[..], &["none.jsonl"]].concat(), &["none.jsonl"]);
 }
 
-/// Without quotes the last word of a reward's command becomes a separate argument.
+/// Without quotes, the last word of a reward's command becomes a positional argument.
 #[test]
-fn a_script_given_as_a_configuration_is_reported() {
+fn a_script_passed_as_the_configuration_is_reported() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("reward.py"), "import sys\n").unwrap();
     let train = ["train", "--model", "model", "--reward", "command:python3", "reward.py", "--out", "out"];
-    refused(root, &train, &["reward.py, line 1", "taken for a configuration", "quotes"]);
+    refused(root, &train, &["reward.py, line 1", "read as a configuration file", "quoted"]);
 }
 
-/// A byte order mark, which Windows' editors put first, is ignored.
+/// A byte order mark, which Windows editors put first, is ignored.
 #[test]
-fn a_byte_order_mark_is_read_over() {
+fn a_byte_order_mark_is_ignored() {
     let dir = directory();
     let root = dir.path();
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
@@ -132,7 +132,7 @@ fn a_byte_order_mark_is_read_over() {
 }
 
 #[test]
-fn numbers_and_lists_have_clear_errors() {
+fn invalid_numbers_and_lists_have_clear_errors() {
     let dir = directory();
     let root = dir.path();
     let show = |pairs: &[&'static str]| -> Vec<&'static str> {

@@ -1,4 +1,4 @@
-//! One process writes into a run's directory: a second one is refused, and runs that start together do not mix.
+//! Only one process may write to a run directory: a second one is refused, and runs that start together stay separate.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::lockstep;
@@ -6,14 +6,14 @@ use crate::support::runs::{arguments, directory, good, same};
 use std::fs;
 
 #[test]
-fn a_second_process_is_refused_and_touches_nothing() {
+fn a_second_process_is_refused_and_changes_nothing() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.3");
     let all = arguments("train", "run", &[&slow, "save_steps=1"]);
     let mut first = start(root, &all);
     wait_for(&root.join("run/checkpoints/step-000001/run_state.json"), true);
-    // As if it were in the middle of writing a checkpoint.
+    // An unfinished checkpoint, as if the run were writing it at this moment.
     fs::create_dir_all(root.join("run/checkpoints/.unfinished-step-000099")).unwrap();
     let started = fs::metadata(root.join("run/config.toml")).unwrap().modified().unwrap();
     let by_name = [&all[..], &["--resume", "latest"]].concat();
@@ -25,10 +25,13 @@ fn a_second_process_is_refused_and_touches_nothing() {
             assert!(printed.err.contains(words), "`{words}`: {}", printed.err);
         }
     }
-    assert!(root.join("run/checkpoints/.unfinished-step-000099").exists(), "a live run's checkpoint was swept away");
+    assert!(
+        root.join("run/checkpoints/.unfinished-step-000099").exists(),
+        "the unfinished checkpoint of a live run was deleted"
+    );
     assert_eq!(fs::metadata(root.join("run/config.toml")).unwrap().modified().unwrap(), started);
 
-    // A killed run does not hold the lock any more, and the run that continues reports whose place it takes.
+    // The lock of a killed run is free, and the next process reports which process it replaces.
     first.kill().unwrap();
     first.wait().unwrap();
     reward(root, "0");
@@ -36,12 +39,12 @@ fn a_second_process_is_refused_and_touches_nothing() {
     let killed = format!("process {}", first.id());
     assert!(printed.err.contains(&killed) && printed.err.contains("was killed"), "{}", printed.err);
     assert!(!root.join("run/checkpoints/.unfinished-step-000099").exists());
-    assert_eq!(fs::read(root.join("run/run.lock")).unwrap(), b"", "a run that has ended says nothing");
+    assert_eq!(fs::read(root.join("run/run.lock")).unwrap(), b"", "a finished run must clear its lock");
     assert!(!good(root, &["train", "--resume", "run"]).err.contains("was killed"));
 }
 
 #[test]
-fn runs_that_start_together_do_not_mix() {
+fn runs_that_start_together_stay_separate() {
     let dir = directory();
     let root = dir.path();
     let whole = arguments("sft", "whole", &[]);
@@ -53,10 +56,10 @@ fn runs_that_start_together_do_not_mix() {
         codes.sort();
         codes
     };
-    // Of three runs with the same directory, one gets it.
+    // Of three runs with the same directory, only one gets it.
     assert_eq!(together(&arguments("sft", "run", &[])), [Some(0), Some(2), Some(2)]);
     same(&root.join("whole"), &root.join("run"));
-    // Without a given directory, each run gets its own.
+    // Without an explicit directory, each run gets its own.
     let out = whole.iter().position(|word| *word == "--out").unwrap();
     let nameless = [&whole[..out], &whole[out + 2..]].concat();
     assert_eq!(together(&nameless), [Some(0); 3]);

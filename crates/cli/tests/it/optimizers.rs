@@ -1,13 +1,13 @@
-//! Optimizers other than AdamW, each with all features of a run.
+//! Optimizers other than AdamW, with all features of a run.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, same};
 
 #[test]
-fn muon() {
+fn muon_trains_resumes_and_is_planned() {
     trains_is_resumed_and_is_planned("muon", "momentum=0.9", "momentum_buffer");
 }
 
-/// `tree` is one of the optimizer's kinds of state.
+/// `tree` is one of the optimizer's state trees.
 fn trains_is_resumed_and_is_planned(optim: &str, optim_args: &str, tree: &str) {
     let dir = directory();
     let (optim, optim_args) = (format!("optim={optim}"), format!("optim_args={optim_args}"));
@@ -25,7 +25,7 @@ fn trains_is_resumed_and_is_planned(optim: &str, optim_args: &str, tree: &str) {
 
     good(dir.path(), &arguments("train", "adamw", &base[2..]));
     assert_ne!(metrics(&whole), metrics(&dir.path().join("adamw")));
-    // Other trees than AdamW's two moments, and the memory of its steps.
+    // The plan includes the optimizer's state trees and the memory of its steps.
     let planned = |set: &[&str]| {
         let base = ["plan", "--json", "--model", "model", "--set", "max_completion_length=8"];
         let output = good(dir.path(), &[&base, set].concat());

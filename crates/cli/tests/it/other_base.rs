@@ -5,14 +5,14 @@ use crate::support::{command, refused, without_checksum};
 use std::fs;
 
 #[test]
-fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
+fn an_adapter_on_other_base_weights_needs_the_other_base_flag() {
     let dir = directory();
     let root = dir.path();
     let weights = root.join("model/model.safetensors");
     let old = without_checksum(fs::read(&weights).unwrap());
     fs::write(&weights, &old).unwrap();
     good(root, &arguments("train", "lora", &["use_peft=true", "lora_r=2", "max_steps=2", "save_steps=2"]));
-    // One bit of the weights differs, as after a disk fault or another download.
+    // One bit of the weights differs, as after a disk fault.
     let mut other = old.clone();
     *other.last_mut().unwrap() ^= 1;
     fs::write(&weights, &other).unwrap();
@@ -37,7 +37,7 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     refused(root, &train, &words);
     good(root, &[&train[..], &["--set", "allow_other_base=true"]].concat());
 
-    // Without the run's record, its checkpoint still has the hash.
+    // Without the run's record, the checkpoint still has the hash.
     let resume = ["train", "--resume", "lora", "--set", "max_steps=3"];
     for record in [None, Some("{}")] {
         match record {
@@ -50,12 +50,12 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     }
     fs::write(&weights, &old).unwrap();
     let printed = good(root, &resume).err;
-    assert!(printed.contains("record.json is missing, or does not say"), "{printed}");
+    assert!(printed.contains("record.json is missing or does not record"), "{printed}");
 }
 
-/// An adapter without a recorded base cannot be checked. Every command reports that, and loads the adapter.
+/// An adapter without a recorded base cannot be checked. Every command prints a warning and loads the adapter.
 #[test]
-fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_loaded() {
+fn an_adapter_without_a_recorded_base_gives_a_warning() {
     let dir = directory();
     let root = dir.path();
     let short = ["use_peft=true", "lora_r=2", "max_steps=1", "eval_strategy=no"];
@@ -83,7 +83,7 @@ fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_l
         [&eval[..], &scores, &["--model", "model"]].concat(),
         [&["score-rewards", "--input", "d.jsonl"][..], &scores].concat(),
     ];
-    // The name of the record, and what its first digit becomes.
+    // Renames the field of the recorded hash to `name`, and replaces the first digit of the hash.
     let record = |directory: &str, name: &[u8], digit: Option<u8>| {
         let file = root.join(directory).join("adapter_model.safetensors");
         let mut bytes = fs::read(&file).unwrap();
@@ -99,11 +99,11 @@ fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_l
         record(directory, b"base_model_sha25X", None);
         for arguments in commands {
             let printed = good(root, arguments).err;
-            let words = format!("{directory} does not say with which weights it was trained");
+            let words = format!("{directory} does not record the weights that it was trained on");
             assert!(printed.contains("warning: ") && printed.contains(&words), "{arguments:?}: {printed}");
             let _ = ["merged", "more", "rewarded"].map(|out| fs::remove_dir_all(root.join(out)));
         }
-        // The same adapter with the record of other weights.
+        // The same adapter, with the recorded hash of other weights.
         record(directory, b"base_model_sha256", Some(b'x'));
         for arguments in commands {
             refused(root, arguments, &[directory, "was trained on", "SHA-256", "allow_other_base"]);

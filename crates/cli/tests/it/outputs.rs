@@ -1,13 +1,13 @@
-//! Commands do not overwrite an input and, without a flag, no other file, either.
+//! Commands never overwrite an input, and overwrite other files only with a flag.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{command, refused};
 use std::fs::{self, File};
 use std::process::Stdio;
 
-/// The data set, the scored file and the model of the trial that found them destroyed, with exit code 0.
+/// Such commands once destroyed the dataset, the scored file and the model, with exit code 0.
 #[test]
-fn a_result_never_takes_the_place_of_an_input() {
+fn an_output_never_overwrites_an_input() {
     let dir = directory();
     let root = dir.path();
     let small = ["--max-samples", "1", "--max-completion-length", "4", "--reward", "unique_chars"];
@@ -20,7 +20,7 @@ fn a_result_never_takes_the_place_of_an_input() {
         refused(root, &eval(&[out]), &["--out", "is an input of this command", "--overwrite"]);
     }
     for more in [&["model/config.json"][..], &["model/model.safetensors", "--overwrite"]] {
-        refused(root, &eval(more), &["--out", "belongs to", "is not overwritten"]);
+        refused(root, &eval(more), &["--out", "belongs to", "is never overwritten"]);
     }
     let score = |more: &[&'static str]| {
         [&["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars", "--out"][..], more].concat()
@@ -30,7 +30,7 @@ fn a_result_never_takes_the_place_of_an_input() {
     refused(root, &score(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
     refused(root, &eval(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
 
-    // With the flag the whole file is replaced.
+    // With the flag, the whole file is replaced.
     good(root, &score(&["d.jsonl", "--overwrite"]));
     assert!(fs::read_to_string(root.join("d.jsonl")).unwrap().contains("\"rewards\""));
     good(root, &eval(&["p.jsonl", "--overwrite"]));
@@ -39,9 +39,9 @@ fn a_result_never_takes_the_place_of_an_input() {
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
 }
 
-/// Names that are too long, links in a circle and links to nothing have their own errors.
+/// Names that are too long, circular links and dangling links have separate errors.
 #[test]
-fn a_directory_that_cannot_be_made_says_why() {
+fn a_directory_that_cannot_be_created_is_an_error_with_the_reason() {
     let dir = directory();
     let root = dir.path();
     std::os::unix::fs::symlink("circle", root.join("circle")).unwrap();
@@ -56,9 +56,9 @@ fn a_directory_that_cannot_be_made_says_why() {
     }
 }
 
-/// A closed pipe is not a failure; a full disk is one, and is reported. Nothing panics.
+/// A closed pipe is not a failure. A full disk is one, and is reported. Nothing panics.
 #[test]
-fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
+fn no_command_panics_if_standard_output_is_closed_or_full() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("ids.jsonl"), "{\"prompt_ids\": [1], \"completion_ids\": [2]}\n").unwrap();
@@ -114,21 +114,21 @@ fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
             "{arguments:?}: {printed}"
         );
         let (code, printed) = run(full(), Stdio::piped());
-        // `plan` uses 1 for "it does not fit".
+        // `plan` uses exit code 1 for a run that does not fit.
         let cannot_print = Some(if arguments[0] == "plan" { 2 } else { 1 });
         assert_eq!(code, cannot_print, "{arguments:?}: {printed}");
         let words = printed.contains("No space left on device") || arguments[0].starts_with("--");
         assert!(words && !printed.contains("panicked"), "{arguments:?}: {printed}");
-        // The error cannot be printed, either.
+        // Standard error is full, too, so the error cannot be printed.
         assert_eq!(run(full(), full()).0, cannot_print, "{arguments:?}");
         assert_eq!(run(Stdio::null(), closed()).0, Some(0), "{arguments:?}");
     }
 }
 
-/// What prints nothing on standard output: commands that train or write a model. A console that is gone, or full, ends
-/// none of them; standard output is not looked at.
+/// Commands that print nothing on standard output (they train or write a model) do not fail if a console is closed or
+/// full.
 #[test]
-fn a_console_that_is_gone_ends_no_run() {
+fn a_closed_console_ends_no_run() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();

@@ -1,5 +1,4 @@
-//! docs/outputs.md names everything: the registry that it is generated from has every metric and file of every kind of
-//! run.
+//! docs/outputs.md is complete: the tables that it is generated from name every metric and file of every kind of run.
 
 use crate::support::listing;
 use crate::support::runs::{arguments, directory, good};
@@ -9,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use telemetry::outputs::{file, metric};
 
-/// Logged metrics and written files that the registry does not name.
+/// Logged metrics and written files that the tables do not name.
 fn unnamed(run: &Path) -> Vec<String> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Map<String, Value>>(line).unwrap());
@@ -17,13 +16,13 @@ fn unnamed(run: &Path) -> Vec<String> {
     assert!(keys.len() > 15, "{keys:?}");
     let metrics = keys.into_iter().filter(|key| !["step", "alarm"].contains(&key.as_str()) && metric(key).is_none());
     let paths = listing(run).into_iter().map(|(path, _)| path.strip_prefix(run).unwrap().display().to_string());
-    // Directories that only hold others have no row of their own.
+    // Directories that only contain other entries have no row.
     let files = paths.filter(|path| !["checkpoints", "completions"].contains(&path.as_str()) && file(path).is_none());
     metrics.chain(files).collect()
 }
 
 #[test]
-fn runs_of_every_kind_write_nothing_that_is_not_named() {
+fn all_metrics_and_files_of_all_kinds_of_runs_are_documented() {
     let dir = directory();
     let root = dir.path();
     let short = "max_steps=4";
@@ -49,7 +48,7 @@ fn runs_of_every_kind_write_nothing_that_is_not_named() {
         good(root, &arguments("train", &out, &[&set, short]));
         assert_eq!(unnamed(&root.join(out)), Vec::<String>::new(), "{set}");
     }
-    // A report is a file, too; and a metric that nobody logs is noticed.
+    // A report is a file of the run, too. The test also notices a metric that is not in the table.
     good(root, &["report", "grpo"]);
     assert_eq!(unnamed(&root.join("grpo")), Vec::<String>::new());
     let log = root.join("sft/metrics.jsonl");

@@ -4,11 +4,11 @@ use crate::support::refused;
 use crate::support::runs::{arguments, directory, good, of_lines};
 use std::fs;
 
-/// Further evaluation sets, reward models, programs and their scripts.
+/// Checks evaluation sets, reward models, programs and their scripts.
 #[test]
 fn paths_in_lists_and_tables_are_relative_to_their_file() {
     let dir = directory();
-    // As a file names it, and as the program says where it works.
+    // The path as the configuration resolves it, and as the program reports its working directory.
     let root = &dir.path().canonicalize().unwrap();
     let (configs, elsewhere) = (root.join("configs"), root.join("else where"));
     for made in ["configs/scorer", "configs/my rewards", "else where"] {
@@ -34,7 +34,11 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     let shown = show("all.toml", &toml(&format!("{programs}, {models}, \"format:../e.jsonl\"")));
     let at = |name: &str| configs.join(name).display().to_string();
     assert_eq!(shown["eval_datasets"]["easy"].as_str(), Some(at("easy.jsonl").as_str()));
-    assert_eq!(shown["eval_datasets"]["hub"].as_str(), Some("some/data"), "it may be on the Hub");
+    assert_eq!(
+        shown["eval_datasets"]["hub"].as_str(),
+        Some("some/data"),
+        "a name without a local file may be a Hub id"
+    );
     let rewards = shown["reward_funcs"].as_array().unwrap();
     assert_eq!(rewards[0].as_str(), Some(format!("command:sh -u {} serve.sh", at("serve.sh")).as_str()));
     let words: Vec<&str> = rewards[1]["command"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
@@ -44,7 +48,7 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     assert_eq!(rewards[4]["model"].as_str(), Some(at("scorer").as_str()));
     assert_eq!(rewards[5].as_str(), Some("format:../e.jsonl"), "no path");
 
-    // A run of them, begun beside the file and continued with from somewhere else.
+    // The run starts beside the file, and is resumed from another directory.
     let rest = "eval_strategy = \"steps\"\neval_steps = 1\nmax_steps = 1\nmax_completion_length = 6\n\
                 num_generations = 2\nper_device_train_batch_size = 4\nmodel_name_or_path = \"../model\"\n\
                 dataset_name = \"../d.jsonl\"\noutput_dir = \"../run\"\n";
@@ -55,13 +59,13 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     let run = root.join("run");
     assert_eq!(of_lines(&run, "eval_easy_rewards/sh/mean"), [1.0, 1.0]);
     assert_eq!(of_lines(&run, "eval_easy_rewards/own/mean"), [1.0, 1.0]);
-    // Paths on the command line are relative to the working directory, and the run keeps that.
+    // Paths on the command line are relative to the working directory; a resume keeps that.
     let set = ["eval_datasets={ sea = \"e.jsonl\" }", "reward_funcs=[\"command:sh configs/serve.sh\"]", "max_steps=2"];
     good(root, &arguments("train", "mine", &set));
     good(&elsewhere, &["train", "--resume", "../mine", "--set", "max_steps=4"]);
     assert_eq!(of_lines(&root.join("mine"), "eval_sea_reward").len(), 1);
 
-    // Paths are not guessed.
+    // Paths that exist only relative to another directory are not guessed.
     for (name, line) in [
         ("d.jsonl", "eval_datasets = { more = \"d.jsonl\" }"),
         ("configs/serve.sh", "reward_funcs = [\"command:sh configs/serve.sh\"]"),

@@ -1,5 +1,5 @@
-//! Planted failures: the overview of the page shows the right alarm for each within twenty steps, with evidence and a
-//! remedy. The test reads the output of `lockstep report`, which has the same lines of metrics.jsonl as the overview.
+//! Runs with planted failures: the page's overview shows the right alarm within twenty steps, with evidence and a
+//! remedy. The test reads the output of `lockstep report`, which uses the same lines of metrics.jsonl as the overview.
 
 use crate::alarms;
 use crate::support::runs::{self, good};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// The alarms of a run in the order in which they were raised, each with the step.
+/// The alarms of a run, in the order in which they were raised, each with its step.
 fn shown(root: &Path, run: &str) -> Vec<(u64, String)> {
     let found = alarms::alarms(&root.join(run));
     let open = found.iter().filter(|(_, alarm)| alarm["until"].is_null() && alarm["quiet"] != true);
@@ -21,7 +21,7 @@ fn shown(root: &Path, run: &str) -> Vec<(u64, String)> {
     .collect()
 }
 
-/// One of `expected` was raised by step 20, and the report says so.
+/// Asserts that one of `expected` was raised by step 20, and that the report shows it.
 #[track_caller]
 fn planted(root: &Path, run: &str, expected: &[&str]) {
     let found = shown(root, run);
@@ -32,23 +32,23 @@ fn planted(root: &Path, run: &str, expected: &[&str]) {
 }
 
 #[test]
-fn of_a_policy() {
+fn failing_policy_training_raises_the_right_alarm() {
     let dir = alarms::directory();
     let root = dir.path();
     let letter = "reward_funcs=[{kind = \"exact_match\", extract = \"^(.)\"}]";
     // (run, keys, expected alarms)
     let sick: [(&str, &[&str], &[&str]); 4] = [
-        // Learning-rate explosion.
+        // The learning rate is much too high.
         (
             "explodes",
             &[letter, "learning_rate=30", "max_grad_norm=0"],
             &["grad_norm", "not_finite", "kl_blow_up", "entropy_collapse"],
         ),
-        // A bonus for certainty.
+        // A negative entropy coefficient rewards certainty.
         ("collapses", &[letter, "entropy_coef=-2", "learning_rate=0.1"], &["entropy_collapse"]),
-        // The penalty is too small to hold a diverging policy.
+        // The KL penalty is too small to hold back a diverging policy.
         ("runs-away", &[letter, "beta=0.0001", "learning_rate=0.1"], &["kl_blow_up"]),
-        // The reward pays for length.
+        // The reward grows with the length.
         (
             "long",
             &["reward_funcs=[\"length:60\"]", "learning_rate=0.01", "max_completion_length=60"],
@@ -59,7 +59,7 @@ fn of_a_policy() {
         lockstep(root, &alarms::arguments(run, set));
         planted(root, run, expected);
     }
-    // A reward that never gives a score.
+    // A reward that never returns a score.
     fs::write(
         root.join("none.sh"),
         "while read -r line; do awk 'BEGIN { printf \"{\\\"rewards\\\": [\"; for (i = 0; i < 64; i++) \
@@ -73,9 +73,9 @@ fn of_a_policy() {
     planted(root, "unscored", &["unscored"]);
 }
 
-/// The reference is of another stage: the policy is far from it before it has learned anything.
+/// The reference is from another stage of training: the policy is far from it before the first step.
 #[test]
-fn of_a_stale_reference() {
+fn a_stale_reference_raises_the_right_alarm() {
     let dir = runs::directory_of(CONFIG);
     let root = dir.path();
     model_of(&root.join("other"), CONFIG);
@@ -87,7 +87,7 @@ fn of_a_stale_reference() {
     assert!(shown(root, "own").iter().all(|(_, id)| id != "stale_reference"), "{:?}", shown(root, "own"));
 }
 
-/// The model's head is multiplied by 40, so that it is certain of other tokens than a random model is.
+/// Multiplies the model's lm head by 40, so that the model is very certain of its tokens.
 fn sharper(root: &Path, model: &str) -> String {
     let file = root.join(model).join("model.safetensors");
     let mut bytes = crate::support::without_checksum(fs::read(&file).unwrap());
@@ -105,7 +105,7 @@ fn sharper(root: &Path, model: &str) -> String {
 }
 
 #[test]
-fn of_supervised_training_and_pairs() {
+fn failing_sft_and_dpo_raise_the_right_alarm() {
     let dir = runs::directory();
     let root = dir.path();
     let steps = ["max_steps=20", "logging_steps=1", "save_strategy=no", "eval_strategy=no"];

@@ -1,12 +1,12 @@
-//! PPO through the program: where its value model comes from, when a generation is dropped, how the coefficient of the
-//! divergence changes, and all settings that it refuses.
+//! PPO in whole runs: initialising the value model, stopping a generation early, adapting the KL coefficient, and all
+//! refused settings.
 
 use crate::support::runs::{arguments, directory, files, good, of_lines, rollouts};
 use crate::support::{model_of, refused, tensors};
 use std::fs;
 use std::path::Path;
 
-/// Eight completions in a generation, every step logged.
+/// Keys of every run: eight completions per generation, every step logged.
 const PPO: [&str; 3] = ["algorithm=ppo", "logging_steps=1", "num_mini_batches=2"];
 
 fn run<'a>(out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
@@ -20,30 +20,30 @@ fn value_model(root: &Path, run: &str, step: u64) -> Vec<(String, Vec<f32>)> {
 }
 
 #[test]
-fn the_value_model_begins_as_the_policy_or_as_a_directory_says() {
+fn the_value_model_starts_from_the_policy_or_from_a_directory() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("reward", "rm", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]));
     let still = ["value_learning_rate=0", "max_steps=4"];
 
-    // With learning rate 0 a checkpoint holds the weights that the run began with.
+    // With learning rate 0, a checkpoint has the initial weights.
     good(root, &run("own", &still));
     let policy = tensors(&fs::read(root.join("model/model.safetensors")).unwrap());
     let (score, trunk): (Vec<_>, Vec<_>) =
         value_model(root, "own", 4).into_iter().partition(|(n, _)| n == "score.weight");
     assert_eq!(trunk, policy.into_iter().filter(|(name, _)| name != "lm_head.weight").collect::<Vec<_>>());
-    assert!(score.len() == 1 && score[0].1.iter().all(|&w| w == 0.0), "a score that begins at 0");
+    assert!(score.len() == 1 && score[0].1.iter().all(|&w| w == 0.0), "the score head must start at 0");
 
     good(root, &run("other", &[&still[..], &["value_model=rm/model"]].concat()));
     let reward_model = tensors(&fs::read(root.join("rm/model/model.safetensors")).unwrap());
     assert_eq!(value_model(root, "other", 4), reward_model);
-    // The value model estimates values: with another one, values, value losses, advantages and so the policy differ.
+    // Another value model estimates other values, so the value losses, the advantages and the policy differ.
     let losses = |run: &str| of_lines(&root.join(run), "loss/value_avg");
     assert!(losses("own").len() == 4 && losses("own") != losses("other"), "{:?}", losses("own"));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("own") != weights("other"));
 
-    // With a learning rate it learns, and the trained value model can begin another run, or score as a reward.
+    // With a positive learning rate the value model learns. It can then initialise another run, or serve as a reward.
     good(root, &run("learns", &["value_model=rm/model", "max_steps=4"]));
     assert!(value_model(root, "learns", 4) != reward_model);
     let left = "value_model=learns/checkpoints/step-000004/value_model";
@@ -53,10 +53,10 @@ fn the_value_model_begins_as_the_policy_or_as_a_directory_says() {
 }
 
 #[test]
-fn a_generation_is_given_up_once_the_policy_has_gone_too_far() {
+fn a_generation_is_dropped_once_the_policy_diverges_too_far() {
     let dir = directory();
     let root = dir.path();
-    // The first step of a generation has ratio 1 everywhere, and the second step does not.
+    // In the first step of a generation all ratios are 1; in the second step they are not.
     let set = ["num_ppo_epochs=2", "record_rollouts=true"];
     let rollouts = |run: &str| rollouts(&root.join(run)).len();
     let stops = |run: &str| of_lines(&root.join(run), "policy/early_stop");
@@ -66,46 +66,46 @@ fn a_generation_is_given_up_once_the_policy_has_gone_too_far() {
     assert_eq!((rollouts("far"), stops("far")), (12 / 2 * 8, [0.0, 1.0].repeat(6)));
     let divergences = of_lines(&root.join("far"), "policy/approxkl_avg");
     assert!(divergences.chunks(2).all(|d| d[0] == 0.0 && d[1] > 1.5e-12), "{divergences:?}");
-    // Only a divergence of more than 1.5 times the target is too far.
+    // The generation stops only if the divergence exceeds 1.5 times the target.
     for (out, part, stop) in [("near", 1.2, 0.0), ("beyond", 1.8, 1.0)] {
         let target = format!("target_kl={}", divergences[1] / part);
         good(root, &run(out, &[&set[..], &[&target]].concat()));
         assert_eq!(stops(out)[..2], [0.0, stop], "{target}");
     }
-    // A bound that is never reached changes no bit.
+    // A target that is never reached changes no bit.
     good(root, &run("wide", &[&set[..], &["target_kl=1e9"]].concat()));
     assert_eq!((rollouts("wide"), stops("wide")), (rollouts("free"), vec![0.0; 12]));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("wide") == weights("free") && weights("far") != weights("free"));
 }
 
-/// Truncated completions may be left out of training.
+/// Truncated completions can be masked.
 #[test]
-fn cut_completions_are_left_out() {
+fn truncated_completions_can_be_masked() {
     let dir = directory();
     let root = dir.path();
     let set = ["max_steps=2", "record_rollouts=true"];
     good(root, &run("all", &set));
     good(root, &run("ended", &[&set[..], &["mask_truncated_completions=true"]].concat()));
     let cut = |line: &serde_json::Value| line["truncated"] == true;
-    assert!(rollouts(&root.join("all")).iter().any(cut), "nothing was cut, and the test sees nothing");
+    assert!(rollouts(&root.join("all")).iter().any(cut), "some completions must be truncated, or this test is void");
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("all") != weights("ended"));
-    // Truncated completions may cost a penalty instead.
+    // Alternatively, truncated completions get a penalty.
     good(root, &run("costs", &[&set[..], &["missing_eos_penalty=2"]].concat()));
     let score = |run: &str| of_lines(&root.join(run), "objective/scores")[0];
-    // The completions are the same; truncated ones pay 2.
+    // The completions are the same; truncated ones have a reward that is lower by 2.
     let first: Vec<serde_json::Value> =
         rollouts(&root.join("all")).into_iter().filter(|line| line["step"] == 1).collect();
     let share = first.iter().filter(|line| cut(line)).count() as f64 / first.len() as f64;
     let paid = score("all") - score("costs");
-    assert!((paid - 2.0 * share).abs() < 1e-5, "{paid} for a share of {share}");
+    assert!((paid - 2.0 * share).abs() < 1e-5, "mean penalty {paid} for a truncated share of {share}");
 }
 
-/// With learning rate 0 mini-batches differ only in their samples. A permutation of two that is drawn anew for each
-/// pass is neither always the same nor always the other one.
+/// With learning rate 0, mini-batches differ only in their samples. If each pass draws a new permutation of the two
+/// mini-batches, their order is sometimes the same and sometimes swapped.
 #[test]
-fn every_pass_draws_its_mini_batches_anew() {
+fn every_pass_shuffles_its_mini_batches_again() {
     let dir = directory();
     let root = dir.path();
     let set = ["num_ppo_epochs=6", "per_device_train_batch_size=1", "learning_rate=0", "value_learning_rate=0"];
@@ -122,11 +122,11 @@ fn every_pass_draws_its_mini_batches_anew() {
 }
 
 #[test]
-fn the_weight_of_the_divergence_follows_its_target() {
+fn the_kl_coefficient_adapts_to_its_target() {
     let dir = directory();
     let root = dir.path();
-    // There are three generations of eight completions, with four steps on each. The first generation comes from the
-    // reference itself, so its divergence is 0.
+    // There are three generations of eight completions, with four steps each. The policy of the first generation is the
+    // reference itself, so the divergence is 0.
     let set = ["num_ppo_epochs=2", "kl_estimator=k3", "adap_kl_ctrl=true", "kl_coef=0.1", "kl_horizon=20"];
     let coefficients = |run: &str| of_lines(&root.join(run), "objective/kl_coef");
     let close = |got: &[f64], expected: &[f64]| {
@@ -144,12 +144,12 @@ fn the_weight_of_the_divergence_follows_its_target() {
     close(&coefficients("high"), &[0.1, 0.1 * down, 0.1 * down * down]);
     good(root, &run("fixed", &[&set[..2], &["kl_coef=0.1"]].concat()));
     close(&coefficients("fixed"), &[0.1; 3]);
-    // The coefficient affects both the value model and the policy.
+    // The KL coefficient affects both the value model and the policy.
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("low") != weights("high") && weights("high") != weights("fixed"));
 }
 
-/// Bad configurations: exit code 2, one paragraph that names the key and the remedy, nothing written.
+/// Bad configurations give exit code 2 and one paragraph that names the key and the remedy; nothing is written.
 #[test]
 fn keys_that_contradict_ppo_are_refused() {
     let dir = directory();
@@ -157,7 +157,7 @@ fn keys_that_contradict_ppo_are_refused() {
     let refuse = |set: &[&str], words: &[&str]| {
         refused(root, &arguments("train", "run", &[&["algorithm=ppo", "num_generations=1"], set].concat()), words);
     };
-    // GRPO's keys for batch sizes and repetitions.
+    // Keys of GRPO for batch sizes and repetitions.
     refuse(&["num_iterations=2"], &["`num_iterations`", "num_ppo_epochs (now 4)"]);
     refuse(&["generation_batch_size=8"], &["`generation_batch_size`", "num_mini_batches (now 1)", "set these"]);
     refuse(&["generation_batch_size=7"], &["`generation_batch_size`", "num_mini_batches"]);
@@ -167,7 +167,7 @@ fn keys_that_contradict_ppo_are_refused() {
     refuse(&["num_generations=0"], &["`num_generations` must be at least 1"]);
     refuse(&["num_ppo_epochs=0"], &["`num_ppo_epochs` must be at least 1"]);
     refuse(&["num_mini_batches=0"], &["`num_mini_batches` must be at least 1"]);
-    // The divergence.
+    // Keys of the KL penalty.
     refuse(&["adap_kl_ctrl=true", "kl_coef=0"], &["`adap_kl_ctrl`", "kl_coef above 0, or adap_kl_ctrl = false"]);
     refuse(&["sync_ref_model=true", "kl_coef=0"], &["`sync_ref_model`", "kl_coef = 0", "sync_ref_model = false"]);
     refuse(&["kl_estimator=k2"], &["`kl_estimator`", "k1, k3"]);
@@ -182,7 +182,7 @@ fn keys_that_contradict_ppo_are_refused() {
     }
     refuse(&["temperature=0"], &["`temperature` = 0", "above 0"]);
 
-    // The value model.
+    // Keys of the value model.
     refuse(&["value_model=model"], &["`value_model`", "is a language model", "value_model = \"policy\""]);
     refuse(&["value_model=nowhere"], &["nowhere"]);
     let config = fs::read_to_string(root.join("model/config.json")).unwrap();
@@ -197,12 +197,12 @@ fn keys_that_contradict_ppo_are_refused() {
     assert!(one_more != larger, "{larger}");
     fs::create_dir(root.join("larger")).unwrap();
     fs::write(root.join("larger/config.json"), one_more).unwrap();
-    refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41", "policy of 40"]);
+    refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41 tokens", "policy has 40"]);
 }
 
 /// Keys of other algorithms that PPO does not use are reported, one line each, and the run continues.
 #[test]
-fn keys_without_effect_are_reported() {
+fn keys_of_other_algorithms_are_reported_as_unused() {
     let dir = directory();
     let root = dir.path();
     let idle =
@@ -210,22 +210,18 @@ fn keys_without_effect_are_reported() {
     let output = good(root, &run("idle", &[&idle[..], &["max_steps=2"]].concat()));
     for pair in idle {
         let name = pair.split('=').next().unwrap();
-        assert!(
-            output.err.contains(&format!("{name} has no meaning with algorithm = \"ppo\"")),
-            "{name}: {}",
-            output.err
-        );
+        assert!(output.err.contains(&format!("{name} is not read by algorithm = \"ppo\"")), "{name}: {}", output.err);
     }
     good(root, &run("plain", &["max_steps=2"]));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("idle") == weights("plain"));
     let output = good(root, &arguments("train", "rloo", &["algorithm=rloo", "lam=0.5", "max_steps=1"]));
-    assert!(output.err.contains("lam has no meaning with algorithm = \"rloo\""), "{}", output.err);
+    assert!(output.err.contains("lam is not read by algorithm = \"rloo\""), "{}", output.err);
 }
 
-/// The value model may have another shape than the policy; only the vocabulary must be the same.
+/// The value model may have another shape than the policy; only the vocabulary must match.
 #[test]
-fn a_value_model_of_another_shape() {
+fn a_value_model_may_have_another_shape() {
     const SMALL: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40,
 "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
 "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
@@ -238,7 +234,7 @@ fn a_value_model_of_another_shape() {
     let model = reward.iter().position(|a| *a == "model").unwrap();
     reward[model] = "small";
     good(root, &reward);
-    // If all values were clipped, there would be no gradient.
+    // A small clip range would clip all values and leave no gradient, hence the large one.
     good(root, &run("ppo", &["value_model=rm/model", "cliprange_value=10", "max_steps=4"]));
     assert!(of_lines(&root.join("ppo"), "val/grad_norm").iter().all(|&norm| norm > 0.0));
     assert_eq!(of_lines(&root.join("ppo"), "sampling/logp_mismatch_tokens"), vec![0.0; 4]);

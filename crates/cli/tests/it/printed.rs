@@ -1,17 +1,17 @@
-//! Output of a training run for people: a line for an evaluation, two lines of time at its end, tables with
-//! `--verbose`, and the verdict that report and page show.
+//! The console output of a training run: one line per evaluation, two lines about time at the end, tables with
+//! `--verbose`, and the verdict that report and page also show.
 
 use crate::support::runs::{arguments, directory, good};
 use serde_json::Value;
 use std::fs;
 
-/// Lines of standard error without the time before them.
+/// Lines of standard error without their timestamps.
 fn lines(err: &str) -> Vec<String> {
     err.lines().map(|line| line.split_once("s] ").map_or(line, |(_, output)| output).to_owned()).collect()
 }
 
 #[test]
-fn a_run_prints_lines_and_with_verbose_tables_too() {
+fn a_run_prints_lines_and_adds_tables_if_verbose() {
     let dir = directory();
     let root = dir.path();
     let plain = good(root, &arguments("train", "plain", &[]));
@@ -34,7 +34,7 @@ fn a_run_prints_lines_and_with_verbose_tables_too() {
     assert!(verbose.out.starts_with("stage ") && verbose.out.contains("\n(not measured) "), "{}", verbose.out);
     let tables = |text: &str| text.matches("evaluation after step ").count();
     assert_eq!((tables(&plain.err), tables(&verbose.err)), (0, 3));
-    // No information is lost: the log file has the tables, and JSON has the values.
+    // No information is lost: the log file has the tables, and JSON output has the values.
     let log = fs::read_to_string(root.join("plain/lockstep-0.log")).unwrap();
     assert!(tables(&log) == 3 && log.contains("debug: stage ") && log.contains("\n(not measured) "), "{log}");
     let json: Vec<Value> = json.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -1,12 +1,12 @@
-//! Process rewards through a program: given by character or by token they are the same, a step at the end is the whole
-//! completion's reward, and GRPO takes their sum or compares step by step.
+//! Process rewards from a program: steps that end at characters or tokens give equal results, a single step at the end
+//! equals a reward of the whole completion, and GRPO either sums the steps or compares them step by step.
 
 use crate::support::runs::{arguments, directory, good, metrics, of_lines, same_but_lineage};
 use crate::support::{RunOutput, refused};
 use std::fs;
 use std::path::Path;
 
-/// The reward of a vowel is its place, reported in the way that the argument names.
+/// The reward of a vowel is its position; the program's argument selects how the steps are reported.
 const PROGRAM: &str = r#"
 import json, sys
 for line in sys.stdin:
@@ -29,7 +29,7 @@ for line in sys.stdin:
 
 fn train(root: &Path, out: &str, way: &str, set: &[&str]) -> RunOutput {
     let reward = format!("reward_funcs=[{{kind = \"command\", name = \"r\", command = \"python3 reward.py {way}\"}}]");
-    // Rollouts are not recorded, because they keep the scores of steps, which differ even if the result does not.
+    // Rollouts are not recorded, because they contain the step scores, which differ between equal runs.
     good(root, &arguments("train", out, &[&[&*reward], set].concat()))
 }
 
@@ -41,7 +41,7 @@ fn start() -> Option<tempfile::TempDir> {
 }
 
 #[test]
-fn ppo_places_rewards_of_steps_on_their_tokens() {
+fn ppo_assigns_step_rewards_to_their_tokens() {
     let Some(dir) = start() else { return };
     let root = dir.path();
     let ppo = ["algorithm=ppo", "num_generations=1"];
@@ -51,12 +51,19 @@ fn ppo_places_rewards_of_steps_on_their_tokens() {
     same_but_lineage(&root.join("whole"), &root.join("end"));
     same_but_lineage(&root.join("chars"), &root.join("tokens"));
     let values = |run: &str, name: &str| of_lines(&root.join(run), name);
-    assert_eq!(values("chars", "rewards/r/mean")[0], values("whole", "rewards/r/mean")[0], "the sum is what is logged");
-    assert!(values("chars", "loss/value_avg") != values("whole", "loss/value_avg"), "they are learned from otherwise");
+    assert_eq!(
+        values("chars", "rewards/r/mean")[0],
+        values("whole", "rewards/r/mean")[0],
+        "the logged reward must be the sum of the steps"
+    );
+    assert!(
+        values("chars", "loss/value_avg") != values("whole", "loss/value_avg"),
+        "step rewards must change the value targets"
+    );
 }
 
 #[test]
-fn grpo_takes_the_sum_or_compares_step_by_step() {
+fn grpo_sums_step_rewards_or_compares_them_per_step() {
     let Some(dir) = start() else { return };
     let root = dir.path();
     train(root, "whole", "whole", &[]);
@@ -70,11 +77,11 @@ fn grpo_takes_the_sum_or_compares_step_by_step() {
 }
 
 #[test]
-fn a_step_beyond_its_completion_is_no_score_and_named() {
+fn a_step_beyond_the_completion_is_reported_and_not_scored() {
     let Some(dir) = start() else { return };
     let output = train(dir.path(), "run", "beyond", &["learning_rate=0"]);
     assert!(output.err.contains("alarm reward_bad_answer (r) since step"), "{}", output.err);
     assert!(output.err.contains("a step ends at token"), "{}", output.err);
     let rewards = of_lines(&dir.path().join("run"), "rewards/r/mean");
-    assert!(rewards.iter().all(|&reward| reward == 1.0), "an unplaced reward is not a zero: {rewards:?}");
+    assert!(rewards.iter().all(|&reward| reward == 1.0), "an invalid step must not count as 0: {rewards:?}");
 }

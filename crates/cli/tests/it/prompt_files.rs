@@ -1,5 +1,5 @@
-//! Files of a model that decide prompts: each listed file is read, hashed, compared by every later start, and copied
-//! into all models that a run writes. The date in a prompt is that of the run's first start.
+//! Files of a model that affect prompts: each listed file is read, hashed, compared at every later start, and copied
+//! into all models that a run writes. Dates in prompts are that of the run's first start.
 
 mod carried;
 mod dates;
@@ -18,7 +18,7 @@ use std::path::Path;
 const TEMPLATE: &str = "chat_template.jinja";
 const TOOLS: &str = "additional_chat_templates/tool_use.jinja";
 
-/// Every listed file that is read and that `directory` does not write, with its text.
+/// Every listed file that is read and that `directory` does not write, with its contents.
 const FILES: [(&str, &str); 5] = [
     (TEMPLATE, "{{ strftime_now('%Y') }} {% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"),
     (TOOLS, "{{ tools | length }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %} "),
@@ -27,7 +27,7 @@ const FILES: [(&str, &str); 5] = [
     ("tokenizer_config.json", "{\"eos_token\": \"<e>\"}"),
 ];
 
-/// Files that are copied but not read, and some that other programs leave in a model's directory.
+/// Files that are copied but not read, and some files that other programs leave in a model's directory.
 const OTHERS: [&str; 11] = [
     "added_tokens.json",
     "chat_template.json",
@@ -42,7 +42,7 @@ const OTHERS: [&str; 11] = [
     "video_preprocessor_config.json",
 ];
 
-/// A directory whose model has a chat template that prints the year, and conversations to train on.
+/// A directory with conversations, and a model whose chat template prints the year.
 fn conversations() -> tempfile::TempDir {
     let dir = directory();
     let model = dir.path().join("model");
@@ -65,7 +65,7 @@ fn conversations() -> tempfile::TempDir {
     dir
 }
 
-/// The keys of a short run of each command.
+/// Keys of a short run of each command.
 const SHORT: &[&str] = &["max_steps=2", "eval_strategy=no", "logging_steps=1", "record_rollouts=true"];
 const OF_PAIRS: &[&str] =
     &["max_steps=2", "eval_strategy=no", "logging_steps=1", "dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
@@ -95,10 +95,10 @@ fn write_record(run: &Path, record: &Value) {
     fs::write(run.join("record.json"), record.to_string()).unwrap();
 }
 
-/// A title, a function that changes a file, and a word of the error.
+/// A title, a function that changes a file, and a part of the expected error.
 type Change = (String, Box<dyn Fn()>, &'static str);
 
-/// The three ways in which a file can differ from the file of the first start, each with a word of the error.
+/// The three ways in which a file can differ from the first start, each with a part of the expected error.
 fn changes(model: &Path) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
     for (name, text) in FILES {
@@ -121,7 +121,7 @@ fn restore(model: &Path) {
 }
 
 #[test]
-fn a_run_resumes_only_with_the_files_that_it_began_with() {
+fn a_run_resumes_only_with_unchanged_prompt_files() {
     let dir = conversations();
     let (root, model) = (dir.path(), dir.path().join("model"));
     for (kind, command, own) in KINDS {
@@ -129,7 +129,7 @@ fn a_run_resumes_only_with_the_files_that_it_began_with() {
         let resume = [command, "--resume", kind, "--set", "max_steps=4"];
         for (name, change, why) in changes(&model) {
             change();
-            refused(root, &resume, &[&format!("model/{name}: the model is not the one"), why, "start a new run"]);
+            refused(root, &resume, &[&format!("model/{name}: the model has changed"), why, "start a new run"]);
             restore(&model);
         }
         good(root, &resume);
@@ -137,7 +137,7 @@ fn a_run_resumes_only_with_the_files_that_it_began_with() {
 }
 
 #[test]
-fn verify_names_the_file_that_changed() {
+fn verify_names_a_changed_prompt_file() {
     let dir = conversations();
     let (root, model) = (dir.path(), dir.path().join("model"));
     good(root, &arguments("train", "run", &keys("train", &[])));
@@ -159,7 +159,7 @@ fn verify_names_the_file_that_changed() {
     }
 }
 
-/// Removes from a record the fields that older versions did not write.
+/// Removes the fields that older versions did not write from a record.
 fn as_older(run: &Path) {
     let mut older = record(run);
     let fields = older.as_object_mut().unwrap();
@@ -174,14 +174,14 @@ fn as_older(run: &Path) {
 }
 
 #[test]
-fn a_run_of_an_older_version_resumes_and_is_verified_with_one_line() {
+fn a_run_of_an_older_version_resumes_and_verifies_with_one_note() {
     let dir = conversations();
     let (root, model) = (dir.path(), dir.path().join("model"));
     for (kind, command, own) in KINDS {
         good(root, &arguments(command, kind, &keys(command, own)));
         let run = root.join(kind);
         as_older(&run);
-        let lines = |output: &str| output.lines().filter(|line| line.contains("of an older version")).count();
+        let lines = |output: &str| output.lines().filter(|line| line.contains("from an older version")).count();
         if command == "train" {
             let output = good(root, &["verify", kind, "--all"]);
             assert_eq!(lines(&output.err), 1, "{kind}: {}", output.err);
@@ -204,9 +204,9 @@ fn a_run_of_an_older_version_resumes_and_is_verified_with_one_line() {
     }
 }
 
-/// A run that was killed before its first checkpoint begins anew, with the files that it finds then.
+/// A run that was killed before its first checkpoint starts again, with the current files.
 #[test]
-fn a_run_that_begins_anew_keeps_the_hashes_of_its_present_files() {
+fn a_run_that_starts_again_records_its_current_files() {
     let dir = conversations();
     let (root, run) = (dir.path(), dir.path().join("run"));
     good(root, &arguments("train", "run", &keys("train", &[])));
@@ -219,7 +219,7 @@ fn a_run_that_begins_anew_keeps_the_hashes_of_its_present_files() {
 }
 
 #[test]
-fn a_worker_with_another_file_is_refused() {
+fn a_worker_with_a_different_prompt_file_is_refused() {
     let dir = conversations();
     let (root, model) = (dir.path(), dir.path().join("model"));
     for (name, change, _) in changes(&model) {
@@ -260,7 +260,7 @@ fn opened(watched: &[&Path], run: impl FnOnce()) -> BTreeSet<String> {
     found
 }
 
-/// No command opens a file of a model's directory that is not on the list.
+/// No command opens a file of a model's directory that is not listed.
 #[test]
 fn only_listed_files_and_weights_are_opened() {
     let dir = conversations();
@@ -286,7 +286,7 @@ fn only_listed_files_and_weights_are_opened() {
         let found = opened(&watched, || drop(good(root, &command)));
         let of_list = |name: &&String| model::io::is_listed(name) || name.ends_with(".safetensors");
         let others: Vec<&String> = found.iter().filter(|name| !of_list(name)).collect();
-        assert!(others.is_empty(), "{command:?} opened {others:?}, which is not on the list");
+        assert!(others.is_empty(), "{command:?} opened unlisted files: {others:?}");
         for name in FILES.map(|(name, _)| name).iter().chain(&["config.json", "tokenizer.json"]) {
             assert!(found.contains(*name), "{command:?} did not open {name}: {found:?}");
         }

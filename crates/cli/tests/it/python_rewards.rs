@@ -1,5 +1,5 @@
-//! Functions of a Python file as rewards: the same bits as the equivalent built-in reward, wherever the run is resumed,
-//! and process rewards.
+//! Functions in a Python file as rewards: they give the bits of the equivalent built-in reward, from any directory in
+//! which the run is resumed. Also process rewards.
 
 use crate::support::runs::{arguments, directory, good, of_lines, same, same_but_lineage};
 use crate::support::{lockstep, refused};
@@ -42,7 +42,7 @@ fn start() -> Option<tempfile::TempDir> {
 }
 
 #[test]
-fn a_function_of_a_file_has_the_bits_of_the_built_in_reward_and_is_gone_on_with_from_anywhere() {
+fn a_python_function_matches_the_built_in_reward_and_resumes_from_anywhere() {
     let Some(dir) = start() else { return };
     let root = dir.path();
     let own = |function: &str| {
@@ -52,13 +52,13 @@ fn a_function_of_a_file_has_the_bits_of_the_built_in_reward_and_is_gone_on_with_
     for function in ["unique_chars", "unique_chars_later"] {
         good(root, &arguments("train", function, &[&own(function)]));
     }
-    // One of the functions also logs a metric of its own.
+    // One of the functions also logs a metric.
     same_but_lineage(&root.join("built in"), &root.join("unique_chars_later"));
     assert!(of_lines(&root.join("unique_chars"), "rewards/r/longest").iter().all(|&longest| longest > 0.0));
     let of = |run: &str| of_lines(&root.join(run), "rewards/r/mean");
     assert_eq!(of("unique_chars"), of("built in"));
 
-    // The file's path is relative to the configuration's, and kept.
+    // The file's path is relative to the configuration file, and the run records it.
     let toml = "model_name_or_path = \"../model\"\ndataset_name = \"../d.jsonl\"\nmax_steps = 12\nsave_steps = 2\n\
                 num_generations = 2\nper_device_train_batch_size = 4\nmax_completion_length = 6\n\
                 learning_rate = 0.01\nlogging_steps = 1\nreward_funcs = [\"python:rewards.py:unique_chars\"]\n";
@@ -69,11 +69,11 @@ fn a_function_of_a_file_has_the_bits_of_the_built_in_reward_and_is_gone_on_with_
     let elsewhere = root.join("configs");
     good(&elsewhere, &["train", "--resume", "../cut/checkpoints/step-000002"]);
     same(&root.join("whole"), &root.join("cut"));
-    assert_eq!(of_lines(&root.join("cut"), "rewards/unique_chars/mean").len(), 12, "named as in TRL");
+    assert_eq!(of_lines(&root.join("cut"), "rewards/unique_chars/mean").len(), 12, "the metric must have TRL's name");
 }
 
 #[test]
-fn a_function_that_scores_steps() {
+fn a_python_function_may_score_steps() {
     let Some(dir) = start() else { return };
     let root = dir.path();
     for function in ["vowels", "vowels_of_tokens"] {
@@ -88,7 +88,7 @@ fn a_function_that_scores_steps() {
 }
 
 #[test]
-fn functions_are_tried_without_a_model_and_errors_are_reported() {
+fn functions_run_without_a_model_and_errors_are_reported() {
     let Some(dir) = start() else { return };
     let root = dir.path();
     let rows = "{\"prompt\": \"sun \", \"completion\": \"aab\"}\n{\"prompt\": \"moon \", \"completion\": \"b\"}\n";
@@ -108,5 +108,5 @@ fn functions_are_tried_without_a_model_and_errors_are_reported() {
         &words,
     );
     let set = ["reward_funcs=[\"python:none.py:f\"]"];
-    refused(root, &arguments("train", "never", &set), &["reward `python`", "there is no file none.py"]);
+    refused(root, &arguments("train", "never", &set), &["reward `python`", "the file none.py does not exist"]);
 }

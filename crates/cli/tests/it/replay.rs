@@ -1,4 +1,4 @@
-//! Rollouts that are recorded and replayed give the same bits; rollouts from other sources; and what is refused.
+//! Replaying recorded rollouts gives the same bits; rollouts from other programs; and refused files.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, rollouts, same};
 use crate::support::{lockstep, refused};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// The arguments of a run that trains on `file`, like [`arguments`] but without data and rewards.
+/// The arguments of a run that trains on `file`; like [`arguments`], but without data and rewards.
 fn replay<'a>(file: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     let base = ["num_generations=2", "max_completion_length=6", "per_device_train_batch_size=4", "max_steps=12"];
     let more = ["learning_rate=0.01", "logging_steps=3", "save_steps=2"];
@@ -24,16 +24,16 @@ fn write(root: &Path, name: &str, lines: &[Value]) {
     fs::write(root.join(name), text).unwrap();
 }
 
-/// Weights, moments and states of all checkpoints, and the model, without values that name rollouts (a replay draws no
-/// random numbers).
+/// Weights, moments and states of all checkpoints, and the final model, without values that only a run with sampling
+/// has (a replay draws no random numbers).
 fn weights(run: &Path) -> Vec<(String, Vec<u8>)> {
     files(run).into_iter().filter(|(name, _)| name.ends_with(".safetensors")).collect()
 }
 
-/// The recorded run uses each batch several times, with a reference model and two rewards, one of which does not always
-/// score.
+/// The recorded run uses each batch several times, with a reference model and two rewards, one of which sometimes gives
+/// no score.
 #[test]
-fn a_recorded_run_replayed_has_the_same_bits() {
+fn a_replay_of_a_recorded_run_has_the_same_bits() {
     let dir = directory();
     let root = dir.path();
     let set = ["num_iterations=2", "steps_per_generation=2", "beta=0.04"];
@@ -47,8 +47,8 @@ fn a_recorded_run_replayed_has_the_same_bits() {
     let weighted = [&set[..], &["reward_weights=[1, 0.5]"]].concat();
     good(root, &replay("recorded/rollouts.bin", "replayed", &weighted));
     assert_eq!(weights(&root.join("recorded")), weights(&root.join("replayed")));
-    // Without ref_logprobs the reference model is loaded and run; without logprobs the policy computes them, if it is
-    // on-policy.
+    // Without ref_logprobs, the reference model is loaded and evaluated. Without logprobs, the policy computes them if
+    // it is on-policy.
     let strip = |key: &str, name: &str| {
         let stripped: Vec<Value> = found
             .iter()
@@ -65,8 +65,8 @@ fn a_recorded_run_replayed_has_the_same_bits() {
         good(root, &replay("stripped.jsonl", key, &weighted));
         assert_eq!(weights(&root.join("recorded")), weights(&root.join(key)), "{key}");
     }
-    // A replay does not evaluate, does not count epochs, and compares no token with its sampler's: these metrics
-    // differ.
+    // A replay does not evaluate, does not count epochs, and does not compare tokens with the sampler's, so these
+    // metrics differ.
     const OTHERS: [&str; 3] = ["epoch", "sampling/logp_compared_tokens", "sampling/max_logp_difference"];
     let logged = |run: &str| -> Vec<Value> {
         let parsed = metrics(&root.join(run)).into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());
@@ -83,14 +83,14 @@ fn a_recorded_run_replayed_has_the_same_bits() {
             .collect()
     };
     assert_eq!(logged("recorded"), logged("replayed"));
-    // Other reward weights give another result.
+    // Other reward weights give other results.
     good(root, &replay("recorded/rollouts.bin", "other", &set));
     assert_ne!(weights(&root.join("recorded")), weights(&root.join("other")));
 }
 
-/// PPO draws its mini-batches anew in each pass over each generation, and a replay must draw the same ones.
+/// PPO shuffles its mini-batches in each pass over each generation; a replay must draw the same permutations.
 #[test]
-fn a_recorded_ppo_run_replayed_has_the_same_bits() {
+fn a_replay_of_a_recorded_ppo_run_has_the_same_bits() {
     let dir = directory();
     let root = dir.path();
     let set = ["algorithm=ppo", "num_mini_batches=2", "num_ppo_epochs=2", "adap_kl_ctrl=true", "logging_steps=1"];
@@ -103,7 +103,7 @@ fn a_recorded_ppo_run_replayed_has_the_same_bits() {
 }
 
 #[test]
-fn groups_on_one_line_are_their_completions() {
+fn groups_on_one_line_equal_one_line_per_completion() {
     let dir = directory();
     let root = dir.path();
     let one = |ids: &[u32], reward: f64| json!({"prompt_ids": [1, 2], "completion_ids": ids, "rewards": reward});
@@ -114,7 +114,7 @@ fn groups_on_one_line_are_their_completions() {
         json!({"prompt_ids": [1, 2], "completion_ids": both("completion_ids"), "rewards": both("rewards")})
     };
     write(root, "groups.jsonl", &[group(&pairs[0], &pairs[1]), group(&pairs[2], &pairs[3])]);
-    // With four completions and without max_steps there is one pass of one step.
+    // With four completions and without max_steps, there is one pass of one step.
     for name in ["lines", "groups"] {
         let file = format!("{name}.jsonl");
         good(root, &replay(&file, name, &["max_steps=-1", "record_rollouts=true"]));
@@ -126,9 +126,9 @@ fn groups_on_one_line_are_their_completions() {
     assert_eq!(weights(&root.join("lines")), weights(&root.join("groups")));
 }
 
-/// Lengths 1, 2, 4 and 6, the last two truncated: the metrics can be computed by hand.
+/// Completions of lengths 1, 2, 4 and 6, the last two truncated, so that the metrics can be computed by hand.
 #[test]
-fn completions_are_counted() {
+fn completion_metrics_match_values_computed_by_hand() {
     let dir = directory();
     let root = dir.path();
     let line = |ids: &[u32], truncated: bool| {
@@ -153,9 +153,9 @@ fn completions_are_counted() {
     }
 }
 
-/// A file may have some reference log-probabilities: those stay, and the reference computes only the rest.
+/// A file may have reference log-probabilities for some rollouts: the reference model computes only the others.
 #[test]
-fn ref_logprobs_of_a_file_stay() {
+fn reference_log_probabilities_in_a_file_are_used() {
     let dir = directory();
     let root = dir.path();
     let line = |ids: &[u32], given: Option<[f32; 2]>| {
@@ -178,10 +178,10 @@ fn ref_logprobs_of_a_file_stay() {
     assert!(asked.len() == 3 && asked.iter().all(|&logp| (-7.0..0.0).contains(&logp)), "{found:?}");
 }
 
-/// π_old / π_sampler is exactly 1 if the file's rollouts come from the weights that replay them; otherwise it is
-/// measured and bounded.
+/// π_old / π_sampler is exactly 1 if the weights that replay the rollouts also sampled them; otherwise the ratio is
+/// measured and clipped.
 #[test]
-fn stale_rollouts_are_corrected_for() {
+fn stale_rollouts_are_corrected_by_importance_sampling() {
     let dir = directory();
     let root = dir.path();
     let record = ["record_rollouts=true", "learning_rate=0.03"];
@@ -202,7 +202,7 @@ fn stale_rollouts_are_corrected_for() {
         assert_eq!(ratios(run), [[1.0, 1.0, 1.0, 0.0]; 4], "{run}");
     }
 
-    // The trained model replays the file: its weights and so its log-probabilities differ.
+    // The trained model replays the file: its weights, and so its log-probabilities, differ.
     let mut unversioned = lines(&root.join("recorded"));
     for line in &mut unversioned {
         line.as_object_mut().unwrap().remove("versions").unwrap();
@@ -221,18 +221,18 @@ fn stale_rollouts_are_corrected_for() {
     let [min, _, max, _] = ratios("free")[0];
     assert!(min < 1.0 && max > 1.01, "{min} {max}");
     let [_, _, raw, share] = ratios("bounded")[0];
-    assert!(raw > 1.01 && share > 0.0, "the ratio is logged before its bounds: {raw} {share}");
+    assert!(raw > 1.01 && share > 0.0, "the ratio must be logged before clipping: {raw} {share}");
 }
 
 #[test]
-fn a_replay_is_resumed_exactly_and_its_record_too() {
+fn a_replay_resumes_exactly() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "recorded", &["record_rollouts=true"]));
     let set = ["record_rollouts=true", "num_iterations=2"];
     good(root, &replay("recorded/rollouts.bin", "whole", &set));
     good(root, &replay("recorded/rollouts.bin", "cut", &set));
-    // The state as if the run had died after step 4, with logs of later steps.
+    // Creates the state of a run that was killed after step 4, with logs of later steps.
     for step in [6, 8, 10, 12] {
         fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{step:06}"))).unwrap();
     }
@@ -240,13 +240,13 @@ fn a_replay_is_resumed_exactly_and_its_record_too() {
     let output = good(root, &["train", "--resume", "cut"]);
     assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&root.join("whole"), &root.join("cut"));
-    // The file is part of the run.
+    // A resume is refused if the replayed file has changed.
     fs::write(root.join("recorded/rollouts.bin"), "{}").unwrap();
     assert_eq!(lockstep(root, &["train", "--resume", "cut"]).code, Some(2));
 }
 
 #[test]
-fn broken_files_are_refused() {
+fn invalid_rollout_files_are_refused() {
     let dir = directory();
     let root = dir.path();
     let line = |ids: &[u32]| json!({"prompt_ids": [1, 2], "completion_ids": ids, "rewards": 1});
@@ -260,15 +260,15 @@ fn broken_files_are_refused() {
     refuse(&[line(&[1]), line(&[40])], &[], &["bad.jsonl, line 2", "completion_ids[0] = 40", "vocabulary of 40"]);
     refuse(&[line(&[1])], &[], &["bad.jsonl, line 1", "last group has 1 completion,", "num_generations is 2"]);
     let other = json!({"prompt_ids": [7], "completion_ids": [1], "rewards": 1});
-    refuse(&[line(&[1]), other], &[], &["line 2", "another prompt begins", "num_generations is 2"]);
+    refuse(&[line(&[1]), other], &[], &["line 2", "a new prompt begins", "num_generations is 2"]);
     let three = json!({"prompt_ids": [1], "completion_ids": [[1], [2], [3]], "rewards": [1, 2, 3]});
     refuse(&[three], &[], &["line 1", "3 completions", "set num_generations = 3"]);
     let short = json!({"prompt_ids": [1, 2], "completion_ids": [1, 2], "rewards": 1, "logprobs": [-1]});
-    refuse(&[short], &[], &["line 1", "`logprobs` has 1 elements", "has 2"]);
+    refuse(&[short], &[], &["line 1", "`logprobs` must have as many elements as `completion_ids` (2), got 1"]);
     refuse(&[line(&[1; 7])], &[], &["line 1", "7 tokens", "max_completion_length = 6"]);
     let two = json!({"prompt_ids": [1, 2], "completion_ids": [1], "rewards": [1, null]});
     refuse(&[line(&[1]), two.clone()], &[], &["line 2", "`rewards` has 2 numbers", "have 1"]);
-    refuse(&[two.clone(), two], &["reward_weights=[1]"], &["`reward_weights` has 1 numbers", "2 rewards"]);
+    refuse(&[two.clone(), two], &["reward_weights=[1]"], &["must have one weight per reward: it has 1", "2 rewards"]);
     refuse(&[line(&[1]), line(&[2])], &[], &["one step takes 2 rows", "has 1"]);
     fs::write(root.join("bad.jsonl"), "{\"prompt_ids\": [1], \n").unwrap();
     refused(root, &replay("bad.jsonl", "run", &[]), &["bad.jsonl, line 1", "broken JSON"]);
@@ -280,9 +280,9 @@ fn broken_files_are_refused() {
     good(root, &replay("good.jsonl", "run", &["max_steps=1"]));
 }
 
-/// A run's record is printed as lines, which can be replayed like the file itself.
+/// A run's record is printed as JSON lines, which can be replayed like the file itself.
 #[test]
-fn recorded_rollouts_are_shown_as_lines() {
+fn recorded_rollouts_are_printed_as_json_lines() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", &["record_rollouts=true", "max_steps=4"]));
@@ -323,7 +323,7 @@ fn recorded_rollouts_are_shown_as_lines() {
     );
 }
 
-/// A generation with remaining steps is in a file of the checkpoint with its own checksums.
+/// A generation batch with remaining steps is a file of the checkpoint, with its own checksums.
 #[test]
 fn a_damaged_generation_batch_is_refused() {
     let dir = directory();
@@ -331,9 +331,9 @@ fn a_damaged_generation_batch_is_refused() {
     good(root, &arguments("train", "run", &["num_iterations=4", "max_steps=6"]));
     let file = root.join("run/checkpoints/step-000006/generation_batch.bin");
     assert!(!root.join("run/checkpoints/step-000004/generation_batch.bin").exists(), "used up");
-    assert!(!root.join("run/model/generation_batch.bin").exists(), "not the model's");
+    assert!(!root.join("run/model/generation_batch.bin").exists(), "a final model must not have a generation batch");
     let whole = fs::read(&file).unwrap();
-    // The list of the checkpoint's files, which would report the file first, is removed.
+    // Removes the checkpoint's list of files, which would report the file first.
     fs::remove_file(root.join("run/checkpoints/step-000006/files.json")).unwrap();
     let resume = ["train", "--resume", "run", "--set", "max_steps=8"];
     for at in [0, whole.len() / 2, whole.len() - 1] {
@@ -344,7 +344,7 @@ fn a_damaged_generation_batch_is_refused() {
     }
     let first = 16 + u32::from_le_bytes(whole[4..8].try_into().unwrap()) as usize;
     fs::write(&file, &whole[..first]).unwrap();
-    refused(root, &resume, &["has 2 samples, and the run left off with 4"]);
+    refused(root, &resume, &["has 2 samples, but the run left off with 4"]);
     fs::remove_file(&file).unwrap();
     refused(root, &resume, &["generation_batch.bin"]);
     fs::write(&file, &whole).unwrap();

@@ -1,4 +1,4 @@
-//! A run that is killed at any moment and resumed leaves the same bits as a run that was never killed.
+//! A run that is killed at any time and resumed gives the same bits as an uninterrupted run.
 
 use crate::support::runs::{arguments, directory, good, metrics, same};
 use crate::support::{command, lockstep};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Numbers that look random, the same in every run of the tests (splitmix64).
+/// Pseudo-random numbers, the same in every test run (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -20,10 +20,10 @@ impl Random {
     }
 }
 
-/// The moment of a kill.
+/// When a run is killed.
 enum Moment<'a> {
     After(Duration),
-    /// As soon as there is a checkpoint in this directory.
+    /// As soon as this directory has a checkpoint.
     AtCheckpoint(&'a Path),
 }
 
@@ -49,7 +49,7 @@ fn kill_at(directory: &Path, arguments: &[&str], moment: Moment<'_>) -> bool {
     status.success()
 }
 
-/// Kills runs `kills` times, resumes each until it is done, and compares it with a run that was never killed.
+/// Kills runs `kills` times, resumes each until it ends, and compares it with an uninterrupted run.
 fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
     let dir = directory();
     let started = Instant::now();
@@ -65,7 +65,7 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
         let mut arguments = &fresh;
         let checkpoints = dir.path().join(&out).join("checkpoints");
         loop {
-            // The first kill comes after a checkpoint, so that there is something to resume from on any machine.
+            // The first kill comes after a checkpoint, so that at least one run is resumed on any machine.
             let moment = match killed {
                 0 => Moment::AtCheckpoint(&checkpoints),
                 _ => Moment::After(length.mul_f64(random.below_one())),
@@ -85,7 +85,7 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
         }
         same(&dir.path().join("whole"), &dir.path().join(&out));
     }
-    assert!(after_checkpoints > 0, "{killed} kills, and none after a checkpoint: nothing was resumed");
+    assert!(after_checkpoints > 0, "{killed} kills, but none after a checkpoint, so no run was resumed");
     eprintln!(
         "{purpose} {set:?}: {killed} kills, {after_checkpoints} after a checkpoint, in {runs} runs of {:.2} s, {:.1} s",
         length.as_secs_f64(),
@@ -94,7 +94,7 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
     once_each(&dir.path().join("whole"));
 }
 
-/// Steps 3, 6, 9 and 12 are logged and 4, 8 and 12 evaluated, each exactly once.
+/// Checks that steps 3, 6, 9 and 12 are logged and steps 4, 8 and 12 evaluated, each exactly once.
 fn once_each(run: &Path) {
     let lines = metrics(run);
     let lines = lines.iter().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -104,55 +104,55 @@ fn once_each(run: &Path) {
 }
 
 #[test]
-fn grpo() {
+fn grpo_survives_kills() {
     survives("train", &["record_rollouts=true"], 20, 1);
 }
 
-/// With a checkpoint after every step, most kills happen while one is written.
+/// With a checkpoint after every step, most kills occur while one is being written.
 #[test]
-fn grpo_inside_checkpoints() {
+fn grpo_survives_kills_during_checkpoints() {
     survives("train", &["save_steps=1", "save_total_limit=2"], 20, 2);
 }
 
-/// Checkpoints are written between two uses of a generation batch, with the reference model's log-probabilities in it.
+/// Checkpoints are written between two uses of a generation batch, which has log-probabilities of the reference model.
 #[test]
-fn grpo_with_a_batch_used_four_times() {
+fn grpo_with_several_steps_per_batch_survives_kills() {
     let set = ["num_iterations=2", "steps_per_generation=2", "save_steps=1", "beta=0.04"];
     survives("train", &set, 20, 3);
 }
 
-/// More prompts are sampled for a batch than it has groups; recorded rollouts are cut back with the other logs.
+/// A batch samples more prompts than it has groups; recorded rollouts are truncated with the other logs.
 #[test]
-fn grpo_with_dynamic_sampling() {
+fn grpo_with_dynamic_sampling_survives_kills() {
     let set = ["dynamic_sampling=true", "reward_funcs=[\"format:^[a-j]\"]", "record_rollouts=true", "num_iterations=2"];
     survives("train", &set, 20, 5);
 }
 
-/// The coefficient of the entropy bonus changes with every step, and the entropy of the previous step decides whether
-/// it is applied.
+/// The coefficient of the entropy bonus changes at every step, and the entropy of the previous step decides whether it
+/// is applied.
 #[test]
-fn grpo_with_an_adaptive_entropy_bonus() {
+fn grpo_with_an_adaptive_entropy_bonus_survives_kills() {
     let bonus = ["use_adaptive_entropy=true", "entropy_coef=0.02", "entropy_target=3.4", "top_entropy_quantile=0.5"];
     survives("train", &[&bonus[..], &["loss_type=cispo", "epsilon_high=5", "save_steps=1"]].concat(), 8, 9);
 }
 
-/// Checkpoints are written between two uses of a generation batch whose advantages are per token.
+/// Checkpoints are written between two uses of a generation batch with per-token advantages.
 #[test]
-fn reinforce_plus_plus() {
+fn reinforce_plus_plus_survives_kills() {
     let set = ["algorithm=reinforce_plus_plus", "num_generations=1", "num_iterations=2", "save_steps=1", "beta=0.04"];
     survives("train", &set, 8, 10);
 }
 
-/// Checkpoints hold the adapter and its moments; the base model is read from its original directory.
+/// Checkpoints have the adapter and its moments; the base model is read from its original directory.
 #[test]
-fn grpo_with_an_adapter() {
+fn grpo_with_an_adapter_survives_kills() {
     let set = ["use_peft=true", "lora_r=3", "lora_target_modules=all-linear", "beta=0.04", "num_iterations=2"];
     survives("train", &set, 8, 6);
 }
 
-/// The dropout noise of a step continues where it was, also in the middle of a batch.
+/// The dropout noise continues exactly, also in the middle of a batch.
 #[test]
-fn grpo_with_dropout() {
+fn grpo_with_dropout_survives_kills() {
     let adapter = ["use_peft=true", "lora_r=3", "lora_dropout=0.2", "lora_target_modules=all-linear"];
     let set = [&adapter[..], &["beta=0.04", "num_iterations=2", "save_steps=1"]].concat();
     survives("train", &set, 8, 11);
@@ -160,10 +160,9 @@ fn grpo_with_dropout() {
     survives("dpo", &[&adapter[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat(), 4, 13);
 }
 
-/// A checkpoint has the value model and its optimizer, the coefficient of the divergence, and mini-batches in a drawn
-/// order.
+/// Checkpoints have the value model and its optimizer, the KL coefficient, and the order of the mini-batches.
 #[test]
-fn ppo() {
+fn ppo_survives_kills() {
     let set = [
         "algorithm=ppo",
         "num_ppo_epochs=2",
@@ -176,18 +175,18 @@ fn ppo() {
 }
 
 #[test]
-fn supervised_fine_tuning() {
+fn sft_survives_kills() {
     survives("sft", &[], 10, 4);
 }
 
 #[test]
-fn reward_model() {
+fn reward_model_training_survives_kills() {
     survives("reward", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 10, 8);
 }
 
-/// Checkpoints hold the adapter, and the score head beside it with its f32 master.
+/// Checkpoints have the adapter, and the score head with its f32 master weights.
 #[test]
-fn reward_model_with_an_adapter_in_bf16() {
+fn reward_model_training_with_a_bf16_adapter_survives_kills() {
     let adapter = ["use_peft=true", "lora_r=3", "lora_alpha=4", "lora_dropout=0.2", "lora_target_modules=all-linear"];
     let set = [&adapter[..], &["dtype=bf16", "dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat();
     survives("reward", &set, 5, 16);
@@ -195,11 +194,11 @@ fn reward_model_with_an_adapter_in_bf16() {
 
 /// The reference's log-probabilities are not in checkpoints, and are recomputed.
 #[test]
-fn direct_preference_optimization() {
+fn dpo_survives_kills() {
     survives("dpo", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 5, 9);
 }
 
-/// A copy of the run `whole` as if it had died after step 4, while the checkpoint of step 6 was written.
+/// A copy of the run `whole` as if it had been killed after step 4, while it wrote the checkpoint of step 6.
 fn died(root: &Path, out: &str) {
     let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();
     assert!(copied.success());
@@ -219,7 +218,7 @@ fn died(root: &Path, out: &str) {
 }
 
 #[test]
-fn a_half_written_checkpoint_is_swept_away() {
+fn an_unfinished_checkpoint_is_deleted() {
     let dir = directory();
     good(dir.path(), &arguments("train", "whole", &[]));
     died(dir.path(), "half");
@@ -227,12 +226,12 @@ fn a_half_written_checkpoint_is_swept_away() {
     assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&dir.path().join("whole"), &dir.path().join("half"));
     once_each(&dir.path().join("half"));
-    // A finished run that is resumed stays as it is.
+    // Resuming a finished run changes nothing.
     good(dir.path(), &["train", "--resume", "half"]);
     same(&dir.path().join("whole"), &dir.path().join("half"));
 }
 
-/// Tables of steps that a resumed run does not repeat.
+/// Deletes tables of steps that the resumed run does not repeat.
 #[test]
 fn tables_of_later_steps_are_removed() {
     let dir = directory();
@@ -246,9 +245,9 @@ fn tables_of_later_steps_are_removed() {
     assert_eq!(tables, ["completions_00003.parquet", "completions_00006.parquet"]);
 }
 
-/// The run is killed after the last checkpoint was written and before an older one was deleted.
+/// The run was killed after the last checkpoint was written and before an older one was deleted.
 #[test]
-fn a_checkpoint_too_many_is_deleted() {
+fn a_checkpoint_above_the_limit_is_deleted() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", &["save_total_limit=2"]));
@@ -263,7 +262,7 @@ fn a_checkpoint_too_many_is_deleted() {
 }
 
 #[test]
-fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
+fn a_run_without_a_checkpoint_starts_again_with_a_message() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", &[]));
@@ -275,7 +274,7 @@ fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
     assert!(output.err.contains("starts again from step 0"), "{}", output.err);
     same(&root.join("whole"), &root.join("none"));
 
-    // The run is killed before config.toml was complete, or before its directory existed.
+    // The run was killed before config.toml was complete, or before its directory existed.
     fs::create_dir(root.join("unborn")).unwrap();
     fs::write(root.join("unborn/.config.toml.77.partial"), "seed = ").unwrap();
     for out in ["unborn", "nowhere"] {
@@ -283,28 +282,28 @@ fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
         assert!(output.err.contains("starts again from step 0"), "{}", output.err);
         same(&root.join("whole"), &root.join(out));
     }
-    // The directory does not hold a run.
+    // The directory does not contain a run.
     let output = lockstep(root, &["train", "--resume", "latest", "--out", "typo"]);
     assert_eq!(output.code, Some(2), "{}", output.err);
     assert!(!root.join("typo").exists());
 }
 
-/// The rounding of bf16 moments continues where it was.
+/// The stochastic rounding of bf16 moments continues exactly.
 #[test]
-fn grpo_in_bf16() {
-    // Masters are in the checkpoint; matmuls read rounded weights.
+fn grpo_in_bf16_survives_kills() {
+    // The checkpoint has the master weights; matmuls read rounded weights.
     survives("train", &["dtype=bf16", "beta=0.04"], 4, 31);
 }
 
 #[test]
-fn grpo_with_bf16_moments() {
+fn grpo_with_bf16_moments_survives_kills() {
     survives("train", &["adam_moments_dtype=bf16", "save_steps=1"], 10, 7);
 }
 
-/// The reference moves every second step: checkpoints of odd steps hold a reference that has moved, and generations
-/// that it scored.
+/// The reference is updated every second step: checkpoints of odd steps have an updated reference, and generations with
+/// its log-probabilities.
 #[test]
-fn grpo_with_a_reference_that_follows() {
+fn grpo_with_a_synced_reference_survives_kills() {
     let set = ["beta=0.2", "sync_ref_model=true", "ref_model_sync_steps=2", "num_iterations=3", "save_steps=1"];
     survives("train", &set, 10, 6);
 }

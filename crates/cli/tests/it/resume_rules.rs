@@ -1,4 +1,4 @@
-//! Files that a resume keeps and moves aside, and its errors and messages.
+//! Files that a resume keeps or sets aside, and its errors and messages.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, events, good, metrics, of_lines, rollouts, same};
@@ -35,7 +35,7 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     let printed = good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
     assert!(printed.err.contains("abandoned/after-step-000006"), "{}", printed.err);
     same(&root.join("whole"), &run);
-    // The files moved aside are a complete run with all of its logs.
+    // The files that were set aside are a complete run with all its logs.
     let kept = run.join("abandoned/after-step-000006");
     assert_eq!(checkpoints(&kept), ["step-000008", "step-000010", "step-000012"]);
     assert_eq!(metrics(&kept), metrics(&root.join("whole")));
@@ -43,24 +43,24 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     assert!(
         kept.join("model/model.safetensors").exists() && kept.join("completions/completions_00007.parquet").exists()
     );
-    assert!(good(root, &["train", "--resume", kept.to_str().unwrap()]).err.contains("ended already"));
+    assert!(good(root, &["train", "--resume", kept.to_str().unwrap()]).err.contains("already ended"));
 
-    // The limit counts only new checkpoints, and the newest one is the one written last.
+    // The limit counts only new checkpoints; the newest one is the one that was written last.
     let relative = ["train", "--resume", "step-000004", "--set", "save_total_limit=2", "--set", "max_steps=8"];
     assert_eq!(lockstep(&run.join("checkpoints"), &relative).code, Some(0));
     assert_eq!(checkpoints(&run), ["step-000006", "step-000008"]);
     let later = run.join("abandoned/after-step-000004");
     assert_eq!(checkpoints(&later), ["step-000006", "step-000008", "step-000010", "step-000012"]);
     assert_eq!(of_lines(&run, "loss").len(), 8);
-    // The directory's name is taken, so another one is chosen.
+    // The directory's name is taken, so a new one is chosen.
     good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
     assert_eq!(checkpoints(&run.join("abandoned/after-step-000006-2")), ["step-000008"]);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("resuming after step 8"));
 }
 
-/// If the checkpoints are gone, a run begins anew, but its logs are kept.
+/// If all checkpoints are deleted, a run starts again, but its logs are kept.
 #[test]
-fn logs_whose_checkpoints_are_gone_are_set_aside() {
+fn logs_of_deleted_checkpoints_are_set_aside() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("sft", "run", &["max_steps=4"]));
@@ -73,7 +73,7 @@ fn logs_whose_checkpoints_are_gone_are_set_aside() {
     assert_eq!((metrics(&run.join("abandoned/after-step-000000")), metrics(&run)), (logged.clone(), logged));
 }
 
-/// The first record is the format's version, whichever logs were switched on and off.
+/// Checks that each log starts with the record of the format's version.
 fn begins_with_its_version(run: &Path) {
     let (file, _) = listing(&run.join("tensorboard")).pop().unwrap();
     let bytes = fs::read(file).unwrap();
@@ -108,7 +108,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     resume(&["max_steps=8", "record_rollouts=true", "tensorboard=true"]);
     assert_eq!((recorded(), logged()), (vec![1, 2, 3, 4, 7, 8], vec![1, 2, 3, 4, 7, 8]));
     begins_with_its_version(&run);
-    // The file is cut back although nothing is added, because step 7 belongs to a discarded continuation.
+    // The file is truncated although nothing is appended, because step 7 belongs to a discarded continuation.
     good(
         root,
         &[
@@ -123,7 +123,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     );
     assert_eq!((recorded(), logged()), (vec![1, 2, 3, 4], vec![1, 2, 3, 4]));
 
-    // Deleted logs are reported, and started again.
+    // Deleted logs are reported and created again.
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
     fs::remove_file(run.join("rollouts.bin")).unwrap();
     fs::remove_dir_all(run.join("tensorboard")).unwrap();
@@ -132,7 +132,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     assert_eq!((recorded(), logged(), of_lines(&run, "loss").len()), (vec![9, 10], vec![9, 10], 2));
     begins_with_its_version(&run);
 
-    // record.json has every start with its command and its changes.
+    // record.json lists every start with its command and its changes.
     let record = record(&run);
     let starts = record["starts"].as_array().unwrap();
     assert_eq!(starts.iter().map(|s| s["step"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 4, 6, 6, 8]);
@@ -149,16 +149,16 @@ fn logs_that_are_switched_off_and_on_are_kept() {
 }
 
 #[test]
-fn a_run_that_has_ended_says_so() {
+fn a_finished_run_prints_that_it_has_ended() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("sft", "done", &[]));
     copy(root, "done", "again");
     let printed = good(root, &["sft", "--resume", "again"]);
-    assert!(printed.err.contains("ended already: it has done 12 of 12 steps"), "{}", printed.err);
+    assert!(printed.err.contains("already ended: it has done 12 of 12 steps"), "{}", printed.err);
     same(&root.join("done"), &root.join("again"));
 
-    // Without learning, no evaluation is better than the first.
+    // With learning rate 0, no evaluation is better than the first.
     let patience = ["learning_rate=0", "early_stopping_patience=1", "metric_for_best_model=loss"];
     let early = good(root, &arguments("sft", "early", &patience));
     assert!(early.err.contains("stopped early after step 8"), "{}", early.err);
@@ -167,14 +167,14 @@ fn a_run_that_has_ended_says_so() {
     for words in ["stopped early after step 8 of 12", "early_stopping_patience"] {
         assert!(again.err.contains(words), "`{words}`: {}", again.err);
     }
-    assert_eq!(metrics(&root.join("early")), lines, "not a step more");
-    // With more patience the run continues, and evaluations without an improvement still count.
+    assert_eq!(metrics(&root.join("early")), lines, "no step may be added");
+    // With more patience the run continues, and earlier evaluations without an improvement still count.
     let more = good(root, &["sft", "--resume", "early", "--set", "early_stopping_patience=2"]);
-    // At the last step there is nothing to stop.
+    // At the last step, early stopping has no effect.
     assert!(more.err.contains("done: 12 steps") && !more.err.contains("stopped early"), "{}", more.err);
 }
 
-/// A refused resume has changed nothing: neither configuration, log nor checkpoint.
+/// A refused resume changes nothing: neither configuration, logs nor checkpoints.
 #[test]
 fn a_refused_resume_changes_nothing() {
     let dir = directory();
@@ -193,7 +193,7 @@ fn a_refused_resume_changes_nothing() {
     again(&[], &["d.jsonl", "training data", &sha256(&data), &sha256(&other)]);
     fs::write(root.join("d.jsonl"), data).unwrap();
 
-    // Each file that a checkpoint needs.
+    // Checks each file that a checkpoint needs.
     let checkpoint = root.join("run/checkpoints/step-000004");
     for name in ["run_state.json", "optimizer_exp_avg.safetensors", "model.safetensors"] {
         let whole = fs::read(checkpoint.join(name)).unwrap();
@@ -201,7 +201,7 @@ fn a_refused_resume_changes_nothing() {
         again(&[], &[name]);
         fs::write(checkpoint.join(name), whole).unwrap();
     }
-    // Now the state differs, not the files.
+    // From here on the state differs, not the files.
     fs::remove_file(checkpoint.join("files.json")).unwrap();
     let state = fs::read_to_string(checkpoint.join("run_state.json")).unwrap();
     let mut broken: Value = serde_json::from_str(&state).unwrap();
@@ -219,9 +219,9 @@ fn a_refused_resume_changes_nothing() {
     good(root, &["train", "--resume", "run", "--set", "max_steps=8"]);
 }
 
-/// The base model of an adapter, and the reference of a KL term, must be unchanged since the run began.
+/// The base model of an adapter and the reference of a KL term must be unchanged since the run started.
 #[test]
-fn other_weights_below_are_refused() {
+fn changed_base_and_reference_weights_are_refused() {
     let dir = directory();
     let root = dir.path();
     let weights = root.join("model/model.safetensors");
@@ -246,7 +246,7 @@ fn other_weights_below_are_refused() {
         match out {
             // Its weights are in the checkpoint.
             "full" => drop(good(root, &resume)),
-            _ => refused(root, &resume, &["model.safetensors", "SHA-256", "began with"]),
+            _ => refused(root, &resume, &["model.safetensors", "SHA-256", "since the run began"]),
         }
     }
     let merge = |more: &[&'static str]| {
@@ -257,7 +257,7 @@ fn other_weights_below_are_refused() {
     fs::remove_dir_all(root.join("merged")).unwrap();
     fs::write(&weights, &old).unwrap();
     good(root, &merge(&[]));
-    // The checkpoint also determines how the tokenizer encodes prompts.
+    // The tokenizer in the checkpoint also determines how prompts are encoded.
     let tokenizer = root.join("model/tokenizer.json");
     let words = fs::read_to_string(&tokenizer).unwrap();
     fs::write(&tokenizer, format!("{words} ")).unwrap();
@@ -270,9 +270,9 @@ fn other_weights_below_are_refused() {
     assert!(good(root, &moved).err.contains("changed on resume: model_name_or_path"));
 }
 
-/// If the model's directory is deleted before the run has ended, its result is still complete.
+/// The result is complete even if the original model is deleted before the run ends.
 #[test]
-fn the_result_is_complete_without_the_model_it_began_from() {
+fn the_result_is_complete_without_the_initial_model() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("model/chat_template.jinja"), "{{ messages[0].content }}").unwrap();
@@ -297,10 +297,10 @@ fn the_result_is_complete_without_the_model_it_began_from() {
     }
 }
 
-/// A flipped bit in any file of a checkpoint is found when the file is read, and the error names the previous
+/// A flipped bit in any file of a checkpoint is detected when the file is read, and the error names the previous
 /// checkpoint.
 #[test]
-fn a_flipped_bit_is_found() {
+fn a_flipped_bit_in_a_checkpoint_is_detected() {
     let dir = directory();
     let root = dir.path();
     let set = ["algorithm=ppo", "beta=0", "dtype=bf16", "max_steps=4"];
@@ -312,10 +312,10 @@ fn a_flipped_bit_is_found() {
         if path.is_dir() {
             continue;
         }
-        // A list with wrong names is damaged, too.
+        // A flipped bit in the list of files is reported, too.
         let name = if name == "files.json" { "checkpoints/step-000004" } else { name };
         let whole = fs::read(&path).unwrap();
-        // The flipped bits are in the header or the first fields, in the middle, and at the end.
+        // Flips bits in the header or the first fields, in the middle, and at the end.
         for at in [100, length as usize / 2, length as usize - 3] {
             let mut flipped = whole.clone();
             flipped[at] ^= 4;
@@ -326,9 +326,9 @@ fn a_flipped_bit_is_found() {
         }
         fs::write(&path, whole).unwrap();
     }
-    assert_eq!(checked, 3 * 18, "two models with masters and moments, tokenizers, the state, the list");
+    assert_eq!(checked, 3 * 18, "two models with master weights and moments, tokenizers, the state, the list");
     good(root, &["train", "--resume", "run", "--set", "max_steps=6"]);
-    // The same holds for a model that a run left, whichever command reads it.
+    // The same holds for the final model of a run, for every command that reads it.
     let model = root.join("run/model/model.safetensors");
     let mut bytes = fs::read(&model).unwrap();
     let last = bytes.len() - 1;
@@ -338,8 +338,8 @@ fn a_flipped_bit_is_found() {
     assert!(printed.code == Some(2) && printed.err.contains("model.safetensors: is damaged"), "{}", printed.err);
 }
 
-/// Paths in a file are relative to the file, and those on the command line to the working directory. A run finds all of
-/// them wherever it is resumed from and wherever it is moved to.
+/// Paths in a file are relative to the file, and paths on the command line to the working directory. A run finds all of
+/// them, from any directory and after it was moved.
 #[test]
 fn a_run_resumes_from_anywhere() {
     let dir = directory();
@@ -373,7 +373,7 @@ fn a_run_resumes_from_anywhere() {
     good(&elsewhere, &["sft", "--resume", "../run", "--set", "max_steps=4"]);
     assert!(!elsewhere.join("run").exists() && listing(&elsewhere).is_empty());
 
-    // Given on the command line, they are the working directory's.
+    // Paths on the command line are relative to the working directory.
     let flags = ["sft", "../configs/run.toml", "--out", "mine", "--model", "../../model"];
     good(&elsewhere, &flags);
     assert!(elsewhere.join("mine/model/model.safetensors").exists());
@@ -388,9 +388,9 @@ fn a_run_resumes_from_anywhere() {
     assert!(root.join("moved/checkpoints/step-000005").is_dir() && !work.join("run").exists());
 }
 
-/// In bf16 the instruction sets without tiles share a formula, and tiles have their own; in f32 all share one.
+/// In bf16, the instruction sets without tiles share an arithmetic, and tiles have another; in f32 all share one.
 #[test]
-fn a_run_resumes_where_its_matmuls_have_the_same_formula() {
+fn a_run_resumes_only_on_a_matching_arithmetic() {
     let dir = directory();
     let root = dir.path();
     let on = |isa: &str, arguments: &[&str]| {
@@ -416,9 +416,9 @@ fn a_run_resumes_where_its_matmuls_have_the_same_formula() {
     }
 }
 
-/// A reward script whose sign is changed makes the reward fall from step to step; a message reports the change.
+/// Negating a reward script makes the reward fall from step to step; a warning reports the changed script.
 #[test]
-fn a_reward_that_changed_meanwhile_is_named() {
+fn a_reward_that_changed_before_a_resume_gives_a_warning() {
     let dir = directory();
     let root = dir.path();
     let script = "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1]}'; done\n";
@@ -428,7 +428,7 @@ fn a_reward_that_changed_meanwhile_is_named() {
     let rewards = "reward_funcs=[\"command:sh reward.sh\", \"python:r.py:f\", \"model:scores/model\"]";
     good(root, &arguments("train", "run", &[rewards, "max_steps=2", "eval_strategy=no"]));
     let resumed = |steps: &str| good(root, &["train", "--resume", "run", "--set", &format!("max_steps={steps}")]).err;
-    let warning = "a reward is no longer what the run was trained with";
+    let warning = "a reward differs from the reward that the run was trained with";
     assert!(!resumed("3").contains(warning));
     fs::write(root.join("reward.sh"), script.replace("[1,", "[-1,")).unwrap();
     let mut python = fs::read_to_string(root.join("r.py")).unwrap();

@@ -1,4 +1,4 @@
-//! `lockstep reward`: a model that learns which answer is better, and its use as a reward.
+//! `lockstep reward`: training a reward model, and using it as a reward.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -11,7 +11,7 @@ fn value(line: &str, name: &str) -> Option<f64> {
     serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64()
 }
 
-/// Pairs in which answers with an `x` are better. The letters around the `x` do not matter.
+/// Pairs in which answers with an `x` are better; the other letters do not matter.
 fn pairs(root: &Path) {
     let mut text = String::new();
     for (i, prompt) in ["ab ", "sun ", "moon ", "tree "].iter().enumerate() {
@@ -46,14 +46,14 @@ const TRAIN: &[&str] = &[
 ];
 
 #[test]
-fn it_learns_what_is_better_and_then_rewards_it() {
+fn a_trained_reward_model_prefers_and_rewards_better_answers() {
     let dir = directory();
     let root = dir.path();
     pairs(root);
     good(root, TRAIN);
     let lines = metrics(&root.join("rm"));
     let (first, last) = (&lines[0], &lines[lines.len() - 1]);
-    // The head begins at 0: all scores are equal, and the loss is ln 2.
+    // The score head starts at 0: all scores are equal, and the loss is ln 2.
     assert_eq!((value(first, "accuracy"), value(first, "margin")), (Some(0.0), Some(0.0)));
     assert!((value(first, "loss").unwrap() - 2f64.ln()).abs() < 1e-6, "{first}");
     assert_eq!(value(first, "entropy"), None, "{first}");
@@ -70,7 +70,7 @@ fn it_learns_what_is_better_and_then_rewards_it() {
     assert!(config.contains("ForSequenceClassification") && config.contains("LABEL_0"), "{config}");
     assert!(root.join("rm/model/tokenizer.json").is_file());
 
-    // As a reward, the model scores completions that end in an x higher than others.
+    // As a reward, the model gives completions that end in an x higher scores.
     let grpo = [
         "train",
         "--model",
@@ -93,14 +93,14 @@ fn it_learns_what_is_better_and_then_rewards_it() {
     good(root, &grpo);
     let lines = metrics(&root.join("grpo"));
     assert!(value(&lines[0], "rewards/model/std").unwrap() > 0.0, "{}", lines[0]);
-    // A model that already has a score head is trained further from its weights.
+    // Training continues from the weights of a model that already has a score head.
     let further = ["reward", "--model", "rm/model", "--dataset", "x.jsonl", "--out", "more", "--steps", "1"];
     good(root, &[&further[..], &["--set", "logging_steps=1"]].concat());
     assert_eq!(value(&metrics(&root.join("more"))[0], "accuracy"), Some(1.0));
 }
 
 #[test]
-fn bad_input_is_refused() {
+fn invalid_pairs_and_reward_models_are_refused() {
     let dir = directory();
     let root = dir.path();
     pairs(root);
@@ -115,7 +115,7 @@ fn bad_input_is_refused() {
     refused(
         root,
         &with("x.jsonl", &["--set", "max_length=3"]),
-        &["x.jsonl", "every pair", "max_length = 3", "raise it"],
+        &["x.jsonl", "every pair", "max_length = 3", "raise max_length"],
     );
     refused(
         root,
@@ -130,12 +130,12 @@ fn bad_input_is_refused() {
     };
     refused(root, &reward("model:model"), &["language model", "gives no scores", "lockstep reward"]);
     refused(root, &reward("model:nowhere"), &["nowhere"]);
-    refused(root, &reward("model:"), &["reward model's directory"]);
+    refused(root, &reward("model:"), &["directory of the reward model is missing"]);
     let config = fs::read_to_string(root.join("model/config.json")).unwrap();
     let two = config.replace("Qwen3ForCausalLM", "Qwen3ForSequenceClassification");
     fs::create_dir(root.join("two")).unwrap();
     fs::write(root.join("two/config.json"), two).unwrap();
-    refused(root, &reward("model:two"), &["two", "2 labels", "has one"]);
+    refused(root, &reward("model:two"), &["two", "2 labels", "must have 1"]);
     assert!(
         lockstep(root, &["plan", "--for", "reward", "--model", "model", "--dataset", "x.jsonl"]).out.contains("fits")
     );

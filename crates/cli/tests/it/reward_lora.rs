@@ -1,4 +1,4 @@
-//! Reward models with a frozen trunk: an adapter on it, and the score head, are trained.
+//! Reward models with a frozen base model: only an adapter and the score head are trained.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -35,7 +35,7 @@ fn cut_and_resumed(root: &Path, whole: &str, cut: &str) {
 }
 
 #[test]
-fn the_adapter_and_the_head_are_trained_and_nothing_else() {
+fn only_the_adapter_and_the_head_are_trained() {
     let dir = directory();
     let root = dir.path();
     let model = fs::read(root.join("model/model.safetensors")).unwrap();
@@ -43,13 +43,13 @@ fn the_adapter_and_the_head_are_trained_and_nothing_else() {
     for (whole, cut, dtype) in [("f32", "f32-cut", "dtype=f32"), ("bf16", "bf16-cut", "dtype=bf16")] {
         good(root, &arguments("reward", whole, &with(dtype)));
         let losses = of_lines(&root.join(whole), "loss");
-        // The head begins at 0, and the adapter changes nothing yet.
+        // The score head starts at 0, and a new adapter changes nothing.
         assert!((losses[0] - 2f64.ln()).abs() < 1e-6 && losses[11] < 0.8 * losses[0], "{losses:?}");
         let left = files(&root.join(whole));
         let of = |file: &str| &left[&format!("checkpoints/step-000012/{file}")];
         let head = |names: &[String]| names.iter().filter(|n| n.ends_with("score.weight")).count();
-        // Two layers have seven modules each, with A and B for each; the frozen weights have neither moments nor
-        // masters.
+        // Two layers have seven modules each, with matrices A and B; the frozen weights have neither moments nor master
+        // weights.
         for file in ["adapter_model.safetensors", "optimizer_exp_avg.safetensors", "optimizer_exp_avg_sq.safetensors"] {
             let names = names(of(file));
             assert_eq!((names.len(), head(&names)), (2 * 2 * 7 + 1, 1), "{file}: {names:?}");
@@ -79,7 +79,7 @@ fn the_adapter_and_the_head_are_trained_and_nothing_else() {
             != fs::read(root.join("f32/model/adapter_model.safetensors")).unwrap()
     );
 
-    // Gradients and optimizer state are planned to take less than a quarter of those of the whole model.
+    // Gradients and optimizer state take less than a quarter of those of full fine-tuning in the plan.
     let planned = |more: &[&str]| -> Value {
         let plan = ["plan", "--for", "reward", "--json", "--model", "model", "--dataset", "p.jsonl"];
         serde_json::from_str(&good(root, &[&plan, more].concat()).out).unwrap()
@@ -99,7 +99,7 @@ fn the_adapter_and_the_head_are_trained_and_nothing_else() {
 }
 
 #[test]
-fn it_is_gone_on_with_merged_and_used_as_a_reward() {
+fn an_adapter_of_a_reward_model_can_be_continued_merged_and_used() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("reward", "rm", &LORA));
@@ -109,7 +109,7 @@ fn it_is_gone_on_with_merged_and_used_as_a_reward() {
     let merged = names(&fs::read(root.join("merged/model.safetensors")).unwrap());
     assert!(merged.contains(&"score.weight".to_owned()) && !merged.iter().any(|n| n.contains("lora")), "{merged:?}");
 
-    // A continued model begins where it was, and the merged model gives the same scores.
+    // A continued adapter starts where it ended, and the merged model gives the same scores.
     let first = |model: &str, out: &str, set: &[&str]| -> f64 {
         let mut all = arguments("reward", out, set);
         all[2] = model;
@@ -124,7 +124,7 @@ fn it_is_gone_on_with_merged_and_used_as_a_reward() {
     assert!(adapter("on") == adapter("rm"));
     let other = first("merged", "whole", &set);
     assert!(last.abs() > 0.1 && (other / last - 1.0).abs() < 1e-4, "{other} {last}");
-    // A new adapter on a model that has a score head.
+    // A new adapter on a model that already has a score head.
     let anew = first("merged", "anew", &[&LORA[..], &still].concat());
     assert_eq!(anew, other);
 
@@ -138,7 +138,7 @@ fn it_is_gone_on_with_merged_and_used_as_a_reward() {
     assert!(a.len() == 2 && a[0] != 0.0 && (a[0] - b[0]).abs() < 1e-4, "{a:?} {b:?}");
 
     let adapter = ["generate", "--model", "model", "--adapter", "rm/model", "--prompt", "ab"];
-    refused(root, &adapter, &["adapter_config.json", "of a reward model"]);
+    refused(root, &adapter, &["adapter_config.json", "belongs to a reward model"]);
     let mut sft = arguments("sft", "out", &[]);
     sft[2] = "rm/model";
     refused(root, &sft, &["rm/model is an adapter of a reward model", "language model is needed"]);

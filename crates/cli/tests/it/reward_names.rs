@@ -1,15 +1,15 @@
-//! Names of rewards, of their metrics and of their columns: no name hides another, and no name ends a run.
+//! Names of rewards, of their metrics and of their columns: no name hides another, and no name stops a run.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::refused;
 use crate::support::runs::{arguments, directory, good, metrics, of_lines};
 use std::fs;
 
-/// Rewards by the program's argument.
+/// A program whose argument is one of the scores.
 const SERVE: &str = "while read -r line; do echo \"{\\\"rewards\\\": [$1, 2, 0, 1]}\"; done\n";
 
 #[test]
-fn programs_are_told_apart_by_their_arguments() {
+fn programs_with_different_arguments_get_different_names() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("serve.sh"), SERVE).unwrap();
@@ -31,7 +31,7 @@ fn programs_are_told_apart_by_their_arguments() {
 
 /// A program may choose any names for its metrics and columns.
 #[test]
-fn a_rewards_metrics_and_columns_replace_none_of_the_runs() {
+fn metrics_and_columns_of_a_reward_do_not_replace_those_of_the_run() {
     let dir = directory();
     let root = dir.path();
     let program = "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1], \
@@ -59,21 +59,25 @@ fn a_rewards_metrics_and_columns_replace_none_of_the_runs() {
 }
 
 #[test]
-fn a_table_that_cannot_be_written_ends_no_run() {
+fn a_table_that_cannot_be_written_does_not_stop_the_run() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.1");
     let child = start(root, &arguments("train", "run", &[&slow, "logging_steps=1"]));
     let run = root.join("run");
     wait_for(&run.join("metrics.jsonl"), true);
-    // From here on a file takes the place of the directory of tables; the next table may be written in between.
+    // Replaces the directory of tables by a file; the run may write a table in between.
     while fs::write(run.join("completions"), "in the way").is_err() {
         let _ = fs::rename(run.join("completions"), root.join("before"));
     }
     let output = child.wait_with_output().unwrap();
     let printed = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{printed}");
-    assert_eq!(printed.matches("the run continues without such tables").count(), 1, "once: {printed}");
+    assert_eq!(
+        printed.matches("the run continues without such tables").count(),
+        1,
+        "the message must be printed once: {printed}"
+    );
     // 12 steps, 3 evaluations, and the alarm `tokens_without_text`.
     assert_eq!(metrics(&run).len(), 12 + 3 + 1);
 }

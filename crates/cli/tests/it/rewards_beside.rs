@@ -1,5 +1,5 @@
-//! A reward program that scores group by group while other groups are generated: the run equals, bit for bit, one in
-//! which the program scores batches; and the program ends with the run.
+//! A reward program that scores groups while other groups are still being generated: the run equals, bit for bit, a run
+//! in which the program scores whole batches, and the program exits with the run.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same_but_lineage};
@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` the number of completions
-/// in each call.
+/// Scores by length, answers after a delay that depends on the prompt, and appends the number of completions in each
+/// call to `<name>`.
 const PROGRAM: &str = r#"
 import json, sys, time
 for line in sys.stdin:
@@ -31,7 +31,7 @@ fn reward(directory: &Path, name: &str, by_group: bool) -> Option<String> {
 }
 
 #[test]
-fn no_bit_depends_on_who_is_asked_when() {
+fn scoring_by_group_changes_no_bit() {
     let dir = directory();
     let root = dir.path();
     let sizes = |name: &str| -> BTreeSet<String> {
@@ -41,7 +41,8 @@ fn no_bit_depends_on_who_is_asked_when() {
     good(root, &arguments("train", "a", &[&whole, "threads=1"]));
     good(root, &arguments("train", "b", &[&groups, "threads=2", "max_num_seqs=3"]));
     same_but_lineage(&root.join("a"), &root.join("b"));
-    // A step has four completions of two prompts; an evaluation of two prompts has the configured number.
+    // A training step has four completions for each of two prompts; an evaluation has the configured number for each of
+    // two prompts.
     assert!(
         sizes("whole").contains("4") && !sizes("groups").contains("4"),
         "{:?} {:?}",
@@ -53,7 +54,7 @@ fn no_bit_depends_on_who_is_asked_when() {
 }
 
 #[test]
-fn a_signal_ends_the_step_and_no_program_is_left() {
+fn a_signal_ends_the_step_and_the_reward_program() {
     let dir = directory();
     let root = dir.path();
     let program = "echo $$ > pid; while read -r line; do touch asked; sleep 0.1; echo '{\"rewards\": [1, 2]}'; done\n";
@@ -62,7 +63,7 @@ fn a_signal_ends_the_step_and_no_program_is_left() {
     let set = [reward, "num_generations_eval=2", "max_steps=1000"];
     let run = command(root, &arguments("train", "run", &set)).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let run = run.unwrap();
-    testing::wait_until("the reward is asked", || root.join("asked").exists());
+    testing::wait_until("the reward is called", || root.join("asked").exists());
     let signal =
         |arguments: &[&str]| Command::new("kill").args(arguments).stderr(Stdio::null()).status().unwrap().success();
     assert!(signal(&["-INT", &run.id().to_string()]));
@@ -70,5 +71,5 @@ fn a_signal_ends_the_step_and_no_program_is_left() {
     let printed = String::from_utf8(ended.stderr).unwrap();
     assert!(ended.status.code() == Some(130) && printed.contains("stopped as asked after step"), "{printed}");
     let pid = fs::read_to_string(root.join("pid")).unwrap();
-    assert!(!signal(&["-0", pid.trim()]), "the reward program lives");
+    assert!(!signal(&["-0", pid.trim()]), "the reward program is still alive");
 }

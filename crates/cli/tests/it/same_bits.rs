@@ -1,11 +1,11 @@
-//! Packing, the size of micro-batches, threads, the engine's room and activation checkpointing change memory and time,
-//! and no bit of a run.
+//! Packing, micro-batch size, threads, the engine's batch size and activation checkpointing change memory and time, but
+//! no bit of a run.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
 use std::path::Path;
 
 #[test]
-fn no_bit_depends_on_the_machine_keys() {
+fn keys_of_the_machine_change_no_bit_of_a_grpo_run() {
     let dir = directory();
     let base = ["num_generations=4", "per_device_train_batch_size=8", "beta=0.04", "threads=1"];
     good(dir.path(), &arguments("train", "base", &base));
@@ -27,7 +27,7 @@ fn no_bit_depends_on_the_machine_keys() {
 }
 
 #[test]
-fn nor_in_bf16() {
+fn keys_of_the_machine_change_no_bit_of_a_bf16_run() {
     let dir = directory();
     let base = ["dtype=bf16", "num_generations=4", "per_device_train_batch_size=8", "beta=0.04", "threads=1"];
     good(dir.path(), &arguments("train", "base", &base));
@@ -42,7 +42,7 @@ fn nor_in_bf16() {
 }
 
 #[test]
-fn nor_with_bf16_moments() {
+fn keys_of_the_machine_change_no_bit_of_bf16_moments() {
     let dir = directory();
     let base = ["adam_moments_dtype=bf16", "num_generations=4", "per_device_train_batch_size=8"];
     good(dir.path(), &arguments("train", "base", &[&base[..], &["threads=1"]].concat()));
@@ -58,7 +58,7 @@ fn nor_with_bf16_moments() {
 }
 
 #[test]
-fn nor_in_ppo() {
+fn keys_of_the_machine_change_no_bit_of_a_ppo_run() {
     let dir = directory();
     let base = ["algorithm=ppo", "per_device_train_batch_size=8", "num_ppo_epochs=2", "threads=1"];
     good(dir.path(), &arguments("train", "base", &base));
@@ -73,7 +73,7 @@ fn nor_in_ppo() {
 }
 
 #[test]
-fn nor_in_supervised_fine_tuning() {
+fn keys_of_the_machine_change_no_bit_of_an_sft_run() {
     let dir = directory();
     good(dir.path(), &arguments("sft", "base", &["threads=1"]));
     for (out, variant) in [
@@ -85,10 +85,10 @@ fn nor_in_supervised_fine_tuning() {
     }
 }
 
-/// With opaque handles, for which every access except copies and operations is refused, every kind of run gives the
-/// CPU's bits.
+/// The device `cpu-checked` has opaque handles, and refuses every access to memory except copies and operations. Every
+/// kind of run gives the CPU's bits on it.
 #[test]
-fn nor_on_the_checked_device() {
+fn runs_on_the_checked_device_match_the_cpu() {
     let dir = directory();
     let adapter =
         ["use_peft=true", "lora_r=2", "lora_dropout=0.1", "num_generations=4", "per_device_train_batch_size=8"];
@@ -110,10 +110,10 @@ fn nor_on_the_checked_device() {
     }
 }
 
-/// CUDA kernels emulated by the CPU give the CPU's bits in whole runs: rollout, update, evaluation, adapters. The
+/// CUDA kernels that the CPU emulates give the CPU's bits in whole runs: rollout, update, evaluation, adapters. The
 /// sampler's recorded log-probabilities equal the trainer's.
 #[test]
-fn nor_on_emulated_cuda() {
+fn runs_on_emulated_cuda_match_the_cpu() {
     let dir = directory();
     let short = ["max_steps=2", "save_steps=2", "logging_steps=1", "eval_steps=2", "per_device_train_batch_size=8"];
     let truncated = ["temperature=0.9", "top_k=12", "top_p=0.9", "min_p=0.02", "repetition_penalty=1.2"];
@@ -158,9 +158,9 @@ fn same_on_another_device(expected: &Path, found: &Path) {
     assert_eq!(metrics(expected), metrics(found));
 }
 
-/// The comparison notices a difference.
+/// Checks that the comparison notices a difference.
 #[test]
-fn another_seed_is_another_run() {
+fn runs_with_different_seeds_differ() {
     let dir = directory();
     good(dir.path(), &arguments("train", "one", &[]));
     good(dir.path(), &arguments("train", "two", &["seed=7"]));

@@ -1,4 +1,4 @@
-//! Groups of several sampling profiles: a group's number decides how it is sampled, and no bit depends on which worker
+//! Groups with several sampling profiles: the group's number determines its profile, and no bit depends on which worker
 //! generates it.
 
 use super::distributed::{distributed, end, start};
@@ -12,7 +12,7 @@ const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completio
                         quality = { share = 0.25, top_k = 8 } }";
 const KINDS: &str = r#"workers=[{ profiles = ["fast"], count = 2, threads = 1 }, { profiles = ["quality"] }]"#;
 
-/// The largest number of tokens of a completion, and `top_k`, of each recorded group.
+/// The maximum number of completion tokens and `top_k` of each recorded group.
 fn kinds(run: &Path) -> Vec<(u64, u64)> {
     let of = |line: &serde_json::Value| {
         let sampling = &line["sampling"];
@@ -22,7 +22,7 @@ fn kinds(run: &Path) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_group_has_its_profile_with_any_worker() {
+fn a_group_keeps_its_profile_with_any_worker() {
     let dir = directory();
     let root = dir.path();
     let set = [PROFILES, "max_staleness=2", "partial_rollout_tokens=2", "record_rollouts=true"];
@@ -38,7 +38,7 @@ fn a_group_has_its_profile_with_any_worker() {
     }
     let logged = metrics(&one);
     assert!(logged.iter().any(|line| line.contains("sampling_profiles/quality/reward")), "{logged:?}");
-    // All workers are alike, or each has its own profiles.
+    // Either all workers are identical, or each has its own profiles.
     good(root, &distributed("alike", "2", &set));
     same_but_workers(&one, &root.join("alike"));
     let kinds = [&set[..], &[KINDS]].concat();
@@ -55,7 +55,7 @@ fn a_group_has_its_profile_with_any_worker() {
 }
 
 #[test]
-fn groups_without_a_worker_are_named() {
+fn a_profile_without_a_worker_is_reported() {
     let dir = directory();
     let root = dir.path();
     let set = [PROFILES, "max_steps=4"];
@@ -73,8 +73,8 @@ fn groups_without_a_worker_are_named() {
     assert!(output.err.contains("--profiles fats") && output.err.contains("it has: fast, quality"), "{}", output.err);
     // After ten seconds the learner reports the missing worker, which is started only then.
     let mut lines = BufReader::new(learner.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let missing = "no worker makes groups of the profile \"quality\"";
-    assert!(lines.any(|line| line.contains(missing)), "the learner ended before");
+    let missing = "no worker generates groups of the profile \"quality\"";
+    assert!(lines.any(|line| line.contains(missing)), "the learner ended before the message");
     let rest = std::thread::spawn(move || lines.collect::<Vec<_>>().join("\n"));
     let quality = start(root, &[&join[..], &["--name", "dev2", "--profiles", "quality"]].concat());
     assert!(learner.wait().unwrap().success(), "{}", rest.join().unwrap());

@@ -1,4 +1,4 @@
-//! The dtype of a run's result: that of the loaded model, or `save_dtype`; checkpoints keep every bit.
+//! The dtype of a run's result is that of the loaded model, or `save_dtype`; checkpoints keep every bit.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{lockstep, model_of, refused};
@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The dtype of the loaded files, the command, its keys, and the dtypes of the result and of the last checkpoint.
+/// The dtype of the loaded files, the command, its keys, and the expected dtypes of the result and of the last
+/// checkpoint.
 type Row = (&'static str, &'static str, &'static [&'static str], &'static str, &'static str);
 
 #[rustfmt::skip]
@@ -37,14 +38,14 @@ const ROWS: [Row; 26] = [
     ("BF16", "train", &["max_staleness=1"], "BF16", "F32"),
     ("BF16", "train", &["load_best_model_at_end=true", "save_steps=4", "metric_for_best_model=reward"], "BF16", "F32"),
     ("BF16", "train", &["save_strategy=no"], "BF16", ""),
-    // A new adapter was not loaded from a file; PEFT keeps it in f32, too.
+    // A new adapter was not loaded from a file; as in PEFT, it is saved in f32.
     ("BF16", "train", &["use_peft=true", "lora_r=2"], "F32", "F32"),
     ("BF16", "train", &["use_peft=true", "lora_r=2", "save_dtype=bf16"], "BF16", "F32"),
     ("F32", "sft", &["use_peft=true", "lora_r=2", "save_dtype=f16"], "F16", "F32"),
     ("F32", "train", &["use_peft=true", "lora_r=2", "save_strategy=no", "save_dtype=bf16"], "BF16", ""),
 ];
 
-/// The tensors of a file: dtype, and bytes.
+/// The tensors of a file: dtype and bytes.
 fn tensors(file: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
     let bytes = fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -57,7 +58,7 @@ fn tensors(file: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
     tensors.map(|(name, tensor)| (name.clone(), one(tensor))).collect()
 }
 
-/// The weight file of a model or an adapter, and its dtype if all tensors have it.
+/// The weight file of a model or an adapter, and its dtype if all tensors have the same.
 fn weights(dir: &Path) -> (std::path::PathBuf, String) {
     let adapter = dir.join("adapter_model.safetensors");
     let file = if adapter.exists() { adapter } else { dir.join("model.safetensors") };
@@ -137,7 +138,7 @@ fn wrong((from, purpose, set, result, checkpoint): Row) -> Option<String> {
         _ => "float32",
     };
     if !config.is_empty() && !config.contains(&format!("\"{named}\"")) {
-        return Some(format!("its config.json does not say {named}: {config}"));
+        return Some(format!("config.json must have the dtype {named}: {config}"));
     }
     if set.contains(&"load_best_model_at_end=true") || checkpoint.is_empty() {
         return None;
@@ -152,7 +153,7 @@ fn wrong((from, purpose, set, result, checkpoint): Row) -> Option<String> {
             tensors(&exact).into_iter().map(|(name, (_, b))| (name, rounded(&b, result))).collect();
         let found: BTreeMap<_, _> = tensors(&file).into_iter().map(|(name, (_, bytes))| (name, bytes)).collect();
         if expected != found {
-            return Some("the result is not the checkpoint, rounded".to_owned());
+            return Some("the result must be the rounded checkpoint".to_owned());
         }
     }
     let names = |dir: &Path| crate::support::runs::listing_names(dir);
@@ -182,22 +183,22 @@ fn all_right(rows: impl Iterator<Item = Row>) -> usize {
 }
 
 #[test]
-fn a_sample_of_results_has_the_dtype_of_its_loaded_model() {
+fn some_results_have_the_dtype_of_their_loaded_models() {
     all_right([0, 2, 3, 14, 23].into_iter().map(|place| ROWS[place]));
 }
 
 #[test]
 #[ignore = "a minute; `cargo xtask nightly last_words` runs it"]
-fn every_kind_of_result_has_the_dtype_of_its_loaded_model() {
+fn results_of_every_kind_have_the_dtype_of_their_loaded_models() {
     println!("{} results have the dtype that they should have", all_right(ROWS.into_iter()));
 }
 
-/// Training has the bits of the same model in f32, and so does a resume; a changed result is found.
+/// Training has the bits of the same model in f32, and so does a resume; `verify` detects a changed result.
 #[test]
 fn the_dtype_of_the_result_changes_no_bit_of_training() {
     let dir = loaded("BF16");
     let root = dir.path();
-    // (A schedule that decays would differ in a run that is resumed for more steps.)
+    // (A decaying schedule would differ in a run that is resumed for more steps.)
     let set = ["record_rollouts=true", "eval_strategy=no", "lr_scheduler_type=constant"];
     let words = |out: &'static str, more: &[&'static str]| arguments("train", out, &[&set[..], more].concat());
     good(root, &words("whole", &["max_steps=6"]));
@@ -209,11 +210,11 @@ fn the_dtype_of_the_result_changes_no_bit_of_training() {
     let result = |out: &str| fs::read(root.join(out).join("model/model.safetensors")).unwrap();
     assert_eq!(result("whole"), result("parts"));
     assert_eq!(weights(&root.join("f32/model")).1, "F32");
-    // If a finished run is resumed with another dtype, its result is rewritten in that dtype.
+    // Resuming a finished run with another dtype rewrites its result in that dtype.
     good(root, &["train", "--resume", "whole", "--set", "save_dtype=f16"]);
     assert_eq!(weights(&root.join("whole/model")).1, "F16");
     assert!(lockstep(root, &["verify", "whole", "--all"]).out.contains("equal  the result"));
-    // One bit of the rounded result is changed.
+    // One bit of the rounded result is flipped.
     let file = root.join("parts/model/model.safetensors");
     let mut bytes = crate::support::without_checksum(fs::read(&file).unwrap());
     *bytes.last_mut().unwrap() ^= 1;
@@ -232,9 +233,9 @@ fn the_dtype_of_the_result_changes_no_bit_of_training() {
     refused(root, &words("x", &["save_dtype=f8"]), &["save_dtype", "bf16"]);
 }
 
-/// If f16 cannot hold a weight, the result is f32, and the run reports why.
+/// If f16 cannot represent a weight, the result is f32, and the run reports the reason.
 #[test]
-fn a_weight_that_f16_does_not_hold_is_kept_in_f32() {
+fn a_result_that_overflows_f16_is_saved_in_f32() {
     let dir = directory();
     let root = dir.path();
     let words = arguments(

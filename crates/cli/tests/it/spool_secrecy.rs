@@ -1,5 +1,5 @@
-//! Programs of the `code` reward run on the same machine as the weights, the spool and the batch files of their run,
-//! even as the same user. They can neither read nor forge any of these, in each isolation.
+//! Programs that the `code` reward runs share a machine, and possibly a user, with the weights, the spool and the batch
+//! files of their run. In every isolation mode they can neither read nor forge these files.
 
 use super::distributed::{distributed, start_as};
 use super::distributed_faults::{learner_of, signal};
@@ -12,8 +12,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Tries all attacks, and prints which ones succeed. The attack runs in the sandbox whatever the model wrote; the run's
-/// directory comes from the test's input, because a sandbox replaces such words in a command line.
+/// Tries all attacks, and prints which of them succeed. The attack runs in the sandbox regardless of the completions.
+/// It reads the run's directory from the test's input, because a sandbox replaces paths in a command line.
 const ATTACK: &str = r#"
 import os
 run = input()
@@ -90,7 +90,7 @@ fn give(path: &Path, user: u32) {
     }
 }
 
-/// Checks that other users cannot open the path.
+/// Asserts that other users cannot open the path.
 fn is_private(path: &Path) {
     let metadata = fs::symlink_metadata(path).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o077, 0, "{}: {:o}", path.display(), metadata.permissions().mode());
@@ -101,7 +101,7 @@ fn is_private(path: &Path) {
     }
 }
 
-/// Runs the same program outside the sandbox.
+/// Runs the same attack outside the sandbox.
 fn outside(run: &Path, user: Option<u32>) -> String {
     let mut python = Command::new("python3");
     python.args(["-c", ATTACK]).current_dir(run).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -138,11 +138,11 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     let mut child = start_as(root, &distributed("out", "1", &[&[&reward[..]], &steps[..]].concat()), user);
     let saved = out.join("checkpoints/step-000002");
     testing::wait_until("a checkpoint, or the end", || saved.is_dir() || child.try_wait().unwrap().is_some());
-    // The attack itself works: its user can do all of this outside the sandbox. As root, programs run as another user.
-    // The learner is stopped meanwhile, so that the run does not end before the attack has examined each of its
-    // processes.
+    // Outside the sandbox, the attack succeeds as the same user, which proves that it works. (As root, programs run as
+    // another user.) The learner is paused meanwhile, so that the run does not end before the attack has examined each
+    // of its processes.
     if child.try_wait().unwrap().is_none() {
-        let learner = testing::wait_for("a learner that runs", || learner_of(&out));
+        let learner = testing::wait_for("a running learner", || learner_of(&out));
         signal(learner, "STOP");
         let found = outside(&out, user);
         signal(learner, "CONT");
@@ -163,7 +163,7 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     let lines = rollouts(&out);
     assert_eq!(lines.len(), 32);
     for line in lines {
-        let what = format!("{isolation}, as {user:?}: something was not refused: {line:?}");
+        let what = format!("{isolation}, as {user:?}: an attack succeeded: {line:?}");
         assert_eq!(line["rewards"], json!([1.0]), "{what}");
     }
 }

@@ -1,5 +1,5 @@
-//! Runs that a signal stops: the signal is acknowledged at once and obeyed at any point of the run, the exit code shows
-//! it, and the run is resumed to the same bits.
+//! Runs that a signal stops: the signal is acknowledged at once and obeyed at any point of the run, the exit code is
+//! that of the signal, and a resume gives the same bits.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same};
@@ -9,11 +9,11 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// The signals that stop a run, and the codes that it exits with.
+/// The signals that stop a run, and the resulting exit codes.
 const SIGNALS: [(&str, i32); 4] = [("INT", 130), ("TERM", 143), ("HUP", 129), ("USR1", 138)];
 
-/// A reward program that takes `seconds` for each batch of four completions, records each request, and gives
-/// the same scores each time.
+/// A reward program that takes `seconds` for each batch of four completions, creates a file on each request, and always
+/// gives the same scores.
 pub fn reward(directory: &Path, seconds: &str) -> String {
     let program =
         format!("while read -r line; do touch asked; sleep {seconds}; echo '{{\"rewards\": [1, 2, 0, 1]}}'; done\n");
@@ -27,26 +27,9 @@ pub fn wait_for(file: &Path, full: bool) {
     testing::wait_until(&what, || fs::metadata(file).is_ok_and(|m| !full || m.len() > 0));
 }
 
-/// Starts the program with the default effect of signals. Under `nohup` SIGHUP is ignored, and child processes inherit
-/// that.
+/// Starts the program.
 pub fn start(directory: &Path, arguments: &[&str]) -> Child {
-    let program = command(directory, arguments);
-    let mut usual = Command::new("env");
-    // Only GNU's `env` can restore the default; elsewhere the default is assumed.
-    if usual.args(["--default-signal=HUP", "true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
-    {
-        usual = Command::new("env");
-        usual.arg("--default-signal=HUP").arg(program.get_program()).args(program.get_args()).current_dir(directory);
-        for (name, value) in program.get_envs() {
-            match value {
-                Some(value) => usual.env(name, value),
-                None => usual.env_remove(name),
-            };
-        }
-    } else {
-        usual = program;
-    }
-    usual.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    command(directory, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 pub fn signal(child: &Child, name: &str) {
@@ -54,25 +37,25 @@ pub fn signal(child: &Child, name: &str) {
 }
 
 fn is_alive(pid: &str) -> bool {
-    // A dead process may remain as a zombie.
+    // A dead process may still be listed as a zombie.
     if let Ok(state) = fs::read_to_string(format!("/proc/{}/stat", pid.trim())) {
         return !state.contains(") Z ");
     }
     Command::new("kill").args(["-0", pid.trim()]).stderr(Stdio::null()).status().unwrap().success()
 }
 
-/// The exit status and the printed text.
+/// The exit status and the output.
 fn ended(child: Child) -> (ExitStatus, String) {
     let output = child.wait_with_output().unwrap();
     (output.status, String::from_utf8(output.stderr).unwrap())
 }
 
 #[test]
-fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
+fn a_stopped_run_resumes_to_the_same_bits() {
     let dir = directory();
     let root = dir.path();
-    // Once the run that `hold` names has logged its third step, the reward is slow, so that the signal comes before the
-    // last step.
+    // Once the run named in the file `hold` has logged a step, the reward is slow, so that the signal arrives before
+    // the last step.
     let slow = reward(root, "$(if [ -s \"$(cat hold)/metrics.jsonl\" ]; then echo 1; else echo 0.01; fi)");
     let set = [&*slow, "save_steps=1"];
     fs::write(root.join("hold"), "nothing").unwrap();
@@ -86,17 +69,17 @@ fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
         fs::write(root.join("hold"), "nothing").unwrap();
         let (status, printed) = ended(child);
         assert_eq!(status.code(), Some(code), "{name}: {printed}");
-        let acknowledged = format!("SIG{name}: the run stops, with a checkpoint to resume from");
+        let acknowledged = format!("SIG{name}: the run writes a checkpoint and stops");
         for words in [&*acknowledged, "stopped as asked after step", "--resume"] {
             assert!(printed.contains(words), "{name}: `{words}`: {printed}");
         }
-        assert!(!root.join(name).join("model").exists(), "{name}: unfinished, and has a result");
+        assert!(!root.join(name).join("model").exists(), "{name}: an unfinished run must not have a result");
         good(root, &[&all[..], &["--resume", "latest"]].concat());
         same(&root.join("whole"), &root.join(name));
     }
 }
 
-/// Rewards by a program that answers at once, but sleeps while the file `slow` exists and the request contains `word`.
+/// A reward program that answers at once, but sleeps while the file `slow` exists and the request contains `word`.
 fn slow_at(directory: &Path, word: &str, answer: &str) -> String {
     let program = format!(
         "echo $$ > pid\nwhile read -r line; do\ncase \"$line\" in *'{word}'*) \
@@ -106,7 +89,7 @@ fn slow_at(directory: &Path, word: &str, answer: &str) -> String {
     "{kind = \"command\", command = \"sh reward.sh\", timeout_s = 600, by_group = true}".to_owned()
 }
 
-/// A run that is stopped while it waits for a reward resumes to the same bits as an undisturbed run.
+/// A run that is stopped while it waits for a reward resumes to the bits of an uninterrupted run.
 fn stopped_while_waiting(word: &str, after: u64) {
     let dir = directory();
     let root = dir.path();
@@ -123,7 +106,7 @@ fn stopped_while_waiting(word: &str, after: u64) {
     let (status, printed) = ended(child);
     assert_eq!(status.code(), Some(143), "{printed}");
     assert!(printed.contains(&format!("stopped as asked after step {after};")), "{printed}");
-    assert!(!is_alive(&pid), "the reward program lives");
+    assert!(!is_alive(&pid), "the reward program is still alive");
     fs::remove_file(root.join("slow")).unwrap();
     good(root, &[&all[..], &["--resume", "latest"]].concat());
     // A signal leaves an additional checkpoint.
@@ -134,20 +117,20 @@ fn stopped_while_waiting(word: &str, after: u64) {
 }
 
 #[test]
-fn a_wait_for_rewards_is_cancelled_and_done_again() {
+fn a_stop_while_waiting_for_rewards_resumes_to_the_same_bits() {
     stopped_while_waiting("\"global_step\":5,", 5);
 }
 
 #[test]
-fn an_evaluation_is_cancelled_and_done_again() {
-    // Held-out prompts begin with this word.
+fn a_stop_during_an_evaluation_resumes_to_the_same_bits() {
+    // Held-out prompts start with this word.
     stopped_while_waiting("\"prompts\":[\"sea ", 4);
 }
 
-/// The program blocks where it cannot check for a stop request: a signal is only acknowledged, and a second one ends
-/// the program at once.
+/// The program blocks where it cannot check for a stop request: the first signal is only acknowledged, and the second
+/// one ends the program at once.
 #[test]
-fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all() {
+fn the_first_signal_is_acknowledged_and_the_second_kills_all_programs() {
     let dir = directory();
     let root = dir.path();
     // The reward ignores the end of its input, and has a child process.
@@ -156,7 +139,7 @@ fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all
     for (name, code) in [("INT", 130), ("TERM", 143)] {
         let mut command = command(root, &arguments("train", "run", &set));
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // The data is a pipe that nobody writes to or closes.
+        // The data is a pipe that is never written to or closed.
         let mut child = command.spawn().unwrap();
         let _input = child.stdin.take();
         wait_for(&root.join("pids"), true);
@@ -165,19 +148,19 @@ fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all
         signal(&child, "HUP");
         let mut printed = BufReader::new(child.stderr.take().unwrap()).lines();
         let acknowledged = printed.find(|line| line.as_ref().is_ok_and(|line| line.contains("SIGHUP")));
-        assert!(acknowledged.is_some(), "{name}: no word before it ended");
+        assert!(acknowledged.is_some(), "{name}: the program ended without a message");
         // A terminal that closes sends SIGHUP twice.
         signal(&child, "HUP");
         std::thread::sleep(Duration::from_millis(100));
-        assert!(child.try_wait().unwrap().is_none(), "{name}: it waits for what it cannot cancel");
+        assert!(child.try_wait().unwrap().is_none(), "{name}: a second SIGHUP must not end the program");
         signal(&child, name);
         assert_eq!(child.wait().unwrap().code(), Some(code), "{name}");
-        testing::wait_until("the programs end", || pids.split_whitespace().all(|pid| !is_alive(pid)));
+        testing::wait_until("the reward programs end", || pids.split_whitespace().all(|pid| !is_alive(pid)));
     }
 }
 
 #[test]
-fn nohup_ignores_the_hangup() {
+fn a_run_under_nohup_ignores_sighup() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.05");
@@ -197,7 +180,7 @@ fn nohup_ignores_the_hangup() {
 }
 
 #[test]
-fn every_way_to_train_is_stopped_and_resumes() {
+fn every_training_command_stops_and_resumes() {
     let dir = directory();
     let root = dir.path();
     for purpose in ["sft", "dpo", "reward"] {
@@ -222,7 +205,7 @@ fn every_way_to_train_is_stopped_and_resumes() {
 }
 
 #[test]
-fn an_evaluation_of_a_model_is_stopped_without_a_result() {
+fn a_stopped_eval_command_has_no_result() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("slow"), "").unwrap();
@@ -240,15 +223,15 @@ fn an_evaluation_of_a_model_is_stopped_without_a_result() {
     let printed = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(143) && output.stdout.is_empty(), "{printed}");
     assert!(printed.contains("SIGTERM: the evaluation stops") && !printed.contains("error"), "{printed}");
-    // It was killed; the kernel may take a moment.
-    testing::wait_until("the program ends", || !is_alive(&pid));
+    // The program was killed; the kernel may take a moment.
+    testing::wait_until("the reward program ends", || !is_alive(&pid));
     assert!(!root.join("lines.jsonl").exists());
 }
 
-/// A program that computes does not read its input, whose end would tell it.
+/// A program that is computing does not notice the end of its input.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_reward_program_does_not_outlive_a_killed_run() {
+fn a_reward_program_ends_with_a_killed_run() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("reward.sh"), "read -r line; sleep 300 & echo $$ $! > pids; wait\n").unwrap();
@@ -258,5 +241,5 @@ fn a_reward_program_does_not_outlive_a_killed_run() {
     assert!(pids.split_whitespace().count() == 2 && pids.split_whitespace().all(is_alive), "{pids}");
     child.kill().unwrap();
     child.wait().unwrap();
-    testing::wait_until("the programs end", || !pids.split_whitespace().any(is_alive));
+    testing::wait_until("the reward programs end", || !pids.split_whitespace().any(is_alive));
 }

@@ -1,8 +1,8 @@
-//! A single signal is obeyed before there is anything to save: while data are read, tokenised and hashed, in DPO's
-//! reference pass, and while a reward's file is imported.
+//! A single signal is obeyed even before there is anything to save: while data is read, tokenised and hashed, during
+//! DPO's reference pass, and while a reward's file is imported.
 //!
-//! `LOCKSTEP_STOP_ROWS=300000` runs the measurement of docs/runs.md (at most two seconds on a quiet machine), and
-//! writes its table.
+//! `LOCKSTEP_STOP_ROWS=300000` runs the measurement of docs/runs.md (at most two seconds on an idle machine), and
+//! prints its table.
 
 use crate::stopping::{signal, start};
 use crate::support::runs::directory;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Data files of `rows` rows: prompts with completions, and pairs.
+/// Writes data files of `rows` rows: prompts with completions, and pairs.
 fn data(root: &Path, rows: usize) {
     let (mut prompts, mut pairs) = (String::new(), String::new());
     for i in 0..rows {
@@ -29,7 +29,7 @@ fn data(root: &Path, rows: usize) {
     fs::write(root.join("pairs.jsonl"), pairs).unwrap();
 }
 
-/// Waits until the program catches SIGINT; before that, the signal would kill it.
+/// Waits until the program handles SIGINT; before that, the signal would kill it.
 fn catches_signals(child: &mut Child) {
     testing::wait_until("the program catches signals, or ends", || {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
@@ -39,8 +39,8 @@ fn catches_signals(child: &mut Child) {
     });
 }
 
-/// Starts the program, waits for `marker` on standard error if one is given, then for `delay`, and sends a signal.
-/// Returns the output from then on, and the time to end; `None` if the program was done before.
+/// Starts the program, waits for `marker` on standard error (if given), then for `delay`, and sends a signal. Returns
+/// the remaining output and the time until the exit; `None` if the program had already finished.
 fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duration) -> Option<(Duration, String)> {
     let mut child = start(root, arguments);
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
@@ -62,7 +62,7 @@ fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duratio
     let took = asked.elapsed();
     let printed = printed.join().unwrap();
     if code == Some(0) {
-        // The program was finishing its last work as the signal arrived.
+        // The program was already finishing when the signal arrived.
         return None;
     }
     assert_eq!(code, Some(130), "{arguments:?}: {printed}");
@@ -70,7 +70,7 @@ fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duratio
 }
 
 #[test]
-fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
+fn a_signal_is_obeyed_before_training_begins() {
     let rows = std::env::var("LOCKSTEP_STOP_ROWS").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000);
     let measures = rows > 20_000;
     let dir = directory();
@@ -90,7 +90,7 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
         ("sft: data", of("sft", "big.jsonl"), None),
         ("reward: data", of("reward", "pairs.jsonl"), None),
         ("dpo: data", of("dpo", "pairs.jsonl"), None),
-        ("dpo: reference", of("dpo", "pairs.jsonl"), Some("log-probabilities of the reference")),
+        ("dpo: reference", of("dpo", "pairs.jsonl"), Some("the reference's log-probabilities")),
         ("eval: data", rewarded(&eval), None),
         ("score-rewards", rewarded(&["score-rewards", "--input", "big.jsonl"]), None),
         ("train: import", [&of("train", "d.jsonl")[..], &["--set", import]].concat(), None),
@@ -107,13 +107,13 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
             };
             assert!(!measures || took <= LIMIT, "{phase} after {delay} s: {took:?}\n{printed}");
             if !root.join("out/checkpoints").exists() {
-                assert!(!printed.contains("with a checkpoint"), "{phase}: {printed}");
+                assert!(!printed.contains("writes a checkpoint"), "{phase}: {printed}");
             }
-            // A process that ends at once may do so before it prints the message about the signal.
+            // A process that exits at once may not have printed the message about the signal.
             assert!(printed.contains("SIGINT: ") || printed.contains("stopped as asked"), "{phase}: {printed}");
             longest = (longest.0.max(took), longest.1 + 1);
         }
-        // On a quick machine a phase that begins late may end before the signal.
+        // On a fast machine, a late phase may end before the signal.
         stopped_phases += usize::from(longest.1 > 0);
         table += &format!("| {phase} | {:.2} s | {} |\n", longest.0.as_secs_f64(), longest.1);
     }
@@ -123,9 +123,9 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
     }
 }
 
-/// An import may take as long as a batch may take.
+/// An import may take as long as a batch.
 #[test]
-fn an_import_that_hangs_ends_at_the_time_limit() {
+fn a_hanging_import_ends_at_the_time_limit() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("slow.py"), "import time\ntime.sleep(100000)\n").unwrap();

@@ -1,5 +1,5 @@
-//! Runs with workers that are stopped by signals: the rules are those of one process, whichever processes get the
-//! signal and however often. (`terminals` tests Ctrl-C and terminals that close.)
+//! Runs with workers that are stopped by signals: the rules are those of a single process, for any process that gets
+//! the signal and any number of signals. (`terminals` tests Ctrl-C and closing terminals.)
 
 use super::distributed::{distributed, pids};
 use super::stopping::{signal, start, wait_for};
@@ -23,7 +23,7 @@ fn ended(child: Child) -> (ExitStatus, String) {
 }
 
 fn send(pid: u32, name: &str) {
-    // The process may have ended already.
+    // The process may already have ended.
     let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
@@ -32,7 +32,8 @@ fn learner_of(run: &Path) -> Option<u32> {
     status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid)
 }
 
-/// A reward program that is slow once `hold` names the run and a step is logged, so that a signal comes before the end.
+/// A reward program that is slow once the run named in the file `hold` has logged a step, so that a signal arrives
+/// before the end.
 fn slow_reward(root: &Path) -> &'static str {
     let script = "while read -r line; do [ -s \"$(cat hold)/metrics.jsonl\" ] && sleep 0.5
         echo '{\"rewards\": [1, 2, 0, 1]}'; done\n";
@@ -41,20 +42,20 @@ fn slow_reward(root: &Path) -> &'static str {
     "reward_funcs=[\"command:sh reward.sh\"]"
 }
 
-/// Which processes get a signal.
+/// Which processes get the signal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum To {
     Supervisor,
-    /// Learner and workers get it first, since their supervisor may pass it on before.
+    /// All processes; learner and workers first, since their supervisor may pass the signal on.
     All,
     Learner,
     Workers,
 }
 
-/// The signals of a row, sent in order and without a pause, and the exit code. Each row leaves a checkpoint.
+/// Signals in order, without pauses, and the exit code. Each row must leave a checkpoint.
 type Row = (&'static [(To, &'static str)], i32);
 
-/// Stops a run in each way, and resumes it to the bits of a run that was never stopped.
+/// Stops a run in each way, and resumes it to the bits of an uninterrupted run.
 fn stop_and_resume(rows: &[Row]) {
     let dir = directory();
     let root = dir.path();
@@ -96,11 +97,11 @@ fn stop_and_resume(rows: &[Row]) {
 }
 
 #[test]
-fn a_signal_that_comes_twice_or_to_every_process_leaves_a_checkpoint() {
+fn a_signal_sent_twice_or_to_every_process_leaves_a_checkpoint() {
     use To::{All, Supervisor};
     stop_and_resume(&[
         (&[(Supervisor, "HUP"), (Supervisor, "HUP")], 129),
-        // A batch system, a service manager.
+        // Batch systems and service managers signal all processes.
         (&[(All, "TERM")], 143),
     ]);
 }
@@ -109,7 +110,7 @@ fn a_signal_that_comes_twice_or_to_every_process_leaves_a_checkpoint() {
 #[ignore = "minutes: cargo xtask nightly terminals"]
 fn every_way_to_stop_a_run_with_workers_leaves_a_checkpoint() {
     use To::{All, Learner, Supervisor, Workers};
-    // Signals of two kinds that wait for one process come in the order of their numbers: a row has one kind.
+    // Pending signals of different kinds are delivered in the order of their numbers, so each row has only one kind.
     let rows: [Row; 20] = [
         (&[(Supervisor, "INT")], 130),
         (&[(Supervisor, "TERM")], 143),
@@ -136,9 +137,9 @@ fn every_way_to_stop_a_run_with_workers_leaves_a_checkpoint() {
     println!("{} ways to stop a run with workers: a checkpoint each time, and the same bits", rows.len());
 }
 
-/// Under `nohup` a run with workers must outlive its terminal, too.
+/// Under `nohup`, a run with workers must survive the end of its terminal, too.
 #[test]
-fn nohup_ignores_the_hangup_in_every_process() {
+fn all_processes_of_a_run_under_nohup_ignore_sighup() {
     let dir = directory();
     let root = dir.path();
     let slow = slow_reward(root);
@@ -165,9 +166,9 @@ fn nohup_ignores_the_hangup_in_every_process() {
     assert!(status.success() && printed.contains("done: 12 steps") && !printed.contains("SIGHUP"), "{printed}");
 }
 
-/// A learner that aborts would abort again, so it ends the run, as an error does. A killed learner is restarted.
+/// A learner that aborts would abort again, so it ends the run, like an error. A killed learner is restarted.
 #[test]
-fn a_learner_that_crashes_ends_the_run_which_resumes_to_the_same_bits() {
+fn a_crashed_learner_ends_the_run_which_resumes_to_the_same_bits() {
     let dir = directory();
     let root = dir.path();
     let set = [&SET[..], &[slow_reward(root), "save_steps=2"]].concat();

@@ -1,6 +1,6 @@
-//! Runs on a real terminal, through `script`: a terminal that closes (a lost connection), one in which only the
-//! foreground may write (`stty tostop`), and Ctrl-C typed once and twice. A closing terminal sends SIGHUP more than
-//! once, and every write to it fails from then on.
+//! Runs on a real terminal, through `script`: a terminal that closes (a lost connection), a terminal that only the
+//! foreground may write to (`stty tostop`), and Ctrl-C typed once and twice. A closing terminal sends SIGHUP more than
+//! once, and every later write to it fails.
 
 use super::distributed::{distributed, pids};
 use crate::support::command;
@@ -8,9 +8,9 @@ use crate::support::runs::{arguments, directory, good};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
-/// A terminal in which a shell runs the program, and then writes its exit code into the file `code`.
+/// A terminal with a shell that runs the program, and then writes its exit code to the file `code`.
 struct Terminal {
     script: Child,
     code: PathBuf,
@@ -22,8 +22,8 @@ impl Terminal {
     fn open(root: &Path, name: &str, settings: &str, arguments: &[&str]) -> Terminal {
         let (code, shown) = (root.join(format!("{name}.code")), root.join(format!("{name}.shown")));
         let words: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
-        // A signal that a shell handles has its default effect in the shell's child processes. A terminal that closes
-        // ends the first shell, and so all other processes in its foreground get SIGHUP.
+        // A signal that a shell handles has its default action in the shell's child processes. A terminal that closes
+        // kills the outer shell, so all other processes in the foreground get SIGHUP.
         let second = format!(
             "trap : INT HUP; {settings}\n'{}' {}\necho $? > '{}'\n",
             env!("CARGO_BIN_EXE_lockstep"),
@@ -32,7 +32,7 @@ impl Terminal {
         );
         let line = format!("trap : INT; sh '{name}.sh'; true");
         fs::write(root.join(format!("{name}.sh")), second).unwrap();
-        let mut script = Command::new("script");
+        let mut script = testing::with_default_hangup("script");
         for (name, value) in command(root, &[]).get_envs() {
             match value {
                 Some(value) => script.env(name, value),
@@ -48,7 +48,7 @@ impl Terminal {
         self.script.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
     }
 
-    /// The terminal's content.
+    /// The terminal's contents.
     fn text(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.shown).unwrap_or_default()).into_owned()
     }
@@ -58,7 +58,7 @@ impl Terminal {
         self.script.wait().unwrap();
     }
 
-    /// Waits until the program ends, and returns its exit code.
+    /// Waits until the program exits, and returns its exit code.
     fn code(&self, what: &str) -> i32 {
         let code = testing::wait_for(&format!("{what} ends"), || {
             fs::read_to_string(&self.code).ok().filter(|text| text.ends_with('\n'))
@@ -78,7 +78,7 @@ fn checkpoints(run: &Path) -> usize {
     fs::read_dir(run.join("checkpoints")).map_or(0, Iterator::count)
 }
 
-/// Checks what no process of a run may log or leave, however its console fails.
+/// Checks that no process of a run logs an error or leaves partial files, however its console fails.
 fn assert_sound(root: &Path, terminal: &Terminal, what: &str) {
     assert!(!terminal.text().contains("panicked"), "{what}: {}", terminal.text());
     for (path, _) in crate::support::listing(root) {
@@ -92,7 +92,7 @@ fn assert_sound(root: &Path, terminal: &Terminal, what: &str) {
 
 const LONG: [&str; 3] = ["max_steps=1000000", "save_steps=1000000", "eval_strategy=no"];
 
-/// Commands whose terminal closes, and whether they leave a checkpoint.
+/// Commands whose terminal closes, and whether they must leave a checkpoint.
 fn closes(rows: &[(&str, bool)]) {
     let Some(()) = testing::program("script") else { return };
     let dir = directory();
@@ -107,7 +107,7 @@ fn closes(rows: &[(&str, bool)]) {
             "lora" => arguments("train", name, &set(&["use_peft=true", "lora_r=2", "num_iterations=2"])),
             "workers" => distributed(name, "2", &set(&["max_staleness=0"])),
             "workers4" => distributed(name, "4", &set(&["max_staleness=0", "use_peft=true", "lora_r=2"])),
-            // The results are only on standard output, which is gone.
+            // The results go only to standard output, which is closed.
             "json" => [&arguments("train", name, &set(&[]))[..], &["--log-format", "json"]].concat(),
             _ => arguments("train", name, &set(&[])),
         };
@@ -119,18 +119,18 @@ fn closes(rows: &[(&str, bool)]) {
         testing::wait_until("every process ends", || pids(&run).is_empty());
         assert_eq!(checkpoints(&run) == 1, *has_checkpoint, "{name}");
         assert_sound(&run, &terminal, name);
-        assert!(!run.join("model").exists(), "{name}: it is not finished");
+        assert!(!run.join("model").exists(), "{name}: an unfinished run must not have a result");
     }
 }
 
 #[test]
-fn a_terminal_that_closes_stops_a_run_with_a_checkpoint() {
+fn a_closing_terminal_stops_a_run_with_a_checkpoint() {
     closes(&[("train", true), ("workers", true)]);
 }
 
 #[test]
 #[ignore = "a minute: cargo xtask nightly terminals"]
-fn a_terminal_that_closes_stops_every_kind_of_run_with_a_checkpoint() {
+fn a_closing_terminal_stops_every_kind_of_run_with_a_checkpoint() {
     closes(&[
         ("sft", true),
         ("dpo", true),
@@ -143,13 +143,13 @@ fn a_terminal_that_closes_stops_every_kind_of_run_with_a_checkpoint() {
     println!("a terminal closed in 7 kinds of runs: each left a checkpoint");
 }
 
-/// Commands that save nothing end with the code of the signal as well.
+/// Commands that save nothing also exit with the code of the signal.
 #[test]
-fn a_terminal_that_closes_ends_whatever_has_nothing_to_save() {
+fn a_closing_terminal_ends_commands_that_save_nothing() {
     let Some(()) = testing::program("script") else { return };
     let dir = directory();
     let root = dir.path();
-    // The reward does not answer, so the command is in the middle of its work.
+    // The reward does not answer, so the command is busy.
     fs::write(root.join("reward.sh"), "read -r line; touch asked; sleep 600\n").unwrap();
     let rewards = ["--set", r#"reward_funcs=["command:sh reward.sh"]"#];
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--max-completion-length", "6"];
@@ -169,32 +169,35 @@ fn a_terminal_that_closes_ends_whatever_has_nothing_to_save() {
     testing::wait_until("the worker ends", || pids(&root.join("none")).is_empty());
 }
 
-/// `stty tostop`: a process in the background that writes would be stopped, and its run with it.
+/// With `stty tostop`, a background process that writes is stopped, and its run hangs.
 #[test]
-fn a_terminal_for_the_foreground_alone_stops_no_process_of_a_run() {
+fn a_run_does_not_hang_on_a_terminal_with_tostop() {
     let Some(()) = testing::program("script") else { return };
     let dir = directory();
     let root = dir.path();
     let short = ["max_staleness=0", "max_steps=12"];
     let terminal = Terminal::open(root, "short", "stty tostop", &distributed("short", "2", &short));
     assert_eq!(terminal.code("a short run"), 0, "{}", terminal.text());
-    assert!(terminal.text().contains("done: 12 steps"), "the learner writes to it: {}", terminal.text());
+    assert!(terminal.text().contains("done: 12 steps"), "the learner must write to the terminal: {}", terminal.text());
     good(root, &arguments("train", "one", &short));
     crate::support::runs::same_but_workers(&root.join("one"), &root.join("short"));
-    // Ctrl-C reaches the supervisor alone.
+    // Only the supervisor gets Ctrl-C.
     let long = [&LONG[..], &["max_staleness=0"]].concat();
     let mut terminal = Terminal::open(root, "long", "stty tostop", &distributed("long", "2", &long));
     super::stopping::wait_for(&root.join("long/metrics.jsonl"), true);
     terminal.press_ctrl_c();
     assert_eq!(terminal.code("a long run"), 130, "{}", terminal.text());
     assert_eq!(checkpoints(&root.join("long")), 1, "{}", terminal.text());
-    assert!(!fs::read_to_string(root.join("long/fleet/dev1.log")).unwrap().contains("SIGINT"), "workers do not get it");
+    assert!(
+        !fs::read_to_string(root.join("long/fleet/dev1.log")).unwrap().contains("SIGINT"),
+        "workers must not get SIGINT"
+    );
 }
 
-/// A reward that never answers blocks the learner; a second Ctrl-C waits neither for the reward nor for the grace
+/// A reward that never answers blocks the learner. A second Ctrl-C waits neither for the reward nor for the grace
 /// period.
 #[test]
-fn ctrl_c_twice_ends_a_run_with_workers_at_once() {
+fn a_second_ctrl_c_ends_a_run_with_workers_at_once() {
     let Some(()) = testing::program("script") else { return };
     let dir = directory();
     let root = dir.path();
@@ -204,10 +207,10 @@ fn ctrl_c_twice_ends_a_run_with_workers_at_once() {
     let mut terminal = Terminal::open(root, "out", "true", &distributed("out", "2", &set));
     super::stopping::wait_for(&root.join("pid"), true);
     terminal.press_ctrl_c();
-    testing::wait_until("the first one is acknowledged", || terminal.text().contains("SIGINT"));
+    testing::wait_until("the first Ctrl-C is acknowledged", || terminal.text().contains("SIGINT"));
     terminal.press_ctrl_c();
     assert_eq!(terminal.code("out"), 130, "{}", terminal.text());
-    // No process is left when the program has ended.
+    // No process remains after the program has exited.
     assert!(pids(&root.join("out")).is_empty());
     assert_sound(root, &terminal, "out");
 }

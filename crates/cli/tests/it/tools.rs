@@ -1,9 +1,9 @@
-//! `config` and `doctor` through the program.
+//! `config` and `doctor` through the command line.
 
 use crate::support::lockstep;
 
 #[test]
-fn the_output_of_config_show_is_a_configuration() {
+fn the_output_of_config_show_is_a_valid_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let output =
         lockstep(dir.path(), &["config", "show", "--task", "gsm8k", "--set", "beta=0.04", "--set", "use_vllm=true"]);
@@ -37,10 +37,10 @@ fn doctor_prints_its_measurements() {
         found["flops_per_s"].as_f64().unwrap() > 0.0 && found["read_bytes_per_s"].as_f64().unwrap() > 0.0,
         "{found}"
     );
-    // AMX is either listed as present, or the reason is printed.
+    // Either AMX is listed as present, or the reason is printed.
     assert_eq!(found["amx"] == "usable", present.contains(&"amx".into()), "{found}");
     assert_eq!(found["tile_flops_per_s"].is_number(), found["isa"] == "amx", "{found}");
-    // The same holds for dot products of pairs; if they are present but not used, they were measured to be slow.
+    // The same holds for dot products of pairs. If they are present but unused, they were measured to be slow.
     assert_eq!(found["bf16_pairs"] == "usable", present.contains(&"avx512-bf16".into()), "{found}");
     assert_eq!(found["pair_flops_per_s"].is_number(), found["isa"] == "avx512-bf16", "{found}");
     assert_eq!(found["bf16_pairs_gain"].is_number(), found["bf16_pairs"] == "usable", "{found}");
@@ -48,14 +48,18 @@ fn doctor_prints_its_measurements() {
 }
 
 #[test]
-fn a_trl_script_becomes_a_configuration() {
+fn a_trl_script_is_translated_to_a_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let script =
         "from trl import GRPOConfig\nargs = GRPOConfig(output_dir='o', num_generations=4, beta=f(), bf16=True)\n";
     std::fs::write(dir.path().join("t.py"), script).unwrap();
     let output = lockstep(dir.path(), &["config", "from-trl", "t.py", "--python", "none/python3"]);
     assert_eq!(output.code, Some(2), "{}", output.err);
-    assert!(output.err.contains("no program `none/python3`") && output.err.contains("--python PATH"), "{}", output.err);
+    assert!(
+        output.err.contains("program `none/python3` not found") && output.err.contains("--python PATH"),
+        "{}",
+        output.err
+    );
     let Some(()) = testing::program("python3") else { return };
     let output = lockstep(dir.path(), &["config", "from-trl", "t.py"]);
     assert_eq!(output.code, Some(0), "{}", output.err);

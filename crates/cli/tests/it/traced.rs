@@ -1,12 +1,12 @@
-//! `trace.json` of chosen steps: which spans a step has, their order, and their nesting.
+//! `trace.json` for chosen steps: the spans of a step, their order, and their nesting.
 
 use crate::support::refused;
 use crate::support::runs::{directory, good};
 use serde_json::Value;
 use std::fs;
 
-/// The spans of the main thread in one step, in their order. A step begins with the log and the callbacks of the step
-/// before it.
+/// The spans of the main thread in one step, in order. A step's span starts with the logging and callbacks of the
+/// previous step.
 const STAGES: [&str; 16] = [
     "log",
     "callbacks",
@@ -27,7 +27,7 @@ const STAGES: [&str; 16] = [
 ];
 
 #[test]
-fn the_spans_of_chosen_steps_nest_and_are_those_of_the_stages() {
+fn the_spans_of_traced_steps_are_nested_and_complete() {
     let dir = directory();
     let root = dir.path();
     let train = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars"];
@@ -47,7 +47,7 @@ fn the_spans_of_chosen_steps_nest_and_are_those_of_the_stages() {
         let whole = own.clone().find(|span| span["name"] == "step").unwrap();
         let main: Vec<&&Value> = own.filter(|span| span["tid"] == whole["tid"] && span["name"] != "step").collect();
         assert_eq!(main.iter().map(|span| span["name"].as_str().unwrap()).collect::<Vec<_>>(), STAGES, "step {step}");
-        // Each span begins after the end of the previous one, and all are within the step (up to a microsecond).
+        // Each span starts after the end of the previous one, and all are within the step (up to a microsecond).
         let times = |span: &Value| {
             let (start, length) = (span["ts"].as_f64().unwrap(), span["dur"].as_f64().unwrap());
             (start, start + length)
@@ -60,7 +60,10 @@ fn the_spans_of_chosen_steps_nest_and_are_those_of_the_stages() {
             before = stop;
         }
     }
-    assert!(spans.iter().all(|span| (3..=5).contains(&span["args"]["step"].as_u64().unwrap())), "others are traced");
+    assert!(
+        spans.iter().all(|span| (3..=5).contains(&span["args"]["step"].as_u64().unwrap())),
+        "only the chosen steps may be traced"
+    );
     refused(root, &[&all[..], &["--set", "trace_steps=5-3"]].concat(), &["--trace-steps"]);
     let wrong: Vec<&str> = all.iter().map(|word| if *word == "3-5" { "5-3" } else { *word }).collect();
     refused(root, &wrong, &["trace_steps", "5-3", "\"3-5\""]);

@@ -1,4 +1,4 @@
-//! A run as its user sees it: early stopping, which checkpoints are kept, what is printed and logged.
+//! A run from the user's view: early stopping, kept checkpoints, printed and logged output.
 
 use crate::stopping::{reward, signal, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics};
@@ -6,7 +6,7 @@ use crate::support::{lockstep, refused};
 use std::fs;
 
 #[test]
-fn it_stops_early_and_leaves_the_best() {
+fn a_run_stops_early_and_keeps_the_best_checkpoint() {
     let dir = directory();
     let root = dir.path();
     // Each evaluation gives the same reward, so none is better than the first.
@@ -32,7 +32,7 @@ fn it_stops_early_and_leaves_the_best() {
 }
 
 #[test]
-fn the_oldest_checkpoints_go() {
+fn the_oldest_checkpoints_are_deleted() {
     let dir = directory();
     good(dir.path(), &arguments("train", "run", &["save_total_limit=2"]));
     let mut left: Vec<_> = fs::read_dir(dir.path().join("run/checkpoints"))
@@ -44,7 +44,7 @@ fn the_oldest_checkpoints_go() {
 }
 
 #[test]
-fn without_checkpoints_only_a_signal_leaves_one() {
+fn only_a_signal_leaves_a_checkpoint_if_saving_is_off() {
     let dir = directory();
     let root = dir.path();
     for purpose in ["train", "sft"] {
@@ -66,7 +66,7 @@ fn without_checkpoints_only_a_signal_leaves_one() {
 }
 
 #[test]
-fn completions_are_printed_and_the_log_has_it_all() {
+fn completions_are_printed_and_logged() {
     let dir = directory();
     let root = dir.path();
     let output = good(root, &arguments("train", "run", &["num_completions_to_print=1", "log_completions_steps=6"]));
@@ -83,7 +83,7 @@ fn completions_are_printed_and_the_log_has_it_all() {
     refused(root, &["sft", "--resume", "run"], &["run of `lockstep train`"]);
 }
 
-/// Every reward may abstain: the score does not count as 0, and a message is printed.
+/// Every reward may abstain: the missing score does not count as 0, and a message is printed.
 #[test]
 fn unscored_completions_are_reported() {
     let dir = directory();
@@ -94,9 +94,9 @@ fn unscored_completions_are_reported() {
     let output = good(root, &arguments("train", "run", &[null, "reward_errors=continue"]));
     assert!(output.err.contains("no reward gave a score for 4 of 4 completions"), "{}", output.err);
     let without = |line: &String| !line.contains("\"reward\"") && !line.contains("frac_reward_zero_std");
-    assert!(metrics(&root.join("run")).iter().all(without), "not 0: nobody knows");
+    assert!(metrics(&root.join("run")).iter().all(without), "the metric is unknown, and must not be 0");
     let output = lockstep(root, &arguments("train", "other", &[null]));
-    assert!(output.code == Some(1) && output.err.contains("it gave null for every completion"), "{}", output.err);
+    assert!(output.code == Some(1) && output.err.contains("it returned null for every completion"), "{}", output.err);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `lockstep verify`: a run is proven whichever processes execute and replay it, and each forged value is named.
+//! `lockstep verify`: a run is proven regardless of which processes executed and replay it, and each forged value is
+//! found.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{RunOutput, command, lockstep};
@@ -43,7 +44,7 @@ fn difference(root: &Path, lie: impl FnOnce(&Path)) -> Value {
     report["difference"].clone()
 }
 
-/// Changes the recorded group of this number.
+/// Changes the recorded group with this number.
 fn change(run: &Path, id: u64, lie: impl Fn(&mut Group)) {
     let path = run.join("rollouts.bin");
     let groups: Vec<Group> = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect();
@@ -61,7 +62,7 @@ fn change(run: &Path, id: u64, lie: impl Fn(&mut Group)) {
 }
 
 #[test]
-fn a_run_is_proven_with_other_threads_and_another_instruction_set() {
+fn a_run_is_proven_with_other_threads_and_instruction_sets() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", &[RECORDED, &["threads=1", "num_iterations=2", "beta=0.1"]].concat()));
@@ -70,12 +71,12 @@ fn a_run_is_proven_with_other_threads_and_another_instruction_set() {
     assert_eq!((report["groups"].as_u64(), report["result"].as_u64()), (Some(6), Some(6)), "{report}");
     assert_eq!(report["rewards_asked"][0], "unique_chars");
     assert!(report["hashes"].as_array().unwrap().iter().any(|name| name == "model.safetensors"), "{report}");
-    // Random steps: the seed decides which.
+    // The seed selects the random steps.
     let drawn = proven(root, "run", &["--steps", "1", "--seed", "3"], "");
     assert_eq!(drawn["proven"].as_array().unwrap().len(), 1, "{drawn}");
     assert_eq!(drawn, proven(root, "run", &["--steps", "1", "--seed", "3"], ""));
     let text = good(root, &["verify", "run"]).out;
-    assert!(text.contains("replayed from the model that the run began with") && text.contains("proven: "), "{text}");
+    assert!(text.contains("replayed from the initial model") && text.contains("proven: "), "{text}");
     assert!(!root.join("run/run.lock.new").exists());
 }
 
@@ -97,23 +98,23 @@ fn runs_of_every_kind_are_proven() {
 }
 
 #[test]
-fn workers_made_it() {
+fn a_run_with_workers_is_proven_and_a_forger_is_named() {
     let dir = directory();
     let root = dir.path();
     let set = [RECORDED, &["max_staleness=2", "num_iterations=2"]].concat();
     good(root, &[&arguments("train", "run", &set)[..], &["--distributed", "--workers", "2"]].concat());
     let report = proven(root, "run", &["--all"], "portable");
-    assert_eq!(report["groups_of_checkpoints"], 0, "all was sampled again: {report}");
+    assert_eq!(report["groups_of_checkpoints"], 0, "all groups must be sampled again: {report}");
     let some = proven(root, "run", &["--steps", "1", "--seed", "1"], "");
     assert!(some["groups"].as_u64() >= some["groups_of_checkpoints"].as_u64(), "{some}");
 
-    // Completions are generated in chunks, which newer weights continue.
+    // Completions are generated in chunks, by successive versions of the weights.
     let chunks = [&set[..], &["partial_rollout_tokens=2"]].concat();
     good(root, &[&arguments("train", "chunks", &chunks)[..], &["--distributed", "--workers", "2"]].concat());
     assert_eq!(proven(root, "chunks", &["--all"], "portable")["groups_of_checkpoints"], 0);
     proven(root, "chunks", &["--steps", "1", "--seed", "1"], "");
 
-    // The worker with the forged result is named.
+    // The report names the worker whose result was forged.
     let made_by = fs::read_to_string(root.join("run/fleet/made_by.jsonl")).unwrap();
     let lines = made_by.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
     let of = |line: &Value, group: u64| {
@@ -129,7 +130,7 @@ fn workers_made_it() {
 }
 
 #[test]
-fn a_forged_record_is_named() {
+fn forged_values_in_the_record_are_found() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));
@@ -153,7 +154,7 @@ fn a_forged_record_is_named() {
     });
     assert_eq!((logp["kind"].as_str(), of(&logp, &place)), (Some("log-probability"), vec![4, 7, 1]));
 
-    assert!(logp.get("worker").is_none(), "there is none");
+    assert!(logp.get("worker").is_none(), "a run without workers must not name a worker");
     let advantage =
         difference(root, |run| change(run, 0, |g| g.completions[0].advantage = Some(train::Advantage::Sequence(9.0))));
     assert_eq!((advantage["kind"].as_str(), of(&advantage, &place)), (Some("advantage"), vec![1, 0, 0]));
@@ -179,9 +180,9 @@ fn a_forged_record_is_named() {
     assert_eq!((other["kind"].as_str(), of(&other, &place[..2])), (Some("lineage"), vec![1, 0]), "{other}");
 }
 
-/// A result with other files than its checkpoint, which a program that loads it might prefer.
+/// The result has other files than its checkpoint, which a program that loads the result might prefer.
 #[test]
-fn a_forged_result_differs() {
+fn a_forged_result_is_found() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", &[RECORDED, &["max_steps=2"]].concat()));
@@ -189,7 +190,7 @@ fn a_forged_result_differs() {
     type Forge = fn(&Path);
     let rows: [(&str, Forge); 5] = [
         ("model-00001-of-00001.safetensors", |model| {
-            // The weights are under another name, which an index gives.
+            // The weights have another file name, given by an index.
             fs::rename(model.join("model.safetensors"), model.join("model-00001-of-00001.safetensors")).unwrap();
             let map = serde_json::json!({"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}});
             fs::write(model.join("model.safetensors.index.json"), map.to_string()).unwrap();
@@ -212,9 +213,9 @@ fn a_forged_result_differs() {
     }
 }
 
-/// A worker samples dishonestly: the run has learned from it, and record, weights and lists agree with each other.
+/// A worker samples dishonestly: the run has trained on the forged value, and record, weights and lists are consistent.
 #[test]
-fn a_forged_value_that_was_trained_on_is_found_at_its_step() {
+fn a_forged_value_is_found_at_the_step_that_trained_on_it() {
     let dir = directory();
     let root = dir.path();
     let set = [RECORDED, &["max_staleness=1"]].concat();
@@ -239,13 +240,13 @@ fn a_forged_value_that_was_trained_on_is_found_at_its_step() {
     let found = &report["difference"];
     assert_eq!((printed.code, found["kind"].as_str()), (Some(1), Some("token")), "{found}");
     assert!(found["group"] == 4 && found["place"].to_string().contains("step-000002/frontier.bin"), "{found}");
-    // A replay of only other steps cannot notice it, and reports which data it took as they are.
+    // A replay of only other steps cannot notice the forged value, and reports which data it did not verify.
     let later = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
     let (_, later) = later.into_iter().find(|(_, report)| report["proven"][0]["from"] == 2).unwrap();
     assert!(later["difference"].is_null() && later["groups_of_checkpoints"] == 2, "{later}");
 }
 
-/// Changes the last bit of a weight, and the data that show which files belong together.
+/// Changes the last bit of a weight, and the checksums that connect the files.
 fn lie_in_weights(checkpoint: &Path) {
     let path = checkpoint.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
@@ -256,7 +257,7 @@ fn lie_in_weights(checkpoint: &Path) {
 }
 
 #[test]
-fn parts_that_cannot_be_verified_are_reported() {
+fn steps_that_cannot_be_verified_are_reported() {
     let dir = directory();
     let root = dir.path();
     let not_verified = |out: &str, set: &[&str], word: &str| {
@@ -278,9 +279,9 @@ fn parts_that_cannot_be_verified_are_reported() {
     assert!(printed.code == Some(2) && printed.err.contains("nowhere"), "{}", printed.err);
 }
 
-/// Keys that a resume changed have their old values for earlier steps.
+/// A key that was changed on resume has the old value in earlier steps.
 #[test]
-fn each_step_is_replayed_with_the_configuration_that_made_it() {
+fn each_step_is_replayed_with_its_own_configuration() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));
@@ -292,7 +293,7 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     good(root, &["fork", "run", "--at", "3", "--set", "epsilon=0.1", "--out", "fork"]);
     let fork = proven(root, "fork", &["--all"], "");
     assert_eq!(fork["proven"].as_array().unwrap().len(), 4, "its six steps: {fork}");
-    // The configuration is not the one with which the run was made.
+    // The configuration file is not the one that the run used.
     let config = root.join("run/config.toml");
     let text = fs::read_to_string(&config).unwrap();
     assert!(text.contains("temperature = 1.0"), "{text}");
@@ -301,9 +302,9 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     assert_eq!((printed.code, report["difference"]["kind"].as_str()), (Some(1), Some("lineage")), "{}", printed.out);
 }
 
-/// Scores of a program that gives different scores each time are taken from the record, with a message.
+/// Scores of a nondeterministic program are taken from the record, with a message.
 #[test]
-fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
+fn scores_of_a_nondeterministic_reward_are_taken_from_the_record() {
     let dir = directory();
     let root = dir.path();
     if testing::program("python3").is_none() {
@@ -316,7 +317,7 @@ fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     good(root, &arguments("train", "run", &[RECORDED, &[rewards, "max_staleness=1"]].concat()));
     let report = proven(root, "run", &["--all"], "portable");
     assert_eq!((&report["rewards_asked"][0], &report["rewards_recorded"][0]), (&"unique_chars".into(), &"r".into()));
-    // The updates are still verified, and a checkpoint has the scores of batches generated ahead.
+    // The updates are still verified, and a checkpoint has the scores of batches that were generated ahead.
     let found = difference(root, |run| change(run, 0, |g| g.completions[0].rewards[1] = Some(9.0)));
     assert_eq!((found["kind"].as_str(), found["group"].as_i64()), (Some("advantage"), Some(0)), "{found}");
     let found = difference(root, |run| change(run, 5, |g| g.completions[0].rewards[1] = Some(9.0)));
@@ -324,14 +325,14 @@ fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     fs::remove_file(root.join("r.py")).unwrap();
     let (printed, report) = verify(root, "run", &["--all"], "");
     assert!(
-        printed.code == Some(2) && report["not_verified"].to_string().contains("r.py is missing"),
+        printed.code == Some(2) && report["not_verified"].to_string().contains("r.py, a file of a reward, is missing"),
         "{}",
         printed.out
     );
 }
 
 #[test]
-fn a_damaged_record_is_named() {
+fn a_damaged_record_is_reported() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));
@@ -343,7 +344,7 @@ fn a_damaged_record_is_named() {
         fs::write(&path, bytes).unwrap();
     });
     assert!(found["kind"] == "record" && found["group"] == 11, "{found}");
-    // The weights with which a replay begins have no checksum.
+    // The initial weights of a replay have no checksum.
     let path = root.join("run/checkpoints/step-000004/model.safetensors");
     let good_bytes = fs::read(&path).unwrap();
     let mut bytes = good_bytes.clone();
@@ -354,7 +355,7 @@ fn a_damaged_record_is_named() {
     let (printed, report) = drawn.into_iter().find(|(_, report)| kind(report).as_deref() == Some("hash")).unwrap();
     assert!(printed.code == Some(1) && report["difference"]["remade"].to_string().contains("is damaged"), "{report}");
     fs::write(&path, good_bytes).unwrap();
-    // The lie adds a group that no step learned from.
+    // The change adds a group that no step trained on.
     let found = difference(root, |run| {
         let path = run.join("rollouts.bin");
         let mut groups = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect::<Vec<_>>();

@@ -1,5 +1,6 @@
-//! Every kind of run with workers, ended in every way and continued: there is a checkpoint if one is promised, the same
-//! bits afterwards, and no endless wait. CI runs a tenth of the table; `cargo xtask nightly fleet_ends` runs all of it.
+//! Ends every kind of run with workers in every way, and continues it: a promised checkpoint exists, the final bits are
+//! the same, and no process waits forever. CI runs a tenth of the table; `cargo xtask nightly fleet_ends` runs all of
+//! it.
 
 mod answers;
 mod kinds;
@@ -18,19 +19,19 @@ use std::time::Duration;
 /// A way to end a run and to continue it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
-    /// A signal, once or twice, with the code of the program.
+    /// A signal, sent once or twice, and the program's exit code.
     Signal(&'static str, u32, i32),
     /// SIGHUP for a program whose parent ignores it.
     Nohup,
-    /// The terminal is closed: the program cannot write to it any more, and gets SIGHUP.
+    /// The terminal is closed: the program gets SIGHUP, and cannot write to the terminal any more.
     Terminal,
-    /// The run has done its steps, and is resumed for more. The first steps were done by one process, or with workers.
+    /// The run is complete, and is resumed with more steps. The first steps were taken by one process, or with workers.
     Raised {
         by_workers: bool,
     },
     /// Every process is killed. The run continues from its first checkpoint with another learning rate.
     ChangedKey,
-    /// The learner is killed; in `AllKilled`, every process is.
+    /// The learner is killed; with `AllKilled`, every process is killed.
     LearnerKilled,
     AllKilled,
 }
@@ -54,7 +55,8 @@ const WAYS: [Way; 15] = [
 ];
 
 impl Way {
-    /// Whether the end leaves a checkpoint of the last step. (A second SIGINT or SIGTERM ends everything at once.)
+    /// Whether ending the run leaves a checkpoint of the last step. (A second SIGINT or SIGTERM ends everything at
+    /// once.)
     fn promises(self) -> bool {
         match self {
             Way::Signal(name, times, _) => times == 1 || ["HUP", "USR1"].contains(&name),
@@ -63,7 +65,7 @@ impl Way {
     }
 }
 
-/// Starts a program with the default effect of SIGHUP, which is ignored under `nohup`.
+/// Starts a program with the default action for SIGHUP, which is ignored under `nohup`.
 const USUAL: [&str; 2] = ["env", "--default-signal=HUP"];
 
 /// The steps of checkpoints that every run has.
@@ -120,8 +122,8 @@ impl Row<'_> {
         fs::remove_file(self.slow()).unwrap();
     }
 
-    /// Waits until the program and all of its processes end. Returns the code, and what was printed on standard output
-    /// and standard error.
+    /// Waits until the program and all its processes exit. Returns the exit code, and everything printed on standard
+    /// output and standard error.
     fn ended(&self, mut child: Child) -> (Option<i32>, String) {
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let reported = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap());
@@ -139,10 +141,10 @@ impl Row<'_> {
         steps
     }
 
-    /// Continues the run, and compares it with a run that was never interrupted.
+    /// Continues the run, and compares it with an uninterrupted run.
     fn go_on(&self, way: Way) {
         let mut all: Vec<&str> = vec!["train", "--resume", &self.out];
-        // A run with workers is continued by one process or with workers, in turn.
+        // A run with workers is continued alternately by one process and with workers.
         if self.out.len().is_multiple_of(2) || way == (Way::Raised { by_workers: false }) {
             all.extend(["--distributed", "--workers", "2"]);
         }
@@ -171,7 +173,7 @@ impl Row<'_> {
     /// Checks that the run has the checkpoint that was reported.
     fn has_promised(&self, reported: Option<&str>) {
         let steps = self.checkpoints();
-        let Some(reported) = reported else { return assert!(!steps.is_empty(), "there is no checkpoint") };
+        let Some(reported) = reported else { return assert!(!steps.is_empty(), "the run has no checkpoint") };
         let step =
             reported.split("stopped as asked after step ").nth(1).unwrap_or_else(|| panic!("no message: {reported}"));
         let step: u64 = step.split(';').next().unwrap().parse().unwrap();
@@ -206,7 +208,7 @@ impl Row<'_> {
             }
             Way::Terminal => {
                 let mut child = self.begin(&[&USUAL[..], &["python3", "-c", TERMINAL]].concat());
-                // The program that has the terminal closes it.
+                // The process that owns the terminal closes it.
                 child.stdin.take().unwrap().write_all(b"close\n").unwrap();
                 self.hurry();
                 let (_, code) = self.ended(child);
@@ -255,8 +257,8 @@ fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// A program that runs another one in a terminal of its own. When told to, it closes the terminal, and prints the exit
-/// code of the other program.
+/// A program that runs another program in a new terminal. On request it closes the terminal, and prints the exit code
+/// of the other program.
 const TERMINAL: &str = "
 import os, pty, sys, threading
 pid, terminal = pty.fork()
@@ -274,7 +276,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 os._exit(0)
 ";
 
-/// Each row of the table by its number.
+/// All rows of the table, in order.
 fn rows() -> impl Iterator<Item = (&'static Kind, Way)> {
     KINDS.iter().flat_map(|kind| WAYS.into_iter().map(move |way| (kind, way)))
 }
@@ -309,14 +311,14 @@ fn try_all(rows: Vec<(&'static Kind, Way)>) {
     assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), rows.len(), failed.join("\n"));
 }
 
-/// The rows of CI: each has another way, and each kind has one.
+/// The rows of CI: each has another way to end, and each kind of run has one.
 #[test]
-fn a_tenth_of_all_ends_leaves_what_it_promises() {
+fn some_ended_runs_keep_their_checkpoint_and_continue() {
     try_all(rows().step_by(11).collect());
 }
 
 #[test]
 #[ignore = "minutes: cargo xtask nightly fleet_ends"]
-fn every_end_leaves_what_it_promises() {
+fn all_ended_runs_keep_their_checkpoint_and_continue() {
     try_all(rows().collect());
 }

@@ -1,4 +1,4 @@
-// A chart of one metric: lines, bands and marks, a cursor that all charts share, and zoom.
+// A chart of one metric: lines, bands and marks, a cursor shared by all charts, and zoom.
 import { css, fill, h } from "/lib/lib.js";
 import { COLORS, curve, isThere } from "/charts/curve.js";
 import { drawMarks, namedAt } from "/charts/marks.js";
@@ -6,15 +6,15 @@ import { increments, rangeOf, text, ticks } from "/charts/units.js";
 
 const sync = "lockstep";
 const X = { step: "", minutes: "min", tokens: "tokens" };
-// A click waits for a second one, which zooms out, so long: milliseconds.
+// Milliseconds that a click waits for a second click, which zooms out.
 const SECOND_CLICK = 250;
 
 /**
  * A chart of the metric `key` of up to eight `runs` [{name, series}]. Options: `height`; `unit`; `meaning`; `range`
- * (the same for all rewards); `smooth`, `log`, `x`; `marks` of the first run; `onstep` (a click on a step); `onzoom`
- * (from and to on the x axis; null: everything); `isZoomed`; `onfull` (its own window).
+ * (shared by all rewards); `smooth`, `log`, `x`; `marks` of the first run; `onstep` (called when a step is clicked);
+ * `onzoom` (from and to on the x axis; null: everything); `isZoomed`; `onfull` (opens the full-size window).
  *
- * Its `update` takes new data and options. The keyboard's focus and the cursor stay where they are.
+ * `update` takes new data and options. It keeps the keyboard focus and the cursor.
  */
 export function chart(key, runs, options = {}) {
   const { height = 150 } = options;
@@ -32,7 +32,7 @@ export function chart(key, runs, options = {}) {
   let plot = null;
 
   const place = (at) => (options.x && options.x !== "step" ? text(now.places[at], X[options.x]) : `step ${now.steps[at]}`);
-  // Runs of different steps: each one's last value up to the cursor, and none behind its end.
+  // If runs have different steps, each line shows its last value up to the cursor, and no value after its end.
   const known = (line, at) => {
     const values = now.data[line];
     return now.rows.length > 1 && values.findLastIndex(isThere) >= at ? values.slice(0, at + 1).findLast(isThere) : values[at];
@@ -47,7 +47,7 @@ export function chart(key, runs, options = {}) {
       return [i ? " · " : "", h("i", { class: "swatch", style: { background: `var(${COLORS[i]})` } }), `${name} ${says}`];
     };
     fill(value, isThere(at) ? `${place(at)}: ` : "", now.rows.map(of));
-    // As many lines as its text mostly needs, so that nothing moves with the cursor.
+    // Reserves as many lines as the text usually needs, so that the layout does not move with the cursor.
     value.classList.toggle("several", several);
     value.style.setProperty("--lines", Math.ceil(now.rows.length / (height > 200 ? 4 : 2)));
   };
@@ -125,14 +125,14 @@ export function chart(key, runs, options = {}) {
     clearTimeout(waits);
     if (part || options.isZoomed?.()) options.onzoom?.(part);
   };
-  /** Zooms to the selected part of the x axis. Only the chart under the pointer does so, not those that follow it. */
+  /** Zooms to the selected part of the x axis. Only the chart under the pointer does so, not the others. */
   function chosen(u) {
     const { left, width } = u.select;
     u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
     if (!width || !u.cursor.event) return;
     zoom([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
   }
-  /** Makes the shown part of the x axis longer by this factor, around the cursor. */
+  /** Extends the visible part of the x axis by this factor, around the cursor. */
   const stretch = (by) => {
     const { min, max } = plot.scales.x;
     const middle = isThere(plot.cursor.idx) ? now.places[plot.cursor.idx] : (min + max) / 2;
@@ -155,7 +155,7 @@ export function chart(key, runs, options = {}) {
   };
   box.addEventListener("keydown", (event) => {
     const does = event.ctrlKey || event.metaKey || event.altKey ? null : keys[event.key];
-    // Escape closes a window where nothing is zoomed.
+    // Escape closes the window if nothing is zoomed.
     if (!does || !plot || (event.key === "Escape" && !options.isZoomed?.())) return;
     does();
     event.preventDefault();
@@ -176,7 +176,7 @@ export function chart(key, runs, options = {}) {
 
   /** The step under the cursor. */
   figure.step = () => (isThere(plot?.cursor.idx) ? now.steps[plot.cursor.idx] : null);
-  /** Puts the cursor on a step, here and in the charts beside it, once all of them have what has come. */
+  /** Puts the cursor on a step, here and in the other charts, once all of them have the data. */
   figure.hold = (step) => {
     const at = now.steps.indexOf(step);
     if (plot && at >= 0) plot.setCursor({ left: plot.valToPos(now.places[at], "x"), top: 10 });
@@ -189,7 +189,7 @@ export function chart(key, runs, options = {}) {
     if (plot && before === kind()) plot.setData(now.data);
     else if (plot) draw();
   };
-  /** The canvas as it is drawn. */
+  /** The canvas on which the chart is drawn. */
   figure.canvas = () => plot?.ctx.canvas;
   figure.end = () => {
     clearTimeout(waits);
@@ -200,7 +200,7 @@ export function chart(key, runs, options = {}) {
   return figure;
 }
 
-/** Updates the charts in `figures` (by metric), makes those that are missing, and ends those that are not among `keys`. */
+/** Updates the charts in `figures` (by metric), creates missing ones, and removes those that are not among `keys`. */
 export function keepCharts(figures, keys, runs, options) {
   for (const key of keys) {
     if (figures.has(key)) figures.get(key).update(runs, options(key));
@@ -213,7 +213,7 @@ export function keepCharts(figures, keys, runs, options) {
     }
 }
 
-/** The axis of a logarithmic chart: lines at powers of ten, where it has two of them. */
+/** The axis of a logarithmic chart, with lines at powers of ten if there are at least two of them. */
 function logarithmic(unit) {
   const isPower = (x) => x.toExponential().startsWith("1e");
   const some = (_, all) => (all.filter(isPower).length > 1 ? all.map((x) => (isPower(x) ? x : null)) : all);
@@ -225,7 +225,7 @@ function logarithmic(unit) {
   };
 }
 
-/** As many digits as tell neighbouring ticks apart. */
+/** The number of digits that distinguishes neighbouring ticks. */
 function digits(values) {
   const all = values.filter(isThere);
   const [most, step] = [Math.max(...all.map(Math.abs)), Math.abs(all[1] - all[0])];

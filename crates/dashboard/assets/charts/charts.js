@@ -1,4 +1,4 @@
-// The charts of a run, or of two over each other, with their shared controls.
+// The charts of a run, or of two runs over each other, with their shared controls.
 import { keepCharts } from "/charts/chart.js";
 import { family, isClosed } from "/charts/families.js";
 import { address, change, fill, filterBox, h, isReward, place, refill } from "/lib/lib.js";
@@ -6,11 +6,11 @@ import { legend, marksOf } from "/charts/marks.js";
 import { SYSTEM, about, grouped, seriesOf, together } from "/charts/metrics.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/charts/tools.js";
 
-// The most points of a chart, and of one in full size.
+// Maximum number of points of a chart, and of a chart in full size.
 const [POINTS, FULL] = [500, 1500];
 
 export function charts(run) {
-  // By metric; they stay while the run trains, so that the cursor and the focus do.
+  // Charts by metric. They are kept while the run trains, so that cursor and focus stay.
   const figures = new Map();
   const families = new Map();
   const tools = chartTools();
@@ -38,7 +38,7 @@ export function charts(run) {
       Promise.all(both.map(async ({ id }) => ({ name: id, series: await seriesOf(id, keys, { ...queryOf(chosen), px }) })));
     const isOne = grouped(facts.keys, { metrics: "all" }).some(([, keys]) => keys.includes(words.chart));
     const [runs, one] = await Promise.all([read(keys, POINTS), isOne ? read([words.chart], FULL) : null]);
-    // A later address is being drawn.
+    // A newer address is already being drawn.
     if (turn !== turns || runs.some(({ series }) => !series)) return;
     const { width } = runs[0].series;
     const [marks, range] = [marksOf(facts), together(keys, runs)];
@@ -64,7 +64,7 @@ export function charts(run) {
     const step = [...figures.values()].map((one) => one.step()).find((step) => step !== null);
     keepCharts(figures, keys, runs, options);
     arrange(groups, words.filter);
-    // The charts have their new scales in the next frame.
+    // The charts get their new scales in the next frame.
     if (step !== undefined) requestAnimationFrame(() => [...figures.values()][0]?.hold(step));
     if (one || full) {
       full ??= (await import("/charts/full.js")).fullWindow();
@@ -73,7 +73,7 @@ export function charts(run) {
     await workers(facts);
   }
 
-  /** Puts the charts into their sections. A chart that is in its place is not moved. */
+  /** Puts the charts into their sections. A chart that is already in place is not moved. */
   function arrange(groups, text) {
     for (const [name, keys] of groups) {
       if (!families.has(name)) families.set(name, family(name, () => change({})));

@@ -1,18 +1,19 @@
-// The data of a chart: a line for each run over the steps, minutes or tokens of all runs, smoothed or not.
+// The data of a chart: one line per run over the steps, minutes or tokens of all runs, optionally smoothed.
 import { css } from "/lib/lib.js";
 import { rangeOf } from "/charts/units.js";
 
-/** The colours of runs that lie over each other, and their dashes beyond the first one. */
+/** The colours of runs that are drawn over each other; runs after the first also have dashes. */
 export const COLORS = ["--run-a", "--run-b", "--r2", "--r3", "--r4", "--r1", "--bad", "--ink2"];
 const DASHES = [undefined, [5, 3], [2, 2], [8, 3], [1, 3], [8, 2, 2, 2], [4, 4], [3, 1]];
-// From so many values on, each one has no dot.
+// Lines with at least this many values have no dots.
 const MOST_DOTS = 40;
 
 export const isThere = (x) => x !== null && x !== undefined;
 
 /**
- * The mean of the values so far, in which each step back counts `weight` times as much (0 ≤ weight < 1). Divided by
- * the sum of the weights, so that the first values are not drawn towards 0 (Kingma and Ba 2015, section 3).
+ * The mean of the values so far, in which each earlier value counts `weight` times as much as the next (0 ≤ weight <
+ * 1). Divided by the sum of the weights, so that the first values are not biased towards 0 (Kingma and Ba 2015, section
+ * 3).
  */
 export function smoothed(values, weight) {
   let [mean, sum] = [0, 0];
@@ -24,10 +25,10 @@ export function smoothed(values, weight) {
   });
 }
 
-/** The values of a run at the places of all runs. */
+/** The values of a run at the positions of all runs. */
 function aligned(values, series, places, gaps = []) {
-  // A step that only another run has is not a gap of this one: uPlot draws the line across undefined values. A step
-  // without this metric is not a gap either: an evaluation, a reward from which several steps learn.
+  // A step that only another run has is not a gap: uPlot draws the line across undefined values. Neither is a step
+  // in which this metric is not logged (an evaluation, or one of several steps on the same rewards).
   const known = new Map(placesOf(series).map((x, i) => [x, values?.[i] ?? (gaps.includes(i) ? null : undefined)]));
   return places.map((x) => known.get(x));
 }
@@ -35,8 +36,8 @@ function aligned(values, series, places, gaps = []) {
 const placesOf = (series) => series.x ?? series.steps;
 
 /**
- * The data of uPlot and its lines: `places` on the x axis with their `steps`, a line for each of `runs` and the band of
- * one or two runs. `rows` are [name, line, line before smoothing].
+ * The data for uPlot and its lines: `places` on the x axis with their `steps`, a line for each of `runs`, and the band
+ * if there are one or two runs. `rows` are [name, line, line before smoothing].
  */
 export function curve(key, runs, { smooth = 0, log = false, unit = "" } = {}) {
   const places = [...new Set(runs.flatMap(({ series }) => placesOf(series)))].sort((a, b) => a - b);
@@ -47,7 +48,7 @@ export function curve(key, runs, { smooth = 0, log = false, unit = "" } = {}) {
   const all = raw.flat().filter(isThere);
   const isLog = log && all.some((x) => x > 0);
   const least = isLog ? Math.min(...all.filter((x) => x > 0)) : null;
-  // A logarithmic axis has no place for 0.
+  // A logarithmic axis cannot show 0.
   const drawn = (values) => (isLog ? values.map((x) => (isThere(x) && x <= 0 ? undefined : x)) : values);
   const bounded = (values) => (isLog ? values.map((x) => (isThere(x) ? Math.max(x, least) : x)) : values);
   runs.forEach(({ name, series }, i) => {
@@ -81,12 +82,12 @@ export function curve(key, runs, { smooth = 0, log = false, unit = "" } = {}) {
     isLog,
     leftOut: isLog && all.some((x) => x <= 0),
     range: isLog ? null : rangeOf(unit, Math.min(...seen), Math.max(...seen)),
-    // Charts of another kind are made anew.
+    // A chart of another kind is created again.
     kind: [isLog, unit, ...lines.map(({ points, stroke }) => `${points?.show} ${stroke}`)].join(),
   };
 }
 
-/** The place of a step on the x axis, which is that of the run's last line up to it; none outside the drawn part. */
+/** The position of a step on the x axis: that of the run's last line up to it; none outside the visible part. */
 export function placeOf(step, { series }) {
   const at = series.steps.findLastIndex((known) => known <= step);
   if (at < 0 || step >= series.steps.at(-1) + series.width) return undefined;

@@ -1,8 +1,8 @@
-// A chart as a file: its values as CSV, its picture as PNG. Both are made in the browser.
+// Exports a chart in the browser: its values as CSV, its picture as PNG.
 import { css } from "/lib/lib.js";
 import { COLORS } from "/charts/curve.js";
 
-/** A field of CSV. Spreadsheets evaluate a text that begins with one of these signs, so a quote is put before it. */
+/** A CSV field. Spreadsheets evaluate text that starts with one of these signs, so a quote is put before it. */
 function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return `${value}`;
@@ -10,7 +10,7 @@ function field(value) {
   return /[",\n\r]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
 }
 
-/** The values of a metric: a row for each step, of each run its place on the x axis, mean, least and greatest value. */
+/** The values of a metric: a row per step with, for each run, the position on the x axis, mean, minimum and maximum. */
 export function csv(key, runs, x) {
   const columns = runs.flatMap(({ name, series }) => {
     const { mean = [], min, max } = series.keys[key] ?? {};
@@ -28,7 +28,7 @@ export function csv(key, runs, x) {
   return [["step", ...columns.map(([name]) => name)], ...said].map((row) => row.map(field).join(",")).join("\n") + "\n";
 }
 
-/** The picture of a chart with its title and the names of its runs. */
+/** The picture of a chart, with its title and the names of its runs. */
 export async function png(canvas, title, names) {
   const scale = devicePixelRatio;
   const [edge, head] = [16 * scale, (names.length > 1 ? 54 : 34) * scale];
@@ -54,11 +54,11 @@ export async function png(canvas, title, names) {
   return new Promise((done) => picture.toBlob(done, "image/png"));
 }
 
-/** Saves a blob under a name, as the browser saves files. */
+/** Saves a blob as a file of this name, as a download. */
 export function save(name, blob) {
   const url = URL.createObjectURL(blob);
   const link = Object.assign(document.createElement("a"), { href: url, download: name.replace(/[^\w.-]+/g, "-") });
   link.click();
-  // The browser has opened it by then.
+  // The browser has started the download by then.
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }

@@ -1,7 +1,7 @@
-// Sections of charts by family of metric, which can be closed; the browser remembers which ones are.
+// Sections of charts by family of metric. Sections can be closed, and the browser remembers which are.
 import { fill, h } from "/lib/lib.js";
 
-// In this order; between them those of other names, which are the part before "/".
+// The first sections, in this order. Other metrics form sections by the part of the name before "/".
 const FIRST = ["reward", "rewards", "evaluation", "learning", "completions"];
 const LAST = ["sampling", "async", "time", "memory", "progress"];
 
@@ -43,7 +43,7 @@ export function family(name, onchange) {
     localStorage.setItem("closed", JSON.stringify([...now]));
     onchange();
   });
-  /** Shows these charts, of so many, and moves only those that are elsewhere. */
+  /** Shows these charts (`all` is their total number), and moves only charts that are in another place. */
   element.put = (figures, all) => {
     count.textContent = ` ${all}`;
     const isSame = charts.children.length === figures.length && figures.every((one, i) => charts.children[i] === one);

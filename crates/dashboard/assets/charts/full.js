@@ -1,11 +1,11 @@
-// One chart in a window of its own, with its files.
+// One chart in a full-size window, with its file exports.
 import { chart } from "/charts/chart.js";
 import { csv, png, save } from "/charts/export.js";
 import { change, fill, h } from "/lib/lib.js";
 import { legend } from "/charts/marks.js";
 import { chartTools } from "/charts/tools.js";
 
-// As many values as the server gives at once.
+// Maximum number of values in one response of the server.
 const MOST_ROWS = 4000;
 
 export function fullWindow() {
@@ -32,7 +32,7 @@ export function fullWindow() {
     key,
     place,
   );
-  // Keys of the page behind it wait.
+  // Keyboard shortcuts of the page behind the window are disabled.
   dialog.addEventListener("keydown", (event) => event.stopPropagation());
 
   const close = () => {
@@ -40,7 +40,7 @@ export function fullWindow() {
     [shown, figure] = [null, null];
     if (dialog.isConnected) dialog.remove();
   };
-  /** Shows the chart of a metric; null closes the window. `reads` gives its values as so many points. */
+  /** Shows the chart of a metric; null closes the window. `reads` loads its values with a given number of points. */
   dialog.show = (metric, runs, options, [words, axes], reads) => {
     if (!metric) return close();
     [read, now] = [reads, runs];

@@ -1,4 +1,4 @@
-// A lane for each worker of a distributed run: the number of groups that it made of each batch.
+// A lane for each worker of a distributed run: the number of its groups in each batch.
 import { fill, get, h, percent, seconds } from "/lib/lib.js";
 
 const [WIDE, TALL] = [1000, 22];

@@ -3,10 +3,10 @@ import { css, h, isOpen } from "/lib/lib.js";
 import { placeOf } from "/charts/curve.js";
 
 const KINDS = { alarm: "alarm", over: "alarm that ended", checkpoint: "checkpoint", resume: "resume" };
-// A mark is named while the cursor is so near, in pixels.
+// A mark is named while the cursor is within this many pixels.
 const NEAR = 7;
 
-/** The marks of a run: [{step, kind, name}]. Notes are left out, since the configuration or success explains them. */
+/** The marks of a run: [{step, kind, name}], without notes, since those are explained by configuration or success. */
 export function marksOf(facts) {
   const alarms = facts.alarms
     .filter(({ weight }) => weight !== "note")
@@ -27,7 +27,7 @@ export function marksOf(facts) {
   return [...alarms, ...checkpoints, ...resumes];
 }
 
-/** Draws the marks of a chart of uPlot, `run` is the one that they are of. */
+/** Draws the marks on a uPlot chart; `run` is the run to which they belong. */
 export function drawMarks(u, marks, run) {
   const { ctx, bbox } = u;
   const [bottom, unit] = [bbox.top + bbox.height, devicePixelRatio];

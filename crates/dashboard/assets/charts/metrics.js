@@ -1,9 +1,9 @@
-// Which metrics the charts of a run show, in which sections, and their values from the server.
+// Which metrics the charts of a run show, in which sections, and loading their values from the server.
 import { sections } from "/charts/families.js";
 import { get, isReward } from "/lib/lib.js";
 import { unitOf } from "/charts/units.js";
 
-// The charts of a run, of those that it has, the first ones.
+// The main charts of a run: the first of these metrics that it has.
 const CHARTS = [
   "reward",
   "loss",
@@ -13,7 +13,7 @@ const CHARTS = [
   "rewards/margins",
   "kl",
   "entropy",
-  // PPO's own, and workers'.
+  // Metrics of PPO, and of workers.
   "policy/approxkl_avg",
   "policy/clipfrac_avg",
   "loss/value_avg",
@@ -28,18 +28,18 @@ const CHARTS = [
   "accuracy",
   "mean_token_accuracy",
 ];
-// How many of them are shown before all are asked for.
+// Maximum number of main charts.
 const MOST_CHARTS = 15;
-/** The section of the machine. */
+/** The section for the machine's metrics. */
 export const SYSTEM = "system";
-// Its charts. The first one is computed from two metrics.
+// The machine's charts. The first one is computed from two metrics.
 const CORES = "cores busy";
 const OF_CORES = ["cpu_time_s", "step_time"];
 const OF_SYSTEM = [CORES, "peak_bytes", "device/peak_bytes", "rollout_tokens_per_s", "update_tokens_per_s"];
-// Waiting for Python's lock: of all rewards, or of each one.
+// Waiting for Python's lock: of all rewards, or of each reward.
 const LOCK = "reward_lock_wait_s";
 
-/** The sections [name, metrics] of the charts: the main ones, or all, or those whose name contains the filter's text. */
+/** The sections [name, metrics] of charts: the main metrics, or all, or those whose name contains the filter text. */
 export function grouped(keys, { metrics, filter }) {
   const rewards = keys.filter(isReward);
   const known = CHARTS.filter((key) => keys.includes(key));
@@ -57,7 +57,7 @@ export function grouped(keys, { metrics, filter }) {
   return [...first, [SYSTEM, found(system)]].filter(([, keys]) => keys.length);
 }
 
-/** The values of a run for these charts; null if it is not there. */
+/** The values of a run for these charts; null if the run does not exist. */
 export async function seriesOf(id, keys, query) {
   const asked = [...new Set(keys.flatMap((key) => (key === CORES ? OF_CORES : key)))];
   const series = await get(`runs/${id}/series`, { ...query, keys: asked.join(",") });
@@ -78,7 +78,7 @@ export function about(key, facts) {
   };
 }
 
-/** One range for the charts of all reward functions, so that their curves can be compared; none if one is much larger. */
+/** One range for the charts of all rewards, so that their curves can be compared; none if one is much larger. */
 export function together(keys, runs) {
   const of = (key) =>
     runs

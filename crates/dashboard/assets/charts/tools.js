@@ -1,8 +1,8 @@
-// The controls of all charts of a view: the x axis and its shown part, smoothing, a logarithmic axis. The address keeps
-// their state.
+// The controls of all charts in a view: the x axis and its visible part, smoothing, and the logarithmic axis. Their
+// state is in the URL.
 import { change, fill, h, number, place } from "/lib/lib.js";
 
-/** The settings of charts in the address, checked. `part` is the shown part of the x axis; null: everything. */
+/** The validated chart settings in the URL. `part` is the visible part of the x axis; null: everything. */
 export function chosenOf(words, axes) {
   const [smooth, from, to] = [Number(words.smooth), Number(words.from ?? 0), Number(words.to ?? Infinity)];
   const isPart = (words.from !== undefined || words.to !== undefined) && from >= 0 && to > from;
@@ -14,35 +14,35 @@ export function chosenOf(words, axes) {
   };
 }
 
-/** The parameters of a request for series, besides the keys. */
+/** The parameters of a request for series, except the keys. */
 export const queryOf = ({ x, part }) => ({
   x: x === "step" ? undefined : x,
   from: part?.[0],
   to: part && Number.isFinite(part[1]) ? part[1] : undefined,
 });
 
-/** The x axes that all of these runs have; of each run, its metrics. */
+/** The x axes that all of these runs have, given each run's metrics. */
 export const axesOf = (keys) =>
   Object.entries({ minutes: "step_time", tokens: "num_tokens" })
     .filter(([, key]) => keys.every((of) => of.includes(key)))
     .map(([axis]) => axis);
 
-/** Whether the address has a part of the x axis; charts may not have drawn it yet. */
+/** Whether the URL has a part of the x axis; the charts may not have drawn it yet. */
 export function isZoomed() {
   const { from, to } = place().words;
   return from !== undefined || to !== undefined;
 }
 
-/** Shows a part of the x axis, in the address; everything where it is null. */
+/** Shows a part of the x axis, which is stored in the URL; null shows everything. */
 export function zoom(part, x) {
   if (!part) return change({ from: "", to: "" });
   const [low, high] = part;
-  // Whole steps, at least two of them.
+  // Whole steps, at least two.
   if (x === "step") return change({ from: Math.floor(low), to: Math.max(Math.floor(low) + 1, Math.ceil(high)) });
   change({ from: Number(low.toPrecision(6)), to: Number(high.toPrecision(6)) });
 }
 
-/** The controls; `update` takes the words of the address and the axes of the run. */
+/** The controls; `update` takes the parameters in the URL and the axes of the run. */
 export function chartTools() {
   const names = { step: "step", minutes: "minutes", tokens: "tokens" };
   const axis = h("select", { "aria-label": "x axis", onchange: () => change({ x: axis.value === "step" ? "" : axis.value, from: "", to: "" }) });
@@ -91,7 +91,7 @@ export function chartTools() {
     }
     axis.value = chosen.x;
     unit.textContent = { step: "Steps ", minutes: "Minutes ", tokens: "Tokens " }[chosen.x];
-    // An input with the focus keeps its text.
+    // A focused input keeps its text.
     const put = (input, value) => document.activeElement !== input && (input.value = value);
     ends.forEach((input, i) => put(input, Number.isFinite(chosen.part?.[i]) ? `${chosen.part[i]}` : ""));
     whole.hidden = !chosen.part;

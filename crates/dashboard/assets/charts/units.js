@@ -1,7 +1,7 @@
 // Units of metrics: the tick labels of an axis, and its range.
 import { number } from "/lib/lib.js";
 
-// By the end of a name, where the program's list of metrics has no unit: metrics of the user's own.
+// Units by the ending of a name, for the user's own metrics, which are not in the program's table.
 const ENDINGS = [
   [/_bytes$/, "bytes"],
   [/tokens_per_s$/, "tokens/s"],
@@ -11,13 +11,13 @@ const ENDINGS = [
 ];
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/** The unit of a metric's values; `known` are those of the program's list. "date" are seconds since 1970. */
+/** The unit of a metric's values; `known` has the units of the program's table. "date" means seconds since 1970. */
 export function unitOf(key, known = {}) {
   if (key === "time_s") return "date";
   return known[key] ?? ENDINGS.find(([ending]) => ending.test(key))?.[1] ?? "";
 }
 
-/** Values of one axis, all in the same unit. */
+/** The tick labels of an axis, all in the same unit. */
 export function ticks(values, unit, digits = 3) {
   const most = Math.max(...values.map(Math.abs));
   if (unit === "date") {
@@ -37,20 +37,20 @@ export function ticks(values, unit, digits = 3) {
   return values.map((x) => number(x, digits));
 }
 
-/** One value with its unit, if numbers of this unit have one beside them. */
+/** A value with its unit, if numbers of this unit are shown with one. */
 export const text = (x, unit) => (x === null || x === undefined || Number.isNaN(x) ? "–" : ticks([x], unit)[0]);
 
-/** Steps between ticks that are round in the unit. */
+/** Steps between ticks that are round numbers in the unit. */
 export function increments(unit) {
   if (unit === "bytes") return Array.from({ length: 50 }, (_, power) => 2 ** power);
   if (unit === "date") return [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
   return undefined;
 }
 
-// The part of its length by which an axis exceeds a limit of the values, so that a line along the limit is whole.
+// The fraction of its length by which an axis extends beyond its values, so that a line at the limit is fully visible.
 const EDGE = 0.04;
 
-/** The range of an axis. A constant is not at its end, and a share stays between 0 and 1. */
+/** The range of an axis. A constant is not drawn at an edge, and shares stay between 0 and 1. */
 export function rangeOf(unit, low, high) {
   if (!Number.isFinite(low)) return [0, 1];
   const isShare = unit === "share" && low >= 0 && high <= 1;

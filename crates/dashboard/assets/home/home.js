@@ -1,4 +1,4 @@
-// All runs: what each came to, in which keys they differ, and up to eight of their curves in one chart.
+// All runs: their results, the keys in which they differ, and up to eight of their curves in one chart.
 import { COLORS } from "/charts/curve.js";
 import { address, change, counted, fill, filterBox, get, h, key as named, number, place, titleOf } from "/lib/lib.js";
 import { overlay } from "/home/overlay.js";
@@ -9,7 +9,7 @@ const MOST = 8;
 const date = (s) => (s === null ? "–" : new Date(1000 * s).toLocaleString());
 const plain = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
 
-// Columns: id, heading, what the rows are sorted by, and the cell.
+// Columns: id, heading, sort key, and cell.
 const COLUMNS = [
   ["run", "run", (one) => titleOf(one), (one) => link(one)],
   ["state", "state", (one) => one.state, (one) => state(one)],
@@ -28,7 +28,7 @@ const alarms = (one) =>
     ? h("span", { class: "warn" }, `⚠ ${[...new Set(one.alarms)].map((id) => id.replaceAll("_", " ")).join(", ")}`)
     : "";
 
-/** The newest first: running ones, then by the time of the last line. */
+/** Newest first: running runs, then by the time of the last line. */
 const newest = (a, b) => (b.state === "running") - (a.state === "running") || (b.changed_s ?? 0) - (a.changed_s ?? 0);
 
 export async function home(main) {
@@ -44,13 +44,13 @@ export async function home(main) {
 
   async function draw(words) {
     const table = await get("table");
-    // It asks every five seconds, and mostly nothing has changed: the focus and the cursor stay then.
+    // The list is requested every five seconds and has mostly not changed: focus and cursor must stay then.
     const what = JSON.stringify([table, words]);
     if (what === drawn) return;
     drawn = what;
     const { runs, keys } = table;
     const text = (words.filter ?? "").toLowerCase();
-    // A text with = is looked for in keys with their values, any other one in values alone.
+    // A filter with = is matched with KEY=VALUE, any other filter with values only.
     const ofKeys = ([key, value]) => (text.includes("=") ? `${key}=${plain(value)}` : plain(value));
     const wordsOf = (one) => [titleOf(one), one.state, one.verdict.says, ...Object.entries(one.keys).map(ofKeys)];
     const shown = runs.filter((one) => wordsOf(one).join(" ").toLowerCase().includes(text)).sort(newest);
@@ -110,7 +110,7 @@ export async function home(main) {
 
   function box(one, chosen) {
     const is = chosen.includes(one.id);
-    // By the address of that moment: the next choice may come before this one is drawn.
+    // Uses the URL at that moment: the next click may come before this one is drawn.
     const toggled = () => {
       const now = (place().words.on ?? "").split(",").filter(Boolean);
       return (now.includes(one.id) ? now.filter((id) => id !== one.id) : [...now, one.id]).slice(0, MOST);
@@ -148,7 +148,7 @@ function says(runs) {
   return `${parts.join(", ")}.${gamed ? ` ${gamed} gamed.` : ""}`;
 }
 
-/** Runs whose configurations differ in nothing but the seed: mean and spread of what they reached. */
+/** Runs whose configurations differ only in the seed: mean and spread of their results. */
 function groups(runs) {
   const all = new Map();
   for (const one of runs) all.set(one.group, [...(all.get(one.group) ?? []), one]);

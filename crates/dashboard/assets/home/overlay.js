@@ -1,4 +1,4 @@
-// The curves of up to eight chosen runs over each other: the metric by which each is judged, and the held-out one.
+// The curves of up to eight chosen runs over each other: the metric of each run's verdict, and its held-out values.
 import { keepCharts } from "/charts/chart.js";
 import { fill, get, h, titleOf } from "/lib/lib.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/charts/tools.js";
@@ -9,11 +9,11 @@ export function overlay() {
   const tools = chartTools();
   const grid = h("section", { class: "charts overlaid", "aria-label": "Chosen runs" });
   const hasValue = ({ mean }) => mean.some((x) => x !== null);
-  // Of each run its row of the table, and the metrics of axes that it had logged then.
+  // For each run, its row in the table, and the axis metrics that it had logged at that time.
   const logged = new Map();
   let turns = 0;
 
-  /** The metrics of axes that a run has logged, which is asked again only once its row has changed. */
+  /** The axis metrics that a run has logged; requested again only after the run's row has changed. */
   async function loggedOf(one) {
     const row = JSON.stringify(one);
     if (logged.get(one.id)?.row !== row) {

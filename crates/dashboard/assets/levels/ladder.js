@@ -1,18 +1,18 @@
-// Measured levels of optimization: what was measured of each, as bars of one scale and as a table.
+// The results of measured optimization levels, as bars on one scale and as a table.
 import { h, number, seconds } from "/lib/lib.js";
 import { color } from "/time/stages.js";
 
-/** The step that took as long as half of the others at most: its stages sum to its seconds. */
+/** The step of median duration; its stages sum to its seconds. */
 const median = (steps, seconds) => [...steps].sort((a, b) => seconds(a) - seconds(b))[Math.floor((steps.length - 1) / 2)];
 
-/** What step 1 is compared in with that of the level before, bit for bit. */
+/** What is compared bit for bit between step 1 of a level and step 1 of the previous level. */
 const SAME = [
   ["same tokens", "same_completions"],
   ["same values", "same_values"],
   ["same weights", "same_weights"],
 ];
 
-/** Everything that is shown, from the lines of a job. */
+/** Everything to show, from the output lines of a job. */
 export function measured(events) {
   const start = events.find((event) => event.event === "start");
   const all = (start?.levels ?? []).map((level) => ({
@@ -35,7 +35,7 @@ export function measured(events) {
   return { start, rows, running, report: events.find((event) => event.event === "end")?.report };
 }
 
-/** The named levels, a line each: what it has, what was measured of it, and a button that measures it. */
+/** The named levels, one row each: contents, result, and a button that measures it. */
 export function namedLevels(named, rows, canRun, run) {
   const line = ({ id, says, level }) => {
     const row = rows.findLast((row) => row.stage === id);
@@ -58,10 +58,10 @@ export function namedLevels(named, rows, canRun, run) {
   return h("table", { class: "named" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, named.map(line)));
 }
 
-/** Of the bar of the slowest level, in pixels. */
+/** The width of the slowest level's bar, in pixels. */
 const WIDTH = 150;
 
-/** Bars of one scale, on which the slowest level that was chosen is the whole width. */
+/** Bars on one scale; the slowest chosen level has the full width. */
 export function result(stages, rows) {
   const slowest = Math.max(...rows.map((row) => row.step_s));
   const bar = (row) => {
@@ -100,7 +100,7 @@ export function result(stages, rows) {
       stages.map(({ name }) => h("span", {}, h("i", { class: color(name) }), name)),
     ),
     h("p", { class: "legend narrow" }, "The table continues to the right: scroll it."),
-    // Beyond a narrow screen it scrolls, by keys, too.
+    // On a narrow screen the table scrolls, also with the keyboard.
     h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Measured levels" }, [
       h(
         "table",

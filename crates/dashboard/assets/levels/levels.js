@@ -1,8 +1,8 @@
-// What makes it fast? The same steps at levels of optimization, measured on the machine that serves this page.
+// What makes it fast? The same steps at several levels of optimization, measured on the machine that serves the page.
 import { measured, namedLevels, result } from "/levels/ladder.js";
 import { counted, fill, get, h, key, number, seconds } from "/lib/lib.js";
 
-/** Asks the server to change something; its answer, or an error that says why not. */
+/** Sends a request that changes something; returns the response, or an error with the reason. */
 async function ask(method, body) {
   const headers = { "x-lockstep": "1", "content-type": "application/json" };
   const answer = await fetch("/api/jobs", { method, headers, body: body && JSON.stringify(body) });
@@ -10,7 +10,7 @@ async function ask(method, body) {
   return answer.json();
 }
 
-// Steps of a measurement, unless they are chosen: a step of a preset takes longer.
+// The default number of steps; steps of a preset take longer.
 const STEPS = 10;
 const STEPS_OF_PRESET = 1;
 
@@ -54,7 +54,7 @@ export async function levels(main) {
   const ofPreset = () => state.presets.find(({ id }) => id === preset.value);
   const training = () => state.algorithms.find(({ id }) => id === algorithm.value);
 
-  /** Another algorithm, or another set of hyperparameters, which has an algorithm, a model and levels of its own. */
+  /** Selects another algorithm or preset; a preset has an algorithm, a model and levels. */
   function settings(event) {
     if (event?.target === algorithm && ofPreset()?.algorithm !== algorithm.value) preset.value = "";
     if (ofPreset()) [algorithm.value, shape.value] = [ofPreset().algorithm, ofPreset().shape];
@@ -122,7 +122,7 @@ export async function levels(main) {
     const job = measured(events);
     const rows = job.start?.algorithm === algorithm.value ? job.rows : [];
     const of = training()?.named ?? [];
-    // Its seconds alone would say little: the baseline is measured with it.
+    // A level is measured together with the baseline, since its seconds alone mean little.
     const alone = (id) => [...new Set([of[0], of.find((one) => one.id === id)].map((one) => one.level))];
     fill(named, of.length ? namedLevels(of, rows, state.allowed && !isBusy(), (id) => start(alone(id))) : null);
   }
@@ -154,7 +154,7 @@ export async function levels(main) {
     URL.revokeObjectURL(url);
   }
 
-  /** New lines come twice a second during the job. */
+  /** Loads new lines twice per second while the job runs. */
   async function follow() {
     clearTimeout(timer);
     if (over || !state.job) return;
@@ -188,7 +188,7 @@ export async function levels(main) {
     fill(table, rows.length ? result(start.stages, rows) : null);
   }
 
-  // A page that is opened again shows what is running, or ran.
+  // A page that is opened again shows the running job, or the last one.
   const asked = state.job?.asked;
   if (asked) [algorithm.value, preset.value] = [asked.algorithm ?? algorithm.value, asked.preset ?? ""];
   settings();

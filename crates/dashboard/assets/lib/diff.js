@@ -1,9 +1,9 @@
-// What two texts have in common: their lines side by side, and the words that only one of them has.
+// Compares two texts: their lines side by side, and the words that only one of them has.
 
-// The table of a longest common subsequence has a cell for each pair: more pairs than this are not compared.
+// A longest common subsequence takes a table with a cell per pair: texts with more pairs than this are not compared.
 const MOST_PAIRS = 4e6;
 
-/** Pairs of indices of the longest common subsequence of two lists; null where the lists are too long. */
+/** Pairs of indices of the longest common subsequence of two lists; null if the lists are too long. */
 function common(a, b) {
   let [start, endA, endB] = [0, a.length, b.length];
   while (start < endA && start < endB && a[start] === b[start]) start++;
@@ -25,7 +25,7 @@ function common(a, b) {
   return pairs;
 }
 
-/** Both texts as pieces `[text, isDifferent]`: by words. In texts that are too long nothing is marked. */
+/** Both texts as pieces `[text, isDifferent]`, split at words. In texts that are too long nothing is marked. */
 export function compared(a, b) {
   const words = (text) => text.match(/\s+|[^\s]+/g) ?? [];
   const [left, right] = [words(a), words(b)];
@@ -44,12 +44,12 @@ export function compared(a, b) {
 }
 
 /**
- * Both texts as rows `{same, left, right}`: lines that both have stand beside each other, and between them what only
- * one has, as pieces like those of `compared`.
+ * Both texts as rows `{same, left, right}`: common lines are beside each other, and lines of only one text in between,
+ * as pieces like those of `compared`.
  */
 export function aligned(a, b) {
   const [left, right] = [a.split("\n"), b.split("\n")];
-  // Empty lines are everywhere, and hold nothing together.
+  // Empty lines occur everywhere, so they are not matched with each other.
   const key = (lines, side) => lines.map((line, i) => (line.trim() ? line : `\n${side}${i}`));
   const pairs = common(key(left, "l"), key(right, "r")) ?? [];
   const rows = [];

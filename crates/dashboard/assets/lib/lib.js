@@ -1,6 +1,6 @@
-// What every view uses: elements, answers of the server, the address, numbers.
+// Shared by all views: elements, responses of the server, the URL, numbers.
 
-/** An element: attributes, listeners (`onclick`), and children, of which texts become text and never markup. */
+/** Creates an element with attributes, listeners (`onclick`), and children. Strings become text, never markup. */
 export function h(tag, attributes = {}, ...children) {
   const svg = ["svg", "rect", "circle", "line", "path", "g", "title", "text"].includes(tag) && attributes.svg !== false;
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -17,20 +17,20 @@ export function h(tag, attributes = {}, ...children) {
 const there = (children) =>
   children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
-/** Puts these in the place of what an element has. */
+/** Replaces the contents of an element. */
 export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
-/** Fills an element anew if what it shows has changed, so that the focus stays in it otherwise. */
+/** Replaces the contents of an element only if they have changed, so that the focus stays otherwise. */
 export function refill(element, what, make) {
   if (element.shows === what) return;
   element.shows = what;
   fill(element, make());
 }
 
-/** A run as people know it: its name, or its directories. */
+/** The displayed title of a run: its name, or its directories. */
 export const titleOf = (run) => run.name ?? run.id.replaceAll("~", "/");
 
-/** A link that downloads the report of `lockstep report`: of a run, or of two. */
+/** A link that downloads the report of a run, or of two runs (`lockstep report`). */
 export const reportLink = (run, vs) =>
   h(
     "a",
@@ -45,10 +45,10 @@ export const reportLink = (run, vs) =>
 
 export const isOpen = (line) => line.alarm.until === undefined;
 
-/** Whether a person should look at an alarm now: the configuration or success explains a note. */
+/** Whether an alarm needs attention now: a note is explained by the configuration or by success. */
 export const isActive = (line) => isOpen(line) && line.weight !== "note";
 
-/** A search field that keeps its text as `filter` in the address. It stays the same element, so that it keeps the cursor. */
+/** A search field whose text is the URL parameter `filter`. The element is reused, so that it keeps the cursor. */
 export function filterBox(what, placeholder = `Filter ${what}`) {
   const filter = h("input", {
     type: "search",
@@ -63,7 +63,7 @@ export function filterBox(what, placeholder = `Filter ${what}`) {
   return filter;
 }
 
-/** An answer of the server; null where there is no such thing. */
+/** A response of the server; null for status 404. */
 export async function get(path, words = {}) {
   const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""));
   const answer = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`);
@@ -75,7 +75,7 @@ export async function get(path, words = {}) {
   return answer.json();
 }
 
-/** The address: run, view, and what is looked at. */
+/** The parsed URL: run, view, and parameters. */
 export function place() {
   const [path, query = ""] = location.hash.slice(1).split("?");
   const [, run = "", view = ""] = path.split("/");
@@ -89,10 +89,10 @@ export function address(run, view, words = {}) {
   return `#/${encodeURIComponent(run)}/${view}${query.size ? `?${query}` : ""}`;
 }
 
-/** The words of an address that the next view keeps: the other run, and the settings of charts. */
+/** The parameters of a URL that the next view keeps: the other run, and chart settings. */
 export const kept = ({ vs, smooth, log, x }) => ({ vs, smooth, log, x });
 
-/** Goes there with some words changed; without a new entry in the history where only those change. */
+/** Changes parameters of the URL; without a new history entry if only these change. */
 export function change(words) {
   const now = place();
   const all = { ...now.words, ...words };
@@ -111,7 +111,7 @@ export function number(x, digits = 3) {
 /** Whether rewards differ by more than rounding. */
 export const hasSpread = (x) => x !== null && !(Math.abs(x) <= 1e-8);
 
-/** The mean of a group's rewards and their spread, in words; what only rounding makes of equal rewards is none. */
+/** The mean of a group's rewards and their spread, in words; differences due to rounding are not a spread. */
 export const around = (reward, deviation) =>
   reward === null
     ? "no score"
@@ -138,14 +138,14 @@ export function seconds(s) {
 
 export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
-/** A text with `code` in backticks; a flag such as `--distributed` stays in one line. */
+/** Text in which `code` is in backticks; a flag such as `--distributed` is not broken over lines. */
 export const marked = (text) =>
   text.split("`").map((part, i) => (i % 2 ? h("code", {}, flags(part)) : flags(part)));
 
 const flags = (text) =>
   text.split(/(--[a-z][\w-]*)/).map((part, i) => (i % 2 ? h("span", { class: "flag" }, part) : part));
 
-/** A key of the configuration as the page writes it. */
+/** A configuration key as the page displays it. */
 export const key = (name) => h("code", {}, name);
 
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

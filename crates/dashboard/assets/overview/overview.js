@@ -22,7 +22,7 @@ import {
   titleOf,
 } from "/lib/lib.js";
 
-// Metrics of the table of two runs.
+// Metrics in the table of two runs.
 const RESULTS = ["reward", "entropy", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time"];
 const NUMBERS = [
   ["reward", "reward"],
@@ -46,7 +46,7 @@ export async function overview(main, run, words, runs) {
   const order = h("p", { class: "order" });
   const then = h("section", { class: "then", "aria-label": "Completions then and now" });
   main.append(say, numbers, alarms, then, tools, compared, order, ...curves.elements);
-  // The steps that the section shows, and when they were read.
+  // The steps that the section shows, and when they were loaded.
   let [told, since] = [null, 0];
 
   async function draw(words, fresh) {
@@ -54,7 +54,7 @@ export async function overview(main, run, words, runs) {
     const isTwo = words.vs && words.vs !== run;
     const otherFacts = isTwo ? await get(`runs/${words.vs}`) : null;
     const rewards = facts.keys.filter(isReward);
-    // Of all steps, also while the charts show a part of them.
+    // Covers all steps, even while the charts show only a part of them.
     const query = { keys: [...NUMBERS.map(([key]) => key), ...RESULTS, ...rewards].join(","), px: 500 };
     const [series, other] = await Promise.all([
       get(`runs/${run}/series`, query),
@@ -75,7 +75,7 @@ export async function overview(main, run, words, runs) {
         );
       }),
     );
-    // The browser keeps what the reader has opened.
+    // The browser remembers which alarms the reader has opened.
     const opened = new Set([...alarms.querySelectorAll("details[open]")].map((one) => one.dataset.alarm));
     const [open, rest] = [facts.alarms.filter(isActive), facts.alarms.filter((line) => !isActive(line))];
     const [notes, over] = [rest.filter(isOpen), rest.filter((line) => !isOpen(line))];
@@ -119,7 +119,7 @@ export async function overview(main, run, words, runs) {
     fill(order, other && moved ? `${run}: ` : null, moved);
     const of = recorded([facts, otherFacts].filter(Boolean));
     const tells = JSON.stringify([words.vs, of, of ? facts.evaluated_steps : facts.group_steps]);
-    // Groups of training come with each step, and the texts of ten steps ago are as telling.
+    // Training groups change at each step, and text from ten steps ago is just as informative.
     if (tells !== told && (of || words.vs || !told || Date.now() - since > 30000)) {
       [told, since] = [tells, Date.now()];
       thenAndNow(run, otherFacts ? words.vs : null, of).then((pairs) => fill(then, pairs));
@@ -129,7 +129,7 @@ export async function overview(main, run, words, runs) {
   return { update: draw, end: curves.end };
 }
 
-/** Which reward moved first, and which fell, in a sentence. */
+/** One sentence: which reward moved first, and which fell. */
 function first(moved) {
   if (moved.length < 2) return null;
   const went = ({ name, from, to, half }) =>
@@ -146,7 +146,7 @@ const named = ({ id, subject }) => id.replaceAll("_", " ") + (subject ? ` (${sub
 
 function health(facts) {
   const open = facts.alarms.filter(isActive).map((line) => line.alarm);
-  // Groups without spread cost time, and are no question of speed.
+  // Groups without spread waste time, but they are not a matter of speed.
   const findings = (facts.profile?.findings ?? []).filter((one) => one.id !== "zero_spread");
   const slow = findings.length ? ` The view Time has findings: ${findings.map(named).join(", ")}.` : "";
   if (!open.length) return `No alarm is active.${slow}`;
@@ -165,14 +165,14 @@ function left(facts, series) {
   return `About ${seconds(mean * (facts.total - facts.step))} are left.`;
 }
 
-/** What all completions of a group earning the same means depends on what they earn. */
+/** What it means that all completions of a group have the same reward depends on that reward. */
 function solved({ id, since }, series) {
   if (!["zero_variance", "entropy_collapse", "constant_reward"].includes(id)) return null;
   const at = series.steps.findLastIndex((step, i) => step <= since && (series.keys.reward?.mean[i] ?? null) !== null);
   return at < 0 ? null : ` The mean reward was ${number(series.keys.reward.mean[at])} then.`;
 }
 
-/** One line that opens: what was measured, what helps, examples, and the step's rollouts. */
+/** An expandable line: evidence, remedy, examples, and a link to the step's rollouts. */
 function alarm(run, line, facts, series) {
   const { alarm, weight } = line;
   const open = alarm.until === undefined;

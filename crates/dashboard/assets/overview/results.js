@@ -1,4 +1,4 @@
-// What two runs came to, and the difference.
+// The results of two runs, and their difference.
 import { h, isActive, isReward, key, number, seconds } from "/lib/lib.js";
 
 const there = (series, key) => (series.keys[key]?.mean ?? []).filter((x) => x !== null);
@@ -15,7 +15,7 @@ const most = (series, key) => {
   return values.length ? Math.max(...values) : undefined;
 };
 
-/** From the first line of metrics to the last, stops between them included. */
+/** The time from the first to the last line of metrics, including stops in between. */
 export function lasted({ written_s: [first, last] }) {
   return first === null ? undefined : last - first;
 }
@@ -33,12 +33,12 @@ const ROWS = [
   ["active alarms", (series, facts) => facts.alarms.filter(isActive).length, number],
 ];
 
-// Keys that say where a run is, and how often it writes.
+// Keys that locate a run, or set how often it writes.
 const OF_PLACE = ["output_dir", "run_name", "logging_dir"];
-// Where these differ, the results are no comparison of the same thing.
+// If these keys differ, the results are not comparable.
 const OF_TASK = ["reward_funcs", "reward_weights", "dataset_name", "eval_dataset_name", "model_name_or_path"];
 
-/** The keys in which two configurations differ, as paragraphs; those that make their results incomparable first. */
+/** The keys in which two configurations differ, as paragraphs; keys that make the results incomparable come first. */
 export function differing([a, b]) {
   const all = [...new Set([...Object.keys(a.config), ...Object.keys(b.config)])].filter((key) => !OF_PLACE.includes(key));
   const differ = all.filter((key) => JSON.stringify(a.config[key]) !== JSON.stringify(b.config[key]));
@@ -50,7 +50,7 @@ export function differing([a, b]) {
   ];
 }
 
-/** The table of two runs: what each came to, and the second less the first. */
+/** The table of two runs: the results of each, and the second minus the first. */
 export function results(names, facts, series) {
   const rewards = Object.keys(series[0].keys).filter(isReward);
   const ofRewards = rewards.map((key) => [`${key}, last tenth`, (series) => end(series, key), number]);

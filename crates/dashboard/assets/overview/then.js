@@ -1,21 +1,21 @@
-// Then and now: the first and the latest completion of a prompt side by side, or the latest of two runs.
+// Then and now: the first and the latest completion of a prompt side by side, or the latest completions of two runs.
 import { compared } from "/lib/diff.js";
 import { address, get, h, number } from "/lib/lib.js";
 
 const PAIRS = 3;
 
-/** The record that all of these runs have: "evaluations", "" (of training), or null. */
+/** The record that all of these runs have: "evaluations", "" (training), or null. */
 export function recorded(facts) {
   if (facts.every((one) => one.evaluated)) return "evaluations";
   return facts.every((one) => one.groups) ? "" : null;
 }
 
-/** The section for a run, or for two, from a record (`recorded`); null where nothing was recorded twice. */
+/** The section for one or two runs, from a record (`recorded`); null if nothing was recorded twice. */
 export async function thenAndNow(run, vs, of) {
   if (of === null) return null;
   const list = async (run, words) => (await get(`runs/${run}/prompts`, { of, ...words }))?.prompts ?? [];
   const [rose, fell] = await Promise.all(["rose", "fell"].map((sort) => list(run, { sort, limit: PAIRS })));
-  // What rose most, and of the others what fell most.
+  // The prompts that rose most, and the others that fell most.
   const all = new Map([...rose.slice(0, PAIRS - 1), ...fell, ...rose].map((one) => [one.prompt_hash, one]));
   const several = [...all.values()].filter((one) => vs || one.first[0] < one.last[0]);
   const pairs = [];

@@ -1,5 +1,5 @@
-// One completion: what it earned, and its tokens, its text or its text as Markdown. Thinking is folded, and a long text
-// is opened on request.
+// One completion: its rewards, and its tokens, its text or its text as Markdown. Thinking is folded, and long text is
+// loaded on request.
 import { change, counted, fill, h, hasSpread, number } from "/lib/lib.js";
 import { rendered } from "/rendered/rendered.js";
 import { seen } from "/reader/spaces.js";
@@ -7,10 +7,10 @@ import { opensThinking, thoughts } from "/reader/think.js";
 import { tokens } from "/reader/tokens.js";
 import { longer, missing, textOf } from "/reader/windows.js";
 
-// The part of a completion that is shown at first: tokens, or characters where there is no tokenizer.
+// The length that is shown at first: in tokens, or in characters if there is no tokenizer.
 const FIRST = { token: 400, character: 2000 };
 
-// The opened parts of a completion and its loaded tokens, which stay while its group is shown.
+// The opened parts and loaded tokens of each completion, kept while its group is shown.
 const states = new WeakMap();
 
 export const stateOf = (one) => {
@@ -26,14 +26,14 @@ export const total = (c, data) => {
   return scored.length ? scored.reduce((sum, x) => sum + x, 0) : null;
 };
 
-/** The text of what has come, and its units: tokens, or characters of a text without a tokenizer. */
+/** The loaded text, and its units: tokens, or characters if there is no tokenizer. */
 function sourceOf(one) {
   const text = textOf(one);
   if (!one.pieces)
     return { text, unit: "character", loaded: text.length, length: text.length, at: (i) => i, unitAt: (i) => i };
   const ends = new Uint32Array(one.pieces.length + 1);
   one.pieces.forEach((piece, t) => (ends[t + 1] = ends[t] + piece.length));
-  // The first token that does not begin before a character.
+  // The first token that starts at or after a character.
   const unitAt = (char) => {
     let [low, high] = [0, one.pieces.length];
     while (low < high) {
@@ -46,7 +46,7 @@ function sourceOf(one) {
   return { text, unit: "token", loaded: one.pieces.length, length: one.length, at: (t) => ends[t], unitAt };
 }
 
-/** The end of a text that ended by itself is a special token, which only the views of tokens and text show. */
+/** A completion that ended by itself ends with a special token, which only the views of tokens and text show. */
 const endOf = (one, source) =>
   one.pieces && missing(one) === 0 && !one.truncated && /^<[^<>\s]+>$/.test(one.pieces.at(-1) ?? "")
     ? source.text.length - one.pieces.at(-1).length
@@ -59,7 +59,7 @@ function drawText(box, run, data, state, how) {
   const end = endOf(one, source);
   const shown = (part, to) => {
     if (how.as === "tokens" && one.pieces) return tokens(one, part.first, to, how.color, how.hasSpaces);
-    // Of thinking, the tags are not shown as text.
+    // The tags of thinking are not shown as text.
     const [from, last] = part.thinks && to === part.last ? part.inner : [source.at(part.first), source.at(to)];
     if (how.as !== "rendered") return h("div", { class: "text" }, seen(source.text.slice(from, last), how.hasSpaces));
     return h("div", { class: "rendered" }, rendered(source.text.slice(from, Math.min(last, end))));
@@ -76,7 +76,7 @@ function drawText(box, run, data, state, how) {
     if (part.thinks) nodes.push(folded(i, part, source, state, how, () => shown(part, part.last)));
     else {
       let to = Math.min(part.last, part.first + left);
-      // Markdown is cut between lines.
+      // Markdown is truncated between lines.
       if (to < part.last && how.as === "rendered") {
         const line = source.unitAt(source.text.lastIndexOf("\n", source.at(to)));
         if (line > part.first) to = line;
@@ -100,7 +100,7 @@ function drawText(box, run, data, state, how) {
   fill(box, nodes.length ? nodes : h("p", { class: "none" }, "(empty)"), button);
 }
 
-/** Thinking, folded unless it was opened: its content is made when it is. */
+/** Thinking, folded unless it was opened; the content is created when it is opened. */
 function folded(i, part, source, state, how, content) {
   const isOpen = how.thinks || state.open.has(i);
   const reachesEnd = !part.closed && part.last === source.loaded;
@@ -115,7 +115,7 @@ function folded(i, part, source, state, how, content) {
       class: "think",
       open: isOpen,
       ontoggle: () => {
-        // What all of them do is not what this one was asked to do.
+        // Opening all of them is not stored as opening this one.
         if (!how.thinks) state.open[element.open ? "add" : "delete"](i);
         if (element.open && !inside.firstChild) inside.append(content());
       },
@@ -127,7 +127,7 @@ function folded(i, part, source, state, how, content) {
   return element;
 }
 
-/** `facts` are the group's: names of rewards, and whether the completion is chosen or the best. */
+/** `names` are the names of rewards; `isBest` is whether the completion is the best of its group. */
 export function completion(run, data, original, how, { names, isBest }) {
   const state = stateOf(original);
   const { one } = state;
@@ -147,7 +147,7 @@ export function completion(run, data, original, how, { names, isBest }) {
     {
       class: "completion",
       "data-number": one.number,
-      // A click that selects text, or opens something, chooses nothing.
+      // A click that selects text or opens something does not choose the completion.
       onclick: (event) => {
         if (!event.target.closest("button, summary, a") && getSelection().isCollapsed) change({ c: one.number });
       },

@@ -1,4 +1,4 @@
-// A completion, or a group with all of its completions, as JSON for the clipboard.
+// Copies a completion, or a group with all its completions, as JSON to the clipboard.
 import { total } from "/reader/completion.js";
 import { h } from "/lib/lib.js";
 import { whole } from "/reader/windows.js";
@@ -42,13 +42,13 @@ export async function groupJson(run, data) {
   return { ...head(run, data), completions };
 }
 
-/** Puts a text into the clipboard; where the browser does not allow it, shows it to be copied by hand. */
+/** Puts text into the clipboard; if the browser does not allow it, shows the text to be copied by hand. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // Pages of another machine without TLS have no clipboard, but may copy what is selected.
+    // Pages from other machines without TLS have no clipboard, but can copy selected text.
     return byHand(text);
   }
 }
@@ -71,7 +71,7 @@ function byHand(text) {
   return true;
 }
 
-/** A button that copies a completion or a group, and reports it. */
+/** A button that copies a completion or a group, and reports success. */
 export function copyButton(what, make) {
   const name = `copy ${what}`;
   const button = h("button", { type: "button", "data-copies": what, title: "as JSON, with its tokens" }, name);

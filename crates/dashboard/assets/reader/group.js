@@ -1,4 +1,4 @@
-// A group as one thing: the prompt once, its completions beside what they earned.
+// One group: the prompt once, and its completions with their rewards.
 import { completion, total } from "/reader/completion.js";
 import { completionJson, copyButton, groupJson } from "/reader/copy.js";
 import { fold } from "/rollouts/fold.js";
@@ -12,16 +12,16 @@ import { COLORS, colorsOf, legend } from "/reader/tokens.js";
 import { textOf } from "/reader/windows.js";
 
 export const VIEWS = ["tokens", "text", "rendered"];
-// Characters of a prompt that are shown at first.
+// The number of characters of a prompt that are shown at first.
 const OF_PROMPT = 1500;
 
-/** From the groups of a step to those of the prompt, or back: the group that is read stays. */
+/** Switches between the groups of a step and the groups of a prompt; the displayed group stays. */
 export const turn = (data, words) =>
   words.prompt || words.by
     ? change({ prompt: "", by: "", step: data.step, g: data.place, all: "" })
     : change({ prompt: data.prompt_hash, g: data.place, all: "" });
 
-/** What a group teaches, where its rewards are equal; empty where they are not, or where nothing was recorded. */
+/** Explains what is learned from a group with equal rewards; empty otherwise, or if nothing was recorded. */
 function lesson(data, config) {
   if (hasSpread(data.spread) || data.of === "evaluations") return "";
   const all = data.completions.flatMap((one) => one.advantages ?? one.advantage ?? []);
@@ -32,7 +32,7 @@ function lesson(data, config) {
     : ", so nothing is learned from it";
 }
 
-/** The numbers of the completions that are shown: all, or those whose reward is filtered for. */
+/** The numbers of the completions that are shown: all, or those whose reward passes the filter. */
 export function shownOf(data, words) {
   const [least, most] = [words.min, words.max].map((word) => (word ? Number(word) : null));
   const isIn = (one) => {
@@ -51,7 +51,7 @@ const howOf = (data, words) => ({
   promptEnd: data.prompt_end,
 });
 
-/** Finds what has the keyboard's focus once more when the group is drawn anew. */
+/** Draws the group again and restores the keyboard focus. */
 function keepFocus(box, draw) {
   const at = document.activeElement;
   const isInside = box.contains(at);
@@ -67,7 +67,7 @@ function keepFocus(box, draw) {
   if (token >= 0) same?.readAt?.(token);
 }
 
-/** Shows a group in a box: anew only where something other than the chosen completion has changed. */
+/** Shows a group in a box; draws it again only if something other than the chosen completion has changed. */
 export function group(box, run, data, words, config) {
   const { c, ...others } = words;
   const what = JSON.stringify([run, data.of, data.place, others]);
@@ -145,7 +145,7 @@ function content(run, data, words, config) {
   ];
 }
 
-/** What is shown of the completions, and how. */
+/** The controls for what is shown of the completions. */
 function display(run, data, words, how) {
   const toggle = (name, isOn, words) =>
     h("button", { type: "button", "aria-pressed": String(isOn), onclick: () => change(words) }, name);
@@ -183,7 +183,7 @@ function display(run, data, words, how) {
   );
 }
 
-/** Why a group has no values for a colour. */
+/** Explains why a group has no values for a colour. */
 function absent(color, data, run) {
   if (color === "entropy" && !data.completions.some((c) => c.entropies))
     return "Entropies are not recorded: record_entropies = true records them.";
@@ -204,7 +204,7 @@ function prompt(content, how) {
   const length = messages.reduce((sum, message) => sum + text(message.content).length, 0);
   return h(
     "section",
-    // On a narrow screen a long one is scrolled.
+    // A long prompt is scrolled on a narrow screen.
     { class: "asked", "aria-label": "Prompt", tabindex: length > 200 ? 0 : null },
     messages.map((message) =>
       h("div", {}, message.role ? h("small", {}, message.role) : null, long(text(message.content), how)),
@@ -212,7 +212,7 @@ function prompt(content, how) {
   );
 }
 
-/** A text of a prompt, of which a long one is opened on request. */
+/** Text of a prompt; the rest of a long text is opened on request. */
 function long(text, how) {
   const shown = (text) =>
     how.as === "rendered" ? h("div", { class: "rendered" }, rendered(text)) : h("p", {}, seen(text, how.hasSpaces));

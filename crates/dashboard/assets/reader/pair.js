@@ -1,14 +1,14 @@
-// Two completions of a group side by side: their lines aligned, and the words that only one of them has marked.
+// Two completions of a group side by side: their lines aligned, and the words marked that only one of them has.
 import { total } from "/reader/completion.js";
 import { aligned } from "/lib/diff.js";
 import { change, counted, fill, h, number } from "/lib/lib.js";
 import { seen } from "/reader/spaces.js";
 import { textOf, whole } from "/reader/windows.js";
 
-// Rows that are shown at first.
+// The number of rows that are shown at first.
 const FIRST = 120;
 
-/** The two completions that an address names, or that are compared at first: the best and the worst one. */
+/** The two completions given in the URL; by default the best and the worst one. */
 export function pairOf(data, word) {
   const named = (word ?? "").split(".").map(Number);
   const isThere = (n) => Number.isInteger(n) && n >= 0 && n < data.completions.length;

@@ -1,8 +1,8 @@
-// What an optimizer step did to the tokens of a group.
+// The effect of an optimizer step on the tokens of a group.
 import { change, h, number } from "/lib/lib.js";
 import { COLORS } from "/reader/tokens.js";
 
-/** What the step did to the tokens of the group: each token once, with the mean change of all its places, in logs. */
+/** The tokens of the group, each once, with the mean change of its log-probability over all its occurrences. */
 function moves(data) {
   const found = new Map();
   for (const one of data.completions)
@@ -28,7 +28,7 @@ function moves(data) {
         ...(isMore ? { most: Math.abs(change), number: one.number } : {}),
       });
     });
-  // What rounds to × 1 was not pushed.
+  // A token whose ratio rounds to × 1 did not move.
   const all = [...found.values()]
     .map((one) => ({ ...one, change: one.sum / one.count }))
     .filter((one) => Math.abs(one.change) >= 0.005)
@@ -36,7 +36,7 @@ function moves(data) {
   return [1, -1].map((sign) => all.filter((one) => one.change * sign > 0).slice(0, 8));
 }
 
-/** The tokens that the step made likelier and less likely, the strongest first. */
+/** The tokens that the step made more likely and less likely, the largest changes first. */
 export function pushed(data) {
   if (!data.completions.some((c) => c.new_logprobs && c.pieces)) return null;
   const list = (name, tokens) =>
@@ -70,5 +70,5 @@ export function pushed(data) {
   return h("dl", { class: "pushed" }, list("Pushed up most", up), list("Pushed down most", down));
 }
 
-// A token on its own: its spaces and line ends are seen.
+// Spaces and line ends are visible in a single token.
 const visible = (piece) => piece.replaceAll(" ", "␣").replaceAll("\n", "⏎");

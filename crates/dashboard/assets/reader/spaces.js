@@ -1,15 +1,15 @@
-// Spaces, line ends and other characters that are not seen, made visible. The text stays as it is: marks are drawn by
-// the style sheet, and are not copied with it.
+// Makes spaces, line ends and other invisible characters visible. The text itself is unchanged: the style sheet draws
+// the marks, and they are not copied.
 import { h } from "/lib/lib.js";
 
 const MARKS = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u00a0": "⍽" };
-// Control characters, those of width 0, and those that turn the direction of the text.
+// Control characters, zero-width characters, and characters that change the direction of text.
 const UNSEEN =
   /[\s\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]|\udb40[\udc00-\udfff]/g;
 
 const mark = (char) => MARKS[char] ?? `U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
-/** The text as texts and marked characters; as it is unless `isShown`. */
+/** The text as strings and marked characters; unchanged unless `isShown`. */
 export function seen(text, isShown) {
   if (!isShown) return [text];
   const out = [];

@@ -1,19 +1,19 @@
-// Where a completion thinks: the parts of a text between <think> and </think>.
+// Finds thinking in a completion: the parts between <think> and </think>.
 
 const TAGS = /<(\/?)think(?:ing)?>|\[(\/?)THINK\]/g;
 
-/** Whether a prompt ends with the opening tag, so that the completion begins with thinking. */
+/** Whether a prompt ends with the opening tag, so that the completion starts with thinking. */
 export const opensThinking = (promptEnd) => /(?:<think(?:ing)?>|\[THINK\])\s*$/.test(promptEnd ?? "");
 
 /**
- * The text as parts `{thinks, from, to, inner: [from, to], closed}` one after another: `from` and `to` include the
- * tags, `inner` does not. A closing tag without an opening one ends a part that the prompt opened, also where
- * `isOpened` is not known. A part without a closing tag ends with the text.
+ * The text as consecutive parts `{thinks, from, to, inner: [from, to], closed}`: `from` and `to` include the tags,
+ * `inner` does not. A closing tag without an opening one ends a part that the prompt opened, even if `isOpened` is
+ * unknown. A part without a closing tag extends to the end of the text.
  */
 export function thoughts(text, isOpened = false) {
   const parts = [];
   let at = 0;
-  // Where the current part of thinking begins, and its text after the tag.
+  // The start of the current thinking part, and of its text after the tag.
   let open = isOpened ? [0, 0] : null;
   const plain = (to) => {
     if (to > at) parts.push({ thinks: false, from: at, to, inner: [at, to], closed: true });
@@ -30,7 +30,7 @@ export function thoughts(text, isOpened = false) {
       plain(from);
       open = [from, to];
     } else if (closes && (open || !parts.some((part) => part.thinks))) {
-      // Without an opening tag, all that stands before it.
+      // Without an opening tag, the part includes all text before the closing tag.
       open ??= [0, 0];
       think(from, to, true);
     }

@@ -1,9 +1,9 @@
-// The tokens of a completion as they were sampled: their colours, and the numbers behind each.
+// The tokens of a completion as they were sampled: their colours, and the numbers of each token.
 import { h, number } from "/lib/lib.js";
 import { pickable } from "/rollouts/pick.js";
 import { seen } from "/reader/spaces.js";
 
-// What a token's colour says: its name, what a full colour means, and the value of token t (null: none).
+// The colours of tokens: name, value at which the colour is full, and the value of token t (null: none).
 export const COLORS = {
   surprise: {
     says: "Surprise: −log p of the token when it was sampled, 0 to 6 nats.",
@@ -36,10 +36,10 @@ export const COLORS = {
   none: { says: "Plain text.", full: 1, of: () => null },
 };
 
-// Colours of two directions.
+// Colours with two directions.
 const TURNS = ["advantage", "ratio", "value"];
 
-/** The name of the token's colour and how much of it, from 0 to 1: absolute, never by what else is shown. */
+/** The name and the intensity (0 to 1) of a token's colour, on an absolute scale. */
 function shade(color, completion, t) {
   if (completion.mask && !completion.mask[t]) return ["masked", 0];
   const x = COLORS[color].of(completion, t);
@@ -48,11 +48,11 @@ function shade(color, completion, t) {
   return [TURNS.includes(color) ? (x >= 0 ? "up" : "down") : color, amount];
 }
 
-/** The colours that say something of a group: values are of PPO alone. */
+/** The colours that a group has values for: only PPO has values of a value model. */
 export const colorsOf = (data) =>
   Object.keys(COLORS).filter((name) => name !== "value" || data?.completions.some((one) => one.values));
 
-/** The colours and the values at which they are full. */
+/** The colours, and the values at which they are full. */
 export const legend = (color) =>
   h(
     "span",
@@ -83,7 +83,7 @@ const facts = (one, t) =>
     .filter(Boolean)
     .join(", ");
 
-/** The tokens from one to another: a stop of the keyboard, in which the arrow keys read one token after the other. */
+/** A range of tokens: one stop for the Tab key; the arrow keys move from token to token and read its numbers. */
 export function tokens(one, from, to, color, hasSpaces) {
   const box = h("div", {
     class: "text",
@@ -109,7 +109,7 @@ export function tokens(one, from, to, color, hasSpaces) {
     },
     says: (span) => `${JSON.stringify(span.textContent)}: ${span.title}`,
   });
-  // Where the keyboard reads, and reading there again when the group is drawn anew.
+  // The position of the keyboard, restored when the group is drawn again.
   box.readAt = (to) => {
     if (to !== undefined && spans[to]) pick(spans[(at = to)]);
     return at;

@@ -1,9 +1,9 @@
-// Completions that are longer than one answer of the server: their tokens come in windows, one after the other.
+// Completions that are longer than one response of the server: their tokens are loaded in windows, one after the other.
 import { get } from "/lib/lib.js";
 
 const OF_TOKENS = ["ids", "pieces", "logprobs", "new_logprobs", "entropies", "values", "advantages", "mask"];
 
-/** How many tokens have not come yet. */
+/** The number of tokens that are not loaded yet. */
 export const missing = (one) => one.length - one.ids.length;
 
 /** The completion with its next window of tokens. */
@@ -25,5 +25,5 @@ export async function whole(run, data, one) {
   return one;
 }
 
-/** The text of what has come of a completion. */
+/** The loaded text of a completion. */
 export const textOf = (one) => (one.pieces ? one.pieces.join("") : (one.text ?? one.ids.join(" ")));

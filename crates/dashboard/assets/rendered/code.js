@@ -1,9 +1,9 @@
-// Colours for code: its keywords, strings, comments and numbers. A text is cut into pieces and never changed.
+// Syntax highlighting: keywords, strings, comments and numbers. The text is split into pieces, and never changed.
 
 const words = (text) => new Set(text.trim().split(/\s+/));
 const DOUBLE = /"(?:[^"\\\n]|\\[\s\S])*"?/y;
 const SINGLE = /'(?:[^'\\\n]|\\[\s\S])*'?/y;
-// A letter in quotes: Rust's lifetimes and OCaml's type variables have one quote alone.
+// A character literal: Rust's lifetimes and OCaml's type variables have only one quote.
 const LETTER = /'(?:[^'\\\n]|\\[^\n]{1,9}?)'/y;
 const C = words(`
   alignas auto bool break case catch char class const constexpr continue default delete do double else enum
@@ -80,10 +80,10 @@ const NAMES = {
 };
 const WORD = /[A-Za-z_][A-Za-z0-9_]*/y;
 const NUMBER = /(?:0[xXbBoO][0-9a-fA-F_]+|\d[\d_]*(?:\.\d[\d_]*)?(?:[eE][+-]?\d+)?)[A-Za-z0-9_]*/y;
-// Longer code keeps one colour.
+// Code above this length is not highlighted.
 const MOST = 100_000;
 
-/** The code as pieces `[kind, text]`, whose texts joined are the code; kind is "" for text without a colour. */
+/** The code as pieces `[kind, text]` whose concatenation is the code; kind is "" for text without a colour. */
 export function highlighted(code, name = "") {
   const short = name.toLowerCase();
   const own = NAMES[short] ?? short;
@@ -98,7 +98,7 @@ export function highlighted(code, name = "") {
     pattern.lastIndex = at;
     return pattern.exec(code)?.[0];
   };
-  // Triple quotes before a single one, so in the order of the table.
+  // Triple quotes must be tried before single ones, so the order of the table counts.
   const string = (at) => language.strings.map((pattern) => found(pattern, at)).find(Boolean);
   for (let at = 0; at < code.length;) {
     const [kind, text] = piece(code, at, language, found, string);
@@ -123,7 +123,7 @@ function piece(code, at, { line = [], apart, block, flat, keywords }, found, str
   return number ? ["number", number] : ["", code[at]];
 }
 
-/** Where a comment ends. Those of Rust and OCaml contain others. */
+/** The end of a comment. Comments of Rust and OCaml can be nested. */
 function closed(code, at, [open, close], flat) {
   let depth = 0;
   for (let i = at; i < code.length;) {

@@ -1,8 +1,8 @@
-// Markdown within a line: code, formulas, links and emphasis, as texts and {kind, …}.
+// Markdown within a line: code, formulas, links and emphasis, parsed into strings and {kind, …}.
 
-// Emphasis within emphasis; more of it stays text.
+// Maximum depth of nested emphasis; deeper emphasis stays text.
 const DEEP = 12;
-// A formula between single dollars is not longer.
+// Maximum length of a formula between single dollars.
 const LONGEST = 600;
 const LINK =
   /(!?)\[((?:[^[\]\\\n]|\\.)*)\]\( {0,3}<?([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?: {1,3}"[^"\n]*")? {0,3}\)/y;
@@ -15,7 +15,7 @@ export function inline(text) {
   return emphasised(atoms(text));
 }
 
-/** Code, formulas and links are read first: a star within them is none. Runs of stars stay {run, …}. */
+/** Code, formulas and links are parsed first, since stars within them are not emphasis. Runs of stars stay {run, …}. */
 function atoms(text) {
   const out = [];
   const put = (part) => {
@@ -36,8 +36,8 @@ function atoms(text) {
 }
 
 /**
- * The next closing mark of a kind from a place on. What was not found from one place is not looked for from a later
- * one, so that many opening marks take no longer than one.
+ * Finds the next closing mark of a kind. A mark that was not found is not searched again from a later position, so that
+ * many opening marks take no longer than one.
  */
 function closings(text) {
   const ends = new Map();
@@ -76,7 +76,7 @@ function special(text, at, close) {
   return char === "!" ? null : run(text, at);
 }
 
-/** Code between as many backticks as it began with. */
+/** Code between equal numbers of backticks. */
 function code(text, at, close) {
   let length = 1;
   while (text[at + length] === "`") length++;
@@ -94,7 +94,7 @@ function code(text, at, close) {
   return [marks, length];
 }
 
-/** $x$: no blank inside at either end, and no digit behind it, which amounts of money have. */
+/** $x$ is a formula if it has no blank at either end and no digit follows; otherwise it may be an amount of money. */
 function dollars(text, at) {
   if (isSpace(text[at + 1])) return null;
   const most = Math.min(text.length, at + LONGEST);
@@ -109,7 +109,7 @@ function dollars(text, at) {
   return null;
 }
 
-/** Stars, underscores or tildes, and whether emphasis may begin or end with them. */
+/** Stars, underscores or tildes, and whether emphasis may start or end with them. */
 function run(text, at) {
   const char = text[at];
   let length = 1;
@@ -125,9 +125,9 @@ function run(text, at) {
 
 const KINDS = { 1: "em", 2: "strong" };
 
-/** Joins runs to what they emphasise; those without a partner are texts. */
+/** Pairs the runs that enclose emphasis; runs without a partner become text. */
 function emphasised(parts) {
-  // Open emphasis, from the outermost: what it has so far, and the mark that closes it.
+  // Open emphasis, outermost first: the parts so far, and the mark that closes it.
   const stack = [{ mark: "", out: [] }];
   const put = (part) => {
     const { out } = stack.at(-1);
@@ -154,7 +154,7 @@ function emphasised(parts) {
     const char = part.run[0];
     let left = part.run.length;
     const marks = () => (char === "~" ? ["~~"] : left >= 2 ? [char + char, char] : [char]);
-    // The innermost first: of ***, whichever was opened last.
+    // Innermost first: for ***, the one that was opened last.
     while (part.closes && left > 0) {
       const inner = stack.findLast((one) => marks().includes(one.mark));
       if (!inner || !closeAt(inner.mark)) break;

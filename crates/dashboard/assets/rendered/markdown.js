@@ -1,11 +1,11 @@
-// Markdown as models write it, read into a tree of plain objects. Markup of HTML stays text, and no text is dropped but
-// the marks themselves. Reading takes time in proportion to the text, whatever the text is.
+// Parses Markdown as models write it into a tree of plain objects. HTML markup stays text, and only the Markdown marks
+// themselves are dropped. Parsing takes linear time for any text.
 
 import { inline } from "/rendered/inline.js";
 
-// Lists and quotations within each other; deeper ones stay text.
+// Maximum depth of nested lists and quotations; deeper ones stay text.
 const DEEP = 8;
-// A table larger than this stays text.
+// The maximum size of a table; a larger table stays text.
 const [MOST_ROWS, MOST_COLUMNS] = [60, 12];
 
 const FENCE = /^( {0,3})(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$/;
@@ -24,7 +24,7 @@ export function markdown(text) {
 
 function blocks(lines, depth) {
   const out = [];
-  // Marks of formulas that nothing closes from here on.
+  // Opening marks of formulas that are not closed after this line.
   const open = new Set();
   let paragraph = [];
   const flush = () => {
@@ -43,7 +43,7 @@ function blocks(lines, depth) {
   return out;
 }
 
-/** The block that begins at this line, and the line after it; null where a paragraph begins or continues. */
+/** The block that starts at this line, and the line after it; null if a paragraph starts or continues here. */
 function block(lines, at, depth, open, isInParagraph) {
   const line = lines[at];
   if (!line.trim()) return { block: null, next: at + 1 };
@@ -70,7 +70,7 @@ function block(lines, at, depth, open, isInParagraph) {
     return { block: { kind: "quote", blocks: blocks(inside, depth + 1) }, next: end };
   }
   const item = depth < DEEP && ITEM.exec(line);
-  // Within a paragraph, "1986. A good year" and a lone dash are no lists.
+  // Within a paragraph, "1986. A good year" and a lone dash do not start a list.
   if (item && !(isInParagraph && (!item[3] || (/^\d/.test(item[2]) && parseInt(item[2], 10) !== 1))))
     return list(lines, at, item, depth);
   if (line.includes("|") && DELIMITERS.test(lines[at + 1] ?? "") && lines[at + 1].includes("|"))
@@ -88,7 +88,7 @@ function block(lines, at, depth, open, isInParagraph) {
   return null;
 }
 
-/** A fence that nothing closes lasts to the end. */
+/** A fence without a closing fence extends to the end. */
 function fenced(lines, at, [, indent, marks, language]) {
   let end = at + 1;
   const closes = (line) => {
@@ -104,7 +104,7 @@ function fenced(lines, at, [, indent, marks, language]) {
   return { block: { kind: "code", language, text }, next: Math.min(end + 1, lines.length) };
 }
 
-/** A formula on lines of its own: $$ … $$, \[ … \], or an environment such as align. */
+/** A formula on separate lines: $$ … $$, \[ … \], or an environment such as align. */
 function displayed(lines, at, [all, mark], open) {
   const isEnvironment = mark.startsWith("\\begin");
   const close = isEnvironment ? mark.replace("begin", "end") : mark === "$$" ? "$$" : "\\]";
@@ -112,7 +112,7 @@ function displayed(lines, at, [all, mark], open) {
     const first = end === at ? all.length : 0;
     const to = lines[end].indexOf(close, first);
     if (to < 0) continue;
-    // Text behind it, other than a full stop: then the formula is a part of a paragraph.
+    // If text other than a full stop follows, the formula is part of a paragraph.
     if (!/^[\s.,;:]*$/.test(lines[end].slice(to + close.length))) return null;
     const within = lines.slice(at, end + 1);
     within[within.length - 1] = within.at(-1).slice(0, to);
@@ -129,7 +129,7 @@ function list(lines, at, first, depth) {
   const items = [];
   while (at < lines.length) {
     const item = ITEM.exec(lines[at]);
-    // Another kind of mark begins another list.
+    // Another kind of mark starts another list.
     if (!item || /^\d/.test(item[2]) !== isOrdered || item[2].at(-1) !== first[2].at(-1)) break;
     const wide = item[1].length + item[2].length + (item[3]?.length ?? 1);
     const inside = [lines[at].slice(wide)];
@@ -139,7 +139,7 @@ function list(lines, at, first, depth) {
       const indent = line.length - line.trimStart().length;
       if (!line.trim()) inside.push("");
       else if (indent >= Math.min(wide, 2) && indent > item[1].length) inside.push(line.slice(Math.min(indent, wide)));
-      // A line that only continues the text of the item.
+      // A line that continues the text of the item.
       else if (inside.at(-1) !== "" && !starts(line)) inside.push(line);
       else break;
     }
@@ -152,7 +152,7 @@ function list(lines, at, first, depth) {
 
 const starts = (line) => [FENCE, HEADING, RULE, QUOTE, ITEM, FORMULA].some((pattern) => pattern.test(line));
 
-/** The cells of a row; a bar after a backslash or in a code span does not end one. */
+/** The cells of a row; a bar after a backslash or in a code span does not end a cell. */
 function cells(line) {
   const parts =
     line
@@ -177,7 +177,7 @@ function table(lines, at) {
   const align = cells(lines[at + 1]).map((mark) =>
     mark.endsWith(":") ? (mark.startsWith(":") ? "center" : "right") : "left",
   );
-  // What a row has beyond the head is kept.
+  // Cells beyond the header row are kept.
   const [head, ...body] = rows.map((row) => row.map((cell) => inline(cell)));
   return { block: { kind: "table", align, head, body }, next: end };
 }

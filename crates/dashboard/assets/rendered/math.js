@@ -1,12 +1,12 @@
-// Formulas of LaTeX, drawn by Temml, which loads when the first formula is there: most readers need none.
+// Renders LaTeX formulas with Temml, which is loaded with the first formula: most readers do not need it.
 import { h } from "/lib/lib.js";
 
 const TEMML = "/vendor/temml-0.13.5/";
-// Longer ones stay as they were written.
+// Longer formulas are not rendered.
 const LONGEST = 5000;
-// Macros that define each other end after so many expansions, and no box is larger, in em.
+// Limits for the number of macro expansions, and for the size of boxes in em.
 const LIMITS = { maxExpand: 300, maxSize: [30, 60] };
-// How long formulas are drawn before the page gets its turn, in milliseconds.
+// How long formulas are rendered before other work of the page gets a turn, in milliseconds.
 const TURN = 8;
 
 let loaded = null;
@@ -14,7 +14,7 @@ let loaded = null;
 function load() {
   loaded ??= new Promise((done, failed) => {
     const address = `${TEMML}temml.min.js`;
-    // The page's security policy takes the address of a script from such a policy alone; this one knows one address.
+    // The page's security policy accepts a script URL only from a Trusted Types policy; this one allows a single URL.
     const vendor = globalThis.trustedTypes?.createPolicy("vendor", { createScriptURL: () => address });
     const script = h("script", {
       onload: () => done(globalThis.temml),
@@ -42,7 +42,7 @@ async function drawAll() {
       since = performance.now();
     }
   } catch (error) {
-    // The formulas stay as they were written.
+    // The formulas stay unrendered.
     waiting.splice(0).forEach(({ box }) => (box.title = error.message));
   } finally {
     isDrawing = false;
@@ -58,7 +58,7 @@ function draw(temml, { box, text, isDisplay }) {
     box.title = `no formula: ${error.message.split("\n")[0].slice(0, 200)}`;
     return;
   }
-  // What a formula names must not be taken for an element of the page, nor lead anywhere.
+  // Names in a formula must not be mistaken for elements of the page, nor become links.
   drawn
     .querySelectorAll("[id], [href]")
     .forEach((element) => ["id", "href"].forEach((name) => element.removeAttribute(name)));
@@ -66,7 +66,7 @@ function draw(temml, { box, text, isDisplay }) {
   box.replaceChildren(...drawn.childNodes);
 }
 
-/** An element that shows the formula: first as it was written, then drawn. */
+/** An element that shows the formula: first its source, then the rendered formula. */
 export function formula(text, isDisplay) {
   const box = h(
     "span",

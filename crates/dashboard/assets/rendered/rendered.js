@@ -1,5 +1,5 @@
-// Markdown as elements. Nothing of a model's text becomes markup, and no link or picture of it is one: the address is
-// shown as text.
+// Converts Markdown to elements. Text of a model never becomes markup, and links and pictures are not loaded: their
+// address is shown as text.
 import { highlighted } from "/rendered/code.js";
 import { h } from "/lib/lib.js";
 import { markdown } from "/rendered/markdown.js";
@@ -11,7 +11,7 @@ export const rendered = (text) => markdown(text).map(block);
 function block(one) {
   switch (one.kind) {
     case "heading":
-      // The page's own headings are not those of the text.
+      // Headings of the text are not headings of the page.
       return h("p", { class: `title t${one.level}` }, one.children.map(part));
     case "code":
       return code(one);

@@ -1,4 +1,4 @@
-// Which groups or prompts are listed: the step, filters, order and search.
+// The controls for the list of groups or prompts: step, filters, order and search.
 import { address, change, counted, fill, h } from "/lib/lib.js";
 import { fold } from "/rollouts/fold.js";
 import { ORDER, fallen } from "/rollouts/prompts.js";
@@ -24,11 +24,11 @@ const PER = [
   ["completion", "of a completion"],
 ];
 
-/** Whether groups of all steps are listed: what is filtered or searched without a step is of all of them. */
+/** Whether groups of all steps are listed: a filter or search without a step covers all of them. */
 export const isAll = (words) =>
   Boolean(words.all || (!words.step && (words.q || words.only || words.min || words.max)));
 
-/** What the server is asked for. */
+/** The parameters of the request to the server. */
 export const query = (words, of) =>
   words.by === "prompts"
     ? { of, sort: words.order, q: words.q, limit: 40 }
@@ -45,7 +45,7 @@ export const query = (words, of) =>
         limit: 40,
       };
 
-/** `view` has what all parts of the rollouts share: run, of, facts, steps, list. */
+/** `view` has the state shared by all parts of the rollouts: run, of, facts, steps, list. */
 export function filters(view) {
   const element = h("form", { class: "tools", onsubmit: (event) => event.preventDefault() });
   let searches = 0;
@@ -81,7 +81,7 @@ export function filters(view) {
       placeholder: `Search ${what}`,
       "aria-label": "Search",
       value: words.q ?? "",
-      // The list follows while one writes.
+      // The list is updated while the user types.
       oninput: ({ target }) => {
         clearTimeout(searches);
         searches = setTimeout(() => change({ q: target.value, g: "" }), 300);
@@ -178,7 +178,7 @@ export function filters(view) {
       h("option", { value: "evaluations", selected: Boolean(view.of) }, "evaluations"),
     );
 
-  /** Draws the form anew; the field with the keyboard's focus, and what is typed in it, stay. */
+  /** Draws the form again; a focused field and its text stay. */
   function draw(words) {
     const { list } = view;
     const byPrompt = words.by === "prompts";
@@ -221,7 +221,7 @@ export function filters(view) {
     if (same.type === "search") same.setSelectionRange(typed.selectionStart, typed.selectionEnd);
   }
 
-  /** The run has more steps now. */
+  /** Called when the run has more steps. */
   function news() {
     const [first, last] = view.steps;
     element.querySelector(".range")?.replaceChildren(`${first} – ${last}`);

@@ -1,8 +1,8 @@
-// What is folded on a narrow screen alone: there, the first completion should be on the first screen.
+// Parts that are folded only on a narrow screen, so that the first completion is visible without scrolling.
 import { h } from "/lib/lib.js";
 
 const narrow = matchMedia("(max-width: 640px)");
-// What was opened there stays open when the page draws it again.
+// Parts that were opened stay open when the page draws them again.
 const opened = new Set();
 
 export function fold(name, summary, ...children) {

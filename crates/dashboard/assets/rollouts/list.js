@@ -1,10 +1,10 @@
-// The list beside what is read: groups, or prompts.
+// The list beside the displayed group: groups, or prompts.
 import { fold } from "/rollouts/fold.js";
 import { address, around, counted, fill, get, h } from "/lib/lib.js";
 import { query } from "/rollouts/filters.js";
 import { row } from "/rollouts/prompts.js";
 
-/** `view` has what all parts of the rollouts share; `share` is how far up a reward is on the map's scale. */
+/** `view` has the state shared by all parts of the rollouts; `share` maps a reward to the scale of the map. */
 export function sideList(view, share, redraw) {
   const element = h("ol", { class: "groups", tabindex: -1, "aria-label": "Groups" });
   const title = h("span", {}, "Groups");
@@ -49,7 +49,7 @@ export function sideList(view, share, redraw) {
     );
   }
 
-  /** Marks what is read. */
+  /** Marks the displayed entry. */
   function mark(words, prompt, place) {
     element.querySelectorAll("a").forEach((a) => {
       const isHere = words.by === "prompts" ? a.dataset.prompt === prompt : a.dataset.place === String(place);

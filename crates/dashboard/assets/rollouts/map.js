@@ -1,12 +1,12 @@
-// All groups as a map: a column for some steps, a cell for each group, the best one at the top. It grows with the run.
+// A map of all groups: a column has some steps, a cell is a group, the best group is at the top. It grows with the run.
 import { around, fill, get, h, hasSpread, number } from "/lib/lib.js";
 import { pickable } from "/rollouts/pick.js";
 
-// Most columns and rows, and how wide a column may be on the screen.
+// Maximum number of columns and rows, and maximum width of a column on the screen.
 const [COLUMNS, ROWS, WIDEST] = [240, 32, 18];
 const WIDE = 8;
 
-/** `compares` is whether completions of a group need a spread to learn from; `open` gets a step and a place. */
+/** `compares`: whether a group needs a spread of rewards to learn from; `open` is called with a step and a place. */
 export function groupMap({ run, of, compares, open }) {
   const title = h("title");
   const drawing = h("svg", { preserveAspectRatio: "none", tabindex: 0, role: "application" });
@@ -21,7 +21,7 @@ export function groupMap({ run, of, compares, open }) {
   let columns = [];
   let scale = [0, 1];
   let high = 4;
-  // The cell of the keyboard: column and row.
+  // The cell with the keyboard focus: column and row.
   let at = null;
   let last = null;
 
@@ -34,7 +34,7 @@ export function groupMap({ run, of, compares, open }) {
   };
   const share = (reward) => Math.max(0, Math.min(1, (reward - scale[0]) / (scale[1] - scale[0] || 1)));
 
-  /** Steps of a column, in words. Where a run has more steps than columns, a column has the groups of some steps. */
+  /** The steps of a column, in words: several steps if the run has more steps than the map has columns. */
   const covers = (x) => {
     const end = Math.min(cells.steps[x] + cells.width - 1, last);
     return end > cells.steps[x] ? `steps ${cells.steps[x]} – ${end}` : `step ${cells.steps[x]}`;
@@ -46,7 +46,7 @@ export function groupMap({ run, of, compares, open }) {
       const isFlat = compares && !hasSpread(deviation);
       return h("rect", {
         x: x * WIDE,
-        // A cell without spread is a thin one.
+        // A group without spread is a thin cell.
         y: y * high + (isFlat ? 0.3 * high : 0),
         width: WIDE - 0.5,
         height: isFlat ? 0.4 * high : high - 0.5,
@@ -59,7 +59,7 @@ export function groupMap({ run, of, compares, open }) {
     return h("g", {}, rects);
   }
 
-  /** Draws the columns from one on; all of them where the scale of rewards or the height of a cell is another. */
+  /** Draws the columns from one on; all of them if the scale of rewards or the height of a cell has changed. */
   function draw(from) {
     const rows = Math.max(1, ...cells.cells.map((column) => column.length));
     const [now, height] = [find(), Math.max(4, Math.min(12, 96 / rows))];
@@ -81,7 +81,7 @@ export function groupMap({ run, of, compares, open }) {
     legend.textContent = `Steps ${cells.steps[0]} – ${last}, ${cells.width > 1 ? `${cells.width} in a column` : "one in a column"}; its groups from the best to the worst. Full colour is a high reward (${range})${compares ? "; a thin cell has no spread" : ""}.`;
   }
 
-  /** Takes what has come since: the last column and those after it, or all where columns now cover more steps. */
+  /** Loads new data: the last column and later ones, or all columns if they now cover more steps. */
   async function update(newest) {
     const since = cells.steps.at(-1);
     const next = await get(`runs/${run}/map`, { px: COLUMNS, rows: ROWS, of, from: since });
@@ -99,7 +99,7 @@ export function groupMap({ run, of, compares, open }) {
     }
   }
 
-  /** Marks the column of a step, or the groups of one prompt, which `traced` has. */
+  /** Marks the column of a step, or the groups of one prompt, which `traced` contains. */
   function mark(step, traced) {
     drawing.querySelectorAll(".now").forEach((rect) => rect.classList.remove("now"));
     const places = new Set((traced?.points ?? []).map(([, , place]) => String(place)));
@@ -112,7 +112,7 @@ export function groupMap({ run, of, compares, open }) {
     const place = cells.cells[x][y][2];
     open(cells.width > 1 ? (await get(`runs/${run}/groups/${place}`, { of })).step : cells.steps[x], place);
   };
-  /** Column and row below the pointer; null where no group is. */
+  /** Column and row under the pointer; null if there is no group. */
   const below = (event) => {
     const box = drawing.getBoundingClientRect();
     const rows = drawing.viewBox.baseVal.height / high;

@@ -1,15 +1,15 @@
-// A drawing or a text whose parts the keyboard can reach: one stop for Tab, the arrow keys from part to part, Enter to
-// open one.
+// Keyboard access to the parts of a drawing or a text: one stop for the Tab key, the arrow keys move between parts,
+// Enter opens a part.
 
 const tip = document.getElementById("tip");
 
 /**
- * `next` gives the part that a key leads to, or null; `says` describes a part, and `open` opens it. What is said of the
- * part stands where a finger's tip stands, which is read aloud. Returns the function that picks a part.
+ * `next` returns the part that a key leads to, or null; `says` describes a part, and `open` opens it. The description
+ * is shown as the tooltip, which is read aloud. Returns the function that selects a part.
  */
 export function pickable(box, { next, says, open }) {
   let now = null;
-  // Who came with the mouse has the arrow keys for the page, as elsewhere.
+  // If the focus came from the mouse, the arrow keys scroll the page as usual.
   let isMouse = false;
   const pick = (part) => {
     now?.classList.remove("picked");
@@ -23,7 +23,7 @@ export function pickable(box, { next, says, open }) {
     const part = next(event.key, now);
     if (part) {
       pick(part);
-      // SVG has no scroll of its own.
+      // SVG elements cannot be scrolled into view.
       if (part instanceof HTMLElement) part.scrollIntoView({ block: "nearest" });
     } else if (event.key === "Enter" && now && open) open(now);
     else if (event.key === "Escape" && now) pick(null);

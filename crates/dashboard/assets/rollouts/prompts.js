@@ -1,4 +1,4 @@
-// A prompt from step to step: the list of all prompts, and the curve of one.
+// One prompt from step to step: the list of all prompts, and the curve of one prompt.
 import { sparkline } from "/lib/spark.js";
 import { address, change, counted, h, number, refill } from "/lib/lib.js";
 import { pickable } from "/rollouts/pick.js";
@@ -9,13 +9,13 @@ export const ORDER = [
   ["unsolved", "lowest best reward first"],
 ];
 
-/** How many prompts the model got worse at, in words. */
+/** The number of prompts whose reward fell, as a sentence. */
 export const fallen = ({ fell, total }) =>
   fell
     ? `The reward of ${fell} of ${counted(total, "prompt")} fell by more than noise.`
     : "No prompt's reward fell by more than noise.";
 
-/** The best reward and its step; of a prompt that always earned the same, none is the best. */
+/** The best reward and its step; a prompt that always earned the same has none. */
 const bestOf = ({ best, least, groups }) =>
   best[1] === null
     ? "no score"
@@ -25,7 +25,7 @@ const bestOf = ({ best, least, groups }) =>
         : `${number(least)} (step ${best[0]})`
       : `best ${number(best[1])} (step ${best[0]})`;
 
-/** One row of the list: the prompt, what it earned in its first and its last groups, and the curve between. */
+/** A row of the list: the prompt, its rewards in the first and the last groups, and the curve between. */
 export const row = (run, one, words) =>
   h(
     "li",
@@ -46,7 +46,7 @@ export const row = (run, one, words) =>
     ),
   );
 
-/** The reward of one prompt by step; a point leads to its group. */
+/** The reward of one prompt by step; a point links to its group. */
 export function history(box, one, chosen) {
   refill(box, one && `${one.prompt_hash} ${one.groups}`, () => (one ? drawn(one) : []));
   box.querySelectorAll(".point").forEach((point) => {

@@ -1,4 +1,4 @@
-// What is it writing? All groups as a map, and the ones that are read.
+// What is it writing? A map of all groups, and the displayed groups.
 import { filters, isAll, query } from "/rollouts/filters.js";
 import { VIEWS, group, shownOf, turn } from "/reader/group.js";
 import { sideList } from "/rollouts/list.js";
@@ -26,7 +26,7 @@ const none = () =>
 export async function rollouts(main, run, words) {
   fill(main, h("p", { class: "none" }, "Loading the rollouts."));
   const facts = await get(`runs/${run}`);
-  // Those of evaluations are read in the same way.
+  // Groups of evaluations are displayed in the same way.
   const evaluated = words.of === "evaluations" && facts.evaluated;
   const of = evaluated ? "evaluations" : undefined;
   const countOf = (facts) => (evaluated ? facts.evaluated : facts.groups);
@@ -35,10 +35,10 @@ export async function rollouts(main, run, words) {
     fill(main, none());
     return { update: () => {} };
   }
-  // What all parts of this view share. `pinned` is the step that is read where the address names none: the newest one
-  // when the view was opened, also when the run has gone further.
+  // The state shared by all parts of this view. `pinned` is the step that is shown if the URL names none: the newest
+  // step when the view was opened, even if the run has progressed.
   const view = { run, of, facts, steps: stepsOf(facts), pinned: stepsOf(facts)[1], list: { groups: [] } };
-  // Groups that were there when the newest step was looked at, and that are there now.
+  // The number of groups when the newest step was displayed, and the number of groups now.
   let [seen, count] = [countOf(facts), countOf(facts)];
   // The prompt whose curve is shown, with its points.
   let traced = null;
@@ -61,7 +61,7 @@ export async function rollouts(main, run, words) {
     return hash ? ((await get(`runs/${run}/prompts`, { of, prompt: hash }))?.prompts[0] ?? null) : null;
   }
 
-  // The first group that something is learned from, unless an order is asked for.
+  // By default, the first group that something is learned from.
   const opening = ({ sort, only }) =>
     (sort || only ? null : view.list.groups.find((one) => hasSpread(one.spread))) ?? view.list.groups[0];
 
@@ -105,7 +105,7 @@ export async function rollouts(main, run, words) {
     fill(read, h("p", { class: "none" }, "This group is not here."));
   }
 
-  /** The newest step is read: from here on, what comes is new. */
+  /** The newest step is displayed: groups that arrive from now on count as new. */
   function look() {
     seen = count;
     fill(fresh);
@@ -119,12 +119,12 @@ export async function rollouts(main, run, words) {
       const now = await get(`runs/${run}`);
       if (!now || countOf(now) === count) return;
       [count, view.steps] = [countOf(now), stepsOf(now)];
-      // A run that was resumed from an earlier step has fewer.
+      // A run that was resumed from an earlier step has fewer groups.
       seen = Math.min(seen, count);
       await map.update(view.steps[1]);
       map.mark(stepOf(place().words), traced);
       tools.news();
-      // What is read stays where it is: that there is more is reported.
+      // The displayed group stays; a message reports new groups.
       const link = h("a", { href: address(run, "rollouts", { step: view.steps[1], of }) }, "Read them");
       const isRead = fresh.contains(document.activeElement);
       fill(fresh, `${counted(count - seen, "new group")}, up to step ${view.steps[1]}. `, link);
@@ -143,7 +143,7 @@ export async function rollouts(main, run, words) {
     if (to !== undefined) change({ g: to, c: by > 0 ? 0 : undefined });
   }
 
-  /** To the completion after this one or before it, and beyond the last one to another group. */
+  /** Moves to the next or previous completion, and from the last one to the next group. */
   function walk(by, words) {
     const numbers = read.group ? shownOf(read.group, words) : [];
     const to = numbers[numbers.indexOf(Number(words.c ?? -1)) + by];
@@ -151,7 +151,7 @@ export async function rollouts(main, run, words) {
   }
 
   const flip = (words, name, value) => change({ [name]: words[name] === value ? "" : value, g: "" });
-  // In the list of prompts, the best and the worst are orders.
+  // In the list of prompts, best and worst select an order.
   const only = (name, order) => (words) =>
     words.by !== "prompts" ? flip(words, "only", name) : order ? flip(words, "order", order) : undefined;
   const go = (words, by) =>

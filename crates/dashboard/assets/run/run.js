@@ -1,8 +1,8 @@
-// What was it? The configuration, what it was made of, and how it continued.
+// What was it? The configuration, the inputs, and how the run was continued.
 import { lasted } from "/overview/results.js";
 import { change, counted, fill, get, h, key, number, reportLink, seconds, titleOf } from "/lib/lib.js";
 
-// Steps that no run reaches: the largest number of 32 bits, or more.
+// A number of steps that no run reaches: the largest number of 32 bits, or more.
 const NEVER = 2 ** 32 - 1;
 
 export async function run(main, name, words, runs) {

@@ -1,10 +1,10 @@
-// The frame: runs, views, keys, and news of the run that is looked at.
+// The frame of the page: runs, views, keyboard shortcuts, and updates of the displayed run.
 import { address, change, counted, fill, get, h, kept, place, titleOf } from "/lib/lib.js";
 import { announce } from "/shell/live.js";
 import { notices } from "/shell/notices.js";
 import { tour, wasSeen } from "/shell/tour.js";
 
-// Each view is loaded when it is opened.
+// Each view is loaded when it is first opened.
 const VIEWS = {
   overview: ["Overview", async () => (await import("/overview/overview.js")).overview],
   rollouts: ["Rollouts", async () => (await import("/rollouts/rollouts.js")).rollouts],
@@ -12,7 +12,7 @@ const VIEWS = {
   run: ["Run", async () => (await import("/run/run.js")).run],
   levels: ["Levels", async () => (await import("/levels/levels.js")).levels],
 };
-// Views of the machine and of all runs, which need no run.
+// Views of the machine and of all runs, which do not need a run.
 const FREE = { runs: ["Runs", async () => (await import("/home/home.js")).home], levels: VIEWS.levels };
 const KEYS = [
   ["0", "all runs"],
@@ -54,7 +54,7 @@ async function start() {
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : listen(true)));
   await show();
   setInterval(async () => {
-    // A hidden page looks for notices alone.
+    // A hidden page only checks for notices.
     if (document.hidden && !bell?.isOn()) return;
     runs = await get("runs").catch(() => runs);
     bell?.look(runs);
@@ -81,7 +81,7 @@ async function show() {
         ),
       );
     if (!now.run && !FREE[now.view]) {
-      // The run in progress, or the only one.
+      // The default is the run in progress, or the only run.
       const live = runs.filter((one) => one.state === "running");
       const [one] = live.length === 1 ? live : runs.length === 1 ? runs : [];
       return void location.replace(one ? address(one.id, "overview") : address("", "runs"));
@@ -104,7 +104,7 @@ async function show() {
       shown.end?.();
       fill(main);
       shown = { run: now.run, view, of: now.words.of, update: null, end: null };
-      // A view may take its time, as the first one of a large vocabulary does.
+      // A view may take time to load, for example the first one with a large vocabulary.
       head();
       const make = await views[view][1]();
       const made = await make(main, now.run, now.words, runs);
@@ -120,7 +120,7 @@ async function show() {
   }
 }
 
-/** Makes the view anew, with the colours of now. */
+/** Draws the view again with the current colours. */
 function redraw() {
   shown.view = null;
   show();
@@ -164,7 +164,7 @@ function head() {
     : null;
   const words = `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`;
   const state = document.querySelector("#head .state");
-  // The element with the keyboard's focus stays.
+  // The focused element is kept.
   if (state && document.activeElement?.closest?.("#head") && shown.run === now.run) {
     state.textContent = words;
     return;
@@ -197,7 +197,7 @@ function close() {
   stream = null;
 }
 
-/** News of the run come as a stream, which is closed while the page is hidden. */
+/** Updates of the run arrive as a stream, which is closed while the page is hidden. */
 function listen(again) {
   close();
   if (!shown.run) return;
@@ -209,7 +209,7 @@ function listen(again) {
     if (one) Object.assign(one, news);
     head();
     hear();
-    // What came with the first mark is shown already.
+    // The data of the first mark is already displayed.
     if (!first) await shown.update?.(place().words, true);
     first = false;
   });
@@ -230,7 +230,7 @@ function help() {
   dialog.showModal();
 }
 
-/** What a mouse shows when it rests on an element, a finger shows by touching it. */
+/** Shows tooltips on touch screens: touching an element shows what hovering shows with a mouse. */
 function tips() {
   const tip = document.getElementById("tip");
   document.addEventListener("pointerup", (event) => {

@@ -1,15 +1,15 @@
-// What happens to the run that is looked at, for those who hear the page: its state, and alarms.
+// Announces changes of the displayed run to screen readers: its state, and alarms.
 import { counted, get, isActive, titleOf } from "/lib/lib.js";
 
 let known = { id: null };
 
-/** The alarms of a run that a person should look at now; none of a run that is not there. */
+/** The alarms of a run that need attention now; none if the run does not exist. */
 export async function activeAlarms(id) {
   const facts = await get(`runs/${id}`).catch(() => null);
   return (facts?.alarms ?? []).filter(isActive).map(({ alarm }) => alarm);
 }
 
-/** Tells what has changed of a run in the list of runs since the last call. */
+/** Announces what has changed in a row of the list of runs since the last call. */
 export async function announce(one) {
   const before = known;
   known = { id: one.id, state: one.state, alarms: one.alarms };

@@ -1,14 +1,16 @@
-// Notices of the browser, on request: an alarm was raised, or a run has ended. Of runs in progress while a page is open.
+// Browser notifications, on request: an alarm was raised, or a run has ended. They cover runs in progress while a page
+// is open.
 import { activeAlarms } from "/shell/live.js";
 import { address, h, titleOf } from "/lib/lib.js";
 
 /**
- * The button that asks for them; null where the browser has none, as on pages of other machines without TLS. Its `look`
- * takes the list of runs whenever the page has read it, and `isOn` tells whether it waits for that.
+ * The button that enables notifications; null if the browser has none, as on pages from other machines without TLS.
+ * `look` is called with the list of runs whenever the page has loaded it, and `isOn` returns whether notifications are
+ * enabled.
  */
 export function notices() {
   if (!("Notification" in window) || !window.isSecureContext) return null;
-  // Of each run in progress the alarms that were seen; null until the first look.
+  // For each run in progress, the alarms already seen; null until the first check.
   let seen = null;
   const isOn = () => localStorage.getItem("notices") === "on" && Notification.permission === "granted";
   const button = h("button", { class: "plain", onclick: () => (isOn() ? turn("off") : ask()) });
@@ -41,7 +43,7 @@ export function notices() {
         location.hash = address(run.id, "overview");
       };
     } catch {
-      // Some browsers of phones have notices for installed pages alone.
+      // Some mobile browsers have notifications only for installed pages.
       turn("off");
       button.textContent = "This browser shows no notices";
     }
@@ -53,9 +55,9 @@ export function notices() {
     for (const run of runs.filter(({ state }) => state === "running")) {
       const alarms = run.alarms ? await activeAlarms(run.id) : [];
       const before = seen?.get(run.id);
-      // Once for each alarm, however often it ends and is raised again.
+      // One notification per alarm, even if it ends and is raised again.
       const names = alarms.map(({ id, subject }) => `${id} ${subject ?? ""}`);
-      // A run that was not there at the first look has raised all of them since.
+      // A run that did not exist at the first check has raised all its alarms since.
       if (seen)
         alarms.forEach(({ id, since, evidence }, i) => {
           if (!before?.has(names[i])) show(run, `⚠ ${titleOf(run)}: ${id.replaceAll("_", " ")}`, `Since step ${since}: ${evidence}`, names[i]);

@@ -1,5 +1,5 @@
-// Light or dark: what the reader has chosen, or else what the system has. The page loads this script before anything is
-// drawn, so that it never shows the other one.
+// Light or dark: the reader's choice, or the system's setting. The page loads this script before anything is drawn, so
+// that the wrong colours never appear.
 {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const choose = () => {
@@ -8,7 +8,7 @@
   choose();
   system.addEventListener("change", () => {
     choose();
-    // Canvases are drawn with the colours of before.
+    // Canvases still have the previous colours.
     window.dispatchEvent(new Event("theme"));
   });
 }

@@ -1,11 +1,11 @@
-// A tour of a run in five steps: a dialog beside the element that each step is about. Its figures are the run's.
+// A tour of a run in five steps: a dialog beside the element that each step explains. Its numbers are those of the run.
 import { address, counted, get, h, number, percent } from "/lib/lib.js";
 import { STAGES } from "/time/stages.js";
 
-// How long a step waits for its element, in milliseconds; what does not come is passed over.
+// How long a step waits for its element, in milliseconds; if it does not appear, the step is skipped.
 const WAIT = 4000;
 
-/** A value as the text of a code element, with blanks visible. */
+/** A value as the text of a code element, with visible blanks. */
 const quoted = (text) => h("code", {}, JSON.stringify(text));
 
 /** Does it learn? */
@@ -48,7 +48,7 @@ async function flat(run, facts) {
   return null;
 }
 
-/** The token of the last step's most telling group that the model found least likely. */
+/** The least likely token of the most informative group in the last step. */
 async function token(run, facts) {
   if (!facts.groups) return null;
   const list = await get(`runs/${run}/groups`, { step: facts.group_steps[1], sort: "-spread", limit: 1 });
@@ -118,7 +118,7 @@ function thenAndNow(run, facts) {
   };
 }
 
-/** Waits for an element of a view that is being drawn; null if it does not come. */
+/** Waits for an element of a view that is being drawn; null if it does not appear. */
 async function wait(find) {
   for (const end = Date.now() + WAIT; Date.now() < end; ) {
     const element = find();
@@ -128,7 +128,7 @@ async function wait(find) {
   return null;
 }
 
-/** Puts the dialog where it does not cover the element: below it, above it, or at the lower edge. */
+/** Places the dialog so that it does not cover the element: below it, above it, or at the lower edge. */
 function put(dialog, element) {
   const [of, own, edge] = [element.getBoundingClientRect(), dialog.getBoundingClientRect(), 14];
   const below = of.bottom + edge + own.height < innerHeight;
@@ -140,7 +140,7 @@ function put(dialog, element) {
 
 let isOpen = false;
 
-/** Leads through a run. Nothing is remembered but that the tour was seen. */
+/** Runs the tour. The only stored state is that the tour was seen. */
 export async function tour(run) {
   if (isOpen) return;
   isOpen = true;
@@ -154,7 +154,7 @@ export async function tour(run) {
     if (to < 0 || to >= steps.length) return;
     const step = steps[to];
     location.hash = step.hash;
-    // The view before may have such an element, too.
+    // The previous view may have such an element, too.
     await new Promise((done) => setTimeout(done, 60));
     const element = await wait(step.find);
     if (!isOpen) return;
@@ -185,7 +185,7 @@ export async function tour(run) {
     dialog.querySelector("[autofocus]").focus();
   }
 
-  // A view that draws itself again, when a text or a step arrives, replaces its elements.
+  // A view that is drawn again, when text or a step arrives, replaces its elements.
   const renewed = setInterval(() => {
     const element = at >= 0 && marked && !marked.isConnected ? steps[at]?.find() : null;
     if (!element) return;
@@ -201,7 +201,7 @@ export async function tour(run) {
     localStorage.setItem("tour", "seen");
   });
   dialog.addEventListener("keydown", (event) => {
-    // The keys of the views rest meanwhile.
+    // Keyboard shortcuts of the views are disabled meanwhile.
     event.stopPropagation();
     if (event.key === "ArrowRight") go(at + 1);
     if (event.key === "ArrowLeft") go(at - 1, -1);

@@ -1,13 +1,13 @@
-// Where the seconds of a whole step go, to the last per cent, and what was done beside the learner meanwhile.
+// Where the seconds of a whole step go, to the last per cent, and the work beside the learner.
 import { h, number, percent, seconds } from "/lib/lib.js";
 import { color, fitNames, inBucket, stepsIn } from "/time/stages.js";
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-// Names that fit into a wide bar do not fit into a narrow one.
+// Names that fit into a wide bar may not fit into a narrow one.
 const watched = new ResizeObserver((all) => all.forEach(({ target }) => fitNames([...target.children])));
 
-/** A bar of `parts` {name, stage, took}, on which `whole` seconds are the whole width. */
+/** A bar of `parts` {name, stage, took}; `whole` seconds are the full width. */
 function bar(parts, whole, label) {
   const part = ({ name, stage, took }) =>
     h(
@@ -24,10 +24,10 @@ function bar(parts, whole, label) {
   return box;
 }
 
-// A smaller share than this would be invisible.
+// A smaller share would be invisible.
 const LEAST = 0.01;
 
-/** The learner's bar; below it, on the same scale, the bar of the work beside it, if there was any (`besideOf`). */
+/** The learner's bar, and below it, on the same scale, the bar of the work beside it, if any (`besideOf`). */
 export function wholeStep({ whole, steps, parts }, all) {
   const beside = all.filter(({ took }) => took >= LEAST * (whole / steps));
   const own = parts.filter(([, took]) => took > 0).map(([name, took]) => ({ name, took: took / steps }));
@@ -52,21 +52,21 @@ export function wholeStep({ whole, steps, parts }, all) {
   ];
 }
 
-// Spans of other tracks of the trace, by their names.
+// The names of spans in other tracks of the trace.
 const BESIDE = { checkpoint: "checkpoints in the background", rollout: "generation ahead" };
 
-/** Work beside the learner, in seconds per step: rewards by their metric, the rest as the trace has it. */
+/** Work beside the learner, in seconds per step: rewards from their metric, the rest from the trace. */
 export function besideOf(series, traced) {
   const all = sum(series.steps.map((_, i) => stepsIn(series, i)));
   const hidden = sum(series.steps.map((_, i) => inBucket(series, "reward_hidden_time_s", i) * stepsIn(series, i)));
   const rewards = { name: "rewards behind generation", stage: "rewards", took: all ? hidden / all : 0 };
-  // The metric has the rewards of all steps, the trace those of the steps that it has.
+  // The metric covers the rewards of all steps, the trace only those of traced steps.
   const others = Object.entries(traced?.seconds ?? {}).filter(([stage]) => stage !== "rewards");
   const spans = others.map(([stage, took]) => ({ name: BESIDE[stage] ?? stage, stage, took: took / traced.steps }));
   return [rewards, ...spans].filter(({ took }) => took > 0);
 }
 
-/** What is known of workers, in a sentence; empty for a run without them. */
+/** A sentence about workers; empty for a run without workers. */
 export function ahead(series) {
   const mean = (key) => {
     const values = (series.keys[key]?.mean ?? []).filter((x) => x !== null);

@@ -1,7 +1,7 @@
-// The contents of profile.json: findings, stages inside stages, memory.
+// The contents of profile.json: findings, nested stages, memory.
 import { h, marked, number, percent, seconds } from "/lib/lib.js";
 
-/** The run's findings: what was measured, and the usual remedy; those that cost the most seconds first. */
+/** The findings: evidence and the usual remedy; the most expensive first. */
 export function found({ profile, findings = [] }) {
   if (!profile) return null;
   const all = [...findings, ...ofReference(profile.measured)].sort((a, b) => (b.gain_s ?? 0) - (a.gain_s ?? 0));
@@ -23,7 +23,7 @@ export function found({ profile, findings = [] }) {
 
 const title = (id) => id[0].toUpperCase() + id.slice(1).replaceAll("_", " ");
 
-// A stage that a key of the configuration removes.
+// A stage that a configuration key removes.
 function ofReference(measured) {
   const reference = measured?.stages?.find((stage) => stage.path === "reference");
   const share = reference ? reference.seconds / measured.seconds : 0;
@@ -33,7 +33,7 @@ function ofReference(measured) {
   return [{ id: "reference", says, evidence, remedy: "`beta = 0` removes it", gain_s: reference.seconds / measured.steps }];
 }
 
-// Stages in the order of their seconds, what is inside of one below it.
+// Stages in the order of their seconds, each followed by the stages inside it.
 function ordered(stages) {
   const below = (path, depth) =>
     stages
@@ -43,7 +43,7 @@ function ordered(stages) {
   return below("", 1);
 }
 
-// Stages inside stages, operations and bytes, beside what the machine can.
+// Nested stages, with operations and bytes compared to the machine's ceilings.
 export function inside({ profile, busy_cores: busy }) {
   const measured = profile?.measured;
   if (!measured?.steps) return null;
@@ -100,7 +100,7 @@ export function inside({ profile, busy_cores: busy }) {
   ];
 }
 
-// What tensors hold, by the parts that `lockstep plan` names, beside what the process has resident.
+// Memory of tensors, by the parts that `lockstep plan` names, compared to the resident memory of the process.
 function memory(measured) {
   const parts = Object.entries(measured.memory ?? {}).sort((a, b) => b[1] - a[1]);
   const whole = measured.resident?.at(-1);

@@ -1,22 +1,22 @@
-// The spans of one step, from trace.json: nested below each other, a lane for each track, and the longest ones as text.
+// The spans of one step from trace.json: nested, one lane per track, and the longest spans as text.
 import { change, counted, fill, get, h, number, percent, seconds } from "/lib/lib.js";
 import { color, fitNames, hasColor } from "/time/stages.js";
 
-// A step with more spans shows its longest ones.
+// A step with more spans shows only its longest ones.
 const MOST = 600;
 const LISTED = 8;
 const HIGH = 22;
 
 const watched = new ResizeObserver((all) => all.forEach(({ target }) => fitNames([...target.querySelectorAll(".part")])));
 
-/** Spans with their ends, rows and parents: a span is in the first row that is free, so below what it is inside of. */
+/** Spans with ends, rows and parents. A span is in the first free row, so it is below its parent. */
 function placed(spans) {
   const sorted = spans
     .map((span) => ({ ...span, end_us: span.start_us + span.duration_us }))
     .sort((a, b) => a.start_us - b.start_us || b.duration_us - a.duration_us);
   const rows = [];
   for (const span of sorted) {
-    // Clocks are read one after the other: an inner span may seem to end a little later than its outer one.
+    // Clocks are read one after the other, so an inner span may seem to end slightly later than its outer span.
     const isFree = (last) => last.end_us <= span.start_us + 1;
     span.row = rows.findIndex(isFree);
     if (span.row < 0) span.row = rows.length;
@@ -30,7 +30,7 @@ function placed(spans) {
 /** The names from the outermost span to this one. */
 const path = (span) => (span.parent ? `${path(span.parent)} › ${span.name}` : span.name);
 
-/** The stage that gives a span its colour: what has none of its own has that of the span around it. */
+/** The stage that determines the colour of a span; a span without a colour has that of its parent. */
 const stage = (span) => (hasColor(span.name) || !span.parent ? span.name : stage(span.parent));
 
 function lane({ spans, rows }, name, first, length) {

@@ -1,22 +1,22 @@
-// Seconds of each step by stage, as stacked columns of which one is chosen.
+// Seconds of each step by stage, as stacked columns; one column can be selected.
 import { change, h, percent, seconds } from "/lib/lib.js";
 import { REST, STAGES, color, inBucket, isStriped, tracedIn } from "/time/stages.js";
 
 const TALL = 180;
 const SVG = "http://www.w3.org/2000/svg";
 
-// Stages of the trace that metrics have, too, as a whole or in parts.
+// Stages of the trace that metrics also measure, as a whole or in parts.
 const MEASURED = [...STAGES.map(([, name]) => name), "update", "step_s"];
-// Not a part of a step's seconds.
+// Not part of a step's seconds.
 const OUTSIDE = "evaluation";
 
-/** The seconds per step of each stage that the trace alone has (log, record, checkpoint, …), for each bucket of `series`. */
+/** The seconds per step of stages that only the trace has (log, record, checkpoint, …), per bucket of `series`. */
 function fromTrace(series, traced) {
   const sums = series.steps.map(() => ({ steps: 0, seconds: new Map() }));
   const names = Object.keys(traced?.keys ?? {}).filter((name) => !MEASURED.includes(name));
   let i = 0;
   (traced?.steps ?? []).forEach((step, at) => {
-    // A bucket of several steps is named by its first step; a logged step stands for those since the one before it.
+    // A bucket of several steps is named by its first step; a logged step includes the steps since the previous one.
     const isLater = () => (series.width > 1 ? series.steps[i + 1] <= step : series.steps[i] < step);
     while (i + 1 < series.steps.length && isLater()) i++;
     const count = (name) => tracedIn(traced, name, at);
@@ -24,12 +24,12 @@ function fromTrace(series, traced) {
     for (const name of names)
       if (count(name)) sums[i].seconds.set(name, (sums[i].seconds.get(name) ?? 0) + traced.keys[name].mean[at] * count(name));
   });
-  // In one order, so that a stage is at the same place in each column.
+  // In a fixed order, so that a stage has the same place in each column.
   const there = (seconds) => names.filter((name) => seconds.has(name));
   return sums.map(({ steps, seconds }) => there(seconds).map((name) => [name, seconds.get(name) / Math.max(1, steps)]));
 }
 
-/** The stages of each bucket, from below: [[name, seconds]], the last one what no stage covers. */
+/** The stages of each bucket from the bottom up: [[name, seconds]]; the last one is the time in no stage. */
 function columns(series, traced) {
   const stages = STAGES.filter(([key]) => series.keys[key]);
   const others = fromTrace(series, traced);
@@ -42,7 +42,7 @@ function columns(series, traced) {
   });
 }
 
-/** Stripes for stages that share their colour with another one; along x, so that stretched columns keep them. */
+/** Stripes for stages that share their colour with another; horizontal, so that they survive stretching. */
 function stripes() {
   const pattern = document.createElementNS(SVG, "pattern");
   const own = { id: "stripes", width: 8, height: 6, patternUnits: "userSpaceOnUse" };
@@ -53,7 +53,7 @@ function stripes() {
   return defs;
 }
 
-/** The columns; arrow keys and clicks choose one, whose first step is `chosen`. */
+/** The columns; arrow keys and clicks select one, whose first step is `chosen`. */
 export function stack(series, traced, chosen) {
   const all = columns(series, traced);
   const high = Math.max(...all.map((column) => column.all));

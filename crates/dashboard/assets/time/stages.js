@@ -1,7 +1,7 @@
-// The stages of a step: their colours, their names in bars, and their shares of the learner's wall clock.
+// The stages of a step: their colours, their names in bars, and their shares of the learner's time.
 
-// A stage has one colour everywhere; what is none of these is grey. Two colours look different to everybody, those who
-// do not see red, green or blue included.
+// A stage has the same colour everywhere; other stages are grey. The colours are distinguishable also for people with
+// colour blindness of any kind.
 const COLOR = {
   rollout: 0,
   rewards: 1,
@@ -17,7 +17,7 @@ const COLOR = {
   record: 8,
   checkpoint: 9,
 };
-// What the value model does has stripes, over the colour of what the policy does.
+// Stages of the value model have the policy's colours with stripes.
 const STRIPED = ["values", "value update"];
 
 export const hasColor = (name) => COLOR[name] !== undefined;
@@ -27,13 +27,13 @@ export const isStriped = (name) => STRIPED.includes(name);
 export const color = (name) =>
   `stage ${hasColor(name) ? `s${COLOR[name]}` : "other"}${isStriped(name) ? " striped" : ""}`;
 
-/** Hides the names that do not fit into their bars: a part of a name says nothing. */
+/** Hides names that do not fit into their bars. */
 export function fitNames(bars) {
   const tight = bars.map((bar) => bar.scrollWidth > bar.clientWidth);
   bars.forEach((bar, i) => bar.classList.toggle("tight", tight[i]));
 }
 
-/** Metrics that have the seconds of a stage in one step. No two of them overlap. */
+/** Metrics with the seconds of a stage in one step. No two of them overlap. */
 export const STAGES = [
   ["rollout_time_s", "rollout"],
   ["reward_time_s", "rewards"],
@@ -45,37 +45,37 @@ export const STAGES = [
   ["value_update_time_s", "value update"],
 ];
 
-/** What no stage covers. */
+/** The time in no stage. */
 export const REST = "everything else";
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-/** The seconds that a metric has in bucket `i` of a series, per step of the bucket: a step without it took none. */
+/** The seconds of a metric in bucket `i` of a series, per step of the bucket; a step without the metric counts as 0. */
 export function inBucket(series, key, i) {
   const [own, all] = [series.keys[key], series.keys.step_time];
   const mean = own?.mean[i] ?? 0;
-  // The means of a bucket are over the steps that have a value.
+  // Bucket means are over the steps that have a value.
   return own?.count ? (mean * own.count[i]) / Math.max(1, all.count[i]) : mean;
 }
 
-/** The steps of bucket `i` that have a time. */
+/** The number of steps in bucket `i` that have a time. */
 export const stepsIn = ({ keys: { step_time: all } }, i) =>
   (all?.mean[i] ?? null) === null ? 0 : (all.count?.[i] ?? 1);
 
-/** How many steps of bucket `i` of a trace have the stage `name`. */
+/** The number of steps in bucket `i` of a trace that have the stage `name`. */
 export const tracedIn = (traced, name, i) =>
   traced.keys[name].count?.[i] ?? (traced.keys[name].mean[i] === null ? 0 : 1);
 
 /**
- * Where the learner's seconds went: stages by their seconds, and what no stage covers; they sum to `whole`. From the sums
- * of profile.json; of a run without them, from the trace; of one that traces few of its steps, from the metrics of each
- * step. Null if nothing was measured.
+ * Where the learner's seconds went: stages in the order of their seconds, and the time in no stage; they sum to
+ * `whole`. Taken from the sums in profile.json; without them, from the trace; if the trace has few steps, from the
+ * metrics of each step. Null if nothing was measured.
  */
 export function shares(profile, series, traced) {
   const measured = profile?.measured;
   if (measured?.steps) {
     const outer = measured.stages.filter((stage) => !stage.path.includes("/")).map((stage) => [stage.path, stage.seconds]);
-    // Evaluations are no part of the steps' seconds.
+    // Evaluations are not part of the steps' seconds.
     const whole = measured.seconds + (outer.find(([name]) => name === "evaluation")?.[1] ?? 0);
     return complete(outer, whole, measured.steps);
   }
@@ -89,7 +89,7 @@ export function shares(profile, series, traced) {
   return complete(known.map(([key, name]) => [name, over(key)]), over("step_time"), steps);
 }
 
-// A trace of this share of the steps stands for all of them.
+// A trace of this share of the steps represents all of them.
 const TRACED = 0.9;
 
 function ofTrace(traced) {
@@ -100,7 +100,7 @@ function ofTrace(traced) {
 
 function complete(parts, seconds, steps) {
   const covered = sum(parts.map(([, x]) => x));
-  // Clocks of stages and of steps differ by rounding.
+  // The clocks of stages and of steps differ by rounding.
   const whole = Math.max(seconds, covered);
   const all = parts.filter(([, x]) => x > 0).sort((a, b) => b[1] - a[1]);
   return { whole, steps, parts: [...all, [REST, whole - covered]] };

@@ -6,7 +6,7 @@ import { spans } from "/time/spans.js";
 import { stack } from "/time/stack.js";
 import { REST, STAGES, color, inBucket, shares, stepsIn } from "/time/stages.js";
 
-// Metrics beside the stages.
+// Metrics besides the stages.
 const ASKED = [
   "step_time",
   "rollout_tokens_per_s",
@@ -28,7 +28,7 @@ export async function time(main, run, words) {
   const step = h("section", { class: "spans", "aria-label": "Spans of a step" });
   const deep = h("section", { class: "stack", "aria-label": "Stages inside stages" });
   main.append(says, whole, h("div", { class: "side-by-side" }, sums, helps), steps, step, deep);
-  // The step whose spans are shown: they stay while the run continues.
+  // The step whose spans are shown; it stays while the run continues.
   let shown = null;
 
   async function draw(words, fresh) {
@@ -65,7 +65,7 @@ function headline({ whole, steps, parts }) {
   return `A step takes ${seconds((whole - evaluation) / steps)} on average; ${percent(most / whole)} of the time is ${first}.`;
 }
 
-/** The stages by their seconds, with shares that sum to the whole. */
+/** The stages in the order of their seconds, with shares that sum to the whole. */
 function table({ whole, steps, parts }) {
   const head = ["stage", "per step", "share"].map((name) => h("th", { scope: "col" }, name));
   const row = ([name, took]) =>
@@ -74,20 +74,20 @@ function table({ whole, steps, parts }) {
       {},
       h("th", { scope: "row" }, h("i", { class: color(name) }), name),
       h("td", {}, seconds(took / steps)),
-      // With one decimal each, so that they sum to the whole.
+      // One decimal, so that the shares sum to the whole.
       h("td", {}, `${((100 * took) / whole).toFixed(1)} %`),
     );
   return h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, parts.map(row)));
 }
 
-// Tokens of all steps by the seconds of all steps, from the rates and the seconds of each.
+// Tokens of all steps divided by the seconds of all steps, from the rates and seconds of each step.
 function rate(rates, times) {
   const known = (rates?.mean ?? []).map((x, i) => [x, times?.mean[i] ?? null]).filter(([x, s]) => x !== null && s !== null);
   const all = known.reduce((sum, [, s]) => sum + s, 0);
   return all > 0 ? known.reduce((sum, [x, s]) => sum + x * s, 0) / all : undefined;
 }
 
-// How fast, and what was hidden.
+// Speed, and the time of rewards that was overlapped.
 function pace(series) {
   const says = [];
   const total = (key) => series.steps.reduce((sum, _, i) => sum + inBucket(series, key, i) * stepsIn(series, i), 0);
@@ -96,7 +96,7 @@ function pace(series) {
     says.push(`Rewards that take ${percent(hidden / whole)} of that time were computed during generation, and cost nothing.`);
   const learns = rate(series.keys.update_tokens_per_s, series.keys.update_time_s);
   const makes = rate(series.keys.rollout_tokens_per_s, series.keys.rollout_time_s);
-  // With workers the learner's seconds of generation are those for which it waited.
+  // With workers, the learner's generation time is the time for which it waited for them.
   const ofWorkers = ahead(series);
   if (ofWorkers) says.push(ofWorkers);
   else if (makes) says.push(`Generation makes ${number(makes)} tokens per second.`);

@@ -1,4 +1,4 @@
-//! Answers on recorded groups, as a whole.
+//! Tests of whole responses about recorded groups.
 
 use super::tests::recorded;
 use super::*;
@@ -36,7 +36,7 @@ fn cut(text: &str) -> Completion {
     Completion { finish_reason, ..completion(0, &[1, 2], 1.0, Some(text)) }
 }
 
-/// Rewards 1, 3, 0, 2 on average, at steps 5, 5, 7, 8.
+/// Four groups with mean rewards 1, 3, 0 and 2, at steps 5, 5, 7 and 8.
 fn four(dir: &std::path::Path) -> GroupFile {
     let groups = [
         group_of(10, 5, &[0.5, 1.5], 2),
@@ -57,7 +57,7 @@ fn numbers(file: &GroupFile, wanted: &Wanted) -> Vec<u64> {
 }
 
 #[test]
-fn a_list_has_these_summaries() {
+fn a_list_has_a_summary_of_each_group() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
     let of = |place: usize, reward: f64, spread: f64, tokens: u32, scored: bool| {
@@ -81,7 +81,7 @@ fn a_list_has_these_summaries() {
 }
 
 #[test]
-fn every_order_and_filter_gives_these_groups() {
+fn every_order_and_filter_selects_the_expected_groups() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
     let sorted = |sort: &str| numbers(&file, &Wanted { sort: sort.into(), ..wanted() });
@@ -109,7 +109,7 @@ fn every_order_and_filter_gives_these_groups() {
 }
 
 #[test]
-fn a_text_is_searched_in_prompts_and_completions_in_any_case() {
+fn a_search_covers_prompts_and_completions_and_ignores_case() {
     let dir = tempfile::tempdir().unwrap();
     let chat = json!([{"role": "system", "content": "Be BRIEF"}, {"role": "user", "content": "Why?"}]);
     let chat = Some(serde_json::from_value(chat).unwrap());
@@ -122,7 +122,7 @@ fn a_text_is_searched_in_prompts_and_completions_in_any_case() {
     let with = |only: &str, text: &str| numbers(&file, &Wanted { only: only.into(), text: text.into(), ..wanted() });
     assert_eq!((with("", "hALVED"), with("cut", ""), with("cut", "none")), (vec![10], vec![10], vec![]));
     assert_eq!((with("", "brief"), with("", "brief\nwhy?"), with("", "question 12")), (vec![11], vec![11], vec![12]));
-    assert_eq!(with("", "nothing has this"), [0u64; 0]);
+    assert_eq!(with("", "text that occurs nowhere"), [0u64; 0]);
     assert_eq!(
         (plain(&json!("x")), plain(&json!(3)), plain(&json!([{"role": "user"}]))),
         ("x".into(), String::new(), String::new())
@@ -130,25 +130,25 @@ fn a_text_is_searched_in_prompts_and_completions_in_any_case() {
 }
 
 #[test]
-fn a_map_has_each_steps_groups_from_the_best_down() {
+fn a_map_lists_the_groups_of_each_step_from_best_to_worst() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[0.0, 2.0, 2]], [[2.0, 1.0, 3]]]);
     assert_eq!(map(&file, 4, 9, 0), json!({ "steps": [5, 7, 8], "width": 1, "cells": cells }));
-    // Four steps in two columns, on a grid that begins at the first.
+    // Four steps in two columns; the grid starts at the first step.
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
     assert_eq!(map(&file, 3, 2, 0), json!({ "steps": [5, 7], "width": 2, "cells": cells }));
     let one = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]]]);
-    assert_eq!(map(&file, 0, 2, 0), json!({ "steps": [5], "width": 4, "cells": one }), "of four every second");
+    assert_eq!(map(&file, 0, 2, 0), json!({ "steps": [5], "width": 4, "cells": one }), "every second of four groups");
     assert_eq!(map(&file, 1, 0, 0)["cells"], json!([[[3.0, 0.0, 1]]]));
-    // From a step on: whole columns, on the same grid.
+    // From step 7 on: whole columns, on the same grid.
     let last = json!([[[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
     assert_eq!(map(&file, 3, 2, 8), json!({ "steps": [7], "width": 2, "cells": last }));
     assert_eq!((&map(&file, 4, 9, 7)["steps"], &map(&file, 4, 9, 9)["steps"]), (&json!([7, 8]), &json!([])));
 }
 
 #[test]
-fn groups_are_filtered_by_their_mean_reward_or_by_that_of_a_completion() {
+fn groups_are_filtered_by_mean_reward_or_by_reward_of_a_completion() {
     let dir = tempfile::tempdir().unwrap();
     let unscored = Completion { rewards: vec![None], ..Completion::new(0, vec![1]) };
     let no_score = Group { completions: vec![unscored], ..group_of(14, 9, &[], 0) };
@@ -158,12 +158,12 @@ fn groups_are_filtered_by_their_mean_reward_or_by_that_of_a_completion() {
     let within = |min: Option<f64>, max: Option<f64>, per_completion: bool| {
         numbers(&file, &Wanted { rewards: RewardRange { min, max, per_completion }, ..wanted() })
     };
-    // Means 1, 3, 0, 2, none, 4.5.
+    // The means are 1, 3, 0, 2, none, 4.5.
     assert_eq!(within(None, None, true), [10, 11, 12, 13, 14, 15]);
     assert_eq!(within(Some(2.0), None, false), [11, 13, 15]);
     assert_eq!(within(None, Some(1.0), false), [10, 12]);
     assert_eq!(within(Some(1.0), Some(2.0), false), [10, 13]);
-    // Completions 0.5 1.5, 3 3, -2 2, 1 3, none, 4 5.
+    // The completions have 0.5 1.5, 3 3, −2 2, 1 3, none, 4 5.
     assert_eq!(within(Some(2.0), None, true), [11, 12, 13, 15]);
     assert_eq!(within(Some(4.5), None, true), [15]);
     assert_eq!(within(Some(1.2), Some(1.8), true), [10]);
@@ -171,18 +171,18 @@ fn groups_are_filtered_by_their_mean_reward_or_by_that_of_a_completion() {
 }
 
 #[test]
-fn the_nearest_group_that_was_scored_is_the_nearest_by_step() {
+fn the_nearest_scored_group_is_found_by_step() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
     let of = |place: usize, updated: &[u64]| nearest(&file, place, &updated.iter().copied().map(GroupId).collect());
     assert_eq!(of(0, &[]), Value::Null);
-    assert_eq!(of(2, &[10, 13]), json!({ "place": 3, "step": 8 }), "one step after, and not two before");
+    assert_eq!(of(2, &[10, 13]), json!({ "place": 3, "step": 8 }), "one step later is nearer than two steps earlier");
     assert_eq!(of(3, &[11, 12]), json!({ "place": 2, "step": 7 }));
     assert_eq!(of(0, &[10, 11]), json!({ "place": 0, "step": 5 }), "itself");
 }
 
 #[test]
-fn a_completion_has_the_recorded_values_of_its_tokens() {
+fn a_completion_is_returned_with_the_recorded_values_of_its_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let mut one = completion(0, &[4, 5, 6], 0.5, None);
     one.columns.set("entropies", vec![0.5, 0.25, 0.125]);
@@ -233,7 +233,7 @@ fn a_completion_has_the_recorded_values_of_its_tokens() {
         (&json!(["r"]), &Value::Null, &json!(false))
     );
     assert_eq!((&whole["completions"][0]["ids"], &whole["nearest_scored"]), (&json!([4, 5, 6]), &Value::Null));
-    // A long completion comes in windows: the page requests the rest.
+    // A long completion is returned in windows.
     let long = Group { completions: vec![completion(0, &[1; WINDOW + 1], 1.0, None)], ..group_of(4, 2, &[], 0) };
     let dir = tempfile::tempdir().unwrap();
     let file = recorded(dir.path(), [long]);

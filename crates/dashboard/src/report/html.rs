@@ -1,4 +1,4 @@
-//! Writes a report as one HTML file, without scripts and without references to other files or sites.
+//! Writes a report as a single HTML file, without scripts and without references to other files or sites.
 
 use super::time::{Time, gains};
 use super::{Curve, Report, curve_names, differences, number};
@@ -115,7 +115,7 @@ fn figure(name: &str, reports: &[Report]) -> String {
     for (place, curve) in &curves {
         let place_of = |&(x, y): &(u64, f64)| ((x - first) as f64 / wide * 300.0, 98.0 - (y - low) / tall * 96.0);
         let places: Vec<(f64, f64)> = match &curve.points[..] {
-            // A single point is drawn as a short line, to be visible.
+            // A single point is drawn as a short line, so that it is visible.
             [one] => {
                 let (x, y) = place_of(one);
                 vec![((x - 3.0).max(0.0), y), ((x + 3.0).min(300.0), y)]
@@ -153,7 +153,7 @@ fn table(rows: &[Vec<String>]) -> String {
     if rows.is_empty() { rows } else { format!("<table>\n{rows}</table>\n") }
 }
 
-/// Escapes a text so that none of it is HTML markup.
+/// Escapes text so that none of it is HTML markup.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -162,7 +162,7 @@ pub(super) fn escape(text: &str) -> String {
             '<' => out += "&lt;",
             '>' => out += "&gt;",
             '"' => out += "&quot;",
-            // Control characters are not text: they could control a terminal or a browser.
+            // Control characters could affect a terminal or a browser.
             c if c.is_control() && !matches!(c, '\n' | '\t') => out.push('\u{fffd}'),
             c => out.push(c),
         }

@@ -9,7 +9,7 @@ pub fn markdown(reports: &[Report]) -> String {
     let mut out = String::new();
     for report in reports {
         let _ = writeln!(out, "# {}\n\n{}\n", report.name, report.verdict.says);
-        // The differences of two compared runs are listed below.
+        // The differences between two compared runs are listed below instead.
         for (name, value) in report.facts.iter().filter(|_| reports.len() == 1) {
             let _ = writeln!(out, "- {name}: {}", line(value));
         }
@@ -82,7 +82,7 @@ fn findings(report: &Report) -> String {
     out + "\n"
 }
 
-/// A Markdown table with aligned columns, for reading as plain text. All columns but the first hold numbers.
+/// A Markdown table with aligned columns, readable as plain text. All columns but the first have numbers.
 fn table(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|text| cell(text)).collect()).collect();
     let columns = rows.first().map_or(0, Vec::len);
@@ -109,7 +109,7 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// A text as an indented block, so that none of it is Markdown markup.
+/// Text as an indented block, so that none of it is Markdown markup.
 fn quoted(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect::<String>().trim_end().to_owned()
 }

@@ -1,5 +1,4 @@
-//! A self-contained report of one training run, or of two side by side: the learning progress, the time by stage, and
-//! the findings.
+//! A self-contained report of one training run, or of two side by side: learning progress, time by stage, and findings.
 //!
 //! [`Report::read`] reads a run's files; `markdown` and `html` write the report. All numbers are taken from the files.
 
@@ -32,13 +31,13 @@ const CURVES: [&str; 10] = [
     "grad_norm",
     "step_time",
 ];
-/// Most points of a curve.
+/// Maximum number of points of a curve.
 const POINTS: usize = 300;
-/// The number of groups with shown completions; `CHARACTERS` bounds the text of each.
+/// The number of groups whose completions are shown; `CHARACTERS` limits the text of each.
 const SAMPLES: usize = 3;
 const CHARACTERS: usize = 600;
 
-/// The contents of the report on one training run.
+/// The contents of a report of one training run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The name of the run's directory.
@@ -47,7 +46,7 @@ pub struct Report {
     pub verdict: Verdict,
     /// Facts about the run (model, data, …): name and value.
     pub facts: Vec<(&'static str, String)>,
-    /// The keys of the run's configuration with their values as text, but its directory.
+    /// The configuration keys of the run with their values as text, without the run's directory.
     pub keys: BTreeMap<String, String>,
     /// Metrics over the optimizer steps.
     pub curves: Vec<Curve>,
@@ -93,7 +92,7 @@ impl Report {
         let mut run = RunFiles::new(root.to_owned());
         run.refresh();
         if !root.join("config.toml").is_file() {
-            anyhow::bail!("{}: there is no config.toml: this is no run's directory", root.display());
+            anyhow::bail!("{}: not a run's directory: config.toml is missing", root.display());
         }
         if let Some(why) = run.unreadable() {
             anyhow::bail!(why);
@@ -123,7 +122,7 @@ fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
-        // As a configuration has it.
+        // Small numbers are written as in a configuration file.
         Value::Number(x) if x.is_f64() && x.as_f64().is_some_and(|x| x != 0.0 && x.abs() < 1e-3) => {
             format!("{:e}", x.as_f64().unwrap_or_default())
         }
@@ -131,11 +130,11 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// The facts of a run that are not keys of its configuration.
+/// The facts of a run that are not configuration keys.
 const OF_RUN: [&str; 4] = ["command", "state", "steps", "machine"];
 
-/// The differences of two runs: a row with the names of the runs, then a row for each fact and each configuration key
-/// with different values.
+/// The differences between two runs: a row with the names of the runs, then one row per fact or configuration key that
+/// differs.
 fn differences(reports: &[Report]) -> Vec<Vec<String>> {
     let row = |name: &str, of: &dyn Fn(&Report) -> Option<String>| {
         let values: Vec<Option<String>> = reports.iter().map(of).collect();
@@ -158,7 +157,7 @@ fn facts(run: &RunFiles) -> Vec<(&'static str, String)> {
     let (step, total) = run.progress();
     let steps = total.map_or_else(|| step.to_string(), |total| format!("{step} of {total}"));
     let machine = format!("{} threads, {}, {}", text(&record["threads"]), text(&record["isa"]), text(&record["dtype"]));
-    // Of a run that generates.
+    // Facts that apply only to runs with generation.
     let online = |value: String| if record["kind"] == "train" { value } else { String::new() };
     let all = [
         ("command", text(&record["kind"])),
@@ -205,10 +204,10 @@ fn sample(group: &Value) -> Option<Sample> {
     };
     let scored = |completion: &Value| {
         let rewards = completion["rewards"].as_array()?;
-        // A completion without a score is left out: its total is not 0.
+        // Completions without a score are skipped: their total is not 0.
         rewards.iter().any(Value::is_number).then_some(())?;
         let of = rewards.iter().zip(&weights).filter_map(|(reward, weight)| Some(reward.as_f64()? * weight));
-        // A run's own completions are recorded as tokens.
+        // The completions of a run are recorded as tokens.
         let joined = |pieces: &Vec<Value>| pieces.iter().filter_map(Value::as_str).collect::<String>();
         let text = completion["text"].as_str().map(str::to_owned);
         Some((of.sum::<f64>(), shown(&text.or_else(|| completion["pieces"].as_array().map(joined))?)))
@@ -219,7 +218,7 @@ fn sample(group: &Value) -> Option<Sample> {
     Some(Sample { step: group["step"].as_u64()?, prompt, best: all.last()?.clone(), worst: all.first()?.clone() })
 }
 
-/// The text in one line.
+/// The text on one line.
 fn line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,4 +1,4 @@
-//! Reports of runs that the tests write: their numbers, and texts that must not become markup.
+//! Reports of runs that these tests write: their numbers, and text that must not become markup.
 
 use super::*;
 use crate::groups::tests::recorded;
@@ -45,7 +45,7 @@ fn unaligned(text: &str) -> String {
 }
 
 #[test]
-fn a_report_has_the_numbers_of_the_files() {
+fn a_report_shows_the_numbers_in_the_files() {
     let dir = tempfile::tempdir().unwrap();
     let report = run(dir.path(), "a", 1.0, 5.0);
     let text = unaligned(&markdown(std::slice::from_ref(&report)));
@@ -63,11 +63,11 @@ fn a_report_has_the_numbers_of_the_files() {
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
-    assert!(!text.contains("truncated"), "an alarm that is over");
+    assert!(!text.contains("truncated"), "ended alarms must not be listed");
 }
 
 #[test]
-fn samples_are_of_the_last_step_and_texts_of_tokens_are_joined() {
+fn samples_come_from_the_last_step_and_tokens_are_joined() {
     let dir = tempfile::tempdir().unwrap();
     let group = |step: u64, text: &str| {
         let completion = |place: usize| Completion {
@@ -99,7 +99,7 @@ fn samples_are_of_the_last_step_and_texts_of_tokens_are_joined() {
 }
 
 #[test]
-fn two_runs_stand_side_by_side_with_the_ratio() {
+fn two_runs_are_shown_side_by_side_with_ratios() {
     let dir = tempfile::tempdir().unwrap();
     let reports = [run(dir.path(), "before", 0.5, 5.0), run(dir.path(), "after", 1.0, 2.0)];
     let text = unaligned(&markdown(&reports));
@@ -112,9 +112,9 @@ fn two_runs_stand_side_by_side_with_the_ratio() {
     assert!(page.contains("<td>2.50 ×</td>"), "{page}");
 }
 
-/// A row: the configurations of two runs, and the text of the rows of the table of differences.
+/// A row: the configurations of two runs, and the expected rows of the table of differences.
 #[test]
-fn two_runs_show_only_the_keys_that_differ() {
+fn only_differing_keys_of_two_runs_are_listed() {
     let rows: &[(&str, &str, &[&str])] = &[
         ("seed = 1", "seed = 1", &[]),
         ("seed = 1", "seed = 2", &["seed 1 2"]),
@@ -147,7 +147,7 @@ fn two_runs_show_only_the_keys_that_differ() {
             let root = dir.path().join(name);
             fs::create_dir(&root).unwrap();
             fs::write(root.join("config.toml"), format!("{config}\n")).unwrap();
-            // One logged line.
+            // The run has only one logged line.
             fs::write(root.join("metrics.jsonl"), "{\"step\":1,\"reward\":0.5}\n").unwrap();
             Report::read(&root).unwrap()
         });
@@ -157,7 +157,7 @@ fn two_runs_show_only_the_keys_that_differ() {
         let (text, page) = (unaligned(&markdown(&reports)), html(&reports));
         assert_eq!(text.contains("No key of their configurations."), expected.is_empty(), "{text}");
         assert_eq!(page.contains("No key of their configurations."), expected.is_empty(), "{page}");
-        // The metrics of a run with one logged line are shown.
+        // The metrics of a run with only one logged line are shown.
         assert!(text.contains("| reward | 0.500 | 0.500 | 0.500 | 0.500 |"), "{text}");
         assert_eq!(page.matches("<polyline").count(), 2, "{page}");
         // The report of a single run lists its keys as facts.
@@ -167,7 +167,7 @@ fn two_runs_show_only_the_keys_that_differ() {
 }
 
 #[test]
-fn texts_of_a_run_do_not_become_markup() {
+fn text_from_a_run_is_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let mut report = run(dir.path(), "<script>alert(1)</script>".replace('/', "_").as_str(), 1.0, 5.0);
     let bad = "<img src=x onerror=alert(1)>\u{1b}[31m\"".to_owned();
@@ -177,15 +177,15 @@ fn texts_of_a_run_do_not_become_markup() {
         assert!(!page.contains(tag), "{tag}");
     }
     assert!(page.contains("&lt;img src=x onerror=alert(1)&gt;"));
-    // The page does not load scripts or other files.
+    // The page loads neither scripts nor other files.
     assert!(page.contains("default-src 'none'") && !page.contains("://"), "{page}");
 }
 
 #[test]
-fn a_directory_that_is_not_a_run_is_refused_and_a_missing_profile_reported() {
+fn other_directories_are_refused_and_a_missing_profile_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let error = Report::read(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("no run's directory"), "{error}");
+    assert!(error.contains("not a run's directory"), "{error}");
     fs::write(dir.path().join("config.toml"), "seed = 1\n").unwrap();
     let text = markdown(&[Report::read(dir.path()).unwrap()]);
     assert!(text.contains("Too early to tell") && text.contains("No profile.json"), "{text}");

@@ -1,4 +1,4 @@
-//! The time of training runs by stage, as sentences and a table; `markdown` and `html` format both.
+//! The time of training runs by stage, as sentences and a table; `markdown` and `html` format them.
 
 use super::{Report, distinct, line, number};
 use lockstep::directory::ProfileRecord;
@@ -7,9 +7,9 @@ use telemetry::Finding;
 /// Seconds, operations and bytes of a stage.
 type Sums = (f64, f64, f64);
 
-/// Seconds per step by stage; for two runs also how many times as fast the second is.
+/// Seconds per step by stage; for two runs, also how many times faster the second one is.
 pub struct Time {
-    /// A line for each run with timed stages, or one line that reports that none has them.
+    /// One line per run with timed stages, or one line that no run has them.
     pub says: Vec<String>,
     /// The table: the column names, then a row for each stage. Empty if no run was timed.
     pub rows: Vec<Vec<String>>,
@@ -50,7 +50,7 @@ impl Time {
     }
 }
 
-/// The findings, the most expensive first, each with a text of the seconds of a step that could be saved; the text is
+/// The findings, the most expensive first, each with the seconds per step that could be saved, as text; the text is
 /// empty if they are unknown.
 pub fn gains(profile: &ProfileRecord) -> Vec<(&Finding, String)> {
     let words = |seconds: f64| format!(", up to {} s of a step", number(seconds));

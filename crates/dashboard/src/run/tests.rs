@@ -3,7 +3,7 @@ use crate::lines::PIECE;
 use std::io::Write;
 
 #[test]
-fn a_log_is_read_on_and_anew_when_it_begins_anew() {
+fn a_log_is_read_incrementally_and_again_if_it_was_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("metrics.jsonl");
     std::fs::write(&log, "{\"step\":1,\"reward\":0.5}\n{\"step\":2,\"rew").unwrap();
@@ -15,7 +15,7 @@ fn a_log_is_read_on_and_anew_when_it_begins_anew() {
     run.refresh();
     assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
     assert_eq!(run.alarms(&run.verdict())[0]["alarm"]["id"], "truncated");
-    assert_eq!(run.facts("x")["written_s"], json!([null, null]), "lines without a time");
+    assert_eq!(run.facts("x")["written_s"], json!([null, null]), "these lines have no time");
     assert_eq!((run.alarms(&run.verdict()).len(), run.active_alarms(&run.verdict()).len()), (1, 1));
     assert_eq!(run.state(), "stopped");
     std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();
@@ -25,9 +25,9 @@ fn a_log_is_read_on_and_anew_when_it_begins_anew() {
     assert_eq!(run.facts("x")["groups"], Value::Null);
 }
 
-/// A row: the steps taken out of 3, whether there is a model, and the state.
+/// A row: the number of steps taken (of 3), whether there is a model, and the state.
 #[test]
-fn a_run_that_took_all_of_its_steps_has_finished() {
+fn a_run_that_took_all_its_steps_has_finished() {
     for (steps, has_model, state) in
         [(0, false, "stopped"), (2, false, "stopped"), (3, false, "finished"), (2, true, "finished")]
     {
@@ -44,10 +44,10 @@ fn a_run_that_took_all_of_its_steps_has_finished() {
     }
 }
 
-/// Findings are sorted by the seconds of a step that they cost; findings with unknown seconds come last. Processor
-/// seconds include steps and evaluations.
+/// Findings are sorted by their cost in seconds per step; findings with unknown cost come last. CPU seconds include
+/// steps and evaluations.
 #[test]
-fn findings_have_the_seconds_that_could_be_saved() {
+fn findings_list_the_seconds_that_could_be_saved() {
     let dir = tempfile::tempdir().unwrap();
     let finding = |id: &str| json!({ "id": id, "says": "", "evidence": "", "remedy": "", "steps": [2, 5] });
     let stage = |path: &str, seconds: f64| json!({ "path": path, "seconds": seconds, "flops": 0.0, "bytes": 0.0 });
@@ -68,7 +68,7 @@ fn findings_have_the_seconds_that_could_be_saved() {
 
 /// A long log is read in pieces, and files that are not logs (a sparse file, an endless line) do not fill the memory.
 #[test]
-fn a_log_is_read_piece_by_piece() {
+fn a_long_log_is_read_in_pieces() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("metrics.jsonl");
     let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"more\":\"{}\"}}\n", "x".repeat(9000));
@@ -93,9 +93,9 @@ fn a_log_is_read_piece_by_piece() {
     assert!(run.series().last_step().is_none() && run.verdict().says.contains("metrics.jsonl is a symbolic link"));
 }
 
-/// A row: logged lines, the steps' own lines, the number of values that the verdict counts, and its state.
+/// A row: logged lines, lines of steps.jsonl, the number of values that the verdict counts, and its state.
 #[test]
-fn a_run_is_judged_by_its_steps_own_values() {
+fn a_verdict_uses_the_values_of_every_step() {
     let line = |key: &str, step: u64, value: f64| json!({"step": step, key: value}).to_string();
     let all = |key: &'static str, steps: std::ops::RangeInclusive<u64>| -> String {
         steps.map(|step| line(key, step, step as f64) + "\n").collect()
@@ -112,26 +112,26 @@ fn a_run_is_judged_by_its_steps_own_values() {
         (some("reward", &[10, 20, 30]), all("reward", 1..=30), "reward", None, "learning"),
         (some("reward", &[10]), all("reward", 1..=12), "reward", None, "learning"),
         (some("reward", &[3]), all("reward", 1..=3), "reward", Some(3), "nothing"),
-        // Older runs have only logged values.
+        // Runs of older versions have only logged values.
         (some("reward", &[10, 20, 30]), none(), "reward", Some(3), "nothing"),
         (some("reward", &[10, 20, 30, 40]), none(), "reward", None, "learning"),
-        // Resumed by this version: a step's values begin behind the logged ones.
+        // The run was resumed by this version: per-step values follow the logged values.
         (some("reward", &[10, 20, 30]), all("reward", 21..=30), "reward", None, "learning"),
         (some("reward", &[10, 20]), all("reward", 21..=21), "reward", Some(3), "nothing"),
         (some("reward", &[10, 20, 30]), some("reward", &[21, 30]), "reward", None, "learning"),
-        // A generation every other step.
+        // A run with a generation every other step.
         (some("reward", &[10]), some("reward", &[1, 3, 5, 7, 9]), "reward", None, "learning"),
         (some("reward", &[4]), some("reward", &[1, 3]), "reward", Some(2), "nothing"),
-        // Other metrics, by which other runs are judged.
+        // Other metrics, which determine the verdicts of other kinds of runs.
         (none(), all("rewards/accuracies", 1..=3), "rewards/accuracies", Some(3), "nothing"),
         (none(), all("rewards/accuracies", 1..=9), "rewards/accuracies", None, "learning"),
         (none(), all("accuracy", 1..=9), "accuracy", None, "learning"),
         (none(), all("loss", 1..=9), "loss", None, "worse"),
         (none(), all("loss", 1..=2), "loss", Some(2), "nothing"),
-        // The reward comes first, wherever it is.
+        // The reward takes precedence over other metrics.
         (some("reward", &[10]), all("loss", 1..=9), "reward", Some(1), "nothing"),
         (all("loss", 1..=9), all("reward", 1..=2), "reward", Some(2), "nothing"),
-        // An evaluation is not a step.
+        // Values of evaluations do not count.
         (some("eval_reward", &[1, 2, 3, 4]), all("reward", 1..=3), "reward", Some(3), "nothing"),
         // A value that is not a number, an incomplete line, and a line that is not JSON.
         (none(), all("reward", 1..=3) + "{\"step\":4,\"reward\":null}\n", "reward", Some(3), "nothing"),
@@ -151,7 +151,7 @@ fn a_run_is_judged_by_its_steps_own_values() {
         let expected = few.map(|n| format!("Too early to tell: {} of {key}, and 4 are needed.", values(n)));
         assert_eq!(found, state, "{logged} {own}: {says}");
         assert!(expected.is_none_or(|expected| says == expected) && says.contains(key), "{logged} {own}: {says}");
-        // Incremental reading gives the same, also after the file was replaced.
+        // Incremental reading gives the same verdict, also after the file was replaced.
         let mut other = RunFiles::new(dir.path().to_owned());
         std::fs::write(dir.path().join("steps.jsonl"), "{\"step\":1,\"reward\":77}\n").unwrap();
         other.refresh();
@@ -162,7 +162,7 @@ fn a_run_is_judged_by_its_steps_own_values() {
 }
 
 #[test]
-fn an_alarm_that_ended_is_one_alarm_and_not_active() {
+fn an_ended_alarm_is_listed_once_and_not_active() {
     let dir = tempfile::tempdir().unwrap();
     let line = |step: u64, alarm: Value| json!({ "step": step, "alarm": alarm }).to_string() + "\n";
     // An alarm that is raised, ended and raised again, and an alarm for each of two rewards.
@@ -187,7 +187,7 @@ fn an_alarm_that_ended_is_one_alarm_and_not_active() {
 }
 
 #[test]
-fn the_facts_of_a_run_are_those_of_its_files() {
+fn the_facts_of_a_run_are_read_from_its_files() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let mut run = RunFiles::new(root.to_owned());
@@ -215,7 +215,7 @@ fn the_facts_of_a_run_are_those_of_its_files() {
     ]);
     for (key, value) in [
         ("id", json!("it")),
-        // All steps that it was to take.
+        // The run took all its planned steps.
         ("state", json!("finished")),
         ("step", json!(9)),
         ("total", json!(9)),
@@ -241,7 +241,7 @@ fn the_facts_of_a_run_are_those_of_its_files() {
     assert_eq!(run.verdict(), verdict(judged, &[], &[]));
     assert!(facts["meanings"]["reward"].as_str().is_some_and(|text| !text.is_empty()));
     assert_eq!(run.mark(), (lines.len() as u64, 0));
-    // The configuration's number of steps wins if it is positive.
+    // The configured number of steps takes precedence if it is positive.
     for (steps, total) in [("12", Some(12)), ("-1", Some(9)), ("0", Some(9)), ("1", Some(1))] {
         write("config.toml", &format!("max_steps = {steps}\n"));
         assert_eq!(run.progress(), (9, total));
@@ -249,7 +249,7 @@ fn the_facts_of_a_run_are_those_of_its_files() {
     std::fs::create_dir(root.join("model")).unwrap();
     assert_eq!(run.state(), "finished");
     let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    // The lock decides, whichever process has the number here.
+    // The lock determines the state, regardless of which process has the recorded PID on this machine.
     for (host, pid, is_locked, state) in [
         (here.trim(), std::process::id(), false, "finished"),
         (here.trim(), std::process::id(), true, "running"),
@@ -267,7 +267,7 @@ fn the_facts_of_a_run_are_those_of_its_files() {
 }
 
 #[test]
-fn recorded_groups_are_opened_again_as_they_grow() {
+fn files_of_recorded_groups_are_reopened_as_they_grow() {
     use crate::groups::tests::recorded;
     use lockstep::wire::Group;
     let dir = tempfile::tempdir().unwrap();
@@ -276,7 +276,7 @@ fn recorded_groups_are_opened_again_as_they_grow() {
     let group = |step: Option<u64>| Group { step, prompt_ids: vec![1], ..Group::default() };
     recorded(dir.path(), [group(Some(4)), group(Some(2)), group(None)]);
     let first = run.groups().unwrap();
-    assert!(Arc::ptr_eq(&first, &run.groups().unwrap()), "nothing has changed");
+    assert!(Arc::ptr_eq(&first, &run.groups().unwrap()), "an unchanged file must not be reopened");
     assert_eq!((steps_of(Some(&first)), steps_of(None)), ([Some(2), Some(4)], [None, None]));
     recorded(dir.path(), [group(Some(7))]);
     assert_eq!(run.groups().unwrap().index().len(), 4);

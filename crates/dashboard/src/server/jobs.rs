@@ -1,5 +1,5 @@
-//! HTTP routes for jobs: list what can be started, start and stop a job, read its output. This crate does not start
-//! programs: its caller may pass an implementation of [`Jobs`].
+//! HTTP routes for jobs: list the possible jobs, start and stop a job, read its output. This crate does not start
+//! programs: the caller may pass an implementation of [`Jobs`].
 
 use super::{Shared, answer, missing, number, words};
 use axum::body::Bytes;
@@ -14,29 +14,30 @@ pub trait Jobs: Send + Sync {
     /// `most_steps` and `job`.
     fn state(&self) -> Value;
 
-    /// The lines of job `number` from index `from` on, and its state; `None` if that job is no longer the last one.
+    /// The output lines of job `number` starting at index `from`, and its state; `None` if it is no longer the last
+    /// job.
     fn events(&self, number: u64, from: usize) -> Option<(Vec<Value>, &'static str)>;
 
     /// Starts the requested job: `{"algorithm": …, "shape": …, "levels": [ids], "steps": n}`, or with a `preset`
     /// instead of the algorithm. Returns the new state.
     fn start(&self, asked: &Value) -> Result<Value, Refusal>;
 
-    /// Stops the running job. Its measurements so far are kept.
+    /// Stops the running job. Its results so far are kept.
     fn stop(&self);
 }
 
-/// Why a job was not started.
+/// The reason why a job was not started.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The page may not start jobs.
     NotAllowed,
     /// Another job is running.
     Busy,
-    /// The request does not describe a valid job; holds the reason.
+    /// The request does not describe a valid job, for this reason.
     Bad(String),
 }
 
-/// The jobs of a page that can start none.
+/// The jobs of a page that cannot start any.
 pub(super) struct NoJobs;
 
 impl Jobs for NoJobs {
@@ -62,7 +63,7 @@ pub(super) async fn state(State(site): Shared) -> Response {
 pub(super) async fn start(State(site): Shared, body: Bytes) -> Response {
     let asked: Value = match serde_json::from_slice(&body) {
         Ok(asked) => asked,
-        Err(error) => return (StatusCode::BAD_REQUEST, format!("the job is no JSON: {error}")).into_response(),
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("the job must be JSON: {error}")).into_response(),
     };
     match site.jobs.start(&asked) {
         Ok(state) => answer(&state),

@@ -1,4 +1,4 @@
-//! Requests as a browser sends them, to a server that listens.
+//! Tests that send requests like a browser to a listening server.
 
 use super::jobs::Refusal;
 use super::*;
@@ -12,7 +12,7 @@ struct Listening {
     dir: tempfile::TempDir,
 }
 
-/// A server with a run of so many steps.
+/// A server with a run of this many steps.
 fn listening(steps: u64) -> Listening {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("a");
@@ -34,7 +34,7 @@ impl Listening {
         stream
     }
 
-    /// Status, and all that came.
+    /// Returns the status and the whole response.
     fn get_as(&self, path: &str, host: &str) -> (u16, String) {
         let mut text = String::new();
         self.open(path, host).read_to_string(&mut text).unwrap();
@@ -53,7 +53,7 @@ impl Listening {
 }
 
 #[test]
-fn runs_facts_and_series_are_answered() {
+fn runs_facts_and_series_are_served() {
     let site = listening(10);
     let runs = site.json("/api/runs");
     assert_eq!((&runs[0]["id"], &runs[0]["step"], &runs[0]["total"]), (&json!("a"), &json!(10), &json!(10)));
@@ -69,7 +69,7 @@ fn runs_facts_and_series_are_answered() {
 }
 
 #[test]
-fn a_hundred_thousand_steps_are_answered_in_little() {
+fn a_hundred_thousand_steps_give_a_small_response() {
     let site = listening(100_000);
     site.json("/api/runs");
     let (_, text) = site.get("/api/runs/a/series?keys=reward,loss&px=800");
@@ -77,7 +77,7 @@ fn a_hundred_thousand_steps_are_answered_in_little() {
 }
 
 #[test]
-fn a_chart_may_be_along_minutes_or_tokens() {
+fn series_may_use_minutes_or_tokens_as_their_axis() {
     let site = listening(0);
     let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"step_time\":60,\"num_tokens\":{step}0}}\n");
     std::fs::write(site.dir.path().join("a/metrics.jsonl"), (1..=5).map(line).collect::<String>()).unwrap();
@@ -90,7 +90,7 @@ fn a_chart_may_be_along_minutes_or_tokens() {
 }
 
 #[test]
-fn other_hosts_and_paths_outside_of_the_page_are_refused() {
+fn foreign_hosts_and_unknown_paths_are_refused() {
     let site = listening(3);
     for host in ["evil.example", "evil.example:PORT", "localhost:1", "127.0.0.1"] {
         assert_eq!(site.get_as("/api/runs", host).0, 421, "{host}");
@@ -107,7 +107,7 @@ fn other_hosts_and_paths_outside_of_the_page_are_refused() {
 }
 
 #[test]
-fn beyond_this_machine_nothing_is_answered_without_the_token() {
+fn other_machines_are_refused_without_the_token() {
     let (_, token) = Guard::new("0.0.0.0", "0.0.0.0".parse().unwrap(), 1).unwrap();
     assert!(token.is_some());
     let server = Server::bind("0.0.0.0", 0, Runs::new(Vec::new())).unwrap();
@@ -127,7 +127,7 @@ fn beyond_this_machine_nothing_is_answered_without_the_token() {
 }
 
 #[test]
-fn news_are_streamed_and_the_65th_stream_is_refused() {
+fn updates_are_streamed_and_the_65th_stream_is_refused() {
     let site = listening(3);
     site.json("/api/runs");
     let mut streams: Vec<TcpStream> = (0..STREAMS).map(|_| site.open("/api/events?run=a", "localhost:PORT")).collect();
@@ -142,7 +142,7 @@ fn news_are_streamed_and_the_65th_stream_is_refused() {
         assert!(text.contains("200 OK"), "{text}");
     }
     assert_eq!(site.get("/api/events?run=a").0, 503);
-    // A closed stream makes room.
+    // Closing streams makes room for a new one.
     streams.clear();
     testing::wait_until("there is room", || {
         let mut stream = site.open("/api/events?run=a", "localhost:PORT");
@@ -152,7 +152,7 @@ fn news_are_streamed_and_the_65th_stream_is_refused() {
     });
 }
 
-/// Jobs that can be started if `allowed`, and start nothing.
+/// Jobs that can be started if `allowed`, but do nothing.
 struct OneJob {
     allowed: bool,
 }
@@ -173,9 +173,9 @@ impl Jobs for OneJob {
     fn stop(&self) {}
 }
 
-/// Jobs are refused without --allow-run, and from a page of another site, each with the reason.
+/// Jobs are refused without --allow-run and for pages of other sites, each with the reason.
 #[test]
-fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
+fn only_the_page_may_start_jobs_and_only_if_allowed() {
     for allowed in [false, true] {
         let server = Server::bind("127.0.0.1", 0, Runs::new(Vec::new())).unwrap();
         let server = server.with_jobs(OneJob { allowed });
@@ -209,7 +209,7 @@ fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
 }
 
 #[test]
-fn queries_are_decoded_and_numbers_have_defaults() {
+fn queries_are_decoded_and_missing_numbers_get_defaults() {
     let of = |query: &str| words(&format!("/x?{query}").parse().unwrap());
     let pairs = of("a=1&b=x+y%26%C3%A9&c&&d=1=2&a=3");
     let expected = [("a", "3"), ("b", "x y&é"), ("c", ""), ("d", "1=2")];
@@ -222,7 +222,7 @@ fn queries_are_decoded_and_numbers_have_defaults() {
 }
 
 #[test]
-fn an_evaluation_before_the_first_step_is_in_the_series() {
+fn the_series_includes_an_evaluation_before_the_first_step() {
     let site = listening(2);
     let lines = ["{\"step\":0,\"eval_reward\":0.5}\n", "{\"step\":1,\"reward\":1}\n"];
     std::fs::write(site.dir.path().join("a/metrics.jsonl"), lines.concat()).unwrap();
@@ -254,7 +254,7 @@ fn with_groups() -> Listening {
 }
 
 #[test]
-fn each_parameter_of_an_address_has_its_effect() {
+fn every_url_parameter_has_an_effect() {
     let site = with_groups();
     let numbers = |query: &str| -> Vec<u64> {
         let answer = site.json(&format!("/api/runs/a/groups?{query}"));
@@ -316,7 +316,7 @@ fn each_parameter_of_an_address_has_its_effect() {
         (steps(""), steps("from=2"), steps("to=2"), steps("px=0")),
         (json!([1, 2, 3]), json!([2, 3]), json!([1, 2]), json!([0]))
     );
-    assert_eq!(site.json("/api/runs/a/series?keys=reward&x=tokens")["x"], json!([]), "it logs no tokens");
+    assert_eq!(site.json("/api/runs/a/series?keys=reward&x=tokens")["x"], json!([]), "the run does not log tokens");
     let (status, why) = site.get("/api/runs/a/series?keys=reward&x=hours");
     assert!(status == 400 && why.ends_with("x = \"hours\" is not an axis: it is step, minutes or tokens"), "{why}");
     assert_eq!(site.json("/api/runs/a/series?keys=reward,,loss")["keys"].as_object().unwrap().len(), 2);
@@ -343,7 +343,7 @@ fn each_parameter_of_an_address_has_its_effect() {
 }
 
 #[test]
-fn the_report_of_one_run_or_two_is_downloaded() {
+fn reports_of_one_or_two_runs_can_be_downloaded() {
     let site = listening(10);
     let other = site.dir.path().join("two");
     std::fs::create_dir(&other).unwrap();
@@ -361,7 +361,7 @@ fn the_report_of_one_run_or_two_is_downloaded() {
 }
 
 #[test]
-fn each_answer_has_its_type_and_the_headers_of_a_browser() {
+fn every_response_has_a_content_type_and_security_headers() {
     let site = listening(3);
     let (status, text) = site.get("/api/runs");
     assert_eq!(status, 200);
@@ -392,11 +392,11 @@ fn each_answer_has_its_type_and_the_headers_of_a_browser() {
     let server = Server::bind("127.0.0.1", 0, Runs::new(Vec::new())).unwrap();
     let port = server.listener.local_addr().unwrap().port();
     assert_eq!(server.url, format!("http://127.0.0.1:{port}/"));
-    assert!(Server::bind("127.0.0.1", port, Runs::new(Vec::new())).is_err(), "it is taken");
+    assert!(Server::bind("127.0.0.1", port, Runs::new(Vec::new())).is_err(), "a used port must be refused");
 }
 
 #[test]
-fn a_token_becomes_a_cookie_that_scripts_cannot_read() {
+fn the_token_is_stored_in_a_cookie_that_scripts_cannot_read() {
     let site = listening(1);
     let login = |header: &str| {
         let mut stream = TcpStream::connect(("127.0.0.1", site.port)).unwrap();
@@ -415,7 +415,7 @@ fn a_token_becomes_a_cookie_that_scripts_cannot_read() {
 }
 
 #[test]
-fn an_event_has_the_state_and_is_not_sent_to_a_page_that_has_it() {
+fn an_event_is_not_sent_to_a_page_that_already_has_it() {
     let site = listening(4);
     let log = site.dir.path().join("a/metrics.jsonl");
     let length = || std::fs::metadata(&log).unwrap().len();

@@ -10,8 +10,8 @@ fn noisy(n: usize, of: impl Fn(f64) -> f64) -> Vec<f64> {
     (0..n).map(|i| of(i as f64 / n as f64) + 0.05 * (((i * 5) % 7) as f64 / 3.0 - 1.0)).collect()
 }
 
-/// Rewards of 60 steps of GRPO on a story model, with a learning rate of 1e-4: means of ten steps are 0.97, 1.27,
-/// 1.67, 2.02, 2.19, 2.44.
+/// Rewards of 60 steps of GRPO on a story model, with learning rate 1e-4. The means of ten steps are 0.97, 1.27, 1.67,
+/// 2.02, 2.19, 2.44.
 #[rustfmt::skip]
 const RISING: [f64; 60] = [
     0.863, 0.956, 0.956, 0.894, 0.988, 0.956, 1.05, 1.019, 1.019, 0.956, 1.144, 1.05, 1.331, 1.05, 1.237,
@@ -20,7 +20,7 @@ const RISING: [f64; 60] = [
     2.144, 2.237, 2.237, 2.112, 2.05, 2.394, 2.55, 2.55, 2.019, 2.456, 2.425, 2.456, 2.394, 2.581, 2.675,
     2.331,
 ];
-/// The same with 3e-4: 1.13, 2.04, 2.66, 2.79, 2.78, 2.79.
+/// The same with learning rate 3e-4: 1.13, 2.04, 2.66, 2.79, 2.78, 2.79.
 #[rustfmt::skip]
 const LEVEL: [f64; 60] = [
     0.863, 0.956, 1.019, 0.956, 1.081, 1.394, 1.237, 1.144, 1.144, 1.487, 1.581, 1.581, 1.925, 1.862,
@@ -30,7 +30,7 @@ const LEVEL: [f64; 60] = [
 ];
 
 #[test]
-fn the_first_metric_to_move_is_found_by_its_half_way_step() {
+fn the_first_metric_to_move_is_found_by_its_halfway_step() {
     let of = |of: &dyn Fn(f64) -> f64| -> Option<Moved> {
         let values = noisy(60, of);
         moved(&(1..).zip(values).collect::<Vec<_>>())
@@ -39,7 +39,7 @@ fn the_first_metric_to_move_is_found_by_its_half_way_step() {
     assert!((16..=20).contains(&half(0.3)), "{}", half(0.3));
     assert!((40..=44).contains(&half(0.7)), "{}", half(0.7));
     assert_eq!(of(&|_| 0.8).unwrap().half, None, "noise alone");
-    // A falling metric moves, too. A constant metric has zero noise and does not move.
+    // A falling metric moves, too. A constant metric has no noise and does not move.
     assert_eq!(of(&|t| -t).unwrap().half.map(|step| step / 10), Some(3));
     assert_eq!(moved(&[(1, 0.8); 9]).unwrap().half, None);
     assert_eq!(moved(&[(1, 0.8); 3]), None);
@@ -50,9 +50,9 @@ fn a_run_is_level_only_if_its_last_third_is_level() {
     let of = |values: &[f64]| verdict("reward", values, true);
     assert_eq!(of(&RISING).says, "Learning: reward went from 0.863 to 2.48, and it still improves.");
     assert_eq!(of(&LEVEL).says, "Learned: reward went from 0.863 to 2.79, and is level now.");
-    // The same run while it still rose.
+    // The same run, while the reward still rose.
     assert_eq!(of(&LEVEL[..24]).state, "learning");
-    // Level on average, but so noisy that a rise cannot be told from none.
+    // Level on average, but too noisy to exclude a rise.
     let noisy: Vec<f64> = LEVEL.iter().enumerate().map(|(i, x)| x + [0.3, -0.3, -0.3, 0.3][i % 4]).collect();
     assert_eq!(of(&noisy).state, "learned");
     let fell: Vec<f64> = LEVEL.iter().enumerate().map(|(i, x)| x - 0.03 * i.saturating_sub(40) as f64).collect();
@@ -63,7 +63,7 @@ fn a_run_is_level_only_if_its_last_third_is_level() {
 }
 
 #[test]
-fn each_shape_of_a_curve_has_its_state() {
+fn each_shape_of_a_curve_gives_the_expected_state() {
     let state = |values: &[f64]| verdict("reward", values, true).state;
     assert_eq!(state(&noisy(200, |t| t)), "learning");
     assert_eq!(state(&noisy(200, |t| (4.0 * t).min(1.0))), "level");
@@ -76,10 +76,10 @@ fn each_shape_of_a_curve_has_its_state() {
     assert_eq!(says, "Learned: reward went from -0.050 to 0.997, and is level now.");
 }
 
-/// Rewards rise from 0.7 to 0.9, and one step's prompts change them by 0.3: the first value is not a sufficient
-/// reference, the mean of the first tenth is.
+/// Rewards rise from 0.7 to 0.9, and the prompts of a step change them by up to 0.3. The first value alone is not a
+/// sufficient reference, but the mean of the first tenth is.
 #[test]
-fn a_noisy_first_step_does_not_hide_that_a_run_learns() {
+fn a_noisy_first_step_does_not_hide_learning() {
     let of = |n: usize, gain: f64, first: f64| {
         let mut values: Vec<f64> = (0..n)
             .map(|i| 0.7 + gain * (2.0 * i as f64 / n as f64).min(1.0) + 0.15 * (((i * 5) % 7) as f64 / 3.0 - 1.0))
@@ -88,7 +88,7 @@ fn a_noisy_first_step_does_not_hide_that_a_run_learns() {
         verdict("reward", &values, true)
     };
     let rows = [
-        // (values, gain, the first value, the state)
+        // The columns: number of values, gain, the first value, whether the run learns.
         (100, 0.3, 0.95, true),
         (100, 0.2, 0.7, true),
         (100, 0.2, 0.5, true),
@@ -97,10 +97,10 @@ fn a_noisy_first_step_does_not_hide_that_a_run_learns() {
         (20, 0.6, 0.95, true),
         (200, 0.15, 0.95, true),
         (1000, 0.1, 0.95, true),
-        // With so few values a tenth is one value.
+        // With so few values, a tenth is one value.
         (12, 0.2, 0.95, false),
         (4, 0.2, 0.95, false),
-        // Nothing is learned.
+        // The run learns nothing.
         (20, 0.0, 0.95, false),
         (100, 0.0, 0.7, false),
         (100, 0.0, 0.95, false),
@@ -116,12 +116,12 @@ fn a_noisy_first_step_does_not_hide_that_a_run_learns() {
     assert!(of(100, 0.3, 0.95).says.starts_with("Learned: reward went from 0.7"), "{}", of(100, 0.3, 0.95).says);
 }
 
-/// −1 to 1, repeating every seven values.
+/// Noise between −1 and 1 that repeats every seven values.
 fn noise(i: usize) -> f64 {
     ((i * 5) % 7) as f64 / 3.0 - 1.0
 }
 
-/// A loss that begins at 3.1, blows up in step 2, and then falls to `to`.
+/// A loss that starts at 3.1, blows up in step 2, and then falls to `to`.
 fn recovers(to: f64, n: usize) -> Vec<f64> {
     let after = (0..n - 4).map(|i| to + 900.0 * 0.93f64.powi(i as i32) + 0.01 * noise(i));
     [3.1, 3933.0, 2800.0, 1500.0].into_iter().chain(after).collect()
@@ -137,35 +137,35 @@ fn rises(from: f64, gain: f64, width: f64) -> Vec<f64> {
     (0..199).map(|i| from + gain * (i as f64 / 100.0).min(1.0) + width * noise(i)).collect()
 }
 
-/// The first part, then the second one.
+/// Concatenates the two parts.
 fn then(first: &[f64], second: &[f64]) -> Vec<f64> {
     [first, second].concat()
 }
 
-/// A row: the kind of run, the judged metric, its values, the state, and words of the sentence.
+/// A row: the kind of run, the metric, its values, the expected state, and words of the sentence.
 #[test]
-fn a_run_that_lost_its_first_value_has_not_learned() {
+fn a_run_below_its_first_value_has_not_learned() {
     const NAN: f64 = f64::NAN;
     let mut with_nan = falls(200);
     with_nan[80..82].fill(NAN);
     let negative: Vec<f64> = recovers(574.0, 200).iter().map(|x| -x).collect();
     let swings = then(&[3.1, 3933.0, 50.0, 2800.0, 700.0, 1500.0], &recovers(574.0, 200)[4..]);
     let rows: [(&str, &str, Vec<f64>, &str, &str); 24] = [
-        // Blow up in step 2 and partial recovery.
+        // The loss blows up in step 2 and recovers partially.
         ("SFT", "loss", recovers(574.0, 200), "worse", "Worse: loss went from 3.10 to 574."),
         ("SFT", "loss", recovers(574.0, 40), "worse", "from 3.10 to 653."),
         ("SFT", "loss", recovers(574.0, 10), "not yet", "began at 3.10 and is 1224"),
         ("SFT", "loss", then(&[NAN], &recovers(574.0, 200)), "worse", "from 3.10 to 574"),
         ("SFT", "loss", swings, "not yet", "began at 3.10 and is 574"),
-        // A whole recovery is an improvement over the first value, not over the worst ones.
+        // A full recovery counts as an improvement over the first value, not over the worst values.
         ("SFT", "loss", recovers(1.0, 200), "level", "Learned: loss went from 3.10 to 1.00, and is level now."),
         ("SFT", "loss", recovers(3.1, 400), "not yet", "began at 3.10 and is 3.10"),
-        // Blow up late.
+        // The loss blows up late.
         ("SFT", "loss", then(&falls(200)[..197], &[900.0, 1800.0, 3600.0]), "worse", "to 316."),
         ("SFT", "loss", then(&falls(200)[..199], &[9.0]), "not yet", "began at 2.95 and is 9.00"),
-        // Nothing blows up.
+        // The loss does not blow up.
         ("SFT", "loss", falls(200), "learning", "from 2.95 to 0.6"),
-        // NaN in the middle, at the end, in the last step, in the first one.
+        // NaN in the middle, at the end, in the last step, in the first step.
         ("SFT", "loss", with_nan, "learning", "from 2.95 to 0.6"),
         ("SFT", "loss", then(&falls(150), &[NAN; 50]), "worse", "2.95, and its last 20 values are NaN or infinite."),
         ("SFT", "loss", then(&falls(199), &[NAN]), "learning", "from 2.95"),
@@ -191,7 +191,7 @@ fn a_run_that_lost_its_first_value_has_not_learned() {
 }
 
 #[test]
-fn each_state_has_its_sentence() {
+fn each_state_gives_the_expected_sentence() {
     let says = |values: &[f64], higher| verdict("loss", values, higher).says;
     assert_eq!(says(&[1.0], true), "Too early to tell: 1 value of loss, and 4 are needed.");
     assert_eq!(says(&[1.0, 2.0, 3.0], true), "Too early to tell: 3 values of loss, and 4 are needed.");
@@ -205,9 +205,10 @@ fn each_state_has_its_sentence() {
     assert_eq!(fell.says, "Learned: loss went from 0.000 to 16.5, but it became worse in the last third of the steps.");
 }
 
-/// A row: a curve, the alarms (id, since, until), held-out values, whether the run has ended, state and sentence.
+/// A row: a curve, the alarms (id, since, until), held-out values, whether the run has ended, and the expected state
+/// and sentence.
 #[test]
-fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
+fn the_verdict_includes_alarms_held_out_values_and_the_end() {
     const LEVEL_NOW: &str = "Learned: reward went from 0.863 to 2.79, and is level now.";
     const RISES: &str = "Learning: reward went from 0.863 to 2.48, and it still improves.";
     type Row<'a> = (&'a [f64], &'a [(&'a str, u64, Option<u64>)], &'a [f64], bool, &'a str, &'a str);

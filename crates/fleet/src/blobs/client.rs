@@ -4,17 +4,17 @@ use super::{Head, hash};
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// A connection that is not made within this time is tried again.
+/// The timeout of an attempt to connect.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A block that has not arrived within this time is requested again.
+/// The timeout of a request for a block. The block is then requested again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before a block is requested again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How often a block may arrive with a wrong hash before fetching fails.
+/// A fetch fails after a block has arrived this many times with a wrong hash.
 const TRIES: usize = 3;
-/// After this time without a connection, the user is told.
+/// If the server cannot be reached for this long, the user is warned.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The largest response for a head, in bytes.
+/// The maximum size of a head, in bytes.
 const LONGEST_HEAD: u64 = 64 << 20;
 
 /// Fetches blobs from a server.
@@ -23,7 +23,7 @@ pub struct Client {
     /// The address of the server, `http://HOST:PORT`.
     url: String,
     authorization: Option<String>,
-    /// Called once with a message if the server cannot be reached.
+    /// Called once with a warning if the server cannot be reached.
     say: Box<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -36,8 +36,8 @@ enum Got {
 }
 
 impl Client {
-    /// A client of the server at `HOST:PORT`, with this bearer token. `say` is told if the server cannot be reached for
-    /// long.
+    /// A client of the server at `HOST:PORT` with a bearer token. `say` is called with a warning if the server cannot
+    /// be reached for five seconds.
     pub fn new(address: &str, bearer: Option<&str>, say: impl Fn(&str) + Send + Sync + 'static) -> Client {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -55,17 +55,20 @@ impl Client {
     pub fn head(&self, name: &str, stop: &dyn Fn() -> bool) -> Result<Option<Head>> {
         let Some(bytes) = self.patiently(&format!("{name}/head"), None, stop)? else { return Ok(None) };
         let head: Head = serde_json::from_slice(&bytes)
-            .map_err(|e| Error::Failed(format!("{}/blobs/{name}/head is none of a blob: {e}", self.url)))?;
+            .map_err(|e| Error::Failed(format!("{}/blobs/{name}/head is not the head of a blob: {e}", self.url)))?;
         if head.is_sound() {
             Ok(Some(head))
         } else {
-            Err(Error::Failed(format!("{}/blobs/{name}/head: its numbers do not fit", self.url)))
+            Err(Error::Failed(format!(
+                "{}/blobs/{name}/head: `bytes`, `block` and the number of hashes do not match",
+                self.url
+            )))
         }
     }
 
-    /// Fetches a blob block by block. `sink` receives the offset and the bytes of each block after its hash was
-    /// checked. A block is requested until it arrives, whatever the network does. Returns false if the blob no longer
-    /// exists or `stop` returns true.
+    /// Fetches a blob block by block. `sink` receives the offset and the bytes of each block whose hash is right. A
+    /// request that fails because of the network is retried without limit. Returns false if the blob no longer exists
+    /// or `stop` returns true.
     pub fn fetch(
         &self,
         name: &str,
@@ -87,8 +90,8 @@ impl Client {
                 tries += 1;
                 if tries == TRIES {
                     return Err(Error::Failed(format!(
-                        "block {index} of {}/blobs/{name} came {tries} times with another hash than {expected}, now \
-                         {found}: the network or a machine's memory changes bits",
+                        "block {index} of {}/blobs/{name} arrived {tries} times with a wrong hash: expected \
+                         {expected}, got {found}. The network or the memory of a machine corrupts data",
                         self.url
                     )));
                 }
@@ -115,16 +118,17 @@ impl Client {
         range: Option<std::ops::Range<u64>>,
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<u8>>> {
-        let (since, mut has_said) = (Instant::now(), false);
+        let (since, mut has_warned) = (Instant::now(), false);
         loop {
             match self.get(path, range.as_ref())? {
                 Got::Bytes(bytes) => return Ok(Some(bytes)),
                 Got::Gone => return Ok(None),
                 Got::Cut(_) if stop() => return Ok(None),
                 Got::Cut(why) => {
-                    if since.elapsed() > SILENCE && !std::mem::replace(&mut has_said, true) {
-                        let what = "this machine must reach the learner's --listen address (--advertise)";
-                        (self.say)(&format!("{} cannot be read: {why}; trying on. {what}", self.url));
+                    if since.elapsed() > SILENCE && !std::mem::replace(&mut has_warned, true) {
+                        let what =
+                            "This machine must be able to connect to the learner's --listen address (--advertise)";
+                        (self.say)(&format!("{} cannot be reached: {why}; retrying. {what}", self.url));
                     }
                     std::thread::sleep(PAUSE);
                 }
@@ -150,15 +154,18 @@ impl Client {
             Err(error) => return Ok(Got::Cut(error.to_string())),
         };
         let status = response.status().as_u16();
-        // The limit has one byte more than the range, so that a longer answer is detected.
+        // The limit is one byte above the range, so that a response that is too long is detected.
         match (status, response.body_mut().with_config().limit(limit + 1).read_to_vec()) {
             (200 | 206, Ok(bytes)) if range.is_none() || bytes.len() as u64 == limit => Ok(Got::Bytes(bytes)),
-            (200 | 206, _) => Ok(Got::Cut("an answer was cut off".to_owned())),
+            (200 | 206, _) => Ok(Got::Cut("a response was truncated".to_owned())),
             (404, _) => Ok(Got::Gone),
-            (401, _) => Err(Error::Refused(format!("{} refuses the token: it is another one", self.url))),
-            // The server's weights are being overwritten, or its disk fails: the server logs the reason.
-            (500..=599, _) => Ok(Got::Cut(format!("it answered {status}"))),
-            (status, _) => Err(Error::Failed(format!("{}/blobs/{path}: answered {status}", self.url))),
+            (401, _) => Err(Error::Refused(format!(
+                "{} refuses the token: learner and workers must use the same one",
+                self.url
+            ))),
+            // The server's weights are being overwritten, or its disk fails. The server logs the reason.
+            (500..=599, _) => Ok(Got::Cut(format!("HTTP status {status}"))),
+            (status, _) => Err(Error::Failed(format!("{}/blobs/{path}: HTTP status {status}", self.url))),
         }
     }
 }

@@ -8,12 +8,12 @@
 //! Authorization: Bearer …   of both, where the server has a token
 //! ```
 //!
-//! The content of a name never changes while it exists. A request for a deleted blob gets 404, and the caller then asks
-//! for a newer blob. This module does not know what the bytes mean. Nothing is encrypted: on a network that is not
-//! trusted, use a tunnel.
+//! A name always refers to the same bytes. A request for a deleted blob gets 404, and the client then requests a newer
+//! blob. This module does not interpret the bytes. Nothing is encrypted: on a network that is not trusted, use a
+//! tunnel.
 //!
 //! Every host fetches from this one server. Passing blocks from host to host, or fetching only changes, would need
-//! another server of the same blobs; [`Source`] and [`Client`] would not change.
+//! another server for the same blobs; [`Source`] and [`Client`] would not change.
 
 mod client;
 mod server;
@@ -33,13 +33,13 @@ pub const BLOCK: u64 = 4 << 20;
 
 /// The blobs that a server serves.
 pub trait Source: Send + Sync + 'static {
-    /// The length of a blob and further information for its readers; `None` if the blob does not exist (any more).
+    /// The length of a blob, and the JSON value for [`Head::about`]; `None` if the blob does not exist.
     fn about(&self, name: &str) -> std::io::Result<Option<(u64, serde_json::Value)>>;
-    /// Reads bytes of a blob, from the offset `at` on. Returns false if the blob no longer exists.
+    /// Fills `out` with the bytes of a blob from the offset `at` on. Returns false if the blob no longer exists.
     fn read(&self, name: &str, at: u64, out: &mut [u8]) -> std::io::Result<bool>;
 }
 
-/// The head of a blob, which a reader needs before its bytes.
+/// The head of a blob: its length and the hashes of its blocks. A client fetches the head before the bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// The length of the blob in bytes.
@@ -48,7 +48,7 @@ pub struct Head {
     pub block: u64,
     /// The XXH3-128 hash of each block, in hexadecimal.
     pub hashes: Vec<String>,
-    /// The source's information about the blob. This module does not read it.
+    /// The JSON value of [`Source::about`]. This module does not read it.
     pub about: serde_json::Value,
 }
 

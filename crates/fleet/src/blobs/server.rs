@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// How many heads are cached. A head of weights costs a pass over all of them, to hash every block.
+/// The number of cached heads. Computing the head of a weight file hashes the whole file.
 const HEADS: usize = 64;
 
-/// An HTTP server on a thread of its own. It ends when this value is dropped.
+/// An HTTP server on its own thread. Dropping this value stops the server.
 pub struct Server {
     address: SocketAddr,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -50,7 +50,7 @@ impl Server {
         let serve = move || {
             runtime.block_on(async move {
                 let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-                // The server is dropped with its open connections; workers ask again.
+                // Open connections are closed when the server is dropped; workers retry their requests.
                 tokio::select! {
                     _ = axum::serve(listener, routes) => {}
                     _ = stopped => {}
@@ -62,7 +62,7 @@ impl Server {
         Ok(Server { address, stop: Some(stop), sent, thread: Some(thread) })
     }
 
-    /// Bytes of blobs that were requested so far.
+    /// The number of bytes sent so far.
     pub fn bytes_sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -73,7 +73,7 @@ impl Server {
     }
 }
 
-/// Shuts the runtime down without waiting for reads that are still in progress.
+/// Shuts the runtime down without waiting for running reads.
 fn runtime_ends(runtime: tokio::runtime::Runtime) {
     runtime.shutdown_background();
 }
@@ -102,12 +102,12 @@ impl Shared {
         if is_same(shown.as_bytes(), bearer.as_bytes()) {
             Ok(())
         } else {
-            Err(status(StatusCode::UNAUTHORIZED, "the token is another one"))
+            Err(status(StatusCode::UNAUTHORIZED, "wrong token"))
         }
     }
 
     fn head(&self, name: &str) -> std::io::Result<Option<Arc<Head>>> {
-        // One head at a time: if two hosts ask for a new version, it is hashed once.
+        // The lock is held while a head is computed, so that two hosts that request it at once cause only one pass.
         let mut heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((bytes, about)) = self.source.about(name)? else {
             heads.remove(name);
@@ -144,12 +144,12 @@ impl Shared {
     }
 }
 
-/// Compares two byte strings in constant time, so that the time does not show how much of a token is right.
+/// Compares two byte strings in constant time, so that the duration does not reveal a common prefix.
 fn is_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// Runs a read on a thread where it may block, since it may wait for the disk or for a pass over weights.
+/// Runs a read on a thread that may block: the read may wait for the disk.
 async fn blocking<T: Send + 'static>(
     shared: Arc<Shared>,
     read: impl FnOnce(&Shared) -> std::io::Result<Option<T>> + Send + 'static,
@@ -157,9 +157,9 @@ async fn blocking<T: Send + 'static>(
     let read = tokio::task::spawn_blocking(move || read(&shared)).await;
     match read {
         Ok(Ok(Some(value))) => Ok(value),
-        Ok(Ok(None)) => Err(status(StatusCode::NOT_FOUND, "it is not there, or not any more")),
+        Ok(Ok(None)) => Err(status(StatusCode::NOT_FOUND, "no such blob, or it was deleted")),
         Ok(Err(error)) => Err(status(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
-        Err(_) => Err(status(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read")),
+        Err(_) => Err(status(StatusCode::INTERNAL_SERVER_ERROR, "the blob could not be read")),
     }
 }
 
@@ -173,7 +173,7 @@ async fn head(State(shared): State<Arc<Shared>>, Path(name): Path<String>, heade
 async fn data(State(shared): State<Arc<Shared>>, Path(name): Path<String>, headers: HeaderMap) -> Answer {
     shared.admit(&headers)?;
     let range = headers.get(RANGE).and_then(|value| value.to_str().ok()).and_then(parse_range);
-    let unfit = || status(StatusCode::RANGE_NOT_SATISFIABLE, "ask for a range of bytes, a block at most");
+    let unfit = || status(StatusCode::RANGE_NOT_SATISFIABLE, "request a byte range of at most one block");
     let range = range.ok_or_else(unfit)?;
     let sent = shared.sent.clone();
     let block = blocking(shared, move |shared| shared.data(&name, range)).await?;

@@ -5,10 +5,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A blob in memory that can return wrong bytes or disappear.
+/// A blob in memory that can return corrupted bytes or disappear.
 struct Bytes {
     bytes: Vec<u8>,
-    /// Reads that give a changed bit, from the first after the head on.
+    /// The number of reads after the head that return a flipped bit.
     lies: AtomicUsize,
     gone: AtomicBool,
     reads: Mutex<Vec<u64>>,
@@ -53,7 +53,7 @@ fn never() -> bool {
 }
 
 #[test]
-fn a_blob_comes_whole_and_its_head_is_hashed_once() {
+fn a_blob_is_fetched_completely_and_its_head_is_computed_once() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, Some("secret"));
     let client = client_of(server.address(), Some("secret"));
@@ -81,7 +81,7 @@ fn a_wrong_token_is_refused() {
 }
 
 #[test]
-fn a_changed_bit_is_seen_and_asked_for_again() {
+fn a_block_with_a_flipped_bit_is_requested_again() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
     let client = client_of(server.address(), None);
@@ -97,10 +97,10 @@ fn a_changed_bit_is_seen_and_asked_for_again() {
     source.lies.store(usize::MAX, Ordering::SeqCst);
     let mut sink = |_, _: &[u8]| -> crate::Result<()> { panic!("bytes with a wrong hash") };
     let error = client.fetch("it", &head, &mut sink, &never).unwrap_err().to_string();
-    assert!(error.contains("block 0 of") && error.contains("another hash"), "{error}");
+    assert!(error.contains("block 0 of") && error.contains("wrong hash"), "{error}");
 }
 
-/// Passes connections on, and cuts each after so many bytes of answers.
+/// A proxy that closes each connection after `after` bytes of responses.
 fn cutting(to: SocketAddr, after: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, cuts) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -126,20 +126,20 @@ fn cutting(to: SocketAddr, after: usize) -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn a_cut_connection_costs_a_block_and_not_the_blob() {
+fn only_one_block_is_fetched_again_after_a_lost_connection() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
-    // A block and a half: only the second block is requested again.
+    // The connection breaks in the second block, so only that block is requested again.
     let (address, cuts) = cutting(server.address(), BLOCK as usize * 3 / 2);
     let client = client_of(address, None);
     assert_eq!(client.bytes("it", &never).unwrap().unwrap(), source.bytes);
     assert!(cuts.load(Ordering::SeqCst) >= 1);
     let reads = source.reads.lock().unwrap().clone();
-    assert_eq!(reads.iter().filter(|&&at| at == 0).count(), 2, "for its hash, and once more: {reads:?}");
+    assert_eq!(reads.iter().filter(|&&at| at == 0).count(), 2, "one read for the hash, one for the fetch: {reads:?}");
 }
 
 #[test]
-fn a_deleted_blob_ends_a_fetch_and_a_restarted_server_continues_it() {
+fn a_fetch_survives_a_restart_of_the_server_and_ends_if_the_blob_is_deleted() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
     let address = server.address();
@@ -148,7 +148,7 @@ fn a_deleted_blob_ends_a_fetch_and_a_restarted_server_continues_it() {
     drop(server);
     let tried = AtomicUsize::new(0);
     let stop = || tried.fetch_add(1, Ordering::SeqCst) > 2;
-    assert!(!client.fetch("it", &head, &mut |_, _| Ok(()), &stop).unwrap(), "nobody is there, and it was stopped");
+    assert!(!client.fetch("it", &head, &mut |_, _| Ok(()), &stop).unwrap(), "no server, and `stop` is true");
     let late = source.clone();
     let back = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(300));
@@ -166,7 +166,7 @@ fn a_deleted_blob_ends_a_fetch_and_a_restarted_server_continues_it() {
     drop(back.join().unwrap());
 }
 
-/// Status, content type and body of a request with these headers.
+/// Sends a request with these headers. Returns the status, content type and body of the response.
 fn raw(address: SocketAddr, path: &str, headers: &str) -> (u16, String, Vec<u8>) {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n").unwrap();
@@ -180,7 +180,7 @@ fn raw(address: SocketAddr, path: &str, headers: &str) -> (u16, String, Vec<u8>)
 }
 
 #[test]
-fn a_range_is_answered_exactly_and_a_wrong_range_is_refused() {
+fn the_server_returns_exact_ranges_and_refuses_invalid_ones() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, Some("secret"));
     let token = "Authorization: Bearer secret\r\n";
@@ -190,20 +190,20 @@ fn a_range_is_answered_exactly_and_a_wrong_range_is_refused() {
     assert_eq!(get("bytes=7-7").2, source.bytes[7..8]);
     let last = LENGTH - 1;
     assert_eq!(get(&format!("bytes={last}-{last}")).2, source.bytes[last as usize..]);
-    assert_eq!(get(&format!("bytes=0-{}", BLOCK - 1)).2.len() as u64, BLOCK, "a block at most");
+    assert_eq!(get(&format!("bytes=0-{}", BLOCK - 1)).2.len() as u64, BLOCK, "one block");
     assert_eq!(server.bytes_sent(), 4 + 1 + 1 + BLOCK);
     let reads = source.reads.lock().unwrap().len();
     let beyond = [format!("bytes=0-{BLOCK}"), format!("bytes={last}-{LENGTH}"), "bytes=4-3".to_owned()];
     for range in beyond.iter().map(String::as_str).chain(["bytes=1-", "bytes=-1", "0-1", "bytes=a-b", "bytes=1-2,4-5"])
     {
         let (status, _, why) = get(range);
-        assert_eq!((status, &why[..]), (416, &b"ask for a range of bytes, a block at most"[..]), "{range}");
+        assert_eq!((status, &why[..]), (416, &b"request a byte range of at most one block"[..]), "{range}");
     }
     assert_eq!(raw(server.address(), "/blobs/it/data", token).0, 416);
     assert_eq!((source.reads.lock().unwrap().len(), server.bytes_sent()), (reads, 6 + BLOCK));
     for headers in ["", "Authorization: secret\r\n", "Authorization: Bearer secre\r\n"] {
         let (status, _, why) = raw(server.address(), "/blobs/it/head", headers);
-        assert_eq!((status, &why[..]), (401, &b"the token is another one"[..]));
+        assert_eq!((status, &why[..]), (401, &b"wrong token"[..]));
         assert_eq!(raw(server.address(), "/blobs/it/data", headers).0, 401);
     }
     let (status, kind, head) = raw(server.address(), "/blobs/it/head", token);
@@ -211,11 +211,11 @@ fn a_range_is_answered_exactly_and_a_wrong_range_is_refused() {
     assert_eq!((status, kind.as_str(), head.block, head.bytes), (200, "application/json", BLOCK, LENGTH));
     assert_eq!(head.hashes[2], hash(&source.bytes[2 * BLOCK as usize..]));
     let (status, _, why) = raw(server.address(), "/blobs/other/head", token);
-    assert_eq!((status, &why[..]), (404, &b"it is not there, or not any more"[..]));
+    assert_eq!((status, &why[..]), (404, &b"no such blob, or it was deleted"[..]));
 }
 
 #[test]
-fn blocks_of_a_head_are_these_ranges() {
+fn a_head_divides_a_blob_into_blocks() {
     let head = |bytes: u64, block: u64, hashes: usize| Head {
         bytes,
         block,
@@ -232,7 +232,7 @@ fn blocks_of_a_head_are_these_ranges() {
     assert_eq!(hash(b"x").len(), 32);
 }
 
-/// A server that answers each connection in turn with these bytes.
+/// A server that sends these responses, one for each connection.
 fn answering(answers: Vec<String>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -247,7 +247,7 @@ fn answering(answers: Vec<String>) -> SocketAddr {
 }
 
 #[test]
-fn a_client_retries_temporary_failures_and_refuses_the_rest() {
+fn a_client_retries_only_temporary_failures() {
     let answer = |status: u16, body: &str| {
         format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
     };
@@ -257,10 +257,13 @@ fn a_client_retries_temporary_failures_and_refuses_the_rest() {
     assert_eq!((found.bytes, found.hashes.len()), (3, 1));
     assert_eq!(head(&[answer(404, "")]).unwrap(), None);
     let why = |answers: &[String]| head(answers).unwrap_err().to_string();
-    assert!(why(&[answer(418, "")]).ends_with("/blobs/it/head: answered 418"), "{}", why(&[answer(418, "")]));
-    assert!(why(&[answer(200, "{}")]).contains("/blobs/it/head is none of a blob: missing field `bytes`"));
+    assert!(why(&[answer(418, "")]).ends_with("/blobs/it/head: HTTP status 418"), "{}", why(&[answer(418, "")]));
+    assert!(why(&[answer(200, "{}")]).contains("/blobs/it/head is not the head of a blob: missing field `bytes`"));
     let unsound = r#"{"bytes": 4, "block": 3, "hashes": ["h"], "about": 1}"#;
-    assert!(why(&[answer(200, unsound)]).ends_with("/blobs/it/head: its numbers do not fit"));
+    assert!(
+        why(&[answer(200, unsound)])
+            .ends_with("/blobs/it/head: `bytes`, `block` and the number of hashes do not match")
+    );
     // A block of the wrong length is requested again.
     let head = Head { bytes: 3, block: 3, hashes: vec![hash(b"abc")], about: 0.into() };
     let answers = vec![answer(206, "ab"), answer(206, "abcd"), answer(206, "abc")];

@@ -1,4 +1,4 @@
-//! The coordinator's input and output: the events that it receives, and the actions that it requests.
+//! The coordinator's input and output: the events that it receives and the actions that it requests.
 
 use crate::ids::{BatchId, Version};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 /// order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The coordinator has been told everything that survived an earlier learner. It may offer jobs from now on.
+    /// All state that survived an earlier learner has been reported. The coordinator may now offer jobs.
     Recovered,
-    /// A worker has joined and waits for jobs.
+    /// A worker has joined and is ready for jobs.
     Joined(WorkerName),
     /// A worker has ended.
     Ended {
@@ -19,8 +19,8 @@ pub enum Event {
         /// How it ended.
         how: HowEnded,
     },
-    /// A worker is expelled because one of its results was wrong. It does not get further jobs, and the listed results
-    /// are made again. None of them belongs to a batch that the learner has begun to train on.
+    /// A worker is expelled because one of its results was wrong. It gets no further jobs, and the listed results are
+    /// recomputed. They must not belong to a batch that the learner has begun to train on.
     Expelled(WorkerName, Vec<JobName>),
     /// A worker's progress counter has changed.
     Progress(WorkerName),
@@ -34,38 +34,38 @@ pub enum Event {
         worker: WorkerName,
         /// The job.
         job: JobName,
-        /// True if the worker could not do it.
+        /// True if the worker could not do the job.
         faulty: bool,
     },
-    /// A job that was offered cannot be found any more, or its result cannot be read.
+    /// An offered job has disappeared, or its result cannot be read.
     Lost(JobName),
     /// A result has arrived.
     Result {
-        /// The worker that made it.
+        /// The worker that produced it.
         worker: WorkerName,
         /// The job.
         job: JobName,
         /// The lineage of the weights that sampled it.
         lineage: Lineage,
-        /// The part of the result on which decisions depend.
+        /// The part of the result that the protocol depends on.
         answer: Answer,
     },
-    /// A result of this worker that the coordinator [would accept](super::Coordinator::accepts) is not an answer to the
-    /// job, which is done again.
+    /// This worker's result does not answer its job, although the coordinator [would
+    /// accept](super::Coordinator::accepts) it. The job is done again.
     Refused(WorkerName, JobName),
-    /// The learner cannot train on this batch: these results are not answers to their jobs, or results are missing.
-    /// They are made again, and so are all results sampled with weights trained on the batch.
+    /// The learner cannot train on this batch: some results do not answer their jobs, or are missing. They are
+    /// recomputed, and so are all results sampled with weights trained on the batch.
     TakenBack {
-        /// The batch, which is not trained on yet.
+        /// The batch. It must not have been trained on yet.
         batch: BatchId,
-        /// The results that are made again; later chunks of their groups are, too.
+        /// The results to recompute. Later chunks of their groups are recomputed, too.
         jobs: Vec<JobName>,
-        /// Results in the checkpoint, since their weights are gone.
+        /// Results that the checkpoint contains because their weights are gone.
         saved: BTreeMap<JobName, Answer>,
     },
     /// The file of a batch has been written and synced to disk.
     Synced(BatchId),
-    /// The learner begins to train on the batch that [`Action::Train`] named: its results can no longer be taken back.
+    /// The learner begins to train on the batch of [`Action::Train`]. From now on its results cannot be taken back.
     TrainingBegan,
     /// The batch's last optimizer step is done, and weights of this lineage are published.
     Trained(Lineage),
@@ -76,18 +76,18 @@ pub enum Event {
 /// The way in which a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HowEnded {
-    /// The worker was told to end, or the run had ended.
+    /// The worker was told to end, or the run was over.
     Asked,
     /// The worker could not continue, and gave a reason.
     Failed,
-    /// The worker gave no reason: it was killed, by a user or because memory was short.
+    /// The worker gave no reason: a user or the out-of-memory killer killed it.
     Vanished,
 }
 
 /// An action that the coordinator requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Put a job where workers find it. If this is repeated, the job is still there only once.
+    /// Put a job where workers find it. Repeating this must not create a second copy of the job.
     Offer {
         /// The job.
         job: JobName,
@@ -97,14 +97,14 @@ pub enum Action {
         lineage: Lineage,
         /// For a later chunk: the fingerprint of the answer to the previous chunk.
         continues: Option<u64>,
-        /// True if the worker must do no other job at the same time.
+        /// True if the worker must not do other jobs at the same time.
         alone: bool,
     },
     /// Take a job away from a worker that has ended.
     Release(WorkerName, JobName),
-    /// A job is no longer needed; a worker that is doing it may stop.
+    /// A job is not needed any more; a worker that does it may stop.
     Withdraw(JobName),
-    /// Keep this worker's result of the job. Other results of the job are not needed.
+    /// Keep this worker's result. Other results of the job are not needed.
     Accept(WorkerName, JobName),
     /// Delete this worker's result of the job.
     Drop(WorkerName, JobName, Dropped),
@@ -112,15 +112,15 @@ pub enum Action {
     Kill(WorkerName),
     /// Write a batch file with these results, sync file and directory, and answer with [`Event::Synced`].
     SyncBatch(BatchId, Vec<JobName>),
-    /// These results are in a synced file or were used, so they may be deleted.
+    /// These results are in a synced file or have been used, so they may be deleted.
     Acknowledge(Vec<JobName>),
     /// Train on this batch.
     Train(BatchId),
-    /// Tell the workers of this version of the weights.
+    /// Tell the workers about this version of the weights.
     Publish(Version),
-    /// The run cannot continue: it needs this job, and the job's version of the weights is gone.
+    /// The run cannot continue: it needs this job, but the weights for it are gone.
     Gone(JobName, Version),
-    /// The run cannot continue: this many workers in a row ended on this job, in this way.
+    /// The run cannot continue: this many workers in a row ended while doing this job, in this way.
     Fail(JobName, u32, HowEnded),
     /// The run has ended; workers may end.
     End,
@@ -131,30 +131,30 @@ pub enum Action {
 pub enum Dropped {
     /// The job was already done, with the same bits.
     Twice,
-    /// The job was already done, with **different** bits. Hardware is faulty, or a worker lies.
+    /// The job was already done, with **different** bits. The hardware is faulty, or a worker returns wrong results.
     Differs,
-    /// The result was made with weights of another lineage.
+    /// The result was sampled with weights of another lineage.
     Lineage,
-    /// The job was not offered, or its batch is long past.
+    /// The job was not offered, or its batch was trained on long ago.
     NotAsked,
-    /// The worker that made it was expelled.
+    /// The worker that produced it was expelled.
     Expelled,
 }
 
 /// The fleet's part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Saved {
-    /// The version of the weights in the checkpoint. If the checkpoint was taken in the middle of a batch: the version
-    /// at the start of that batch; the batch's results are in the frontier.
+    /// The version of the weights in the checkpoint. For a checkpoint in the middle of a batch, this is the version at
+    /// the start of that batch, and the batch's results are in the frontier.
     pub version: Version,
-    /// Whether the checkpoint was taken in the middle of a batch. Then the versions that it names are all gone, and the
+    /// Whether the checkpoint was taken in the middle of a batch. Then all versions in `lineages` are gone, and the
     /// next published version is the one after the batch.
     pub in_batch: bool,
-    /// The lineages of this version, and of older ones from which results may still come.
+    /// The lineages of this version and of older versions whose results may still arrive.
     pub lineages: BTreeMap<Version, Lineage>,
-    /// Results that only older weights could make, which will be gone. Their bytes must be in the checkpoint.
+    /// Results sampled with weights that will be gone after a resume. The checkpoint must contain their bytes.
     pub frontier: BTreeMap<JobName, Answer>,
 }
 
-/// The answers in a batch file that exists when a learner starts, by job.
+/// The answers in a batch file that existed when the learner started, by job.
 pub type SyncedBatch = BTreeMap<JobName, Answer>;

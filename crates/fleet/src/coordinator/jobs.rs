@@ -5,7 +5,7 @@ use crate::ids::{BatchId, GroupId, Version};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::BTreeSet;
 
-/// After this many workers have ended while they did a job together with others, the job is done alone.
+/// After this many workers have ended while doing a job together with others, the job is done alone.
 pub(super) const SUSPECT: u32 = 2;
 
 impl Coordinator {
@@ -28,7 +28,7 @@ impl Coordinator {
         jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
     }
 
-    /// The batches with jobs that may be offered: the batch to train on, and k batches after it.
+    /// The batches whose jobs may be offered: the current batch and the k batches after it.
     fn window(&self) -> impl Iterator<Item = BatchId> + use<> {
         let beyond = u64::from(!self.rules.published);
         let end = self.batch.0.saturating_add(self.plan.max_staleness).saturating_add(1 + beyond);
@@ -42,16 +42,16 @@ impl Coordinator {
         jobs.filter(|job| self.plan.version_of(*job) <= self.version() || !self.rules.published).collect()
     }
 
-    /// A needed group that cannot be made, with the version of the weights that its job needs. That version was
-    /// published and is gone, and no worker is still doing the job with its own copy.
+    /// A needed group that cannot be completed, with the version of the weights that its next job needs. That version
+    /// was published but is gone, and no worker is still doing the job with its own copy.
     pub(super) fn first_impossible(&self) -> Option<(JobName, Version)> {
         let in_work = |job: &JobName| self.jobs.get(job).is_some_and(|state| !state.claims.is_empty());
         let mut jobs = self.open_jobs().into_iter().map(|job| (job, self.plan.version_of(job)));
         jobs.find(|(job, version)| *version <= self.version() && !self.is_kept(*version) && !in_work(job))
     }
 
-    /// Whether the weights of a published version still exist: this learner has published them, and jobs of the current
-    /// batch or of later ones may need them.
+    /// Whether the weights of a published version still exist: this learner published them, and jobs of the current or
+    /// a later batch may need them.
     pub(super) fn is_kept(&self, version: Version) -> bool {
         let oldest = if self.rules.needed { self.plan.version(self.batch, 0) } else { self.version() };
         version >= self.first.max(oldest) && version <= self.version()
@@ -61,7 +61,7 @@ impl Coordinator {
         let workers = (self.workers.len() as u64).max(1);
         let in_flight = |state: &super::JobState| state.answer.is_none() && (state.pending || !state.claims.is_empty());
         let mut open = self.jobs.values().filter(|state| in_flight(state)).count() as u64;
-        // Results of later batches. Jobs of the current batch are never held back: it must become complete.
+        // Only jobs of later batches are held back when many results wait: the current batch must become complete.
         let later = self.plan.first_group(self.batch.next());
         let waits = |job: &JobName| job.group >= later;
         // A group in chunks counts once, by its first chunk.
@@ -88,13 +88,13 @@ impl Coordinator {
 
     fn push_offer(&self, job: JobName, out: &mut Vec<Action>) {
         let version = self.plan.version_of(job);
-        // An unpublished version does not have a lineage. Its jobs are offered only if that rule is off (in tests).
+        // An unpublished version has no lineage. Its jobs are offered only in tests that switch `published` off.
         let lineage = self.lineages.get(&version).copied().unwrap_or(Lineage([0; 16]));
         let alone = self.jobs.get(&job).is_some_and(|state| state.shared_deaths >= SUSPECT);
         out.push(Action::Offer { job, version, lineage, continues: self.answer_before(job), alone });
     }
 
-    /// The fingerprint of the answer that a job continues, if the job is a later chunk and that answer has arrived.
+    /// The fingerprint of the answer that a later chunk continues, if that answer has arrived.
     fn answer_before(&self, job: JobName) -> Option<u64> {
         let before = JobName { group: job.group, chunk: job.chunk.checked_sub(1)? };
         self.jobs.get(&before)?.answer.map(|answer| answer.fingerprint)
@@ -102,7 +102,7 @@ impl Coordinator {
 
     pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
         if self.rules.reclaim && !self.workers.contains_key(&worker) {
-            // The worker ended before this event arrived, or does not obey.
+            // The worker ended before this event arrived, or it was expelled and ignores that.
             if self.expelled.contains(&worker) {
                 out.push(Action::Kill(worker.clone()));
             }
@@ -112,7 +112,7 @@ impl Coordinator {
             }
             return;
         }
-        // An earlier learner offered the job, and this learner has not published its weights yet. The weights may turn
+        // An earlier learner offered the job, but this learner has not published its weights yet. The weights may come
         // out different, and the worker would wait for them while a checkpoint waits for the worker.
         let is_early = self.rules.published && self.plan.version_of(job) > self.version();
         if !self.is_open(job) || is_early {
@@ -160,16 +160,16 @@ impl Coordinator {
         }
     }
 
-    /// Records that a worker ended while it did this job and others. After this has happened [`SUSPECT`] times, the job
-    /// is offered to be done alone, so that it is not blamed for another job's failure.
+    /// Records that a worker ended while doing this job and others. After [`SUSPECT`] such ends the job is offered to
+    /// be done alone, so that it is not blamed for the failure of another job.
     fn suspect(&mut self, job: JobName) {
         if let Some(state) = self.jobs.get_mut(&job) {
             state.shared_deaths = (state.shared_deaths + 1).min(SUSPECT);
         }
     }
 
-    /// Records that a worker ended while it did this job alone. If the worker vanished, the job may not have been the
-    /// reason, so the limit for such ends is higher.
+    /// Records that a worker ended while doing only this job. If the worker gave no reason, something else may have
+    /// killed it, so the limit for such ends is higher.
     fn died_of(&mut self, job: JobName, how: HowEnded, out: &mut Vec<Action>) {
         let Some(state) = self.jobs.get_mut(&job) else { return };
         let (count, most) = match how {
@@ -194,7 +194,7 @@ impl Coordinator {
         let why = self.why_dropped(&from, job, of, answer);
         if let Some(state) = self.jobs.get_mut(&job) {
             state.claims.remove(&from);
-            // The worker had taken the job, perhaps without the coordinator's knowledge: the job is offered again.
+            // An expelled worker had taken the job, so the job is not pending any more and is offered again.
             state.pending &= why != Some(Dropped::Expelled);
         }
         match why {
@@ -205,7 +205,7 @@ impl Coordinator {
                 state.of = Some(of);
                 out.push(Action::Accept(from, job));
                 if state.pending || !state.claims.is_empty() {
-                    // A second worker finds that its job is not wanted, and lets go of its weights.
+                    // A second worker that does the job learns that it is not needed, and releases its weights.
                     out.push(Action::Withdraw(job));
                 }
                 state.pending = false;
@@ -215,7 +215,7 @@ impl Coordinator {
         }
     }
 
-    /// Why a result is not used; `None` if it is.
+    /// The reason for dropping a result; `None` if it is accepted.
     fn why_dropped(&self, from: &WorkerName, job: JobName, of: Lineage, answer: Answer) -> Option<Dropped> {
         let known = self.lineages.get(&self.plan.version_of(job));
         let is_ours = known.is_some_and(|known| self.may_be_of(job, of, *known)) || !self.rules.lineage;
@@ -231,24 +231,24 @@ impl Coordinator {
         }
     }
 
-    /// Whether [`Event::Result`](super::Event::Result) with these values would be accepted. The content is checked
-    /// before, because an accepted result may be written into a batch file at once.
+    /// Whether [`Event::Result`](super::Event::Result) with these values would be accepted. Callers check the content
+    /// of the result first, because an accepted result may be written to a batch file at once.
     pub fn accepts(&self, from: &WorkerName, job: JobName, of: Lineage, answer: Answer) -> bool {
         self.phase != Phase::Ended && self.why_dropped(from, job, of, answer).is_none()
     }
 
-    /// Whether a result of lineage `of` can belong to a job with weights of lineage `known`. This is decided later for
-    /// a chunk that arrives before its previous chunk.
+    /// Whether a result of lineage `of` can belong to a job with weights of lineage `known`. For a chunk that arrives
+    /// before its previous chunk this is unknown, so true is returned, and the chunk is checked later.
     fn may_be_of(&self, job: JobName, of: Lineage, known: Lineage) -> bool {
         match (job.chunk, self.answer_before(job)) {
             (1.., _) if !self.rules.continues => true,
             (1.., None) => true,
-            (_, before) => known.of_result(before) == of,
+            (_, before) => known.for_result(before) == of,
         }
     }
 
-    /// Called when the answer to a job has arrived: later chunks that arrived earlier and continue another answer are
-    /// discarded and made again.
+    /// Called when the answer to a job has arrived. Later chunks that arrived earlier, but continue another answer, are
+    /// dropped.
     fn drop_what_continues_another(&mut self, job: JobName) {
         let JobName { group, chunk } = job;
         let next = JobName { group, chunk: chunk + 1 };
@@ -268,7 +268,7 @@ impl Coordinator {
     }
 
     pub(super) fn tick(&mut self, ms: u64, out: &mut Vec<Action>) {
-        // After a pause of the learner itself, silent workers do not count as dead.
+        // After a pause of the learner itself, workers that were silent during the pause do not count as stalled.
         let ms = ms.min((self.plan.stale_after_ms / 4).max(1));
         let limit = self.plan.stale_after_ms;
         for (name, worker) in &mut self.workers {
@@ -281,8 +281,8 @@ impl Coordinator {
         self.offer_again(ms, out);
     }
 
-    /// Offers the jobs again that only this worker is doing. It makes no progress and cannot be killed. It may continue
-    /// later; the first result counts.
+    /// Offers the jobs that only this worker is doing to others. The worker makes no progress and cannot be killed. If
+    /// it continues later, the first result counts.
     pub(super) fn offer_those_of(&mut self, worker: &WorkerName, out: &mut Vec<Action>) {
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
         let mut again = Vec::new();
@@ -298,16 +298,16 @@ impl Coordinator {
         }
     }
 
-    /// Offers jobs again that took too long, because a worker is slow or a message was lost. The first result counts;
-    /// all have the same bits.
+    /// Offers jobs that took too long again, since a worker may be slow or a message lost. The first result counts; all
+    /// results have the same bits.
     fn offer_again(&mut self, ms: u64, out: &mut Vec<Action>) {
         let Some(after) = self.plan.straggler_after_ms else { return };
         let busy: BTreeSet<&WorkerName> = self.jobs.values().flat_map(|state| &state.claims).collect();
         let is_idle = self.workers.keys().any(|worker| !busy.contains(worker));
-        // Where all seem to be busy, a result may have been lost.
+        // If all workers seem busy, the limit is longer, but it exists, since a result may have been lost.
         let limit = if is_idle { after } else { after.saturating_mul(4) };
         let mut again = Vec::new();
-        // A later chunk from an earlier learner waits: its payload is made from the results of the chunks before it.
+        // A later chunk from an earlier learner waits, since its payload needs the results of the previous chunks.
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
         for (job, state) in self.jobs.iter_mut().filter(|(job, _)| open.contains(job)) {
             if state.answer.is_none() && (state.pending || !state.claims.is_empty()) {

@@ -1,9 +1,9 @@
-//! The learner's side of the protocol as a pure state machine: events in, actions out. It does not do I/O, read a clock
-//! or hold payloads, so a search can visit all of its states.
+//! The learner's side of the protocol as a pure state machine: events in, actions out. It does no I/O, reads no clock
+//! and holds no payloads, so a search can visit all of its states.
 //!
-//! One rule supports all others: *V(b, c) decides which weights sample a job*. So a job may be lost, repeated, or done
-//! by any worker, and its result is the same. Only results that could come out differently must not be lost: the synced
-//! batch files, and the *frontier* of each checkpoint, the results whose weights are gone.
+//! The basic rule is: *V(b, c) decides which weights sample a job*. So a job may be lost, repeated, or done by any
+//! worker, and its result is the same. Only results that could come out differently must not be lost: the synced batch
+//! files, and the *frontier* of each checkpoint (the results whose weights are gone).
 
 mod event;
 mod jobs;
@@ -22,24 +22,24 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Coordinator {
     plan: Plan,
     rules: Rules,
-    /// The batch that is trained on now or next. All batches before it have been trained on.
+    /// The current batch: it is trained on now or next. All earlier batches have been trained on.
     batch: BatchId,
     phase: Phase,
-    /// Lineages of the versions from which results may come.
+    /// The lineages of the versions whose results may still arrive.
     lineages: BTreeMap<Version, Lineage>,
-    /// Batches from `batch` on with a file on the disk.
+    /// Batches from `batch` on that have a file on disk.
     synced: BTreeSet<BatchId>,
-    /// The first batch that earlier learners had not written to disk.
+    /// The first batch without a file when this learner started.
     replayed: BatchId,
     /// The first version that this learner has published. Older weights are gone.
     first: Version,
     jobs: BTreeMap<JobName, JobState>,
     workers: BTreeMap<WorkerName, WorkerState>,
-    /// Workers that gave a wrong result.
+    /// Workers that returned a wrong result.
     expelled: BTreeSet<WorkerName>,
 }
 
-/// Rules of the protocol that a test can switch off, to check that the search then finds a fault.
+/// The rules of the protocol. A test switches each rule off, and checks that the search then finds a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rules {
     /// A checkpoint waits for the results that only older weights can make.
@@ -48,7 +48,7 @@ pub(crate) struct Rules {
     pub needed: bool,
     /// A stalled worker is killed.
     pub kill: bool,
-    /// A result that other weights sampled is refused.
+    /// A result that was sampled with other weights is refused.
     pub lineage: bool,
     /// A result that continues an answer other than the accepted one is refused.
     pub continues: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Rules {
     pub published: bool,
     /// The jobs of a dead worker are offered again.
     pub reclaim: bool,
-    /// After a restart, a synced batch file is trained on again.
+    /// After a restart, the run trains again on the synced batch files.
     pub replay: bool,
 }
 
@@ -76,13 +76,13 @@ impl Rules {
 /// The phase of the learner's work on a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// The caller is reporting the state that survived an earlier learner.
+    /// The caller is reporting state that survived an earlier learner.
     Starting,
     /// The learner waits for results.
     Collecting,
     /// The learner writes the batch file.
     Syncing,
-    /// The learner has the batch; true once it trains on it.
+    /// The learner has the batch; true once it has begun to train on it.
     Training(bool),
     /// The run has ended.
     Ended,
@@ -96,23 +96,23 @@ struct JobState {
     /// True if workers can take the job.
     pending: bool,
     claims: BTreeSet<WorkerName>,
-    /// Workers that failed while they did only this job; in the next field, workers that vanished.
+    /// The number of workers that failed while doing only this job. `vanished` counts those that gave no reason.
     failures: u32,
     vanished: u32,
-    /// Workers that ended while they did this job and others, up to [`SUSPECT`](jobs::SUSPECT).
+    /// The number of workers that ended while doing this job and others, at most [`SUSPECT`](jobs::SUSPECT).
     shared_deaths: u32,
-    /// Milliseconds since it was last offered.
+    /// Milliseconds since the job was last offered.
     age_ms: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct WorkerState {
-    /// Milliseconds since its progress counter changed.
+    /// Milliseconds since the worker's progress counter changed.
     still_ms: u64,
 }
 
 impl Coordinator {
-    /// The batch that is trained on now or next. All batches before it have been trained on.
+    /// The current batch: it is trained on now or next. All earlier batches have been trained on.
     pub fn batch(&self) -> BatchId {
         self.batch
     }
@@ -137,7 +137,7 @@ impl Coordinator {
         self.lineages.get(&version).copied()
     }
 
-    /// The lineages of all these versions.
+    /// The lineages of all published versions that are still needed.
     pub fn lineages(&self) -> &BTreeMap<Version, Lineage> {
         &self.lineages
     }
@@ -147,8 +147,8 @@ impl Coordinator {
         self.phase == Phase::Ended
     }
 
-    /// The results that a checkpoint needs because only weights older than `version` can make them, and the jobs among
-    /// them that are still open. They are of the batches that follow the weights of this version.
+    /// The results that a checkpoint needs because only weights older than `version` can produce them, and the jobs
+    /// whose results are still missing. All belong to batches from `version` on.
     pub fn frontier(&self, version: Version) -> (BTreeMap<JobName, Answer>, Vec<JobName>) {
         let mut there = BTreeMap::new();
         let mut missing = Vec::new();
@@ -173,12 +173,12 @@ impl Coordinator {
         (there, missing)
     }
 
-    /// The first batch that the learner does not train on yet. Results of earlier ones cannot be taken back.
+    /// The first batch that the learner has not begun to train on. Results of earlier batches cannot be taken back.
     pub fn open_batch(&self) -> BatchId {
         if self.phase == Phase::Training(true) { self.batch.next() } else { self.batch }
     }
 
-    /// How many groups of a batch are complete.
+    /// The number of complete groups of a batch.
     pub fn complete_groups(&self, batch: BatchId) -> u64 {
         self.plan.groups - self.open_groups(batch).count() as u64
     }
@@ -188,16 +188,16 @@ impl Coordinator {
         self.plan.groups_of(batch).filter(|group| self.current(*group).is_some())
     }
 
-    /// The workers that have joined and not ended.
+    /// The workers that have joined and have not ended.
     pub fn workers(&self) -> impl Iterator<Item = &WorkerName> {
         self.workers.keys()
     }
 
-    /// Handles an event. Returns the actions to carry out, in this order.
+    /// Handles an event. Returns the actions to carry out, in order.
     pub fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         if self.phase == Phase::Ended {
-            // A late result is ignored and not deleted: another learner could use it.
+            // A late result is ignored and not deleted, since another learner could use it.
             return out;
         }
         match event {
@@ -225,7 +225,7 @@ impl Coordinator {
             Event::Result { worker, job, lineage, answer } => self.result(worker, job, lineage, answer, &mut out),
             Event::Refused(worker, job) => {
                 if let Some(state) = self.jobs.get_mut(&job) {
-                    // The worker had taken the job, which may not be known.
+                    // The worker may have taken the job without the coordinator's knowledge.
                     state.claims.remove(&worker);
                     state.pending = false;
                 }
@@ -260,7 +260,7 @@ impl Coordinator {
         out.push(Action::Publish(self.version()));
     }
 
-    /// Takes all further steps that have become possible.
+    /// Carries out all steps that have become possible.
     fn advance(&mut self, out: &mut Vec<Action>) {
         if self.phase == Phase::Starting {
             return;
@@ -272,7 +272,7 @@ impl Coordinator {
                 return;
             }
             if self.synced.contains(&self.batch) {
-                // A learner that continues in the middle of a batch has begun to train on it.
+                // A learner that resumes in the middle of a batch has already begun to train on it.
                 self.phase = Phase::Training(self.version() < self.first);
                 out.push(Action::Train(self.batch));
             } else if self.complete_groups(self.batch) == self.plan.groups {
@@ -289,7 +289,7 @@ impl Coordinator {
         self.offer(out);
     }
 
-    /// Removes the state of old batches. The batch before the current one is kept, to compare late second results with.
+    /// Removes the state of old batches. The batch before the current one is kept, to compare late duplicates with it.
     fn prune(&mut self) {
         let oldest = self.plan.version(self.batch.before(), 0);
         let first = self.plan.first_group(self.batch.before());

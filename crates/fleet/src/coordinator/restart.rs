@@ -1,4 +1,4 @@
-//! How a coordinator starts: for a new run, or from a checkpoint and the batch files that survived.
+//! Starts a coordinator for a new run, or from a checkpoint and the batch files that survived.
 
 use super::{Coordinator, JobState, Phase, Rules, Saved, SyncedBatch};
 use crate::ids::{BatchId, Version};
@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use std::collections::BTreeMap;
 
 impl Coordinator {
-    /// The coordinator of a new run, with version 0. It offers nothing before [`super::Event::Recovered`].
+    /// The coordinator of a new run, at version 0. It offers jobs only after [`super::Event::Recovered`].
     pub fn start(plan: Plan, origin: Lineage) -> Result<Coordinator, String> {
         let version = Version(0);
         let lineages = BTreeMap::from([(version, origin)]);
@@ -15,8 +15,8 @@ impl Coordinator {
         Coordinator::resume(plan, saved, BTreeMap::new())
     }
 
-    /// The coordinator of a run that continues from a checkpoint and from the batch files on the disk. Before
-    /// [`super::Event::Recovered`] it must be told which workers exist, which jobs they have, and which results
+    /// The coordinator of a run that resumes from a checkpoint and the batch files on disk. Before
+    /// [`super::Event::Recovered`] the caller must report which workers exist, which jobs they have, and which results
     /// survived.
     pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<BatchId, SyncedBatch>) -> Result<Coordinator, String> {
         Coordinator::with_rules(plan, saved, files, Rules::ALL)
@@ -31,14 +31,14 @@ impl Coordinator {
         plan.check()?;
         let version = saved.version;
         if !saved.lineages.contains_key(&version) {
-            return Err(format!("the checkpoint of version {version} does not say the lineage of its own weights"));
+            return Err(format!("the checkpoint of version {version} lacks the lineage of its own weights"));
         }
         let mut coordinator = Coordinator {
             plan,
             rules,
             batch: version.batch(),
             phase: Phase::Starting,
-            // Older programs also wrote the lineages of versions that were not published yet.
+            // Older versions of this program also saved the lineages of versions that were not published yet.
             lineages: saved.lineages.into_iter().filter(|(of, _)| *of <= version).collect(),
             synced: Default::default(),
             replayed: version.batch(),

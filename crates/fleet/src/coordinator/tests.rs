@@ -1,4 +1,4 @@
-//! The coordinator, one event at a time: every action in its order, and every limit at, below and above it.
+//! Tests of the coordinator, one event at a time: the actions and their order, and each limit at, below and above it.
 
 use super::*;
 use crate::testing::{chunk, job, name};
@@ -21,7 +21,7 @@ fn jobs(jobs: &[JobName]) -> String {
     jobs.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
-fn said(action: &Action) -> String {
+fn describe(action: &Action) -> String {
     match action {
         Action::Offer { job, version, lineage: of, continues, alone } => {
             assert_eq!(*of, lineage(*version), "the lineage of version {version}");
@@ -51,10 +51,10 @@ impl Run {
     }
 
     fn tell(&mut self, event: Event) -> String {
-        self.0.handle(event).iter().map(said).collect::<Vec<_>>().join("; ")
+        self.0.handle(event).iter().map(describe).collect::<Vec<_>>().join("; ")
     }
 
-    /// The result of a job by dev1, sampled by the right weights.
+    /// Reports a result of the job by dev1, sampled with the right weights.
     fn result(&mut self, job: JobName) -> String {
         self.result_of(job, lineage(self.0.plan.version_of(job)), Answer { fingerprint: 5, more: false })
     }
@@ -71,7 +71,7 @@ impl Run {
         self.tell(Event::Ended { worker: name(worker), how })
     }
 
-    /// Trains on the batch that is complete.
+    /// Trains on the batch, which must be complete.
     fn train(&mut self) -> String {
         let batch = self.0.batch();
         let trains = self.tell(Event::Synced(batch));
@@ -84,7 +84,7 @@ impl Run {
         self.tell(Event::Trained(lineage(self.0.batch().next().version())))
     }
 
-    /// The jobs of the frontier before a version: with a result, and missing.
+    /// The jobs of the frontier before a version: those with a result, and those without.
     fn frontier(&self, version: u64) -> (String, String) {
         let (there, missing) = self.0.frontier(Version(version));
         (jobs(&there.into_keys().collect::<Vec<_>>()), jobs(&missing))
@@ -96,15 +96,15 @@ fn both(there: &str, missing: &str) -> (String, String) {
 }
 
 #[test]
-fn a_frontier_has_the_results_of_older_weights() {
+fn a_frontier_contains_the_results_of_older_weights() {
     let mut run = Run::start(plan(5, 1, 2));
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0; offer 2@0");
-    assert_eq!(run.frontier(0), both("", ""), "there are no older weights");
+    assert_eq!(run.frontier(0), both("", ""), "no older weights exist");
     run.result(job(0));
-    // In the middle of batch 0 its weights are gone, too.
+    // In the middle of batch 0, the weights of version 0 are gone, too.
     assert_eq!(run.frontier(1), both("", "1,2"));
     assert_eq!(run.train(), "publish 1; offer 3@1");
-    assert_eq!(run.frontier(1), both("", "1,2"), "version 1 makes 3");
+    assert_eq!(run.frontier(1), both("", "1,2"), "version 1 samples job 3");
     assert_eq!(run.frontier(2), both("", "2,3"));
     run.result(job(2));
     assert_eq!(run.frontier(1), both("2", "1"));
@@ -113,7 +113,7 @@ fn a_frontier_has_the_results_of_older_weights() {
     run.train();
     run.train();
     assert_eq!(run.0.batch(), BatchId(3));
-    assert_eq!(run.frontier(3), both("", "3,4"), "there is no 5");
+    assert_eq!(run.frontier(3), both("", "3,4"), "the run has no batch 5");
     assert_eq!(run.frontier(4), both("", "4"));
     assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3].map(Version));
 }
@@ -125,14 +125,14 @@ fn a_run_ends_after_its_last_batch() {
     run.result(job(0));
     run.tell(Event::Synced(BatchId(0)));
     assert_eq!((run.0.open_batch(), run.tell(Event::TrainingBegan)), (BatchId(0), String::new()));
-    assert_eq!(run.0.open_batch(), BatchId(1), "results that are trained on stay");
+    assert_eq!(run.0.open_batch(), BatchId(1), "results that were trained on are kept");
     assert_eq!(run.trained(), "publish 1; end");
     assert!(run.0.has_ended());
     assert_eq!(run.frontier(1), both("", ""));
 }
 
 #[test]
-fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
+fn a_job_is_blamed_only_for_workers_that_did_nothing_else() {
     let start = || {
         let mut run = Run::start(Plan { failures_per_job: 2, kills_per_job: 3, ..plan(1, 2, 0) });
         for worker in ["dev1", "dev2", "dev3"] {
@@ -146,16 +146,16 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
         for time in 1..=most {
             run.tell(Event::Joined(name("dev1")));
             assert_eq!(run.claim("dev1", job(1)), "");
-            let said = run.ended("dev1", how);
+            let actions = run.ended("dev1", how);
             let fails = format!("release 1 of dev1; fail 1 after {most} {how:?}");
             assert!(
-                if time < most { said == "release 1 of dev1; offer 1@0" } else { said.starts_with(&fails) },
-                "{said}"
+                if time < most { actions == "release 1 of dev1; offer 1@0" } else { actions.starts_with(&fails) },
+                "{actions}"
             );
             assert_eq!(run.0.has_ended(), time == most);
         }
     }
-    // A job is not blamed if its worker was told to end or gave it back. It is blamed if the worker cannot do it.
+    // A job is not blamed if its worker was told to end or returned it. It is blamed if the worker cannot do it.
     let mut run = start();
     for _ in 0..4 {
         run.tell(Event::Joined(name("dev1")));
@@ -165,25 +165,27 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
         let returned = |faulty| Event::Returned { worker: name("dev2"), job: job(0), faulty };
         assert_eq!(run.tell(returned(false)), "offer 0@0");
     }
-    for said in ["offer 0@0", "fail 0 after 2 Failed"] {
+    for actions in ["offer 0@0", "fail 0 after 2 Failed"] {
         run.claim("dev2", job(0));
         let faulty = run.tell(Event::Returned { worker: name("dev2"), job: job(0), faulty: true });
-        assert!(faulty.starts_with(said), "{faulty}");
+        assert!(faulty.starts_with(actions), "{faulty}");
     }
-    // A worker with several jobs ends: none of the jobs is blamed. After the second time each job is done alone.
+    // If a worker with several jobs ends, no job is blamed. After the second time each job is done alone.
     let mut run = start();
-    for said in ["offer 0@0; offer 1@0", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!"] {
+    for actions in
+        ["offer 0@0; offer 1@0", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!"]
+    {
         run.tell(Event::Joined(name("dev3")));
         run.claim("dev3", job(0));
         run.claim("dev3", job(1));
-        assert_eq!(run.ended("dev3", HowEnded::Vanished), format!("release 0 of dev3; release 1 of dev3; {said}"));
+        assert_eq!(run.ended("dev3", HowEnded::Vanished), format!("release 0 of dev3; release 1 of dev3; {actions}"));
     }
-    // A job that another worker has done is not offered again.
+    // A job that another worker has completed is not offered again.
     run.claim("dev1", job(0));
     run.claim("dev2", job(0));
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
     assert_eq!(run.claim("dev2", job(0)), "withdraw 0");
-    assert_eq!(run.ended("dev2", HowEnded::Failed), "", "it has nothing any more");
+    assert_eq!(run.ended("dev2", HowEnded::Failed), "", "the worker has no jobs left");
 }
 
 #[test]
@@ -192,14 +194,14 @@ fn a_stalled_worker_is_killed_at_the_limit_and_not_before() {
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
     run.tell(Event::Recovered);
-    // However long the learner itself was away, it counts as a quarter of the limit.
+    // However long the learner itself was away, at most a quarter of the limit counts.
     assert_eq!(run.tell(Event::Tick(1 << 40)), "");
     assert_eq!(run.tell(Event::Tick(101)), "");
     assert_eq!(run.tell(Event::Tick(100)), "");
     assert_eq!(run.tell(Event::Tick(99)), "");
     run.tell(Event::Progress(name("dev2")));
     assert_eq!(run.tell(Event::Tick(1)), "kill dev1");
-    assert_eq!(run.0.workers().count(), 2, "until it is seen to be gone");
+    assert_eq!(run.0.workers().count(), 2, "a killed worker is listed until its end is reported");
     let ticks = [100, 100, 100, 99, 1].map(|ms| run.tell(Event::Tick(ms)));
     assert_eq!(ticks, ["", "", "", "kill dev2", "kill dev1"]);
     let mut run = Run::start(Plan { stale_after_ms: 3, ..plan(1, 1, 0) });
@@ -217,14 +219,14 @@ fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
     run.claim("dev1", job(0));
     run.claim("dev2", job(1));
     let unreachable = |run: &mut Run, worker: &str| run.tell(Event::Unreachable(name(worker)));
-    assert_eq!(unreachable(&mut run, "dev1"), "offer 0@0", "those of others are done by them");
-    assert_eq!(unreachable(&mut run, "dev1"), "", "it is offered already");
+    assert_eq!(unreachable(&mut run, "dev1"), "offer 0@0", "only jobs that no other worker does are offered");
+    assert_eq!(unreachable(&mut run, "dev1"), "", "job 0 is already offered");
     run.claim("dev2", job(0));
-    assert_eq!(unreachable(&mut run, "dev1"), "", "another one does it");
+    assert_eq!(unreachable(&mut run, "dev1"), "", "another worker does job 0");
     assert_eq!(unreachable(&mut run, "nobody"), "");
-    // The worker continues after all: the first result counts.
+    // The worker continues after all, and the first result counts.
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
-    assert_eq!(unreachable(&mut run, "dev1"), "", "it has nothing any more");
+    assert_eq!(unreachable(&mut run, "dev1"), "", "the worker has no jobs left");
 }
 
 #[test]
@@ -232,9 +234,13 @@ fn a_slow_job_is_offered_to_an_idle_worker_and_later_to_all() {
     let mut run = Run::start(Plan { straggler_after_ms: Some(100), ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Recovered);
-    assert_eq!([99, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "offer 0@0"], "dev1 is idle, and may have missed it");
+    assert_eq!(
+        [99, 1].map(|ms| run.tell(Event::Tick(ms))),
+        ["", "offer 0@0"],
+        "dev1 is idle, and may have missed the offer"
+    );
     run.claim("dev1", job(0));
-    assert_eq!([100, 299, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "", "offer 0@0"], "nobody is idle");
+    assert_eq!([100, 299, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "", "offer 0@0"], "no worker is idle");
     run.tell(Event::Joined(name("dev2")));
     assert_eq!([99, 1, 99, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "offer 0@0", "", "offer 0@0"]);
     run.claim("dev2", job(0));
@@ -247,14 +253,14 @@ fn a_slow_job_is_offered_to_an_idle_worker_and_later_to_all() {
 }
 
 #[test]
-fn so_many_jobs_are_offered_for_each_worker() {
+fn the_number_of_offered_jobs_is_limited_per_worker() {
     let mut run = Run::start(Plan { max_inflight_tasks: 2, ..plan(9, 9, 0) });
-    assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0", "as if there were one");
+    assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0", "without workers, as many as for one");
     assert_eq!(run.tell(Event::Joined(name("dev1"))), "");
     assert_eq!(run.tell(Event::Joined(name("dev2"))), "offer 2@0; offer 3@0");
     run.claim("dev1", job(0));
     assert_eq!(run.result(job(0)), "accept 0 of dev1; offer 4@0");
-    // Results of later batches count, too; jobs of this batch are never held back.
+    // Results of later batches count, too; jobs of the current batch are never held back.
     let mut run = Run::start(Plan { queue_maxsize: 2, ..plan(9, 1, 4) });
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0");
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");

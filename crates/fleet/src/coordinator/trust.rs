@@ -1,4 +1,4 @@
-//! Workers that the run has expelled, and results that are taken back.
+//! Expels workers, and takes back results.
 
 use super::{Action, Coordinator, HowEnded, JobState, Phase};
 use crate::ids::BatchId;
@@ -11,9 +11,9 @@ impl Coordinator {
         self.expelled.iter()
     }
 
-    /// Whether a result can be taken back and made again: the weights of its job and of all jobs that continue it still
-    /// exist, and learners have not trained on it. (Otherwise other results may have been sampled with the weights
-    /// trained on it. A result that an earlier learner trained on stays accepted.)
+    /// Whether a result can be taken back and recomputed: the weights of its job and of all jobs that continue it still
+    /// exist, and no learner has trained on it. (After training, other results may have been sampled with weights that
+    /// learned from it. So a result that an earlier learner trained on stays accepted.)
     pub fn can_remake(&self, job: JobName) -> bool {
         let batch = self.plan.batch_of(job.group);
         let mut versions = (job.chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk));
@@ -21,19 +21,19 @@ impl Coordinator {
             && versions.all(|version| version > self.version() || self.is_kept(version))
     }
 
-    /// Expels a worker, and reopens its `jobs` that can be done again.
+    /// Expels a worker, and reopens those of `jobs` that can be done again.
     pub(super) fn expel(&mut self, worker: WorkerName, jobs: &[JobName], out: &mut Vec<Action>) {
         self.ended(&worker, HowEnded::Asked, out);
         out.push(Action::Kill(worker.clone()));
         self.expelled.insert(worker);
         let open: Vec<JobName> = jobs.iter().copied().filter(|job| self.can_remake(*job)).collect();
         let Some(batch) = open.iter().map(|job| self.plan.batch_of(job.group)).min() else { return };
-        // Later chunks continue from these.
+        // Later chunks continue the removed ones, so they are removed, too.
         self.jobs.retain(|job, _| !open.iter().any(|taken| job.is_or_continues(*taken)));
         self.forget_what_follows(batch);
     }
 
-    /// Forgets that this batch and later ones were complete.
+    /// Marks this batch and later ones as incomplete.
     fn forget_what_follows(&mut self, batch: BatchId) {
         self.synced.retain(|synced| *synced < batch);
         if batch == self.batch && self.phase == Phase::Training(false) {
@@ -41,7 +41,7 @@ impl Coordinator {
         }
     }
 
-    /// Reopens these jobs of a batch from an earlier learner's file, and the jobs sampled with weights trained on that
+    /// Reopens these jobs of a batch that was loaded from a file, and all jobs sampled with weights trained on that
     /// batch.
     pub(super) fn take_back(&mut self, batch: BatchId, jobs: &[JobName], saved: BTreeMap<JobName, Answer>) {
         if batch < self.open_batch() {

@@ -1,4 +1,4 @@
-//! An exchange in the memory of one process, for tests; the search also uses its queue in place of a spool directory.
+//! An exchange in the memory of one process, for tests. The search uses only its queue, in place of a spool directory.
 
 use super::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerExchange, WorkerStatus};
 use crate::coordinator::Event;
@@ -81,7 +81,7 @@ impl Memory {
         Memory::default()
     }
 
-    /// Makes the learner's side. A new learner takes over the results that an earlier one left.
+    /// Creates the learner's side. A new learner takes over the results that an earlier one left.
     pub fn learner(&self) -> MemoryLearner {
         let mut shared = self.lock();
         shared.queue.pending.clear();
@@ -89,7 +89,7 @@ impl Memory {
         MemoryLearner { memory: self.clone(), observer: Observer::default() }
     }
 
-    /// Makes a worker's side.
+    /// Creates a worker's side.
     pub fn worker(&self, name: WorkerName) -> MemoryWorker {
         let mut shared = self.lock();
         let seen = shared.queue.workers.entry(name.clone()).or_default();
@@ -109,7 +109,7 @@ impl Memory {
     }
 
     fn wait(&self, at_most: Duration) {
-        // After a spurious wake-up the caller checks again and waits.
+        // A spurious wake-up is harmless: the caller checks again and waits.
         drop(self.0.1.wait_timeout(self.lock(), at_most));
     }
 }
@@ -162,7 +162,7 @@ impl Exchange for MemoryLearner {
     }
 
     fn kill(&mut self, _worker: &WorkerName) -> Result<bool> {
-        // A thread cannot be killed; a stalled thread ends its test.
+        // A thread cannot be killed. A test with a stalled thread ends by its own timeout.
         Ok(true)
     }
 
@@ -262,9 +262,9 @@ mod tests {
         }
     }
 
-    /// Both sides behind pointers, as a run holds them.
+    /// Both sides are boxed, as in a run.
     #[test]
-    fn a_job_goes_its_way_through_either_side() {
+    fn jobs_and_results_pass_through_a_memory_exchange() {
         let (memory, name) = (Memory::new(), WorkerName::new("dev1").unwrap());
         let mut learner: Box<dyn Exchange + Send> = Box::new(memory.learner());
         let mut worker: Box<dyn WorkerExchange + Send> = Box::new(memory.worker(name.clone()));
@@ -323,7 +323,7 @@ mod tests {
         drop(worker);
         let ended = Event::Ended { worker: name, how: crate::coordinator::HowEnded::Vanished };
         assert_eq!(learner.poll().unwrap(), [ended]);
-        // The next learner makes its own offers.
+        // The offers of this learner are deleted when the next one starts.
         learner.offer(&job(7, "")).unwrap();
         drop(memory.learner());
         assert!(memory.lock().queue.pending.is_empty());

@@ -1,5 +1,5 @@
 //! The transport between learner and workers: memory, a spool directory, or NATS. An exchange may lose, repeat and
-//! delay messages. It makes no decisions.
+//! delay messages. All decisions are made by the coordinator.
 //!
 //! With NATS JetStream, `offer` publishes to a work-queue stream, `claim` pulls from it, `report` sends `InProgress`,
 //! `complete` publishes the result, and the learner acknowledges a result after its batch file is synced
@@ -36,7 +36,7 @@ pub trait Exchange {
     fn offer(&mut self, job: &Job) -> Result<()>;
     /// Takes a job away from a worker that has ended.
     fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
-    /// Withdraws a job that is no longer needed.
+    /// Withdraws a job that is not needed any more.
     fn withdraw(&mut self, job: JobName) -> Result<()>;
     /// Returns the result that an [`Event::Result`] reported. The exchange keeps it until [`Exchange::acknowledge`].
     fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult>;
@@ -44,14 +44,14 @@ pub trait Exchange {
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
     /// Deletes results that are in a synced batch file.
     fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()>;
-    /// Kills a stalled worker. False if the worker cannot be reached; then [`take_problems`](Self::take_problems) has
-    /// the reason.
+    /// Kills a stalled worker. Returns false if the worker cannot be killed; then
+    /// [`take_problems`](Self::take_problems) returns the reason.
     fn kill(&mut self, worker: &WorkerName) -> Result<bool>;
     /// The events since the last call.
     fn poll(&mut self) -> Result<Vec<Event>>;
     /// A function that sleeps until something may have happened, or until the given time has passed.
     fn waiter(&self) -> Result<Waiter>;
-    /// Descriptions of results that could not be read since the last call, with the reasons.
+    /// The problems since the last call, such as results that could not be read, with the reasons.
     fn take_problems(&mut self) -> Vec<String> {
         Vec::new()
     }
@@ -99,9 +99,9 @@ pub trait WorkerExchange {
     fn learner(&mut self) -> Result<Option<LearnerState>>;
     /// Takes a job with one of these profiles (any profile if the list is empty).
     fn claim(&mut self, profiles: &[String]) -> Result<Option<Job>>;
-    /// Whether this worker still has the job: no other worker took it, and the learner has not withdrawn it.
+    /// Whether this worker still has the job: no other worker took it, and the learner did not withdraw it.
     fn is_wanted(&mut self, job: JobName) -> bool;
-    /// Reports the worker's status, with a progress counter that changes as long as the worker runs.
+    /// Reports the worker's status. Its progress counter must change as long as the worker runs.
     fn report(&mut self, status: &WorkerStatus) -> Result<()>;
     /// Returns a result to the learner. After an error it may be called again.
     fn complete(&mut self, result: &JobResult) -> Result<()>;
@@ -140,10 +140,10 @@ impl WorkerExchange for Box<dyn WorkerExchange + Send> {
 pub struct LearnerState {
     /// The process number of the learner.
     pub pid: u32,
-    /// Counts the processes that were the run's learner, where the exchange counts them.
+    /// The number of learner processes that the run has had, if the exchange counts them.
     #[serde(default)]
     pub incarnation: u64,
-    /// The batch that is trained on now or next. All batches before it have been trained on.
+    /// The current batch: it is trained on now or next. All earlier batches have been trained on.
     #[serde(rename = "step")]
     pub batch: BatchId,
     /// Batches in the whole run.
@@ -157,26 +157,26 @@ pub struct LearnerState {
     pub continued: Continued,
     /// The lineage of the published version.
     pub lineage: Lineage,
-    /// True if the run has ended, so that workers may end.
+    /// True if the run has ended. Workers may then end, too.
     pub ended: bool,
-    /// The last checkpoint, and the checkpoint that waits for its frontier.
+    /// The last checkpoint, and the one that waits for its frontier.
     pub checkpoints: CheckpointStates,
     /// The number of workers that the learner knows.
     #[serde(default)]
     pub workers: u64,
-    /// Expelled workers: their results are refused.
+    /// Expelled workers. Their results are refused.
     #[serde(default)]
     pub expelled: Vec<WorkerName>,
     /// Counts of events since this learner started.
     pub counts: Counts,
-    /// Further information for workers, such as the paths of the slots, the model and the arithmetic. The fleet does
-    /// not read it.
+    /// Further information for workers, such as the paths of the weight slots, the model and the arithmetic. The fleet
+    /// does not read it.
     #[serde(default)]
     pub shared: serde_json::Value,
 }
 
 impl LearnerState {
-    /// The batch to which a group belongs. A stranger's state may give 0 groups.
+    /// The batch to which a group belongs. Works for a corrupt state with 0 groups, too.
     pub fn batch_of(&self, group: GroupId) -> BatchId {
         BatchId(group.0 / self.groups.max(1))
     }
@@ -187,23 +187,23 @@ impl LearnerState {
 pub struct CheckpointStates {
     /// The version of the weights in the last complete checkpoint.
     pub last: Option<Version>,
-    /// The checkpoint that waits for its frontier, if there is one: its version, the number of results that have
-    /// arrived, and the least number that it needs.
+    /// The checkpoint that waits for its frontier, if any: its version, the number of results that have arrived, and
+    /// the minimum number that it needs.
     pub waiting: Vec<(Version, usize, usize)>,
 }
 
-/// Counts of events of jobs and workers.
+/// Counts of events related to jobs and workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Jobs that were offered again after a worker ended or a file was lost.
     pub remade: u64,
-    /// Second results of a job, with the same bits.
+    /// Duplicate results of a job with the same bits.
     pub twice: u64,
-    /// Second results of a job, with **different** bits.
+    /// Duplicate results of a job with **different** bits.
     pub differing: u64,
-    /// Results of other weights, of jobs that were not offered, or of expelled workers.
+    /// Results that were refused: from other weights, for jobs that were not offered, or by expelled workers.
     pub refused: u64,
-    /// Files of jobs or results that could not be read.
+    /// Job and result files that could not be read.
     pub corrupt: u64,
     /// Stalled workers that were killed.
     pub killed: u64,
@@ -214,32 +214,32 @@ pub struct Counts {
     pub expelled: u64,
 }
 
-/// The status of a worker, as it reports it (`status.json`).
+/// The status that a worker reports (`status.json`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// The process number of the worker.
     pub pid: u32,
-    /// Counts the processes that have used this worker name.
+    /// The number of processes that have used this worker name, including this one.
     pub incarnation: u64,
     /// A counter that changes as long as the worker works or waits.
     pub progress: u64,
-    /// The sampling profiles of the jobs that it takes; empty for all.
+    /// The sampling profiles whose jobs the worker takes; empty for all.
     pub profiles: Vec<String>,
-    /// The worker's jobs, and what it is doing for each, such as sampling or scoring.
+    /// The worker's jobs, each with its current activity, such as sampling or scoring.
     #[serde(default)]
     pub jobs: Vec<(JobName, String)>,
-    /// Jobs that are done.
+    /// The number of completed jobs.
     pub done: u64,
-    /// Seconds that it has worked.
+    /// Seconds spent working.
     pub busy_s: f64,
-    /// Seconds that it has waited for jobs.
+    /// Seconds spent waiting for jobs.
     pub idle_s: f64,
-    /// True if it ended by itself.
+    /// True if the worker ended by itself.
     pub ended: bool,
-    /// How many processes of this name have failed and given a reason in their log.
+    /// The number of processes with this name that failed and logged a reason.
     #[serde(default)]
     pub failures: u64,
-    /// The machine of a worker on another host, recorded by the learner, since the worker does not have files here.
+    /// The machine of a worker on another host. The learner fills this in, since such a worker has no files here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Further values, such as tokens per second. The fleet does not read them.

@@ -1,5 +1,5 @@
-//! Finds events by comparing a scan of an exchange with the one before. Each scan corrects the remembered state, so a
-//! rename seen halfway or a restarted learner does no harm.
+//! Derives events from the difference between two scans of an exchange. Each scan corrects the remembered state, so a
+//! rename seen halfway or a restart of the learner does no harm.
 
 use crate::coordinator::{Event, HowEnded};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
@@ -10,19 +10,19 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Scan {
     pub pending: BTreeSet<JobName>,
     pub processing: BTreeSet<(WorkerName, JobName)>,
-    /// All results that are there. The content is left out for results that earlier scans have reported.
+    /// All results. The content is omitted for results that earlier scans have reported.
     pub results: BTreeMap<(WorkerName, JobName), Option<(Lineage, Answer)>>,
     pub workers: BTreeMap<WorkerName, Seen>,
 }
 
-/// A worker, as a scan sees it.
+/// The state of a worker in a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Seen {
     pub incarnation: u64,
     pub alive: bool,
-    /// True if it ended by itself.
+    /// True if the worker ended by itself.
     pub ended: bool,
-    /// How many processes of this name have failed and given a reason.
+    /// The number of processes with this name that failed and gave a reason.
     pub failures: u64,
     pub progress: u64,
 }
@@ -30,10 +30,10 @@ pub(crate) struct Seen {
 /// Remembers the last scan of an exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Observer {
-    /// Jobs that were offered and are not known to be taken or done. True if the last scan did not find the job.
+    /// Offered jobs that are not known to be taken or done. True if the last scan did not find the job.
     offered: BTreeMap<JobName, bool>,
     processing: BTreeSet<(WorkerName, JobName)>,
-    /// Jobs taken from a worker since the last scan.
+    /// Jobs that were taken from a worker since the last scan.
     released: BTreeSet<(WorkerName, JobName)>,
     results: BTreeSet<(WorkerName, JobName)>,
     workers: BTreeMap<WorkerName, Seen>,
@@ -42,22 +42,22 @@ pub(crate) struct Observer {
 impl Observer {
     pub(crate) fn offered(&mut self, job: JobName) {
         self.offered.insert(job, false);
-        // An earlier reported result of the job was not used or was taken back, so the next result is a new one.
+        // An earlier result of the job was dropped or taken back, so the next one must be reported.
         self.results.retain(|(_, known)| *known != job);
     }
 
-    /// Records that a job was withdrawn from its workers. A worker that takes it again is reported again.
+    /// Records that a job was withdrawn. If a worker takes the job again, that is a new claim.
     pub(crate) fn withdrawn(&mut self, job: JobName) {
         self.offered.remove(&job);
         self.released.extend(self.processing.iter().filter(|(_, known)| *known == job).cloned());
     }
 
-    /// Records that a worker no longer has a job. If the worker takes the job again, that is reported again.
+    /// Records that a worker no longer has a job. If the worker takes the job again, that is a new claim.
     pub(crate) fn released(&mut self, worker: &WorkerName, job: JobName) {
         self.released.insert((worker.clone(), job));
     }
 
-    /// Says that a result was deleted. Another result of the same worker and job will be reported again.
+    /// Records that a result was deleted. Another result of the same worker and job will be reported again.
     pub(crate) fn discarded(&mut self, worker: &WorkerName, job: JobName) {
         self.results.remove(&(worker.clone(), job));
     }
@@ -67,8 +67,8 @@ impl Observer {
         self.results.contains(&(worker.clone(), job))
     }
 
-    /// The events between the last scan and this one. Results come first, so that a worker that died after its result
-    /// does not count as having died during the job.
+    /// The events between the last scan and this one. Results come first, so that a worker that died after returning
+    /// a result does not count as having died during its job.
     pub(crate) fn compare(&mut self, scan: Scan) -> Vec<Event> {
         let mut events = Vec::new();
         for (key, content) in &scan.results {
@@ -106,14 +106,14 @@ impl Observer {
             events.push(Event::Claimed(worker.clone(), *job));
         }
         for (worker, job) in self.processing.difference(&scan.processing) {
-            // Another worker's result does not show the outcome of this claim.
+            // A result of another worker does not show how this claim ended.
             if !scan.results.contains_key(&(worker.clone(), *job)) {
                 events.push(Event::Returned { worker: worker.clone(), job: *job, faulty: false });
             }
         }
         let claimed = |job: &JobName| scan.processing.iter().any(|(_, claimed)| claimed == job);
         for (job, missed) in &mut self.offered {
-            // One scan may miss a file that is renamed meanwhile; two scans do not.
+            // One scan may miss a file that is being renamed; two scans in a row do not.
             let is_missing = !scan.pending.contains(job) && !claimed(job);
             if is_missing && *missed {
                 events.push(Event::Lost(*job));

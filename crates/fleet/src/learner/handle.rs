@@ -1,4 +1,4 @@
-//! A learner on a thread of its own.
+//! Runs a learner on its own thread.
 
 use super::{Learner, POLL_INTERVAL, Step};
 use crate::error::{Error, Result};
@@ -60,7 +60,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
                 return Ok(Some(step));
             }
             if let Some(error) = state.failed.take() {
-                // The workers are no longer served: every later call returns the error, too.
+                // The workers are not served any more, so every later call must return the error, too.
                 state.failed = Some(Error::Failed(error.to_string()));
                 return Err(error);
             }
@@ -91,7 +91,7 @@ impl<E: Exchange + Send + 'static> Drop for LearnerHandle<E> {
     fn drop(&mut self) {
         self.shared.lock().stopped = true;
         if let Some(thread) = self.thread.take() {
-            // A panic was already reported by its thread.
+            // The thread has already reported its panic.
             let _ = thread.join();
         }
     }

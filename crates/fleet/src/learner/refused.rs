@@ -1,5 +1,5 @@
-//! Results that are not answers to their jobs. The caller decides this ([`Feed::check`](super::Feed::check)) before a
-//! result is accepted.
+//! Results that do not answer their jobs. The caller checks this ([`Feed::check`](super::Feed::check)) before a result
+//! is accepted.
 
 use super::{Learner, Step};
 use crate::coordinator::Event;
@@ -11,21 +11,20 @@ use crate::job::{JobName, JobResult, WorkerName};
 /// A result that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The worker that gave it.
+    /// The worker that returned it.
     pub worker: WorkerName,
-    /// The job that it was to answer.
+    /// The job that it should have answered.
     pub job: JobName,
-    /// Why it does not.
+    /// The reason for the refusal.
     pub why: String,
     /// True if this refusal reached the limit and the worker was expelled.
     pub expels: bool,
 }
 
 impl<E: Exchange> Learner<E> {
-    /// Checks a result that the coordinator would accept. If it is not an answer to its job, refuses it and returns
-    /// true.
+    /// Checks a result that the coordinator would accept. Refuses it and returns true if it does not answer its job.
     pub(super) fn refuses(&mut self, worker: &WorkerName, job: JobName) -> Result<bool> {
-        // A missing result is handled when it is accepted.
+        // A missing result is reported when it is accepted.
         let Some(result) = self.exchange.take(worker, job) else { return Ok(false) };
         let before = self.chunks_before(job);
         let Err(why) = self.feed.check(&result, &before) else {
@@ -47,12 +46,14 @@ impl<E: Exchange> Learner<E> {
         Ok(true)
     }
 
-    /// Has results of a batch made again that are not answers to their jobs. (Results in an earlier learner's batch
-    /// file could not be checked before.) If the batch was already returned as [`Step::Train`], it is returned again.
-    /// Empty `jobs` mean that results are missing.
+    /// Takes back results of a batch that do not answer their jobs, so that they are recomputed. (Results in an earlier
+    /// learner's batch file could not be checked earlier.) If the batch was already returned as [`Step::Train`], it is
+    /// returned again. Empty `jobs` mean that results are missing.
     pub fn take_back(&mut self, batch: BatchId, jobs: &[JobName]) -> Result<()> {
         if batch < self.coordinator.open_batch() {
-            return Err(Error::Failed(format!("batch {batch} cannot be taken back: the learner trains on it")));
+            return Err(Error::Failed(format!(
+                "batch {batch} cannot be taken back: the learner has begun to train on it"
+            )));
         }
         let plan = self.coordinator.plan().clone();
         let is_taken = |job: &JobName| {

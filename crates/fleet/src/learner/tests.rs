@@ -1,4 +1,5 @@
-//! The learner's loop over an exchange in memory: announcements, counts, and results kept, deleted or refused.
+//! Tests of the learner's loop over an exchange in memory: announcements, counts, and results that are kept, deleted or
+//! refused.
 
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
@@ -6,7 +7,7 @@ use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
 
-/// Payloads that name their job and the earlier chunks.
+/// A feed whose payloads contain the names of the job and of the earlier chunks.
 struct Names;
 
 impl Feed for Names {
@@ -56,10 +57,10 @@ impl Fleet {
         let before = job.chunk.checked_sub(1).map(|before| chunk(job.group.0, before));
         let continues = before.and_then(|job| self.learner.kept.get(&job)).map(|before| before.answer.fingerprint);
         let worker = name(["dev1", "dev2"][worker]);
-        JobResult { job, lineage: lineage.of_result(continues), worker, answer, bytes: job.to_string().into_bytes() }
+        JobResult { job, lineage: lineage.for_result(continues), worker, answer, bytes: job.to_string().into_bytes() }
     }
 
-    /// A worker returns the result of a job, and the learner looks.
+    /// A worker returns the result of a job, and the learner handles it.
     fn give(&mut self, worker: usize, job: JobName, fingerprint: u64, more: bool) {
         let result = self.result(worker, job, Answer { fingerprint, more });
         self.workers[worker].complete(&result).unwrap();
@@ -68,14 +69,14 @@ impl Fleet {
 
     fn steps(&mut self) -> Vec<String> {
         let names = |results: &Batch| results.iter().map(|result| result.job.to_string()).collect::<Vec<_>>().join(" ");
-        let said = |step: Step| match step {
+        let describe = |step: Step| match step {
             Step::Train(batch, results) => format!("train {batch}: {}", names(&results)),
             Step::Warning(text) => text,
             Step::Refused(Refused { worker, job, why, expels }) => {
                 format!("refused {job} of {worker}: {why}{}", if expels { "; expelled" } else { "" })
             }
         };
-        std::iter::from_fn(|| self.learner.next_step()).map(said).collect()
+        std::iter::from_fn(|| self.learner.next_step()).map(describe).collect()
     }
 
     fn train(&mut self) {
@@ -90,7 +91,7 @@ impl Fleet {
 }
 
 #[test]
-fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit() {
+fn a_refused_job_is_offered_again_and_its_worker_expelled_at_the_limit() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 2, 1) });
     let spoil = |fleet: &mut Fleet, worker, job| {
         let result = fleet.result(worker, job, Answer { fingerprint: 1, more: false });
@@ -107,13 +108,13 @@ fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit
     assert_eq!(fleet.steps(), ["refused 000000.0 of dev1: it is spoiled, after 0"]);
     assert_eq!(offered(&mut fleet), ["000000.0"]);
     assert!(fleet.learner.kept.is_empty() && fleet.learner.counts().corrupt == 1);
-    // The same worker may do it right.
+    // The same worker may succeed later.
     fleet.give(0, job(0), 5, true);
     assert_eq!(offered(&mut fleet), ["000000.1"]);
     spoil(&mut fleet, 0, chunk(0, 1));
     assert_eq!(fleet.steps(), ["refused 000000.1 of dev1: it is spoiled, after 1"]);
     assert_eq!(offered(&mut fleet), ["000000.1"]);
-    // A result of unknown weights is dropped as before, and does not count as a refusal.
+    // A result from unknown weights is dropped, and does not count as a refusal.
     let other = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
     let other = JobResult { lineage: Lineage([9; 16]), bytes: b"spoiled".to_vec(), ..other };
     fleet.workers[0].complete(&other).unwrap();
@@ -123,8 +124,12 @@ fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit
     assert_eq!(fleet.steps(), ["refused 000001.0 of dev1: it is spoiled, after 0; expelled"]);
     assert_eq!((fleet.state().expelled, fleet.learner.counts().expelled), (vec![name("dev1")], 1));
     spoil(&mut fleet, 0, job(1));
-    assert_eq!((fleet.steps().len(), fleet.learner.counts().corrupt), (0, 3), "it is heard no more");
-    // Two of another worker are forgiven.
+    assert_eq!(
+        (fleet.steps().len(), fleet.learner.counts().corrupt),
+        (0, 3),
+        "results of an expelled worker are ignored"
+    );
+    // Two refusals of another worker do not expel it.
     spoil(&mut fleet, 1, job(1));
     spoil(&mut fleet, 1, job(1));
     fleet.give(1, job(1), 1, false);
@@ -132,9 +137,9 @@ fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit
     assert_eq!(fleet.steps().last().unwrap(), "train 0: 000000.0 000000.1 000001.0");
 }
 
-/// Results accepted by an earlier learner are checked before training on them.
+/// Results that an earlier learner accepted are checked before training on them.
 #[test]
-fn results_of_a_file_are_taken_back() {
+fn results_from_a_batch_file_can_be_taken_back() {
     let Fleet { out, learner, workers: _workers } = open(Plan::new(4, 1, 1));
     let results: Vec<JobResult> = (0..3)
         .map(|group| {
@@ -145,7 +150,7 @@ fn results_of_a_file_are_taken_back() {
     for one in &results {
         learner.files.save(BatchId(one_batch(one)), std::slice::from_ref(one)).unwrap();
     }
-    // A file with a result of another batch is discarded, with all later files.
+    // A file that contains a result of another batch is dropped, and so are all later files.
     learner.files.save(BatchId(3), &results[..1]).unwrap();
     drop(learner);
     let memory = Memory::new();
@@ -154,12 +159,13 @@ fn results_of_a_file_are_taken_back() {
     let files = BatchFiles::open(out.path()).unwrap();
     let learner = Learner::open(plan, first(), memory.learner(), files, Box::new(Names), "".into()).unwrap();
     let mut fleet = Fleet { out, learner, workers };
-    let said = fleet.steps();
-    let foreign = "000003: it has the result of job 000000.0, which is not of this batch; it is made again";
-    assert!(said[0].ends_with(foreign) && said[1] == "train 0: 000000.0" && said.len() == 2, "{said:?}");
+    let steps = fleet.steps();
+    let foreign = "000003: the file contains the result of job 000000.0, which belongs to another batch; the batch is \
+                   generated again";
+    assert!(steps[0].ends_with(foreign) && steps[1] == "train 0: 000000.0" && steps.len() == 2, "{steps:?}");
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2].map(BatchId));
-    // The second batch is taken back while the first is trained on. The third loses its file and keeps its result,
-    // which was made with weights from before the second batch.
+    // Batch 1 is taken back while batch 0 is trained on. Batch 2 loses its file but keeps its result, which was sampled
+    // with weights from before batch 1.
     fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap();
     assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0)]);
     assert_eq!(fleet.pending().iter().map(|job| job.name.to_string()).collect::<Vec<_>>(), ["000001.0"]);
@@ -170,18 +176,18 @@ fn results_of_a_file_are_taken_back() {
     assert_eq!(fleet.steps(), ["train 1: 000001.0"]);
     fleet.learner.training_began().unwrap();
     let why = fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap_err().to_string();
-    assert_eq!(why, "batch 1 cannot be taken back: the learner trains on it");
+    assert_eq!(why, "batch 1 cannot be taken back: the learner has begun to train on it");
 }
 
 fn one_batch(result: &JobResult) -> u64 {
     result.job.group.0
 }
 
-/// The contents of a file of batch 1 with two groups, and the reason why the file is refused.
+/// Checks the reason why a file of batch 1, which has two groups, is refused.
 #[test]
-fn a_file_has_the_results_of_its_batch() {
+fn a_batch_file_must_contain_exactly_its_batchs_results() {
     let plan = |chunks| Plan { chunks, ..Plan::new(4, 2, 2) };
-    let said = |chunks, all: &[(JobName, bool)]| {
+    let refusal = |chunks, all: &[(JobName, bool)]| {
         let result = |(job, more): &(JobName, bool)| JobResult {
             job: *job,
             lineage: ORIGIN,
@@ -191,22 +197,27 @@ fn a_file_has_the_results_of_its_batch() {
         };
         misfit(&plan(chunks), BatchId(1), &all.iter().map(result).collect::<Vec<_>>())
     };
-    let lacks = |job: JobName| Some(format!("it lacks the result of job {job}"));
-    let other = |job: JobName| Some(format!("it has the result of job {job}, which is not of this batch"));
-    assert_eq!(said(false, &[(job(2), false), (job(3), false)]), None);
-    assert_eq!(said(false, &[(job(3), false), (job(2), true)]), None, "what it says of itself is looked at later");
-    assert_eq!((said(false, &[]), said(false, &[(job(2), false)])), (lacks(job(2)), lacks(job(3))));
-    assert_eq!(said(false, &[(job(2), false), (job(3), false), (job(4), false)]), other(job(4)));
-    assert_eq!(said(false, &[(job(2), false), (chunk(3, 1), false)]), other(chunk(3, 1)));
+    let lacks = |job: JobName| Some(format!("the result of job {job} is missing"));
+    let other =
+        |job: JobName| Some(format!("the file contains the result of job {job}, which belongs to another batch"));
+    assert_eq!(refusal(false, &[(job(2), false), (job(3), false)]), None);
+    assert_eq!(
+        refusal(false, &[(job(3), false), (job(2), true)]),
+        None,
+        "`more` and the order of the results are not checked here"
+    );
+    assert_eq!((refusal(false, &[]), refusal(false, &[(job(2), false)])), (lacks(job(2)), lacks(job(3))));
+    assert_eq!(refusal(false, &[(job(2), false), (job(3), false), (job(4), false)]), other(job(4)));
+    assert_eq!(refusal(false, &[(job(2), false), (chunk(3, 1), false)]), other(chunk(3, 1)));
     let third = [(job(3), true), (chunk(3, 1), true), (chunk(3, 2), true)];
-    assert_eq!(said(true, &[&[(job(2), false)][..], &third].concat()), None, "the last chunk ends it");
-    assert_eq!(said(true, &[&[(job(2), true)][..], &third].concat()), lacks(chunk(2, 1)));
-    assert_eq!(said(true, &[&[(job(2), false)][..], &third[..2]].concat()), lacks(chunk(3, 2)));
-    assert_eq!(said(true, &[&[(job(2), false)][..], &third[1..]].concat()), lacks(job(3)));
+    assert_eq!(refusal(true, &[&[(job(2), false)][..], &third].concat()), None, "the last chunk ends the group");
+    assert_eq!(refusal(true, &[&[(job(2), true)][..], &third].concat()), lacks(chunk(2, 1)));
+    assert_eq!(refusal(true, &[&[(job(2), false)][..], &third[..2]].concat()), lacks(chunk(3, 2)));
+    assert_eq!(refusal(true, &[&[(job(2), false)][..], &third[1..]].concat()), lacks(job(3)));
 }
 
 #[test]
-fn jobs_have_the_earlier_chunks_and_only_needed_results_are_kept() {
+fn payloads_contain_earlier_chunks_and_only_needed_results_are_kept() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 1, 2) });
     fleet.give(0, job(0), 7, true);
     fleet.give(0, chunk(0, 1), 8, true);
@@ -221,8 +232,8 @@ fn jobs_have_the_earlier_chunks_and_only_needed_results_are_kept() {
     fleet.give(0, chunk(0, 2), 9, false);
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000000.2"]);
     fleet.train();
-    assert_eq!(fleet.learner.kept.len(), 0, "what was trained on is forgotten");
-    // Older weights than version 1 make the first two chunks of batch 1 and the first chunk of batch 2.
+    assert_eq!(fleet.learner.kept.len(), 0, "results that were trained on are dropped");
+    // Weights older than version 1 sample the first two chunks of batch 1 and the first chunk of batch 2.
     let frontier = |fleet: &mut Fleet, version| -> Option<Vec<String>> {
         let frontier = fleet.learner.frontier(Version(version)).unwrap()?;
         Some(frontier.iter().map(|result| result.job.to_string()).collect())
@@ -230,14 +241,14 @@ fn jobs_have_the_earlier_chunks_and_only_needed_results_are_kept() {
     assert_eq!(frontier(&mut fleet, 1), None);
     assert_eq!(fleet.state().checkpoints.waiting, [(Version(1), 0, 2)]);
     fleet.give(1, job(1), 1, true);
-    assert_eq!(frontier(&mut fleet, 1), None, "its second chunk is missing");
+    assert_eq!(frontier(&mut fleet, 1), None, "the second chunk of group 1 is missing");
     fleet.give(1, chunk(1, 1), 2, true);
     fleet.give(1, job(2), 3, false);
     assert_eq!(frontier(&mut fleet, 1).unwrap(), ["000001.0", "000001.1", "000002.0"]);
-    assert_eq!(fleet.state().checkpoints.waiting, [], "it waits no longer");
-    assert_eq!(frontier(&mut fleet, 2), None, "version 1 makes batch 3");
+    assert_eq!(fleet.state().checkpoints.waiting, [], "the checkpoint no longer waits");
+    assert_eq!(frontier(&mut fleet, 2), None, "version 1 samples the first chunk of batch 3");
     fleet.give(1, job(3), 3, false);
-    assert_eq!(frontier(&mut fleet, 2).unwrap(), ["000002.0", "000003.0"], "2 has ended in its first chunk");
+    assert_eq!(frontier(&mut fleet, 2).unwrap(), ["000002.0", "000003.0"], "group 2 has ended in its first chunk");
     assert_eq!(fleet.learner.counts(), Counts::default());
     fleet.give(1, chunk(1, 2), 4, false);
     assert_eq!(fleet.steps(), ["train 1: 000001.0 000001.1 000001.2"]);
@@ -255,22 +266,22 @@ fn failures_are_counted_and_reported() {
     fleet.give(0, job(0), 1, false);
     assert_eq!(fleet.learner.counts(), Counts { twice: 1, ..Counts::default() });
     fleet.give(0, job(0), 2, false);
-    let differs = "job 000000.0: worker dev1 and dev2 computed other bits from the same weights: one of the machines \
-                   is faulty, or runs another program";
+    let differs = "job 000000.0: worker dev1 and dev2 computed different bits from the same weights: one of the \
+                   machines is faulty or runs a different build";
     assert_eq!(fleet.steps(), [differs]);
-    let mut of_others = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
-    of_others.lineage = Lineage([0; 16]);
-    fleet.workers[0].complete(&of_others).unwrap();
+    let mut foreign = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
+    foreign.lineage = Lineage([0; 16]);
+    fleet.workers[0].complete(&foreign).unwrap();
     fleet.learner.look().unwrap();
     assert_eq!(fleet.learner.counts(), Counts { twice: 1, differing: 1, refused: 1, ..Counts::default() });
     fleet.learner.tell(Event::Tick(1)).unwrap();
-    // Two workers end: one gives a reason, one vanishes with its job.
+    // Two workers end: one reports a failure, and one vanishes with its job.
     fleet.workers[1].claim(&[]).unwrap().unwrap();
     fleet.learner.look().unwrap();
     let before = fleet.learner.counts();
     drop(std::mem::replace(&mut fleet.workers[1], Memory::new().worker(name("other"))));
     fleet.learner.look().unwrap();
-    assert_eq!(fleet.steps(), ["worker dev2 ended without being asked to"]);
+    assert_eq!(fleet.steps(), ["worker dev2 ended unexpectedly"]);
     let after = fleet.learner.counts();
     assert_eq!((after.died, after.remade > before.remade), (1, true));
     fleet.learner.carry_out(Action::Release(name("dev1"), job(1))).unwrap();
@@ -278,7 +289,7 @@ fn failures_are_counted_and_reported() {
     fleet.learner.tell(Event::Ended { worker: name("dev1"), how: HowEnded::Failed }).unwrap();
     let kill = Action::Kill(name("dev3"));
     assert_eq!(fleet.learner.carry_out(kill).unwrap(), None);
-    assert_eq!(fleet.steps(), ["worker dev3 stands still for 60 s: killed"]);
+    assert_eq!(fleet.steps(), ["worker dev3 made no progress for 60 s: killed"]);
     assert_eq!(fleet.learner.counts().killed, 1);
     for (why, refused) in [(Dropped::NotAsked, 2), (Dropped::Expelled, 3), (Dropped::Lineage, 4)] {
         fleet.learner.count_dropped(&name("dev1"), job(0), why);
@@ -288,16 +299,16 @@ fn failures_are_counted_and_reported() {
     let why = fleet.learner.carry_out(fail(3, HowEnded::Failed)).unwrap_err().to_string();
     assert_eq!(
         why,
-        "3 workers, one after another, could not do job 000001.0: the run ends. Their logs say why; \
-         max_failures_per_job is how often it is tried. --resume continues from the last checkpoint"
+        "3 workers in a row failed to do job 000001.0: the run ends. See their logs. The limit is \
+         max_failures_per_job. --resume continues from the last checkpoint"
     );
     let why = fleet.learner.carry_out(fail(30, HowEnded::Vanished)).unwrap_err().to_string();
-    assert!(why.starts_with("30 workers ended without a word (killed, or out of memory) while they did job 000001.0"));
+    assert!(why.starts_with("30 workers vanished (killed, or out of memory) while doing only job 000001.0"));
     assert!(why.contains("raise max_kills_per_job. --resume continues"), "{why}");
     let why = fleet.learner.carry_out(Action::Accept(name("dev9"), job(1))).unwrap_err().to_string();
-    assert_eq!(why, "the result 000001.0 of dev9 is gone");
+    assert_eq!(why, "the result of job 000001.0 by worker dev9 is missing");
     let why = fleet.learner.carry_out(Action::SyncBatch(BatchId(0), vec![job(1)])).unwrap_err().to_string();
-    assert_eq!(why, "the result of job 000001.0 is gone");
+    assert_eq!(why, "the result of job 000001.0 is missing");
 }
 
 #[test]
@@ -310,7 +321,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.give(1, job(3), 5, false);
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000001.0"]);
     fleet.learner.steps.push_back(Step::Train(BatchId(0), Vec::new()));
-    // First the results from batch 1 on (dev1 made one of them); then all results and the chunks that continue them.
+    // First expel for batches from 1 on, of which dev1 has one result; then for all batches, with later chunks.
     assert_eq!(fleet.learner.expel(&name("dev1"), BatchId(1)).unwrap(), Some(BatchId(1)));
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), chunk(0, 1), job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 1, expelled: 1, ..Counts::default() });
@@ -319,8 +330,8 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.learner.expel(&name("dev1"), BatchId(0)).unwrap();
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 3, expelled: 2, ..Counts::default() });
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0); 0], "the file had a wrong result");
-    assert_eq!(fleet.steps(), [""; 0], "it is not trained on, and nobody is said to stand still");
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0); 0], "the file contained a wrong result");
+    assert_eq!(fleet.steps(), [""; 0], "no batch is returned, and no worker is reported as stalled");
     let offered: Vec<JobName> = fleet.pending().iter().map(|job| job.name).collect();
     assert_eq!(offered, [job(0), job(2)]);
     fleet.give(1, job(0), 1, false);
@@ -328,9 +339,9 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.learner.training_began().unwrap();
     let kept: Vec<JobName> = fleet.learner.kept.keys().copied().collect();
     assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), Some(BatchId(1)));
-    // A returned batch stays if none of its results is made again.
+    // A batch that was already returned is kept if none of its results is recomputed.
     assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), None);
-    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), kept[..2], "the batch that is trained on stays");
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), kept[..2], "the batch in training is kept");
 
     let saved = SavedFrontier { expelled: vec![name("dev1")], ..first() };
     let memory = Memory::new();
@@ -340,12 +351,14 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     let mut learner =
         Learner::open(plan, saved, memory.learner(), files, Box::new(Names), serde_json::Value::Null).unwrap();
     assert_eq!(worker.learner().unwrap().unwrap().expelled, [name("dev1")]);
-    let Some(Step::Train(BatchId(0), results)) = learner.next_step() else { panic!("the batch on the disk") };
+    let Some(Step::Train(BatchId(0), results)) = learner.next_step() else {
+        panic!("batch 0 must be loaded from its file")
+    };
     assert_eq!(results.len(), 2);
 }
 
 #[test]
-fn wrong_scores_are_forgotten_and_unreadable_files_are_reported() {
+fn wrong_scores_are_deleted_and_unreadable_files_are_reported() {
     let mut fleet = open(Plan::new(3, 1, 1));
     fleet.give(0, job(0), 1, false);
     fleet.give(0, job(1), 1, false);
@@ -354,7 +367,7 @@ fn wrong_scores_are_forgotten_and_unreadable_files_are_reported() {
     fleet.learner.forget_from(BatchId(1)).unwrap();
     assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0)]);
     let mut left = |group| fleet.learner.exchange.take(&name("dev1"), job(group)).is_some();
-    assert!(!left(1), "it is not told to the next learner");
+    assert!(!left(1), "the next learner must not get this result");
     let broken = fleet.learner.files.path(BatchId(0));
     std::fs::write(&broken, b"half").unwrap();
     let files = BatchFiles::open(fleet.out.path()).unwrap();
@@ -362,14 +375,14 @@ fn wrong_scores_are_forgotten_and_unreadable_files_are_reported() {
     let saved = SavedFrontier { lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..first() };
     let shared = serde_json::Value::Null;
     let refused = Learner::open(Plan::new(1, 1, 0), saved, memory.learner(), files, Box::new(Names), shared.clone());
-    assert!(matches!(refused.map(drop), Err(Error::Refused(why)) if why.contains("version 0 does not say")));
+    assert!(matches!(refused.map(drop), Err(Error::Refused(why)) if why.contains("version 0 lacks the lineage")));
     std::fs::write(&broken, b"half").unwrap();
     let files = BatchFiles::open(fleet.out.path()).unwrap();
     let mut learner =
         Learner::open(Plan::new(1, 1, 0), first(), memory.learner(), files, Box::new(Names), shared).unwrap();
     assert_eq!(learner.counts(), Counts { corrupt: 1, ..Counts::default() });
-    let Some(Step::Warning(text)) = learner.next_step() else { panic!("it is said") };
-    assert!(text.contains("000000: cut off: 4 bytes; it is made again"), "{text}");
+    let Some(Step::Warning(text)) = learner.next_step() else { panic!("a warning must be returned") };
+    assert!(text.contains("000000: truncated: 4 bytes; the batch is generated again"), "{text}");
     assert_eq!((learner.next_step(), learner.last_checkpoint), (None, None));
     let saved = SavedFrontier { version: Version(1), lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..first() };
     let files = BatchFiles::open(fleet.out.path()).unwrap();
@@ -395,7 +408,7 @@ fn a_failed_thread_returns_its_error_at_every_call() {
     handle.shared.lock().failed = Some(failed);
     for _ in 0..2 {
         let why = handle.next_step(Duration::from_secs(20)).unwrap_err().to_string();
-        assert!(why.starts_with("1 workers, one after another, could not do job 000000.0"), "{why}");
+        assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{why}");
     }
     drop((handle, two));
 }

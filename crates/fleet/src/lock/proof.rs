@@ -1,5 +1,5 @@
-//! Proves which process has the lock of a file, before that process is sent a signal. A PID alone is not enough: in
-//! another container it is another process, and after the process has ended the kernel may reuse it.
+//! Proves which process holds the lock of a file, before that process gets a signal. A PID alone is not enough: in
+//! another container it belongs to another process, and after the process has ended the kernel may reuse it.
 
 use super::{Locks, Owner};
 use rustix::fd::OwnedFd;
@@ -9,7 +9,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Why a process is not proven to have a file's lock.
+/// The reason why a process is not proven to hold a file's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unproven {
     /// The process has ended, or is not the process that the file names.
@@ -23,18 +23,19 @@ pub enum Unproven {
 impl fmt::Display for Unproven {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Unproven::Gone => "it is another process by now",
-            Unproven::Elsewhere => "it is in another container or on another machine, where this is another process",
-            Unproven::Unknown => "/proc does not show that it has the lock",
+            Unproven::Gone => "its PID belongs to another process now",
+            Unproven::Elsewhere => {
+                "it runs in another container or on another machine, and here its PID may be another process"
+            }
+            Unproven::Unknown => "/proc does not show that it holds the lock",
         })
     }
 }
 
 impl Locks {
-    /// A handle of process `pid`, which holds the lock of the file at `path` according to the file's text. It is an
-    /// error if this is not proven: `owner` (which older versions do not write) must be a process of this pid namespace
-    /// with the same start time. The process must have the file open, and must hold its lock if `owner` does not name
-    /// the process.
+    /// A handle of process `pid`, which according to the lock file at `path` holds the lock. Fails if this is not
+    /// proven: `owner` (which older versions do not write) must be a process of this PID namespace with the same start
+    /// time. The process must have the file open, and if `owner` does not name it, it must also hold the lock.
     pub fn handle(&self, pid: u32, owner: Option<&Owner>, path: &Path) -> Result<OwnedFd, Unproven> {
         let here = self.this_process();
         if owner.is_some_and(|owner| !owner.is_in_namespace_of(&here)) {
@@ -44,7 +45,7 @@ impl Locks {
             return Err(Unproven::Unknown);
         }
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Unproven::Gone)?;
-        // Open the handle first: after that, the PID belongs to this process, or the handle's process is gone.
+        // Open the handle first: from then on, either the PID belongs to the handle's process, or that process is gone.
         let handle = pidfd_open(number, PidfdFlags::empty()).map_err(|error| match error {
             rustix::io::Errno::SRCH => Unproven::Gone,
             _ => Unproven::Unknown,
@@ -60,7 +61,8 @@ impl Locks {
         }
     }
 
-    /// Whether a process has the lock of the file at `path`; `None` if it is not seen to have the file open.
+    /// Whether a process holds the lock of the file at `path`; `None` if the process does not seem to have the file
+    /// open.
     fn has_lock(&self, pid: u32, path: &Path) -> Option<bool> {
         let identity = |data: Metadata| (data.dev(), data.ino());
         let file = std::fs::metadata(path).map(identity).ok()?;

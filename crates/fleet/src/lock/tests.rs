@@ -3,7 +3,7 @@ use rustix::io::Errno;
 use std::time::SystemTime;
 
 type Locked = std::result::Result<(), TryLockError>;
-/// Title, the kernel's answer, the file's text, seconds since the file was written, and the result.
+/// Title, result of the system call, content of the file, seconds since the last write, and expected result.
 type Case = (&'static str, fn(&File) -> Locked, String, u64, &'static str);
 
 fn failed(errno: Errno) -> Locked {
@@ -32,8 +32,8 @@ fn io(_: &File) -> Locked {
     failed(Errno::IO)
 }
 
-/// A fake `/proc` of the machine `here` with boot `b1`, as in namespace `n1`. This process and process 77 started at
-/// 500; process 78 is a zombie.
+/// A fake `/proc` of the machine `here` with boot `b1`, in PID namespace `n1`. This process and process 77 started at
+/// tick 500; process 78 is a zombie.
 fn proc(dir: &Path) -> PathBuf {
     let proc = dir.join("proc");
     let own = std::process::id();
@@ -50,7 +50,7 @@ fn proc(dir: &Path) -> PathBuf {
     proc
 }
 
-/// The text of an owner: number, boot, start, namespace.
+/// The content that names an owner: PID, boot, start time, namespace.
 fn text(pid: u32, boot: &str, started: Option<u64>, namespace: &str) -> String {
     let (boot, namespace) = (boot.to_owned(), format!("pid:[{namespace}]"));
     serde_json::to_string(&Owner { pid, host: "here".to_owned(), boot, started, namespace }).unwrap()
@@ -60,7 +60,7 @@ fn owner(text: &str) -> Option<Owner> {
     serde_json::from_str(text).ok()
 }
 
-fn said(taken: Result<Taken>) -> String {
+fn describe(taken: Result<Taken>) -> String {
     match taken {
         Ok(Taken::Locked) => "locked".to_owned(),
         Ok(Taken::Unlocked(_)) => "unlocked".to_owned(),
@@ -71,38 +71,50 @@ fn said(taken: Result<Taken>) -> String {
 }
 
 #[test]
-fn a_file_without_a_lock_is_its_living_owners() {
+fn a_file_without_a_lock_belongs_to_its_running_owner() {
     let own = std::process::id();
-    let lives = "it lives on this machine";
+    let lives = "it is running on this machine";
     let old = |pid: u32, host: &str| format!("{{\"pid\": {pid}, \"host\": \"{host}\", \"since_s\": 5}}");
     let rows: Vec<Case> = vec![
         ("a lock", works, String::new(), 0, "locked"),
-        ("a lock, whatever the text says", works, text(77, "b1", Some(500), "n1"), 0, "locked"),
-        ("a lock that another has", would_block, String::new(), 999, "held"),
+        ("a lock, whatever the content of the file", works, text(77, "b1", Some(500), "n1"), 0, "locked"),
+        ("a lock of another process", would_block, String::new(), 999, "held"),
         ("ENOSYS, no owner", nosys, String::new(), 0, "unlocked"),
         ("ENOLCK, no owner", nolck, String::new(), 0, "unlocked"),
         ("EOPNOTSUPP, no owner", opnotsupp, String::new(), 0, "unlocked"),
         ("EINVAL, no owner", inval, String::new(), 0, "unlocked"),
         ("another error", io, String::new(), 0, "error 5"),
-        ("ENOSYS, half a text", nosys, "{\"pid\": 7".to_owned(), 0, "unlocked"),
-        ("ENOSYS, a living process", nosys, text(77, "b1", Some(500), "n1"), 0, lives),
-        ("ENOLCK, a living process", nolck, text(77, "b1", Some(500), "n1"), 0, lives),
-        ("EOPNOTSUPP, a living process", opnotsupp, text(77, "b1", Some(500), "n1"), 0, lives),
-        ("a living process that has not written for long", nosys, text(77, "b1", Some(500), "n1"), 99_999, lives),
+        ("ENOSYS, truncated content", nosys, "{\"pid\": 7".to_owned(), 0, "unlocked"),
+        ("ENOSYS, a running process", nosys, text(77, "b1", Some(500), "n1"), 0, lives),
+        ("ENOLCK, a running process", nolck, text(77, "b1", Some(500), "n1"), 0, lives),
+        ("EOPNOTSUPP, a running process", opnotsupp, text(77, "b1", Some(500), "n1"), 0, lives),
+        ("a running process that has not written for long", nosys, text(77, "b1", Some(500), "n1"), 99_999, lives),
         ("this process", nosys, text(own, "b1", Some(500), "n1"), 0, lives),
         ("a process that has ended", nosys, text(79, "b1", Some(500), "n1"), 0, "unlocked"),
-        ("a process that waits to be reaped", nosys, text(78, "b1", Some(500), "n1"), 0, "unlocked"),
-        ("another process with its number", nosys, text(77, "b1", Some(499), "n1"), 0, "unlocked"),
-        ("a process whose start is not known", nosys, text(77, "b1", None, "n1"), 0, lives),
-        ("another machine, which wrote lately", nosys, text(77, "b2", Some(500), "n1"), 60, "it wrote there 60 s ago"),
-        ("another machine, of another number", nosys, text(9, "b2", Some(500), "n1"), 60, "it wrote there 60 s ago"),
+        ("a zombie", nosys, text(78, "b1", Some(500), "n1"), 0, "unlocked"),
+        ("another process with the same PID", nosys, text(77, "b1", Some(499), "n1"), 0, "unlocked"),
+        ("a process whose start time is unknown", nosys, text(77, "b1", None, "n1"), 0, lives),
+        (
+            "another machine, which wrote recently",
+            nosys,
+            text(77, "b2", Some(500), "n1"),
+            60,
+            "its last heartbeat was 60 s ago",
+        ),
+        ("another machine, another PID", nosys, text(9, "b2", Some(500), "n1"), 60, "its last heartbeat was 60 s ago"),
         ("another machine, silent", nosys, text(77, "b2", Some(500), "n1"), 600, "unlocked"),
-        ("another container, which wrote lately", nosys, text(79, "b1", Some(5), "n2"), 60, "it wrote there 60 s ago"),
+        (
+            "another container, which wrote recently",
+            nosys,
+            text(79, "b1", Some(5), "n2"),
+            60,
+            "its last heartbeat was 60 s ago",
+        ),
         ("another container, silent", nosys, text(79, "b1", Some(5), "n2"), 600, "unlocked"),
-        ("an older version's text, living", nosys, old(77, "here"), 99_999, lives),
-        ("an older version's text, ended", nosys, old(79, "here"), 0, "unlocked"),
-        ("an older version's text, elsewhere", nosys, old(79, "there"), 60, "it wrote there 60 s ago"),
-        ("an older version's text, elsewhere, silent", nosys, old(79, "there"), 600, "unlocked"),
+        ("an older version's content, running", nosys, old(77, "here"), 99_999, lives),
+        ("an older version's content, ended", nosys, old(79, "here"), 0, "unlocked"),
+        ("an older version's content, elsewhere", nosys, old(79, "there"), 60, "its last heartbeat was 60 s ago"),
+        ("an older version's content, elsewhere, silent", nosys, old(79, "there"), 600, "unlocked"),
     ];
     let mut wrong = Vec::new();
     for (name, lock, content, silent, expected) in &rows {
@@ -111,12 +123,12 @@ fn a_file_without_a_lock_is_its_living_owners() {
         let path = dir.path().join("run.lock");
         std::fs::write(&path, content).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        // Half a second more, since the clock of files is coarse.
+        // Half a second more, since file times are coarse.
         let ago = Duration::from_secs(*silent) + Duration::from_millis(500);
         file.set_modified(SystemTime::now() - ago).unwrap();
-        let found = said(locks.take(&file, &path, owner));
-        // Seconds may pass meanwhile.
-        let same = found == *expected || expected.contains("60 s") && found.starts_with("it wrote there 6");
+        let found = describe(locks.take(&file, &path, owner));
+        // Seconds may pass in between.
+        let same = found == *expected || expected.contains("60 s") && found.starts_with("its last heartbeat was 6");
         if !same {
             wrong.push(format!("{name}: {found}, expected {expected}"));
         }
@@ -137,21 +149,21 @@ fn a_file_without_a_lock_is_its_living_owners() {
 }
 
 #[test]
-fn two_that_start_together_are_told_apart() {
+fn only_one_of_two_simultaneous_processes_can_take_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let locks = Locks { lock: nosys, shared: nosys, proc: proc(dir.path()) };
     let path = dir.path().join("l");
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     let first = locks.take(&file, &path, owner).unwrap();
-    assert_eq!(said(locks.take(&file, &path, owner)), "it is starting");
+    assert_eq!(describe(locks.take(&file, &path, owner)), "it is starting");
     drop(first);
-    assert_eq!(said(locks.take(&file, &path, owner)), "unlocked");
+    assert_eq!(describe(locks.take(&file, &path, owner)), "unlocked");
     // A claim left by a process that was killed during its start does not block others.
     let claim = dir.path().join("l.claim");
     std::fs::write(&claim, text(79, "b1", Some(500), "n1")).unwrap();
-    assert_eq!((said(locks.take(&file, &path, owner)), claim.exists()), ("unlocked".to_owned(), false));
+    assert_eq!((describe(locks.take(&file, &path, owner)), claim.exists()), ("unlocked".to_owned(), false));
     std::fs::write(&claim, text(77, "b1", Some(500), "n1")).unwrap();
-    assert_eq!((said(locks.take(&file, &path, owner)), claim.exists()), ("it is starting".to_owned(), true));
+    assert_eq!((describe(locks.take(&file, &path, owner)), claim.exists()), ("it is starting".to_owned(), true));
 }
 
 #[test]
@@ -166,7 +178,7 @@ fn a_warning_names_the_error_and_the_fix() {
 }
 
 #[test]
-fn a_heartbeat_ends_with_its_owner_and_leaves_the_text() {
+fn a_heartbeat_stops_on_drop_and_keeps_the_content() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("l");
     std::fs::write(&path, "mine").unwrap();

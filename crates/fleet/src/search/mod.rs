@@ -1,11 +1,11 @@
-//! Tests the real coordinator by visiting every state of small runs, and many states of larger ones by random walks.
+//! Tests the real coordinator by visiting every state of small runs, and many states of larger runs by random walks.
 //! Workers are killed, stopped and continued, a learner crashes, a machine loses power, and a batch file becomes
 //! unreadable.
 //!
-//! Two properties are checked. *Safe*: each result that is trained on was sampled by the weights that its job name
+//! Two properties are checked. *Safe*: each result that is trained on was sampled with the weights that its job name
 //! determines, a version always has the same content, and no two results of a job differ. *Live*: from every state the
 //! end of the run can be reached without another fault. If any single rule is switched off, the search must find a
-//! violation, so every rule is needed.
+//! violation, which shows that every rule is needed.
 
 mod simulation;
 mod world;
@@ -20,14 +20,14 @@ use world::{Budget, Environment, World};
 /// The outcome of a search.
 #[derive(Debug, PartialEq)]
 enum Found {
-    /// All states are safe and live. The number is that of the states.
+    /// All states are safe and live. Contains the number of states.
     Fine(usize),
-    /// A violation, and the moves that lead to it.
+    /// A violation, with the moves that lead to it.
     Wrong(String),
 }
 
 fn key(world: &World) -> u64 {
-    // 64 bits: among a million states two collide with a probability of 3e-8, and then one state is not visited.
+    // With 64 bits, two of a million states collide with a probability of 3e-8, and then one state is not visited.
     let mut hasher = DefaultHasher::new();
     world.hash(&mut hasher);
     hasher.finish()
@@ -38,7 +38,7 @@ fn search(plan: &Plan, rules: Rules, environment: Environment, budget: Budget) -
     let first = World::new(plan.clone(), rules, environment, budget);
     let mut seen = HashMap::from([(key(&first), 0usize)]);
     let mut parents: Vec<(usize, String)> = vec![(0, String::new())];
-    // For each state its predecessors by moves that are not faults.
+    // The predecessors of each state by moves that are not faults.
     let mut before: Vec<Vec<u32>> = vec![Vec::new()];
     let mut goals = Vec::new();
     let mut queue = VecDeque::from([(first, 0usize)]);
@@ -97,7 +97,7 @@ fn plan(batches: u64, groups: u64, max_staleness: u64, chunks: bool) -> Plan {
     Plan { chunks, stale_after_ms: 2, straggler_after_ms: None, ..plan }
 }
 
-/// A search without violations: its name, the plan of the run, and the number of faults of each kind.
+/// A search that must find no violation: its name, the plan of the run, and the maximum number of faults of each kind.
 type Case = (&'static str, Plan, Budget);
 
 fn small() -> Vec<Case> {
@@ -144,7 +144,7 @@ fn larger_halves() -> Vec<Case> {
     ]
 }
 
-/// A run that was to end after two batches.
+/// A run whose planned end was after two batches, and which continues.
 fn continued(plan: Plan) -> Plan {
     Plan { continued: Continued { batch: BatchId(2), version: Version(2) }, ..plan }
 }
@@ -179,7 +179,7 @@ fn run(cases: Vec<Case>, environment: Environment) {
         let start = std::time::Instant::now();
         match search(&plan, Rules::ALL, environment, budget) {
             Found::Fine(states) => {
-                assert!(states > 100, "{name}: {states} states are no search");
+                assert!(states > 100, "{name}: only {states} states were visited");
                 eprintln!("{name}: {states} states, safe and live, {:.1} s", start.elapsed().as_secs_f64());
             }
             Found::Wrong(why) => panic!("{name}: {why}"),
@@ -193,17 +193,17 @@ fn every_state_of_small_runs_is_safe_and_reaches_the_end() {
     run(halves(), Environment { halves: true, ..Environment::SOUND });
 }
 
-/// The first worker lies about first chunks, other workers continue its answers, and it is exposed when a batch is
-/// complete.
+/// The first worker lies about first chunks, other workers continue its answers, and the lie is detected when a batch
+/// is complete.
 fn with_a_liar(plan: &Plan, kills: u32) {
     let liar = Environment { liar: true, judge: false, ..Environment::SOUND };
     let found = search(plan, Rules::ALL, liar, Budget { kills, ..Budget::default() });
     assert!(matches!(found, Found::Fine(states) if states > 100), "{kills} kills: {found:?}");
 }
 
-/// Checks that chunks which continue a wrong result are made again as well.
+/// Chunks that continue a wrong result are recomputed, too.
 #[test]
-fn chunks_that_continue_a_lie_are_made_again() {
+fn chunks_that_continue_a_lie_are_recomputed() {
     with_a_liar(&plan(3, 1, 2, true), 0);
     with_a_liar(&plan(2, 1, 2, true), 1);
 }
@@ -217,10 +217,10 @@ fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
     with_a_liar(&plan(3, 1, 2, true), 1);
 }
 
-/// Each case has a plan and faults under which the search must find a violation when one rule is switched off, and the
-/// text of that violation.
+/// Each case has one rule switched off, a plan, a budget of faults under which the search must find a violation, and a
+/// part of the message about that violation.
 #[test]
-fn a_run_without_one_of_the_rules_fails() {
+fn the_search_finds_a_violation_without_each_rule() {
     let all = Rules::ALL;
     let sound = Environment::SOUND;
     let none = Budget::default();
@@ -243,7 +243,7 @@ fn a_run_without_one_of_the_rules_fails() {
     for (name, rules, environment, plan, budget, how) in cases {
         match search(&plan, rules, environment, budget) {
             Found::Wrong(why) => assert!(why.contains(how), "without {name}: {why}"),
-            Found::Fine(states) => panic!("nothing is missed without {name}, in {states} states"),
+            Found::Fine(states) => panic!("without {name} the search finds no violation in {states} states"),
         }
     }
 }

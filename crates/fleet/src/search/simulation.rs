@@ -1,11 +1,11 @@
-//! Random walks through the states of a run, each from a seed. They have more workers, batches and faults than an
-//! exhaustive search can visit, and messages that are late, out of order, repeated or lost.
+//! Random walks through the states of a run, each from a seed. The runs have more workers, batches and faults than an
+//! exhaustive search could visit, and messages that are late, out of order, repeated or lost.
 
 use super::world::{Budget, Environment, Move, World};
 use crate::coordinator::Rules;
 use crate::plan::Plan;
 
-/// The random generator SplitMix64 (Steele, Lea and Flood 2014), which is small and portable.
+/// The random number generator SplitMix64 (Steele, Lea and Flood 2014), which is small and portable.
 struct Random(u64);
 
 impl Random {
@@ -22,13 +22,13 @@ impl Random {
     }
 }
 
-/// Simulates one run; returns its last state and the number of moves. Without `disturbed`, faults and lost messages do
-/// not happen: the disturbed runs must end with the same weights.
+/// Simulates one run. Returns its last state and the number of moves. Without `disturbed`, the run has neither faults
+/// nor lost messages; disturbed runs must end with the same weights.
 fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
     let mut random = Random(seed);
     let workers = if disturbed { 1 + random.below(4) } else { 1 };
-    // Unreadable files are left out: a second judgement may differ, and so the weights. One of several workers may be
-    // expelled.
+    // Unreadable files are left out: scores may differ the second time, and then the weights would, too. A worker may
+    // be expelled if there are several.
     let lies = u32::from(workers > 1);
     let budget = if disturbed {
         Budget { kills: 4, stops: 3, crashes: 2, lies, ..Budget::default() }
@@ -45,7 +45,7 @@ fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), S
         let enabled = world.moves();
         let (quiet, faults): (Vec<_>, Vec<_>) = enabled.into_iter().partition(|(_, is_fault)| !is_fault);
         let step = match random.below(1000) {
-            // Time passes: a little, or a lot, as after the machine was suspended.
+            // Time passes: a little, or a lot, as after a suspend of the machine.
             0..60 => Move::Tick(if random.below(10) == 0 { 1 << 40 } else { 1 }),
             60..80 if disturbed && !faults.is_empty() => faults[random.below(faults.len())].0.clone(),
             80..180 if disturbed && !world.mail.is_empty() => Move::Deliver(random.below(world.mail.len()), true),
@@ -55,7 +55,7 @@ fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), S
         };
         world.apply(&step)?;
     }
-    Err("it does not come to its end".to_owned())
+    Err("the run does not end".to_owned())
 }
 
 fn run(seeds: std::ops::Range<u64>) -> usize {
@@ -67,13 +67,13 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
         let chunks = random.next().is_multiple_of(2);
         let plan = Plan {
             chunks,
-            // A worker does not count as dead at once; a lost job is soon offered again.
+            // A worker does not count as stalled at once, and a lost job is soon offered again.
             stale_after_ms: 20,
             straggler_after_ms: Some(8),
             failures_per_job: 100,
             kills_per_job: 100,
             max_inflight_tasks: 1 + random.next() % 4,
-            // A checkpoint waits for all groups of the batches ahead, even from a single worker.
+            // Large enough for a single worker: a checkpoint waits for all groups of the batches ahead.
             queue_maxsize: k * groups + 1 + random.next() % 4,
             ..Plan::new(batches, groups, k)
         };
@@ -91,7 +91,7 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
 }
 
 #[test]
-fn runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one() {
+fn lost_and_repeated_messages_do_not_change_the_weights() {
     let moves = run(0..2000);
     assert!(moves > 100_000, "{moves} moves");
 }
@@ -99,7 +99,7 @@ fn runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one(
 /// Run by `cargo xtask nightly fleet_simulations`.
 #[test]
 #[ignore = "minutes: 100,000 seeds, which the nightly check runs"]
-fn a_hundred_thousand_runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one() {
+fn a_hundred_thousand_runs_with_lost_and_repeated_messages_have_the_right_weights() {
     let moves = run(2000..102_000);
     eprintln!("100000 runs, {moves} moves");
 }

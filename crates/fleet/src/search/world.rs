@@ -1,5 +1,5 @@
-//! A simulated run with its workers as one value: the files in the spool, the state of each process, the contents of
-//! the disk, and all possible next moves. Coordinator and observer are the real code.
+//! A simulated run with its workers as one value: the files in the spool, the state of each process, the content of the
+//! disk, and all possible next moves. Coordinator and observer are the real code.
 
 mod moves;
 
@@ -12,37 +12,37 @@ use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
 use twox_hash::XxHash3_64;
 
-/// How often each kind of fault may still happen.
+/// The number of faults of each kind that may still happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Budget {
     /// Kills of a worker.
     pub kills: u32,
-    /// Stops of a worker (SIGSTOP), which may be continued later.
+    /// Stops of a worker (SIGSTOP), which may continue later.
     pub stops: u32,
-    /// Kills of the learner; the spool and the workers stay.
+    /// Kills of the learner; the spool and the workers survive.
     pub crashes: u32,
     /// Power failures: only synced files survive.
     pub power: u32,
     /// Kills of the learner, after which the newest batch file cannot be read.
     pub rots: u32,
-    /// Expulsions of a worker: its results in the next batch to train on then count as wrong.
+    /// Expulsions of a worker, whose results in the next batch to train on then count as wrong.
     pub lies: u32,
 }
 
 /// Rules that hold outside the coordinator, and properties of the simulated environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Environment {
-    /// Weights that a worker pins are not overwritten.
+    /// Weights that a worker has pinned are not overwritten.
     pub pins: bool,
-    /// A batch file is on the disk before the update.
+    /// A batch file is on disk before the update.
     pub sync: bool,
-    /// A score comes from outside, and may differ the second time.
+    /// Scores come from outside, and may differ the second time.
     pub judge: bool,
     /// Events are delivered one by one, and may be late, repeated or lost.
     pub lossy: bool,
     /// The first worker lies about the first chunk of each group, and is expelled once a batch with a lie is complete.
     pub liar: bool,
-    /// A batch has two optimizer steps, so that a checkpoint can be taken in the middle of it.
+    /// A batch has two optimizer steps, so that a checkpoint can be taken between them.
     pub halves: bool,
     /// The number of workers.
     pub workers: usize,
@@ -57,7 +57,7 @@ impl Environment {
 enum Doing {
     Nothing,
     Claimed(Job),
-    /// The weights that the worker has pinned.
+    /// The job, and the weights that the worker has pinned.
     Sampling(Job, u64),
     Made(JobResult),
     Dead,
@@ -80,12 +80,12 @@ struct Learner {
     /// The weights after the last optimizer step.
     weights: u64,
     kept: BTreeMap<JobName, JobResult>,
-    /// The batch to train on; below it, whether its first step is taken.
+    /// The batch to train on. `begun` is true once its first optimizer step is done.
     trains: Option<BatchId>,
     begun: bool,
-    /// True while a checkpoint waits for its frontier: training is paused.
+    /// True while a checkpoint waits for its frontier. Training is then paused.
     saving: bool,
-    /// A checkpoint that is being written, and is not on the disk yet.
+    /// A checkpoint that is being written and is not on disk yet.
     written: Option<(Saved, u64, Vec<JobResult>)>,
     /// Batch files that have not been synced.
     unsynced: BTreeMap<BatchId, Vec<JobResult>>,
@@ -100,14 +100,14 @@ pub struct World {
     learner: Option<Learner>,
     queue: Queue,
     workers: Vec<Worker>,
-    /// The checkpoint on the disk (version and lineages, weights, frontier); below it, the batch files.
+    /// The checkpoint on disk: version and lineages, weights, frontier.
     checkpoint: (Saved, u64, Vec<JobResult>),
     files: BTreeMap<BatchId, Vec<JobResult>>,
     /// The content of each version that was ever published.
     published: BTreeMap<Version, u64>,
-    /// True once the first rollout has been scored: its next score will differ.
+    /// True once the first rollout has been scored. If it is scored again, the score will differ.
     scored: bool,
-    /// Events that have been sent and not delivered yet, if they can be lost.
+    /// Events that have been sent but not delivered yet. Used only if events can be lost.
     pub mail: Vec<Event>,
     ended: bool,
 }
@@ -119,10 +119,10 @@ pub enum Move {
     Deliver(usize, bool),
     Lose(usize),
     Tick(u64),
-    /// The first of two optimizer steps on a batch; the last one. True if a checkpoint follows.
+    /// The first of two optimizer steps on a batch. True if a checkpoint follows.
     Begin(bool),
     Update(bool),
-    /// The frontier of a checkpoint is complete, and it is written; it is on the disk.
+    /// The frontier of a checkpoint is complete, and the checkpoint is written. `Commit` puts it on disk.
     Save,
     Commit,
     Restart,
@@ -146,7 +146,7 @@ fn hash(parts: &[u64]) -> u64 {
     XxHash3_64::oneshot(&bytes)
 }
 
-/// The tokens that a job samples, and whether another chunk follows. In groups with an even number one always does.
+/// The tokens that a job samples, and whether another chunk follows, which is so in groups with an even number.
 fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
     let more = job.group.0.is_multiple_of(2);
     (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)
@@ -157,7 +157,7 @@ const TORN: u64 = 0xbad;
 impl World {
     pub fn new(plan: Plan, rules: Rules, environment: Environment, budget: Budget) -> World {
         let origin = Lineage([0; 16]);
-        // A run that continues has its checkpoint, with nothing made ahead.
+        // A run that continues starts from its checkpoint, which has no results for later batches.
         let version = plan.continued.version;
         let lineages = BTreeMap::from([(version, origin)]);
         let saved = Saved { version, in_batch: false, lineages, frontier: BTreeMap::new() };
@@ -280,7 +280,7 @@ impl World {
     fn kill(&mut self, i: usize) {
         let worker = &mut self.workers[i];
         if worker.doing == Doing::Dead {
-            // Told once more to whoever did not hear it.
+            // Deliver the event once more if it was not delivered yet.
             let worker = worker.name.clone();
             return self.send(Event::Ended { worker, how: HowEnded::Vanished });
         }
@@ -308,7 +308,7 @@ impl World {
         self.send(Event::Joined(name));
     }
 
-    /// Removes the learner. Memory that workers have mapped stays.
+    /// Removes the learner. Memory that workers have mapped survives.
     fn crash(&mut self) {
         self.learner = None;
         self.mail.clear();
@@ -322,7 +322,7 @@ impl World {
         let replayed = files.flat_map(|(_, results)| results).filter(|_| self.rules.replay);
         let kept = frontier.iter().chain(replayed).map(|result| (result.job, result.clone())).collect();
         let (lineage, in_batch) = (saved.lineages[&version], saved.in_batch);
-        // In the middle of a batch the weights are none that a worker could sample with.
+        // In the middle of a batch the weights do not belong to a version, so no worker can sample with them.
         let memory = if in_batch { BTreeMap::new() } else { BTreeMap::from([(version, (lineage, weights))]) };
         let coordinator = Coordinator::with_rules(self.plan.clone(), saved, synced, self.rules)?;
         self.queue.pending.clear();
@@ -348,7 +348,7 @@ impl World {
         self.tell(Event::Recovered)
     }
 
-    /// The weights of a job, if they are kept.
+    /// The weights of a job, if they still exist.
     fn weights_for(&self, job: &Job) -> Option<u64> {
         let (lineage, weights) = self.learner.as_ref()?.memory.get(&job.version)?;
         (*lineage == job.lineage || !self.rules.lineage).then_some(*weights)
@@ -362,12 +362,12 @@ impl World {
         }
     }
 
-    /// Takes the first of two optimizer steps on a batch. The weights then do not belong to a version.
+    /// Takes the first of two optimizer steps on a batch. After that the weights do not belong to a version.
     fn begin(&mut self, saves: bool) -> Result<(), String> {
         if let Some(learner) = &mut self.learner {
             (learner.begun, learner.saving) = (true, saves);
             if self.plan.max_staleness == 0 {
-                // The optimizer writes in place.
+                // The optimizer updates the weights in place.
                 learner.memory.clear();
             }
             learner.weights = hash(&[learner.weights, learner.trains.unwrap_or_default().0]);
@@ -375,7 +375,7 @@ impl World {
         self.tell(Event::TrainingBegan)
     }
 
-    /// Writes a checkpoint with the results that only older weights can make.
+    /// Writes a checkpoint with the results that only older weights can produce.
     fn save(&mut self) -> Result<(), String> {
         let Some(learner) = &mut self.learner else { return Ok(()) };
         let (coordinator, in_batch) = (&learner.coordinator, learner.begun);
@@ -386,7 +386,8 @@ impl World {
             let own = self.plan.groups_of(version.batch()).flat_map(|group| coordinator.chain(group));
             frontier.extend(own.map(|job| (job, learner.kept[&job].answer)));
         }
-        let result = |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is gone"));
+        let result =
+            |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is missing"));
         let results = frontier.keys().map(result).collect::<Result<Vec<_>, _>>()?;
         let lineages = coordinator.lineages().clone();
         learner.written = Some((Saved { version, in_batch, lineages, frontier }, learner.weights, results));
@@ -460,7 +461,8 @@ impl World {
             return Ok(None);
         }
         let Some(learner) = &mut self.learner else { return Ok(None) };
-        let result = |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is gone"));
+        let result =
+            |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is missing"));
         match action {
             Action::Release(worker, job) => {
                 learner.observer.released(&worker, job);
@@ -471,7 +473,7 @@ impl World {
                 self.queue.withdraw(job);
             }
             Action::Accept(worker, job) => match self.queue.complete.get(&(worker, job)) {
-                // The maker of the result no longer matters: states that differ only in it count as one.
+                // The worker of an accepted result does not matter, so states that differ only in it count as one.
                 Some(result) => {
                     let worker = WorkerName::new("any")?;
                     learner.kept.insert(job, JobResult { worker, ..result.clone() });
@@ -483,7 +485,7 @@ impl World {
             }
             Action::Drop(worker, job, _) => {
                 learner.observer.discarded(&worker, job);
-                // No exchange tells of a result that it has not got any more.
+                // An exchange does not report a result that it no longer has.
                 self.mail.retain(|event| match event {
                     Event::Result { worker: maker, job: made, .. } => (maker, *made) != (&worker, job),
                     _ => true,

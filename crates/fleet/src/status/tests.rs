@@ -1,4 +1,4 @@
-//! The status of spool directories that the fleet's own sides write.
+//! Tests of the status of spool directories, which real learners and workers write.
 
 use super::*;
 use crate::batches::BatchFiles;
@@ -35,7 +35,7 @@ fn batch(batch: u64, synced: bool, complete: u64, processing: u64, pending: u64)
 }
 
 #[test]
-fn only_batches_in_work_are_counted() {
+fn only_unfinished_batches_are_counted() {
     let out = tempfile::tempdir().unwrap();
     assert_eq!(read(out.path()).unwrap().learner, None);
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -55,7 +55,7 @@ fn only_batches_in_work_are_counted() {
     let status = read(out.path()).unwrap();
     assert_eq!(status.batches, [batch(1, true, 2, 2, 0), batch(2, false, 1, 0, 1)]);
     assert_eq!((status.learner_alive, &status.synced), (true, &vec![BatchId(1)]));
-    assert_eq!(status.complete, [job(4).name], "once, though two have done it");
+    assert_eq!(status.complete, [job(4).name], "job 4 is listed once, although two workers did it");
     assert_eq!(status.pending, [5, 6, 7].map(|number| job(number).name));
     let [first, second] = &status.workers[..] else { panic!("{:?}", status.workers) };
     assert_eq!((first.alive, &first.processing), (Some(std::process::id()), &vec![job(2).name, job(3).name]));
@@ -64,7 +64,7 @@ fn only_batches_in_work_are_counted() {
     std::fs::write(out.path().join("fleet/batches/.000009"), b"half").unwrap();
     let status = read(out.path()).unwrap();
     assert_eq!((status.learner_alive, status.workers[1].alive, status.synced), (false, None, vec![BatchId(1)]));
-    // The last batch is the end.
+    // The range of batches ends with the last batch of the run.
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     for (step, expected) in [(3, vec![3]), (4, vec![])] {
         learner.announce(&state(step)).unwrap();
@@ -77,7 +77,7 @@ fn only_batches_in_work_are_counted() {
 fn the_status_of_a_remote_worker_is_its_last_report() {
     let out = tempfile::tempdir().unwrap();
     let learner = SpoolLearner::open(out.path()).unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     spool::create_dir(&layout.workers().join("far")).unwrap();
     let status = WorkerStatus {
         pid: 42,
@@ -93,18 +93,22 @@ fn the_status_of_a_remote_worker_is_its_last_report() {
     };
     assert_eq!(line(&status), (Some(42), vec![job(3).name]));
     assert_eq!(line(&WorkerStatus { ended: true, ..status.clone() }), (None, vec![]));
-    assert_eq!(line(&WorkerStatus { host: None, ..status.clone() }), (None, vec![]), "one of this machine has a lock");
+    assert_eq!(
+        line(&WorkerStatus { host: None, ..status.clone() }),
+        (None, vec![]),
+        "a local worker without a lock is not alive"
+    );
     line(&status);
     let file = std::fs::File::options().write(true).open(layout.status(&name("far"))).unwrap();
     file.set_modified(std::time::SystemTime::now() - Duration::from_secs(11)).unwrap();
-    assert_eq!(read(out.path()).unwrap().workers[0].alive, None, "it is silent for too long");
+    assert_eq!(read(out.path()).unwrap().workers[0].alive, None, "the last report is too old");
     line(&status);
     drop(learner);
-    assert_eq!(read(out.path()).unwrap().workers[0].alive, None, "nobody hears it");
+    assert_eq!(read(out.path()).unwrap().workers[0].alive, None, "no learner is running");
 }
 
 #[test]
-fn a_job_is_found_wherever_it_is() {
+fn all_files_of_a_job_are_found() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut dev1 = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -119,7 +123,7 @@ fn a_job_is_found_wherever_it_is() {
     let files = BatchFiles::open(out.path()).unwrap();
     files.save(BatchId(1), &[result(2, "dev1"), result(3, "dev2")]).unwrap();
     let done = JobFiles { results: vec![result(2, "dev1")], synced: Some(BatchId(1)), ..JobFiles::default() };
-    assert_eq!(found(2), done, "in both places the same");
+    assert_eq!(found(2), done, "the two copies count as one result");
     let done = JobFiles { results: vec![result(3, "dev2")], synced: Some(BatchId(1)), ..JobFiles::default() };
     assert_eq!(found(3), done);
     assert_eq!(found(4), JobFiles::default());
@@ -127,5 +131,5 @@ fn a_job_is_found_wherever_it_is() {
     std::fs::write(out.path().join("fleet/pending/000003.0"), b"torn").unwrap();
     let torn = found(3);
     assert_eq!((torn.job, torn.results.len(), torn.synced, torn.unreadable.len()), (None, 0, None, 2));
-    assert!(torn.unreadable[0].ends_with("/pending/000003.0: cut off: 4 bytes"), "{:?}", torn.unreadable);
+    assert!(torn.unreadable[0].ends_with("/pending/000003.0: truncated: 4 bytes"), "{:?}", torn.unreadable);
 }

@@ -1,4 +1,4 @@
-//! A worker's loop over a scripted exchange: the jobs it takes, the results it returns, and how it ends.
+//! Tests of a worker's loop over a scripted exchange: the jobs it takes, the results it returns, and how it ends.
 
 use super::*;
 use crate::error::Error;
@@ -35,10 +35,10 @@ struct Inner {
     jobs: VecDeque<Job>,
     unwanted: BTreeSet<JobName>,
     /// The calls so far, in order.
-    said: Vec<String>,
+    calls: Vec<String>,
     results: Vec<JobResult>,
     status: WorkerStatus,
-    /// How often a result does not fit on the disk.
+    /// The number of times that writing a result fails because the disk is full.
     full: usize,
     profiles: Vec<String>,
 }
@@ -57,12 +57,12 @@ impl Script {
         self.0.lock().unwrap()
     }
 
-    fn say(&self, text: String) {
-        self.inner().said.push(text);
+    fn record(&self, text: String) {
+        self.inner().calls.push(text);
     }
 
-    fn said(&self) -> String {
-        self.inner().said.join(" ")
+    fn calls(&self) -> String {
+        self.inner().calls.join(" ")
     }
 }
 
@@ -97,13 +97,13 @@ impl WorkerExchange for Script {
             let source = std::io::ErrorKind::StorageFull.into();
             return Err(Error::Io { doing: "write", path: PathBuf::from("it"), source });
         }
-        inner.said.push(format!("done:{}", short(result.job)));
+        inner.calls.push(format!("done:{}", short(result.job)));
         inner.results.push(result.clone());
         Ok(())
     }
 
     fn give_back(&mut self, job: JobName) -> Result<()> {
-        self.say(format!("back:{}", short(job)));
+        self.record(format!("back:{}", short(job)));
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl WorkerExchange for Script {
     }
 }
 
-/// Work that does `room` jobs at once; `does` returns the outcome of each.
+/// Work that does `room` jobs concurrently; `does` returns the outcome of each.
 struct Tasks<'a> {
     script: Script,
     room: usize,
@@ -129,12 +129,12 @@ impl Work for Tasks<'_> {
     }
 
     fn begin(&mut self, job: Job) {
-        self.script.say(format!("begin:{}", short(job.name)));
+        self.script.record(format!("begin:{}", short(job.name)));
         self.begun.push(job.name);
     }
 
     fn forget(&mut self, job: JobName) {
-        self.script.say(format!("forget:{}", short(job)));
+        self.script.record(format!("forget:{}", short(job)));
         self.begun.retain(|begun| *begun != job);
     }
 
@@ -173,11 +173,11 @@ fn run(script: &Script, room: usize) -> Result<End> {
 }
 
 #[test]
-fn a_worker_fills_its_room_and_leaves_some_to_others() {
+fn a_worker_takes_as_many_jobs_as_fit_and_leaves_some_to_others() {
     let four = || (0..4).map(job);
     let script = Script::new(1, four());
     assert_eq!(run(&script, 2).unwrap(), End::RunEnded);
-    assert_eq!(script.said(), "begin:0 begin:1 done:0 done:1 begin:2 begin:3 done:2 done:3");
+    assert_eq!(script.calls(), "begin:0 begin:1 done:0 done:1 begin:2 begin:3 done:2 done:3");
     let inner = script.inner();
     let WorkerStatus { pid, progress, profiles, jobs, done, ended, failures, shared, .. } = inner.status.clone();
     assert_eq!((pid, done, ended, failures), (std::process::id(), 4, true, 0));
@@ -187,27 +187,31 @@ fn a_worker_fills_its_room_and_leaves_some_to_others() {
     drop(inner);
     let script = Script::new(2, four());
     assert_eq!(run(&script, 2).unwrap(), End::RunEnded);
-    assert_eq!(script.said(), "begin:0 done:0 begin:1 done:1 begin:2 done:2 begin:3 done:3", "one at a time");
+    assert_eq!(
+        script.calls(),
+        "begin:0 done:0 begin:1 done:1 begin:2 done:2 begin:3 done:3",
+        "jobs are taken one at a time"
+    );
 }
 
 #[test]
-fn a_result_has_the_lineage_of_its_weights_and_of_the_answer_before() {
+fn the_lineage_of_a_result_depends_on_weights_and_previous_answer() {
     let continued = Job { continues: Some(7), ..job(1) };
     let script = Script::new(1, [job(0), continued]);
     run(&script, 1).unwrap();
     let [first, second] = &script.inner().results[..] else { panic!("two results") };
     let Done { bytes, answer } = done(job_name(0));
     let expected = JobResult { job: job_name(0), lineage: Lineage([0; 16]), worker: name(), answer, bytes };
-    assert_eq!((first, second.lineage), (&expected, Lineage([1; 16]).of_result(Some(7))));
+    assert_eq!((first, second.lineage), (&expected, Lineage([1; 16]).for_result(Some(7))));
 }
 
 #[test]
-fn a_job_that_must_be_alone_waits_for_the_others_and_nothing_is_taken_beside_it() {
+fn a_job_that_must_be_alone_is_done_without_other_jobs() {
     let alone = || Job { alone: true, ..job(1) };
-    // The job is given back and offered again; the worker takes no job until it has finished its others.
+    // The job is given back and offered again. The worker takes no job until it has finished its others.
     let script = Script::new(1, [job(0), alone(), alone(), job(2)]);
     assert_eq!(run(&script, 3).unwrap(), End::RunEnded);
-    assert_eq!(script.said(), "begin:0 back:1 done:0 begin:1 done:1 begin:2 done:2");
+    assert_eq!(script.calls(), "begin:0 back:1 done:0 begin:1 done:1 begin:2 done:2");
 }
 
 #[test]
@@ -218,23 +222,23 @@ fn a_withdrawn_job_is_dropped() {
     let mut does = |job: JobName| {
         times += 1;
         withdraws.inner().unwanted.insert(job_name(0));
-        // The second job ends only after the first is dropped.
-        let is_gone = withdraws.inner().said.iter().any(|said| said == "forget:0");
+        // The second job ends only after the first was dropped.
+        let is_gone = withdraws.inner().calls.iter().any(|call| call == "forget:0");
         (job == job_name(1) && is_gone).then(|| Ok(done(job)))
     };
     assert_eq!(run_until(&script, 2, &mut does, &|| false).unwrap(), End::RunEnded);
-    assert_eq!(script.said(), "begin:0 begin:1 forget:0 back:0 done:1");
+    assert_eq!(script.calls(), "begin:0 begin:1 forget:0 back:0 done:1");
     assert!(times > 1);
 }
 
 #[test]
-fn every_end_gives_back_unfinished_jobs() {
+fn unfinished_jobs_are_returned_however_the_worker_ends() {
     let never = &mut |_: JobName| None;
     let script = Script::new(1, [job(0), job(1)]);
     let began = script.clone();
-    let stop = move || began.inner().said.len() == 2;
+    let stop = move || began.inner().calls.len() == 2;
     assert_eq!(run_until(&script, 2, never, &stop).unwrap(), End::Stopped);
-    assert_eq!(script.said(), "begin:0 begin:1 forget:0 back:0 forget:1 back:1");
+    assert_eq!(script.calls(), "begin:0 begin:1 forget:0 back:0 forget:1 back:1");
     assert!(script.inner().status.ended);
     for (expelled, end) in [(true, End::Expelled), (false, End::RunEnded)] {
         let script = Script::new(1, [job(0)]);
@@ -247,17 +251,17 @@ fn every_end_gives_back_unfinished_jobs() {
             None
         };
         assert_eq!(run_until(&script, 1, &mut does, &|| false).unwrap(), end);
-        assert_eq!(script.said(), "begin:0 forget:0 back:0");
+        assert_eq!(script.calls(), "begin:0 forget:0 back:0");
     }
-    // A job that cannot be done is not given back by a worker that failed on it.
+    // A worker that failed on a job does not give that job back.
     let script = Script::new(1, [job(0), job(1), job(2)]);
     let mut fails = |job: JobName| (job == job_name(1)).then(|| Err("no memory".to_owned()));
     let why = run_until(&script, 3, &mut fails, &|| false).unwrap_err();
     assert!(matches!(&why, Error::Failed(why) if why == "job 000001.0: no memory"), "{why}");
-    assert_eq!(script.said(), "begin:0 begin:1 begin:2 forget:0 back:0 forget:2 back:2");
+    assert_eq!(script.calls(), "begin:0 begin:1 begin:2 forget:0 back:0 forget:2 back:2");
     let status = script.inner().status.clone();
     assert_eq!((status.ended, status.failures, status.jobs.len()), (false, 1, 0));
-    // A worker that is asked to stop does not count as failed.
+    // A worker that was told to stop does not count as failed.
     let script = Script::new(1, [job(0)]);
     let asked = AtomicBool::new(false);
     let mut fails = |_: JobName| {
@@ -265,32 +269,32 @@ fn every_end_gives_back_unfinished_jobs() {
         Some(Err("stopped".to_owned()))
     };
     assert_eq!(run_until(&script, 1, &mut fails, &|| asked.load(Ordering::Relaxed)).unwrap(), End::Stopped);
-    assert_eq!(script.said(), "begin:0 forget:0 back:0");
+    assert_eq!(script.calls(), "begin:0 forget:0 back:0");
 }
 
 #[test]
-fn results_wait_where_the_disk_is_full() {
+fn results_wait_while_the_disk_is_full() {
     let script = Script::new(1, []);
     script.inner().full = 1;
     let (mut exchange, mut status, name) = (script.clone(), WorkerStatus::default(), name());
     let desk = Mutex::new(Desk { exchange: &mut exchange, status: &mut status, reported: Instant::now() });
     let mut shift = Shift::new(&desk, &name);
     shift.finish(job_name(9), done(job_name(9))).unwrap();
-    assert!(shift.unwritten.is_empty(), "a job that it does not have");
+    assert!(shift.unwritten.is_empty(), "the worker does not have this job");
     shift.held.extend([0, 1].map(|group| (job_name(group), job(group))));
     shift.finish(job_name(0), done(job_name(0))).unwrap();
     shift.finish(job_name(1), done(job_name(1))).unwrap();
-    assert_eq!((shift.unwritten.len(), shift.held.len(), script.said().as_str()), (2, 2, ""));
+    assert_eq!((shift.unwritten.len(), shift.held.len(), script.calls().as_str()), (2, 2, ""));
     let mut nothing = |_: JobName| None;
     let work = Tasks { script: script.clone(), room: 1, begun: vec![job_name(5)], does: &mut nothing };
-    let waits = "waiting for room on the disk".to_owned();
+    let waits = "waiting for disk space".to_owned();
     let stages = [(job_name(5), "sampling".to_owned()), (job_name(0), waits.clone()), (job_name(1), waits)];
     assert_eq!(shift.stages(&work), stages);
     shift.write().unwrap();
-    assert_eq!(script.said(), "", "it is not tried at once");
+    assert_eq!(script.calls(), "", "the write must not be retried at once");
     shift.tried = Instant::now().checked_sub(RETRY).unwrap();
     shift.write().unwrap();
-    assert_eq!((script.said().as_str(), shift.held.len(), shift.unwritten.len()), ("done:0 done:1", 0, 0));
+    assert_eq!((script.calls().as_str(), shift.held.len(), shift.unwritten.len()), ("done:0 done:1", 0, 0));
     // A waiting result is dropped if its job is withdrawn.
     script.inner().full = 1;
     shift.held.insert(job_name(2), job(2));
@@ -305,14 +309,14 @@ fn results_wait_where_the_disk_is_full() {
 }
 
 #[test]
-fn a_status_is_reported_at_most_every_fifty_milliseconds_unless_at_once() {
+fn a_status_is_written_at_most_every_fifty_milliseconds_unless_forced() {
     let script = Script::new(1, []);
     let (mut exchange, mut status) = (script.clone(), WorkerStatus::default());
     let mut desk = Desk { exchange: &mut exchange, status: &mut status, reported: Instant::now() };
     desk.report(false);
-    assert_eq!(script.inner().status.progress, 0, "not yet");
+    assert_eq!(script.inner().status.progress, 0, "the status must not be written yet");
     desk.report(true);
-    assert_eq!(script.inner().status.progress, 2, "and each report moves the counter");
+    assert_eq!(script.inner().status.progress, 2, "each report must advance the counter");
     desk.reported = Instant::now().checked_sub(GLANCE).unwrap();
     desk.report(false);
     assert_eq!(script.inner().status.progress, 3);

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use testing::{NATS_TOKEN, NatsServer};
 
-/// Lies between clients and a server, and drops the clients' requests for messages of some streams until such a stream
-/// is deleted.
+/// A proxy between clients and a server. It drops the clients' requests for messages from some streams until such a
+/// stream is deleted.
 struct Proxy {
     port: u16,
-    /// The streams that are deaf.
+    /// The streams whose requests are dropped.
     deaf: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -26,7 +26,7 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let deaf = Arc::new(Mutex::new(deaf.iter().map(|stream| (*stream).to_owned()).collect()));
         let shared = Arc::clone(&deaf);
-        // Its threads end with the test's process.
+        // The threads end with the test's process.
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, deaf) = (client.unwrap(), Arc::clone(&shared));
@@ -40,7 +40,8 @@ impl Proxy {
     }
 }
 
-/// Forwards a client's data: lines, and the payloads of `PUB` and `HPUB`. The byte count of a payload ends its line.
+/// Forwards a client's data: lines, and the payloads of `PUB` and `HPUB`, whose byte count is the last word of the
+/// line.
 fn forward(client: TcpStream, mut server: TcpStream, deaf: &Mutex<BTreeSet<String>>) -> std::io::Result<()> {
     let mut client = BufReader::new(client);
     loop {
@@ -54,7 +55,10 @@ fn forward(client: TcpStream, mut server: TcpStream, deaf: &Mutex<BTreeSet<Strin
             server.write_all(&message)?;
             continue;
         }
-        let length: usize = words.last().and_then(|number| number.parse().ok()).expect("a number of bytes");
+        let length: usize = words
+            .last()
+            .and_then(|number| number.parse().ok())
+            .expect("a payload's line must end with its number of bytes");
         let start = message.len();
         message.resize(start + length + 2, 0);
         client.read_exact(&mut message[start..])?;
@@ -71,7 +75,7 @@ fn forward(client: TcpStream, mut server: TcpStream, deaf: &Mutex<BTreeSet<Strin
 
 #[test]
 #[ignore = "a minute: cargo xtask nightly network"]
-fn a_stream_that_answers_no_request_is_made_again() {
+fn an_unresponsive_stream_is_recreated() {
     let Some(server) = NatsServer::start() else { return };
     let cases: [&[&str]; 3] =
         [&["LOCKSTEP_test_JOBS"], &["LOCKSTEP_test_RESULTS"], &["LOCKSTEP_test_JOBS", "LOCKSTEP_test_RESULTS"]];
@@ -91,9 +95,9 @@ fn a_stream_that_answers_no_request_is_made_again() {
             let end = learn(out.path(), plan.clone(), exchange, 3, &|| false).unwrap();
             assert_eq!(end, Some(sequential(&plan)), "{streams:?}");
         });
-        assert!(proxy.deaf.lock().unwrap().is_empty(), "{streams:?}: each was deleted once, and made again");
+        assert!(proxy.deaf.lock().unwrap().is_empty(), "{streams:?}: each stream must be deleted once, and recreated");
         let counts = fleet::status::read(out.path()).unwrap().learner.unwrap().counts;
         assert_eq!((counts.differing, counts.died), (0, 0), "{counts:?}");
     }
-    eprintln!("runs on {} servers with deaf streams end with the same bits", cases.len());
+    eprintln!("runs on {} servers with deaf streams ended with the same bits", cases.len());
 }

@@ -1,6 +1,6 @@
-//! A run without a model. Weights are a number; a job's result is a hash of its name and of the weights of its version;
-//! a batch's update is a hash of the weights and of all its results. So the last number shows whether every job was
-//! done with the right weights and every batch was trained on once, in order.
+//! A run without a model. Weights are a number; a job's result is a hash of the job's name and of the weights of its
+//! version; a batch's update is a hash of the weights and of all results. So the last number shows whether every job
+//! was done with the right weights and every batch was trained on once, in order.
 
 use fleet::batches::BatchFiles;
 use fleet::exchange::Exchange;
@@ -23,7 +23,7 @@ fn name_hash(job: JobName) -> u64 {
     XxHash3_64::oneshot(job.to_string().as_bytes())
 }
 
-/// The result of a job with these weights. Its payload has the earlier chunks.
+/// The result of a job with these weights. The payload contains the earlier chunks.
 fn sample(job: JobName, weights: u64, payload: &[u8]) -> (Vec<u8>, Answer) {
     let tokens = hash(&[name_hash(job), weights, XxHash3_64::oneshot(payload)]);
     // Every other group ends in its first chunk.
@@ -42,7 +42,7 @@ fn payload(before: &[JobResult]) -> Vec<u8> {
     before.iter().flat_map(|result| result.bytes[..8].to_vec()).collect()
 }
 
-/// The weights at the end, without any fleet.
+/// The weights at the end of a run without a fleet.
 pub fn sequential(plan: &Plan) -> u64 {
     let mut versions = vec![1u64];
     for batch in BatchId(0).up_to(plan.end()) {
@@ -65,7 +65,7 @@ pub fn sequential(plan: &Plan) -> u64 {
     versions[plan.batches as usize]
 }
 
-/// The lineage of weights, which are a number.
+/// The lineage of weights.
 pub fn lineage(weights: u64) -> Lineage {
     Lineage([weights.to_le_bytes(); 2].concat().try_into().unwrap())
 }
@@ -96,13 +96,13 @@ impl Slots {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
     }
 
-    /// Locks a slot for writing, if no reader pins it.
+    /// Locks a slot for writing, unless a reader pins it.
     pub fn lock(&self, slot: usize) -> Option<File> {
         let file = self.open(slot);
         file.try_lock().ok().map(|()| file)
     }
 
-    /// Writes slowly and in pieces, so that a reader without a pin would see half of it.
+    /// Writes slowly and in pieces, so that a reader without a pin would read partial weights.
     pub fn write(mut file: &File, version: Version, lineage: Lineage, weights: u64) {
         file.rewind().unwrap();
         file.write_all(&[0xff; 8]).unwrap();
@@ -123,7 +123,7 @@ impl Slots {
         Some((Version(word(0)), Lineage(lineage), word(24)))
     }
 
-    /// A pinned slot with these weights.
+    /// Pins the slot with these weights.
     fn pin(&self, slots: usize, version: Version, lineage: Lineage) -> Option<File> {
         (0..slots).map(|slot| self.open(slot)).find(|file| {
             let pinned = file.try_lock_shared().is_ok();
@@ -137,14 +137,14 @@ pub struct FakeWork {
     pub count: usize,
     /// The duration of a job's work.
     pub takes: Duration,
-    /// True if a redone job gets other scores.
+    /// True if a job that is done again gets other scores.
     pub random_scores: bool,
-    /// How many jobs it does at once.
+    /// The number of concurrent jobs.
     pub room: usize,
     pub begun: BTreeMap<JobName, Begun>,
 }
 
-/// A job and the start of its work, with the slot that it pins and the weights from that slot.
+/// A job with its start time, the slot that it pins, and the weights from that slot.
 pub struct Begun {
     job: Job,
     pinned: Option<(File, (Version, Lineage, u64), Instant)>,
@@ -236,7 +236,7 @@ impl Checkpoint {
     }
 }
 
-/// The number of weight slots of a run: for the versions that jobs may need, and one to write into.
+/// The number of weight slots of a run: one for each version that jobs may need, and one to write into.
 pub fn slots(plan: &Plan) -> usize {
     plan.max_staleness as usize + 2
 }
@@ -249,12 +249,12 @@ struct Trainer<E: Exchange + Send + 'static> {
     slots: Slots,
     version: Version,
     weights: u64,
-    /// Batches that have arrived before they are trained on.
+    /// Batches that have arrived but are not trained on yet.
     arrived: BTreeMap<BatchId, Vec<JobResult>>,
 }
 
 impl<E: Exchange + Send + 'static> Trainer<E> {
-    /// Takes a step of the learner, if there is one.
+    /// Handles the next step of the learner, if any.
     fn look(&mut self) -> Result<()> {
         match self.handle.next_step(Duration::from_millis(20))? {
             None => {}
@@ -280,8 +280,8 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         Ok(())
     }
 
-    /// Writes a checkpoint, once all results that only older weights can make have arrived. In the middle of a batch,
-    /// `trained_on` has its results.
+    /// Writes a checkpoint once all results that only older weights can produce have arrived. In the middle of a batch,
+    /// `trained_on` has the batch's results.
     fn save(&mut self, trained_on: Option<&[JobResult]>) -> Result<()> {
         let (version, in_batch) = (self.version, trained_on.is_some());
         let next = if in_batch { version.batch().next().version() } else { version };
@@ -303,7 +303,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         wait_for_kills(&self.out, batch, self.plan.end());
         let mut log = OpenOptions::new().append(true).create(true).open(self.out.join("trained.log")).unwrap();
         let digest = hash(&results.iter().map(|result| XxHash3_64::oneshot(&result.bytes)).collect::<Vec<_>>());
-        // In one write: a kill between several writes would leave half a line before the next learner's lines.
+        // Use one write: a kill between two writes would leave half a line before the next learner's lines.
         log.write_all(format!("{batch} {digest:016x}\n").as_bytes()).unwrap();
         self.handle.with(|learner| learner.training_began())?;
         if batch.0 % every == 1 {
@@ -322,7 +322,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
     }
 }
 
-/// Trains from the last checkpoint in `out` to the end and returns the weights; `None` if it was stopped.
+/// Trains from the last checkpoint in `out` to the end, and returns the weights; `None` if `stop` ended the run.
 pub fn learn<E: Exchange + Send + 'static>(
     out: &Path,
     plan: Plan,
@@ -333,7 +333,7 @@ pub fn learn<E: Exchange + Send + 'static>(
     let Checkpoint { weights, saved } = Checkpoint::load(out);
     let (version, in_batch, lineage) = (saved.version, saved.in_batch, saved.lineages[&saved.version]);
     let slot_files = Slots::new(out);
-    // An earlier learner's slots may have weights of another history, and a reader may still pin them.
+    // The slots of an earlier learner may have outdated weights, and a reader may still pin them.
     for slot in 0..slots(&plan) {
         let lock = loop {
             match slot_files.lock(slot) {
@@ -354,7 +354,7 @@ pub fn learn<E: Exchange + Send + 'static>(
     let end = trainer.plan.end();
     while trainer.version.batch() < end {
         if stop() {
-            // In the middle of a batch it was saved already.
+            // In the middle of a batch, the checkpoint was already written.
             if !in_batch || trainer.version > version {
                 trainer.save(None)?;
             }
@@ -375,8 +375,8 @@ pub fn count_kill(out: &Path) {
     file.write_all(&[0]).unwrap();
 }
 
-/// Waits for a batch's share of the `FLEET_KILLS` kills before it is trained on, so that a fast machine does not reach
-/// the end before the last kill.
+/// Before a batch is trained on, waits for the batch's share of the `FLEET_KILLS` kills, so that a fast machine does
+/// not reach the end before the last kill.
 fn wait_for_kills(out: &Path, batch: BatchId, end: BatchId) {
     let Ok(kills) = std::env::var("FLEET_KILLS") else { return };
     let share = kills.parse::<u64>().unwrap() * batch.next().0 / end.0;
@@ -385,14 +385,14 @@ fn wait_for_kills(out: &Path, batch: BatchId, end: BatchId) {
     }
 }
 
-/// Every batch was trained on with the same results, however often.
+/// Checks that each batch was trained on with the same results every time.
 pub fn check_log(out: &Path) -> std::result::Result<usize, Error> {
     let text = std::fs::read_to_string(out.join("trained.log")).unwrap();
     let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
     for line in text.lines() {
         let Some((batch, digest)) = line.split_once(' ').filter(|(_, digest)| digest.len() == 16) else { continue };
         if *seen.entry(batch).or_insert(digest) != digest {
-            return Err(Error::Failed(format!("batch {batch} was trained on with two contents")));
+            return Err(Error::Failed(format!("batch {batch} was trained on with differing results")));
         }
     }
     Ok(text.lines().count())

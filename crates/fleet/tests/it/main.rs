@@ -1,4 +1,4 @@
-//! A small run with one number as weights, over the real exchanges: in threads, and in processes that are killed.
+//! A small run whose weights are one number, over the real exchanges: in threads, and in processes that are killed.
 
 #[cfg(feature = "nats")]
 mod deaf;

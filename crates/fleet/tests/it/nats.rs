@@ -1,4 +1,4 @@
-//! Learner and workers over a real NATS server, which is killed and emptied meanwhile. Needs `nats-server` (Debian's
+//! Learner and workers over a real NATS server, which is killed and loses its data. Needs `nats-server` (the Debian
 //! package of that name).
 
 use crate::fake::{FakeWork, check_log, learn, sequential, slots};
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use testing::{NATS_TOKEN as TOKEN, NatsServer};
 
-/// A server with a certificate that it has signed itself, for 127.0.0.1.
+/// A server with a self-signed certificate for 127.0.0.1.
 fn encrypted(dir: &Path) -> Option<(NatsServer, PathBuf)> {
     NatsServer::installed()?;
     let [key, certificate] = ["key.pem", "cert.pem"].map(|name| dir.join(name));
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
     openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]);
-    // A CA certificate is refused as a server's certificate.
+    // Without this the certificate would be a CA certificate, which clients refuse.
     openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
     let output = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -54,7 +54,7 @@ pub fn work(out: &Path, options: &NatsOptions, called: &str, slots: usize, takes
 }
 
 #[test]
-fn workers_over_nats_give_the_sequential_run() {
+fn workers_over_nats_reproduce_the_sequential_run() {
     let Some(server) = NatsServer::start() else { return };
     for (k, chunks, workers) in [(0, false, 1), (2, true, 3)] {
         let out = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn an_encrypted_server_needs_a_trusted_certificate() {
     let Some((server, certificate)) = encrypted(dir.path()) else { return };
     let mut options = options_of(&server, Some(TOKEN));
     options.address = Address::parse(&format!("tls://127.0.0.1:{}/test", server.port)).unwrap();
-    // No authority of the system has signed it.
+    // The certificate is not signed by an authority that the system knows.
     let stranger = NatsWorker::join(&options, name("dev1")).map(drop).unwrap_err().to_string();
     assert!(stranger.contains("cannot be trusted") && stranger.contains("--nats-ca"), "{stranger}");
     options.certificates = Some(certificate);
@@ -95,7 +95,7 @@ fn an_encrypted_server_needs_a_trusted_certificate() {
 
 /// The server is killed three times in a run, and its store is deleted each time.
 #[test]
-fn a_server_that_is_killed_and_emptied_changes_no_bit() {
+fn killing_and_emptying_the_server_changes_no_bit() {
     let Some(mut server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
     let plan = plan(24, 2, true);
@@ -125,8 +125,8 @@ fn a_server_that_is_killed_and_emptied_changes_no_bit() {
         }
         assert_eq!(learner.join().unwrap(), Some(sequential(&plan)));
     });
-    assert_eq!(emptied.load(Ordering::SeqCst), 3, "before the run had ended");
-    assert!(check_log(out.path()).unwrap() >= 24, "every batch");
+    assert_eq!(emptied.load(Ordering::SeqCst), 3, "the run must not end before the third kill");
+    assert!(check_log(out.path()).unwrap() >= 24, "every batch must be trained on");
     let counts = fleet::status::read(out.path()).unwrap().learner.unwrap().counts;
     assert_eq!((counts.differing, counts.died), (0, 0), "{counts:?}");
     eprintln!("the server was killed and emptied three times: {counts:?}");
@@ -142,7 +142,7 @@ fn impossible_connections_are_refused_with_the_reason() {
     };
     let open = |out: &Path, options: &NatsOptions| NatsLearner::open(out, options).map(drop);
     let join = |options: &NatsOptions| NatsWorker::join(options, name("dev1")).map(drop);
-    for (token, why) in [(Some("wrong"), "refuses the token"), (None, "asks for a token")] {
+    for (token, why) in [(Some("wrong"), "refuses the token"), (None, "requires a token")] {
         let options = options_of(&server, token);
         assert!(refused(join(&options)).contains(why));
         assert!(refused(open(out.path(), &options)).contains(why));
@@ -152,17 +152,20 @@ fn impossible_connections_are_refused_with_the_reason() {
     nobody.address = Address::parse(&format!("nats://127.0.0.1:{port}")).unwrap();
     assert!(refused(join(&nobody)).contains("no NATS server answers"));
     let plain = NatsServer::with(&[]).unwrap();
-    assert!(refused(open(out.path(), &options_of(&plain, Some(TOKEN)))).contains("has no JetStream"));
-    // A second learner of the name, and a second worker.
+    assert!(
+        refused(open(out.path(), &options_of(&plain, Some(TOKEN))))
+            .contains("cannot create this run's JetStream streams")
+    );
+    // A second learner with the same name, and a second worker.
     let mut first = learner(&server, out.path());
     let learner = fleet::exchange::LearnerState { pid: 4711, ..idle() };
     first.announce(&learner).unwrap();
     let other = tempfile::tempdir().unwrap();
     let why = refused(open(other.path(), &options_of(&server, Some(TOKEN))));
-    assert!(why.contains("a learner has the name test") && why.contains("4711"), "{why}");
+    assert!(why.contains("a learner already uses the name test") && why.contains("4711"), "{why}");
     let mut one = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
     let until = |worker: &mut NatsWorker, is_it: &dyn Fn(&fleet::Result<bool>) -> bool| {
-        testing::wait_for("the worker hears of the learner, or is refused", || {
+        testing::wait_for("the worker hears from the learner or is refused", || {
             let there = worker.learner().map(|learner| learner.is_some());
             is_it(&there).then_some(there)
         })
@@ -170,8 +173,8 @@ fn impossible_connections_are_refused_with_the_reason() {
     assert!(until(&mut one, &|there| matches!(there, Ok(true))).unwrap());
     let mut two = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
     let why = until(&mut two, &|there| there.is_err()).unwrap_err().to_string();
-    assert!(why.contains("a worker named dev1 is there already"), "{why}");
-    assert!(one.learner().unwrap().is_some(), "the first one stays");
+    assert!(why.contains("a worker named dev1 is already running"), "{why}");
+    assert!(one.learner().unwrap().is_some(), "the first worker must stay");
 }
 
 fn idle() -> fleet::exchange::LearnerState {
@@ -184,9 +187,9 @@ fn idle() -> fleet::exchange::LearnerState {
     .unwrap()
 }
 
-/// A result larger than a message may be is cut, and put together again.
+/// A result above the message size limit is split, and reassembled by the learner.
 #[test]
-fn large_results_are_cut_into_messages() {
+fn large_results_are_split_into_messages() {
     use fleet::coordinator::Event;
     use fleet::{Answer, GroupId, Job, JobName, JobResult, Version};
     let Some(server) = NatsServer::start() else { return };
@@ -207,7 +210,7 @@ fn large_results_are_cut_into_messages() {
     let bytes: Vec<u8> = (0..3_500_000u32).map(|i| (i % 253) as u8).collect();
     let result = JobResult { job, lineage, worker: name("dev1"), answer: Answer::of(&bytes), bytes };
     worker.complete(&result).unwrap();
-    testing::wait_until("the learner hears of the result", || {
+    testing::wait_until("the learner receives the result", || {
         let is_result = |event: &Event| matches!(event, Event::Result { job: done, .. } if *done == job);
         learner.poll().unwrap().iter().any(is_result)
     });

@@ -1,5 +1,5 @@
-//! Learner, workers and supervisor as processes that are killed. This test program starts itself again: the test
-//! [`a_process`] is each of them.
+//! Learner, workers and supervisor as processes that are killed. Each process is this test program, started again with
+//! only the test [`a_process`].
 
 use crate::fake::{FakeWork, check_log, count_kill, learn, sequential, slots};
 use fleet::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
@@ -38,7 +38,7 @@ fn plan() -> Plan {
     }
 }
 
-/// A worker that some job kills.
+/// A worker that a certain job kills.
 struct Fragile(FakeWork, Option<String>);
 
 impl Work for Fragile {
@@ -66,7 +66,7 @@ impl Work for Fragile {
     }
 }
 
-/// The entry point of each process; does nothing as a test.
+/// The entry point of each process. As a test it does nothing.
 #[test]
 fn a_process() {
     let Ok(role) = std::env::var("FLEET_ROLE") else { return };
@@ -109,7 +109,7 @@ fn a_process() {
     std::process::exit(0);
 }
 
-/// PIDs of the living processes by the locks that they hold, the learner first.
+/// PIDs of the running processes according to the locks that they hold, the learner first.
 fn pids(out: &Path) -> Vec<Option<u32>> {
     let status = fleet::status::read(out).unwrap();
     let learner = status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid);
@@ -126,11 +126,11 @@ fn lives(pid: u32) -> bool {
     test_kill_process(Pid::from_raw(pid as i32).unwrap()).is_ok()
 }
 
-/// How the process ends. A failure of the test shows the log and the status of the run.
+/// Waits for a process. If the test fails, the log and the status of the run are printed.
 fn wait(child: &mut Child, out: &Path) -> std::process::ExitStatus {
     let ended = testing::wait_for_end;
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ended("a process of the fleet", child)))
-        .unwrap_or_else(|_| panic!("it does not end: {:?}\n{}", fleet::status::read(out), log(out)))
+        .unwrap_or_else(|_| panic!("the process does not end: {:?}\n{}", fleet::status::read(out), log(out)))
 }
 
 fn log(out: &Path) -> String {
@@ -144,8 +144,8 @@ fn check_end(out: &Path, batches: u64) {
     assert!(check_log(out).unwrap() as u64 >= batches);
 }
 
-/// Kills processes at random, `kills` times. The run must end with the weights of the undisturbed run, and a batch that
-/// is trained on more than once must have the same scores each time.
+/// Kills random processes `kills` times. The run must end with the weights of the undisturbed run, and a batch that is
+/// trained on more than once must have the same scores each time.
 fn kill_at_random(kills: u64, batches: u64) {
     let out = tempfile::tempdir().unwrap();
     let out = out.path();
@@ -170,7 +170,7 @@ fn kill_at_random(kills: u64, batches: u64) {
     let status = wait(&mut supervisor, out);
     assert_eq!(status.code(), Some(0), "{}", log(out));
     check_end(out, batches);
-    assert_eq!(killed[0] + killed[1], kills, "it ended before: {killed:?}\n{}", log(out));
+    assert_eq!(killed[0] + killed[1], kills, "the run ended before the last kill: {killed:?}\n{}", log(out));
     eprintln!("{} kills of the learner, {} of workers, {} steps", killed[0], killed[1], check_log(out).unwrap());
 }
 
@@ -181,7 +181,7 @@ fn two_hundred_kills_change_no_bit() {
 
 /// `cargo xtask nightly fleet_kills`.
 #[test]
-#[ignore = "minutes: ten times as many, which the nightly check makes"]
+#[ignore = "minutes: the nightly check runs it"]
 fn two_thousand_kills_change_no_bit() {
     kill_at_random(2000, 2000);
 }
@@ -194,7 +194,7 @@ fn without_its_supervisor_every_process_ends_and_the_next_start_resumes() {
     let mut supervisor = process("supervisor", out, &settings).spawn().unwrap();
     let trained = || std::fs::read_to_string(out.join("trained.log")).is_ok_and(|text| text.lines().count() >= 3);
     let running = || pids(out).into_iter().flatten().collect::<Vec<u32>>();
-    let running = testing::wait_for("three batches are trained on, and a learner and two workers run", || {
+    let running = testing::wait_for("three batches are trained on while a learner and two workers run", || {
         trained().then(running).filter(|running| running.len() == 3)
     });
     supervisor.kill().unwrap();
@@ -207,8 +207,8 @@ fn without_its_supervisor_every_process_ends_and_the_next_start_resumes() {
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_killed_after_the_limit_and_not_before() {
-    // Each batch takes at least two jobs of 40 ms, so 100 batches last longer than the limit.
+fn a_stopped_worker_is_killed_after_the_limit_and_not_before() {
+    // A batch has at least two jobs of 40 ms each, so 100 batches take longer than the limit.
     for (limit_ms, batches, is_killed) in [(3000, 100, true), (600_000, 30, false)] {
         let out = tempfile::tempdir().unwrap();
         let out = out.path();
@@ -220,18 +220,18 @@ fn a_worker_that_is_stopped_is_killed_after_the_limit_and_not_before() {
         let mut worker = process("dev1", out, &settings).spawn().unwrap();
         let mut other = process("dev2", out, &settings).spawn().unwrap();
         let mut learner = process("learner", out, &settings).spawn().unwrap();
-        testing::wait_until("all three run", || pids(out).iter().flatten().count() == 3);
+        testing::wait_until("the learner and both workers run", || pids(out).iter().flatten().count() == 3);
         signal(worker.id(), Signal::STOP);
         if is_killed {
             assert_eq!(wait(&mut worker, out).signal(), Some(9), "{}", log(out));
         } else {
             std::thread::sleep(Duration::from_millis(300));
             signal(worker.id(), Signal::CONT);
-            assert_eq!(wait(&mut worker, out).code(), Some(0), "it was killed\n{}", log(out));
+            assert_eq!(wait(&mut worker, out).code(), Some(0), "the worker was killed\n{}", log(out));
         }
         assert_eq!(wait(&mut learner, out).code(), Some(0), "{}", log(out));
-        assert_eq!(wait(&mut other, out).code(), Some(0), "it was killed\n{}", log(out));
-        assert_eq!(log(out).contains("worker dev1 stands still"), is_killed, "{}", log(out));
+        assert_eq!(wait(&mut other, out).code(), Some(0), "the other worker was killed\n{}", log(out));
+        assert_eq!(log(out).contains("worker dev1 made no progress"), is_killed, "{}", log(out));
         check_end(out, batches);
     }
 }
@@ -248,22 +248,22 @@ fn a_job_that_kills_its_worker_three_times_ends_the_run_and_is_named() {
 }
 
 #[test]
-fn a_second_learner_and_a_second_worker_of_one_name_are_refused_with_the_process() {
+fn duplicate_learners_and_workers_are_refused_and_the_process_is_named() {
     let out = tempfile::tempdir().unwrap();
     let out = out.path();
     let mut worker = process("dev1", out, &[]).spawn().unwrap();
     let name = WorkerName::new("dev1").unwrap();
     testing::wait_until("the worker runs", || {
-        Layout::of_run(out).alive(&name).exists() && pids(out).iter().flatten().count() >= 1
+        Layout::in_run(out).alive(&name).exists() && pids(out).iter().flatten().count() >= 1
     });
     let mut second = process("dev1", out, &[]).spawn().unwrap();
     assert_eq!(wait(&mut second, out).code(), Some(2));
-    let refusal = format!("is there already: process {}", worker.id());
+    let refusal = format!("is already running: process {}", worker.id());
     assert!(log(out).contains(&refusal) && log(out).contains("another --name"), "{}", log(out));
     let first = SpoolLearner::open(out).unwrap();
     let mut second = process("learner", out, &[]).spawn().unwrap();
     assert_eq!(wait(&mut second, out).code(), Some(2));
-    let refusal = format!("a learner of {} is there already: process {}", out.display(), std::process::id());
+    let refusal = format!("a learner of {} is already running: process {}", out.display(), std::process::id());
     assert!(log(out).contains(&refusal), "{}", log(out));
     drop(first);
     worker.kill().unwrap();

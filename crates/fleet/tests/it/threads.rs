@@ -19,7 +19,7 @@ fn work<E: WorkerExchange + Send>(out: &Path, exchange: E, name: &str, slots: us
 }
 
 #[test]
-fn any_number_of_workers_gives_the_sequential_run() {
+fn any_number_of_workers_reproduces_the_sequential_run() {
     for (k, chunks, workers) in [(0, false, 1), (0, false, 3), (1, false, 2), (2, true, 1), (2, true, 3)] {
         let out = tempfile::tempdir().unwrap();
         let plan = plan(k, chunks);
@@ -40,7 +40,7 @@ fn any_number_of_workers_gives_the_sequential_run() {
 }
 
 #[test]
-fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
+fn start_order_and_stops_do_not_change_a_run_over_a_spool() {
     let out = tempfile::tempdir().unwrap();
     let plan = plan(2, true);
     std::thread::scope(|scope| {
@@ -54,8 +54,8 @@ fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
         let stop = || std::fs::read_to_string(&log).is_ok_and(|text| text.lines().count() >= 3);
         let exchange = SpoolLearner::open(out.path()).unwrap();
         let first = learn(out.path(), plan.clone(), exchange, 100, &stop).unwrap();
-        assert_eq!(first, None, "it was stopped");
-        // The earlier workers were told that the run has ended, so new workers start.
+        assert_eq!(first, None, "the first learner was stopped");
+        // The earlier workers were told that the run had ended, so a new worker joins.
         let third = SpoolWorker::join(out.path(), WorkerName::new("dev3").unwrap()).unwrap();
         let exchange = SpoolLearner::open(out.path()).unwrap();
         let (path, slots) = (out.path(), slots(&plan));
@@ -65,10 +65,10 @@ fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
             assert_eq!(learner.join().unwrap(), Some(sequential(&plan)));
         });
     });
-    assert!(check_log(out.path()).unwrap() >= 8, "every batch");
+    assert!(check_log(out.path()).unwrap() >= 8, "every batch must be trained on");
     let status = fleet::status::read(out.path()).unwrap();
     let learner = status.learner.unwrap();
     assert!(learner.ended && learner.batch == plan.end() && learner.counts.differing == 0, "{learner:?}");
     assert!(status.workers.len() == 3 && status.pending.is_empty(), "{:?}", status.workers);
-    assert!(status.complete.is_empty(), "what is in a batch file is deleted: {:?}", status.complete);
+    assert!(status.complete.is_empty(), "results in batch files must be deleted: {:?}", status.complete);
 }

@@ -20,19 +20,19 @@ struct Sizes {
     rounds: u32,
 }
 
-/// As [`measure`](super::measure), on a CUDA device. The emulator gets small sizes so that it finishes soon; its
-/// results say nothing about a GPU.
+/// As [`measure`](super::measure), on a CUDA device. The emulator gets small sizes, so that it finishes soon; its
+/// results mean nothing for a GPU.
 pub(super) fn measure(cuda: &Cuda, time: Duration) -> Result<Ceilings> {
     let sizes = match cuda.device() {
         Device::CudaEmulated => Sizes { blocks: 2, count: 4096, rounds: 64 },
-        // 256 MiB each way, and many times the number of blocks that are resident at once.
+        // 256 MiB are read and 256 MiB written, by many more blocks than can be resident at once.
         _ => Sizes { blocks: 8192, count: 64 << 20, rounds: 1 << 12 },
     };
     let grid = Grid { blocks: [sizes.blocks, 1, 1], threads: THREADS };
     let threads = (sizes.blocks * THREADS) as usize;
     let bytes = sizes.count * size_of::<f32>();
     let (from, to) = (cuda.stream().scratch(bytes)?, cuda.stream().scratch(bytes.max(threads * size_of::<f32>()))?);
-    // The memory is written once, so that no uninitialised memory is read.
+    // The memory is filled first, so that no uninitialised memory is read.
     let filled = |at: &crate::device::cuda::stream::Scratch<'_>| {
         let arguments = [at.at(0), Arg::F32(0.5), Arg::F32(0.5), Arg::U32(1)];
         cuda.launch(&SOURCE, "ceilings_chains", grid, &arguments)
@@ -73,7 +73,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_device_is_measured_by_its_own_kernels_and_time() {
+    fn a_device_measures_its_peaks_with_its_own_kernels_and_events() {
         let Some(cuda) = emulated(0) else { return };
         let ctx = Context::cuda(cuda);
         let before = ctx.memory().copies();

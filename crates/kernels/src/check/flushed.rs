@@ -34,13 +34,13 @@ impl Float for Flushed {
         Flushed(tiles::fma(self.0, b.0, c.0))
     }
     fn exp(self) -> Flushed {
-        unimplemented!("matmuls alone flush")
+        unimplemented!("only matmul arithmetic flushes denormals")
     }
     fn ln(self) -> Flushed {
-        unimplemented!("matmuls alone flush")
+        unimplemented!("only matmul arithmetic flushes denormals")
     }
     fn sqrt(self) -> Flushed {
-        unimplemented!("matmuls alone flush")
+        unimplemented!("only matmul arithmetic flushes denormals")
     }
 }
 impl Add for Flushed {
@@ -85,8 +85,8 @@ impl Sum for Flushed {
 }
 
 /// A test matrix `[rows, columns]` of numbers that bf16 can represent, most of whose products are near the largest
-/// denormal. Its kinds of rows are ordinary numbers, numbers whose products with each other are about 2⁻¹²⁶, a mixture
-/// with denormals, and −0.
+/// denormal. There are four kinds of rows: ordinary numbers, numbers whose products with each other are about 2⁻¹²⁶, a
+/// mixture of these with denormals, and −0.
 pub fn planted(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     let mut stream = Stream::new(0x6c6f_636b, seed);
     let mut numbers = Vec::with_capacity(rows * columns);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn planted_numbers_are_of_four_kinds_by_row() {
+    fn planted_rows_have_four_kinds_of_numbers() {
         let numbers = planted(3, 8, 50);
         assert_eq!((numbers.len(), &numbers), (400, &planted(3, 8, 50)));
         assert_ne!(numbers, planted(4, 8, 50));

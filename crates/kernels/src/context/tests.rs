@@ -8,15 +8,15 @@ fn work_is_counted_for_the_calling_thread() {
     let before = counted();
     count(5, 7);
     assert_eq!(counted(), (before.0 + 5, before.1 + 7));
-    // [3, 5] by [5, 11] takes two operations for each of 165 multiply-adds, and reads or writes weight, input and
-    // output once.
+    // A matmul of [3, 5] by [5, 11] has 165 multiply-adds of two operations each, and accesses weight, input and output
+    // once.
     count_matmul(3, 11, 5, 1000);
     assert_eq!(counted(), (before.0 + 5 + 330, before.1 + 7 + 1000 + 4 * (3 * 11 + 3 * 5)));
     std::thread::scope(|scope| scope.spawn(|| assert_eq!(counted(), (0, 0))).join().unwrap());
 }
 
 #[test]
-fn gates_are_fused_on_tiles_in_bf16_where_both_halves_are_whole_panels() {
+fn gates_are_fused_for_bf16_tiles_and_whole_panels_only() {
     let memory = Memory::new(Device::Cpu);
     for (isa, dtype, rows, fuses) in [
         (Isa::AMX_EMULATED, DType::Bf16, 64, true),
@@ -31,12 +31,12 @@ fn gates_are_fused_on_tiles_in_bf16_where_both_halves_are_whole_panels() {
 }
 
 #[test]
-fn threads_are_given_or_as_many_as_the_process_may_use() {
+fn the_thread_count_defaults_to_the_cores_of_the_process() {
     let context = Context::from_env_with(Some(Device::Cpu), Some(2)).unwrap();
     assert_eq!((context.threads(), context.memory().device()), (2, Device::Cpu));
     assert_eq!(Context::from_env_with(Some(Device::Meta), Some(1)).unwrap().memory().device(), Device::Meta);
     let refused = Context::from_env_with(Some(Device::Cpu), Some(4097)).err().unwrap().to_string();
-    assert_eq!(refused, "threads: 4097 is more than 4096; as many as the machine has cores are best");
+    assert_eq!(refused, "threads: must be at most 4096, got 4097; one thread per core is best");
     if std::env::var_os("LOCKSTEP_THREADS").is_none() {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         assert_eq!(threads_from_env().unwrap(), cores);

@@ -7,10 +7,10 @@ fn scratch(name: &str) -> PathBuf {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn cores_are_held_by_one_and_what_is_free_can_be_had() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn a_core_is_reserved_by_one_process_at_a_time() {
     let dir = scratch("held");
-    assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("holds no cores")));
+    assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("has no lock files of cores")));
     let tokens = CoreTokens::create(&dir, 3).unwrap();
     assert_eq!(CoreTokens::open(&dir).unwrap().cores(), 3);
     let one = tokens.acquire(1).unwrap();
@@ -24,8 +24,8 @@ fn cores_are_held_by_one_and_what_is_free_can_be_had() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn nobody_starves_and_there_are_never_more_holders_than_cores() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn no_process_starves_and_no_core_is_reserved_twice() {
     let dir = scratch("line");
     let tokens = CoreTokens::create(&dir, 2).unwrap();
     let (held, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -47,17 +47,17 @@ fn nobody_starves_and_there_are_never_more_holders_than_cores() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn a_lease_lets_others_in_when_its_turn_is_over_or_it_is_released() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn a_lease_yields_at_the_end_of_its_turn_or_when_released() {
     let dir = scratch("lease");
     let tokens = CoreTokens::create(&dir, 2).unwrap();
     let lease = Lease::new(tokens.clone()).unwrap();
     let threads = || lease.begin(2).0;
     assert_eq!(threads(), Some(2));
-    // Another process waits for a core, which the next turn leaves to it.
+    // Another process waits for a core and gets it at the end of this turn.
     let other = std::thread::scope(|scope| {
         let other = scope.spawn(|| tokens.acquire(1).unwrap());
-        testing::wait_until("the other one gets a core", || threads() == Some(1));
+        testing::wait_until("the other process gets a core", || threads() == Some(1));
         other.join().unwrap()
     });
     lease.release();
@@ -66,12 +66,12 @@ fn a_lease_lets_others_in_when_its_turn_is_over_or_it_is_released() {
     testing::wait_until("the next turn", || threads() == Some(2));
     std::fs::remove_dir_all(&dir).unwrap();
     lease.release();
-    assert_eq!(threads(), Some(2), "cores are no longer shared");
+    assert_eq!(threads(), Some(2), "cores are not shared any more");
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn a_region_keeps_its_cores_beyond_its_turn() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn a_running_region_keeps_its_cores_past_the_end_of_the_turn() {
     let dir = scratch("region");
     let tokens = CoreTokens::create(&dir, 3).unwrap();
     let free = || tokens.free(9).unwrap().len();
@@ -81,7 +81,7 @@ fn a_region_keeps_its_cores_beyond_its_turn() {
     for running in [second, running] {
         assert_eq!((threads, free()), (Some(2), 1), "two threads hold two cores");
         std::thread::sleep(4 * TURN);
-        assert_eq!(free(), 1, "it still computes");
+        assert_eq!(free(), 1, "the region is still running");
         drop(running);
     }
     testing::wait_until("the cores are released", || free() == 3);
@@ -91,8 +91,8 @@ fn a_region_keeps_its_cores_beyond_its_turn() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn lock_files_are_private_to_the_user_and_kept_by_the_next_run() {
     use std::os::unix::fs::PermissionsExt;
     let dir = scratch("files").join("below");
     let tokens = CoreTokens::create(&dir, 0).unwrap();
@@ -107,7 +107,7 @@ fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
     assert_eq!(std::fs::read_to_string(dir.join("core-1")).unwrap(), "kept");
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&dir), mode(&dir.join("core-0")), mode(&dir.join("gate"))), (0o700, 0o600, 0o600));
-    // A request gets at least one core, and never more than it asks for.
+    // A request gets at least one core, and at most as many as requested.
     for (wish, count) in [(0, 1), (1, 1), (2, 2), (9, 2)] {
         assert_eq!(tokens.acquire(wish).unwrap().count(), count);
     }
@@ -130,25 +130,28 @@ fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
     assert!(tokens.acquire(1).unwrap_err().to_string().contains("gate: cannot be opened"));
     std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();
     let message = CoreTokens::open(&dir).unwrap_err().to_string();
-    assert_eq!(message, format!("cores in {}: holds no cores: its learner makes them when it starts", dir.display()));
+    assert_eq!(
+        message,
+        format!("cores in {}: has no lock files of cores: the learner creates them when it starts", dir.display())
+    );
     let file = scratch("file");
     std::fs::write(&file, "").unwrap();
-    assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: cannot be made: "));
+    assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: cannot be created: "));
     std::fs::remove_file(file).unwrap();
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn a_turn_lasts_and_then_the_cores_are_reserved_anew() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn cores_are_reserved_again_after_each_turn() {
     let dir = scratch("turn");
     let lease = Lease::new(CoreTokens::create(&dir, 2).unwrap()).unwrap();
     let (threads, running) = lease.begin(1);
     assert_eq!(threads, Some(1));
     let begun = |since: Instant| lease.shared.lock().held.as_mut().unwrap().1 = since;
-    // The turn begins in the future, as if it lasted very long.
+    // The turn starts in the future, so it does not end during this test.
     begun(Instant::now() + Duration::from_secs(6000));
     assert_eq!(lease.begin(2).0, None);
-    begun(Instant::now().checked_sub(TURN).expect("a time that the system can name"));
+    begun(Instant::now().checked_sub(TURN).expect("the system can represent this time"));
     assert_eq!(lease.begin(2).0, Some(2));
     drop(running);
     lease.release();

@@ -19,7 +19,7 @@ impl Cpu {
     pub(crate) fn new(isa: Isa, threads: usize, device: Device) -> Result<Cpu> {
         let pool = Pool::new(threads).map_err(|e| Error::Value {
             op: "threads",
-            message: format!("this machine does not give {threads} threads: {e}; ask for fewer"),
+            message: format!("cannot start {threads} threads: {e}; use fewer threads"),
         })?;
         Ok(Cpu { isa, pool: Arc::new(pool), device })
     }
@@ -42,8 +42,8 @@ impl Cpu {
     pub(crate) fn device(&self) -> Device {
         self.device
     }
-    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. It is not fixed which thread runs
-    /// which task. Tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
+    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. Any thread may run any task.
+    /// Tasks write disjoint outputs, and no sum runs across tasks, so the assignment does not change a bit.
     pub(crate) fn run<T: Tasks>(&self, count: usize, tasks: &T) {
         self.pool.run(self.isa, count, tasks);
     }

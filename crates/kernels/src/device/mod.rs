@@ -1,9 +1,9 @@
 //! Devices: the memory that contains tensors, and the backends that compute on it. A new device is added here.
 //!
 //! A tensor has a handle, never a slice. Access to its elements takes the backend of its device as an argument
-//! ([`Cpu`], [`Cuda`]), and only code that computes on that device has a backend. All other code copies, or reads the
-//! host's mirror of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and
-//! dispatches by [`Backend`].
+//! ([`Cpu`], [`Cuda`]), which only code for that device has. All other code copies elements, or reads the host's copy
+//! of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and dispatches by
+//! [`Backend`].
 
 mod cpu;
 pub(crate) mod cuda;
@@ -33,7 +33,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The devices that can compute. Of the GPUs, only the first is listed.
+    /// The devices that can compute, with the first GPU for all GPUs.
     const ALL: [Device; 4] = [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated];
 
     /// The device's name in configurations, flags and `LOCKSTEP_DEVICE`.
@@ -69,7 +69,7 @@ impl Device {
             return Ok(Device::Cuda(number as u8));
         }
         Device::ALL.into_iter().find(|device| device.name() == name).ok_or_else(|| {
-            Error::Device(format!("no such device; there are: {}", Device::ALL.map(Device::name).join(", ")))
+            Error::Device(format!("unknown device; expected one of: {}", Device::ALL.map(Device::name).join(", ")))
         })
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_found_by_name_or_refused_with_those_there_are() {
+    fn unknown_device_names_are_refused_with_the_known_ones() {
         assert_eq!(Device::from_name("cpu").unwrap(), Device::Cpu);
         assert_eq!(Device::from_name("cpu-checked").unwrap(), Device::CpuChecked);
         assert_eq!(Device::from_name("cuda").unwrap(), Device::Cuda(0));
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(Device::Cuda(3).name(), "cuda:3");
         for wrong in ["cuda:16", "cuda:", "gpu"] {
             let refused = Device::from_name(wrong).unwrap_err().to_string();
-            assert_eq!(refused, "no such device; there are: cpu, cpu-checked, cuda, cuda-emulated");
+            assert_eq!(refused, "unknown device; expected one of: cpu, cpu-checked, cuda, cuda-emulated");
         }
     }
 }

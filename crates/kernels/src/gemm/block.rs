@@ -46,9 +46,9 @@ impl Matmul<'_> {
             let mut panel = panels.start;
             while panel < panels.end {
                 // Several panels are computed at once only if every vector of the tile has columns.
-                let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
-                panel = of_group.end;
-                // Tiles of few rows and several panels read as fast as memory delivers. Prefetching more would evict
+                let group_panels = panel..panel + if panel + most <= panels.end { most } else { 1 };
+                panel = group_panels.end;
+                // Tiles with few rows and several panels are limited by memory bandwidth. More prefetching would evict
                 // the data that they read.
                 let next = if most > 1 {
                     Prefetch::NOTHING
@@ -60,11 +60,11 @@ impl Matmul<'_> {
                 let few = match (self.right, strips.count) {
                     (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) => {
                         let whole = self.depth * PANEL;
-                        Some((data[of_group.start * whole + depth.start * PANEL..].as_ptr(), whole))
+                        Some((data[group_panels.start * whole + depth.start * PANEL..].as_ptr(), whole))
                     }
                     _ => None,
                 };
-                let (panels, depth) = (of_group.clone(), depth.clone());
+                let (panels, depth) = (group_panels.clone(), depth.clone());
                 match (few, self.together()) {
                     (Some(right), 1) => self.group::<V, bf16>(&strips, a, &Group { panels, depth, right, next }),
                     (Some((from, pitch)), _) => {
@@ -72,11 +72,11 @@ impl Matmul<'_> {
                         self.group::<V, Pair>(&strips, a, &Group { panels, depth, right, next });
                     }
                     (None, 1) => {
-                        let right = self.right::<V>(of_group, depth.clone(), b);
+                        let right = self.right::<V>(group_panels, depth.clone(), b);
                         self.group::<V, f32>(&strips, a, &Group { panels, depth, right, next });
                     }
                     (None, _) => {
-                        let (from, pitch) = self.words::<V>(of_group, depth.clone(), b);
+                        let (from, pitch) = self.words::<V>(group_panels, depth.clone(), b);
                         self.group::<V, Word>(&strips, a, &Group { panels, depth, right: (from.cast(), pitch), next });
                     }
                 }

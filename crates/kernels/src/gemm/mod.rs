@@ -155,7 +155,7 @@ pub(crate) struct Operands<'a> {
 impl<'a> Operands<'a> {
     /// The operands of `c = x[rows] wᵀ + bias`, `[rows][outputs]`, for some outputs of a packed weight. `outputs` must
     /// start at a panel; `bias` contains only these outputs.
-    pub(crate) fn of_outputs(
+    pub(crate) fn for_outputs(
         (x, w): (Elements<'a>, Elements<'a>),
         depth: usize,
         rows: Range<usize>,
@@ -192,13 +192,13 @@ impl<'a> Matmul<'a> {
         match o.left {
             Left::Rows(data, stride) => strided(data.len(), m, depth, stride),
             Left::Columns(data, stride) => strided(data.len(), depth, m, stride),
-            Left::Tiles(_) | Left::Strips(_) => unreachable!("packed by the matmul itself"),
+            Left::Tiles(_) | Left::Strips(_) => unreachable!("the matmul packs this operand itself"),
         }
         match o.right {
             Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL && paired(data, depth)),
             Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL && paired(data, n)),
             Right::Rows(data, stride) => strided(data.len(), depth, n, stride),
-            Right::Tiles(_) | Right::Words(_) => unreachable!("packed by the matmul itself"),
+            Right::Tiles(_) | Right::Words(_) => unreachable!("the matmul packs this operand itself"),
         }
         match o.order {
             Order::Rows(stride) => strided(o.c.len(), m, n, stride),

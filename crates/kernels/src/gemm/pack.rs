@@ -108,7 +108,7 @@ impl Matmul<'_> {
                 }
                 (to.as_ptr(), panel)
             }
-            Right::Tiles(_) | Right::Words(_) => unreachable!("not read term by term"),
+            Right::Tiles(_) | Right::Words(_) => unreachable!("this operand is not read term by term"),
         }
     }
 }
@@ -126,7 +126,7 @@ fn pack_rows<V: Simd, E: Element>(
 ) {
     for (strip, to) in which.zip(to.chunks_mut(strips.pitch())) {
         if strips.most == 1 && !rounds {
-            // A single row already has the layout of its strip.
+            // A strip of a single row has the same layout as the row.
             let from = &data[strips.rows(strip).start * stride..][depth.clone()];
             widen_into::<V, E>(from, &mut to[..depth.len()]);
             continue;
@@ -143,7 +143,7 @@ fn pack_rows<V: Simd, E: Element>(
             let lines = V::transpose(lines);
             let to = &mut to[k * strips.most..];
             if n == LANES {
-                // The number of lines is a constant here, so that they stay in registers.
+                // The number of lines is a compile-time constant, so that the lines stay in registers.
                 for (i, line) in lines.into_iter().enumerate() {
                     line.store(&mut to[i * strips.most..]);
                 }
@@ -230,7 +230,7 @@ impl OfWeight for bf16 {
 fn transpose<V: Simd, E: OfWeight>(from: &[E], to: &mut [f32]) {
     for c in [0, LANES] {
         for k in [0, LANES] {
-            // A closure would not be compiled with the instruction set's features.
+            // This is a loop because a closure would not be compiled with the instruction set's features.
             let mut rows = [V::splat(0.0); LANES];
             for (i, rows) in rows.chunks_exact_mut(2).enumerate() {
                 rows.copy_from_slice(&E::rows::<V>(from, c + 2 * i, k));

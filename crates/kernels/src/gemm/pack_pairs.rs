@@ -70,15 +70,15 @@ impl Matmul<'_> {
                 }
                 Right::Rows(..) => self.zip::<V>(depth.clone(), panel, &mut [to]),
                 Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-                    unreachable!("a weight in f32 is not multiplied in words")
+                    unreachable!("an f32 weight is not multiplied in words")
                 }
-                Right::Tiles(_) | Right::Words(_) => unreachable!("packed already, or for tiles"),
+                Right::Tiles(_) | Right::Words(_) => unreachable!("the operand is already packed, or packed for tiles"),
             }
         }
         (to.as_ptr(), pitch)
     }
 
-    /// Packs the rows `depth` (the first is even) of a row-major right operand into words. `to` are the panels from
+    /// Packs the rows `depth` of a row-major right operand into words; `depth.start` is even. `to` are the panels from
     /// `first` on, `[⌈rows/2⌉][32]` words each.
     #[inline(always)]
     pub(super) fn zip<V: Simd>(&self, depth: Range<usize>, first: usize, to: &mut [&mut [f32]]) {
@@ -86,7 +86,7 @@ impl Matmul<'_> {
         match self.right {
             Right::Rows(Elements::F32(data), stride) => zip::<V, f32>(data, stride, depth, columns, to),
             Right::Rows(Elements::Bf16(data), stride) => zip::<V, bf16>(data, stride, depth, columns, to),
-            _ => unreachable!("only rows are zipped"),
+            _ => unreachable!("only row-major data is packed into words"),
         }
     }
 }
@@ -152,7 +152,7 @@ fn rows<V: Simd, E: Factor>(
             }
             let lines = V::transpose(lines);
             if n == WIDTH {
-                // The number of lines is a constant here, so that they stay in registers.
+                // The number of lines is a compile-time constant, so that the lines stay in registers.
                 for (i, line) in lines.into_iter().enumerate() {
                     line.store(&mut to[i * strips.most..]);
                 }
@@ -244,7 +244,7 @@ fn zip<V: Simd, E: Element>(
 fn transpose<V: Simd>(from: &[bf16], to: &mut [f32]) {
     for input in [0, LANES] {
         for output in [0, LANES] {
-            // A closure would not be compiled with the instruction set's features.
+            // This is a loop because a closure would not be compiled with the instruction set's features.
             let mut rows = [V::splat(0.0); LANES];
             for (i, rows) in rows.chunks_exact_mut(2).enumerate() {
                 rows.copy_from_slice(&bf16::rows::<V>(from, input + 2 * i, output));

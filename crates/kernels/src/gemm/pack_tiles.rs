@@ -47,8 +47,8 @@ pub(super) fn pack_left<V: Simd>(
         }
         Left::Columns(data, stride) => {
             for (at, step) in depth.enumerate() {
-                let of_rows = to.chunks_mut(2 * tiles).zip(rows.clone().step_by(FEW));
-                for (to, start) in of_rows {
+                let row_chunks = to.chunks_mut(2 * tiles).zip(rows.clone().step_by(FEW));
+                for (to, start) in row_chunks {
                     let columns = start..rows.end.min(start + FEW);
                     let (upper, lower) = to.split_at_mut(tiles);
                     let lower = if lower.is_empty() { lower } else { &mut lower[at * TILE..][..TILE] };
@@ -98,14 +98,14 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
         }
         Right::Rows(data, stride) => zip_columns::<V>(data, stride, steps.terms(step), columns, to),
         Right::Transposed(Elements::Bf16(data)) => {
-            // A step is a panel of the weight, padded with zeros. Its outputs become rows, two of them side by side.
+            // A step is a panel of the weight, padded with zeros. Its outputs become rows, stored in pairs.
             let from = &data[(step * matmul.n + columns.start) * PANEL..(step * matmul.n + columns.end) * PANEL];
             let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
             pairs_to_lines::<V>(from, columns.len() / 2, &mut outputs.0);
             zip_lines::<V>(&outputs.0, to);
         }
         Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-            unreachable!("a weight in f32 is not multiplied on tiles")
+            unreachable!("an f32 weight is not multiplied on tiles")
         }
         Right::Tiles(_) | Right::Words(_) => unreachable!("packed already"),
     }
@@ -117,7 +117,7 @@ pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
     let len = from.len();
     match from {
         Elements::Bf16(from) => match (<&[bf16; DEPTH]>::try_from(from), <&mut [bf16; DEPTH]>::try_from(&mut *to)) {
-            // The length is a constant here, so that the copy needs no function call.
+            // The length is a compile-time constant, so that the copy needs no function call.
             (Ok(from), Ok(to)) => *to = *from,
             _ => to[..len].copy_from_slice(from),
         },
@@ -233,7 +233,7 @@ pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [
 #[inline(always)]
 pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: usize, to: &mut [bf16], to_line: usize) {
     debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
-    // A closure would not be compiled with the instruction set's features.
+    // This is a loop because a closure would not be compiled with the instruction set's features.
     let mut lines = [V::splat(0.0); SIDE];
     for (i, line) in lines.iter_mut().enumerate().take(rows) {
         let from = &from[i * from_line..][..DEPTH];
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_transposed_and_missing_rows_are_zero() {
+    fn transposing_pairs_fills_missing_rows_with_zeros() {
         let from = numbered(2 * TILE);
         let mut to = numbered(2 * TILE);
         transpose_pairs::<F32x16>(&from.0, 2 * DEPTH, 5, &mut to.0, DEPTH);
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Elements are read and written without checks, so slices that are too short must be rejected.
+    /// The functions access elements without bounds checks, so they must reject slices that are too short.
     #[test]
     fn slices_that_are_too_short_are_refused() {
         let from = numbered(2 * TILE);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_rounded_and_padded() {
+    fn narrowed_elements_are_rounded_and_padded_with_zeros() {
         let f32s: Vec<f32> = (0..20).map(|i| i as f32 + 0.001).collect();
         let narrow: Vec<bf16> = f32s.iter().map(|&x| bf16::from_f32(x)).collect();
         for len in [0, 1, 15, 16, 17, 20] {

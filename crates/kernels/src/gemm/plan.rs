@@ -19,9 +19,9 @@ const SMALL: usize = 1 << 19;
 /// Numbers of rows per thread for which all threads read all of a small weight, each for its own rows. With fewer rows
 /// a thread would spend more time waiting for the weight than multiplying.
 const OWN_ROWS: Range<usize> = 8..65;
-/// Where each task computes all panels for a block of rows: blocks for each thread, and the fewest rows of a block that
-/// are worth packing the panels for. No other task then reads the rows that a task packs. That is faster, because
-/// fetching data that another core packed takes longer than packing it.
+/// If each task computes all panels for a block of rows: the number of blocks for each thread, and the minimum number
+/// of rows for which packing the panels is worth it. Then no task reads rows that another core packed, which would take
+/// longer than packing them.
 const BLOCKS_OF_THREAD: usize = 3;
 const ROWS_OF_BLOCK: usize = 64;
 /// Minimum number of multiply-adds in a task that is worth handing to another thread.
@@ -125,9 +125,10 @@ impl<'a> Plan<'a> {
         }
         let work = m * n * matmul.depth.max(1) / TASK_WORK;
         let own_rows = threads > 1 && work >= threads && matmul.reads_weight() && OWN_ROWS.contains(&(m / threads));
-        // Rows that each task packs for itself are packed once for each task.
-        let of_thread = if own_rows || matmul.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
-        let tasks = match (threads * of_thread).min(work + 1) {
+        // If tasks pack rows themselves, each task repeats the packing, so there are fewer tasks.
+        let tasks_per_thread =
+            if own_rows || matmul.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
+        let tasks = match (threads * tasks_per_thread).min(work + 1) {
             _ if threads == 1 => 1,
             tasks if tasks > threads => tasks - tasks % threads,
             few => few,
@@ -144,8 +145,8 @@ impl<'a> Plan<'a> {
             m.div_ceil(ROWS).max(square)
         };
         let groups = |row_blocks: usize| tasks.div_ceil(row_blocks).clamp(1, panels);
-        // The fewest blocks of rows that give each thread the same number of tasks: with nine tasks, one of two threads
-        // would be idle during the last.
+        // Chooses the fewest blocks of rows that give each thread the same number of tasks. With nine tasks, one of two
+        // threads would be idle during the last task.
         let even = |row_blocks: &usize| (row_blocks * groups(*row_blocks)).is_multiple_of(threads);
         let most = (2 * row_blocks).min(m.div_ceil(MAX_ROWS) + 1);
         let row_blocks = (row_blocks..most).find(even).unwrap_or(row_blocks);
@@ -167,17 +168,16 @@ impl<'a> Plan<'a> {
 impl Tasks for Plan<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        // Usually the group of panels changes slowest, so that threads read the same panels at the same time. Where
-        // each thread has one block of rows, its tasks come together, so that it reads the rows that it wrote in the
-        // operation before.
+        // Usually the group of panels changes slowest, so that threads read the same panels at the same time. If each
+        // thread has one block of rows, the tasks of a block are consecutive, so that a thread reads rows that it wrote
+        // in the previous operation.
         let (block, group) = if self.own_rows {
             (index / self.groups, index % self.groups)
         } else {
             (index % self.row_blocks, index / self.row_blocks)
         };
         let rows = self.rows::<V>(block);
-        // Where there are many panels, groups start at multiples of four, so that the wide tiles of few rows stay
-        // whole.
+        // If there are many panels, groups start at multiples of four, so that wide tiles of few rows are not split.
         let quads = self.panels.div_ceil(MAX_VECTORS / 2);
         let panels = if quads >= 4 * self.groups {
             let q = cut(group, quads, self.groups);
@@ -199,12 +199,12 @@ mod tests {
     use crate::simd::portable::F32x16;
     use crate::tensor::Elements;
     #[test]
-    fn rows_are_cut_into_strips_of_nearly_equal_height() {
+    fn rows_are_split_into_strips_of_nearly_equal_height() {
         let strips = Strips::new::<F32x16>(8..18);
         assert_eq!((strips.count, strips.most, strips.vectors), (3, 4, 1));
         assert_eq!((strips.pitch(), strips.packed()), (4 * 512 + 16, 3 * (4 * 512 + 16)));
         assert_eq!([0, 1, 2].map(|strip| strips.rows(strip)), [8..11, 11..14, 14..18]);
-        // The index counts two blocks of the depth of the two previous strips, then one block of these.
+        // The index counts two blocks of the depth for the two previous strips, then one block for these strips.
         let before = 2 * (4 * 512 + 16);
         assert_eq!(
             (strips.place::<F32x16>(2, 0), strips.place::<F32x16>(2, 1)),
@@ -234,14 +234,14 @@ mod tests {
         assert_eq!(rows(tiles, 100, 2, false), [0..64, 64..100]);
     }
 
-    /// Checks which outputs each task computes, by what it writes.
+    /// Checks which outputs each task computes, from the outputs that it writes.
     #[test]
-    fn a_task_is_a_block_of_rows_and_a_group_of_panels() {
+    fn each_task_computes_a_block_of_rows_and_a_group_of_panels() {
         let tasks = |[m, n]: [usize; 2], row_blocks: usize, groups: usize, own_rows: bool| {
             let (x, w) = (vec![1.0; m], vec![1.0; n.next_multiple_of(PANEL)]);
             let written = |index: usize| {
                 let mut c = vec![f32::NAN; m * n];
-                let all = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), 1, 0..m, 0..n, None, &mut c);
+                let all = Operands::for_outputs((Elements::F32(&x), Elements::F32(&w)), 1, 0..m, 0..n, None, &mut c);
                 let matmul = Matmul::new(Isa::PORTABLE, all);
                 let plan = Plan { matmul: &matmul, panels: n.div_ceil(PANEL), row_blocks, groups, own_rows };
                 plan.task::<F32x16>(index, &mut Scratch::default());
@@ -253,7 +253,7 @@ mod tests {
             };
             (0..row_blocks * groups).map(written).collect::<Vec<_>>()
         };
-        // The group changes slowest; if each thread has its own rows, the block does.
+        // The group changes slowest, or the block of rows if each thread has its own rows.
         let (a, b) = (0..4, 4..8);
         let (left, right) = (0..2, 2..5);
         let by_group = [

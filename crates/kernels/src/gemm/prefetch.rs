@@ -34,7 +34,7 @@ impl Prefetch {
             (false, _) => start,
         };
         for row in beside..end {
-            // A row has at most two cache lines: the first and the last.
+            // A row spans at most two cache lines, so its first and last byte are prefetched.
             V::prefetch(self.row(row));
             V::prefetch(self.row(row).wrapping_add(self.width - 1));
         }
@@ -62,7 +62,8 @@ impl Matmul<'_> {
         if panel >= self.n.div_ceil(PANEL) {
             return Prefetch::NOTHING;
         }
-        // Index of the panel's first element; elements from one row to the next, and from 32 rows to the next 32.
+        // Index of the panel's first element, and the distances in elements from one row to the next and from 32 rows
+        // to the next 32.
         let (data, at, pitch, jump) = match self.right {
             Right::Panels(data) => (data, (panel * self.depth + depth.start) * PANEL, PANEL, PANEL * PANEL),
             Right::Transposed(data) => {
@@ -71,8 +72,8 @@ impl Matmul<'_> {
             }
             Right::Rows(data, stride) => (data, depth.start * stride + panel * PANEL, stride, stride * PANEL),
             Right::Words(data) => {
-                let of_panel = self.depth.div_ceil(2) * PANEL;
-                (Elements::F32(data), panel * of_panel + depth.start / 2 * PANEL, PANEL, PANEL * PANEL)
+                let panel_len = self.depth.div_ceil(2) * PANEL;
+                (Elements::F32(data), panel * panel_len + depth.start / 2 * PANEL, PANEL, PANEL * PANEL)
             }
             Right::Tiles(_) => unreachable!("tiles are not read by chains"),
         };

@@ -59,7 +59,7 @@ impl Matmul<'_> {
     pub(super) fn prepacks(&self) -> bool {
         let several = match self.right {
             Right::Rows(..) => true,
-            // The depth must consist of whole panels of the weight, so that no padding lies inside it.
+            // The depth must consist of whole panels of the weight, so that it contains no padding.
             Right::Transposed(_) => self.m > tiles::ROWS && self.depth.is_multiple_of(PANEL),
             Right::Panels(_) | Right::Tiles(_) | Right::Words(_) => false,
         };
@@ -68,12 +68,12 @@ impl Matmul<'_> {
 
     /// Packs operands into tiles and multiplies them, one span of the depth after another.
     pub(super) fn run_prepacked(&self, cpu: &Cpu) {
-        let Some((unit, steps)) = &self.tiles else { unreachable!("tiles alone are packed ahead") };
+        let Some((unit, steps)) = &self.tiles else { unreachable!("only tiles are packed ahead") };
         PACKED.with_borrow_mut(|memory| self.spans(cpu, *unit, steps, memory));
     }
 
     fn spans(&self, cpu: &Cpu, unit: Unit, steps: &Steps, memory: &mut Vec<f32>) {
-        // Elements of one step of 32 terms. A is packed here only if it consists of columns of row-major data.
+        // Elements of one packed step of 32 terms. A is packed only if it consists of columns of row-major data.
         let a = if let Left::Columns(..) = self.left { self.m.div_ceil(SIDE) * TILE } else { 0 };
         let b = self.n.div_ceil(PANEL) * 2 * TILE;
         for taken in spans(steps.len(), 2 * SPAN / (a + b)) {
@@ -126,7 +126,7 @@ impl Matmul<'_> {
 
     /// Packs both operands into words and multiplies them, one block of the depth after another.
     pub(super) fn run_zipped(&self, cpu: &Cpu) {
-        let Right::Rows(data, stride) = self.right else { unreachable!("only rows are zipped") };
+        let Right::Rows(data, stride) = self.right else { unreachable!("only row-major data is packed into words") };
         for words in spans(self.depth.div_ceil(2), (ZIPPED / 2 / (self.m + self.n)).min(MAX_DEPTH)) {
             let depth = 2 * words.start..self.depth.min(2 * words.end);
             let matmul = Matmul {
@@ -174,10 +174,10 @@ impl Plan<'_> {
         }
         PACKED.with_borrow_mut(|memory| {
             let (blocks, parts) = (self.matmul.blocks().len(), cpu.threads());
-            let of_strips = cpu.isa().run(Room(self)).next_multiple_of(LANES);
+            let strips_len = cpu.isa().run(Room(self)).next_multiple_of(LANES);
             let words = if self.matmul.zips() { self.matmul.depth.div_ceil(2) } else { 0 };
-            let to = lines(memory, of_strips + self.panels * words * PANEL);
-            let (strips, panels) = to.split_at_mut(of_strips);
+            let to = lines(memory, strips_len + self.panels * words * PANEL);
+            let (strips, panels) = to.split_at_mut(strips_len);
             let rows = Rows { plan: self, blocks, parts, to: Disjoint::new(strips) };
             let tasks = Packing { rows, words, to: Disjoint::new(panels) };
             cpu.run(tasks.rows.tasks() + words.div_ceil(WORDS), &tasks);
@@ -229,8 +229,8 @@ impl Rows<'_> {
 
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize) {
-        let (matmul, of_rows, part) = (self.plan.matmul, index / self.parts, index % self.parts);
-        let (rows, block) = (self.plan.rows::<V>(of_rows / self.blocks), of_rows % self.blocks);
+        let (matmul, block_index, part) = (self.plan.matmul, index / self.parts, index % self.parts);
+        let (rows, block) = (self.plan.rows::<V>(block_index / self.blocks), block_index % self.blocks);
         let strips = Strips::new::<V>(rows);
         let which = cut(part, strips.count, self.parts);
         let (at, pitch) = (strips.place::<V>(self.blocks, block), strips.pitch());
@@ -286,7 +286,7 @@ impl Tasks for Tiles<'_> {
             for tile in (0..matmul.m.div_ceil(SIDE)).step_by(2) {
                 let columns = tile * SIDE..matmul.m.min((tile + 2) * SIDE);
                 let to = [0, 1].map(|i| {
-                    // The last lower tile may have no columns, and then does not exist.
+                    // The last lower tile does not exist if it has no columns.
                     let len = if i * SIDE < columns.len() { TILE } else { 0 };
                     let at = ((tile + i) * self.taken.len() + index) * TILE * len.min(1);
                     // SAFETY: as above.
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_cover_all() {
+    fn spans_cover_the_whole_depth() {
         for (len, most) in [(1, 1), (100, 64), (96, 1), (1000, 256), (33, 0), (7, 100)] {
             let cut: Vec<_> = spans(len, most).collect();
             assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));

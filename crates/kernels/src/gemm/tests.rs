@@ -1,4 +1,5 @@
-//! The checks of a matmul's arguments, and the choice of how it is computed. `ops/linear` compares the results.
+//! Tests of the checks of a matmul's arguments, and of the choice of its algorithm. Tests in `ops/linear` compare
+//! results.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,8 +41,7 @@ impl Default for Kind {
 pub(super) fn with<T>(kind: Kind, [m, n, depth]: [usize; 3], f: impl FnOnce(&Matmul<'_>) -> T) -> T {
     let lens = [m * depth, n.next_multiple_of(PANEL) * depth.next_multiple_of(PANEL)];
     let [x, w] = lens.map(|len| vec![0.0f32; len]);
-    // Zeros are created only if needed, because those of bf16 take longer than those of f32, which come from the
-    // system.
+    // Buffers are allocated only if needed: filling bf16 zeros is slow, while the system provides f32 zeros.
     let x16 = vec![bf16::ZERO; if kind.left == L::Bf16 { lens[0] } else { 0 }];
     let w16 = vec![bf16::ZERO; if matches!(kind.right, R::Panels16 | R::Transposed16) { lens[1] } else { 0 }];
     let mut c = vec![0.0; m * n];
@@ -107,7 +107,7 @@ fn is_accepted(lens: Lens) -> bool {
 
 /// The kernels read and write without checks, so an operand that is too short by one element must be rejected.
 #[test]
-fn an_operand_that_is_too_short_is_refused() {
+fn a_matmul_operand_that_is_too_short_is_refused() {
     let right = Lens {
         left: 2 * 7 + 5,
         left_stride: 7,
@@ -129,7 +129,7 @@ fn an_operand_that_is_too_short_is_refused() {
     let even = Lens { n: 34, depth: 6, left: 2 * 7 + 6, ..right };
     let pairs = Lens { right: R::Panels16, right_len: 2 * 6 * 32, c: 2 * 40 + 34, ..even };
     let transposed_pairs = Lens { right: R::Transposed16, right_len: 34 * 32, c: 2 * 40 + 34, ..even };
-    let of_segments = Lens { segments: Some(&[0, 2, 5]), ..columns };
+    let segmented = Lens { segments: Some(&[0, 2, 5]), ..columns };
     for (what, lens, accepted) in [
         ("rows", right, true),
         ("rows, short", Lens { left: right.left - 1, ..right }, false),
@@ -154,7 +154,7 @@ fn an_operand_that_is_too_short_is_refused() {
         ("an odd number of terms in pairs", Lens { depth: 5, ..pairs }, false),
         ("transposed pairs", transposed_pairs, true),
         ("an odd number of outputs in pairs", Lens { n: 33, ..transposed_pairs }, false),
-        ("segments of columns", of_segments, true),
+        ("segments of columns", segmented, true),
         ("segments of rows", Lens { segments: Some(&[0, 2, 5]), ..right }, false),
         ("segments that end early", Lens { segments: Some(&[0, 2, 4]), ..columns }, false),
         ("no segments", Lens { segments: Some(&[]), ..columns }, false),
@@ -164,7 +164,7 @@ fn an_operand_that_is_too_short_is_refused() {
 }
 
 #[test]
-fn steps_of_32_terms_begin_anew_at_each_segment() {
+fn steps_of_32_terms_restart_at_each_segment() {
     let terms = |steps: &Steps| (0..steps.len()).map(|step| steps.terms(step)).collect::<Vec<_>>();
     assert_eq!(terms(&Steps::new(70, None)), [0..32, 32..64, 64..70]);
     assert_eq!(terms(&Steps::new(64, None)), [0..32, 32..64]);
@@ -185,7 +185,7 @@ fn scratch_is_aligned_to_cache_lines() {
         let before = memory.len();
         let part = lines(&mut memory, len);
         assert_eq!((part.len(), part.as_ptr().align_offset(64)), (len, 0));
-        assert_eq!(memory.len(), before.max(len + LANES), "it grows and never shrinks");
+        assert_eq!(memory.len(), before.max(len + LANES), "the scratch must grow and never shrink");
     }
     // For any start address, the first aligned element is chosen.
     let mut all = vec![0.0; 100];

@@ -163,7 +163,7 @@ impl<E: Packed> Kernel for &Tile<E> {
 impl<E: Packed> Tile<E> {
     #[inline(always)]
     fn layout<V: Simd, const ROWS: usize, const VECTORS: usize>(&self) {
-        // Tiles larger than the register file never occur. Not compiling them saves code size.
+        // Tiles larger than the register file never occur, so they are not compiled, to save code size.
         if ROWS * VECTORS > V::GEMM_ROWS * V::GEMM_VECTORS {
             unreachable!("a tile of {ROWS} × {VECTORS}")
         } else {

@@ -63,23 +63,23 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    // The tiles of A, if A already has the layout of tiles in memory.
+    // A's own memory, if it already has the layout of tiles.
     let lies = match matmul.left {
         Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
         Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),
         _ => None,
     };
-    // Number of elements of A that this task packs otherwise: all of it once, or one block of the depth at a time.
-    let of_a = match lies {
+    // Otherwise, the number of elements of A that this task packs: all of A once, or one block of the depth at a time.
+    let a_len = match lies {
         Some(_) => 0,
         None => tiles * TILE * if resident { steps.len() } else { most },
     };
-    let of_b = if let Right::Tiles(_) = right { 0 } else { 2 * most * TILE };
+    let b_len = if let Right::Tiles(_) = right { 0 } else { 2 * most * TILE };
     // Outputs of an incomplete last panel are computed in a buffer, so that memory past the last column is not touched.
     let aside = rows.len() * PANEL;
-    let memory = aligned(scratch, (of_a + of_b) / 2 + aside);
-    let (packed, aside) = memory.split_at_mut((of_a + of_b) / 2);
-    let (own_a, own_b) = halves(packed).split_at_mut(of_a);
+    let memory = aligned(scratch, (a_len + b_len) / 2 + aside);
+    let (packed, aside) = memory.split_at_mut((a_len + b_len) / 2);
+    let (own_a, own_b) = halves(packed).split_at_mut(a_len);
 
     let chunk = if resident { 1 } else { CHUNK };
     for first in panels.clone().step_by(chunk) {
@@ -186,14 +186,14 @@ unsafe fn multiply<V: Simd>(
     };
     let c = matmul.c.wrapping_add(rows.start * row + panel_at);
     // SAFETY: rows and columns that exist, as the matmul checked; this thread's alone.
-    let of_row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.wrapping_add(i * row), columns) };
+    let c_row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.wrapping_add(i * row), columns) };
     let whole = columns == PANEL;
     if !whole && from_c {
-        aside.chunks_exact_mut(PANEL).enumerate().for_each(|(i, to)| to[..columns].copy_from_slice(of_row(i)));
+        aside.chunks_exact_mut(PANEL).enumerate().for_each(|(i, to)| to[..columns].copy_from_slice(c_row(i)));
     }
     let (start, stride) = if whole { (c, row) } else { (aside.as_mut_ptr(), PANEL) };
 
-    for (first, blocks, of_tiles) in cuts(rows.len()) {
+    for (first, blocks, tile_rows) in cuts(rows.len()) {
         let matmul = TileMatmul {
             a: a.data[first / SIDE * a.tile..].as_ptr(),
             b: b.as_ptr(),
@@ -207,7 +207,7 @@ unsafe fn multiply<V: Simd>(
             depth,
             blocks,
             from_c: usize::from(from_c),
-            rows: of_tiles,
+            rows: tile_rows,
         };
         assert!(b.len() >= 2 * depth * TILE && a.data.len() >= a.end(rows.len(), depth));
         // SAFETY: A holds `depth` steps of every row, B two tiles for each, as just checked; C is either rows of 32
@@ -217,13 +217,13 @@ unsafe fn multiply<V: Simd>(
 
     if !whole {
         aside.chunks_exact(PANEL).take(rows.len()).enumerate().for_each(|(i, from)| {
-            of_row(i).copy_from_slice(&from[..columns]);
+            c_row(i).copy_from_slice(&from[..columns]);
         });
     }
     if let Some(bias) = matmul.bias.filter(|_| last) {
         let bias = &bias[panel * PANEL..][..columns];
         for i in 0..rows.len() {
-            for (c, bias) in of_row(i).chunks_mut(LANES).zip(bias.chunks(LANES)) {
+            for (c, bias) in c_row(i).chunks_mut(LANES).zip(bias.chunks(LANES)) {
                 let n = c.len();
                 V::load_partial(c, n).add(V::load_partial(bias, n)).store_partial(c, n);
             }
@@ -242,7 +242,7 @@ mod tests {
 
     /// The end of the tiles of A is after the last element that is read. The kernels rely on this check.
     #[test]
-    fn the_end_of_a_is_after_the_last_element_read() {
+    fn the_computed_end_of_a_covers_every_element_read() {
         let data = vec![bf16::ZERO; 1 << 16];
         for rows in [1, 2, 15, 16, 17, 31, 32, 33, 47, 65] {
             for steps in [1, 2, 5] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_operands_that_are_too_short_are_refused() {
+    fn packed_matmul_operands_that_are_too_short_are_refused() {
         let kind = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
         let (a, b) = (vec![bf16::ZERO; 1 << 12], vec![bf16::ZERO; 1 << 12]);
         let accepts = |a: &[bf16], b: &[bf16]| {
@@ -280,9 +280,9 @@ mod tests {
                 catch_unwind(AssertUnwindSafe(run)).is_ok()
             })
         };
-        let (of_a, of_b) = (A::packed(&a, 2).end(17, 2), 2 * 2 * TILE);
-        assert!(accepts(&a[..of_a], &b[..of_b]));
-        assert!(!accepts(&a[..of_a - 1], &b[..of_b]));
-        assert!(!accepts(&a[..of_a], &b[..of_b - 1]));
+        let (a_len, b_len) = (A::packed(&a, 2).end(17, 2), 2 * 2 * TILE);
+        assert!(accepts(&a[..a_len], &b[..b_len]));
+        assert!(!accepts(&a[..a_len - 1], &b[..b_len]));
+        assert!(!accepts(&a[..a_len], &b[..b_len - 1]));
     }
 }

@@ -46,10 +46,10 @@ struct Transposed<'a> {
 impl Matmul<'_> {
     /// Whether this module computes the matmul: few rows, f32, a transposed weight, no bias.
     pub(super) fn reads_transposed(&self) -> bool {
-        let of_f32 =
+        let is_f32 =
             matches!((self.left, self.right), (Left::Rows(Elements::F32(_), _), Right::Transposed(Elements::F32(_))));
         let plain = self.dtype == MatmulDType::Stored && self.bias.is_none() && matches!(self.order, Order::Rows(_));
-        of_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
+        is_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
     }
 
     /// Packs rows and multiplies, one span of the depth after another.
@@ -57,7 +57,7 @@ impl Matmul<'_> {
         let (Left::Rows(Elements::F32(left), stride), Right::Transposed(Elements::F32(weight))) =
             (self.left, self.right)
         else {
-            unreachable!("rows and weights of f32 alone are computed here")
+            unreachable!("both operands must be f32")
         };
         let pitch = self.m.next_multiple_of(LANES);
         let steps = (SPAN / pitch).next_multiple_of(PANEL);
@@ -236,7 +236,7 @@ mod tests {
 
     /// Rows are packed for as many terms as fit into the buffer, in whole panels of the weight.
     #[test]
-    fn spans_fill_the_buffer() {
+    fn packed_spans_fill_the_buffer() {
         let kind = Kind { right: R::Transposed, ..Kind::default() };
         for (shape, elements) in [
             ([5, 40, 50], 50 * 16),

@@ -77,7 +77,7 @@ fn exp_is_accurate_over_its_whole_range() {
     assert!(at_edges[8].is_nan());
     let finite = [-87.33, -87.33f32.next_down(), -87.33f32.next_up(), f32::NEG_INFINITY, -1e30, 0.0, -0.0, 88.72];
     assert_eq!(apply(Function::Exp, &finite), apply(Function::ExpFinite, &finite));
-    // The payload of the NaN does not matter.
+    // The result is NaN for every NaN payload.
     let nan: Vec<f32> = (0..512).map(|payload| f32::from_bits(0x7fc0_0000 + payload)).collect();
     for function in [Function::Exp, Function::ExpFinite, Function::Sigmoid] {
         assert!(apply(function, &nan).iter().all(|y| y.is_nan()));

@@ -11,12 +11,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-const NOT_HAD: &str = "memory was used that could not be had: `Memory::check` was not asked";
+const NOT_HAD: &str = "memory was used whose allocation failed: call `Memory::check` first";
 
 pub(super) enum Storage {
     Meta,
     Host(HostBytes),
-    /// Memory of [`Device::CpuChecked`]: the ledger owns the bytes, and this is their handle.
+    /// Memory of [`Device::CpuChecked`]: a handle of bytes that the ledger owns.
     Checked {
         handle: u64,
         mirror: Mirror,
@@ -105,17 +105,12 @@ impl Buffer {
 
     /// Address of the buffer's first byte, for an operation on the CPU.
     pub(super) fn start(&self, cpu: &Cpu) -> NonNull<u8> {
-        assert!(
-            cpu.device() == self.device(),
-            "an operation on {:?} was given memory of {:?}",
-            cpu.device(),
-            self.device()
-        );
+        assert!(cpu.device() == self.device(), "an operation on {:?} got memory of {:?}", cpu.device(), self.device());
         match &self.storage {
             Storage::Host(bytes) => bytes.start,
             Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
-            Storage::Cuda { .. } => unreachable!("no CPU computes on memory of a CUDA device"),
-            Storage::Meta => panic!("an operation was run on shapes alone"),
+            Storage::Cuda { .. } => unreachable!("CPU code cannot access the memory of a CUDA device"),
+            Storage::Meta => panic!("operations cannot run on Device::Meta, which has no values"),
             Storage::Refused(_) => panic!("{NOT_HAD}"),
         }
     }
@@ -131,11 +126,7 @@ impl Buffer {
                 at.after(start * size_of::<T>())
             }
             Storage::Refused(_) => panic!("{NOT_HAD}"),
-            _ => panic!(
-                "an operation on {:?} was given memory of {:?} or of another stream",
-                cuda.device(),
-                self.device()
-            ),
+            _ => panic!("an operation on {:?} got memory of {:?} or of another stream", cuda.device(), self.device()),
         }
     }
 
@@ -172,7 +163,10 @@ impl Buffer {
             Storage::Host(bytes) => bytes.start,
             Storage::Checked { mirror: Mirror { bytes: Some(bytes), stale }, .. }
             | Storage::Cuda { mirror: Mirror { bytes: Some(bytes), stale }, .. } => {
-                assert!(!stale.load(Ordering::Relaxed), "indices that an operation wrote are not known to the host");
+                assert!(
+                    !stale.load(Ordering::Relaxed),
+                    "the host has no current copy of indices that an operation wrote"
+                );
                 bytes.start
             }
             _ => panic!("memory of {:?} has no mirror on the host", self.device()),
@@ -202,7 +196,7 @@ impl Buffer {
                 // SAFETY: inside this buffer, which nobody writes.
                 return unsafe { stream.download(at.after(range.start * size_of::<T>()), bytes, show) };
             }
-            _ => panic!("there is nothing to copy from memory of {:?}", self.device()),
+            _ => panic!("memory of {:?} has no values to copy", self.device()),
         };
         // SAFETY: the caller's promise.
         read(unsafe { self.elements(start, range) })
@@ -328,7 +322,7 @@ impl Buffer {
     fn assert_holds<T>(&self, range: &Range<usize>) {
         assert!(
             range.start <= range.end && range.end <= self.bytes / size_of::<T>(),
-            "{range:?} of {} bytes",
+            "elements {range:?} are outside a buffer of {} bytes",
             self.bytes
         );
     }

@@ -22,12 +22,12 @@ impl FileMap {
     pub fn bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or(&[])
     }
-    /// Frees the physical memory of these bytes. They stay readable, because the system reads their pages from the file
-    /// again on access.
+    /// Frees the physical memory of these bytes. They stay readable: on access, the system reads their pages from the
+    /// file again.
     pub fn release(&self, range: std::ops::Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(map) = &self.0 {
-            // Only whole pages are released, so that neighbouring bytes which have not been read yet stay.
+            // Only whole pages are released, so that neighbouring bytes that have not been read yet stay in memory.
             let page = 4096;
             let (from, to) = (range.start.next_multiple_of(page), range.end / page * page);
             if from < to && to <= map.len() {

@@ -57,7 +57,7 @@ impl HostBytes {
 #[cfg(target_os = "linux")]
 impl HostBytes {
     /// Bytes in a slot of shared memory, which `hold` keeps alive.
-    pub(super) fn of_slot(start: NonNull<u8>, hold: super::slot::Hold) -> HostBytes {
+    pub(super) fn in_slot(start: NonNull<u8>, hold: super::slot::Hold) -> HostBytes {
         HostBytes { start, owner: Owner::Slot(hold) }
     }
     /// The slot of shared memory that contains the bytes, if any.
@@ -78,7 +78,7 @@ impl HostBytes {
     pub(super) fn assert_writable(&self) {
         #[cfg(target_os = "linux")]
         if let Owner::Slot(hold) = &self.owner {
-            assert!(hold.is_writable(), "weights in a shared slot were written without its lock");
+            assert!(hold.is_writable(), "a shared slot must be locked before its weights are written");
         }
     }
 }

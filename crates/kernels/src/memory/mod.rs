@@ -62,12 +62,12 @@ impl Ledger {
         if bytes > POOLED {
             return HostBytes::zeroed(bytes);
         }
-        // Small sizes are powers of two, so that one buffer serves many sizes. A map of the next power of two would
-        // take up to twice the size in the ledger, and with huge pages all of it would be resident.
+        // Small sizes are rounded up to powers of two, so that a pooled buffer fits many requests. For a memory map, a
+        // power of two could count up to twice the bytes, and with huge pages all of them would be resident.
         let size = if bytes < MAP_FROM { bytes.next_power_of_two().max(64) } else { bytes.next_multiple_of(PAGE) };
         let fits = |pooled: &mut Vec<HostBytes>| {
-            let of_size = pooled.iter().enumerate().filter(|(_, host)| host.len() >= size);
-            let at = of_size.min_by_key(|(_, host)| host.len())?.0;
+            let large_enough = pooled.iter().enumerate().filter(|(_, host)| host.len() >= size);
+            let at = large_enough.min_by_key(|(_, host)| host.len())?.0;
             Some(pooled.swap_remove(at))
         };
         let Some(pooled) = lock(&self.pool).get_mut(&size.ilog2()).and_then(fits) else {
@@ -82,12 +82,12 @@ impl Ledger {
     fn give_back(&self, host: HostBytes) {
         if host.is_own() && host.len() <= POOLED {
             let mut pool = lock(&self.pool);
-            let of_size = pool.entry(host.len().ilog2()).or_default();
-            of_size.push(host);
-            if of_size.len() > POOLED_EACH {
+            let same_size = pool.entry(host.len().ilog2()).or_default();
+            same_size.push(host);
+            if same_size.len() > POOLED_EACH {
                 // Larger buffers serve more requests.
-                let least = of_size.iter().enumerate().min_by_key(|(_, host)| host.len()).map_or(0, |(at, _)| at);
-                of_size.swap_remove(least);
+                let least = same_size.iter().enumerate().min_by_key(|(_, host)| host.len()).map_or(0, |(at, _)| at);
+                same_size.swap_remove(least);
             }
         }
     }
@@ -155,7 +155,7 @@ impl Memory {
         Memory::over(device, Ledger::default())
     }
     /// Memory of the CUDA device of `stream`, with an empty ledger.
-    pub(crate) fn of_stream(stream: Arc<CudaStream>) -> Memory {
+    pub(crate) fn from_stream(stream: Arc<CudaStream>) -> Memory {
         let device = stream.device();
         Memory::over(device, Ledger { stream: Some(stream), ..Ledger::default() })
     }
@@ -173,7 +173,7 @@ impl Memory {
     fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
         if self.device != Device::Cpu {
             let name = self.device.name();
-            return Err(Error::Device(format!("weights in shared memory are for the CPU, and this is {name}")));
+            return Err(Error::Device(format!("weights in shared memory require the device cpu, got {name}")));
         }
         Ok(Memory { slot: Some(arena), ..self.clone() })
     }
@@ -262,7 +262,8 @@ impl Memory {
                 Storage::Checked { handle, mirror: mirror()? }
             }
             Device::Cuda(_) | Device::CudaEmulated => {
-                let missing = || Error::Device(format!("memory of {} comes with its context", self.device.name()));
+                let missing =
+                    || Error::Device(format!("memory of {} must be allocated through its context", self.device.name()));
                 let stream = self.ledger.stream.as_ref().ok_or_else(missing)?;
                 let at = stream.zeroed(bytes).ok_or_else(refused)?;
                 Storage::Cuda { stream: stream.clone(), at, mirror: mirror()? }

@@ -3,8 +3,8 @@ use super::*;
 use crate::device::Cpu;
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps no files")]
-fn released_bytes_of_a_file_stay_readable() {
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
+fn released_bytes_of_a_mapped_file_stay_readable() {
     let path = std::env::temp_dir().join(format!("lockstep-file-map-{}", std::process::id()));
     let data: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
     std::fs::write(&path, &data).unwrap();
@@ -22,7 +22,7 @@ fn cpu(device: Device) -> Cpu {
 }
 
 #[test]
-fn bytes_are_zeroed_aligned_and_booked_by_part() {
+fn allocations_are_zeroed_aligned_and_counted_by_part() {
     for device in [Device::Cpu, Device::CpuChecked, Device::Meta] {
         let memory = Memory::new(device);
         let weights = memory.part("weights");
@@ -53,8 +53,8 @@ fn bytes_are_zeroed_aligned_and_booked_by_part() {
 
 #[test]
 #[cfg(target_os = "linux")]
-#[cfg_attr(miri, ignore = "it has no pages")]
-fn pages_that_nothing_has_touched_are_not_resident() {
+#[cfg_attr(miri, ignore = "Miri has no memory pages")]
+fn untouched_pages_are_not_resident() {
     const BYTES: usize = 32 << 20;
     let memory = Memory::new(Device::Cpu);
     let (kv, weights) = (memory.part("kv cache"), memory.part("weights"));
@@ -62,7 +62,7 @@ fn pages_that_nothing_has_touched_are_not_resident() {
     assert_eq!(memory.resident().unwrap(), [("kv cache", 0), ("weights", 100)].into());
     // SAFETY: nobody else has the buffer.
     unsafe { large.fill(0..BYTES / 16, 1.0f32) };
-    // A huge page is 2 MiB, or less if the map does not begin at a huge page.
+    // Touching the last byte may make a whole huge page of 2 MiB resident.
     let touched = memory.resident().unwrap()["kv cache"];
     assert!((BYTES / 4..=BYTES / 4 + (2 << 20)).contains(&touched), "{touched}");
     // SAFETY: as above.
@@ -74,7 +74,7 @@ fn pages_that_nothing_has_touched_are_not_resident() {
 }
 
 #[test]
-fn writes_are_kept() {
+fn a_buffer_keeps_written_values() {
     for device in [Device::Cpu, Device::CpuChecked] {
         let buffer = Memory::new(device).allocate(MAP_FROM, DType::F32);
         let last = MAP_FROM / 4 - 1;
@@ -90,7 +90,7 @@ fn writes_are_kept() {
 }
 
 #[test]
-fn what_was_let_go_of_is_taken_again_and_zeroed() {
+fn freed_memory_is_reused_and_zeroed() {
     let memory = Memory::new(Device::Cpu);
     let cpu = cpu(Device::Cpu);
     let start = |buffer: &Buffer| buffer.start(&cpu);
@@ -111,20 +111,20 @@ fn what_was_let_go_of_is_taken_again_and_zeroed() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it gives up instead")]
-fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
+#[cfg_attr(miri, ignore = "Miri aborts instead")]
+fn a_failed_allocation_is_an_error_that_names_the_part() {
     let memory = Memory::new(Device::Cpu);
     let buffer = memory.part("kv cache").allocate(1 << 60, DType::F32);
     let small = memory.part("weights").allocate(1 << 10, DType::F32);
     let message = memory.check().unwrap_err().to_string();
-    assert_eq!(message, format!("out of memory: kv cache: {} bytes could not be had", 1u64 << 60));
+    assert_eq!(message, format!("out of memory: kv cache: cannot allocate {} bytes", 1u64 << 60));
     drop((buffer, small));
     memory.check().unwrap();
     assert_eq!(memory.usage()["kv cache"].bytes, 0);
 }
 
 #[test]
-fn copies_are_counted_and_indices_are_mirrored() {
+fn copies_are_counted_and_indices_have_a_host_copy() {
     let memory = Memory::new(Device::CpuChecked);
     let cpu = cpu(Device::CpuChecked);
     let buffer = memory.allocate(16, DType::U32);
@@ -137,7 +137,7 @@ fn copies_are_counted_and_indices_are_mirrored() {
         assert_eq!(memory.copies(), expected);
         buffer.slice_mut::<u32>(&cpu, 0..1)[0] = 9;
         let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.mirror::<u32>(0..1).to_vec()));
-        assert!(stale.is_err(), "what an operation wrote was read without a copy");
+        assert!(stale.is_err(), "reading indices that an operation wrote must panic");
         assert_eq!(buffer.download(0..1, <[u32]>::to_vec), [9]);
         buffer.upload(0..4, |to: &mut [u32]| to.fill(5));
         assert_eq!(buffer.mirror::<u32>(0..4), [5; 4]);
@@ -145,7 +145,7 @@ fn copies_are_counted_and_indices_are_mirrored() {
 }
 
 #[test]
-fn memory_of_another_device_is_refused() {
+fn a_device_refuses_the_memory_of_another_device() {
     let buffer = Memory::new(Device::CpuChecked).allocate(16, DType::F32);
     // SAFETY: nobody else has the buffer.
     let read = || unsafe { buffer.slice::<f32>(&cpu(Device::Cpu), 0..1).len() };
@@ -154,8 +154,8 @@ fn memory_of_another_device_is_refused() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps no files")]
-fn files_are_mapped_and_a_missing_one_is_named() {
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
+fn mapping_a_missing_file_names_it() {
     let path = std::env::temp_dir().join(format!("lockstep-map-{}", std::process::id()));
     for content in [&b""[..], b"some bytes"] {
         std::fs::write(&path, content).unwrap();
@@ -167,7 +167,7 @@ fn files_are_mapped_and_a_missing_one_is_named() {
 }
 
 #[test]
-fn what_is_taken_from_the_pool_is_zero_where_it_was_asked_for() {
+fn pooled_memory_is_zeroed_for_the_requested_bytes() {
     let ledger = Ledger::default();
     let host = HostBytes::zeroed(128).unwrap();
     // SAFETY: 128 bytes that nobody else has.
@@ -182,25 +182,25 @@ fn what_is_taken_from_the_pool_is_zero_where_it_was_asked_for() {
 }
 
 #[test]
-fn memory_of_a_cuda_device_comes_with_its_context() {
+fn cuda_memory_must_come_from_a_context() {
     for device in [Device::Cuda(3), Device::CudaEmulated] {
         let memory = Memory::new(device).part("weights");
         let refused = memory.allocate(64, DType::F32);
         assert_eq!((refused.device(), memory.usage()["weights"].bytes), (device, 64));
         let message = memory.check().unwrap_err().to_string();
-        assert_eq!(message, format!("memory of {} comes with its context", device.name()));
+        assert_eq!(message, format!("memory of {} must be allocated through its context", device.name()));
         memory.check().unwrap();
         // Nothing happens to an empty range.
         // SAFETY: nobody else has the buffer.
         unsafe {
-            refused.upload(0..4, |_: &mut [f32]| panic!("there is nothing to write to"));
+            refused.upload(0..4, |_: &mut [f32]| panic!("memory without values cannot be written"));
             refused.fill(0..4, 1.0f32);
         }
     }
 }
 
 #[test]
-fn the_first_refusal_is_the_one_reported() {
+fn check_reports_the_first_failed_allocation() {
     let memory = Memory::new(Device::CudaEmulated);
     let _first = memory.part("a").allocate(8, DType::U32);
     let _second = Memory { device: Device::Cuda(2), ..memory.clone() }.allocate(8, DType::U32);

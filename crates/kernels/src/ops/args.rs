@@ -38,7 +38,7 @@ pub(crate) fn expect_below(op: &'static str, what: &'static str, indices: &[u32]
     match indices.iter().position(|&i| i as usize >= end) {
         None => Ok(()),
         Some(at) => {
-            let message = format!("{what}[{at}] is {}, which is not below {end}", indices[at]);
+            let message = format!("{what}[{at}] is {}, expected below {end}", indices[at]);
             Err(Error::Value { op, message })
         }
     }
@@ -52,7 +52,7 @@ pub(crate) fn expect_offsets(op: &'static str, what: &'static str, view: View<'_
     let ascending = offsets.is_sorted() && offsets.first() == Some(&0);
     match offsets.last() {
         Some(&end) if ascending && end as usize == len => Ok(()),
-        _ => Err(Error::Value { op, message: format!("{what} do not ascend from 0 to {len}") }),
+        _ => Err(Error::Value { op, message: format!("{what} must ascend from 0 to {len}") }),
     }
 }
 
@@ -64,8 +64,8 @@ pub(crate) fn two_dims(op: &'static str, what: &'static str, view: View<'_>) -> 
     }
 }
 
-/// CUDA kernel arguments for segment offsets that were checked already: their address and the number of segments.
-/// Without offsets: a null pointer and 1.
+/// CUDA kernel arguments for segment offsets that have been checked: their address and the number of segments. Without
+/// offsets: a null pointer and 1.
 pub(crate) fn segments_at(cuda: &Cuda, segments: Option<View<'_>>) -> (Arg, Arg) {
     segments.map_or((Arg::NULL, 1usize.into()), |s| (s.u32_at(cuda), (s.shape()[0] - 1).into()))
 }

@@ -18,12 +18,12 @@ struct Arg {
     takes: &'static [DType],
     /// The elements of a u32 tensor; zeros if there are fewer.
     data: &'static [u32],
-    /// The argument that the error names if an axis has one more element: "" for this argument, "-" for no error, the
-    /// name of another argument, or the whole message.
+    /// For each axis, the argument that the error names if the axis has one more element: "" for this argument, "-" for
+    /// no error, the name of another argument, or the whole message.
     blames: &'static [&'static str],
-    /// Whether the shapes of other arguments follow from this one.
+    /// Whether the expected shapes of other arguments follow from this argument.
     leads: bool,
-    /// Whether a wrong number of dimensions is tried.
+    /// Whether the test tries a wrong number of dimensions.
     deepens: bool,
 }
 
@@ -76,9 +76,9 @@ fn check<const N: usize>(
         run(&ctx, all.each_mut()).err().map(|error| error.to_string())
     };
     let before = counted();
-    assert_eq!(with(None), None, "{op} with right arguments");
+    assert_eq!(with(None), None, "{op} with correct arguments");
     let after = counted();
-    assert_eq!([after.0 - before.0, after.1 - before.1], counts.map(|n| n as u64), "what {op} counts");
+    assert_eq!([after.0 - before.0, after.1 - before.1], counts.map(|n| n as u64), "FLOPs and bytes counted by {op}");
 
     for (i, arg) in args.iter().enumerate() {
         let Arg { name, shape, .. } = *arg;
@@ -90,19 +90,19 @@ fn check<const N: usize>(
             let mut longer = shape.to_vec();
             longer[axis] += 1;
             let what = format!("{op} with {name} {longer:?}");
-            let said = with(Some((i, arg.of(&ctx, &longer, arg.dtype))));
+            let error = with(Some((i, arg.of(&ctx, &longer, arg.dtype))));
             let blamed = arg.blames.get(axis).copied().unwrap_or("");
             match args.iter().find(|arg| arg.name == blamed) {
-                _ if blamed == "-" => assert_eq!(said, None, "{what}"),
+                _ if blamed == "-" => assert_eq!(error, None, "{what}"),
                 _ if blamed.is_empty() => {
                     let expected = format!("{op}: {name} has shape {longer:?}, expected {shape:?}");
-                    assert_eq!(said, Some(expected));
+                    assert_eq!(error, Some(expected));
                 }
                 Some(other) => {
                     let start = format!("{op}: {blamed} has shape {:?}, expected [", other.shape);
-                    assert!(said.as_ref().is_some_and(|said| said.starts_with(&start)), "{what}: {said:?}");
+                    assert!(error.as_ref().is_some_and(|error| error.starts_with(&start)), "{what}: {error:?}");
                 }
-                None => assert_eq!(said, Some(format!("{op}: {blamed}")), "{what}"),
+                None => assert_eq!(error, Some(format!("{op}: {blamed}")), "{what}"),
             }
         }
         if !arg.deepens {
@@ -110,15 +110,15 @@ fn check<const N: usize>(
         }
         let deeper = [&[1][..], shape].concat();
         let expected = if arg.leads { "two dimensions".to_owned() } else { format!("{shape:?}") };
-        let said = with(Some((i, arg.of(&ctx, &deeper, arg.dtype))));
-        assert_eq!(said, Some(format!("{op}: {name} has shape {deeper:?}, expected {expected}")));
+        let error = with(Some((i, arg.of(&ctx, &deeper, arg.dtype))));
+        assert_eq!(error, Some(format!("{op}: {name} has shape {deeper:?}, expected {expected}")));
     }
 }
 
 /// The error of a call, as text.
 #[track_caller]
 fn refused(result: Result<()>) -> String {
-    result.expect_err("a call with wrong arguments").to_string()
+    result.expect_err("a call with wrong arguments must fail").to_string()
 }
 
 fn zeros(ctx: &Context, shape: &[usize], dtype: DType) -> Tensor {

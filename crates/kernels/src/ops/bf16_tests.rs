@@ -1,7 +1,6 @@
-//! Storing tensors in bf16 changes only the rounding. An operation on bf16 tensors has the bits of the same operation
-//! on the widened values, on every instruction set, and its outputs are rounded once. Matmuls with f32 gradients equal
-//! those with the rounded gradients. Matmuls on tiles have a different formula ([`chains`]; see
-//! `linear/tiles_tests.rs`).
+//! Tests that bf16 tensors change only the rounding. An operation on bf16 tensors gives the bits of the same operation
+//! on the widened values, on every instruction set, and rounds its outputs once. Matmuls with f32 gradients equal those
+//! with rounded gradients. Matmuls on tiles have a different formula ([`chains`]; see `linear/tiles_tests.rs`).
 
 use crate::check::{normal, relative_error};
 use crate::ops::{adamw, attention, embedding, glu, linear, lm_head, lora, rmsnorm, rope, rows};
@@ -64,8 +63,8 @@ impl Kernel for RoundTrip {
 }
 
 #[test]
-fn rounding_is_to_nearest_even_and_widening_exact() {
-    // Tests every seventh pattern of the upper half, with lower halves below, at and above the middle.
+fn bf16_rounds_to_nearest_even_and_widens_exactly() {
+    // Tests every seventh bit pattern of the upper half, with lower halves below, at and above the midpoint.
     for upper in (0..=u16::MAX).step_by(7) {
         let lanes: [f32; LANES] = std::array::from_fn(|i| {
             let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff][i % 6];
@@ -83,7 +82,7 @@ fn rounding_is_to_nearest_even_and_widening_exact() {
 }
 
 #[test]
-fn matmuls_are_those_of_the_widened_values() {
+fn bf16_matmuls_give_the_bits_of_the_widened_values() {
     for [m, n, k] in [[1, 1, 2], [3, 5, 6], [2, 129, 34], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 4]] {
         let (x, w, d_y) = (numbers(1, m * k), numbers(2, n * k), normal(3, m * n));
         let (x, w) = (both(&[m, k], &x), both_matrices(n, k, &w));
@@ -110,7 +109,7 @@ fn matmuls_are_those_of_the_widened_values() {
 
 /// A gradient that was rounded beforehand gives the same results in matmuls that round it themselves.
 #[test]
-fn gradients_may_come_in_bf16() {
+fn matmuls_accept_gradients_in_bf16() {
     for [m, n, k] in [[3, 5, 6], [33, 64, 32], [70, 160, 40]] {
         let (x, w) = (both(&[m, k], &numbers(1, m * k)), both_matrices(n, k, &numbers(2, n * k)));
         let d_ys = both(&[m, n], &numbers(3, m * n));
@@ -128,7 +127,7 @@ fn gradients_may_come_in_bf16() {
             };
             assert!(of(&d_ys[0]) == of(&d_ys[1]), "{:?} {m}×{n}×{k}", ctx.describe());
         }
-        // The other operand is f32, so nothing would be rounded.
+        // The other operand is f32, so a bf16 gradient is refused.
         let mut d_x = poisoned(&[m, k], DType::F32);
         let args = linear::BackwardInput { d_y: d_ys[1].view(), w: &w[0], d_x: d_x.view_mut(), accumulate: false };
         assert!(linear::backward_input(&Context::cpu(Isa::PORTABLE, 1), args).is_err());
@@ -136,7 +135,7 @@ fn gradients_may_come_in_bf16() {
 }
 
 #[test]
-fn adapters_read_bf16() {
+fn adapters_accept_bf16_inputs() {
     let (m, k, n, r) = (5, 70, 33, 4);
     let x = both(&[m, k], &numbers(1, m * k));
     let a = Matrix::from_f32(&memory(), r, k, &normal(2, r * k));
@@ -158,7 +157,7 @@ fn adapters_read_bf16() {
 }
 
 #[test]
-fn embeddings_and_rows_are_widened() {
+fn embeddings_and_row_gathers_widen_bf16() {
     let (v, h) = (70, 38);
     let tables = both_matrices(v, h, &numbers(1, v * h));
     let ids = Tensor::from_u32(&memory(), &[4], &[69, 0, 33, 33]);
@@ -178,7 +177,7 @@ fn embeddings_and_rows_are_widened() {
 }
 
 #[test]
-fn norms_rotations_and_gates_round_once() {
+fn norms_rope_and_gates_round_to_bf16_once() {
     let (t, heads, hd) = (9, 5, 20);
     let h = heads * hd;
     let x = Tensor::from_f32(&memory(), &[t, h], &normal(1, t * h));
@@ -218,7 +217,7 @@ fn norms_rotations_and_gates_round_once() {
             let (gate_up, kept_out) = (gate_up.view(), Some(kept.view_mut()));
             let args = glu::Forward { activation, gate_up, kept: kept_out, y: y.view_mut() };
             glu::forward(&ctx, args).unwrap();
-            // The kept values give the same result again.
+            // Recomputing from the kept values gives the same result.
             let mut again = poisoned(&[t, h], dtype);
             let args = glu::Forward { activation, gate_up: kept.view(), kept: None, y: again.view_mut() };
             glu::forward(&ctx, args).unwrap();
@@ -241,7 +240,7 @@ fn norms_rotations_and_gates_round_once() {
 }
 
 #[test]
-fn logits_are_those_of_the_widened_values() {
+fn bf16_logits_have_the_bits_of_the_widened_values() {
     let (r, h, v) = (7, 40, 1100);
     let (hidden, weight) = (both(&[r, h], &numbers(1, r * h)), both_matrices(v, h, &numbers(2, v * h)));
     let targets = Tensor::from_u32(&memory(), &[r], &[0, 1099, 511, 512, 7, 7, 600]);
@@ -282,7 +281,8 @@ fn logits_are_those_of_the_widened_values() {
         });
         let [(outputs, wide), (narrow_outputs, narrow)] = results;
         assert!(outputs == narrow_outputs, "{:?}", ctx.describe());
-        // The gradients of the logits were rounded (`lm_head/tests.rs` contains the formula), the same way everywhere.
+        // The gradients of the logits are rounded (`lm_head/tests.rs` has the formula), in the same way on every
+        // instruction set.
         for (wide, narrow) in wide.iter().zip(&narrow) {
             let exact: Vec<f64> = wide.iter().map(|&x| x.into()).collect();
             let error = relative_error(narrow, &exact);
@@ -292,9 +292,9 @@ fn logits_are_those_of_the_widened_values() {
     }
 }
 
-/// One sequence of 150 positions (three pages), some of its pages poisoned beyond the last position.
+/// One sequence of 150 positions in three pages. The unwritten slots of the last page contain NaN.
 #[test]
-fn attention_reads_and_keeps_bf16() {
+fn attention_reads_and_writes_bf16() {
     let (t, heads, kv_heads, hd) = (150, 4, 2, 20);
     let geometry = attention::Geometry { heads, kv_heads, head_dim: hd, scale: 0.2, window: None };
     let width = (heads + 2 * kv_heads) * hd;
@@ -338,8 +338,7 @@ fn attention_reads_and_keeps_bf16() {
         let error = relative_error(&narrow.2.to_vec_f32(), &exact);
         assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.describe());
 
-        // The backward pass uses the same scores; its factors are rounded (`attention/tests/bf16.rs` contains the
-        // formula).
+        // The backward pass uses the same scores, and rounds its factors (`attention/tests/bf16.rs` has the formula).
         let backward = |dtype: DType, qkv: &Tensor, keys: &Tensor, values: &Tensor, out: &Tensor| {
             let mut d_qkv = poisoned(&[t, width], DType::F32);
             let [mut d_keys, mut d_values] = pages(DType::F32);
@@ -373,7 +372,7 @@ fn attention_reads_and_keeps_bf16() {
 }
 
 #[test]
-fn the_optimizer_steps_in_f32_and_rounds_a_copy() {
+fn adamw_steps_in_f32_and_writes_a_rounded_copy() {
     let n = 31_360;
     let (start, grad) = (normal(1, n), Tensor::from_f32(&memory(), &[n], &normal(2, n)));
     let norm = Tensor::from_f32(&memory(), &[2], &[1.0, 1.0]);
@@ -404,7 +403,7 @@ fn the_optimizer_steps_in_f32_and_rounds_a_copy() {
                 assert!(step(Some(&mut rounded)) == alone, "{:?}", ctx.describe());
                 let mut expected = rounded_to_bf16(&alone);
                 if dtype == DType::Bf16 {
-                    // Panels become pairs: of two inputs of 32 rows, those of a row are side by side.
+                    // Panels become pairs: the two inputs of each row are side by side.
                     expected = expected.chunks(64).flat_map(|c| (0..64).map(|i| c[i % 2 * 32 + i / 2])).collect();
                 }
                 assert!(rounded.to_vec_f32() == expected, "{:?} {dtype:?}", ctx.describe());

@@ -10,16 +10,16 @@ use crate::device::cuda::tests::emulated;
 use crate::{Context, Isa, Matrix, Result, Tensor};
 
 #[test]
-fn the_first_index_that_is_too_large_is_named() {
+fn the_error_names_the_first_index_that_is_too_large() {
     let says = |indices: &[u32], end| expect_below("op", "ids", indices, end).err().map(|error| error.to_string());
     assert_eq!(says(&[], 0), None);
     assert_eq!(says(&[0, 4, 2], 5), None);
-    assert_eq!(says(&[0, 5, 2, 7], 5).as_deref(), Some("op: ids[1] is 5, which is not below 5"));
-    assert_eq!(says(&[0], 0).as_deref(), Some("op: ids[0] is 0, which is not below 0"));
+    assert_eq!(says(&[0, 5, 2, 7], 5).as_deref(), Some("op: ids[1] is 5, expected below 5"));
+    assert_eq!(says(&[0], 0).as_deref(), Some("op: ids[0] is 0, expected below 0"));
 }
 
 #[test]
-fn offsets_ascend_from_0_to_the_length() {
+fn segment_offsets_must_ascend_from_0_to_the_length() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let says = |offsets: &[u32], len| {
         let offsets = Tensor::from_u32(ctx.memory(), &[offsets.len()], offsets);
@@ -29,13 +29,13 @@ fn offsets_ascend_from_0_to_the_length() {
         assert_eq!(says(right, len), None, "{right:?}");
     }
     for (wrong, len) in [(&[][..], 0), (&[1, 4], 4), (&[0, 3], 4), (&[0, 5], 4), (&[0, 3, 2, 4], 4), (&[4, 0], 0)] {
-        let message = format!("op: segments do not ascend from 0 to {len}");
+        let message = format!("op: segments must ascend from 0 to {len}");
         assert_eq!(says(wrong, len), Some(message), "{wrong:?}");
     }
 }
 
 #[test]
-fn chunks_of_64_rows_begin_where_segments_do() {
+fn chunks_of_64_rows_restart_at_each_segment() {
     let of = |segments: Option<&[u32]>, all| chunks(segments, all).collect::<Vec<_>>();
     assert_eq!(of(None, 0), []);
     assert_eq!(of(None, 64), std::iter::once(0..64).collect::<Vec<_>>());
@@ -61,9 +61,9 @@ fn list(ctx: &Context, list: &[u32]) -> Tensor {
 }
 
 #[test]
-fn scoring_takes_no_more_than_that() {
+fn scoring_stays_within_the_scratch_bound() {
     let (rows, vocab) = (3, 1025);
-    let of_forward = taken(|ctx, begin| {
+    let forward_bytes = taken(|ctx, begin| {
         let (hidden, weight) = (random(ctx, &[rows, 2]), Matrix::zeros(ctx.memory(), vocab, 2));
         let (targets, mut logps, mut lse) = (list(ctx, &[0, 1024, 512]), random(ctx, &[rows]), random(ctx, &[rows]));
         begin();
@@ -78,24 +78,24 @@ fn scoring_takes_no_more_than_that() {
         };
         lm_head::forward(ctx, args)
     });
-    let Some(of_forward) = of_forward else { return };
-    assert_eq!(of_forward, Passes { tokens: rows, vocab, ..Passes::default() }.scratch_bytes());
-    let of_logits = taken(|ctx, begin| {
+    let Some(forward_bytes) = forward_bytes else { return };
+    assert_eq!(forward_bytes, Passes { tokens: rows, vocab, ..Passes::default() }.scratch_bytes());
+    let logits_bytes = taken(|ctx, begin| {
         let (hidden, weight) = (random(ctx, &[rows, 2]), Matrix::zeros(ctx.memory(), vocab, 2));
         let (mut logits, mut lse) = (random(ctx, &[rows, vocab]), random(ctx, &[rows]));
         begin();
         let (hidden, logits, lse) = (hidden.view(), logits.view_mut(), lse.view_mut());
         lm_head::logits(ctx, lm_head::Logits { hidden, weight: &weight, inv_temperature: 1.0, logits, lse })
     });
-    // Each row has the numbers of three chunks, and a column for log-probabilities that nobody reads.
-    assert_eq!(of_logits, Some(4 * 3 * (3 * 3 + 1)));
+    // Each row has the statistics of three chunks, and an unused log-probability.
+    assert_eq!(logits_bytes, Some(4 * 3 * (3 * 3 + 1)));
 }
 
 #[test]
-fn sampling_takes_no_more_than_that() {
+fn sampling_stays_within_the_scratch_bound() {
     for top_k in [0, 3] {
         let history: Vec<u32> = (0..90).collect();
-        // With a penalty, the history is among the parameters.
+        // With a penalty, the packed parameters include the history.
         let repetition_penalty = if top_k > 0 { 1.5 } else { 1.0 };
         let row = sample::RowParams {
             temperature: 1.0,
@@ -120,19 +120,19 @@ fn sampling_takes_no_more_than_that() {
             sample::forward(ctx, args)
         });
         let Some(taken) = taken else { return };
-        let of_rows = Passes { sequences: 7, vocab: 100, positions: 90, whole: top_k > 0, ..Passes::default() };
-        let bound = of_rows.scratch_bytes();
+        let passes = Passes { sequences: 7, vocab: 100, positions: 90, whole: top_k > 0, ..Passes::default() };
+        let bound = passes.scratch_bytes();
         if top_k > 0 {
             assert_eq!(taken, bound);
         } else {
-            // Without a penalty the history is not copied; each of four empty buffers has one word.
+            // Without a penalty, the history is not copied, and four empty buffers take one word each.
             assert_eq!(taken, bound - 4 * 7 * 90 + 4 * 4);
         }
     }
 }
 
 #[test]
-fn attention_takes_no_more_than_that() {
+fn attention_stays_within_the_scratch_bound() {
     let geometry = attention::Geometry { heads: 3, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
     // One sequence of 70 tokens in two pages.
     let (t, width) = (70, 5 * 2);
@@ -143,7 +143,8 @@ fn attention_takes_no_more_than_that() {
             ([(); 2].map(|()| zeros(&[2, 1, 2, 64])), [(); 2].map(|()| zeros(&[2, 1, 64, 2])));
         let (out, lse) = (zeros(&[t, 3 * 2]), zeros(&[t, 3]));
         let ascending: Vec<u32> = (0..t as u32).collect();
-        let (positions, of_rows, groups) = (list(ctx, &ascending), list(ctx, &vec![0; t]), list(ctx, &[0, t as u32]));
+        let (positions, row_tables, groups) =
+            (list(ctx, &ascending), list(ctx, &vec![0; t]), list(ctx, &[0, t as u32]));
         let tables = Tensor::from_u32(ctx.memory(), &[1, 2], &[0, 1]);
         begin();
         let args = attention::Backward {
@@ -151,7 +152,7 @@ fn attention_takes_no_more_than_that() {
             geometry,
             rows: attention::Rows {
                 positions: positions.view(),
-                tables_of_rows: of_rows.view(),
+                tables_of_rows: row_tables.view(),
                 tables: tables.view(),
             },
             pages: attention::Pages { keys: keys.view(), values: values.view() },
@@ -168,14 +169,14 @@ fn attention_takes_no_more_than_that() {
     });
     let Some(taken) = taken else { return };
     let bound = Passes { tokens: t, positions: t, pages: 2, heads: 3, ..Passes::default() }.scratch_bytes();
-    // The first 64 tokens attend to one page, not two, and one unneeded length takes one word.
+    // The first 64 tokens attend to one page instead of two, and one unused length takes one word.
     assert_eq!(taken, bound - 4 * (2 * 64 + 1));
 }
 
 #[test]
-fn adapters_take_no_more_than_that() {
+fn adapters_stay_within_the_scratch_bound() {
     let rank = 3;
-    // All rows are computed at once; with many rows, as many as fit (sixteen); with wide rows, one.
+    // Few rows are computed all at once; of many rows, as many as fit (16); of wide rows, one at a time.
     for (p, m, k) in [(None, 11, 31), (Some(0.5), 11, 31), (Some(0.5), 40, 31), (Some(0.5), 2, 600)] {
         let taken = taken(|ctx, begin| {
             let matrix = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);

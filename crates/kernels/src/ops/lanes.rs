@@ -46,8 +46,8 @@ pub(crate) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
     sum.sum()
 }
 
-/// Number of rows in a task, so that a task has about 4096 elements and takes a microsecond or two. Small inputs become
-/// one task, which runs on the calling thread.
+/// Number of rows in a task of about 4096 elements, which takes a microsecond or two. Small inputs become one task,
+/// which runs on the calling thread.
 pub(crate) fn rows_of_task(width: usize) -> usize {
     (4096 / width.max(1)).max(1)
 }

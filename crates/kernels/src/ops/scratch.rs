@@ -41,11 +41,11 @@ impl Passes {
         let rows = self.tokens.min(BLOCK_ROWS);
         let scored = rows * self.vocab.min(WINDOW) + rows * chunks * KEPT;
         let (_, drawn) = cuda::block(self.sequences, self.vocab, self.whole);
-        // For each row: its sampling parameters, and its tokens so far for the repetition penalty.
+        // Each row has sampling parameters and, for the repetition penalty, its tokens so far.
         let sampled = drawn + self.sequences * (COLUMNS + self.positions);
         let looks = self.tokens * self.positions.div_ceil(64);
         let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
-        // The dropped-out inputs of some rows, and their dropout factors.
+        // Dropout needs the dropped-out inputs of some rows, and as many dropout factors.
         let dropped = (self.tokens * self.dropped).min(DROPPED.max(self.dropped));
         let adapted = 2 * (self.tokens * self.rank + dropped);
         (WORD * scored.max(sampled).max(attended).max(adapted)) as u64

@@ -1,6 +1,6 @@
-//! Every operation that contains `unsafe`, forward and backward, on the smallest shapes that have a tail everywhere.
-//! The tests are for Miri (`cargo xtask miri`), which is a thousand times slower than the processor. In addition they
-//! check that threads and the device do not change a bit.
+//! Runs every operation that contains `unsafe`, forward and backward, on the smallest shapes with tails in all
+//! dimensions. The tests are for Miri (`cargo xtask miri`), which is a thousand times slower than native code. They
+//! also check that threads and devices do not change a bit.
 
 use super::attention::{self, BLOCK, Geometry, Pages, PagesMut, Rows};
 use super::*;
@@ -41,7 +41,7 @@ fn weight(ctx: &Context, seed: u64, rows: usize, cols: usize, dtype: DType) -> M
 }
 
 #[test]
-fn linear_layers() {
+fn linear_layers_give_the_same_bits_on_every_context() {
     same(|ctx, dtype| {
         let (m, k, n) = (3, 34, 33);
         let (x, w, d_y) = (random(ctx, 1, &[m, k], dtype), weight(ctx, 2, n, k, dtype), random(ctx, 3, &[m, n], F32));
@@ -66,7 +66,7 @@ fn linear_layers() {
 }
 
 #[test]
-fn heads() {
+fn lm_head_and_sampling_give_the_same_bits_on_every_context() {
     same(|ctx, dtype| {
         let (r, h, v) = (3, 18, 37);
         let (hidden, weight) = (random(ctx, 1, &[r, h], dtype), weight(ctx, 2, v, h, dtype));
@@ -128,7 +128,7 @@ fn heads() {
 }
 
 #[test]
-fn sequences_in_pages() {
+fn paged_attention_gives_the_same_bits_on_every_context() {
     same(|ctx, dtype| {
         let geometry = Geometry { heads: 2, kv_heads: 1, head_dim: 16, scale: 0.25, window: None };
         let (t, width) = (3, 4 * 16);
@@ -184,7 +184,7 @@ fn sequences_in_pages() {
 }
 
 #[test]
-fn rows_and_steps() {
+fn row_operations_and_optimizer_steps_give_the_same_bits_on_every_context() {
     same(|ctx, dtype| {
         let (t, h) = (3, 18);
         let table = weight(ctx, 1, 5, h, dtype);

@@ -61,7 +61,7 @@ impl Governor {
 
     /// Worker `i` ≥ 1 has started: opens the clock of the calling thread for it.
     pub fn enter(&self, i: usize) {
-        if let Some(clock) = Clock::of_this_thread() {
+        if let Some(clock) = Clock::current() {
             let _ = self.workers[i - 1].clock.set(clock);
         }
     }
@@ -159,7 +159,7 @@ impl Watch {
         let here = std::thread::current().id();
         let anew = self.caller.as_ref().is_none_or(|(id, _)| *id != here);
         if anew {
-            self.caller = Clock::of_this_thread().map(|clock| (here, clock));
+            self.caller = Clock::current().map(|clock| (here, clock));
         }
         let (limit, window) = (governor.limit(), now - self.since);
         let balance = self.read(governor, limit, window);
@@ -207,7 +207,7 @@ impl Watch {
         self.balance.cost = faded(self.balance.cost, new.cost);
         let Balance { gain, cost, .. } = self.balance;
         if limit > 1 && new.cost > window / WAITED_PART && cost > gain {
-            // Regions may be longer than the window.
+            // A region may last longer than the window, so the delay is at least 16 windows.
             self.again = now + self.rest.max(16 * window);
             self.rest = (2 * self.rest).min(LONGEST_REST);
             self.balance = Balance::default();
@@ -218,7 +218,7 @@ impl Watch {
             return limit + 1;
         }
         if limit == threads {
-            // One good window may only be the saved-up time of a thread that slept for long.
+            // A single good window may only mean that a thread had slept for long and the scheduler favoured it.
             self.rest = (self.rest - self.rest / 8).max(REST);
         }
         limit
@@ -229,7 +229,7 @@ impl Watch {
 struct Clock(File);
 
 impl Clock {
-    fn of_this_thread() -> Option<Clock> {
+    fn current() -> Option<Clock> {
         let there = cfg!(all(target_os = "linux", not(miri)));
         there.then(|| File::open("/proc/thread-self/schedstat")).and_then(Result::ok).map(Clock)
     }
@@ -264,13 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_cost_more_than_they_give_go_home_and_are_tried_again_ever_later() {
+    fn costly_workers_are_parked_and_retried_with_growing_delays() {
         let (mut watch, mut now) = (Watch::new(8), Instant::now());
         let (good, bad) = (balance(1, 12, 1), |sharing| balance(sharing, 1, 7));
         assert_eq!(watch.next_limit(8, 8, good, WINDOW, now), 8);
-        assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 8, "what was won before counts, too");
+        assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 8, "gains of earlier windows count, too");
         assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 5);
-        assert_eq!(watch.next_limit(5, 8, bad(5), WINDOW, now), 1, "the caller stays");
+        assert_eq!(watch.next_limit(5, 8, bad(5), WINDOW, now), 1, "the caller is never parked");
         assert_eq!(watch.next_limit(1, 8, bad(1), WINDOW, now), 1);
         let mut limit = 1;
         let mut rests = Vec::new();
@@ -280,13 +280,14 @@ mod tests {
                 now += WINDOW;
                 limit = watch.next_limit(1, 8, balance(1, 0, 0), WINDOW, now);
             }
-            assert_eq!(limit, 2, "one more at a time");
+            assert_eq!(limit, 2, "one more worker is tried at a time");
             rests.push(now - start);
             limit = watch.next_limit(2, 8, bad(1), WINDOW, now);
         }
         assert!(rests.is_sorted(), "{rests:?}");
         assert!(rests[7] >= LONGEST_REST && rests[7] < LONGEST_REST + 2 * WINDOW, "{rests:?}");
-        // Where there is room, all come back at once, and after some time a failure is a first one again.
+        // If cores are free, all workers come back at once. After some time, the delay after a failure starts again at
+        // its initial value.
         now += LATER;
         for limit in 1..8 {
             assert_eq!(watch.next_limit(limit, 8, good, WINDOW, now), limit + 1);
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_that_cost_little_send_nobody_home() {
+    fn small_delays_do_not_park_workers() {
         let (mut watch, now) = (Watch::new(2), Instant::now());
         for _ in 0..100 {
             let little = Balance { sharing: 1, gain: Duration::ZERO, cost: WINDOW / (WAITED_PART + 1) };
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_longer_than_the_window_is_not_followed_by_a_trial() {
+    fn no_thread_is_tried_after_a_region_longer_than_the_window() {
         let (mut watch, now) = (Watch::new(2), Instant::now());
         assert_eq!(watch.next_limit(2, 2, balance(1, 0, 500), LATER, now), 1);
         assert_eq!(watch.next_limit(1, 2, balance(1, 0, 0), LATER, now + 15 * LATER), 1);
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_balance_is_of_those_who_shared_a_core() {
+    fn the_balance_counts_only_threads_that_shared_a_core() {
         let governor = Governor::new(4);
         let ms = Duration::from_millis;
         for i in 1..4 {
@@ -323,25 +324,25 @@ mod tests {
         }
         let mut watch = Watch::new(4);
         watch.waited(ms(5));
-        // No clock says that a worker had to wait: what the caller waited was the end of their tasks.
+        // No worker waited for a core, so the caller waited only for the end of the workers' tasks.
         let balance = watch.read(&governor, 3, WINDOW);
         assert_eq!((balance.sharing, balance.gain, balance.cost), (1, ms(12), ms(0)), "two workers within the limit");
         let balance = watch.read(&governor, 4, WINDOW);
-        assert_eq!((balance.gain, balance.cost), (ms(0), ms(0)), "each look counts from the one before");
+        assert_eq!((balance.gain, balance.cost), (ms(0), ms(0)), "each comparison starts from the previous readings");
     }
 
     #[test]
-    fn linux_says_how_long_a_thread_waited() {
+    fn the_run_delay_is_parsed_from_schedstat() {
         assert_eq!(run_delay(b"1234 56789 3\n"), Some(Duration::from_nanos(56789)));
         assert_eq!(run_delay(b""), None);
         assert_eq!(run_delay(b"12 x 3"), None);
-        let Some(clock) = Clock::of_this_thread() else { return };
+        let Some(clock) = Clock::current() else { return };
         let first = clock.read().unwrap();
         assert!(clock.read().unwrap() >= first);
     }
 
     #[test]
-    fn the_limit_is_within_what_the_process_has() {
+    fn the_thread_limit_stays_within_its_bounds() {
         let governor = Governor::new(4);
         assert_eq!(governor.limit(), 4);
         for (most, limit) in [(0, 1), (2, 2), (9, 4), (3, 3)] {

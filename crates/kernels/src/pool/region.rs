@@ -2,9 +2,9 @@
 //!
 //! Each thread has a queue of tasks: the caller's queue has the first tasks, the last worker's the last ones. A thread
 //! takes tasks from the front of its own queue, and once that is empty, from the back of the others'. So if two
-//! successive regions are split by the same rows, a thread mostly reads data that it wrote itself. That matters,
-//! because reading a cache line written by another core costs twenty times as much as a hit in the core's own cache,
-//! and this is most of the time of a small operation.
+//! successive regions are split by the same rows, a thread mostly reads data that it wrote itself. This matters because
+//! reading a cache line written by another core costs twenty times as much as a hit in the core's own cache; such reads
+//! would take most of the time of a small operation.
 //!
 //! A queue is one atomic word with the range of remaining tasks. A thread claims a task by a compare-and-swap of that
 //! word, and reads the job after that. A region ends only when all claimed tasks are done, so a thread with a claim
@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// The maximum number of tasks in one region.
 pub(super) const MAX_TASKS: usize = 1 << 30;
-/// The maximum number of queues, each on a separate cache line. There are few, so that a thread soon finds a task or
-/// sees that none is left. With more threads than queues, several threads share a queue.
+/// The maximum number of queues, each on a separate cache line. There are only a few, so that a thread quickly finds a
+/// task or sees that none is left. With more threads than queues, several threads share a queue.
 const MOST_QUEUES: usize = 8;
 
 /// A pointer to a closure `Fn(usize)`, with its type erased.

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// A set of sleeping threads. A thread that wakes others does not wait until they run: the system may take milliseconds
-/// to give them a core.
+/// A set of sleeping threads. A thread that wakes others does not wait until they run, because the system may take
+/// milliseconds to give them a core.
 #[derive(Default)]
 pub(super) struct Sleepers {
     /// Number of threads that sleep and have not been called. It changes only under the lock, but is read without it.

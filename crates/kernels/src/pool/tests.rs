@@ -17,7 +17,7 @@ fn counters(n: usize) -> Vec<AtomicU32> {
 }
 
 #[test]
-fn every_task_runs_once_for_all_counts_and_threads() {
+fn every_task_runs_once_for_any_count_and_threads() {
     for threads in [1, 2, 3, 8] {
         let pool = Pool::new(threads).unwrap();
         assert_eq!(pool.threads(), threads);
@@ -32,7 +32,7 @@ fn every_task_runs_once_for_all_counts_and_threads() {
 /// Runs regions one after another, with pauses around the time after which threads sleep. This covers both ways of
 /// waiting, and a wake-up that arrives while a thread is about to sleep.
 #[test]
-fn parked_and_spinning_threads_miss_no_region() {
+fn sleeping_and_spinning_threads_miss_no_region() {
     let pool = Pool::new(4).unwrap();
     let counters = counters(16);
     let mut stream = crate::rng::Stream::new(1, 1);
@@ -62,9 +62,9 @@ fn sum_of_region(shared: &Shared, count: usize) -> u32 {
     sum.into_inner()
 }
 
-/// If no worker takes part, as if other processes had their cores, the caller does all tasks.
+/// If no worker takes part (other processes may have their cores), the caller runs all tasks.
 #[test]
-fn a_region_waits_for_nobody_who_has_not_begun() {
+fn a_region_does_not_wait_for_threads_without_a_task() {
     let shared = Shared::new(3);
     for _ in 0..3 {
         assert_eq!(sum_of_region(&shared, 20), (1 << 20) - 1);
@@ -72,12 +72,11 @@ fn a_region_waits_for_nobody_who_has_not_begun() {
 }
 
 #[test]
-fn workers_beyond_the_limit_rest_until_it_is_raised() {
+fn workers_beyond_the_limit_sleep_until_it_is_raised() {
     let pool = Pool::new(3).unwrap();
     for _ in 0..if cfg!(miri) { 2 } else { 50 } {
         pool.shared.governor.set_limit(1);
-        // No thread is called, and threads that are awake go to rest; so only the caller runs the region once both are
-        // asleep.
+        // No worker is woken, and running workers go to sleep. Once both sleep, only the caller runs the region.
         while pool.shared.workers.asleep() + pool.shared.governor.resting() < 2 {
             std::thread::yield_now();
         }
@@ -101,7 +100,7 @@ fn workers_beyond_the_limit_rest_until_it_is_raised() {
 }
 
 #[test]
-fn claims_are_of_one_region() {
+fn a_claim_belongs_to_one_region() {
     let region = Region::default();
     let sum = AtomicU32::new(0);
     let job = |index: usize| {
@@ -144,12 +143,12 @@ fn claimed(count: usize, threads: usize, claims: &[usize]) -> Vec<Option<usize>>
 }
 
 #[test]
-fn threads_take_their_own_tasks_and_then_the_last_ones_of_others() {
+fn threads_take_their_own_tasks_first_and_then_steal_from_the_back() {
     let all = |tasks: &[usize]| tasks.iter().copied().map(Some).collect::<Vec<_>>();
     assert_eq!(claimed(6, 2, &[0, 1, 0, 1, 0, 1]), all(&[0, 3, 1, 4, 2, 5]));
     assert_eq!(claimed(6, 2, &[0, 0, 0, 0, 1, 0]), all(&[0, 1, 2, 5, 3, 4]));
     assert_eq!(claimed(6, 2, &[1, 1, 1, 1, 0, 1, 0])[3..], [Some(2), Some(0), Some(1), None]);
-    // The cases are one task for three threads, more threads than shares, and a worker beyond those of this region.
+    // The cases: one task for three threads, more threads than queues, and a worker that is not in this region.
     assert_eq!(claimed(1, 3, &[0, 1, 2]), [Some(0), None, None]);
     let mut many = claimed(100, 64, &(0..100).collect::<Vec<_>>());
     many.sort();
@@ -159,14 +158,14 @@ fn threads_take_their_own_tasks_and_then_the_last_ones_of_others() {
 
 /// A worker claims a task and loses its core. The caller then sleeps until the task is done.
 #[test]
-fn the_caller_waits_for_what_was_claimed() {
+fn the_caller_waits_for_claimed_tasks() {
     let shared = Shared::new(2);
     let (begun, may_end) = (AtomicBool::new(false), AtomicBool::new(false));
     let caller = std::thread::current().id();
     let done = AtomicU32::new(0);
     let job = |index: usize| {
         if std::thread::current().id() == caller {
-            // The worker has a task before the caller has finished its first one.
+            // The caller's first task waits until the worker has claimed a task.
             while !begun.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
@@ -183,7 +182,11 @@ fn the_caller_waits_for_what_was_claimed() {
             while shared.caller.asleep() == 0 {
                 std::thread::yield_now();
             }
-            assert_eq!(done.load(Ordering::Relaxed).count_ones(), 2, "the caller sleeps when nothing else is left");
+            assert_eq!(
+                done.load(Ordering::Relaxed).count_ones(),
+                2,
+                "the caller must sleep while it waits for the worker"
+            );
             may_end.store(true, Ordering::SeqCst);
         });
         scope.spawn(|| {
@@ -249,7 +252,7 @@ impl Tasks for PanicAt {
 }
 
 #[test]
-fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
     const TASKS: usize = if cfg!(miri) { 6 } else { 100 };
     for threads in [1, 3] {
         let pool = Pool::new(threads).unwrap();
@@ -278,7 +281,7 @@ impl Tasks for Tiny<'_> {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
-fn flush_to_zero_of_the_caller_changes_no_bits_and_is_given_back() {
+fn the_callers_float_settings_change_no_bit_and_are_restored() {
     fn control() -> u32 {
         let mut word = 0u32;
         // SAFETY: stores the control word of this thread.
@@ -300,14 +303,14 @@ fn flush_to_zero_of_the_caller_changes_no_bits_and_is_given_back() {
             // SAFETY: as above.
             unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &before, options(nostack)) };
             // The low six bits are sticky exception flags.
-            assert_eq!(after & !0x3f, FOREIGN, "the caller's word is given back");
+            assert_eq!(after & !0x3f, FOREIGN, "the caller's control word must be restored");
             assert!(out.iter().all(|x| x.to_bits() == 714), "{isa:?}: {}", out[0].to_bits());
         }
     }
 }
 
 #[test]
-fn scratch_grows_and_ranges_are_checked() {
+fn scratch_grows_and_out_of_range_slices_panic() {
     let mut scratch = Scratch::default();
     assert_eq!(scratch.f32(5).len(), 5);
     scratch.f32(100)[99] = 1.0;
@@ -320,7 +323,7 @@ fn scratch_grows_and_ranges_are_checked() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it waits for threads of a governor")]
+#[cfg_attr(miri, ignore = "Miri has no thread clocks for the governor")]
 fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
     use std::collections::HashSet;
     struct Who<'a>(&'a Mutex<HashSet<std::thread::ThreadId>>, Disjoint<'a, u32>);
@@ -346,7 +349,7 @@ fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
 }
 
 #[test]
-fn scratch_is_kept_and_each_part_of_it_is_its_own() {
+fn scratch_is_kept_between_tasks_and_its_parts_do_not_overlap() {
     let mut scratch = Scratch::default();
     let (memory, ids) = scratch.with_ids(5);
     assert_eq!((memory.len(), ids.len()), (5, 0));
@@ -359,13 +362,13 @@ fn scratch_is_kept_and_each_part_of_it_is_its_own() {
     inner.f32(3)[2] = 2.0;
     assert_eq!(memory.len(), 12);
     let (memory, inner) = scratch.split(12);
-    assert_eq!((memory[11], inner.f32(3)[2]), (1.0, 2.0), "kept from task to task");
+    assert_eq!((memory[11], inner.f32(3)[2]), (1.0, 2.0), "scratch memory must be kept from task to task");
     assert_eq!((scratch.f32(4).len(), scratch.with_ids(4).0.len(), scratch.split(4).0.len()), (4, 4, 4));
     assert_eq!(scratch.f32(12)[11], 1.0);
 }
 
 #[test]
-fn ranges_of_a_shared_slice_lie_inside_it() {
+fn a_range_outside_a_shared_slice_panics() {
     let mut data = [1u8, 2, 3, 4];
     let shared = Disjoint::new(&mut data);
     #[allow(clippy::reversed_empty_ranges)]

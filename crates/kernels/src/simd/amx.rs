@@ -25,9 +25,9 @@ impl Config {
     /// The configuration for this many rows. Tile registers without rows stay unconfigured, and no instruction may name
     /// them.
     fn new(Rows { upper, lower }: Rows) -> Config {
-        let of_tiles = [upper, upper, lower, lower, upper, lower, SIDE as u8, SIDE as u8];
+        let tile_rows = [upper, upper, lower, lower, upper, lower, SIDE as u8, SIDE as u8];
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        for (tile, rows) in of_tiles.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
+        for (tile, rows) in tile_rows.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
             (config.rows[tile], config.row_bytes[tile]) = (rows, 64);
         }
         config
@@ -35,7 +35,7 @@ impl Config {
 }
 
 /// The reason that [`refusal`] gives for a processor whose AMX differs from Intel's manual.
-const OTHER_BITS: &str = "the processor has AMX, but its matmuls are not those of the manual's formula";
+const OTHER_BITS: &str = "the processor has AMX, but its results differ from the formula in Intel's manual";
 
 /// The reason why this process may not use AMX; `None` if it may.
 ///
@@ -111,7 +111,8 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
     tiles::check(matmuls);
     let Some(first) = matmuls.first() else { return };
     let config = Config::new(first.rows);
-    // Two rows of tiles, or one: an instruction may not name a tile that is not configured.
+    // There are two versions, for two rows of tiles and for one, because an instruction must not name a tile that is
+    // not configured.
     if first.rows.lower > 0 {
         // SAFETY: tile loads and stores touch what the caller promises: configured rows of 64 bytes, from `a`, `b` and
         // `c` at their strides. All registers used are declared, tiles among them, and none of their state outlives the
@@ -124,7 +125,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 "mov {c}, [{matmul} + {c_start}]",
                 "mov {c_stride}, [{matmul} + {c_row}]",
                 "mov {a_row}, [{matmul} + {a_line}]",
-                "mov {blocks}, [{matmul} + {of_blocks}]",
+                "mov {blocks}, [{matmul} + {block_count}]",
                 "2:",
                 "mov {c_low}, {c_stride}",
                 "shl {c_low}, 4",
@@ -192,7 +193,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 c_start = const std::mem::offset_of!(TileMatmul, c),
                 c_row = const std::mem::offset_of!(TileMatmul, c_stride),
                 a_line = const std::mem::offset_of!(TileMatmul, a_row),
-                of_blocks = const std::mem::offset_of!(TileMatmul, blocks),
+                block_count = const std::mem::offset_of!(TileMatmul, blocks),
                 a_step = const std::mem::offset_of!(TileMatmul, a_step),
                 b_start = const std::mem::offset_of!(TileMatmul, b),
                 depth = const std::mem::offset_of!(TileMatmul, depth),
@@ -215,7 +216,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 "mov {c}, [{matmul} + {c_start}]",
                 "mov {c_stride}, [{matmul} + {c_row}]",
                 "mov {a_row}, [{matmul} + {a_line}]",
-                "mov {blocks}, [{matmul} + {of_blocks}]",
+                "mov {blocks}, [{matmul} + {block_count}]",
                 "2:",
                 "cmp qword ptr [{matmul} + {from_c}], 0",
                 "je 3f",
@@ -266,7 +267,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 c_start = const std::mem::offset_of!(TileMatmul, c),
                 c_row = const std::mem::offset_of!(TileMatmul, c_stride),
                 a_line = const std::mem::offset_of!(TileMatmul, a_row),
-                of_blocks = const std::mem::offset_of!(TileMatmul, blocks),
+                block_count = const std::mem::offset_of!(TileMatmul, blocks),
                 a_step = const std::mem::offset_of!(TileMatmul, a_step),
                 b_start = const std::mem::offset_of!(TileMatmul, b),
                 depth = const std::mem::offset_of!(TileMatmul, depth),
@@ -325,7 +326,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 8
     };
-    // Exponents of 2^-20 to 2^11; one number in 64 so small that its products vanish.
+    // Numbers of 2^-20 to 2^11; one in 64 is so small that its products are flushed to 0.
     let mut number = || {
         let (bits, exponent) = (next(), next());
         let exponent = if exponent.is_multiple_of(64) { 1 } else { 107 + exponent / 64 % 32 };
@@ -355,10 +356,10 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                     from_c,
                     rows: Rows { upper, lower },
                 };
-                // All rows of a step below each other, columns further to the right; then rows as those of a matrix.
+                // First the layout in which a step's rows are contiguous, then the layout of a row-major matrix.
                 let (side, lines) = (size_of_val(&a[..TILE]), size_of_val(&a[..rows / SIDE * blocks * TILE]));
                 let line = depth * tall.a_row;
-                let of_matrix = TileMatmul {
+                let row_major = TileMatmul {
                     c: c[4..].as_mut_ptr(),
                     a_row: line,
                     a_lower: SIDE * line,
@@ -366,7 +367,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                     a_block: rows * line,
                     ..tall
                 };
-                let of_lines = TileMatmul {
+                let step_lines = TileMatmul {
                     c: c[8..].as_mut_ptr(),
                     a_lower: side,
                     a_step: lines,
@@ -374,7 +375,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                     from_c: 1,
                     ..tall
                 };
-                unit(&[tall, of_lines, of_matrix]);
+                unit(&[tall, step_lines, row_major]);
                 c.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
             };
             // SAFETY: at most four tiles of rows of A, DEPTH deep, B as deep, and 64 rows of 40 of C.
@@ -390,7 +391,7 @@ mod tests {
     /// A unit that leaves out a step of depth, or ignores what C contained, fails the self-test; the emulation passes
     /// it.
     #[test]
-    fn the_self_test_bites() {
+    fn the_self_test_detects_wrong_results() {
         // SAFETY: the matmuls are the self-test's own, or less of them.
         let emulated = |matmuls: &[TileMatmul]| unsafe { tiles::emulated(matmuls) };
         let spoiled = |spoil: fn(&TileMatmul) -> TileMatmul| {
@@ -407,7 +408,7 @@ mod tests {
 
     /// Runs the AMX instructions that measure the peak, where AMX is present. The self-test ran all others.
     #[test]
-    fn the_measured_instructions_run() {
+    fn the_amx_peak_measurement_runs() {
         match refusal() {
             // SAFETY: nothing refuses it.
             None => unsafe { spin(3) },
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_without_rows_are_not_configured() {
+    fn tile_registers_without_rows_are_not_configured() {
         let both = Config::new(Rows { upper: 16, lower: 5 });
         assert_eq!((both.palette, both.start_row, both.reserved), (1, 0, [0; 14]));
         assert_eq!(both.rows, [16, 16, 5, 5, 16, 5, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -428,10 +429,10 @@ mod tests {
         assert_eq!((size_of::<Config>(), spin_flops(0), spin_flops(1)), (64, 131_072.0, 131_072.0));
     }
 
-    /// The features that Linux reports for the processor must be the ones found.
+    /// The probe must find AMX if and only if Linux reports it.
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_processor_without_amx_is_said_to_have_none() {
+    fn the_amx_probe_agrees_with_linux() {
         let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return };
         let Some(flags) = text.lines().find(|line| line.starts_with("flags")) else { return };
         let has = |flag: &str| flags.split_whitespace().any(|own| own == flag);

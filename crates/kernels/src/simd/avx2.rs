@@ -182,7 +182,7 @@ impl Simd for F32x16 {
         unsafe {
             let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.0));
             let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.1));
-            // Packing works in 128-bit halves: their middle quarters change places.
+            // Packing works within 128-bit halves, so the middle quarters are swapped.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }

@@ -1,8 +1,8 @@
 //! The 16-lane vector as one AVX-512 register.
 //!
-//! VDPBF16PS does two multiply-adds of each lane, on Zen 4 in the time of one. It takes the second number of a pair
-//! first, so the 32-bit words have the two numbers the other way round. `dots.rs` compares the instruction's arithmetic
-//! with the formula.
+//! VDPBF16PS computes two multiply-adds per lane, on Zen 4 in the time of one. It adds the second number of a pair
+//! first, so 32-bit words store the two numbers in reverse order. `dots.rs` compares the instruction's arithmetic with
+//! the formula.
 
 use super::{Kernel, LANES, Simd};
 use half::bf16;
@@ -129,7 +129,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     fn store_exact_bf16(self, to: &mut [bf16]) {
         let to = &mut to[..LANES];
         let upper = lanes!({
-            // Words 1, 3, … 31, as pairs in the order of memory.
+            // Selects the words 1, 3, … 31, in memory order.
             let odd = _mm512_set_epi32(
                 0, 0, 0, 0, 0, 0, 0, 0, 0x1f_001d, 0x1b_0019, 0x17_0015, 0x13_0011, 0xf_000d, 0xb_0009, 0x7_0005,
                 0x3_0001,
@@ -160,7 +160,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
         // SAFETY: 32 elements of two bytes each, just checked.
         let (even, odd) =
             unsafe { (_mm512_loadu_si512(even.as_ptr().cast()), _mm512_loadu_si512(odd.as_ptr().cast())) };
-        // Pairs 0–3, 8–11, 16–19, 24–27 and the rest; then the quarters of both in order.
+        // First interleaves pairs 0–3, 8–11, 16–19, 24–27 and the other pairs, then puts the quarters of both in order.
         let zipped = lanes!({
             let (a, b) = (_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd));
             let (first, last) =
@@ -207,8 +207,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     #[inline(always)]
     fn dot(self, a: Self, b: Self) -> Self {
         if DOTS {
-            // The instruction takes the lower halves last. Its second factor may come from memory, the same in all
-            // lanes.
+            // The instruction adds the lower halves last. Its second factor may be broadcast from memory.
             return F32x16(lanes!({
                 let a = std::mem::transmute::<__m512, __m512bh>(a.0);
                 let b = std::mem::transmute::<__m512, __m512bh>(b.0);
@@ -292,7 +291,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        // 4 × 4 blocks inside the 128-bit quarters, then the quarters among the registers.
+        // Transposes 4 × 4 blocks inside the 128-bit quarters, then moves the quarters among the registers.
         lanes!({
             let mut q = [_mm512_setzero_ps(); LANES];
             for i in 0..4 {

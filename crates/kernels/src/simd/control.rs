@@ -7,8 +7,8 @@
 use super::Kernel;
 use std::hint::black_box;
 
-/// While a value of this type lives, its thread rounds to nearest and treats denormals in a fixed way, so that the
-/// settings of the caller's other libraries cannot change bits. (Miri supports neither assembly nor other settings.)
+/// While a value of this type exists, its thread rounds to nearest and treats denormals in a fixed way, so that
+/// settings made by other libraries cannot change bits. (Miri supports neither assembly nor other settings.)
 pub(crate) struct FloatEnvironment {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     callers: u32,

@@ -1,8 +1,9 @@
 //! VDPBF16PS, the dot product of pairs of bf16 (AVX-512 BF16): whether the processor has it, whether it gives the bits
 //! of a chain of multiply-adds, and whether it is worth using.
 //!
-//! As measured on Zen 4, the instruction adds two terms to a sum, the second of a pair first, each step rounded to
-//! nearest even, with denormals as zeros. No manual promises that; therefore each process compares it with the formula.
+//! Measurements on Zen 4 show that the instruction adds two terms to a sum, the second of a pair first, rounds each
+//! step to nearest even, and treats denormals as zeros. No manual documents this, so each process compares the
+//! instruction with this formula.
 
 use super::{Kernel, LANES, Simd, tiles};
 #[cfg(target_arch = "x86_64")]
@@ -13,7 +14,7 @@ use std::time::Instant;
 
 /// The reason that [`refusal`] gives for a processor whose instruction computes a different result.
 const OTHER_BITS: &str =
-    "the processor has dot products of pairs, but they are not two multiply-adds that flush denormals";
+    "the processor has AVX-512 BF16, but its dot products differ from two multiply-adds that flush denormals";
 
 /// The reason why this process may not use AVX-512 BF16, on a processor with AVX-512; `None` if it may. Determined
 /// once.
@@ -30,9 +31,9 @@ pub fn refusal() -> Option<&'static str> {
     })
 }
 
-/// Speed of the instruction as a multiple of FMA's multiply-adds per second, measured once in some 0.1 ms; none where
-/// it may not be used. Call it only on processors with AVX-512. (The shortest of several passes counts: a busy machine
-/// only makes passes longer.)
+/// Speed of the instruction as a multiple of FMA's multiply-adds per second, measured once in about 0.1 ms; `None` if
+/// it may not be used. Call this only on processors with AVX-512. (The shortest of several passes counts, because a
+/// busy machine only makes passes longer.)
 #[cfg(target_arch = "x86_64")]
 pub fn gain() -> Option<f64> {
     static FOUND: OnceLock<Option<f64>> = OnceLock::new();
@@ -45,7 +46,7 @@ pub fn gain() -> Option<f64> {
             pass();
             start.elapsed().as_secs_f64()
         };
-        let (mut of_fma, mut of_dots) = (f64::INFINITY, f64::INFINITY);
+        let (mut best_fma, mut best_dots) = (f64::INFINITY, f64::INFINITY);
         let rounds = 1 << 10;
         for _ in 0..12 {
             // SAFETY: the processor has AVX-512 and the dot products of pairs: nothing refuses them.
@@ -55,9 +56,9 @@ pub fn gain() -> Option<f64> {
                     seconds(&|| control::flushing(avx512::run_dots::<Spin<true>>, Spin { rounds })),
                 )
             };
-            (of_fma, of_dots) = (of_fma.min(fma), of_dots.min(dots));
+            (best_fma, best_dots) = (best_fma.min(fma), best_dots.min(dots));
         }
-        Some(2.0 * of_fma / of_dots.max(1e-9))
+        Some(2.0 * best_fma / best_dots.max(1e-9))
     })
 }
 
@@ -74,8 +75,8 @@ pub struct Spin<const DOTS: bool> {
 impl<const DOTS: bool> Spin<DOTS> {
     /// Floating-point operations of one run of the kernel, a multiply-add counted as two.
     pub fn flops(&self) -> f64 {
-        let of_step = if DOTS { 4 } else { 2 };
-        (self.rounds * CHAINS * LANES * of_step) as f64
+        let flops_per_step = if DOTS { 4 } else { 2 };
+        (self.rounds * CHAINS * LANES * flops_per_step) as f64
     }
 }
 
@@ -84,7 +85,7 @@ impl<const DOTS: bool> Kernel for Spin<DOTS> {
     #[inline(always)]
     fn run<V: Simd>(self) {
         let mut sums = [V::splat(black_box(1.0)); CHAINS];
-        // Sums stay as they are: no denormal, no infinity slows them.
+        // The sums do not change, so no denormal or infinity slows them.
         let (a, b) = (V::splat(black_box(1.0)), V::splat(black_box(-0.0)));
         for _ in 0..self.rounds {
             for sum in &mut sums {
@@ -126,8 +127,8 @@ fn self_test(dot: impl Fn(&[Sum]) -> Vec<[f32; LANES]>) -> bool {
     };
     let sums: Vec<Sum> = (0..768)
         .map(|i| {
-            // Exponents: all of them; factors whose products are half of the smallest denormal, or near 2^-126, and
-            // sums that begin there; ordinary ones.
+            // Ranges of exponents: all numbers; factors whose products are near half of the smallest denormal or near
+            // 2^-126, and sums that start there; ordinary numbers.
             let (least, most) = [(0, 255), (50, 55), (110, 140), (0, 140), (0, 255), (52, 76)][i % 6];
             let half = |next: &mut dyn FnMut(u32) -> u32| {
                 let bits = if i % 6 == 1 { next(4) << 5 } else { next(128) };
@@ -166,7 +167,7 @@ mod tests {
     /// it: denormals kept, pairs in the other order, and results flushed that only rounding to a denormal's precision
     /// would make normal.
     #[test]
-    fn the_self_test_bites() {
+    fn the_self_test_detects_wrong_results() {
         for isa in Isa::present() {
             assert!(self_test(|sums| isa.run_flushing(Sums(sums))), "{isa:?}");
             assert!(!self_test(|sums| isa.run(Sums(sums))), "{isa:?}");
@@ -187,10 +188,11 @@ mod tests {
         }));
     }
 
-    /// The features that Linux reports must be the ones found, and a gain is measured only if nothing refuses it.
+    /// The probe must find AVX-512 BF16 if and only if Linux reports it. The gain is measured only if the instruction
+    /// may be used.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     #[test]
-    fn a_processor_without_dot_products_is_said_to_have_none() {
+    fn the_avx512_bf16_probe_agrees_with_linux() {
         let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return };
         let Some(flags) = text.lines().find(|line| line.starts_with("flags")) else { return };
         let has = |flag: &str| flags.split_whitespace().any(|own| own == flag);

@@ -2,8 +2,8 @@
 //!
 //! A kernel is a struct that implements [`Kernel`]; [`crate::Isa::run`] compiles its body once per instruction set.
 //! Every operation is defined lane by lane (IEEE, round to nearest even, fused multiply-add), and horizontal sums have
-//! one fixed tree, so a kernel gives the same bits on every instruction set. There are no approximate reciprocals and
-//! no libm.
+//! one fixed tree, so a kernel gives the same bits on every instruction set. It uses neither approximate reciprocals
+//! nor libm.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;

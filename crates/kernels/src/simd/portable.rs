@@ -2,9 +2,9 @@
 
 use super::{Kernel, LANES, Simd, tiles};
 
-/// 16 lanes in an array. `mul_add` is fused on every target (in software where there is no instruction). With
-/// `FLUSHED`, additions, multiplications and multiply-adds treat denormals as zeros, as x86 does when its control word
-/// says so.
+/// 16 lanes in an array. `mul_add` is fused on every target (in software on CPUs without the instruction). With
+/// `FLUSHED`, additions, multiplications and multiply-adds treat denormals as zeros, as x86 does with flush-to-zero and
+/// denormals-are-zero.
 #[derive(Clone, Copy)]
 pub(crate) struct F32x16<const FLUSHED: bool = false>([f32; LANES]);
 

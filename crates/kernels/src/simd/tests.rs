@@ -44,7 +44,7 @@ fn vectors() -> Vec<[f32; LANES]> {
         .collect()
 }
 
-/// The bits of the lanes, with all NaN replaced by one: the payload of a NaN is not promised.
+/// The bits of the lanes. All NaNs are replaced by one NaN, because payloads may differ.
 fn bits(x: [f32; LANES]) -> [u32; LANES] {
     x.map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() })
 }
@@ -74,7 +74,7 @@ impl Kernel for Lanes {
 }
 
 #[test]
-fn every_lane_is_what_ieee_says() {
+fn every_lane_operation_matches_ieee_754() {
     let vectors = vectors();
     for isa in Isa::present() {
         for (i, &a) in vectors.iter().enumerate() {
@@ -117,7 +117,7 @@ fn near_denormals(stream: &mut crate::rng::Stream) -> [[f32; LANES]; 3] {
 }
 
 #[test]
-fn matmuls_of_bf16_flush_denormals_alike() {
+fn bf16_matmul_operations_flush_denormals_on_every_isa() {
     let (vectors, mut decided) = (vectors(), 0);
     let mut all: Vec<_> = (0..vectors.len())
         .map(|i| [vectors[i], vectors[(i * 7 + 3) % vectors.len()], vectors[(i * 5 + 1) % vectors.len()]])
@@ -130,7 +130,7 @@ fn matmuls_of_bf16_flush_denormals_alike() {
                 let expected = std::array::from_fn(|l| expected(a[l], b[l], c[l]));
                 assert_eq!(bits(got), bits(expected), "{name} on {isa:?} of {a:?}, {b:?}, {c:?}");
             }
-            // Denormals are kept before and after.
+            // Operations before and after a flushing kernel keep denormals.
             for (name, got, expected) in isa.run(Lanes([a, b, c])) {
                 let expected = std::array::from_fn(|l| expected(a[l], b[l], c[l]));
                 assert_eq!(bits(got), bits(expected), "{name} on {isa:?} of {a:?}, {b:?}, {c:?}");
@@ -162,7 +162,7 @@ impl Kernel for Horizontal {
 }
 
 #[test]
-fn sums_tails_masks_and_exponents() {
+fn sums_tails_masks_and_exponents_match_plain_rust() {
     for isa in Isa::present() {
         for (i, x) in vectors().into_iter().enumerate() {
             let n = i % (LANES + 1);
@@ -214,7 +214,7 @@ impl Kernel for Pow2 {
 }
 
 #[test]
-fn transposes_and_powers_of_two() {
+fn transposes_and_powers_of_two_match_plain_rust() {
     for isa in Isa::present() {
         for (r, row) in isa.run(Transpose).iter().enumerate() {
             assert_eq!(*row, std::array::from_fn(|c| (c * 100 + r) as f32), "{isa:?} row {r}");
@@ -238,7 +238,7 @@ impl Kernel for Zip<'_> {
 }
 
 #[test]
-fn rows_are_zipped_in_pairs() {
+fn zip_bf16_interleaves_two_rows() {
     let row = |first: u16| (0..32).map(|i| half::bf16::from_bits(first + i)).collect::<Vec<_>>();
     let (even, odd) = (row(100), row(1000));
     for isa in Isa::present() {
@@ -260,7 +260,7 @@ impl Kernel for Pairs {
 }
 
 #[test]
-fn pairs_are_rounded_as_single_numbers_are() {
+fn store_pairs_rounds_as_store_bf16_does() {
     let tie = f32::from_bits(0x3f80_8000);
     let odd_tie = f32::from_bits(0x3f81_8000);
     let even = [
@@ -303,8 +303,8 @@ impl Kernel for Exact<'_> {
 }
 
 #[test]
-fn bf16_is_stored_as_it_was_loaded() {
-    // Every number, but for signalling NaN, which may become quiet.
+fn storing_a_loaded_bf16_keeps_its_bits() {
+    // Every number except signalling NaN, which may become quiet.
     let signals = |bits: u16| bits & 0x7fc0 == 0x7f80 && bits & 0x3f != 0;
     for first in (0..=u16::MAX).step_by(LANES) {
         let all: Vec<_> = (0..LANES as u16).map(|i| half::bf16::from_bits(first + i)).collect();
@@ -328,7 +328,7 @@ impl Kernel for Unzip<'_> {
 }
 
 #[test]
-fn pairs_are_widened_apart() {
+fn load_pairs_widens_even_and_odd_elements() {
     for first in (0..=u16::MAX).step_by(31) {
         let pairs: Vec<_> = (0..32).map(|i| half::bf16::from_bits(first.wrapping_add(401 * i))).collect();
         let wanted =
@@ -362,7 +362,7 @@ impl Kernel for Words {
 }
 
 #[test]
-fn words_hold_two_numbers_the_first_in_the_upper_half() {
+fn words_have_the_first_number_in_the_upper_half() {
     let rounded = |x: f32| half::bf16::from_f32(x).to_f32();
     let word = |a: f32, b: f32| rounded(a).to_bits() | rounded(b).to_bits() >> 16;
     let mut stream = crate::rng::Stream::new(9, 0);
@@ -378,7 +378,7 @@ fn words_hold_two_numbers_the_first_in_the_upper_half() {
                     "{isa:?}"
                 );
                 assert_eq!(loaded[l].to_bits(), words[l].to_bits(), "{isa:?}");
-                // Two multiply-adds, that of the first numbers first.
+                // The expected value: two multiply-adds, first of the first numbers, then of the second ones.
                 let [x, y, z] = [a[l], b[l], c[l]].map(rounded);
                 assert_eq!(dot[l].to_bits(), y.mul_add(x, x.mul_add(z, c[l])).to_bits(), "{isa:?}");
             }
@@ -386,7 +386,7 @@ fn words_hold_two_numbers_the_first_in_the_upper_half() {
     }
 }
 
-/// Loads, stores and conversions of each element type, of `n` elements.
+/// Loads, stores and converts `n` elements of a type.
 struct Elements<'a, E>(&'a [E], usize);
 
 impl<E: super::Element> Kernel for Elements<'_, E> {
@@ -428,7 +428,7 @@ fn check_elements<E: super::Element + PartialEq + std::fmt::Debug>() {
 }
 
 #[test]
-fn elements_are_loaded_stored_and_rounded_by_their_type() {
+fn elements_load_store_and_round_by_their_type() {
     check_elements::<f32>();
     check_elements::<half::bf16>();
     assert_eq!(<half::bf16 as super::Element>::narrow(1.001).to_f32(), 1.0);

@@ -40,7 +40,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let (a, b, c) = (flushed(a), flushed(b), flushed(c));
     let sum = a.mul_add(b, c);
     if sum.abs() == f32::MIN_POSITIVE {
-        // What rounds up to the smallest normal number only because denormals are coarser than it is flushed.
+        // A result that only rounds up to the smallest normal number because denormals have fewer bits is flushed.
         let exact = (a * FAR).mul_add(b, c * FAR);
         return if exact.abs() < f32::MIN_POSITIVE * FAR { 0.0f32.copysign(sum) } else { sum };
     }
@@ -56,7 +56,7 @@ pub fn add(a: f32, b: f32) -> f32 {
 pub fn step(c: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
     let mut sums = [0.0f32; 2];
     for (taken, (a, b)) in terms.enumerate() {
-        assert!(taken < DEPTH, "more terms than one instruction takes");
+        assert!(taken < DEPTH, "a step must have at most 32 terms");
         sums[taken % 2] = fma(a, b, sums[taken % 2]);
     }
     add(c, add(sums[0], sums[1]))
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn denormals_are_zeros_before_and_after() {
+    fn tile_operations_treat_denormals_as_zeros() {
         let tiny = f32::MIN_POSITIVE;
         assert_eq!(fma(tiny / 2.0, 4.0, 0.0), 0.0);
         assert_eq!(fma(1.0, 1.0, tiny / 2.0), 1.0);
@@ -216,18 +216,19 @@ mod tests {
     /// Per Intel's manual, a result is flushed to zero if it would be denormal when rounded with a full significand,
     /// even where rounding to a denormal's precision would make it the smallest normal number.
     #[test]
-    fn what_only_denormal_rounding_makes_normal_is_flushed() {
-        // tiny · (1 − 0.75 · 2⁻²⁴): rounds to less than 1 with all bits of a significand, to 1 with one bit fewer.
+    fn a_result_that_only_denormal_rounding_makes_normal_is_flushed() {
+        // tiny · (1 − 0.75 · 2⁻²⁴): with a full significand, the factor rounds to less than 1; with one bit fewer,
+        // to 1.
         let (tiny, x) = (f32::MIN_POSITIVE, 2.0f32.powi(-76));
         assert_eq!(fma(3.0 * x, -x, tiny), 0.0);
         assert_eq!((3.0 * x).mul_add(-x, tiny), tiny, "plain rounding would keep it");
-        // tiny · (1 − 0.25 · 2⁻²⁴) rounds to the smallest normal number with all bits too.
+        // tiny · (1 − 0.25 · 2⁻²⁴) rounds to the smallest normal number even with a full significand.
         assert_eq!(fma(x, -x, tiny), tiny);
     }
 
     #[test]
-    fn even_and_odd_terms_are_summed_apart() {
-        // 2^24 + 1 − 2^24: in one chain the 1 would be lost.
+    fn even_and_odd_terms_are_summed_separately() {
+        // For 2^24 + 1 − 2^24, a single chain would lose the 1.
         let terms = [(16_777_216.0, 1.0), (1.0, 1.0), (-16_777_216.0, 1.0)];
         assert_eq!(step(0.0, terms.into_iter()), 1.0);
         assert_eq!(step(5.0, terms.into_iter()), 6.0);
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_cut_into_blocks_of_two_tiles_and_a_rest() {
+    fn rows_are_split_into_blocks_of_two_tiles_and_a_remainder() {
         let cut = |rows: usize| {
             let of = |(first, blocks, rows): (usize, usize, Rows)| (first, blocks, rows.upper, rows.lower);
             cuts(rows).map(of).collect::<Vec<_>>()
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn matmuls_are_computed_in_order_eight_in_a_call() {
+    fn tile_matmuls_run_in_order_eight_per_call() {
         for (count, expected) in [
             (0, vec![]),
             (1, vec![vec![1]]),
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_unit_can_compute_is_refused() {
+    fn invalid_tile_matmuls_are_refused() {
         let good = matmul(Rows { upper: 16, lower: 16 }, 1);
         let accepts =
             |matmuls: &[TileMatmul]| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(matmuls))).is_ok();

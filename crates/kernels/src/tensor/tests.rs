@@ -14,25 +14,25 @@ fn ramp(memory: &Memory, shape: &[usize], dtype: DType) -> Tensor {
     tensor
 }
 
-/// The words with which `f` panics.
+/// The panic message of `f`.
 fn refusal<T>(f: impl FnOnce() -> T) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(|| drop(f()))).expect_err("it was accepted");
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(f()))).expect_err("`f` must panic");
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned())).expect("a text")
 }
 
 #[test]
-fn shapes_have_elements_rows_and_a_limit() {
+fn a_shape_reports_its_elements_and_has_at_most_five_dimensions() {
     let shape = Shape::new(&[2, 3, 4, 5, 6]);
     assert_eq!((shape.dims(), shape.len(), shape.row_len()), (&[2, 3, 4, 5, 6][..], 720, 360));
     assert!(!shape.is_empty() && Shape::new(&[3, 0]).is_empty() && !Shape::new(&[]).is_empty());
     assert_eq!((Shape::new(&[7]).row_len(), Shape::new(&[7, 2]).row_len(), Shape::new(&[]).len()), (1, 2, 1));
     assert_eq!(format!("{shape:?}"), "[2, 3, 4, 5, 6]");
-    assert_eq!(refusal(|| Shape::new(&[1; 6])), "at most five dimensions, not [1, 1, 1, 1, 1, 1]");
+    assert_eq!(refusal(|| Shape::new(&[1; 6])), "a tensor has at most five dimensions, got [1, 1, 1, 1, 1, 1]");
 }
 
 #[test]
-fn rows_of_views_are_relative_to_them() {
+fn row_ranges_of_a_view_are_relative_to_the_view() {
     for device in DEVICES {
         let memory = Memory::new(device);
         let mut tensor = ramp(&memory, &[6, 2], DType::F32);
@@ -51,9 +51,12 @@ fn rows_of_views_are_relative_to_them() {
         assert_eq!(tensor.to_vec_f32(), [0.0, 1.0, 7.0, 7.0, 4.0, 5.0, -1.0, -2.0, 8.0, 9.0, 8.0, 8.0][..].to_vec());
         #[allow(clippy::reversed_empty_ranges)]
         for range in [0..7, 7..7, 4..3] {
-            assert_eq!(refusal(|| tensor.rows(range.clone()).shape().len()), format!("rows {range:?} of [6, 2]"));
+            assert_eq!(
+                refusal(|| tensor.rows(range.clone()).shape().len()),
+                format!("rows {range:?} of a tensor of shape [6, 2]")
+            );
             let message = refusal(|| tensor.rows_mut(range.clone()).shape().len());
-            assert_eq!(message, format!("rows {range:?} of [6, 2]"));
+            assert_eq!(message, format!("rows {range:?} of a tensor of shape [6, 2]"));
         }
         assert!(refusal(|| tensor.view_mut().split_rows(7).0.shape().len()).starts_with("rows 7..6 of"));
         assert!(refusal(|| tensor.view().reshape(&[5, 2]).shape().len()).contains("reshape [6, 2] to [5, 2]"));
@@ -63,7 +66,7 @@ fn rows_of_views_are_relative_to_them() {
 }
 
 #[test]
-fn copies_convert_between_f32_and_bf16_and_nothing_else() {
+fn copies_convert_only_between_f32_and_bf16() {
     for device in DEVICES {
         let memory = Memory::new(device);
         let (f32s, bf16s, u32s) = (
@@ -125,7 +128,7 @@ fn tensors_are_copied_bit_for_bit_on_and_between_devices() {
         let message = refusal(|| target.view_mut().copy_from(source.view()));
         assert_eq!(message, format!("copy [3, 2] to {shape:?}"));
     }
-    // A tensor that is only a shape has nothing to copy.
+    // A tensor on `Device::Meta` has no elements to copy.
     let meta = Tensor::zeros(&Memory::new(Device::Meta), &[3, 2], DType::F32);
     let mut target = ramp(&memory, &[3, 2], DType::F32);
     target.view_mut().copy_from(meta.view());
@@ -133,7 +136,7 @@ fn tensors_are_copied_bit_for_bit_on_and_between_devices() {
 }
 
 #[test]
-fn bits_are_seen_as_another_dtype_of_the_same_size() {
+fn reinterpret_keeps_the_bits() {
     let memory = Memory::new(Device::Cpu);
     let mut tensor = Tensor::from_u32(&memory, &[2], &[1.5f32.to_bits(), 7]);
     let view = tensor.view_mut().reinterpret(DType::F32);
@@ -142,7 +145,7 @@ fn bits_are_seen_as_another_dtype_of_the_same_size() {
 }
 
 #[test]
-fn elements_are_given_out_as_what_they_are() {
+fn elements_are_returned_in_their_dtype() {
     for device in DEVICES {
         let memory = Memory::new(device);
         let cpu = Cpu::new(Isa::PORTABLE, 1, device).unwrap();

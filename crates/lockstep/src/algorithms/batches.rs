@@ -55,7 +55,7 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
         (c.num_generations, c.per_device_train_batch_size, c.gradient_accumulation_steps);
     let least = c.policy_gradient().least_generations(c);
     if g < least {
-        let why = "a completion's advantage is its reward against the others of its group";
+        let why = "advantages compare a completion's reward with the others of its group";
         bad_input!(
             "`num_generations` must be at least {least}, but is {g}{}",
             if least == 1 { String::new() } else { format!(": {why}") }
@@ -63,12 +63,12 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     }
     if c.dynamic_sampling && g < 2 {
         bad_input!(
-            "`dynamic_sampling` needs num_generations of at least 2: the rewards of a group of one are always equal"
+            "`dynamic_sampling` needs num_generations of at least 2: a group of one cannot have different rewards"
         );
     }
     if c.generation_batch_size.is_some() && c.steps_per_generation.is_some() {
         bad_input!(
-            "generation_batch_size and steps_per_generation both say how much is generated at once: remove one of them"
+            "generation_batch_size and steps_per_generation both set the size of a generation batch: remove one of them"
         );
     }
     if let Some(size) = c.generation_batch_size
@@ -95,8 +95,8 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     if !c.steps_per_generation().is_multiple_of(accumulation) {
         let steps = c.steps_per_generation();
         bad_input!(
-            "one generation serves {steps} micro-batches, which is not a multiple of {accumulation} \
-             (gradient_accumulation_steps): set steps_per_generation to {}",
+            "one generation batch has {steps} micro-batches, which must be a multiple of gradient_accumulation_steps = \
+             {accumulation}: set steps_per_generation to {}",
             multiples(steps, accumulation)
         );
     }
@@ -128,9 +128,9 @@ mod tests {
     use super::*;
     use crate::config::Algorithm;
 
-    /// The numbers are powers of different primes, so that each result shows its factors.
+    /// Each size is a power of another prime, so that a result shows its factors.
     #[test]
-    fn batches_and_steps_are_counted_as_in_trl() {
+    fn batch_sizes_and_steps_match_trl() {
         let config = Config {
             per_device_train_batch_size: 5,
             gradient_accumulation_steps: 3,
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_batches_and_steps_divide_each_other() {
+    fn batch_sizes_that_do_not_divide_each_other_are_refused() {
         let config = |change: fn(&mut Config)| {
             let mut config = Config { num_generations: 4, per_device_train_batch_size: 4, ..Config::default() };
             change(&mut config);
@@ -169,8 +169,7 @@ mod tests {
         };
         let refused = |change: fn(&mut Config), words: &str| assert_eq!(config(change).as_deref(), Some(words));
         assert_eq!(config(|_| {}), None);
-        let others = "`num_generations` must be at least 2, but is 1: a completion's advantage is its reward against \
-                      the others of its group";
+        let others = "advantages compare a completion's reward with the others of its group";
         refused(|c| c.num_generations = 1, others);
         refused(
             |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 0),
@@ -180,11 +179,12 @@ mod tests {
         assert_eq!(config(|c| (c.num_generations, c.dynamic_sampling) = (2, true)), None);
         refused(
             |c| (c.algorithm, c.num_generations, c.dynamic_sampling) = (Algorithm::ReinforcePlusPlus, 1, true),
-            "`dynamic_sampling` needs num_generations of at least 2: the rewards of a group of one are always equal",
+            "`dynamic_sampling` needs num_generations of at least 2: a group of one cannot have different rewards",
         );
         refused(
             |c| (c.generation_batch_size, c.steps_per_generation) = (Some(8), Some(2)),
-            "generation_batch_size and steps_per_generation both say how much is generated at once: remove one of them",
+            "generation_batch_size and steps_per_generation both set the size of a generation batch: remove one of \
+             them",
         );
         assert_eq!(config(|c| c.generation_batch_size = Some(8)), None);
         refused(
@@ -200,8 +200,8 @@ mod tests {
         assert_eq!(config(|c| (c.num_generations, c.gradient_accumulation_steps) = (6, 3)), None);
         refused(
             |c| (c.steps_per_generation, c.gradient_accumulation_steps) = (Some(5), 3),
-            "one generation serves 5 micro-batches, which is not a multiple of 3 (gradient_accumulation_steps): set \
-             steps_per_generation to 3 or 6",
+            "one generation batch has 5 micro-batches, which must be a multiple of gradient_accumulation_steps = 3: \
+             set steps_per_generation to 3 or 6",
         );
     }
 }

@@ -66,8 +66,8 @@ impl PolicyGradient for Distillation {
         }
         if c.dynamic_sampling {
             bad_input!(
-                "`dynamic_sampling` draws fresh prompts where rewards are all equal, and algorithm = \"distillation\" \
-                 learns from these too: set it to false"
+                "`dynamic_sampling` replaces groups whose rewards are all equal, but algorithm = \"distillation\" \
+                 learns from them too: set dynamic_sampling to false"
             );
         }
         Ok(())
@@ -80,7 +80,7 @@ fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
     let mut per_token = Mean::default();
     for (sample, advantage) in batch.samples.iter().zip(&mut advantages.advantages) {
         let teacher = sample.columns.ref_logps().expect("a teacher scores every completion");
-        // Entries of tokens that the mask leaves out are 0.
+        // Masked tokens have 0 in both lists.
         let mut to_go = kl(KlEstimator::K1, sample.old_logps(), teacher, &sample.loss_mask);
         per_token.add_sum(to_go.iter().sum(), sample.loss_mask.iter().filter(|&&m| m).count() as u64);
         for t in (1..to_go.len()).rev() {
@@ -102,8 +102,8 @@ mod tests {
     use train::loss::{LossSums, Normalizer, Sequence, policy};
     use train::{RewardMatrix, RewardRow, Sample};
 
-    /// A completion with the log-probabilities `own` of the policy and `teacher`. Tokens whose `own` is 0 are masked
-    /// out.
+    /// A completion with the log-probabilities `own` of the policy and `teacher` of the teacher model. Tokens whose
+    /// `own` is 0 are masked out.
     fn sample(group: u64, own: &[f32], teacher: &[f32]) -> Sample {
         let mut sample = Sample { group: GroupId(group), ..Sample::supervised(Prompt::new([1]), vec![7; own.len()]) };
         sample.loss_mask = own.iter().map(|&logp| logp != 0.0).collect();
@@ -133,21 +133,21 @@ mod tests {
 
     /// The numbers are chosen so that all arithmetic is exact in binary.
     #[test]
-    fn two_completions_by_hand() {
+    fn advantages_of_two_completions_match_values_computed_by_hand() {
         let samples = [sample(1, &[-1.0, -2.0, -0.5], &[-0.5, -2.5, -4.5]), sample(1, &[-1.0, 0.0, -1.0], &[-3.0; 3])];
         // k = log π − log π_T is −0.5, 0.5, 4 for the first sample, and 2, masked, 2 for the second.
         let found = of(&config(1.0, 0.0), &samples, &[&[], &[]]);
         assert_eq!(found.advantages, [tokens(&[0.5, -0.5, -4.0]), tokens(&[-2.0, 0.0, -2.0])]);
         let metric = found.metrics.iter().find(|(name, _)| name == "distillation/reverse_kl").unwrap();
         assert_eq!(metric.1, Some((4.0 + 4.0) / 5.0));
-        assert_eq!(found.rewards, [None, None], "there are none");
-        // A token's own k and half of each later one, discounted over masked tokens, too.
+        assert_eq!(found.rewards, [None, None], "rewards are missing");
+        // The advantage of a token sums its own k and half of each later k; the discount also counts masked tokens.
         let found = of(&config(2.0, 0.5), &samples, &[&[], &[]]);
         assert_eq!(found.advantages, [tokens(&[-1.5, -5.0, -8.0]), tokens(&[-5.0, 0.0, -4.0])]);
     }
 
     #[test]
-    fn rewards_add_their_advantage() {
+    fn advantages_of_rewards_are_added_to_the_teachers_terms() {
         let samples = [sample(1, &[-1.0, -1.0], &[-1.5, -0.5]), sample(1, &[-1.0, 0.0], &[-1.0; 2])];
         let plain = Config { scale_rewards: train::ScaleRewards::None, ..config(0.5, 0.0) };
         // The rewards 3 and 1 are 1 above and 1 below their mean.
@@ -158,11 +158,11 @@ mod tests {
         assert_eq!(found.advantages, [tokens(&[-0.25, 0.25]), tokens(&[0.0, 0.0])]);
     }
 
-    /// One step of one token over a vocabulary of three: the loss's gradient, averaged over the policy's probabilities
-    /// of the drawn token, equals the gradient of the exact reverse KL divergence by the logits (central differences in
-    /// f64).
+    /// One step on one token with a vocabulary of three: the gradient of the loss, averaged over the tokens that the
+    /// policy may draw, equals the exact reverse KL divergence's gradient with respect to the logits (central
+    /// differences in f64).
     #[test]
-    fn the_expected_gradient_is_that_of_the_reverse_kl_divergence() {
+    fn the_expected_gradient_equals_the_gradient_of_the_reverse_kl() {
         let teacher = [0.6f64, 0.3, 0.1].map(f64::ln);
         let log_softmax = |z: &[f64; 3]| {
             let sum = z.iter().map(|z| z.exp()).sum::<f64>().ln();

@@ -42,7 +42,7 @@ pub trait PolicyGradient {
         &["reward", "kl", "completions/mean_length"]
     }
 
-    /// The smallest number of completions per prompt with which the algorithm works.
+    /// The smallest supported number of completions per prompt.
     fn least_generations(&self, _config: &Config) -> usize {
         2
     }
@@ -58,11 +58,12 @@ pub trait PolicyGradient {
         1
     }
 
-    /// Why the update must compute every group, as a clause for a message; `None` if groups whose advantages are all 0
-    /// may be skipped. Skipping is right only if all of a group's gradient comes from advantages within that group.
+    /// The reason why the update must compute every group, as a clause for a message; `None` if groups whose advantages
+    /// are all 0 may be skipped. Skipping is correct only if a group's gradient comes from advantages within that group
+    /// alone.
     fn computes_every_group(&self, config: &Config) -> Option<&'static str>;
 
-    /// Refuses configurations that the algorithm cannot train, as a `BadInput` that says how to fix them.
+    /// Refuses configurations that the algorithm cannot train; the `BadInput` tells how to fix them.
     fn check(&self, _config: &Config) -> anyhow::Result<()> {
         Ok(())
     }
@@ -119,7 +120,7 @@ fn named(algorithm: Algorithm) -> &'static dyn PolicyGradient {
     }
 }
 
-/// If the policy loss has terms whose gradient is not 0 where the advantage is 0: a clause that names them.
+/// A clause that names the loss terms whose gradient is not 0 where the advantage is 0; `None` without such terms.
 fn terms_without_advantage(config: &Config) -> Option<&'static str> {
     if config.beta != 0.0 {
         return Some("the KL divergence to the reference (beta) has a gradient of its own");
@@ -127,13 +128,15 @@ fn terms_without_advantage(config: &Config) -> Option<&'static str> {
     if config.entropy_coef != 0.0 || config.use_adaptive_entropy {
         return Some("the entropy bonus has a gradient of its own");
     }
-    (config.top_entropy_quantile < 1.0).then_some("top_entropy_quantile is of the entropies of all tokens")
+    (config.top_entropy_quantile < 1.0).then_some("top_entropy_quantile is computed from the entropies of all tokens")
 }
 
-const CENTERED: &str = "advantages are centred over the batch, so those of a group without spread are not 0";
+const CENTERED: &str = "advantages are centred over the batch, so a group with equal rewards can have other advantages \
+    than 0";
 
 impl Config {
-    /// Why the update computes every group, as a clause for a message; `None` if groups without a gradient are skipped.
+    /// The reason why the update computes every group, as a clause for a message; `None` if it skips groups without a
+    /// gradient.
     pub fn computes_every_group(&self) -> Option<&'static str> {
         if self.skip_zero_gradients {
             self.policy_gradient().computes_every_group(self)
@@ -142,7 +145,7 @@ impl Config {
         }
     }
 
-    /// A sentence that says whether the update computes groups without a gradient.
+    /// A sentence for the log: whether the update computes groups without a gradient.
     pub fn skipping(&self) -> String {
         let why = self.computes_every_group();
         let what = why.map_or_else(|| "left out of the update".to_owned(), |why| format!("computed, since {why}"));
@@ -200,14 +203,14 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     batches::check(c)?;
     if c.sync_ref_model && c.reference().is_none() {
         bad_input!(
-            "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it \
-             above 0, or sync_ref_model = false"
+            "`sync_ref_model` = true needs a reference model, but beta = 0 (in PPO: kl_coef = 0) loads none: set beta \
+             (kl_coef) above 0, or sync_ref_model = false"
         );
     }
     if c.sync_ref_model && c.dtype == ComputeDType::Bf16 {
         bad_input!(
-            "`sync_ref_model` = true needs `dtype` = \"f32\": steps of ref_model_mixup_alpha are too small for a \
-             reference in bf16"
+            "`sync_ref_model` = true needs `dtype` = \"f32\": in bf16, steps of ref_model_mixup_alpha would be lost to \
+             rounding"
         );
     }
     rewards::check(c, algorithm.learns_without_rewards())?;

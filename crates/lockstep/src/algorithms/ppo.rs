@@ -40,7 +40,7 @@ impl PolicyGradient for Ppo {
     fn check(&self, c: &Config) -> anyhow::Result<()> {
         if c.num_iterations != 1 {
             bad_input!(
-                "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now {})",
+                "`num_iterations` is a key of GRPO; PPO's passes over a generation are num_ppo_epochs (now {})",
                 c.num_ppo_epochs
             );
         }
@@ -50,15 +50,16 @@ impl PolicyGradient for Ppo {
         ] {
             if set {
                 bad_input!(
-                    "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now {}) × \
-                     per_device_train_batch_size × gradient_accumulation_steps completions: set these",
+                    "`{name}` is a key of GRPO; in PPO a generation batch has num_mini_batches (now {}) × \
+                     per_device_train_batch_size × gradient_accumulation_steps completions: set these keys",
                     c.num_mini_batches
                 );
             }
         }
         if c.dynamic_sampling {
             bad_input!(
-                "`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false"
+                "`dynamic_sampling` is for algorithms that compare the completions of a group, such as GRPO: set it to \
+                 false"
             );
         }
         let (step, group) = (c.completions_per_step(), c.num_generations);

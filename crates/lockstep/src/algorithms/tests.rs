@@ -19,7 +19,7 @@ fn config(algorithm: Algorithm, change: impl FnOnce(&mut Config)) -> Config {
 }
 
 #[test]
-fn the_reference_is_loaded_if_something_needs_it() {
+fn the_reference_model_is_loaded_only_if_a_kl_term_needs_it() {
     let reference = |algorithm, change: fn(&mut Config)| config(algorithm, change).reference().is_some();
     for algorithm in ALL {
         let (by_beta, by_kl) =
@@ -35,7 +35,7 @@ fn the_reference_is_loaded_if_something_needs_it() {
     let expected = Reference::Teacher { key: "teacher_model_name_or_path", name: "t" };
     assert_eq!(teacher.reference(), Some(expected));
 
-    // A rollout file has everything that training reads, but evaluations need the reference.
+    // A rollout file contains the reference's log-probabilities for training, but evaluations still need the model.
     let loads = |ref_logps: bool, change: fn(&mut Config)| {
         let change = |c: &mut Config| {
             (c.beta, c.eval_strategy, c.eval_dataset_name) = (0.1, Strategy::Steps, Some("e".into()));
@@ -53,7 +53,7 @@ fn the_reference_is_loaded_if_something_needs_it() {
 }
 
 #[test]
-fn objectives_have_the_settings_of_the_configuration() {
+fn objectives_take_their_settings_from_the_configuration() {
     let change = |c: &mut Config| {
         (c.epsilon, c.epsilon_high, c.beta, c.mask_truncated_completions) = (0.125, Some(0.25), 0.5, true);
     };
@@ -65,7 +65,7 @@ fn objectives_have_the_settings_of_the_configuration() {
     use Algorithm::{Distillation, Grpo, Ppo, ReinforcePlusPlus, ReinforcePlusPlusBaseline, Rloo};
     let found = [Grpo, Rloo, ReinforcePlusPlus, ReinforcePlusPlusBaseline, Ppo, Distillation].map(beta);
     let (with, without) = (Some((0.5, 0.125)), Some((0.0, 0.125)));
-    assert_eq!(found, [with, None, without, with, None, with], "REINFORCE++ has the divergence in its rewards");
+    assert_eq!(found, [with, None, without, with, None, with], "REINFORCE++ has the KL divergence in its rewards");
     let Objective::Rloo(rloo) = objective(Rloo) else { panic!("another objective") };
     let RlooConfig { epsilon, epsilon_high, mask_truncated_completions } = rloo;
     assert_eq!((epsilon, epsilon_high, mask_truncated_completions), (0.125, Some(0.25), true));
@@ -86,12 +86,12 @@ fn configurations_that_an_algorithm_cannot_train_are_refused() {
     refused(
         Ppo,
         |c| (c.num_iterations, c.num_ppo_epochs) = (2, 3),
-        "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now 3)",
+        "`num_iterations` is a key of GRPO; PPO's passes over a generation are num_ppo_epochs (now 3)",
     );
     for name in ["generation_batch_size", "steps_per_generation"] {
         let words = format!(
-            "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now 1) × per_device_train_batch_size × \
-             gradient_accumulation_steps completions: set these"
+            "`{name}` is a key of GRPO; in PPO a generation batch has num_mini_batches (now 1) × \
+             per_device_train_batch_size × gradient_accumulation_steps completions: set these keys"
         );
         match name {
             "steps_per_generation" => refused(Ppo, |c| c.steps_per_generation = Some(2), &words),
@@ -101,7 +101,7 @@ fn configurations_that_an_algorithm_cannot_train_are_refused() {
     refused(
         Ppo,
         |c| c.dynamic_sampling = true,
-        "`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false",
+        "`dynamic_sampling` is for algorithms that compare the completions of a group, such as GRPO: set it to false",
     );
     refused(
         Ppo,
@@ -130,14 +130,14 @@ fn configurations_that_an_algorithm_cannot_train_are_refused() {
     refused(
         Distillation,
         |c| (c.teacher_model_name_or_path, c.dynamic_sampling) = (Some("t".into()), true),
-        "`dynamic_sampling` draws fresh prompts where rewards are all equal, and algorithm = \"distillation\" learns \
-         from these too: set it to false",
+        "`dynamic_sampling` replaces groups whose rewards are all equal, but algorithm = \"distillation\" learns from \
+         them too: set dynamic_sampling to false",
     );
 }
 
-/// The advantages of an algorithm are those of its formula with the settings of the configuration.
+/// Each algorithm computes its formula with the settings of the configuration.
 #[test]
-fn advantages_are_those_of_the_configured_formula() {
+fn advantages_follow_the_configured_formula() {
     let sample = |group: u64, tokens: usize| {
         let mut sample =
             Sample { group: model::GroupId(group), ..Sample::supervised(model::Prompt::new([1]), vec![4; tokens]) };
@@ -165,7 +165,7 @@ fn advantages_are_those_of_the_configured_formula() {
     // In a group of two the baseline is the other completion.
     assert_eq!(of(Algorithm::Rloo, |_| {}), sequence([-2.0, 2.0, -4.0, 4.0]));
     assert_eq!(of(Algorithm::Rloo, |c| c.reward_clip_range = Some(vec![2.0, 6.0])), sequence([-1.0, 1.0, -1.0, 1.0]));
-    // A divergence of 0.5 per token, times beta.
+    // A KL divergence of 0.5 per token, times beta.
     assert_eq!(of(Algorithm::Rloo, |c| c.beta = 1.0), sequence([-1.5, 1.5, -3.5, 3.5]));
     let (batch_mean, group_mean) =
         (of(Algorithm::ReinforcePlusPlus, |_| {}), of(Algorithm::ReinforcePlusPlusBaseline, |_| {}));

@@ -50,13 +50,13 @@ pub(super) fn adopt(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
                 _ => "",
             };
             bad_input!(
-                "`{name}` = {}, but the model {dir} is an adapter, and its {} says {}: leave the key out{fix}",
+                "`{name}` = {}, but the model {dir} is an adapter, and its {} has {}: remove the key{fix}",
                 key.value_text(&resolved.config),
                 model::peft::ADAPTER_CONFIG,
                 key.value_text(&own)
             );
         }
-        // Even a key that the configuration file sets is shown as coming from the adapter.
+        // Shows the adapter as the origin even of keys that the configuration file sets.
         resolved.origins.insert(key.name, Origin::Adapter);
     }
     resolved.config = own;

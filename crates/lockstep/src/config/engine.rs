@@ -12,19 +12,20 @@ pub struct WorkloadBounds {
     pub longest_prompt: usize,
     /// The largest number of completions generated at once, in a generation batch or an evaluation.
     pub sequences: usize,
-    /// Whether rollouts come from a file with the reference model's log-probabilities: no reference model is loaded.
+    /// Whether rollouts come from a file with the reference model's log-probabilities, so that no reference model is
+    /// loaded.
     pub ref_logps: bool,
-    /// Whether a function of the calling program makes the completions. Their log-probabilities may then be missing.
+    /// Whether a function of the calling program generates the completions. It may not return log-probabilities.
     pub given: bool,
 }
 
 impl WorkloadBounds {
     /// The bounds of a run that generates `sequences` completions at once.
-    pub fn of_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
+    pub fn for_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
         WorkloadBounds { longest_prompt, sequences, ref_logps: false, given: false }
     }
 
-    /// The bounds of the same data under `config`, which is a change of `before`.
+    /// The bounds of the same data after the configuration has changed from `before` to `config`.
     pub(crate) fn under(self, config: &Config, before: &Config) -> WorkloadBounds {
         let is_generation = self.sequences == before.generation_batch();
         WorkloadBounds {
@@ -34,7 +35,8 @@ impl WorkloadBounds {
         }
     }
 
-    /// Adapts the bounds to a program that makes the completions: its prompts may be as long as `max_prompt_length`.
+    /// Adapts the bounds to completions that the calling program generates: prompts may be as long as
+    /// `max_prompt_length`.
     pub(crate) fn widen_to_given(&mut self, config: &Config, context: usize) {
         let room = context.saturating_sub(config.max_completion_length);
         let most = config.max_prompt_length.map_or(0, |most| most.min(room));

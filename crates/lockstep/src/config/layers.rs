@@ -64,9 +64,9 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| match (name.into_string(), value.into_string())
     {
         (Ok(name), Ok(value)) => Ok((name, value)),
-        // Its value may be a token.
+        // The message does not print the value, which may be a secret token.
         (name, _) => Err(BadInput::new(format!(
-            "environment variable {}: its name or its value is not UTF-8",
+            "environment variable {}: name and value must be UTF-8",
             name.unwrap_or_else(|name| name.display().to_string())
         ))),
     };
@@ -93,8 +93,8 @@ pub fn refuse_environment(command: &str) -> anyhow::Result<()> {
             bad_input!("environment variable {variable}: {}", unknown_key(&name));
         }
         bad_input!(
-            "environment variable {variable} sets a key of configurations, and `lockstep {command}` reads none: unset \
-             it, and give what you need as a flag"
+            "environment variable {variable} sets a configuration key, but `lockstep {command}` reads no \
+             configuration: unset it, and pass the value as a flag"
         );
     }
     Ok(())
@@ -145,7 +145,7 @@ impl Layers {
         resolved.apply_defaults(Methods::of(self.purpose, resolved.config.algorithm));
         super::validate::validate(&mut resolved, self.purpose)?;
         // Only methods that generate completions can record them.
-        resolved.config.record_rollouts &= Methods::of_command(self.purpose).meet(ONLINE);
+        resolved.config.record_rollouts &= Methods::for_command(self.purpose).meet(ONLINE);
         Ok(resolved)
     }
 }
@@ -173,8 +173,8 @@ impl Resolved {
 
     fn apply_file(&mut self, path: &Path) -> anyhow::Result<()> {
         if path.is_dir() {
-            let of_run = path.join("config.toml");
-            let fix = if of_run.is_file() { format!(": give {}", of_run.display()) } else { String::new() };
+            let run_config = path.join("config.toml");
+            let fix = if run_config.is_file() { format!(": give {}", run_config.display()) } else { String::new() };
             bad_input!("the configuration {} is a directory, not a TOML file{fix}", path.display());
         }
         let text = disk::read_to_string(path, disk::most::STATE).map_err(|e| {
@@ -187,15 +187,15 @@ impl Resolved {
             let span = e.span().unwrap_or_default();
             let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
             let message = match (e.message(), text.get(span)) {
-                ("duplicate key", Some(key)) => format!("the key `{key}` is there twice"),
+                ("duplicate key", Some(key)) => format!("duplicate key `{key}`"),
                 (message, _) => message.replace('\n', " "),
             };
-            // For example `--reward command:python3 reward.py` without quotes: its last word is taken as another
+            // For example in `--reward command:python3 reward.py` without quotes, `reward.py` is parsed as another
             // argument.
             let hint = if path.extension().is_some_and(|ending| ending == "toml") {
                 ""
             } else {
-                "; it was taken for a configuration: put a reward's command of several words in quotes"
+                "; it was read as a configuration file: a reward command of several words must be quoted"
             };
             BadInput::new(format!("{}, line {line}: not valid TOML: {message}{hint}", path.display()))
         })?;

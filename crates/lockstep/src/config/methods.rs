@@ -17,9 +17,9 @@ pub enum Purpose {
     Reward,
     /// Direct preference optimization (`lockstep dpo`).
     Dpo,
-    /// Evaluating a model in the way a reinforcement-learning run evaluates its own.
+    /// Evaluating a model as a reinforcement-learning run evaluates its own.
     Eval,
-    /// Only showing the configuration; required keys may be missing.
+    /// Showing the configuration; required keys may be missing.
     Show,
 }
 
@@ -36,8 +36,8 @@ impl Purpose {
     }
 }
 
-/// Generates from one row per algorithm: the enum, the names in configurations, and a set of methods with only that
-/// alone.
+/// Generates three items from one row per algorithm: the enum, the names in configurations, and a set of methods with
+/// this algorithm alone.
 macro_rules! algorithms {
     ($($(#[$attribute:meta])+ $variant:ident = $name:literal, $method:ident, $label:literal;)*) => {
         /// The algorithm that turns rewards into a gradient.
@@ -58,7 +58,7 @@ macro_rules! algorithms {
             }
         }
 
-        $(pub(super) const $method: Methods = Methods::of_bit(Algorithm::$variant as u16);)*
+        $(pub(super) const $method: Methods = Methods::from_bit(Algorithm::$variant as u16);)*
     };
 }
 
@@ -91,10 +91,14 @@ pub(super) const GROUPS: Methods = GRPO.and(DISTILLATION);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Methods(u16);
 
-pub(super) const SFT: Methods = Methods::of_bit(13);
-pub(super) const DPO: Methods = Methods::of_bit(14);
-pub(super) const REWARD: Methods = Methods::of_bit(15);
-const _: () = assert!(Algorithm::METHODS.len() <= 13, "an algorithm has the bit of another command: widen Methods");
+pub(super) const SFT: Methods = Methods::from_bit(13);
+pub(super) const DPO: Methods = Methods::from_bit(14);
+pub(super) const REWARD: Methods = Methods::from_bit(15);
+const _: () = assert!(
+    Algorithm::METHODS.len() <= 13,
+    "algorithms must not use the bits of other commands: widen \
+    Methods"
+);
 
 /// The commands that learn from preference pairs.
 pub(super) const PAIRS: Methods = DPO.and(REWARD);
@@ -102,12 +106,12 @@ pub(super) const ALL: Methods = Methods(u16::MAX);
 
 /// Each method as a set of one, with its name.
 pub(super) fn each() -> impl Iterator<Item = (Methods, &'static str)> {
-    let of_train = Algorithm::METHODS.iter().zip(Algorithm::NAMES).map(|(method, (name, _))| (*method, *name));
-    of_train.chain([(SFT, "sft"), (DPO, "dpo"), (REWARD, "reward")])
+    let train_methods = Algorithm::METHODS.iter().zip(Algorithm::NAMES).map(|(method, (name, _))| (*method, *name));
+    train_methods.chain([(SFT, "sft"), (DPO, "dpo"), (REWARD, "reward")])
 }
 
 impl Methods {
-    pub(super) const fn of_bit(bit: u16) -> Methods {
+    pub(super) const fn from_bit(bit: u16) -> Methods {
         Methods(1 << bit)
     }
 
@@ -134,7 +138,7 @@ impl Methods {
         self.0 & others.0 == others.0
     }
 
-    /// Whether this set contains any of `others`.
+    /// Whether this set has a method in common with `others`.
     pub(super) const fn meet(self, others: Methods) -> bool {
         self.0 & others.0 != 0
     }
@@ -145,12 +149,12 @@ impl Methods {
             (Purpose::Sft, _) => SFT,
             (Purpose::Dpo, _) => DPO,
             (Purpose::Reward, _) => REWARD,
-            (Purpose::Grpo | Purpose::Eval | Purpose::Show, algorithm) => Methods::of_bit(algorithm as u16),
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, algorithm) => Methods::from_bit(algorithm as u16),
         }
     }
 
     /// All methods of a command, as one set.
-    pub(super) fn of_command(purpose: Purpose) -> Methods {
+    pub(super) fn for_command(purpose: Purpose) -> Methods {
         match purpose {
             Purpose::Grpo | Purpose::Eval | Purpose::Show => ONLINE,
             Purpose::Sft => SFT,
@@ -160,7 +164,7 @@ impl Methods {
     }
 }
 
-/// Writes the commands of the set; if it has only some algorithms of `train`, their names.
+/// Prints the commands of the set; for `train` with only some algorithms, the algorithms' names.
 impl fmt::Display for Methods {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == ALL {

@@ -20,10 +20,10 @@ pub struct WorkerKind {
     /// The number of workers of this kind.
     #[serde(default = "one")]
     pub count: u32,
-    /// These workers generate groups of these profiles; empty: of all.
+    /// The profiles whose groups these workers generate; empty: all.
     #[serde(default)]
     pub profiles: Vec<String>,
-    /// Threads of each worker; `None`: as the run.
+    /// Threads of each worker; `None`: those of the run.
     pub threads: Option<usize>,
 }
 
@@ -31,7 +31,7 @@ fn one() -> u32 {
     1
 }
 
-/// An entry `[sampling_profiles.NAME]`: the share of groups that have this profile, and their sampling parameters.
+/// An entry `[sampling_profiles.NAME]`: the share of groups with this profile, and their sampling parameters.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Profile {
@@ -46,7 +46,7 @@ struct Profile {
 /// The sampling parameters of each group, which depend only on the group's number in the run.
 #[derive(Clone, Debug)]
 pub struct SamplingPlan {
-    /// The sampling parameters if there are no profiles.
+    /// The sampling parameters without profiles.
     all: Arc<SamplingParams>,
     /// For each profile: its name, the sum of the shares of it and all profiles before it, and its sampling parameters.
     profiles: Vec<(String, f64, Arc<SamplingParams>)>,
@@ -153,36 +153,40 @@ pub(crate) fn notes(config: &Config) -> anyhow::Result<Vec<String>> {
         return Ok(Vec::new());
     }
     Ok(vec![format!(
-        "{} {} the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is \
-         biased, and the importance ratio does not correct it (docs/algorithms.md)",
+        "{} {} the sampling distribution, but log-probabilities are those of the full distribution: the policy \
+         gradient is biased, and the importance ratio does not correct it (docs/algorithms.md)",
         named.join(", "),
         if named.len() == 1 { "changes" } else { "change" }
     )])
 }
 
-/// Refuses profiles with impossible values, and kinds of workers that leave some group without a worker.
+/// Refuses profiles with impossible values, and `[[workers]]` entries that leave a profile without a worker.
 pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
     let (profiles, kinds) = (parsed(&config.sampling_profiles)?, worker_kinds(config)?);
     for (name, profile) in &profiles {
         let refuse = |key: &str, is: String, fix: &str| {
-            Err(BadInput::new(format!("`sampling_profiles.{name}.{key}` is {is}: {fix}")))
+            Err(BadInput::new(format!("`sampling_profiles.{name}.{key}` is {is}, but must be {fix}")))
         };
         if !(profile.share > 0.0 && profile.share <= 1.0) {
             return refuse(
                 "share",
                 profile.share.to_string(),
-                "give the share of groups that have it, above 0 up to 1",
+                "the share of groups with this profile, above 0 and at most 1",
             );
         }
         let (most, length) = (config.max_completion_length, profile.max_completion_length);
         if let Some(length) = length.filter(|&length| length == 0 || length > most) {
-            return refuse("max_completion_length", length.to_string(), &format!("1 to max_completion_length, {most}"));
+            return refuse(
+                "max_completion_length",
+                length.to_string(),
+                &format!("from 1 to max_completion_length = {most}"),
+            );
         }
         if let Some(p) = profile.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
             return refuse("top_p", p.to_string(), "above 0 and at most 1");
         }
         if let Some(p) = profile.min_p.filter(|p| !(0.0..=1.0).contains(p)) {
-            return refuse("min_p", p.to_string(), "0 to 1");
+            return refuse("min_p", p.to_string(), "from 0 to 1");
         }
         if let Some(penalty) = profile.repetition_penalty.filter(|p| !(*p > 0.0 && p.is_finite())) {
             return refuse("repetition_penalty", penalty.to_string(), "above 0");
@@ -190,10 +194,10 @@ pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
     }
     let sum: f64 = profiles.iter().map(|(_, profile)| profile.share).sum();
     if !profiles.is_empty() && (sum - 1.0).abs() > 1e-9 {
-        bad_input!("the shares of `sampling_profiles` sum to {sum}: they must sum to 1, so that every group has one");
+        bad_input!("the shares of `sampling_profiles` must sum to 1, but sum to {sum}");
     }
     if !profiles.is_empty() && config.replay.is_some() {
-        bad_input!("`sampling_profiles` is of completions that are generated, and `replay` reads them: remove one");
+        bad_input!("`sampling_profiles` is for generated completions, but `replay` reads them from a file: remove one");
     }
     let names: BTreeSet<&str> = profiles.iter().map(|(name, _)| name.as_str()).collect();
     for (n, kind) in kinds.iter().enumerate() {
@@ -202,7 +206,7 @@ pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
         }
         if let Some(unknown) = kind.profiles.iter().find(|name| !names.contains(name.as_str())) {
             bad_input!(
-                "`workers`, entry {}: there is no `[sampling_profiles.{unknown}]`; there are: {}",
+                "`workers`, entry {}: unknown profile `{unknown}`; the profiles are: {}",
                 n + 1,
                 listed(names.iter().copied())
             );
@@ -210,7 +214,7 @@ pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
     }
     let is_made = |name: &&str| kinds.iter().any(|kind| takes(&kind.profiles, name));
     if let Some(nobodys) = names.iter().find(|name| !kinds.is_empty() && !is_made(name)) {
-        bad_input!("no entry of `workers` has the profile \"{nobodys}\": no worker would generate its groups");
+        bad_input!("no entry of `workers` lists the profile \"{nobodys}\", so no worker would generate its groups");
     }
     Ok(())
 }
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_hold_in_every_stretch_of_numbers() {
+    fn every_range_of_groups_has_each_profiles_share() {
         let profiles = json!({"fast": {"share": 0.75, "max_completion_length": 16}, "quality": {"share": 0.25}});
         let plan = SamplingPlan::new(&config(profiles, json!([])), &[0]).unwrap();
         for first in [0u64, 1, 1000, u64::MAX / 2, 1 << 60] {
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn without_profiles_all_groups_are_alike() {
+    fn without_profiles_all_groups_have_the_same_parameters() {
         let plan = SamplingPlan::new(&config(json!({}), json!([])), &[0]).unwrap();
         assert!((0..9).map(GroupId).all(|n| plan.profile(n).is_none() && Arc::ptr_eq(plan.of(n), plan.common())));
     }

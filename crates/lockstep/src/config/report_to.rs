@@ -42,7 +42,7 @@ pub(crate) enum Receiver {
 }
 
 impl Config {
-    /// The receivers that `report_to` names, each with the text that names it.
+    /// The receivers that `report_to` names, each with its entry.
     pub(crate) fn receivers(&self) -> anyhow::Result<Vec<(&str, Receiver)>> {
         let mut all = Vec::new();
         for entry in &self.report_to {
@@ -53,7 +53,7 @@ impl Config {
     }
 }
 
-/// The line of a command, if this value of `report_to` is one.
+/// The command line in this value of `report_to`, if it is a command.
 pub(super) fn command(entry: &str) -> Option<&str> {
     entry.strip_prefix(COMMAND)
 }
@@ -66,9 +66,9 @@ pub(super) fn command_entry(line: &str) -> String {
 /// The receiver that a value names, or `None` if the value is one of TRL's. The error does not contain a password.
 fn receiver(entry: &str) -> Result<Option<Receiver>, String> {
     if let Some(line) = command(entry) {
-        let Some(words) = split_line(line) else { return Err(format!("a quote is left open in `{}`", shown(entry))) };
+        let Some(words) = split_line(line) else { return Err(format!("unclosed quote in `{}`", shown(entry))) };
         if words.first().is_none_or(String::is_empty) {
-            return Err(format!("`{}` names no program: command:PROGRAM ARGUMENTS…", shown(entry)));
+            return Err(format!("`{}` must name a program: command:PROGRAM ARGUMENTS…", shown(entry)));
         }
         words.iter().filter(|word| word.contains("://")).try_for_each(|word| no_secret_in(word))?;
         return Ok(Some(Receiver::Command(words)));
@@ -82,8 +82,8 @@ fn receiver(entry: &str) -> Result<Option<Receiver>, String> {
         return Ok(None);
     }
     Err(format!(
-        "`{}` is not a receiver: command:PROGRAM ARGUMENTS…, http://ADDRESS or https://ADDRESS; \
-         or one of TRL's values: {}",
+        "`{}` is not a receiver: expected command:PROGRAM ARGUMENTS…, http://ADDRESS or https://ADDRESS, or one of \
+         TRL's values: {}",
         shown(entry),
         TRL_VALUES.join(", ")
     ))
@@ -92,15 +92,15 @@ fn receiver(entry: &str) -> Result<Option<Receiver>, String> {
 fn no_secret_in(address: &str) -> Result<(), String> {
     let secret = |secret| {
         format!(
-            "`{}` has {secret}, and the configuration is written into the run's directory: give a token by the \
-             environment's variable {TOKEN}",
+            "`{}` has {secret}, but the configuration is written to the run's directory: pass a token in the \
+             environment variable {TOKEN}",
             shown(address)
         )
     };
     Address::secret_in(address).map_or(Ok(()), |found| Err(secret(found)))
 }
 
-/// A value, cut after the scheme of an address in it: the rest may be secret.
+/// A value, truncated after the scheme of an address in it: the rest may be secret.
 fn shown(entry: &str) -> String {
     entry.split_once("://").map_or(entry.to_owned(), |(before, _)| format!("{before}://…"))
 }
@@ -119,8 +119,8 @@ pub(super) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     let unused: Vec<&str> = c.report_to.iter().filter(unused).map(String::as_str).collect();
     let note = || {
         format!(
-            "report_to = {}: this program sends to no service; receivers are command:PROGRAM and http://ADDRESS, and \
-             `tensorboard` says whether TensorBoard's files are written",
+            "report_to = {}: nothing is sent to these services; receivers are command:PROGRAM and http://ADDRESS, and \
+             `tensorboard` decides whether TensorBoard files are written",
             unused.join(", ")
         )
     };

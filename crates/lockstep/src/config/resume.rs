@@ -15,8 +15,8 @@ fn line(key: &Key, began: &Config, now: &Config) -> String {
     format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now))
 }
 
-/// Restores in `config` the old values that these lines of [`changes`] record, the last line first; only keys on which
-/// the weights' bits depend. The error is a line that cannot be parsed.
+/// Restores in `config` the old values recorded by these lines of [`changes`], the last line first, for keys that
+/// affect the weights' bits. Returns an error for a line that cannot be parsed.
 pub(crate) fn undo(config: &mut Config, changes: &[&str]) -> Result<(), String> {
     for change in changes.iter().rev() {
         let Some((name, values)) = change.split_once(" was ") else { continue };
@@ -28,7 +28,7 @@ pub(crate) fn undo(config: &mut Config, changes: &[&str]) -> Result<(), String> 
             None => (key.read_text)(config, old).or_else(|_| (key.read)(config, &toml::Value::Array(Vec::new()))),
         };
         if key.value_text(config) != old {
-            return Err(format!("what `{name}` was is not told from \"{change}\""));
+            return Err(format!("cannot parse the old value of `{name}` in \"{change}\""));
         }
     }
     Ok(())
@@ -60,7 +60,7 @@ pub(crate) fn settings_of_weights(config: &Config) -> String {
         let name = |path: &str| Ok::<_, Infallible>(file_name(path));
         spec.map_paths(name).unwrap_or_else(|never| match never {});
     }
-    // Older runs, from before these keys, pass no columns to the template and have reward models with the end token.
+    // Runs from before these keys existed pass no columns to the template, and their reward models read the end token.
     // Their lineage must not change.
     config.template_columns.clone_from(&default.template_columns);
     config.reward_model_end_token = default.reward_model_end_token;

@@ -1,5 +1,5 @@
-//! The part of the table of keys besides name, type and default: a [`Row`] has TRL's key, the readers of the key, its
-//! range.
+//! The end of a key's row, after name, type and default: a [`Row`] has TRL's counterpart, the methods that read the
+//! key, its range.
 
 use super::methods::{ALL, Methods};
 use serde_json::{Value as Json, json};
@@ -12,7 +12,7 @@ pub enum OnResume {
     Free,
     /// The value may change, with a warning: the run then differs from one that was never stopped.
     Warn,
-    /// The value may not change: the saved state would not fit, or would mean something else.
+    /// The value may not change: the saved state would not fit, or would have another meaning.
     Fixed,
 }
 
@@ -41,8 +41,8 @@ pub(crate) struct Range {
     high_is_in: bool,
 }
 
-/// The upper bound for counts of completions, sequences or repetitions. A larger value is a typo, with which
-/// allocations would fail before any check could report it.
+/// The upper bound for counts of completions, sequences or repetitions. A larger value is a typo, and its allocations
+/// would fail before any check could report it.
 pub(super) const MAX_COUNT: f64 = (1 << 20) as f64;
 /// The upper bound for counts of tokens.
 pub(super) const LONG: f64 = (1u64 << 31) as f64;
@@ -128,13 +128,13 @@ pub(super) const OURS: Row = Row { trl: Trl::Nothing, ..TRL };
 impl Row {
     /// Sets TRL's name for the key.
     pub(super) const fn trl_name(self, name: &'static str) -> Row {
-        let Trl::Field { defaults, .. } = self.trl else { panic!("a key that TRL has begins with TRL") };
+        let Trl::Field { defaults, .. } = self.trl else { panic!("a row with TRL's name must begin with TRL") };
         Row { trl: Trl::Field { name: Some(name), defaults }, ..self }
     }
 
     /// Sets TRL's defaults, as TOML, for the methods in which they differ from this project's.
     pub(super) const fn trl_defaults(self, defaults: &'static [(Methods, &'static str)]) -> Row {
-        let Trl::Field { name, .. } = self.trl else { panic!("a key that TRL has begins with TRL") };
+        let Trl::Field { name, .. } = self.trl else { panic!("a row with TRL's defaults must begin with TRL") };
         Row { trl: Trl::Field { name, defaults }, ..self }
     }
 

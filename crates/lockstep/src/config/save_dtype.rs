@@ -5,21 +5,21 @@ use model::FileDType;
 /// The dtype of the weights in a run's result (`save_dtype`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveDType {
-    /// That of the files that the run began with.
+    /// The dtype of the files that the run began with.
     #[default]
     Auto,
-    /// Every bit of f32 weights.
+    /// f32: every bit of the weights.
     F32,
-    /// Rounded to bf16.
+    /// bf16, rounded.
     Bf16,
-    /// Rounded to f16.
+    /// f16, rounded.
     F16,
 }
 
 impl SaveDType {
-    /// The dtype of the files that are written. `is_bf16` is whether the model computes in bf16, `adapts` whether an
-    /// adapter is trained. `loaded` is the dtype of the files that training began with; `None` for a new adapter.
-    pub fn of_files(self, is_bf16: bool, adapts: bool, loaded: Option<FileDType>) -> FileDType {
+    /// The dtype of the written files. `is_bf16`: whether the model computes in bf16. `adapts`: whether an adapter is
+    /// trained. `loaded`: the dtype of the files that training began with; `None` for a new adapter.
+    pub fn file_dtype(self, is_bf16: bool, adapts: bool, loaded: Option<FileDType>) -> FileDType {
         match self {
             SaveDType::F32 => FileDType::F32,
             SaveDType::Bf16 => FileDType::Bf16,

@@ -21,7 +21,7 @@ impl Resolved {
             let origin = self.origin(key.name);
             let _ = match key.value(&self.config) {
                 Some(value) => writeln!(text, "{} = {}  # {origin}", key.name, toml_on_one_line(&value)),
-                // An unset key is written as a comment, unless its default is a value and it was unset on purpose.
+                // An unset key is written as a comment, unless it has a default and was unset on purpose.
                 None if *origin != Origin::Default => writeln!(text, "{} = \"none\"  # {origin}", key.name),
                 None => writeln!(text, "# {} =  # not set", key.name),
             };
@@ -36,7 +36,7 @@ impl Resolved {
     }
 }
 
-/// Keys for the place of a run and its hardware, which do not affect training.
+/// Keys for files and hardware, which do not affect training.
 const PLACES: [&str; 5] = ["output_dir", "run_name", "device", "threads", "tensorboard"];
 
 /// The keys with a single value (a number, text or boolean), by which runs are compared; tables and lists are left out.

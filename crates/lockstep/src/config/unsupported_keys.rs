@@ -7,12 +7,12 @@ use serde::Deserialize;
 use std::sync::LazyLock;
 use toml::Value;
 
-/// The effect of a key of TRL's that this program does not have.
+/// The effect of one of TRL's keys that this program does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsupportedKey {
-    /// The key is accepted; the text is the reason why it has no effect.
+    /// The key is accepted, with the reason why it has no effect.
     Ignored(&'static str),
-    /// The key is an error; the text is the remedy.
+    /// The key is an error, with the fix.
     Refused(&'static str),
 }
 
@@ -34,14 +34,14 @@ struct Ignored {
 #[serde(deny_unknown_fields)]
 struct Refused {
     keys: Vec<String>,
-    /// Values besides false and none that do not ask for the missing feature.
+    /// Values besides false and none that leave the feature off.
     #[serde(default)]
     neutral: Vec<String>,
     instead: String,
 }
 
 static LISTS: LazyLock<Lists> =
-    LazyLock::new(|| toml::from_str(include_str!("unsupported_keys.toml")).expect("the file is whole: tests read it"));
+    LazyLock::new(|| toml::from_str(include_str!("unsupported_keys.toml")).expect("unsupported_keys.toml is tested"));
 
 /// The effect of setting `name` to `value`; `None` if TRL does not have the key either.
 pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
@@ -49,7 +49,7 @@ pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     let refused = LISTS.refused.iter().find(|refused| refused.keys.iter().any(|n| n == name));
     Some(match refused {
         Some(refused) if asks_for_nothing(value, &refused.neutral) => {
-            UnsupportedKey::Ignored("it asks for what is done anyway")
+            UnsupportedKey::Ignored("this value is the default behaviour")
         }
         _ => answer,
     })
@@ -66,8 +66,8 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
     unsupported_keys().flat_map(|(names, _)| names).map(String::as_str)
 }
 
-/// Whether `value` does not ask for the missing feature: a neutral value, false (true, if `true` is neutral), an empty
-/// value, or a word for none.
+/// Whether `value` leaves the missing feature off: a neutral value, false (true, if `true` is neutral), an empty value,
+/// or a word for none.
 fn asks_for_nothing(value: &Value, neutral: &[String]) -> bool {
     let is_neutral = |text: &str| neutral.iter().any(|n| n == text);
     match value {

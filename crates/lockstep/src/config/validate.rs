@@ -1,5 +1,5 @@
 //! Checks a configuration: the range of each key, then the rules for keys of one topic. An error names the fix; a note
-//! reports a value that works but is probably a mistake. The rules of the algorithm are checked afterwards, in
+//! reports a valid but probably mistaken value. The algorithm's own rules are checked afterwards, in
 //! [`crate::algorithms`].
 
 use super::keys::{Config, KEYS, adapter, data, evaluation, optimizer, preferences, rewards, sampling};
@@ -70,10 +70,7 @@ fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
     }
     if c.eval_strategy != Strategy::No && !c.has_eval_data() {
-        bad_input!(
-            "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy \
-             = \"no\""
-        );
+        bad_input!("`eval_strategy` needs evaluation data: set eval_dataset_name, or eval_strategy = \"no\"");
     }
     Ok(())
 }

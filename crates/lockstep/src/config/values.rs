@@ -51,7 +51,7 @@ fn expected(what: &str, got: &Value) -> String {
     format!("expected {what}, got {}", got.trim())
 }
 
-/// Whether the value is an integer too large for TOML: a long text of digits, or a float.
+/// Whether the value is an integer too large for TOML: a long string of digits, or a float.
 fn is_large_integer(value: &Value) -> bool {
     match value {
         Value::String(digits) => digits.len() > 18 && digits.bytes().all(|byte| byte.is_ascii_digit()),
@@ -133,10 +133,10 @@ impl KeyValue for String {
         json!({"type": "string"})
     }
     fn read(value: &Value) -> Result<Self, String> {
-        value.as_str().map(str::to_owned).ok_or_else(|| expected("a text in quotes", value))
+        value.as_str().map(str::to_owned).ok_or_else(|| expected("a string in quotes", value))
     }
     fn read_text(text: &str) -> Result<Self, String> {
-        // `--set run_name=3` means the text 3. Quotes, if there are any, are TOML's.
+        // `--set run_name=3` sets the string "3". Quotes are TOML's.
         match toml_of_text(text) {
             Value::String(inner) => Ok(inner),
             _ => Ok(text.to_owned()),
@@ -421,30 +421,30 @@ pub enum Strategy {
 /// Whether the learner of a distributed run checks its workers' results (`trust`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// The workers' results are used without a check.
+    /// The workers' results are used unchecked.
     #[default]
     Workers,
-    /// The learner computes a share of the workers' results again before it uses them.
+    /// The learner recomputes a share of the workers' results before it uses them.
     Audit,
 }
 
 /// The adapter of the reference model, in a run that trains an adapter (`ref_adapter`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RefAdapter {
-    /// The reference is the model without an adapter.
+    /// The reference model is the model without an adapter.
     #[default]
     None,
-    /// The reference has the adapter with which the run began.
+    /// The reference model has the adapter as it was at the start of the run.
     Initial,
 }
 
-/// The reaction to a reward function that no longer scores.
+/// What a run does when a reward function no longer scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RewardErrors {
-    /// The training run ends, with a checkpoint.
+    /// The run writes a checkpoint and ends.
     #[default]
     Stop,
-    /// The training run continues without the scores of that reward function.
+    /// The run continues without that reward function's scores.
     Continue,
 }
 
@@ -463,7 +463,7 @@ pub enum EvalSampling {
     /// With the sampling parameters of training.
     #[default]
     Sampled,
-    /// Greedy: the most likely token each time.
+    /// Greedy: always the most likely token.
     Greedy,
 }
 
@@ -488,15 +488,15 @@ pub fn toml_on_one_line(value: &toml::Value) -> String {
             if pairs.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", pairs.join(", ")) }
         }
         toml::Value::Array(items) => format!("[{}]", items.iter().map(toml_on_one_line).collect::<Vec<_>>().join(", ")),
-        // Line breaks in a text are escaped.
+        // Line breaks in a string are escaped.
         toml::Value::String(text) => json_string(text),
-        // Small floats are written as 2e-5 instead of 0.00002. Both are read back to the same bits.
+        // Small floats are written as 2e-5 instead of 0.00002. Both forms are read back to the same bits.
         toml::Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
         other => other.to_string(),
     }
 }
 
-/// Quotes a text. JSON's escapes are valid in TOML too, except that TOML also escapes the delete character.
+/// Quotes a string. JSON's escapes are valid in TOML, except that TOML also escapes the delete character.
 fn json_string(text: &str) -> String {
     Json::String(text.to_owned()).to_string().replace('\u{7f}', "\\u007f")
 }

@@ -5,20 +5,20 @@ use crate::error::BadInput;
 use model::hub::DATA_ENDINGS;
 use std::path::{Path, PathBuf};
 
-/// The files of a dataset: `path` itself if it is a file; in a directory, the files of `configuration` and `split`,
-/// sorted.
+/// The files of a dataset: `path` itself if it is a file, else the files of `configuration` and `split` in the
+/// directory, sorted.
 ///
 /// A file belongs to the split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
 /// `train-00000-of-00002.parquet`, `train/0.parquet`). If the files of a directory do not name splits, the directory
 /// counts as one split.
 pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
-    // `path` may also be standard input; other files than regular ones are refused when they are opened.
+    // `path` may also be standard input; other special files are refused when they are opened.
     if path.exists() && !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let mut all = Vec::new();
     collect(path, &mut all, 3).map_err(|e| BadInput::new(format!("cannot list {}: {e}", path.display())))?;
-    // If there are other data files, `.json` files are metadata that describe them.
+    // If there are other data files, `.json` files are their metadata.
     let is_json = |file: &Path| file.extension().is_some_and(|e| e == "json");
     if all.iter().any(|file| !is_json(file)) {
         all.retain(|file| !is_json(file));

@@ -26,10 +26,10 @@ pub(crate) const INPUT_IDS: &str = "input_ids";
 /// The standard input of `score-rewards --input -`.
 const STDIN: &str = "/dev/stdin";
 
-/// Files are read and hashed in pieces of this size; between two pieces a stop is checked for.
+/// The size of the pieces in which files are read and hashed. After each piece, a requested stop is honoured.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// A callback that takes a row, and a function that gives the row's place (file and line) for error messages.
+/// A callback that receives each row, with a function that returns the row's place (file and line) for errors.
 pub(super) type Take<'a> = dyn FnMut(Row, &dyn Fn() -> String) -> anyhow::Result<()> + 'a;
 
 /// Which dataset to read, and how.
@@ -47,23 +47,23 @@ pub struct DatasetSpec {
     pub completion_column: String,
     /// Whether a row without a completion is an error.
     pub needs_completion: bool,
-    /// Whether a row may have one `text`, or one conversation in `messages` (or `conversations`), instead of prompt and
-    /// completion.
+    /// Whether a row may have one `text`, or one conversation in `messages` or `conversations`, instead of a prompt and
+    /// a completion.
     pub whole_texts: bool,
     /// Renamed columns: (new name, old name).
     pub columns: Vec<(String, String)>,
     /// The system prompt that is put before every prompt.
     pub system_prompt: Option<String>,
-    /// If set, only this many rows are read, from the first.
+    /// If set, only this many rows are read, from the start.
     pub max_samples: Option<usize>,
-    /// The task preset, which defines how a row is read.
+    /// The task preset, which decides how a row is read.
     pub task: Option<Task>,
     /// The columns of a prompt's row that are passed to the chat template.
     pub template_columns: Vec<String>,
-    /// Whether the rows are only scored by reward functions, which may read images, video and audio; a model here does
-    /// not.
+    /// Whether the rows are only scored by reward functions, which may read images, video and audio. Models here
+    /// cannot.
     pub only_scored: bool,
-    /// Rows that a program has supplied; if set, files are not read.
+    /// Rows that a program supplies; if set, no file is read.
     pub rows: Option<Rows>,
     /// Cancels reading and encoding once it is set.
     pub stop: StopSignal,
@@ -120,7 +120,7 @@ impl DatasetSpec {
         }
     }
 
-    /// Reads the dataset. An error in the data is a [`crate::BadInput`] that names file and line.
+    /// Reads the dataset. The [`crate::BadInput`] of invalid data names file and line.
     pub fn load(&self) -> anyhow::Result<Dataset> {
         self.load_with(&mut |_| {})
     }
@@ -213,13 +213,13 @@ impl DatasetSpec {
         }
     }
 
-    /// Reads a text or a conversation. The error does not name the row.
+    /// Parses a text or a conversation. The error does not name the row.
     pub(super) fn content(&self, value: &Value) -> Result<Content, String> {
         let content = Content::read(value)?;
         if self.only_scored { Ok(content) } else { media::refuse_parts(content) }
     }
 
-    /// Makes an example of a row: renames its columns, and separates prompt and completion from them.
+    /// Converts a row to an example: renames columns, and separates prompt and completion from the others.
     fn example(&self, index: usize, mut row: Row, place: &dyn Fn() -> String) -> anyhow::Result<Example> {
         if self.whole_texts && row.contains_key(INPUT_IDS) {
             let nothing = Content::Text(String::new());
@@ -234,8 +234,8 @@ impl DatasetSpec {
         let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         let Some(prompt) = row.get(&self.prompt_column) else {
             bad_input!(
-                "{}: there is no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the \
-                 one that holds it",
+                "{}: no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the \
+                 prompt's column",
                 place(),
                 self.prompt_column,
                 present()
@@ -244,11 +244,7 @@ impl DatasetSpec {
         let prompt =
             self.content(prompt).map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.prompt_column)))?;
         if let Some((_, old)) = self.columns.iter().find(|(_, old)| !row.contains_key(old)) {
-            bad_input!(
-                "{}: there is no column `{old}`, which `columns` renames; the columns are {}",
-                place(),
-                present()
-            );
+            bad_input!("{}: no column `{old}`, which `columns` renames; the columns are {}", place(), present());
         }
         let completion = match row.get(&self.completion_column) {
             Some(completion) => Some(
@@ -256,8 +252,8 @@ impl DatasetSpec {
                     .map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.completion_column)))?,
             ),
             None if self.needs_completion => bad_input!(
-                "{}: there is no column `{}` for the completion; the columns are {}: set completion_column to the one \
-                 that holds it",
+                "{}: no column `{}` for the completion; the columns are {}: set completion_column to the \
+                 completion's column",
                 place(),
                 self.completion_column,
                 present()
@@ -278,7 +274,7 @@ impl DatasetSpec {
         Ok(Example { row: index, prompt: self.with_system(prompt), completion, columns: row })
     }
 
-    /// If the row has one text or conversation instead of prompt and completion: the name of its column.
+    /// The name of the column with the row's whole text or conversation, if the row has no prompt and completion.
     fn whole_text<'a>(&'a self, row: &Row) -> Option<&'a str> {
         if !self.whole_texts || [&self.prompt_column, &self.completion_column].iter().any(|c| row.contains_key(*c)) {
             return None;
@@ -297,7 +293,7 @@ impl DatasetSpec {
     }
 }
 
-/// Whether a message counts lines; in Parquet, and in a JSON list of objects, it counts rows.
+/// Whether errors count lines; in Parquet, and in a JSON list of objects, they count rows.
 fn is_lines(path: &Path, content: &[u8]) -> bool {
     let ending = path.extension().and_then(|e| e.to_str());
     ending != Some("parquet") && !(ending == Some("json") && rows::is_list(content))

@@ -1,4 +1,4 @@
-//! Refuses rows with images, video or audio. Models here read text only, so such a row would be learned without them.
+//! Refuses rows with images, video or audio. Models here read only text, so training would ignore such content.
 
 use super::Row;
 use crate::bad_input;
@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 /// The fields with which Hugging Face's datasets store an image or audio.
 const STORED: [&[&str]; 3] = [&["bytes", "path"], &["array", "path", "sampling_rate"], &["array", "sampling_rate"]];
 
-/// Refuses a row with a column of images, video or audio. A column that `columns` renames is passed to reward functions
-/// under its new name, as the user asked; one without a value is allowed.
+/// Refuses a row with a column of images, video or audio, unless its value is missing. A column that `columns` renames
+/// is allowed: reward functions read it under its new name.
 pub(super) fn refuse_columns(
     columns: &[(String, String)],
     row: &Row,
@@ -21,8 +21,8 @@ pub(super) fn refuse_columns(
     let found = row.iter().find(|(name, value)| is_media(name, value) && !is_nothing(value) && !is_renamed(name));
     let Some((name, value)) = found else { return Ok(()) };
     bad_input!(
-        "{}: `{name}` = {}, and models here read text only: leave out the row or the column. If only reward \
-         functions need it, rename it, as in columns = {{ my_{name} = \"{name}\" }}",
+        "{}: `{name}` = {}, but models here read only text: remove the row or the column. If only reward functions \
+         need it, rename it, as in columns = {{ my_{name} = \"{name}\" }}",
         place(),
         shortened(value)
     );
@@ -35,7 +35,7 @@ pub(super) fn refuse_parts(content: Content) -> Result<Content, String> {
         && let Some((i, kind)) = media_in(messages)
     {
         return Err(format!(
-            "message {} has a part of type `{kind}`, and models here read text only: leave out the part or the row",
+            "message {} has a part of type `{kind}`, but models here read only text: remove the part or the row",
             i + 1
         ));
     }

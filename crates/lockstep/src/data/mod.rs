@@ -1,8 +1,9 @@
 //! Datasets: reads files into prompts, and decides the order in which training draws them.
 //!
 //! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] and [`prompt_dataset`] encode prompts as token ids;
-//! [`pairs`] does so for preference pairs; [`sampler`] draws prompts in a seeded order that a checkpoint can continue.
-//! This module does not depend on rewards or on the use of a prompt.
+//! [`pairs`] does so for preference pairs; [`sampler`] draws prompts in a seeded order, which resumes from a
+//! checkpoint.
+//! This module knows neither rewards nor how prompts are used.
 
 mod files;
 pub mod load;
@@ -57,9 +58,9 @@ impl Example {
 pub struct Dataset {
     /// The file, directory or Hub id that the dataset was read from.
     pub name: String,
-    /// The examples, in the order of the files.
+    /// The examples, in file order.
     pub examples: Vec<Example>,
-    /// Names of the other columns, sorted; a column counts if any row has it.
+    /// The names of the other columns, sorted. A column is listed if any row has it.
     pub columns: Vec<String>,
     /// The columns of a prompt's row that are passed to the chat template.
     pub template_columns: Vec<String>,

@@ -1,5 +1,5 @@
-//! Notices about the conversations of a dataset before a run: counts rows with content that the chat template leaves
-//! out or changes. These rows are used nevertheless, as in TRL.
+//! Notices before a run about a dataset's conversations: counts rows whose content the chat template drops or changes.
+//! The run uses these rows nevertheless, as TRL does.
 
 use super::supervised::OfTemplate;
 use super::{Dataset, Example};
@@ -10,26 +10,26 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use telemetry::Sinks;
 
-/// Counts of rows, each with the first row that it counts.
+/// Counts of rows, each with the first row counted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Notices {
     /// The name of the dataset.
     dataset: String,
-    /// How many rows were looked at.
+    /// The number of rows seen.
     rows: usize,
-    /// Rows with the text of a special token in the prompt, with the first such token.
+    /// Rows whose prompt contains the text of a special token, with the first such token.
     spelled: Option<Counted>,
-    /// Rows with a message that the chat template leaves out.
+    /// Rows with a message that the chat template drops.
     left_out: Option<Counted>,
-    /// For each column for the chat template: rows that have it, with a plain text as prompt.
+    /// For each column for the chat template: the rows that have it but a plain-text prompt.
     without_template: BTreeMap<&'static str, Counted>,
     /// Rows with tools, which the chat template does not print.
     tools: Option<Counted>,
-    /// For each argument that the chat template does not read: rows that have it.
+    /// For each argument that the chat template does not read: the rows that have it.
     arguments: BTreeMap<String, Counted>,
 }
 
-/// A number of rows, and the notice about the first of them.
+/// A number of rows, with a description of the first.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Counted {
     rows: usize,
@@ -43,27 +43,31 @@ fn count(counted: &mut Counted, first: impl FnOnce() -> String) {
     counted.rows += 1;
 }
 
-/// Looks at the rows of a dataset, one after the other.
+/// Collects the counts of a dataset, row by row.
 pub struct Looking<'a> {
     /// Special tokens as text, except end tokens.
     special: Vec<String>,
-    /// Arguments of the configuration, which every row has.
-    of_all: Vec<&'a str>,
+    /// Arguments from the configuration, which apply to every row.
+    configured: Vec<&'a str>,
     notices: Notices,
 }
 
 impl<'a> Looking<'a> {
-    /// Looks at rows that `encoder` encodes.
+    /// Counts rows that `encoder` encodes.
     pub fn new(encoder: &PromptEncoder<'a>) -> Looking<'a> {
         let tokenizer = encoder.tokenizer;
         let special = tokenizer.special_ids().into_iter().filter_map(|id| tokenizer.token(id));
         // A character tokenizer may have special tokens of one character, which are not counted.
         let special = special.filter(|token| token.chars().count() > 1).collect();
-        Looking { special, of_all: encoder.kwargs.keys().map(String::as_str).collect(), notices: Notices::default() }
+        Looking {
+            special,
+            configured: encoder.kwargs.keys().map(String::as_str).collect(),
+            notices: Notices::default(),
+        }
     }
 
-    /// Looks at a row: its prompt or complete conversation, and the rendered text. `encoder` has
-    /// the row's own tools and arguments.
+    /// Counts a row: its prompt or whole conversation, and the rendered text. `encoder` has the row's own tools and
+    /// arguments.
     pub fn look(&mut self, encoder: &PromptEncoder<'_>, row: usize, content: &Content, rendered: &str) {
         let notices = &mut self.notices;
         let at = || format!("row {}", row + 1);
@@ -71,9 +75,9 @@ impl<'a> Looking<'a> {
         if let Some(token) = spelled(&self.special, content) {
             count(notices.spelled.get_or_insert_default(), || format!("{token:?} in row {}", row + 1));
         }
-        // An empty list selects the template for tools, as in transformers, but has nothing to print.
+        // An empty list selects the template for tools, as in transformers, but nothing is printed.
         let has_tools = encoder.tools.is_some_and(|tools| !tools.is_empty());
-        let own = encoder.kwargs.keys().filter(|name| !self.of_all.contains(&name.as_str()));
+        let own = encoder.kwargs.keys().filter(|name| !self.configured.contains(&name.as_str()));
         let Content::Messages(messages) = content else {
             let has = [("tools", has_tools), ("chat_template_kwargs", own.count() > 0)];
             for (name, _) in has.into_iter().filter(|(_, has)| *has) {
@@ -87,7 +91,7 @@ impl<'a> Looking<'a> {
             count(notices.left_out.get_or_insert_default(), first);
         }
         let Some(template) = encoder.template else { return };
-        // A template that cannot be chosen has failed to render before.
+        // Without a template for this row, rendering has already failed.
         let reads = |name: &str| template.reads(name, encoder.tools.is_some()).unwrap_or(true);
         if has_tools && !reads("tools") {
             count(notices.tools.get_or_insert_default(), at);
@@ -103,20 +107,20 @@ impl<'a> Looking<'a> {
     }
 }
 
-/// Looks at the conversations of a dataset for supervised fine-tuning. Rows that cannot be rendered are skipped: the
-/// encoder reports the error.
-pub fn of_conversations(encoder: &PromptEncoder<'_>, data: &Dataset, stop: &StopSignal) -> anyhow::Result<Notices> {
+/// Counts the conversations of a dataset for supervised fine-tuning. Rows that cannot be rendered are skipped, since
+/// the encoder reports their error.
+pub fn count_conversations(encoder: &PromptEncoder<'_>, data: &Dataset, stop: &StopSignal) -> anyhow::Result<Notices> {
     let mut looking = Looking::new(encoder);
     for example in &data.examples {
         stop.check()?;
         if encoder.tokenizer.is_beyond(example.bytes(), LONGEST) {
             continue;
         }
-        let (Some(whole), Ok(of_row)) = (conversation(example), OfTemplate::of(&example.columns, encoder.kwargs))
+        let (Some(whole), Ok(row_template)) = (conversation(example), OfTemplate::of(&example.columns, encoder.kwargs))
         else {
             continue;
         };
-        let own = of_row.encoder(encoder);
+        let own = row_template.encoder(encoder);
         if let Ok(text) = own.render_whole(&whole) {
             looking.look(&own, example.row, &Content::Messages(whole), &text);
         }
@@ -124,7 +128,7 @@ pub fn of_conversations(encoder: &PromptEncoder<'_>, data: &Dataset, stop: &Stop
     Ok(looking.end(&data.name))
 }
 
-/// Texts with more tokens are not rendered.
+/// Conversations with more tokens are not rendered.
 const LONGEST: usize = 1 << 20;
 
 /// The messages of the prompt and of the completion.
@@ -136,7 +140,7 @@ fn conversation(example: &Example) -> Option<Vec<Value>> {
     }
 }
 
-/// The first special token with its text in the prompt. In a conversation, the assistant's messages are not searched.
+/// The first special token whose text is in the prompt. The assistant's messages of a conversation are not searched.
 fn spelled<'a>(special: &'a [String], content: &Content) -> Option<&'a String> {
     let find = |text: &str| special.iter().find(|token| text.contains(token.as_str()));
     match content {
@@ -153,7 +157,7 @@ fn spelled<'a>(special: &'a [String], content: &Content) -> Option<&'a String> {
 }
 
 impl Notices {
-    /// Reports the counts above 0, as a warning if a part of a row is not used.
+    /// Logs the counts above 0, as a warning if a part of a row is not used.
     pub fn report(&self, sinks: &Sinks) {
         self.info().iter().for_each(|line| sinks.info(line));
         self.warnings().iter().for_each(|line| sinks.warn(line));
@@ -163,35 +167,35 @@ impl Notices {
         format!("{}: {} of {} rows", self.dataset, counted.rows, self.rows)
     }
 
-    /// Sentences about rows that are used as transformers uses them, which may surprise.
+    /// Notices about rows that are encoded as in transformers, which may surprise.
     fn info(&self) -> Option<String> {
         let spelled = self.spelled.as_ref()?;
         let rows = self.of(spelled);
         Some(format!(
-            "{rows} have the text of a special token in the prompt ({}): it becomes that token, as in transformers",
+            "{rows} have the text of a special token in the prompt ({}): it is encoded as that token, as in \
+             transformers",
             spelled.first
         ))
     }
 
-    /// Sentences about the parts of rows that the model does not see.
+    /// Notices about parts of rows that the model does not see.
     fn warnings(&self) -> Vec<String> {
         let left_out = self.left_out.iter().map(|counted| {
             let rows = self.of(counted);
-            format!("{rows} have a message whose text the chat template leaves out or changes: {}", counted.first)
+            format!("{rows} have a message whose text the chat template drops or changes: {}", counted.first)
         });
         let without_template = self.without_template.iter().map(|(column, counted)| {
             let rows = self.of(counted);
             format!(
-                "{rows} have `{column}`, but a text as the prompt, to which no chat template is applied, so that the \
-                 model does not see it: first {}",
+                "{rows} have `{column}` and a plain-text prompt, to which no chat template is applied, so the model \
+                 does not see `{column}`: first {}",
                 counted.first
             )
         });
         let tools = self.tools.iter().map(|counted| {
             let rows = self.of(counted);
             format!(
-                "{rows} have `tools`, which the chat template does not print, so that the model does not see them: \
-                 first {}",
+                "{rows} have `tools`, which the chat template does not print, so the model does not see them: first {}",
                 counted.first
             )
         });

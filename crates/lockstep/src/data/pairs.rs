@@ -1,9 +1,9 @@
 //! Preference pairs: reads rows with a prompt, a better and a worse answer, and encodes them as token ids.
 //!
-//! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. If it
-//! does not have a prompt, or has a text prompt and conversations as answers, the prompt is the common beginning of
-//! both answers, as in TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if
-//! it has a prompt. This module depends neither on models nor on losses.
+//! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. The
+//! prompt of a row without one, or with a text prompt and conversations as answers, is the common beginning of both
+//! answers, as in TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if it
+//! has a prompt. This module depends neither on models nor on losses.
 
 use super::Row;
 use super::notices::{Looking, Notices};
@@ -49,23 +49,23 @@ impl Pair {
 /// All preference pairs of a dataset.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// The encoded pairs in the dataset's order; pairs above the limit are left out.
+    /// The encoded pairs in the dataset's order, without pairs above the limit.
     pub all: Vec<Pair>,
     /// SHA-256 of the data files, in hexadecimal.
     pub hash: String,
-    /// Pairs that were left out because an answer is longer than allowed.
+    /// The number of pairs that were skipped because an answer is too long.
     pub left_out: usize,
     /// Facts about the pairs that the user should know.
     pub notices: Notices,
 }
 
 impl Pairs {
-    /// Reads the dataset `spec` and encodes its pairs. A pair is left out and counted if its prompt with either answer
-    /// has more than `most` tokens. Answers are never truncated. `change` may change a kept pair or refuse it; its
-    /// error gets the row's place.
+    /// Reads the dataset `spec` and encodes its pairs. A pair is skipped and counted if its prompt with either answer
+    /// has more than `most` tokens. Answers are never truncated. `change` may change a kept pair or refuse it; the
+    /// row's place is added to its error.
     ///
-    /// With `needs_prompt`, conversations must begin with the same message, which is then the prompt. Reward models do
-    /// not need this: they score whole conversations.
+    /// With `needs_prompt`, both conversations must begin with the same message, which becomes the prompt. Reward
+    /// models do not need this, since they score whole conversations.
     pub fn load(
         spec: &DatasetSpec,
         encoder: &PromptEncoder<'_>,
@@ -77,13 +77,13 @@ impl Pairs {
         let mut looking = Looking::new(encoder);
         let (mut number, mut prompts) = (0, PromptSet::default());
         pairs.hash = spec.read(&mut |row, place| {
-            let row = of_legacy_names(row);
+            let row = with_present_names(row);
             let encoded = match spec.task {
                 Some(Task::Gsm8kSolutions) => {
-                    let of_row = solutions::preferences(spec, number, &row);
-                    of_row.and_then(|all| all.iter().map(|one| encode_pair(encoder, one, most)).collect())
+                    let preferences = solutions::preferences(spec, number, &row);
+                    preferences.and_then(|all| all.iter().map(|one| encode_pair(encoder, one, most)).collect())
                 }
-                _ => of_row(spec, encoder, &row, (most, needs_prompt), &mut |own, pair| {
+                _ => encode_row(spec, encoder, &row, (most, needs_prompt), &mut |own, pair| {
                     look(&mut looking, own, number, pair)
                 })
                 .map(|pair| vec![pair]),
@@ -109,7 +109,7 @@ impl Pairs {
         })?;
         pairs.notices = looking.end(&spec.name);
         if pairs.all.is_empty() && pairs.left_out > 0 {
-            bad_input!("{}: every pair is longer than max_length = {most}: raise it", spec.name);
+            bad_input!("{}: every pair is longer than max_length = {most}: raise max_length", spec.name);
         }
         if pairs.all.is_empty() {
             bad_input!("the dataset {} has no pair", spec.name);
@@ -121,13 +121,13 @@ impl Pairs {
 impl Preference {
     /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in the columns that `columns`
     /// names instead.
-    fn of_row(spec: &DatasetSpec, row: &Row, needs_prompt: bool) -> anyhow::Result<Preference> {
+    fn from_row(spec: &DatasetSpec, row: &Row, needs_prompt: bool) -> anyhow::Result<Preference> {
         let named = |name: &str| spec.columns.iter().find(|(new, _)| new == name).map(|(_, old)| old.clone());
         let answer = |name: &str| -> anyhow::Result<Content> {
             let column = named(name).unwrap_or_else(|| name.to_owned());
             let Some(value) = row.get(&column) else {
                 bad_input!(
-                    "there is no column `{column}`; a pair has the columns `chosen` and `rejected`, and may have `{}` \
+                    "no column `{column}`; a pair has the columns `chosen` and `rejected`, and may have `{}` \
                      and `margin`; here are {}. Rename one with columns = {{ {name} = \"…\" }}",
                     spec.prompt_column,
                     row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ")
@@ -137,7 +137,7 @@ impl Preference {
         };
         let (chosen, rejected) = (answer("chosen")?, answer("rejected")?);
         if chosen == rejected {
-            bad_input!("`chosen` and `rejected` are the same: there is nothing to learn from such a pair, remove it");
+            bad_input!("`chosen` and `rejected` are the same, so nothing can be learned from this pair: remove it");
         }
         let margin = margin(spec, row)?;
         let prompt = match row.get(&spec.prompt_column) {
@@ -163,9 +163,9 @@ impl Preference {
     }
 }
 
-/// Encodes the pair of one row: texts, conversations or token ids. `None` if its text is certainly longer than `most`
-/// tokens. `look` is called with a pair of texts or conversations, and the encoder for its row.
-fn of_row(
+/// Encodes the pair of one row: strings, conversations or token ids. `None` if its text is certainly longer than `most`
+/// tokens. `look` is called with each pair of strings or conversations, and the encoder for its row.
+fn encode_row(
     spec: &DatasetSpec,
     encoder: &PromptEncoder<'_>,
     row: &Row,
@@ -173,8 +173,8 @@ fn of_row(
     look: &mut dyn FnMut(&PromptEncoder<'_>, &Preference),
 ) -> anyhow::Result<Option<Pair>> {
     if !(row.contains_key(CHOSEN_IDS) && row.contains_key(REJECTED_IDS)) {
-        let of_template = OfTemplate::of(row, encoder.kwargs)?;
-        let (own, pair) = (of_template.encoder(encoder), Preference::of_row(spec, row, needs_prompt)?);
+        let row_template = OfTemplate::of(row, encoder.kwargs)?;
+        let (own, pair) = (row_template.encoder(encoder), Preference::from_row(spec, row, needs_prompt)?);
         let encoded = encode_pair(&own, &pair, most)?;
         if encoded.is_some() {
             look(&own, &pair);
@@ -184,7 +184,10 @@ fn of_row(
     let vocab = encoder.tokenizer.vocab_size();
     let [mut chosen, mut rejected] = [ids(row, CHOSEN_IDS, vocab)?, ids(row, REJECTED_IDS, vocab)?];
     if chosen == rejected {
-        bad_input!("`{CHOSEN_IDS}` and `{REJECTED_IDS}` are the same: there is nothing to learn from such a pair");
+        bad_input!(
+            "`{CHOSEN_IDS}` and `{REJECTED_IDS}` are the same, so nothing can be learned from this pair: remove \
+            it"
+        );
     }
     let prompt = if row.contains_key(PROMPT_IDS) {
         ids(row, PROMPT_IDS, vocab)?
@@ -195,7 +198,7 @@ fn of_row(
         chosen.drain(..shared).collect()
     };
     if prompt.is_empty() {
-        bad_input!("the prompt has no token: give `{PROMPT_IDS}`, or answers that begin with the same ids");
+        bad_input!("the prompt has no tokens: add `{PROMPT_IDS}`, or let both answers begin with the same ids");
     }
     if chosen.is_empty() || rejected.is_empty() {
         bad_input!("`{CHOSEN_IDS}` or `{REJECTED_IDS}` is empty");
@@ -203,7 +206,7 @@ fn of_row(
     Ok(Some(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: margin(spec, row)? }))
 }
 
-/// Looks at the conversation that ends with the chosen answer.
+/// Counts the conversation that ends with the chosen answer.
 fn look(looking: &mut Looking<'_>, encoder: &PromptEncoder<'_>, row: usize, pair: &Preference) {
     let (Content::Messages(prompt), Content::Messages(chosen)) = (&pair.prompt, &pair.chosen) else { return };
     let whole = [&prompt[..], chosen].concat();
@@ -212,8 +215,8 @@ fn look(looking: &mut Looking<'_>, encoder: &PromptEncoder<'_>, row: usize, pair
     }
 }
 
-/// A row with TRL's present names of the columns of ids, where it has the former ones.
-fn of_legacy_names(mut row: Row) -> Row {
+/// Renames columns of ids from TRL's former names to its present ones.
+fn with_present_names(mut row: Row) -> Row {
     for (former, name) in [("chosen_input_ids", CHOSEN_IDS), ("rejected_input_ids", REJECTED_IDS)] {
         if !row.contains_key(name)
             && let Some(ids) = row.shift_remove(former)

@@ -1,5 +1,5 @@
-//! Reads Parquet files as rows. The crate `parquet` decompresses Snappy, gzip and LZ4 data pages. Zstandard and Brotli
-//! pages are decompressed here, since the crate's own support needs a C compiler or an unused compressor.
+//! Reads Parquet files as rows. The `parquet` crate decompresses Snappy, gzip and LZ4 data pages. Zstandard and Brotli
+//! pages are decompressed here, because the crate needs a C compiler or an unused compressor for them.
 
 use super::Row;
 use crate::bad_input;
@@ -25,11 +25,11 @@ use std::sync::Arc;
 /// some damaged files (for example at an offset below 0).
 pub(super) fn read(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     std::panic::catch_unwind(AssertUnwindSafe(|| rows(path, limit, stop)))
-        .unwrap_or_else(|_| bad_input!("{}: not a readable Parquet file: it is damaged", path.display()))
+        .unwrap_or_else(|_| bad_input!("{}: cannot read the Parquet file: it is damaged", path.display()))
 }
 
 fn rows(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
-    let bad = |e: ParquetError| BadInput::new(format!("{}: not a readable Parquet file: {e}", path.display()));
+    let bad = |e: ParquetError| BadInput::new(format!("{}: cannot read the Parquet file: {e}", path.display()));
     let file = Arc::new(disk::open(path).or_bad_input_in(path.display())?);
     let reader = SerializedFileReader::new(file.try_clone()?).map_err(bad)?;
     let mut rows = Vec::new();
@@ -53,10 +53,10 @@ fn rows(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usi
     Ok(rows)
 }
 
-/// The reason why a Parquet value cannot become JSON.
+/// The reason why a Parquet value cannot be converted to JSON.
 type NotText = &'static str;
 
-const NOT_FINITE: NotText = "holds a number that is NaN or infinite: make it null or text, or leave the column out";
+const NOT_FINITE: NotText = "holds a number that is NaN or infinite: make it null or a string, or remove the column";
 
 /// A Parquet value as JSON. Byte arrays are read as UTF-8 text, since some writers do not mark text as such.
 fn json(field: &Field) -> std::result::Result<Value, NotText> {
@@ -64,7 +64,7 @@ fn json(field: &Field) -> std::result::Result<Value, NotText> {
     match field {
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => return Ok(text.into()),
-            Err(_) => return Err("holds bytes that are not UTF-8 text: make it text, or leave it out"),
+            Err(_) => return Err("holds bytes that are not UTF-8 text: convert it to text, or remove the column"),
         },
         Field::ListInternal(list) => return list.elements().iter().map(json).collect(),
         Field::Group(row) => {
@@ -78,7 +78,7 @@ fn json(field: &Field) -> std::result::Result<Value, NotText> {
                 entries.insert(key.as_str().map_or_else(|| key.to_string(), str::to_owned), json(field)?);
             }
         }
-        // JSON would make them null.
+        // JSON would write NaN and infinity as null.
         Field::Double(x) if !x.is_finite() => return Err(NOT_FINITE),
         Field::Float(x) if !x.is_finite() => return Err(NOT_FINITE),
         Field::Float16(x) if !f64::from(*x).is_finite() => return Err(NOT_FINITE),
@@ -124,7 +124,7 @@ impl Packing {
         let whole = |buf: &[u8], levels: usize| -> Result<Vec<u8>> {
             let levels = buf.get(..levels).ok_or_else(|| ParquetError::General("a damaged page".into()))?;
             let (mut unpacked, packed) = (levels.to_vec(), &buf[levels.len()..]);
-            // A page of nulls is empty.
+            // A page with only nulls is empty.
             if !packed.is_empty() {
                 self.unpack(packed, &mut unpacked)?;
             }
@@ -182,7 +182,7 @@ impl RowGroupReader for RowGroup<'_> {
     fn get_column_page_reader(&self, i: usize) -> Result<Box<dyn PageReader>> {
         let column = self.metadata().column(i);
         let Some(packing) = Packing::of(column.compression()) else { return self.inner.get_column_page_reader(i) };
-        // If the column is declared as uncompressed, the crate returns its pages as they are in the file.
+        // For an uncompressed column, the crate returns pages as they are in the file.
         let as_it_lies = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED).build()?;
         let rows = usize::try_from(self.metadata().num_rows())?;
         let packed = SerializedPageReader::new(self.file.clone(), &as_it_lies, rows, None)?;

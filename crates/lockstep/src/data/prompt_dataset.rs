@@ -16,9 +16,9 @@ pub struct PromptDataset {
     pub all: Vec<Arc<Prompt>>,
     /// SHA-256 of the data files, in hexadecimal.
     pub hash: String,
-    /// Rows that were left out because their prompt has more than `max_prompt_length` tokens.
+    /// Rows that were skipped because their prompt has more than `max_prompt_length` tokens.
     pub left_out: usize,
-    /// Facts about the prompts that the user should know.
+    /// Facts about the prompts for the log.
     pub notices: Notices,
 }
 
@@ -48,8 +48,8 @@ impl PromptDataset {
 pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> anyhow::Result<PromptEncoder<'a>> {
     if let (Some(system), None) = (&config.system_prompt, &assets.chat) {
         bad_input!(
-            "`system_prompt` = \"{system}\": the model has no chat template (chat_template.jinja or \
-             tokenizer_config.json) to put it in: set system_prompt = \"none\", or take a model that has one"
+            "`system_prompt` = \"{system}\" cannot be used, since the model has no chat template (chat_template.jinja \
+             or tokenizer_config.json): set system_prompt = \"none\", or use a model with a template"
         );
     }
     Ok(PromptEncoder {

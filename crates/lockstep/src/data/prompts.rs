@@ -29,16 +29,16 @@ pub struct Prompt {
 /// The prompts of a dataset, encoded as token ids.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// The encoded prompts in the dataset's order; prompts above the limit are left out.
+    /// The encoded prompts in the dataset's order, without prompts above the limit.
     pub prompts: Vec<Arc<Prompt>>,
-    /// Prompts that were left out because they have more than `max_prompt_length` tokens.
+    /// The number of prompts that were skipped because they have more than `max_prompt_length` tokens.
     pub left_out: usize,
-    /// Facts about the prompts that the user should know.
+    /// Facts about the prompts for the log.
     pub notices: Notices,
 }
 
-/// Encodes all prompts of `data`. A prompt with more than `max_prompt_length` tokens is left out and counted. A prompt
-/// that does not leave room for `room` more tokens in a sequence of `context` tokens is an error. Prompts are never
+/// Encodes all prompts of `data`. A prompt with more than `max_prompt_length` tokens is skipped and counted. A prompt
+/// that leaves no room for `room` more tokens in a sequence of `context` tokens is an error. Prompts are never
 /// truncated.
 pub fn encode_all(
     encoder: &PromptEncoder<'_>,
@@ -59,16 +59,16 @@ pub fn encode_all(
         }
         if tokenizer.is_beyond(bytes, context) {
             bad_input!(
-                "{}, row {}: the prompt has {bytes} bytes, which are more than the context of {context} tokens (the \
-                 longest has {}): set max_prompt_length to leave such rows out",
+                "{}, row {}: the prompt has {bytes} bytes, too many for the context of {context} tokens (a token has \
+                 at most {} bytes): set max_prompt_length to skip such rows",
                 data.name,
                 example.row + 1,
                 tokenizer.longest_token()
             );
         }
         let bad = |e: &dyn std::fmt::Display| BadInput::new(format!("{}, row {}: {e}", data.name, example.row + 1));
-        let of_template = of_template(encoder, data, example).map_err(|e| bad(&paragraph(&e)))?;
-        let own = of_template.encoder(encoder);
+        let row_template = template_of_row(encoder, data, example).map_err(|e| bad(&paragraph(&e)))?;
+        let own = row_template.encoder(encoder);
         let text = own.render(&example.prompt).map_err(|e| bad(&e))?;
         let ids = own.encode_rendered(&example.prompt, &text).map_err(|e| bad(&e))?;
         looking.look(&own, example.row, &example.prompt, &text);
@@ -77,23 +77,23 @@ pub fn encode_all(
             continue;
         }
         if ids.is_empty() {
-            bad_input!("{}, row {}: the prompt is empty: it has no token", data.name, example.row + 1);
+            bad_input!("{}, row {}: the prompt is empty: it has no tokens", data.name, example.row + 1);
         }
         if ids.len() + room > context {
             let fix = match (context.saturating_sub(room), context.saturating_sub(ids.len())) {
                 (0, 0) => format!(
-                    "lower max_completion_length below {context}, and set max_prompt_length to what is left, or raise \
-                     max_model_len as far as the model's context goes"
+                    "lower max_completion_length below {context} and set max_prompt_length to the rest, or raise \
+                     max_model_len up to the model's context"
                 ),
-                (0, left) => format!("lower max_completion_length to {left}, or below where a prompt is longer"),
-                (fits, 0) => format!("set max_prompt_length = {fits} to leave such rows out"),
+                (0, left) => format!("lower max_completion_length to {left} (less if other prompts are longer)"),
+                (fits, 0) => format!("set max_prompt_length = {fits} to skip such rows"),
                 (fits, left) => format!(
-                    "lower max_completion_length to {left}, or set max_prompt_length = {fits} to leave such rows out"
+                    "lower max_completion_length to {left}, or set max_prompt_length = {fits} to skip such rows"
                 ),
             };
             bad_input!(
-                "{}, row {}: the prompt has {} tokens, and with max_completion_length = {room} that is more than the \
-                 context of {context} tokens: {fix}",
+                "{}, row {}: the prompt's {} tokens and max_completion_length = {room} together exceed the context of \
+                 {context} tokens: {fix}",
                 data.name,
                 example.row + 1,
                 ids.len()
@@ -105,7 +105,7 @@ pub fn encode_all(
     }
     if encoded.prompts.is_empty() {
         bad_input!(
-            "{}: every prompt has more than max_prompt_length = {} tokens, and nothing is left to train on: raise it",
+            "{}: every prompt has more than max_prompt_length = {} tokens: raise max_prompt_length",
             data.name,
             max_prompt_length.unwrap_or(0)
         );
@@ -114,8 +114,8 @@ pub fn encode_all(
     Ok(encoded)
 }
 
-/// The tools and arguments that the row of a prompt has for the chat template.
-fn of_template(encoder: &PromptEncoder<'_>, data: &Dataset, example: &Example) -> anyhow::Result<OfTemplate> {
+/// The tools and arguments of a prompt's row for the chat template.
+fn template_of_row(encoder: &PromptEncoder<'_>, data: &Dataset, example: &Example) -> anyhow::Result<OfTemplate> {
     let is_passed = |name: &&str| data.template_columns.iter().any(|passed| passed == name);
     let passed = TEMPLATE_COLUMNS.into_iter().filter(is_passed);
     let columns = passed.filter_map(|name| Some((name.to_owned(), example.columns.get(name)?.clone()))).collect();

@@ -1,5 +1,5 @@
-//! Reads rows from JSONL and JSON files, and Parquet by `super::parquet`. A row is a map from column name to JSON
-//! value.
+//! Reads rows from JSONL and JSON files, and from Parquet through `super::parquet`. A row is a map from column name to
+//! JSON value.
 
 use super::Row;
 use crate::bad_input;
@@ -12,8 +12,8 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The end of an error about a line that ends within an object: most often the object was written over several lines.
-pub const WHOLE_LINES: &str = ": each line must hold one whole JSON object, so write an object of several lines as one";
+/// The end of an error about a line that ends within an object: often one object was written over several lines.
+pub const WHOLE_LINES: &str = ": each line must hold one whole JSON object, so write the object on a single line";
 
 /// Dataset rows that a program has in memory. A clone shares the same rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Rows(pub(super) Arc<Vec<Row>>);
 impl TryFrom<Vec<Value>> for Rows {
     type Error = anyhow::Error;
 
-    /// Takes JSON objects, one for each row, like the lines of a JSONL file.
+    /// Accepts JSON objects, one per row, like the lines of a JSONL file.
     fn try_from(values: Vec<Value>) -> anyhow::Result<Rows> {
         let row = |(i, value)| match value {
             Value::Object(row) => Ok(row),
@@ -34,14 +34,17 @@ impl TryFrom<Vec<Value>> for Rows {
     }
 }
 
-/// Reads up to `limit` rows of a file's content, each with its line number in JSONL or its row number, from 1.
+/// Reads up to `limit` rows of a file's content, each with its number from 1: of the line in JSONL, else of the row.
 pub fn read(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     match path.extension().and_then(|e| e.to_str()) {
         #[cfg(feature = "parquet")]
         Some("parquet") => super::parquet::read(path, limit, stop),
         #[cfg(not(feature = "parquet"))]
         Some("parquet") => {
-            bad_input!("{}: this program was built without Parquet (feature `parquet`); use JSON lines", path.display())
+            bad_input!(
+                "{}: this program was built without Parquet (feature `parquet`); convert the file to JSON lines",
+                path.display()
+            )
         }
         Some("gz" | "zst" | "csv" | "arrow") => bad_input!(
             "{}: datasets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first",
@@ -77,7 +80,7 @@ fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
             },
             Ok(_) => bad_input!("{}: each line must be a JSON object such as {{\"prompt\": \"…\"}}", place()),
             Err(e) => {
-                // serde_json counts lines within this line of the file.
+                // serde_json counts lines within the current line of the file.
                 let what = e.to_string();
                 let what = what.split(" at line ").next().unwrap_or(&what);
                 let whole = if e.is_eof() { WHOLE_LINES } else { "" };

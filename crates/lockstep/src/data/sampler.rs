@@ -1,4 +1,4 @@
-//! The order in which training draws prompts. As in TRL, each epoch has a seeded permutation of the rows, cut into
+//! The order in which training draws prompts. As in TRL, each epoch has a seeded permutation of the rows, split into
 //! chunks with the number of prompts of a generation batch. An incomplete last chunk is dropped or kept.
 //!
 //! Each prompt of a chunk gets its G completions in one group. The training loop, not the sampler, uses a chunk for
@@ -15,10 +15,10 @@ pub struct SamplerState {
     pub epoch: u64,
     /// Prompts drawn in this epoch so far.
     pub cursor: usize,
-    /// Prompts drawn so far in addition to chunks, as replacements. Checkpoints of older versions do not have it.
+    /// Prompts drawn so far besides chunks, as replacements. Checkpoints of older versions lack this field.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extra: u64,
-    /// Optimizer steps skipped by epochs that ended early. Checkpoints of older versions do not have it.
+    /// Optimizer steps skipped by epochs that ended early. Checkpoints of older versions lack this field.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_steps: u64,
 }
@@ -53,7 +53,7 @@ impl Sampler {
         Some(Sampler { rows, chunk, shuffle_seed, keeps_last: false, state, order })
     }
 
-    /// The sampler with the incomplete last chunk of an epoch. A chunk may be larger than the data then.
+    /// Keeps the incomplete last chunk of an epoch. A chunk may then be larger than the data.
     pub fn keeping_last(rows: usize, chunk: usize, shuffle_seed: Option<u64>) -> Option<Sampler> {
         let sampler = Sampler::new(rows, chunk.min(rows), shuffle_seed)?;
         Some(Sampler { keeps_last: true, ..sampler })
@@ -64,13 +64,13 @@ impl Sampler {
         if self.keeps_last { self.rows.div_ceil(self.chunk) } else { self.rows / self.chunk }
     }
 
-    /// The row indices of the next chunk. After an epoch's last chunk comes the next epoch's first.
+    /// The row indices of the next chunk. An epoch's last chunk is followed by the next epoch's first.
     pub fn next_batch(&mut self) -> Vec<usize> {
         let left = self.rows - self.state.cursor.min(self.rows);
         self.take(if self.keeps_last && left > 0 { self.chunk.min(left) } else { self.chunk })
     }
 
-    /// The next `count` row indices, in addition to the chunks; `count` is at most a chunk.
+    /// The next `count` row indices, besides the chunks; `count` is at most the size of a chunk.
     pub fn take_extra(&mut self, count: usize) -> Vec<usize> {
         self.state.extra = self.state.extra.saturating_add(count as u64);
         self.take(count)
@@ -82,7 +82,7 @@ impl Sampler {
         self.state.skipped_steps = self.state.skipped_steps.saturating_add(steps);
     }
 
-    /// How many times the rows of an epoch were drawn in addition to the chunks.
+    /// How many rows of an epoch were drawn besides the chunks.
     pub fn extra_epochs(&self) -> f64 {
         self.state.extra as f64 / (self.chunks_per_epoch() * self.chunk) as f64
     }
@@ -113,7 +113,7 @@ impl Sampler {
     }
 }
 
-/// The identifier of the random streams that shuffle rows, unique among the uses of the seed.
+/// The random stream for shuffling rows; each use of the seed has a stream of its own.
 const SHUFFLE: u64 = 0x5348_5546_464c_4500;
 
 fn permutation(rows: usize, seed: Option<u64>, epoch: u64) -> Arc<[usize]> {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides_the_order_and_without_a_seed_the_order_is_kept() {
+    fn the_seed_decides_the_order_and_no_seed_keeps_file_order() {
         let draw = |seed| Sampler::new(50, 50, seed).unwrap().next_batch();
         assert_eq!(draw(Some(1)), draw(Some(1)));
         assert_ne!(draw(Some(1)), draw(Some(2)));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_rows_than_a_chunk_can_be_taken_between_chunks() {
+    fn extra_rows_can_be_drawn_between_chunks() {
         let mut sampler = Sampler::new(10, 4, None).unwrap();
         assert_eq!((sampler.next_batch(), sampler.take_extra(3)), (vec![0, 1, 2, 3], vec![4, 5, 6]));
         assert_eq!(sampler.take_extra(0), Vec::<usize>::new());
@@ -178,11 +178,11 @@ mod tests {
         assert_eq!(older, SamplerState { extra: 0, ..state });
         let written = serde_json::to_value(older).unwrap();
         let newer = (written.get("extra"), written.get("skipped_steps"));
-        assert_eq!(newer, (None, None), "a checkpoint without extra prompts has the bytes of older versions");
+        assert_eq!(newer, (None, None), "without extra prompts, a checkpoint has the same bytes as in older versions");
     }
 
     #[test]
-    fn an_ended_epoch_continues_with_the_first_chunk_of_the_next() {
+    fn ending_an_epoch_continues_with_the_next_epochs_first_chunk() {
         for seed in [None, Some(3)] {
             let mut whole = Sampler::new(10, 3, seed).unwrap();
             let chunks: Vec<Vec<usize>> = (0..9).map(|_| whole.next_batch()).collect();
@@ -195,14 +195,14 @@ mod tests {
             for chunk in &chunks[3..6] {
                 assert_eq!((&ended.next_batch(), &resumed.next_batch()), (chunk, chunk));
             }
-            // At the end of an epoch nothing is left out.
+            // At the end of an epoch, no steps are skipped.
             ended.end_epoch(0);
             assert_eq!((ended.next_batch(), ended.state().skipped_steps), (chunks[6].clone(), 2));
         }
     }
 
     #[test]
-    fn an_incomplete_last_chunk_is_kept() {
+    fn an_incomplete_last_chunk_can_be_kept() {
         for (rows, chunk, sizes) in [
             (10, 4, &[4, 4, 2][..]),
             (8, 4, &[4, 4]),
@@ -223,7 +223,7 @@ mod tests {
                         *permutation(rows, seed, epoch),
                         "each row once, in the epoch's order"
                     );
-                    // A resumed sampler continues between any two chunks.
+                    // A sampler resumes exactly between any two chunks.
                     let mut resumed = Sampler::keeping_last(rows, chunk, seed).unwrap();
                     resumed.restore(sampler.state());
                     assert_eq!(resumed.next_batch(), sampler.clone().next_batch());

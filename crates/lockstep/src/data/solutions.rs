@@ -10,7 +10,7 @@ use crate::bad_input;
 use rewards::Content;
 use serde_json::Value;
 
-/// One of this many problems is held out.
+/// One of this many problems is in the split `test`.
 const HELD_OUT: usize = 5;
 
 /// The preference pairs of the row with index `row` (from 0); none if the row belongs to another split.
@@ -25,7 +25,7 @@ pub(super) fn preferences(spec: &DatasetSpec, row: usize, columns: &Row) -> anyh
         return Ok(Vec::new());
     }
     let Some(Value::String(question)) = columns.get(&spec.prompt_column) else {
-        bad_input!("there is no text `{}`", spec.prompt_column);
+        bad_input!("`{}` must be a string", spec.prompt_column);
     };
     let mut solutions = [Vec::new(), Vec::new()];
     for value in columns.values() {
@@ -38,7 +38,7 @@ pub(super) fn preferences(spec: &DatasetSpec, row: usize, columns: &Row) -> anyh
     if wrong.is_empty() && right.is_empty() {
         bad_input!("no column holds a solution {{\"is_correct\": …, \"solution\": …}}");
     }
-    // The line break belongs to the answer, so that the prompt is only the question, as in GSM8K's other files.
+    // The line break belongs to the answer, so that the prompt is the question alone, as in GSM8K's other files.
     let answer = |text: &String| Content::Text(format!("\n{text}"));
     let prompt = spec.with_system(Content::Text(question.clone()));
     let pair = |(r, w)| Preference { prompt: prompt.clone(), chosen: answer(r), rejected: answer(w), margin: None };

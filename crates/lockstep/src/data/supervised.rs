@@ -30,9 +30,9 @@ pub struct LearnedRow {
     pub ids: Vec<u32>,
     /// For each id, whether it is learned.
     pub learned: Vec<bool>,
-    /// How many of the ids are the prompt's, if the row has a completion.
+    /// How many of the ids belong to the prompt, if the row has a completion.
     pub prompt: Option<usize>,
-    /// True if the prompt's last tokens differ when it is encoded without the completion.
+    /// Whether the prompt's last tokens differ when the prompt is encoded without the completion.
     pub prompt_differs: bool,
 }
 
@@ -43,16 +43,16 @@ impl LearnedRow {
 }
 
 impl Learned {
-    /// The token ids of a row, and for each id whether it is learned, as TRL's `input_ids` and `labels`. (The first
-    /// token is never learned, even if it is marked here, because it is not predicted.)
+    /// The token ids of a row, each with whether it is learned: TRL's `input_ids` and `labels`. (The first token is
+    /// never learned, even if it is marked, because nothing predicts it.)
     pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         if example.columns.contains_key(INPUT_IDS) {
-            return self.of_ids(&example.columns, encoder.tokenizer.vocab_size());
+            return self.id_row(&example.columns, encoder.tokenizer.vocab_size());
         }
-        let of_row = OfTemplate::of(&example.columns, encoder.kwargs)?;
-        let encoder = of_row.encoder(encoder);
+        let row_template = OfTemplate::of(&example.columns, encoder.kwargs)?;
+        let encoder = row_template.encoder(encoder);
         if self.assistant_only {
-            return self.of_assistant(&encoder, example);
+            return self.assistant_row(&encoder, example);
         }
         let Some(completion) = &example.completion else {
             let ids = encoder.encode_whole(&example.prompt).or_bad_input()?;
@@ -68,13 +68,14 @@ impl Learned {
         Ok(LearnedRow { ids, learned, prompt: Some(border), prompt_differs })
     }
 
-    /// Learns the assistant's tokens of a conversation, or of the completion if the row has one.
-    fn of_assistant(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
+    /// Learns the assistant's tokens, of the whole conversation or, if the row has a completion, of the completion
+    /// alone.
+    fn assistant_row(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         let (prompt, completion) = match (&example.prompt, &example.completion) {
             (Content::Messages(prompt), Some(Content::Messages(completion))) => (prompt, &completion[..]),
             (Content::Messages(messages), None) => (messages, &[][..]),
             _ => bad_input!(
-                "assistant_only_loss is for conversations, and this row is text: remove the key, or give lists of \
+                "assistant_only_loss is for conversations, but this row is text: remove the key, or use lists of \
                  messages"
             ),
         };
@@ -89,36 +90,33 @@ impl Learned {
         Ok(LearnedRow { ids, learned, prompt: Some(border), prompt_differs: false })
     }
 
-    /// Whether `completion_mask` applies to a row with token ids. As in TRL, `completion_only_loss` is true by default
-    /// only if the row has a prompt and a completion, too.
+    /// Whether `completion_mask` applies to a row of token ids. As in TRL, `completion_only_loss` defaults to true only
+    /// if the row also has a prompt and a completion.
     fn applies_completion_mask(self, columns: &Map<String, Value>) -> bool {
         self.completion_only.unwrap_or(columns.contains_key("prompt") && columns.contains_key("completion"))
     }
 
-    /// Whether a row has a `completion_mask` that does not decide which tokens are learned.
+    /// Whether a row has a `completion_mask` without effect on the learned tokens.
     pub fn leaves_out_completion_mask(self, columns: &Map<String, Value>) -> bool {
         let has = |name: &str| columns.get(name).is_some_and(|mask| !mask.is_null());
         has(INPUT_IDS) && has(COMPLETION_MASK) && !has("labels") && !self.applies_completion_mask(columns)
     }
 
-    /// Reads a row that has token ids already. Its `labels`, or else its masks, mark the learned tokens.
-    fn of_ids(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<LearnedRow> {
+    /// Reads a row of token ids. Its `labels`, or else its masks, mark the learned tokens.
+    fn id_row(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<LearnedRow> {
         let ids = ids(columns, INPUT_IDS, vocab)?;
         let marks = |name: &str, kept: &dyn Fn(usize, i64) -> bool| -> anyhow::Result<Option<Vec<bool>>> {
             let Some(values) = columns.get(name).filter(|values| !values.is_null()) else { return Ok(None) };
             let list: Option<Vec<i64>> = values.as_array().and_then(|list| list.iter().map(number).collect());
             match list.filter(|list| list.len() == ids.len()) {
                 Some(list) => Ok(Some(list.into_iter().enumerate().map(|(at, value)| kept(at, value)).collect())),
-                None => bad_input!("`{name}` must be a list of as many integers as `{INPUT_IDS}` has"),
+                None => bad_input!("`{name}` must be a list of integers, as long as `{INPUT_IDS}`"),
             }
         };
         if let Some(learned) = marks("labels", &|_, label| label != NOT_LEARNED)? {
             let same = |at: usize, label: i64| label == NOT_LEARNED || label == i64::from(ids[at]);
             if marks("labels", &same)?.is_some_and(|same| same.contains(&false)) {
-                bad_input!(
-                    "`labels` must be the ids of `{INPUT_IDS}`, or -100 where nothing is learned: put the label of \
-                     another token into `{INPUT_IDS}`, or -100 in its place"
-                );
+                bad_input!("`labels` must equal `{INPUT_IDS}`, or be -100 where nothing is learned");
             }
             return Ok(LearnedRow::whole(ids, learned));
         }
@@ -141,13 +139,13 @@ pub(super) fn ids(row: &Map<String, Value>, column: &str, vocab: usize) -> anyho
     }
 }
 
-/// Reads a JSON number as an integer. A float such as 3.0 counts, since some files store integers as floats.
+/// Converts a JSON number to an integer. A float such as 3.0 is accepted, since some files store integers as floats.
 fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64))
 }
 
-/// A row's inputs to the chat template besides messages: `tools` (a list of JSON schemas, or a text of that
-/// list) and `chat_template_kwargs`.
+/// A row's inputs to the chat template besides messages: `tools` (a list of JSON schemas, or a JSON string of one) and
+/// `chat_template_kwargs`.
 #[derive(Debug)]
 pub struct OfTemplate {
     tools: Option<Vec<Value>>,
@@ -183,7 +181,7 @@ impl OfTemplate {
 }
 
 fn not_tools(what: impl std::fmt::Display) -> anyhow::Error {
-    BadInput::new(format!("`tools` must be a list of JSON schemas, or a JSON text of one, but is {what:.80}"))
+    BadInput::new(format!("`tools` must be a list of JSON schemas, or a JSON string of one, but is {what:.80}"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Files to examples to ids, and the errors of broken ones.
+//! Data files: from rows to examples to token ids, and the errors of invalid rows.
 
 mod reading;
 mod rows_of_trl;
@@ -36,7 +36,7 @@ fn refused(text: &str, change: impl FnOnce(&mut DatasetSpec), words: &[&str]) {
 }
 
 #[test]
-fn text_and_conversations_with_other_columns() {
+fn texts_and_conversations_are_read_with_their_other_columns() {
     let text = "{\"prompt\": \"a\", \"answer\": 3}\n\n{\"prompt\": [{\"role\": \"user\", \"content\": \"b\"}], \
                 \"answer\": null}\r\n";
     let data = load(text, |_| {}).unwrap();
@@ -49,7 +49,7 @@ fn text_and_conversations_with_other_columns() {
 }
 
 #[test]
-fn columns_and_the_system_prompt() {
+fn columns_are_renamed_and_the_system_prompt_is_added() {
     let text = "{\"question\": \"q\", \"ground_truth\": \"4\", \"x\": 1}\n";
     let data = load(text, |s| {
         s.prompt_column = "question".into();
@@ -66,7 +66,7 @@ fn columns_and_the_system_prompt() {
 }
 
 #[test]
-fn errors_are_named_with_file_and_line() {
+fn errors_of_invalid_rows_name_file_and_line() {
     let missing = "{\"question\": \"a\", \"answer\": 1}\n";
     refused(missing, |_| {}, &["d.jsonl, line 1", "no column `prompt`", "`question`, `answer`", "prompt_column"]);
     refused("{\"prompt\": \"a\"}\n{\"promt\": 1}", |_| {}, &["line 2", "`promt`"]);
@@ -74,7 +74,7 @@ fn errors_are_named_with_file_and_line() {
     refused("[1]\n", |_| {}, &["line 1", "a JSON object"]);
     refused("", |_| {}, &["empty"]);
     refused(" \n\n", |_| {}, &["empty"]);
-    refused("{\"prompt\": 3}\n", |_| {}, &["line 1", "`prompt`", "expected a text", "got 3"]);
+    refused("{\"prompt\": 3}\n", |_| {}, &["line 1", "`prompt`", "expected a string", "got 3"]);
     refused("{\"prompt\": [{\"content\": \"x\"}]}\n", |_| {}, &["message 1", "`role`"]);
     let rename = |s: &mut DatasetSpec| s.columns = vec![("answer".into(), "solution".into())];
     refused("{\"prompt\": \"a\", \"x\": 1}\n", rename, &["no column `solution`", "`prompt`, `x`"]);
@@ -89,7 +89,7 @@ fn errors_are_named_with_file_and_line() {
 
 #[cfg(feature = "parquet")]
 #[test]
-fn parquet_gives_the_rows_that_telemetry_wrote() {
+fn parquet_rows_written_by_telemetry_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let rows = telemetry::CompletionRows {
         step: 3,
@@ -129,8 +129,8 @@ fn parquet_with_a_number_that_is_not_finite_is_refused_with_its_row() {
         let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let error = spec(&path).load().unwrap_err();
         let expected = format!(
-            "{}, row 2: column `length` holds a number that is NaN or infinite: make it null or text, or leave the \
-             column out",
+            "{}, row 2: column `length` holds a number that is NaN or infinite: make it null or a string, or remove \
+             the column",
             path.display()
         );
         assert!(is_bad_input(&error), "{error}");
@@ -144,7 +144,7 @@ fn tokenizer() -> Tokenizer {
 }
 
 #[test]
-fn prompts_to_ids() {
+fn prompts_and_completions_are_encoded_as_ids() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());
     let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt \
                   %}assistant:{% endif %}";
@@ -165,18 +165,21 @@ fn prompts_to_ids() {
     };
     assert_eq!(completed(0), "de<e>");
     assert_eq!(encoder.render(&data.examples[1].prompt).unwrap(), "user:hi\nassistant:");
-    assert_eq!(completed(1), "yo\n", "what the template prints, and no end token that it does not print");
+    assert_eq!(completed(1), "yo\n", "only the end tokens that the template prints");
 
     let plain = PromptEncoder { template: None, ..encoder };
     let error = plain.encode(&data.examples[1].prompt).unwrap_err();
     assert!(error.to_string().contains("no chat template"), "{error}");
     let with_system = load("{\"prompt\": \"q\"}", |s| s.system_prompt = Some("sys".into())).unwrap();
-    assert!(plain.render(&with_system.examples[0].prompt).is_err(), "two messages are no text");
+    assert!(
+        plain.render(&with_system.examples[0].prompt).is_err(),
+        "two messages cannot be rendered without a template"
+    );
 }
 
-/// A row's tools and arguments reach the template, if `template_columns` names them, and rewards read both.
+/// A row's tools and arguments reach the template if `template_columns` names them; rewards read both in any case.
 #[test]
-fn the_tools_and_arguments_of_a_prompts_row_are_passed_to_the_template() {
+fn tools_and_arguments_of_a_prompts_row_reach_the_template() {
     let tokenizer = tokenizer();
     let source = "{% for t in tools %}{{ t.name }} {% endfor %}{% if shout %}loud {% endif %}{{ style }}\
                   {% for m in messages %}:{{ m.content }}{% endfor %}";
@@ -270,25 +273,25 @@ mod foreign {
         #![proptest_config(foreign::few())]
 
         #[test]
-        fn rows(row in foreign::json(row())) {
+        fn damaged_rows_do_not_panic(row in foreign::json(row())) {
             let _ = read("d.jsonl", row.to_string().as_bytes());
         }
         #[test]
-        fn rows_as_text(bytes in foreign::bytes(row().to_string().into_bytes())) {
+        fn damaged_jsonl_does_not_panic(bytes in foreign::bytes(row().to_string().into_bytes())) {
             let _ = read("d.jsonl", &bytes);
         }
         #[cfg(feature = "parquet")]
         #[test]
-        fn tables(bytes in foreign::bytes(table())) {
+        fn damaged_parquet_does_not_panic(bytes in foreign::bytes(table())) {
             let _ = read("d.parquet", &bytes);
         }
     }
 }
 
-/// Files of another writer, in every compression and both versions of pages.
+/// Files written by another library, in every compression and both page versions.
 #[cfg(feature = "parquet")]
 #[test]
-fn parquet_in_every_compression() {
+fn parquet_is_read_in_every_compression() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
     let read = |name: &str, limit: usize| {
         let path = fixtures.join(name);
@@ -318,7 +321,7 @@ fn parquet_in_every_compression() {
     let error = read("image.parquet", 2).unwrap_err();
     let reported = error.to_string();
     assert!(is_bad_input(&error) && reported.contains("row 2") && reported.contains("`image`"), "{reported}");
-    // Damaged pages of the kinds that are unpacked here.
+    // Damaged pages of the compressions that are unpacked here.
     for name in ["zstd-1.parquet", "brotli-2.parquet"] {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(fixtures.join(name)).unwrap();

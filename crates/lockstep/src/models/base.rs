@@ -1,5 +1,5 @@
-//! Hashes of model weights. An adapter is refused with other base weights than those that it was trained
-//! on, unless `allow_other_base` is set.
+//! Hashes of model weights. An adapter on other base weights than those of its training is refused, unless
+//! `allow_other_base` is set.
 
 use crate::bad_input;
 use crate::error::OrBadInput;
@@ -9,9 +9,9 @@ use std::path::Path;
 use telemetry::record::{FileHash, hash_file_until, sha256};
 
 /// Checks that the adapter in the directory `adapter` was trained on the weights of the directory `model`. If the
-/// adapter does not record a hash of its base, nothing is checked and `warn` is called.
+/// adapter does not record a hash of its base, `warn` is called instead.
 pub fn check_base(adapter: &Path, model: &Path, stop: &StopSignal, warn: impl FnOnce(&str)) -> anyhow::Result<()> {
-    let found = || Ok(of_weights(&hashes(model, stop, |name| name.ends_with(".safetensors"))?));
+    let found = || Ok(weights_hash(&hashes(model, stop, |name| name.ends_with(".safetensors"))?));
     compare_base(adapter, model, found, warn)
 }
 
@@ -25,8 +25,8 @@ pub(crate) fn compare_base(
     let base = model::peft::load_adapter_config(adapter).or_bad_input()?.base.unwrap_or_default();
     let Some(recorded) = model::peft::base_sha256(adapter).or_bad_input()? else {
         warn(&format!(
-            "the adapter {} does not say with which weights it was trained (no base_model_sha256): that those of {} \
-             are the same is not checked",
+            "the adapter {} does not record the weights that it was trained on (no base_model_sha256), so they are not \
+             compared with those of {}",
             adapter.display(),
             model.display()
         ));
@@ -37,17 +37,16 @@ pub(crate) fn compare_base(
         return Ok(());
     }
     bad_input!(
-        "the adapter {} was trained on {base}, whose weights have the SHA-256 {recorded}, and those of {} have \
-         {found}: give the model that it was trained on, or use this one all the same with --other-base \
-         (allow_other_base = true)",
+        "the adapter {} was trained on {base}, whose weights have the SHA-256 {recorded}, but those of {} have \
+         {found}: use the model that it was trained on, or allow this one with --other-base (allow_other_base = true)",
         adapter.display(),
         model.display()
     )
 }
 
-/// One hash for all weight files of a model: the file's own if there is only one, else the hash of the list of their
-/// hashes, in the order of the files' names and one per line.
-pub(crate) fn of_weights(files: &[FileHash]) -> String {
+/// One hash for all weight files of a model: the file's own hash if there is only one, else the hash of the list of
+/// hashes, one per line, in the order of the file names.
+pub(crate) fn weights_hash(files: &[FileHash]) -> String {
     let weights: Vec<&str> =
         files.iter().filter(|file| file.name.ends_with(".safetensors")).map(|file| &*file.sha256).collect();
     match weights[..] {
@@ -63,9 +62,9 @@ pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool
     for entry in disk::read_dir(dir).or_bad_input_in(dir.display())? {
         let path = entry.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let of_weights = ["model.safetensors.index.json", model::peft::ADAPTER_CONFIG].contains(&&*name)
+        let is_weights = ["model.safetensors.index.json", model::peft::ADAPTER_CONFIG].contains(&&*name)
             || name.ends_with(".safetensors");
-        if path.is_file() && (of_weights || identifies_model(&name)) && which(&name) {
+        if path.is_file() && (is_weights || identifies_model(&name)) && which(&name) {
             let Some(hash) = hash_file_until(&path, &|| stop.is_requested())? else { return Err(Stopped.into()) };
             files.push(hash);
         }
@@ -74,11 +73,11 @@ pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool
     Ok(files)
 }
 
-/// The name under which an adapter's settings are hashed, without the path of its base, which differs in each run that
-/// has a copy of the base.
+/// The name of the hash of an adapter's settings. The path of the base is left out, since it may differ between
+/// machines.
 const SETTINGS: &str = "adapter_config.json without base_model_name_or_path";
 
-/// Hashes of the files of a reference model or teacher: [`hashes`], and those of the settings of an adapter.
+/// Hashes of the files of a reference model or teacher: [`hashes`], and for an adapter the hash of its settings.
 pub(crate) fn hashes_of_reference(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
     let mut files = hashes(dir, stop, |_| true)?;
     if files.iter().any(|file| file.name == model::peft::ADAPTER_CONFIG) {
@@ -90,14 +89,14 @@ pub(crate) fn hashes_of_reference(dir: &Path, stop: &StopSignal) -> anyhow::Resu
     Ok(files)
 }
 
-/// Whether `file` is the configuration of an adapter whose settings equal the recorded ones. Its base may be elsewhere.
+/// Whether `file` is an adapter's configuration with the recorded settings. Its base may have another path.
 pub(crate) fn is_moved_adapter(file: &FileHash, recorded: &[FileHash], found: &[FileHash]) -> bool {
     let settings = |files: &[FileHash]| files.iter().find(|file| file.name == SETTINGS).map(|file| file.sha256.clone());
     file.name == model::peft::ADAPTER_CONFIG
         && settings(recorded).is_some_and(|own| settings(found).as_deref() == Some(&*own))
 }
 
-/// Hashes of model files whose bytes were read.
+/// Hashes of model files that were just read.
 pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<FileHash> {
     let hash = |(name, bytes): (&str, &[u8])| FileHash {
         name: name.to_owned(),
@@ -109,5 +108,5 @@ pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
 
 /// Hashes of the files in `dir` that decide prompts, besides those that identify the model.
 pub(crate) fn prompt_hashes(dir: &Path) -> anyhow::Result<Vec<FileHash>> {
-    Ok(hashes_of(ModelFiles::read(dir).or_bad_input()?.of_prompts()))
+    Ok(hashes_of(ModelFiles::read(dir).or_bad_input()?.prompt_files()))
 }

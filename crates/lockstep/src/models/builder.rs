@@ -1,6 +1,6 @@
-//! Builds the parts of a run (trainers, scorers, engine): on the run's device, or on [`Device::Meta`] for the memory
-//! plan. On `Device::Meta` no weights are read, and buffers are counted for the largest work. Both cases call the same
-//! functions, so that the plan counts every part of the run.
+//! Builds the parts of a run (trainers, scorers, engine), on the run's device, or on [`Device::Meta`] for the memory
+//! plan. On `Device::Meta` no weights are read, and buffers are sized for the largest work. Both use the same
+//! functions, so the plan counts every part of the run.
 //!
 //! [`Device::Meta`]: kernels::Device::Meta
 
@@ -26,7 +26,7 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// The lengths if prompt and completion together have at most this number of tokens.
+    /// The lengths if prompt and completion together have at most this many tokens.
     pub fn up_to(self, most: usize) -> Longest {
         let positions = self.positions().min(most);
         let completion = self.completion.min(positions);
@@ -39,7 +39,7 @@ impl Longest {
     }
 }
 
-/// The largest batch that a part of the run gets at once.
+/// The largest batch that a part of the run receives at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// Sequences in the batch.
@@ -54,23 +54,23 @@ pub struct Work {
 pub struct Builder<'a> {
     /// The configuration of the run.
     pub config: &'a Config,
-    /// The checkpoint that the run resumes from.
+    /// The checkpoint from which the run resumes.
     pub checkpoint: Option<&'a Path>,
     /// Receives warnings and events.
     pub sinks: &'a Sinks,
     /// Cancels scoring and gradient computations.
     pub stop: &'a StopSignal,
-    /// How other processes read the trained weights, if they do.
+    /// How other processes read the trained weights, if any do.
     pub sharing: Option<Sharing>,
     target: Target,
 }
 
-/// Amounts of work of a memory plan that no device allocation shows.
+/// Sizes in a memory plan that no device allocation shows.
 #[derive(Default)]
 pub struct Counted {
     /// The largest sizes of a forward or backward pass.
     pub passes: Passes,
-    /// Bytes of host memory for the text that draft tokens are guessed from.
+    /// Bytes of host memory for the text from which tokens are drafted.
     pub drafts: usize,
 }
 
@@ -138,9 +138,9 @@ impl<'a> Builder<'a> {
     ) -> anyhow::Result<Trainer> {
         let ctx = self.part(name);
         let mut trainer = Trainer::new(ctx.memory(), model, trainer_config(self.config, objective))?;
-        trainer.stop_with(self.stop.of_passes());
+        trainer.stop_with(self.stop.stop_check());
         if let Some(capacity) = self.reserves(model, work) {
-            let tokens = work.completions.div_ceil(work.group) * self.of_group(work, work.group).tokens;
+            let tokens = work.completions.div_ceil(work.group) * self.group_capacity(work, work.group).tokens;
             trainer.reserve(model, tokens, capacity, work.longest.positions());
         }
         Ok(trainer)
@@ -150,19 +150,19 @@ impl<'a> Builder<'a> {
     pub fn scorer(&mut self, name: &str, model: &ModelConfig, work: Work) -> Scorer {
         let ctx = self.part(name);
         let mut scorer = Scorer::new(ctx.memory(), self.config.micro_batch_tokens(), self.config.prefix_sharing);
-        scorer.stop_with(self.stop.of_passes());
+        scorer.stop_with(self.stop.stop_check());
         self.reserve(&mut scorer, model, work);
         scorer
     }
 
-    /// In a plan, counts the memory of a scorer's largest batch; in a run, does nothing.
+    /// In a plan, counts the memory of a scorer's largest batch; otherwise does nothing.
     pub fn reserve(&mut self, scorer: &mut Scorer, model: &ModelConfig, work: Work) {
         if let Some(capacity) = self.reserves(model, work) {
             scorer.reserve(model, capacity, work.longest.positions());
         }
     }
 
-    /// The generation engine; `drawn` lists all the ways in which it will sample tokens.
+    /// The generation engine. `drawn` lists all sampling parameters that it will use.
     pub fn engine(
         &mut self,
         assets: &ModelAssets,
@@ -183,7 +183,7 @@ impl<'a> Builder<'a> {
         Ok(engine)
     }
 
-    /// The allocation ledger of each part of a plan, and the work that no ledger shows.
+    /// The allocation ledger of each part of a plan, and the sizes that no ledger shows.
     pub fn counted(self) -> (Vec<(String, Memory)>, Counted) {
         match self.target {
             Target::Run(_) => Default::default(),
@@ -197,17 +197,17 @@ impl<'a> Builder<'a> {
     /// grow with its micro-batches.
     fn reserves(&mut self, model: &ModelConfig, work: Work) -> Option<Capacity> {
         let group = work.group.min(work.completions).max(1);
-        let (of_group, most) = (self.of_group(work, group), self.config.micro_batch_tokens());
+        let (group_capacity, most) = (self.group_capacity(work, group), self.config.micro_batch_tokens());
         let Target::Plan(_, Counted { passes, .. }) = &mut self.target else { return None };
         let groups = work.completions.div_ceil(group);
-        let capacity = Capacity::of_micro_batch(of_group, groups, work.completions, most);
+        let capacity = Capacity::for_micro_batch(group_capacity, groups, work.completions, most);
         note(passes, self.config, model, capacity, work.longest.positions());
         Some(capacity)
     }
 
-    /// The size of a group of `group` completions of the greatest lengths.
-    fn of_group(&self, work: Work, group: usize) -> Capacity {
-        Capacity::of_group(work.longest.prompt, &vec![work.longest.completion; group], self.config.prefix_sharing)
+    /// The size of a group of `group` completions with the greatest lengths.
+    fn group_capacity(&self, work: Work, group: usize) -> Capacity {
+        Capacity::for_group(work.longest.prompt, &vec![work.longest.completion; group], self.config.prefix_sharing)
     }
 }
 

@@ -9,7 +9,7 @@ mod value_model;
 
 pub use base::check_base;
 pub(crate) use base::{
-    compare_base, hashes, hashes_of, hashes_of_reference, is_moved_adapter, of_weights, prompt_hashes,
+    compare_base, hashes, hashes_of, hashes_of_reference, is_moved_adapter, prompt_hashes, weights_hash,
 };
 pub use builder::{Builder, Counted, Longest, Work};
 pub use policy::{
@@ -29,14 +29,14 @@ use std::path::{Path, PathBuf};
 /// The path of `name`: `name` itself if that path exists, else the Hub snapshot of that id, downloaded if not cached.
 pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
     model::hub::locate(name, kind).map_err(|error| match error {
-        // For example a full disk, which is not bad input.
+        // A full disk, for example, is not bad input.
         model::Error::Io { .. } => error.into(),
         wrong => BadInput::new(wrong.to_string()),
     })
 }
 
 /// The source of the reference model: `ref_model`, which may be an adapter, or else the model of `source` with the
-/// adapter of `ref_adapter`.
+/// adapter that `ref_adapter` selects.
 pub fn reference_source(config: &Config, source: &ModelSource) -> anyhow::Result<ModelSource> {
     if let Some(name) = &config.ref_model {
         return ModelSource::named(name, Head::Lm).or_bad_input_in("`ref_model`");
@@ -45,8 +45,8 @@ pub fn reference_source(config: &Config, source: &ModelSource) -> anyhow::Result
     Ok(ModelSource { dir: source.dir.clone(), adapter })
 }
 
-/// The path or Hub id of a reference model with files other than the run's base model: `ref_model`, or the adapter from
-/// which training began.
+/// The path or Hub id of a reference model whose files are not those of the run's base model: `ref_model`, or the
+/// adapter from which training began.
 pub fn separate_reference(config: &Config) -> Option<&str> {
     let initial = config
         .model_name_or_path

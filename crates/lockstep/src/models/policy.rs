@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::counted;
 
-/// A closure that writes files into a directory. It owns its data, so any thread can run it.
+/// A closure that writes files into a directory. It owns its data, so it can run on any thread.
 pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
 
 /// A language model with its tokenizer, chat template and end-of-sequence ids.
@@ -25,7 +25,7 @@ pub struct Policy {
     pub dir: PathBuf,
     /// The hash of the weights in `dir`, set if an adapter trained on them must record it.
     pub base_sha256: Option<String>,
-    /// Files other than weights that a saved model gets, as they were in `dir`.
+    /// Files other than weights that are copied into a saved model.
     pub files: Arc<ModelFiles>,
     /// The base weights, and the adapter on them, if there is one.
     pub weights: AdaptedWeights,
@@ -33,14 +33,14 @@ pub struct Policy {
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template, if the model has one; it turns a conversation into text.
     pub chat: Option<Arc<ChatTemplate>>,
-    /// Token ids that end a completion.
+    /// The token ids that end a completion.
     pub eos_ids: Vec<u32>,
     /// The dtype in which [`export`](Self::export) writes weights.
     pub exported: FileDType,
 }
 
 impl Policy {
-    /// A policy of the model in `dir`, from parts that are loaded already.
+    /// A policy of the model in `dir`, from parts that are already loaded.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
         let ModelAssets { tokenizer, chat, eos_ids, files, .. } = assets;
         let exported = weights.hold().exact_dtype();
@@ -55,20 +55,20 @@ impl Policy {
             (None, true) => None,
             (adapter, _) => Some(dtype_of_files(adapter.as_ref().unwrap_or(&source.dir)).or_bad_input()?),
         };
-        self.exported = config.save_dtype.of_files(config.dtype == ComputeDType::Bf16, adapts, loaded);
+        self.exported = config.save_dtype.file_dtype(config.dtype == ComputeDType::Bf16, adapts, loaded);
         Ok(self)
     }
 
-    /// Loads a model directory. The chat template renders prompts with the present time. An error is the user's bad
-    /// input (exit code 2).
+    /// Loads a model directory. The chat template renders prompts with the present time. All errors are bad input (exit
+    /// code 2).
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         let assets = load_assets(dir, Head::Lm, dtype, PromptTime::now())?;
         let weights = load_weights(ctx, dir, &assets.config)?;
         Ok(Policy::of(dir.to_owned(), assets, AdaptedWeights::new(ctx.memory(), weights, None)))
     }
 
-    /// Loads a policy and puts the adapter of a PEFT directory on it, after checking that the adapter was trained on
-    /// these weights. If the adapter does not record its base, `warn` is called instead.
+    /// Loads a policy with the adapter of a PEFT directory, and checks that the adapter was trained on these weights.
+    /// If the adapter does not record its base, `warn` is called instead.
     pub fn load_with(
         ctx: &Context,
         dir: &Path,
@@ -92,8 +92,8 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Loads the model in `dir` with an adapter on it. The adapter's own configuration says whether the result is a
-    /// language model or a reward model. Which base weights the adapter was trained on is not checked.
+    /// Loads the model in `dir` with an adapter, whose own configuration decides whether the result is a language model
+    /// or a reward model. The base weights are not checked.
     pub fn load_below(ctx: &Context, dir: &Path, adapter: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with_other(ctx, dir, Some(adapter), dtype);
@@ -105,20 +105,20 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Puts the adapter of a PEFT directory on this policy.
+    /// Adds the adapter of a PEFT directory to this policy.
     pub fn adapt(&mut self, ctx: &Context, adapter: &Path) -> anyhow::Result<()> {
         let adapter = model::peft::load_adapter(ctx.memory(), adapter, self.weights.base.current()).or_bad_input()?;
         self.weights.adapter = Some(WeightSlots::new(ctx.memory(), adapter));
         Ok(())
     }
 
-    /// Loads the weights that [`save`](Self::save) wrote to `dir`: the adapter's if there is one, else the model's.
+    /// Loads the weights that [`save`](Self::save) wrote to `dir`: the adapter's, or else the model's.
     pub fn restore(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.weights.restore(dir).or_bad_input()
     }
 
     /// Writes a directory that this program and transformers can load. With an adapter, only the adapter is written, as
-    /// PEFT does. Weights are written in the dtype that they compute in, so no bit of them is lost.
+    /// in PEFT. Weights keep the dtype of the computation, so no bit is lost.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         self.writer()(dir)
     }
@@ -134,14 +134,13 @@ impl Policy {
         (self.exported != self.weights.hold().exact_dtype()).then_some(self.exported)
     }
 
-    /// A closure that saves the present weights, even if the policy is updated before the closure runs.
+    /// A closure that saves the present weights, even if it runs after an update.
     pub(crate) fn writer(&self) -> WriteFiles {
         let snapshot = self.snapshot();
         Box::new(move |dir| snapshot.save(dir))
     }
 
-    /// A snapshot of the present weights, to be saved later. While the snapshot exists, updates write to another memory
-    /// slot.
+    /// A snapshot of the present weights, to be saved later. While it exists, updates write to another memory slot.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             weights: self.weights.hold(),
@@ -157,27 +156,27 @@ impl Policy {
         not_finite_tensor(self.weights.base.current()).is_none()
     }
 
-    /// Text that explains non-finite outputs: it names the first tensor with a non-finite weight, or else says that
-    /// activations overflow.
+    /// An explanation of non-finite outputs: the first tensor with a non-finite weight, or else an overflow of
+    /// activations.
     pub fn why_not_finite(&self) -> String {
         match not_finite_tensor(self.weights.base.current()) {
             Some(name) => {
-                format!("`{name}` of {} has a value that is not finite: the model is broken", self.dir.display())
+                format!("`{name}` of {} has a value that is not finite: the model is damaged", self.dir.display())
             }
             None => format!(
-                "the weights of {} are finite, and activations overflow: they are too large, or the dtype is too small",
+                "the weights of {} are finite, but activations overflow: the weights are too large for this dtype",
                 self.dir.display()
             ),
         }
     }
 
-    /// One line for the console: how many parameters the model has, and how many of an adapter are trained.
+    /// One line for the console, with the numbers of parameters of the model and of its adapter.
     pub fn describe(&self, ctx: &Context) -> String {
         let parameters: usize =
             self.weights.base.current().tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum();
         let trained = match self.weights.adapter.as_ref().map(WeightSlots::current) {
             Some(adapter) => {
-                format!(" · {:.2} M of an adapter of rank {}", adapter.len() as f64 / 1e6, adapter.lora.r)
+                format!(" · {:.2} M in an adapter of rank {}", adapter.len() as f64 / 1e6, adapter.lora.r)
             }
             None => String::new(),
         };
@@ -240,11 +239,11 @@ fn not_finite_tensor(source: &dyn TensorSource) -> Option<String> {
 }
 
 /// Reads everything of a model directory except its weights, for a model with this head that computes in `dtype`. The
-/// directory's model may have another head. The chat template renders prompts with `time`.
+/// model in the directory may have another head. The chat template renders prompts with `time`.
 pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime) -> anyhow::Result<ModelAssets> {
     if !dir.is_dir() {
         return Err(BadInput::new(format!(
-            "model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json",
+            "model {} must be a directory with config.json, model.safetensors and tokenizer.json",
             dir.display()
         )));
     }
@@ -253,8 +252,8 @@ pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime
     assets.map_err(|e| BadInput::new(e.to_string()))
 }
 
-/// Like [`load_assets`], for a language model whose completions reward functions read. Its tokenizer shows special
-/// tokens in completions if the configuration says so.
+/// Like [`load_assets`], for a language model whose completions reward functions read. Completions keep their special
+/// tokens if the configuration asks for it.
 pub fn load_generator(dir: &Path, config: &Config, time: PromptTime) -> anyhow::Result<ModelAssets> {
     let mut assets = load_assets(dir, Head::Lm, config.dtype, time)?;
     if !config.skip_special_tokens {
@@ -264,21 +263,20 @@ pub fn load_generator(dir: &Path, config: &Config, time: PromptTime) -> anyhow::
     Ok(assets)
 }
 
-/// Reads the model configuration in `dir`, without the tokenizer; the model will compute in `compute`.
+/// Reads the model configuration in `dir`, without the tokenizer. The model will compute in `compute`.
 pub fn load_config(dir: &Path, compute: kernels::DType) -> anyhow::Result<ModelConfig> {
     refuse_adapter(dir)?;
     let config = ModelConfig::load(&dir.join(CONFIG)).map_err(|e| BadInput::new(e.to_string()))?;
     Ok(ModelConfig { compute, ..config })
 }
 
-/// Loads the weights in `dir`. On `Device::Meta` the tensors have shapes but no data, and no file is read.
+/// Loads the weights in `dir`. On `Device::Meta` the tensors have no data, and no file is read.
 pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> anyhow::Result<Weights> {
     Weights::load(ctx.memory(), dir, config).or_bad_input()
 }
 
 /// The weights that a run trains: the model's, with a new adapter if the configuration asks for one, or the adapter
-/// whose training the run continues. If the run resumes from a checkpoint, they are loaded from it. A new score head
-/// begins at 0.
+/// that the run continues to train. A resumed run loads them from its checkpoint. A new score head begins at 0.
 pub fn trained_weights(
     builder: &mut Builder<'_>,
     source: &ModelSource,
@@ -314,7 +312,7 @@ pub fn trained_weights(
     }
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, config.seed).or_bad_input()?;
     let from = checkpoint.or(source.adapter.as_deref()).filter(|_| ctx.memory().has_values());
-    // The base of a checkpoint's adapter is compared later, when the run's files have been hashed.
+    // The base of a checkpoint's adapter is compared later, after the run's files have been hashed.
     if let (None, Some(dir), false) = (checkpoint, from, config.allow_other_base) {
         check_base(dir, &source.dir, stop, |what| sinks.warn(what))?;
     }
@@ -322,8 +320,8 @@ pub fn trained_weights(
     in_slots(builder, ctx, weights, Some(adapter), place)
 }
 
-/// Puts the trained weights into memory slots: one slot, or with workers one for each version that a worker may be
-/// reading.
+/// Puts the trained weights into memory slots: one slot, or with workers one slot per version that a worker may still
+/// read.
 fn in_slots(
     builder: &Builder<'_>,
     ctx: &Context,
@@ -355,10 +353,10 @@ impl ModelSource {
     pub fn of(config: &Config, head: Head) -> anyhow::Result<ModelSource> {
         let name = config.model_name_or_path.as_deref().unwrap_or_default();
         let source = ModelSource::named(name, head)?;
-        // Only a local adapter directory has been read into the configuration's adapter keys.
+        // Only a local adapter directory was read into the configuration's adapter keys.
         if let Some(dir) = source.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
             bad_input!(
-                "the model {name} is an adapter: to continue its training give its directory, {}",
+                "the model {name} is an adapter: to continue its training, use its directory, {}",
                 dir.display()
             );
         }
@@ -376,22 +374,22 @@ impl ModelSource {
             let (is, needed) = if adapter.scores {
                 ("a reward model (SEQ_CLS)", "a language model is needed here")
             } else {
-                ("a language model", "a reward model begins from one of a reward model, or from a model")
+                ("a language model", "a reward model must begin from a reward model's adapter or from a whole model")
             };
             bad_input!(
-                "{} is an adapter of {is}, and {needed}: merge it into its base model (`lockstep merge`)",
+                "{} is an adapter of {is}, but {needed}: merge it into its base model (`lockstep merge`)",
                 dir.display()
             );
         }
         let Some(base) = adapter.base else {
             bad_input!(
-                "{}: `base_model_name_or_path` is missing: put the model there that the adapter was trained on",
+                "{}: `base_model_name_or_path` is missing: set it to the model that the adapter was trained on",
                 dir.join(model::peft::ADAPTER_CONFIG).display()
             );
         };
         let below = locate(&base, HubKind::Model).map_err(|e| {
             BadInput::new(format!(
-                "{}: `base_model_name_or_path`: {}; put the model there that the adapter was trained on",
+                "{}: `base_model_name_or_path`: {}; set it to the model that the adapter was trained on",
                 dir.join(model::peft::ADAPTER_CONFIG).display(),
                 paragraph(&e)
             ))
@@ -400,25 +398,25 @@ impl ModelSource {
     }
 }
 
-/// Finds the language model that `name` names: its directory, and the adapter's directory if `name` is an adapter.
+/// Finds the language model `name`: its directory, and the adapter's directory if `name` is an adapter.
 pub fn locate_model(name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
     let ModelSource { dir, adapter } = ModelSource::named(name, Head::Lm)?;
     Ok((dir, adapter))
 }
 
-/// Refuses an adapter's directory where a model is needed, before errors about missing files would come.
+/// Refuses an adapter's directory where a model is needed; otherwise the error would be about missing files.
 fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     if is_adapter(dir) {
         return Err(BadInput::new(format!(
-            "{} is an adapter: give the model that it was trained on as the model (generate, score and eval take the \
-             adapter with --adapter; `lockstep merge` makes one model of both)",
+            "{} is an adapter: use the model that it was trained on, and --adapter for the adapter (in generate, score \
+             and eval), or make one model of both with `lockstep merge`",
             dir.display()
         )));
     }
     Ok(())
 }
 
-/// Loads the weights of a reward model. If `dir` has a language model, its trunk gets a score head that begins at 0.
+/// Loads the weights of a reward model. If `dir` has a language model, a score head of zeros is added.
 pub fn load_scorer(ctx: &Context, dir: &Path, compute: kernels::DType) -> anyhow::Result<Weights> {
     let config = load_config(dir, compute)?;
     match config.head {

@@ -1,4 +1,4 @@
-//! Checks which model can be the teacher of distillation. Its architecture may differ from the policy's.
+//! Checks that a model can be the teacher of distillation. Its architecture may differ from the policy's.
 
 use super::{load_assets, locate};
 use crate::bad_input;
@@ -10,8 +10,8 @@ use model::{Head, ModelAssets, ModelConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The directory and configuration of the teacher model `name`, which the configuration key `key` gives. A teacher is
-/// refused unless every token of `policy` has the same id in the teacher's vocabulary, which may have more tokens.
+/// The directory and configuration of the teacher model `name`, the value of the configuration key `key`. Every token
+/// of `policy` must have the same id in the teacher's vocabulary, which may have more tokens.
 pub fn teacher(
     config: &Config,
     key: &str,
@@ -19,20 +19,19 @@ pub fn teacher(
     policy: &ModelAssets,
 ) -> anyhow::Result<(PathBuf, Arc<ModelConfig>)> {
     let dir = locate(name, HubKind::Model).or_bad_input_in(format!("`{key}`"))?;
-    // No prompt is rendered with the teacher's template.
+    // The teacher's template is never used.
     let teacher = load_assets(&dir, Head::Lm, config.dtype, PromptTime::now()).or_bad_input_in(format!("`{key}`"))?;
     if let Some(difference) = policy.tokenizer.differs_in(&teacher.tokenizer) {
         bad_input!(
-            "`{key}`: {} does not have the policy's vocabulary: {difference}. It scores the tokens that the policy \
-             drew, so each must mean the same to both: name a model of the policy's family",
+            "`{key}`: {} does not have the policy's vocabulary: {difference}. A teacher scores the policy's tokens, so \
+             their ids must be the same: use a model of the policy's family",
             dir.display()
         );
     }
     let (own, theirs) = (policy.config.vocab_size, teacher.config.vocab_size);
     if theirs < own {
         bad_input!(
-            "`{key}`: {} has an embedding of {theirs} tokens, and the policy one of {own}: it must have a row for \
-             every token that the policy can draw",
+            "`{key}`: the embedding of {} has {theirs} rows, but must have at least the policy's {own}",
             dir.display()
         );
     }

@@ -31,7 +31,7 @@ fn shape(vocab: usize) -> ModelConfig {
     ModelConfig::parse(&SHAPE.replace("\"vocab_size\": 40", &format!("\"vocab_size\": {vocab}"))).unwrap()
 }
 
-/// Saves a model of this shape with a tokenizer of these letters.
+/// Saves a model of this shape with a tokenizer of these characters.
 fn save(dir: &Path, config: &ModelConfig, letters: &str) -> Weights {
     let config = Arc::new(config.clone());
     let weights = Weights::random(one_thread().memory(), &config, 1).unwrap();
@@ -41,7 +41,7 @@ fn save(dir: &Path, config: &ModelConfig, letters: &str) -> Weights {
     weights
 }
 
-/// Saves an adapter on these weights that names this base.
+/// Saves an adapter on these weights, with this base in its configuration.
 fn save_adapter(dir: &Path, weights: &Weights, base: &str, sha256: Option<&str>) {
     let lora = LoraConfig { r: 2, ..LoraConfig::default() };
     let adapter = Adapter::new(one_thread().memory(), weights, &lora, 1).unwrap();
@@ -56,16 +56,16 @@ fn message<T>(result: anyhow::Result<T>) -> String {
 }
 
 #[test]
-fn one_hash_of_all_weights() {
+fn the_hash_of_a_model_covers_all_weight_files() {
     let file = |name: &str, hash: &str| FileHash { name: name.into(), bytes: None, sha256: hash.into() };
     let config = file("config.json", "c");
-    assert_eq!(of_weights(&[config.clone(), file("model.safetensors", "a")]), "a");
+    assert_eq!(weights_hash(&[config.clone(), file("model.safetensors", "a")]), "a");
     let two = [file("1.safetensors", "a"), config, file("2.safetensors", "b")];
-    assert_eq!((of_weights(&two), of_weights(&[])), (sha256(b"a\nb\n"), sha256(b"")));
+    assert_eq!((weights_hash(&two), weights_hash(&[])), (sha256(b"a\nb\n"), sha256(b"")));
 }
 
 #[test]
-fn files_that_define_a_model() {
+fn hashes_cover_the_files_that_define_a_model() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "config.json", "b.safetensors", "a.safetensors", "notes.txt", "adapter_config.json"]
     {
@@ -96,7 +96,7 @@ fn files_that_define_a_model() {
 }
 
 #[test]
-fn an_adapter_goes_on_the_weights_that_it_was_trained_on() {
+fn an_adapter_is_refused_on_other_base_weights() {
     let dir = tempfile::tempdir().unwrap();
     let [base, adapter] = ["base", "adapter"].map(|name| dir.path().join(name));
     let weights = save(&base, &shape(40), "abc");
@@ -111,16 +111,14 @@ fn an_adapter_goes_on_the_weights_that_it_was_trained_on() {
     save_adapter(&adapter, &weights, "the base", None);
     let (a, b) = (adapter.display(), base.display());
     let unknown = format!(
-        "the adapter {a} does not say with which weights it was trained (no base_model_sha256): that those of {b} \
-         are the \
-         same is not checked"
+        "the adapter {a} does not record the weights that it was trained on (no base_model_sha256), so they are not \
+         compared with those of {b}"
     );
     assert_eq!(check(), (Ok(()), vec![unknown]));
     save_adapter(&adapter, &weights, "the base", Some("00"));
     let other = format!(
-        "the adapter {a} was trained on the base, whose weights have the SHA-256 00, and those of {b} have {own}: \
-         give the \
-         model that it was trained on, or use this one all the same with --other-base (allow_other_base = true)"
+        "the adapter {a} was trained on the base, whose weights have the SHA-256 00, but those of {b} have {own}: use \
+         the model that it was trained on, or allow this one with --other-base (allow_other_base = true)"
     );
     assert_eq!(check(), (Err(other.clone()), vec![]));
     let load = |adapter: Option<&Path>| Policy::load_with(&one_thread(), &base, adapter, ComputeDType::F32, |_| {});
@@ -133,7 +131,7 @@ fn an_adapter_goes_on_the_weights_that_it_was_trained_on() {
 }
 
 #[test]
-fn models_and_adapters_are_told_apart() {
+fn models_and_adapters_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     let [base, adapter] = ["base", "adapter"].map(|name| dir.path().join(name));
     let weights = save(&base, &shape(40), "abc");
@@ -148,8 +146,8 @@ fn models_and_adapters_are_told_apart() {
     assert_eq!(
         message(ModelSource::named(&a, Head::Score(1))),
         format!(
-            "{a} is an adapter of a language model, and a reward model begins from one of a reward model, or from a \
-             model: merge it into its base model (`lockstep merge`)"
+            "{a} is an adapter of a language model, but a reward model must begin from a reward model's adapter or \
+             from a whole model: merge it into its base model (`lockstep merge`)"
         )
     );
     let json = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
@@ -158,44 +156,43 @@ fn models_and_adapters_are_told_apart() {
     assert_eq!(
         message(ModelSource::named(&a, Head::Lm)),
         format!(
-            "{a} is an adapter of a reward model (SEQ_CLS), and a language model is needed here: merge it \
-             into its base model (`lockstep merge`)"
+            "{a} is an adapter of a reward model (SEQ_CLS), but a language model is needed here: merge it into its \
+             base model (`lockstep merge`)"
         )
     );
     write(json.replace(&format!("\"{b}\""), "null"));
     assert_eq!(
         message(ModelSource::named(&a, Head::Lm)),
         format!(
-            "{a}/adapter_config.json: `base_model_name_or_path` is missing: put the model there that the adapter was \
+            "{a}/adapter_config.json: `base_model_name_or_path` is missing: set it to the model that the adapter was \
              trained on"
         )
     );
     write(json.replace(&b, "/no/such/model"));
     let gone = message(ModelSource::named(&a, Head::Lm));
     assert!(gone.starts_with(&format!("{a}/adapter_config.json: `base_model_name_or_path`: ")), "{gone}");
-    assert!(gone.ends_with("; put the model there that the adapter was trained on"), "{gone}");
+    assert!(gone.ends_with("; set it to the model that the adapter was trained on"), "{gone}");
     let refused = format!(
-        "{a} is an adapter: give the model that it was trained on as the model (generate, score and eval take the \
-         adapter \
-         with --adapter; `lockstep merge` makes one model of both)"
+        "{a} is an adapter: use the model that it was trained on, and --adapter for the adapter (in generate, score \
+         and eval), or make one model of both with `lockstep merge`"
     );
     assert_eq!(message(load_assets(&adapter, Head::Lm, ComputeDType::F32, PromptTime(0))), refused);
     assert_eq!(message(load_config(&adapter, kernels::DType::F32)), refused);
     assert_eq!(
         message(load_assets(Path::new("no/such"), Head::Lm, ComputeDType::F32, PromptTime(0))),
-        "model no/such is not a directory; give one with config.json, model.safetensors and tokenizer.json"
+        "model no/such must be a directory with config.json, model.safetensors and tokenizer.json"
     );
     let missing = message(load_config(dir.path(), kernels::DType::F32));
     assert!(missing.contains("config.json"), "{missing}");
     assert_eq!(load_config(&base, kernels::DType::Bf16).unwrap().compute, kernels::DType::Bf16);
     write(json);
-    // The reference model: a name, a model, an adapter; without a name the policy's own, as `ref_adapter` says.
+    // The reference model is a Hub id, a model directory or an adapter; if not set, `ref_adapter` decides.
     let source =
         |dir: &Path, adapter: Option<&Path>| ModelSource { dir: dir.to_owned(), adapter: adapter.map(Path::to_owned) };
-    let of_run = source(&base, Some(&adapter));
+    let run_source = source(&base, Some(&adapter));
     let reference = |ref_model: Option<&str>, ref_adapter| {
         let config = Config { ref_model: ref_model.map(Into::into), ref_adapter, ..Config::default() };
-        reference_source(&config, &of_run)
+        reference_source(&config, &run_source)
     };
     let missing = message(reference(Some("/no/such"), RefAdapter::None));
     assert!(missing.starts_with("`ref_model`: "), "{missing}");
@@ -204,10 +201,10 @@ fn models_and_adapters_are_told_apart() {
         assert_eq!(reference(Some(&b), ref_adapter).unwrap(), source(&base, None));
     }
     assert_eq!(reference(None, RefAdapter::None).unwrap(), source(&base, None));
-    assert_eq!(reference(None, RefAdapter::Initial).unwrap(), of_run);
+    assert_eq!(reference(None, RefAdapter::Initial).unwrap(), run_source);
     let new = Config { ref_adapter: RefAdapter::Initial, ..Config::default() };
     assert_eq!(reference_source(&new, &source(&base, None)).unwrap(), source(&base, None), "a new adapter");
-    // Hashes besides those of the base model.
+    // A reference model with files of its own is hashed besides the base model.
     let named = |name: &str, ref_model: Option<&str>, ref_adapter| {
         let ref_model = ref_model.map(Into::into);
         let config = Config { model_name_or_path: Some(name.into()), ref_model, ref_adapter, ..Config::default() };
@@ -220,7 +217,7 @@ fn models_and_adapters_are_told_apart() {
 }
 
 #[test]
-fn a_value_model_has_one_score_and_the_policys_vocabulary() {
+fn a_value_model_must_have_one_score_and_the_policys_vocabulary() {
     let dir = tempfile::tempdir().unwrap();
     let policy = ModelConfig { compute: kernels::DType::Bf16, ..shape(40) };
     let of = |config: &ModelConfig| {
@@ -237,14 +234,14 @@ fn a_value_model_has_one_score_and_the_policys_vocabulary() {
     assert_eq!(message(of(&shape(40))), format!("`value_model`: {place} is a language model; {fix}"));
     for vocab in [39, 41] {
         let words = format!(
-            "`value_model`: {place} has a vocabulary of {vocab}, and the policy of 40: it must read the policy's tokens"
+            "`value_model`: {place} has a vocabulary of {vocab} tokens, but the policy has 40: they must be equal"
         );
         assert_eq!(message(of(&shape(vocab).with_score_head(1))), words);
     }
 }
 
 #[test]
-fn a_teacher_has_the_policys_tokens() {
+fn a_teacher_must_have_the_policys_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("policy");
     save(&policy, &shape(40), "abc");
@@ -254,33 +251,30 @@ fn a_teacher_has_the_policys_tokens() {
         save(&place, &shape(vocab), letters);
         teacher(&Config::default(), "the_key", &place.display().to_string(), &assets)
     };
-    // More tokens are allowed, and so is a larger embedding.
+    // A teacher may have more tokens and a larger embedding.
     let (place, config) = of("larger", 50, "abcd").unwrap();
     assert_eq!((place, config.vocab_size), (dir.path().join("larger"), 50));
     assert_eq!(of("same", 40, "abc").unwrap().1.vocab_size, 40);
     let smaller = format!(
-        "`the_key`: {} has an embedding of 39 tokens, and the policy one of 40: it must have a row for every token \
-         that the \
-         policy can draw",
+        "`the_key`: the embedding of {} has 39 rows, but must have at least the policy's 40",
         dir.path().join("smaller").display()
     );
     assert_eq!(message(of("smaller", 39, "abc")), smaller);
     let other = message(of("other", 40, "abd"));
     let start = format!("`the_key`: {} does not have the policy's vocabulary: id ", dir.path().join("other").display());
-    let end = "It scores the tokens that the policy drew, so each must mean the same to both: name a model of the \
-               policy's \
-               family";
+    let end = "A teacher scores the policy's tokens, so their ids must be the same: use a model of the policy's family";
     assert!(other.starts_with(&start) && other.ends_with(end), "{other}");
     assert!(message(teacher(&Config::default(), "the_key", "/no/such", &assets)).starts_with("`the_key`: "));
 }
 
 #[test]
-fn a_weight_of_nan_is_found() {
+fn a_nan_weight_is_reported_by_name() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), &shape(40), "abc");
     let path = dir.path().join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
-    // The last number of the file, whose bits are NaN's in either dtype, under another name than the checksum's.
+    // Writes NaN over the last number of the file (these bits are NaN in f32 and bf16), and renames the checksum so
+    // that it is ignored.
     let end = bytes.len();
     bytes[end - 4..].copy_from_slice(&0x7fc0_7fc0u32.to_le_bytes());
     let name = bytes.windows(4).position(|name| name == b"xxh3").unwrap();
@@ -290,7 +284,7 @@ fn a_weight_of_nan_is_found() {
     let policy = Policy::load(&one_thread(), dir.path(), ComputeDType::F32).unwrap();
     assert!(!policy.weights_are_finite());
     let why = policy.why_not_finite();
-    let end = format!("` of {} has a value that is not finite: the model is broken", dir.path().display());
+    let end = format!("` of {} has a value that is not finite: the model is damaged", dir.path().display());
     assert!(why.starts_with('`') && why.ends_with(&end), "{why}");
 }
 
@@ -307,11 +301,11 @@ fn a_policy_reports_its_kind_and_non_finite_weights() {
     assert!(policy.weights_are_finite());
     let place = base.display();
     let finite = format!(
-        "the weights of {place} are finite, and activations overflow: they are too large, or the dtype is too small"
+        "the weights of {place} are finite, but activations overflow: the weights are too large for this dtype"
     );
     assert_eq!(policy.why_not_finite(), finite);
     assert_eq!(policy.eos_ids, [0]);
-    // The saved model is read back, bit for bit, with the tokenizer.
+    // The saved model is read back with the same bits and its tokenizer.
     let copy = dir.path().join("copy");
     policy.save(&copy).unwrap();
     let read = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
@@ -320,11 +314,11 @@ fn a_policy_reports_its_kind_and_non_finite_weights() {
     save_adapter(&adapter, &weights, "b", None);
     let adapted = Policy::load_with_other(&ctx, &base, Some(&adapter), ComputeDType::Bf16).unwrap();
     let described = adapted.describe(&ctx);
-    assert!(described.contains(" parameters · 0.00 M of an adapter of rank 2 · bf16 on "), "{described}");
+    assert!(described.contains(" parameters · 0.00 M in an adapter of rank 2 · bf16 on "), "{described}");
 }
 
 #[test]
-fn prompts_for_a_model() {
+fn prompts_must_fit_the_models_context() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), &shape(40), "abcdef");
     let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
@@ -340,7 +334,7 @@ fn prompts_for_a_model() {
     assert_eq!((all.all.len(), all.longest(), all.left_out, all.hash.len()), (3, 6, 0, 64));
     let some = load(&Config { max_prompt_length: Some(5), ..Config::default() }, 58).unwrap();
     assert_eq!((some.all.len(), some.longest(), some.left_out), (2, 3, 1));
-    assert!(message(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt has 6 tokens"));
+    assert!(message(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt's 6 tokens"));
     assert!(
         message(load(&Config { max_model_len: Some(9), ..Config::default() }, 4)).contains("the context of 9 tokens")
     );
@@ -349,9 +343,8 @@ fn prompts_for_a_model() {
     let system = Config { system_prompt: Some("be brief".into()), ..Config::default() };
     assert_eq!(
         message(encoder(&system, &assets).map(|_| ())),
-        "`system_prompt` = \"be brief\": the model has no chat template (chat_template.jinja or \
-         tokenizer_config.json) to \
-         put it in: set system_prompt = \"none\", or take a model that has one"
+        "`system_prompt` = \"be brief\" cannot be used, since the model has no chat template (chat_template.jinja or \
+         tokenizer_config.json): set system_prompt = \"none\", or use a model with a template"
     );
     assert!(encoder(&Config::default(), &assets).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Checks which model can be the value model of a PPO policy.
+//! Checks that a model can be the value model of a PPO policy.
 
 use super::load_config;
 use crate::bad_input;
@@ -23,7 +23,7 @@ pub fn value_model_shape(dir: &Path, policy: &ModelConfig) -> anyhow::Result<Arc
     }
     if config.vocab_size != policy.vocab_size {
         bad_input!(
-            "`value_model`: {} has a vocabulary of {}, and the policy of {}: it must read the policy's tokens",
+            "`value_model`: {} has a vocabulary of {} tokens, but the policy has {}: they must be equal",
             dir.display(),
             config.vocab_size,
             policy.vocab_size

@@ -1,5 +1,5 @@
-//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one. Times
-//! are not compared, nor the results of rewards that cannot be repeated.
+//! Repeats workers' jobs, and reports the first bit in which a worker's answer differs from the repeated one. Times,
+//! and results of rewards that cannot be repeated, are not compared.
 
 use super::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
@@ -12,7 +12,7 @@ use rollout::{Completion, Engine, RolloutGroup};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The most characters of a value that are shown, since a worker may answer with long strings.
+/// The most characters of a value that are shown, since a worker may send long strings.
 const LONGEST: usize = 200;
 
 /// The first difference between a worker's answer and the repeated job.
@@ -24,7 +24,7 @@ pub struct Difference {
     pub token: Option<usize>,
     /// The name of the value that differs.
     pub what: String,
-    /// The worker's value and the repeated job's, as text; numbers with their bits.
+    /// The worker's value and the repeated job's, as text. Numbers are shown with their bits.
     pub given: String,
     pub remade: String,
 }
@@ -34,7 +34,7 @@ impl fmt::Display for Difference {
         let Difference { completion, token, what, given, remade } = self;
         completion.iter().try_for_each(|completion| write!(f, "completion {completion}, "))?;
         token.iter().try_for_each(|token| write!(f, "token {token}, "))?;
-        write!(f, "{what}: it said {given}, and the job gives {remade}")
+        write!(f, "{what}: the worker sent {given}, but the repeated job gives {remade}")
     }
 }
 
@@ -51,8 +51,8 @@ pub struct Remaker<'a> {
 }
 
 impl Remaker<'_> {
-    /// Repeats `jobs` and returns each job with its answer, by group. `model` must have the version that the
-    /// jobs name. Only the reward functions for which `asked` is true are called.
+    /// Repeats `jobs`, and returns each job with its answer, by group. `model` must have the version named by the jobs.
+    /// Only reward functions for which `asked` is true are called.
     pub fn remake(
         &mut self,
         model: ModelView<'_>,
@@ -61,13 +61,18 @@ impl Remaker<'_> {
     ) -> anyhow::Result<BTreeMap<GroupId, (GroupJob, GroupAnswer)>> {
         let updates = model.version().trained();
         if let Some(job) = jobs.iter().find(|job| job.updates != updates) {
-            bail!("the job of group {} is for weights of version {}, not {updates}", job.group, job.updates);
+            bail!(
+                "the job of group {} is for weights of version {}, but the model has version {updates}",
+                job.group,
+                job.updates
+            );
         }
         let requests = jobs.iter().map(|job| job.request(None)).collect();
         let groups = self.engine.generate_with(model, requests, |_| {})?;
         let mut made = BTreeMap::new();
         for group in groups {
-            let job = jobs.iter().find(|job| job.group == group.group).context("a group of each job")?;
+            let job =
+                jobs.iter().find(|job| job.group == group.group).context("the collection has a group without a job")?;
             let mut job = job.clone();
             job.rewards.retain(|name| asked(name));
             let scores = if group.is_unfinished() {
@@ -81,7 +86,7 @@ impl Remaker<'_> {
     }
 }
 
-/// The first bit in which `given`, a worker's answer to a job with these `rewards`, differs from `remade`.
+/// The first difference between `given`, a worker's answer to a job with these `rewards`, and `remade`.
 pub fn difference(
     given: &GroupAnswer,
     rewards: &[String],
@@ -90,27 +95,28 @@ pub fn difference(
     let scores = || {
         job.rewards.iter().zip(&remade.scores).find_map(|(name, remade)| {
             let given = &given.scores[rewards.iter().position(|other| other == name)?];
-            of_reward(name, given, remade)
+            reward_difference(name, given, remade)
         })
     };
-    of_group(&given.group, &remade.group).or_else(scores)
+    group_difference(&given.group, &remade.group).or_else(scores)
 }
 
 /// Compares the generated columns.
-fn of_group(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
+fn group_difference(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
     let RolloutGroup { group, prompt, completions, prompt_columns } = remade;
     let pairs = given.completions.iter().zip(completions).enumerate();
-    let of_tokens = |(place, (given, remade))| Some(Difference { completion: Some(place), ..tokens(given, remade)? });
+    let token_difference =
+        |(place, (given, remade))| Some(Difference { completion: Some(place), ..tokens(given, remade)? });
     unequal("number of the group", &given.group, group)
         .or_else(|| unequal("prompt", &given.prompt.ids, &prompt.ids))
         .or_else(|| unequal("number of completions", &given.completions.len(), &completions.len()))
-        .or_else(|| pairs.into_iter().find_map(of_tokens))
+        .or_else(|| pairs.into_iter().find_map(token_difference))
         .or_else(|| (!same_columns(&given.prompt_columns, prompt_columns)).then(|| differs("columns of the prompt")))
 }
 
 /// Compares the results of the reward `name`.
-fn of_reward(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Difference> {
-    // The seconds of a reward cannot be repeated.
+fn reward_difference(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Difference> {
+    // The seconds that a reward took cannot be repeated.
     let GivenScores { reward: _, scores: remade, seconds: _ } = remade;
     let Scores { values, steps, problems, extra, metrics, timed_out } = remade;
     let given = &given.scores;
@@ -131,7 +137,7 @@ fn of_reward(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Di
         .or_else(|| unequal(&of("completions that ran out of time"), &given.timed_out, timed_out))
 }
 
-/// Compares two values as strings, in which -0 differs from 0, and NaN equals NaN. Long strings are truncated.
+/// Compares two values as strings: -0 differs from 0, and NaN equals NaN. Long strings are truncated.
 fn unequal<T: fmt::Debug>(what: &str, given: &T, remade: &T) -> Option<Difference> {
     let [given, remade] = [given, remade].map(|value| format!("{value:?}"));
     let short = |text: String| match text.char_indices().nth(LONGEST) {

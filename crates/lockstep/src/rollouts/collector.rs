@@ -2,8 +2,7 @@
 //! with their metrics. Training, evaluation and `lockstep eval` all use it.
 //!
 //! A collection is a plain value. Apart from the order of calls to the reward functions, a call leaves no state behind,
-//! so rolling back a step needs no undo here. The collector does not depend on the run: its steps, logs or
-//! configuration.
+//! so rolling back a step needs no undo here. The collector knows nothing of the run's steps, logs and configuration.
 
 use super::function::FunctionRollouts;
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
@@ -21,14 +20,14 @@ use std::thread::Scope;
 use std::time::Duration;
 use telemetry::{Stages, stages::Span};
 
-/// The interval at which a wait for reward functions is reported.
+/// The interval of reports while waiting for reward functions.
 const LONG_WAIT: Duration = Duration::from_secs(10);
 
-/// Generates completions, and scores each group as soon as it has ended.
+/// Generates completions, and scores each group as soon as it is complete.
 pub struct Collector {
     /// The engine that generates.
     pub engine: Engine,
-    /// The caller's function that makes completions in place of the engine; it may use the engine.
+    /// The caller's function that makes completions instead of the engine; it may call the engine.
     pub function: Option<FunctionRollouts>,
     /// The reward functions.
     pub rewards: Vec<Box<dyn Reward>>,
@@ -38,7 +37,7 @@ pub struct Collector {
     pub stop: StopSignal,
 }
 
-/// The groups that a collector must generate and score, with the settings.
+/// The groups to generate and score, with the settings.
 pub struct CollectRequest<'a> {
     /// The dataset row of each group.
     pub prompts: Prompts,
@@ -50,15 +49,15 @@ pub struct CollectRequest<'a> {
     pub reward_weights: &'a [f64],
     /// Optimizer steps done so far; passed to reward functions.
     pub step: u64,
-    /// Whether a non-finite log-probability is the error [`NonFiniteLogp`]. Otherwise sampling from NaN logits returns
-    /// an arbitrary token.
+    /// Whether a non-finite log-probability is the error [`NonFiniteLogp`]. If not, sampling from NaN logits returns an
+    /// arbitrary token.
     pub refuse_non_finite: bool,
 }
 
-/// Work that exists before a collection starts: groups to continue, and requests of later batches to run beside it.
+/// The state before a collection: groups to continue, and requests of later batches to run concurrently.
 #[derive(Default)]
 pub struct Begun {
-    /// The state of the request's groups that have already begun; the other groups start anew.
+    /// The state of groups that have already begun; all other groups start from the prompt.
     pub so_far: Vec<RolloutGroup>,
     /// Requests of later batches, which run in the same engine; no reward function scores them yet.
     pub beside: Vec<Request>,
@@ -66,9 +65,9 @@ pub struct Begun {
 
 /// Callbacks that observe a collection.
 pub struct Observer<'a> {
-    /// Records a span "rollout" and a span "rewards"; a device's operations are counted between them.
+    /// Records the spans "rollout" and "rewards", with the device operations counted in them.
     pub stages: &'a Stages,
-    /// Called every ten seconds of a wait for reward functions, with the slowest one's name and how long it has taken.
+    /// Called every ten seconds while reward functions are awaited, with the slowest one's name and the time waited.
     pub on_wait: &'a (dyn Fn(&str, Duration) + Sync),
 }
 
@@ -77,18 +76,18 @@ pub struct Observer<'a> {
 pub struct Collected {
     /// The groups, with the metrics and the errors of reward functions.
     pub scored: ScoredRollouts,
-    /// The group after these.
+    /// The group number after the last group.
     pub next_group: GroupId,
-    /// Seconds of generation.
+    /// Seconds spent generating.
     pub rollout_s: f64,
-    /// Seconds of scoring after generation ended.
+    /// Seconds spent scoring after generation ended.
     pub reward_s: f64,
-    /// Seconds of scoring that overlapped generation.
+    /// Seconds spent scoring while generation ran.
     pub overlapped_s: f64,
 }
 
 impl Collected {
-    /// Reports the spans of scoring that overlapped generation.
+    /// Reports the spans of scoring that overlapped with generation.
     pub fn record_overlapped(&self, stages: &Stages) {
         for &(start, seconds) in &self.scored.overlapped {
             stages.record_overlapped("rewards", start, seconds);
@@ -101,7 +100,7 @@ impl Collected {
 #[error("a token's log-probability is {0}")]
 pub struct NonFiniteLogp(pub f32);
 
-/// Collects scored groups: a [`Collector`] itself, or a proxy that passes requests to one in another thread or process.
+/// Collects scored groups: a [`Collector`] itself, or a proxy to one in another thread or process.
 pub trait Collect {
     /// Generates `num_generations` completions of each prompt with the current version of `weights`, and scores them
     /// with every reward function.
@@ -112,7 +111,7 @@ pub trait Collect {
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected>;
 
-    /// Like `collect`, for groups that are already begun. Also returns the groups of the requests beside them, sorted
+    /// Like `collect`, for groups that have already begun. Also returns the groups of the concurrent requests, sorted
     /// by group.
     fn continue_with(
         &mut self,
@@ -121,10 +120,10 @@ pub trait Collect {
         _begun: Begun,
         _observer: &Observer<'_>,
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
-        anyhow::bail!("completions that have begun cannot be continued where this run collects")
+        anyhow::bail!("this collector cannot continue completions that have already begun")
     }
 
-    /// The engine's texts for speculative decoding, which a resumed run restores. Losing them costs time and changes no
+    /// The engine's texts for drafting tokens, which a resumed run restores. Losing them costs time, but changes no
     /// bit.
     fn drafts(&self) -> Vec<u8> {
         Vec::new()
@@ -134,7 +133,7 @@ pub trait Collect {
     fn restore_drafts(&mut self, _bytes: &[u8]) {}
 }
 
-/// Moves a collector to the thread that will own it, and returns the proxy that passes requests to it.
+/// Moves a collector to the thread that will own it, and returns a proxy to it.
 pub type PlaceCollector = Box<dyn FnOnce(Collector) -> Box<dyn Collect>>;
 
 impl Collect for Collector {
@@ -168,7 +167,7 @@ impl Collect for Collector {
 
 impl Collector {
     /// Generates `num_generations` completions of each prompt with `model`, and scores them. Reward functions that
-    /// score a group by itself do so while other groups are still being generated.
+    /// score each group separately run while other groups are still being generated.
     pub fn collect_with(
         &mut self,
         model: ModelView<'_>,
@@ -184,7 +183,7 @@ impl Collector {
     }
 }
 
-/// The parts of a [`Collector`], borrowed from their owners.
+/// The fields of a [`Collector`], borrowed from their owners.
 pub struct Generator<'a> {
     pub engine: &'a mut Engine,
     pub function: Option<&'a mut FunctionRollouts>,
@@ -204,7 +203,7 @@ impl Generator<'_> {
         Ok(self.continue_with(model, request, Begun::default(), observer)?.0)
     }
 
-    /// Like `collect`, for groups that are already begun. Also returns the groups of the requests beside them.
+    /// Like `collect`, for groups that have already begun. Also returns the groups of the concurrent requests.
     fn continue_with(
         self,
         model: ModelView<'_>,
@@ -244,7 +243,7 @@ impl Generator<'_> {
                     requests.retain(|request| !ended.iter().any(|group| group.group == request.group));
                     for group in open {
                         let found = requests.iter_mut().find(|request| request.group == group.group);
-                        found.context("a group of another batch has begun")?.so_far = group.completions;
+                        found.context("a group that has begun belongs to another batch")?.so_far = group.completions;
                     }
                     requests.extend(beside);
                     let span = stages.span("rollout");
@@ -269,7 +268,7 @@ impl Generator<'_> {
                     groups
                 }
             };
-            // The remaining scoring: the time that reward functions add after generation.
+            // Only the scoring that is left after generation counts here.
             let span = stages.span("rewards");
             let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups, BTreeMap::new()))?;
             Ok((scored, span.end()))
@@ -282,13 +281,13 @@ impl Generator<'_> {
     }
 }
 
-/// Adds to a span the FLOPs and bytes that operations have counted since `before`.
+/// Adds the FLOPs and bytes of the operations since `before` to a span.
 pub fn record_ops(span: &Span, before: (u64, u64)) {
     let now = kernels::context::counted();
     span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
 }
 
-/// Adds the engine's times and counts to its span and to the counts of the step.
+/// Adds the engine's times and counts to its span and to the step's counts.
 fn record_counters(stages: &Stages, span: &Span, done: Counters) {
     span.part("prefill", done.prefill_time.as_secs_f64());
     span.part("decode", done.decode_time.as_secs_f64());
@@ -314,7 +313,7 @@ pub(super) fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp>
     logps.find(|logp| !logp.is_finite()).map_or(Ok(()), |&logp| Err(NonFiniteLogp(logp)))
 }
 
-/// Runs `wait`, which waits for reward functions. While it takes long, calls `on_wait` with the slowest one's name.
+/// Runs `wait`, which waits for reward functions. If it takes long, calls `on_wait` with the slowest one's name.
 pub(super) fn watched<'scope, T>(
     scope: &'scope Scope<'scope, '_>,
     asked: Asked,
@@ -339,7 +338,7 @@ mod tests {
     use rollout::FinishReason;
 
     #[test]
-    fn the_first_log_probability_that_is_not_finite_is_named() {
+    fn the_first_non_finite_log_probability_is_reported() {
         let group = |group: u64, logps: &[f32]| {
             let tokens = logps.len();
             let completion = Completion {
@@ -352,9 +351,9 @@ mod tests {
             };
             RolloutGroup::new(GroupId(group), model::Prompt::new([1]), vec![completion])
         };
-        let said = |groups: &[RolloutGroup]| finite_logps(groups).err().map(|error| error.to_string());
-        assert_eq!((said(&[]), said(&[group(1, &[-0.5, 0.0]), group(2, &[])])), (None, None));
-        let infinite = said(&[group(1, &[-0.5]), group(2, &[-1.0, f32::NEG_INFINITY, f32::NAN])]);
+        let refused = |groups: &[RolloutGroup]| finite_logps(groups).err().map(|error| error.to_string());
+        assert_eq!((refused(&[]), refused(&[group(1, &[-0.5, 0.0]), group(2, &[])])), (None, None));
+        let infinite = refused(&[group(1, &[-0.5]), group(2, &[-1.0, f32::NEG_INFINITY, f32::NAN])]);
         assert_eq!(infinite.as_deref(), Some("a token's log-probability is -inf"));
     }
 }

@@ -18,16 +18,16 @@ use rollout::{FinishReason, SamplingParams};
 use std::sync::Arc;
 use train::evaluation::pass_at_k;
 
-/// The first group of an evaluation, apart from training's, so that evaluating changes no completion of training.
+/// The first group number of evaluations, far from training's, so that evaluating changes no completion of training.
 const EVALUATION: GroupId = GroupId(1 << 62);
 
-/// A completion is right if the reward of `eval_pass_at_k_reward` is at least this, regardless of reward weights.
+/// A completion is right if the reward `eval_pass_at_k_reward` is at least this, whatever its weight.
 const RIGHT: f64 = 1.0;
 
-/// Names of the metrics on lengths that an evaluation reports.
+/// Names of the length metrics of an evaluation.
 const MEAN_LENGTH: &str = "completions/mean_length";
 const CLIPPED_RATIO: &str = "completions/clipped_ratio";
-/// Further metrics on lengths, with TRL's names.
+/// Further length metrics, with TRL's names.
 const LENGTHS: [&str; 5] = [
     "completions/min_length",
     "completions/max_length",
@@ -35,10 +35,10 @@ const LENGTHS: [&str; 5] = [
     "completions/min_terminated_length",
     "completions/max_terminated_length",
 ];
-/// The share of prompts with equal rewards for all completions.
+/// The share of prompts whose completions all have the same reward.
 const ZERO_STD: &str = "frac_reward_zero_std";
 
-/// The held-out prompts of an evaluation, in one or several sets, and how completions are sampled.
+/// The held-out prompts of an evaluation, in one or more sets, and how completions are sampled.
 pub struct Evaluation {
     sets: Vec<EvalSet>,
     sampling: SamplingPlan,
@@ -66,14 +66,14 @@ pub struct Outcome {
     pub metrics: Vec<(String, f64)>,
     /// Errors of reward functions.
     pub problems: Vec<Problem>,
-    /// A warning if completions have no score and no reward function reported an error.
+    /// A warning if completions have no score although no reward function reported an error.
     pub unscored: Option<String>,
     /// The prompts with their scored completions.
     pub rollouts: Rollouts,
 }
 
 impl Outcome {
-    /// The value of a metric; `name` has neither `eval_` nor the set's name.
+    /// The value of a metric; `name` has neither the prefix `eval_` nor the set's name.
     pub fn metric(&self, name: &str) -> Option<f64> {
         find(&self.metrics, &format!("{}{name}", prefix(&self.name)))
     }
@@ -94,7 +94,7 @@ pub fn load_sets(
     specs.into_iter().map(load).collect()
 }
 
-/// `bounds`, raised to the needs of an evaluation of these sets.
+/// `bounds`, raised to what an evaluation of these sets needs.
 pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> WorkloadBounds {
     let longest = sets.iter().map(|set| set.questions.longest()).max().unwrap_or(0);
     let most = sets.iter().map(|set| set.questions.all.len()).max().unwrap_or(0);
@@ -119,8 +119,7 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
 fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
     match error.downcast_ref() {
         Some(NonFiniteLogp(logp)) => anyhow::anyhow!(
-            "the model gives logits that are not finite (a token's log-probability is {logp}), so that nothing can be \
-             evaluated: {}",
+            "the model's logits are not finite (a token's log-probability is {logp}), so it cannot be evaluated: {}",
             policy.why_not_finite()
         ),
         None => error,
@@ -129,18 +128,19 @@ fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
 
 /// The names of all metrics that an evaluation reports if every reward function scores.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
-    let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
-    let of_all = ["reward", "reward_std", ZERO_STD].into_iter().filter(|_| !rewards.is_empty());
-    let fixed = of_all.chain([MEAN_LENGTH, CLIPPED_RATIO]).chain(LENGTHS).map(str::to_owned);
+    let reward_metrics =
+        rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
+    let total_metrics = ["reward", "reward_std", ZERO_STD].into_iter().filter(|_| !rewards.is_empty());
+    let fixed = total_metrics.chain([MEAN_LENGTH, CLIPPED_RATIO]).chain(LENGTHS).map(str::to_owned);
     let loss = config.has_eval_loss().then(|| names_of_loss(config)).into_iter().flatten();
     let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
-    let of_set: Vec<String> = of_rewards.chain(fixed).chain(loss).chain(pass).collect();
+    let set_names: Vec<String> = reward_metrics.chain(fixed).chain(loss).chain(pass).collect();
     let sets = config.eval_dataset_name.iter().map(|_| "").chain(config.eval_datasets.keys().map(String::as_str));
-    let names = sets.flat_map(|set| of_set.iter().map(move |name| prefix(set) + name));
+    let names = sets.flat_map(|set| set_names.iter().map(move |name| prefix(set) + name));
     names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
 }
 
-/// The names of the loss of an evaluation and of its metrics.
+/// The names of an evaluation's loss and of the metrics reported with it.
 fn names_of_loss(config: &Config) -> Vec<String> {
     let objective = config.objective();
     let has_kl = matches!(config.reference(), Some(algorithms::Reference::Policy));
@@ -151,7 +151,7 @@ fn names_of_loss(config: &Config) -> Vec<String> {
 }
 
 impl Evaluation {
-    /// An evaluation as the configuration describes it; `training` are the sampling parameters of training.
+    /// The evaluation that the configuration describes; `training` are training's sampling parameters.
     pub fn new(
         config: &Config,
         sets: Vec<EvalSet>,
@@ -163,7 +163,7 @@ impl Evaluation {
             Some(name) => rewards.iter().position(|reward| reward.name() == name).ok_or_else(|| {
                 let names: Vec<&str> = rewards.iter().map(|reward| reward.name()).collect();
                 BadInput::new(format!(
-                    "`eval_pass_at_k_reward` = {name}: no such reward; there are: {}",
+                    "`eval_pass_at_k_reward` = {name}: unknown reward; the rewards are: {}",
                     names.join(", ")
                 ))
             })?,
@@ -182,9 +182,8 @@ impl Evaluation {
         self.sampling.common().clone()
     }
 
-    /// Completes all prompts of each set and scores the completions. The random numbers are the same in each evaluation
-    /// and each set: evaluations of a run differ only by the weights, and a set's metrics do not depend on the other
-    /// sets.
+    /// Completes all prompts of each set and scores the completions. Each evaluation and each set uses the same random
+    /// numbers: evaluations of a run differ only by the weights, and a set's metrics do not depend on other sets.
     pub fn run(
         &self,
         collector: &mut dyn Collect,
@@ -222,7 +221,7 @@ impl Evaluation {
         let completions = || rollouts.completions().map(|c| &c.completion);
         let lengths = rollout::length_metrics(completions());
         metrics.extend(find(&lengths, MEAN_LENGTH).map(|mean| (prefix.clone() + MEAN_LENGTH, mean)));
-        // The share is computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
+        // Computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
         let cut = share(cut, completions().count());
         metrics.extend(cut.map(|share| (prefix.clone() + CLIPPED_RATIO, share)));

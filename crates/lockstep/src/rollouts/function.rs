@@ -1,5 +1,5 @@
-//! Completions made by a function of the calling program (TRL's `rollout_func`), with the engine, an environment or
-//! another model. This module does not depend on reward functions.
+//! Completions from a function of the calling program (TRL's `rollout_func`), which may use the engine, an environment
+//! or another model. This module knows nothing of reward functions.
 
 use super::scoring::{GivenColumns, Prompts};
 use crate::bad_input;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The prompts that a [`RolloutFunction`] must complete, with the settings.
 pub struct RolloutRequest<'a> {
-    /// A prompt for each completion; the completions of a group are adjacent and have the same prompt.
+    /// One prompt per completion; the completions of a group are adjacent and have the same prompt.
     pub prompts: Vec<&'a Content>,
     /// Completions in each group.
     pub num_generations: usize,
@@ -34,13 +34,13 @@ pub struct GivenCompletion {
     pub prompt_ids: Vec<u32>,
     /// Token ids of the completion.
     pub ids: Vec<u32>,
-    /// The log-probability of each token under the policy that sampled it. If NaN or `None`, the current policy
-    /// computes it.
+    /// The log-probability of each token under the policy that sampled it. The current policy computes it if it is NaN
+    /// or `None`.
     pub logps: Option<Vec<f32>>,
     /// Whether the model sampled each token. Tokens from an environment are `false` and are not learned. `None`: all
     /// sampled.
     pub sampled: Option<Vec<bool>>,
-    /// Columns that reward functions get besides the dataset's.
+    /// Columns for reward functions, besides the dataset's.
     pub columns: Map<String, Value>,
 }
 
@@ -52,11 +52,11 @@ pub enum RolloutPrompt {
     Content(Content),
 }
 
-/// Generates completions with the current policy: prompts, completions for each prompt, sampling parameters → groups.
+/// Generates completions with the current policy, from prompts, completions per prompt and sampling parameters.
 pub type Generate<'a> =
     dyn FnMut(Vec<RolloutPrompt>, usize, SamplingParams) -> anyhow::Result<Vec<RolloutGroup>> + Send + 'a;
 
-/// A function of the calling program that makes completions in place of the engine.
+/// A function of the calling program that makes completions instead of the engine.
 pub trait RolloutFunction: Send {
     /// Returns one completion for each prompt of the request, in the same order; it may call `generate`.
     fn complete(
@@ -66,12 +66,12 @@ pub trait RolloutFunction: Send {
     ) -> anyhow::Result<Vec<GivenCompletion>>;
 }
 
-/// The error of a [`RolloutFunction`] that failed or returned completions that cannot be trained on.
+/// The error of a [`RolloutFunction`] that failed, or whose completions cannot be trained on.
 #[derive(Debug, thiserror::Error)]
 #[error("the rollout function failed")]
 pub struct RolloutFailed;
 
-/// A scorer that several parts of a run use in turn, so that its buffers are allocated once.
+/// A scorer that several parts of a run share, so that its buffers are allocated once.
 pub type SharedScorer = Arc<Mutex<Scorer>>;
 
 /// Locks a shared scorer.
@@ -79,14 +79,14 @@ pub fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
     scorer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The caller's rollout function, with the parts that check its completions.
+/// The caller's rollout function, with everything that checks its completions.
 pub struct FunctionRollouts {
     pub function: Box<dyn RolloutFunction>,
     pub ctx: Context,
     pub tokenizer: Arc<Tokenizer>,
     /// Renders conversations as text.
     pub template: Option<Arc<ChatTemplate>>,
-    /// Computes the log-probabilities that the function did not supply.
+    /// Computes log-probabilities that the function does not supply.
     pub scorer: SharedScorer,
     /// The values of the key `chat_template_kwargs`.
     pub kwargs: Map<String, Value>,
@@ -94,25 +94,25 @@ pub struct FunctionRollouts {
     pub max_tokens: usize,
 }
 
-/// The groups that a rollout function made.
+/// The groups that a rollout function returned.
 pub struct GivenRollouts {
     pub groups: Vec<RolloutGroup>,
     /// The dataset rows, with the prompt's token ids as the function returned them.
     pub prompts: Prompts,
     /// The function's additional columns for each completion.
     pub columns: GivenColumns,
-    /// The next group after these, and after those that the engine generated for the function.
+    /// The next group number after these groups and those that the engine generated for the function.
     pub next: GroupId,
 }
 
-/// The engine's completions for the function in this call: (prompt, completion) → log-probabilities, finish reason. If
-/// the function returns such a completion unchanged, its log-probabilities are known.
+/// The engine's completions for the function in this call: (prompt, completion) → log-probabilities, finish reason. A
+/// completion that the function returns unchanged has these log-probabilities.
 type Written = HashMap<(Vec<u32>, Vec<u32>), (Vec<f32>, FinishReason)>;
 
 impl FunctionRollouts {
-    /// Calls the function for `prompts`. Completions that it generates with the engine get random numbers from the
-    /// prompts' own groups, in order. If the function completes each prompt once, in order, the completions are the
-    /// same as without a function.
+    /// Calls the function for `prompts`. Completions that it generates with the engine use the random numbers of the
+    /// prompts' own groups, in order. A function that completes each prompt once, in order, therefore gets the
+    /// completions of a run without a function.
     pub fn rollouts(
         &mut self,
         engine: &mut Engine,
@@ -159,7 +159,7 @@ impl FunctionRollouts {
             .map(|made| GivenRollouts { next: next.max(first.after(prompts.len())), ..made })
     }
 
-    /// Checks that the completions can be trained on, and returns them.
+    /// Checks that the completions can be trained on and returns them.
     fn checked(
         &self,
         given: Vec<GivenCompletion>,
@@ -169,8 +169,8 @@ impl FunctionRollouts {
     ) -> anyhow::Result<Vec<GivenCompletion>> {
         if given.len() != expected {
             bad_input!(
-                "it gave {} completions for {expected} prompts: one for each is expected (every prompt is there \
-                 {num_generations} times, as often as its group has completions)",
+                "it returned {} completions for {expected} prompts, but must return one per prompt (each prompt is \
+                 repeated {num_generations} times, once per completion of its group)",
                 given.len()
             );
         }
@@ -180,16 +180,19 @@ impl FunctionRollouts {
             check_ids(&format!("completion_ids[{i}]"), ids, vocabulary)?;
             let sizes = [("logprobs", logps.as_ref().map(Vec::len)), ("env_mask", sampled.as_ref().map(Vec::len))];
             if let Some((name, Some(size))) = sizes.iter().find(|(_, size)| size.is_some_and(|n| n != ids.len())) {
-                bad_input!("{name}[{i}] has {size} elements for {} tokens", ids.len());
+                bad_input!("{name}[{i}] must have one element per token: it has {size} for {} tokens", ids.len());
             }
             if sampled.as_ref().is_some_and(|sampled| !sampled.contains(&true)) {
-                bad_input!("env_mask[{i}] is 0 for every token: the model sampled none, there is nothing to learn");
+                bad_input!(
+                    "env_mask[{i}] is 0 for every token, so there is nothing to learn: at least one token must \
+                    come from the model"
+                );
             }
             let tokens = prompt_ids.len() + ids.len();
             if tokens > self.max_tokens {
                 bad_input!(
-                    "prompt and completion {i} have {tokens} tokens, and there is room for {}: raise \
-                     max_completion_length, or set max_prompt_length for longer prompts than the dataset's",
+                    "prompt and completion {i} have {tokens} tokens, but at most {} fit: raise max_completion_length, \
+                     or set max_prompt_length if the function's prompts are longer than the dataset's",
                     self.max_tokens
                 );
             }
@@ -198,8 +201,8 @@ impl FunctionRollouts {
             if let Some(at) = completions.iter().position(|one| one.prompt_ids != completions[0].prompt_ids) {
                 let first = group * num_generations;
                 bad_input!(
-                    "prompt_ids[{}] is another than prompt_ids[{first}], but both are of one group, which shares its \
-                     prompt: put what differs into completion_ids, with env_mask 0",
+                    "prompt_ids[{}] differs from prompt_ids[{first}], but all completions of a group must share one \
+                     prompt: move the tokens that differ into completion_ids, with env_mask 0",
                     first + at
                 );
             }
@@ -251,8 +254,8 @@ impl FunctionRollouts {
     }
 }
 
-/// Converts a function's completion to the engine's type. `scores` are the log-probabilities under the current policy,
-/// of version `version`, if the function did not supply them.
+/// Converts a function's completion to the engine's type. `scores` are log-probabilities under the current policy, of
+/// version `version`, for tokens without them.
 fn completion(
     generation: usize,
     given: &GivenCompletion,
@@ -262,37 +265,37 @@ fn completion(
     stop_ids: &[u32],
 ) -> Completion {
     let tokens = given.ids.len();
-    let of_engine = written.get(&(given.prompt_ids.clone(), given.ids.clone()));
+    let generated = written.get(&(given.prompt_ids.clone(), given.ids.clone()));
     let bits = |logps: &[f32]| logps.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
     let (logps, is_policys) = match (&given.logps, scores) {
         (None, scores) => (scores.unwrap_or_default(), true),
         (Some(logps), Some(scores)) => {
             (logps.iter().zip(scores).map(|(&l, own)| if l.is_nan() { own } else { l }).collect(), false)
         }
-        (Some(logps), None) => (logps.clone(), of_engine.is_some_and(|(own, _)| bits(own) == bits(logps))),
+        (Some(logps), None) => (logps.clone(), generated.is_some_and(|(own, _)| bits(own) == bits(logps))),
     };
     let version = if is_policys { version } else { super::versions::NO_VERSION };
     // As in TRL, a completion whose last token is not an end-of-sequence id counts as truncated.
     let ended = given.ids.last().is_some_and(|id| stop_ids.contains(id));
-    let reason = FinishReason::of_ended(!ended);
+    let reason = FinishReason::from_truncated(!ended);
     Completion {
         generation,
         ids: given.ids.clone(),
         sampled: given.sampled.clone().unwrap_or_else(|| vec![true; tokens]),
         versions: vec![version; tokens],
         columns: Columns::of([(SAMPLER_LOGPS, logps)]),
-        finish_reason: of_engine.map_or(reason, |(_, reason)| *reason),
+        finish_reason: generated.map_or(reason, |(_, reason)| *reason),
     }
 }
 
 fn check_ids(name: &str, ids: &[u32], vocabulary: usize) -> anyhow::Result<()> {
     if ids.is_empty() {
-        bad_input!("{name} has no token");
+        bad_input!("{name} must have at least one token");
     }
     match ids.iter().find(|&&id| id as usize >= vocabulary) {
-        Some(id) => {
-            Err(BadInput::new(format!("{name} has token {id}, and the model's vocabulary ends at {vocabulary}")))
-        }
+        Some(id) => Err(BadInput::new(format!(
+            "{name} has token {id}, but token ids must be below {vocabulary}, the vocabulary size"
+        ))),
         None => Ok(()),
     }
 }

@@ -1,9 +1,9 @@
 //! Builds one generation batch in rounds.
 //!
 //! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
-//! teaches nothing. In each round, fresh prompts replace such groups, until the rewards of every group differ or the
-//! maximum number of rounds is reached; then such groups stay. A new group takes the place of the one it replaces, so
-//! the order of groups depends only on the prompts.
+//! teaches nothing. Each round replaces such groups by groups of fresh prompts, until the rewards of every group differ
+//! or the maximum number of rounds is reached. A new group takes the place of the replaced one, so the order of groups
+//! depends only on the prompts.
 
 use super::{Rollouts, ScoredGroup};
 use kernels::mean::Mean;
@@ -19,7 +19,7 @@ pub struct Generation {
     rounds: usize,
     /// Groups that were replaced by groups of fresh prompts.
     replaced: usize,
-    /// The mean reward of all completions, also of replaced groups.
+    /// The mean reward of all completions, including those of replaced groups.
     reward: Mean,
 }
 
@@ -29,7 +29,7 @@ impl Generation {
         self.rounds
     }
 
-    /// Indices of the groups with only equal rewards.
+    /// Indices of the groups whose rewards are all equal.
     pub fn zero_std_groups(&self) -> Vec<usize> {
         let groups = self.rollouts.groups.iter().enumerate();
         groups.filter(|(_, group)| !self.differs(group)).map(|(place, _)| place).collect()
@@ -58,7 +58,7 @@ impl Generation {
         }
     }
 
-    /// The finished groups, and the metrics of dynamic sampling; no mean reward if nothing was scored.
+    /// The finished groups, and the metrics of dynamic sampling, without a mean reward if nothing was scored.
     pub fn finish(self) -> (Rollouts, Vec<(&'static str, f64)>) {
         let counts = [
             ("dynamic_sampling/rounds", self.rounds),
@@ -82,7 +82,7 @@ pub(crate) mod tests {
     use serde_json::Map;
     use std::sync::Arc;
 
-    /// A round of groups with two completions each, from each group's number and its two rewards.
+    /// A round of groups with two completions each, built from each group's number and its two rewards.
     pub fn round(groups: &[(u32, [Option<f64>; 2])]) -> Rollouts {
         let completion = |id: u32, reward: Option<f64>| ScoredCompletion {
             completion: Completion {
@@ -113,11 +113,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn groups_of_equal_rewards_are_replaced_in_their_places() {
+    fn groups_with_equal_rewards_are_replaced_in_place() {
         let (one, zero) = (Some(1.0), Some(0.0));
         let mut generation = Generation::default();
         generation.take(round(&[(1, [one, one]), (2, [one, zero]), (3, [None, one]), (4, [zero, zero])]));
-        assert_eq!(generation.zero_std_groups(), [0, 2, 3], "one scored completion has no deviation");
+        assert_eq!(generation.zero_std_groups(), [0, 2, 3], "a single score has no standard deviation");
         generation.take(round(&[(5, [zero, one]), (6, [zero, zero]), (7, [one, zero])]));
         assert_eq!((generation.zero_std_groups(), generation.rounds()), (vec![2], 2));
         let (rollouts, metrics) = generation.finish();
@@ -134,7 +134,7 @@ pub(crate) mod tests {
         generation.take(round(&[(1, [Some(0.3), Some(0.1 + 0.2)]), (2, [Some(0.3), Some(0.3001)])]));
         assert_eq!(generation.zero_std_groups(), [0]);
 
-        // The weighted sum of rewards is compared: a reward with weight 0 makes no difference.
+        // The weighted sum of rewards is compared, so a reward with weight 0 makes no difference.
         for (weight, places) in [(0.5, vec![]), (0.0, vec![0])] {
             let mut generation = Generation::default();
             generation.take(Rollouts { reward_weights: vec![weight], ..round(&[(1, [one, zero])]) });
@@ -142,7 +142,7 @@ pub(crate) mod tests {
             assert_eq!(generation.finish().1[3].1, weight / 2.0);
         }
 
-        // The mean of no scores is missing.
+        // Without scores, the mean reward is missing.
         let mut generation = Generation::default();
         generation.take(round(&[(1, [None, None])]));
         let names: Vec<&str> = generation.finish().1.into_iter().map(|(name, _)| name).collect();

@@ -1,5 +1,5 @@
-//! The groups of a generation batch: completions with their rewards, before advantages are computed. From here on it
-//! makes no difference whether the policy generated them or a file supplied them.
+//! The groups of a generation batch: completions with their rewards, before advantages are computed. Groups that the
+//! policy generated and groups read from a file have the same type.
 
 use super::lineage::Lineage;
 use crate::data::prompts::Prompt;
@@ -18,14 +18,14 @@ pub type TokenScores = Vec<(usize, f64)>;
 pub struct ScoredCompletion {
     /// The completion as the engine returned it.
     pub completion: Completion,
-    /// The text or message that reward functions read.
+    /// The text or message as reward functions read it.
     pub content: Content,
-    /// One reward for each reward function; `None` if it gave no score.
+    /// One reward per reward function; `None` without a score.
     pub rewards: Vec<Option<f64>>,
     /// Process rewards: for each reward function, the last token of each step with its score, or `None`. Empty if no
     /// reward function scores steps.
     pub steps: Vec<Option<TokenScores>>,
-    /// Columns that reward functions add to the table of completions.
+    /// Columns that reward functions add to the completions table.
     pub extra: Map<String, Value>,
 }
 
@@ -34,13 +34,13 @@ pub struct ScoredCompletion {
 pub struct ScoredGroup {
     /// The number of the group, unique in the run.
     pub group: GroupId,
-    /// The dataset row whose prompt is completed.
+    /// The dataset row of the prompt.
     pub prompt: Arc<Prompt>,
     /// The scored completions of the prompt.
     pub completions: Vec<ScoredCompletion>,
     /// Errors of reward functions; they refer to completions by index in the group.
     pub problems: Vec<Problem>,
-    /// The lineage of the weights that sampled the group, if another run made those weights.
+    /// The lineage of the weights that sampled the group, if they are another run's.
     pub lineage: Option<Lineage>,
 }
 
@@ -68,7 +68,7 @@ impl Rollouts {
         RewardMatrix { rows, names: self.reward_names.clone(), weights: self.reward_weights.clone() }
     }
 
-    /// The name of each reward function, and how many completions it scored.
+    /// The name of each reward function, with the number of completions that it scored.
     pub fn scored(&self) -> Vec<(String, usize)> {
         let scored = |k: usize| self.completions().filter(|c| c.rewards[k].is_some()).count();
         self.reward_names.iter().enumerate().map(|(k, name)| (name.clone(), scored(k))).collect()
@@ -114,7 +114,7 @@ mod tests {
     use crate::rollouts::generation::tests::round;
 
     #[test]
-    fn totals_are_of_the_completions_that_have_a_score() {
+    fn totals_leave_out_completions_without_a_score() {
         let mut rollouts = round(&[(3, [Some(1.0), None]), (5, [None, Some(2.0)])]);
         rollouts.reward_names.push("other".into());
         rollouts.reward_weights = vec![0.5, 3.0];
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn rewards_of_steps_have_the_weights_of_their_functions() {
+    fn rewards_of_steps_are_weighted_by_function() {
         let mut rollouts = round(&[(3, [Some(1.0), Some(2.0)])]);
         rollouts.reward_names.push("whole".into());
         rollouts.reward_weights = vec![0.5, 3.0];

@@ -1,5 +1,5 @@
-//! Checks that reward functions still score. A reward that stops scoring ends the run: a run without it would learn
-//! something else than was configured, and the user would not notice since when.
+//! Checks that reward functions still score. A run without one of its rewards would learn something else than
+//! configured, unnoticed; therefore the run ends.
 
 use super::Rollouts;
 use crate::config::{Config, RewardErrors};
@@ -10,7 +10,7 @@ use rewards::Problem;
 #[error("{0}")]
 pub struct RewardFailed(String);
 
-/// For how long each reward function has not given a score, over the batches so far.
+/// For how many batches each reward function has not given a score.
 #[derive(Clone, Default)]
 pub struct RewardHealth {
     /// For each reward function, the number of batches in a row without a score.
@@ -18,26 +18,26 @@ pub struct RewardHealth {
 }
 
 impl RewardHealth {
-    /// Counts one batch; `problems` are the errors of reward functions in it. The returned error says why the run must
-    /// end.
+    /// Counts one batch; `problems` are its errors of reward functions. The returned error is the reason why the run
+    /// must end.
     ///
-    /// A reward function that scored nothing counts as silent if it reported a failure, or if no other reward function
-    /// scored anything either. One reward function of several may leave a whole batch without scores (`None` in TRL).
+    /// A reward function without scores counts as silent if it reported a failure, or if no other reward function
+    /// scored anything either. One of several reward functions may leave a whole batch without scores (`None` in TRL).
     pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
         let scored = rollouts.scored();
         let all = rollouts.completions().count();
         let nobody = scored.iter().all(|(_, n)| *n == 0);
         self.silent.resize(scored.len(), 0);
-        for ((name, of_it), silent) in scored.into_iter().zip(&mut self.silent) {
+        for ((name, count), silent) in scored.into_iter().zip(&mut self.silent) {
             let own = || problems.iter().filter(|problem| problem.reward == name);
             let failed = own().map(|problem| problem.rows).sum::<usize>() >= all;
-            *silent = if of_it == 0 && all > 0 && (failed || nobody) { *silent + 1 } else { 0 };
+            *silent = if count == 0 && all > 0 && (failed || nobody) { *silent + 1 } else { 0 };
             let fatal = own().find(|problem| problem.fatal);
             if config.reward_errors == RewardErrors::Continue || fatal.is_none() && *silent < config.reward_patience {
                 continue;
             }
             let last =
-                fatal.or(own().next_back()).map_or("it gave null for every completion", |problem| &problem.message);
+                fatal.or(own().next_back()).map_or("it returned null for every completion", |problem| &problem.message);
             return Err(RewardFailed(match fatal {
                 Some(_) => format!("reward `{name}` no longer scores: {last}"),
                 None => {
@@ -82,7 +82,7 @@ mod tests {
             assert!(error.contains(words), "`{words}`: {error}");
         }
         assert!(check([None, None], &[]).unwrap_err().contains("null for every completion"));
-        // The run continues if `reward_errors` says so.
+        // The run continues if `reward_errors` is "continue".
         let config = Config { reward_errors: RewardErrors::Continue, ..config };
         assert!(health.check(&batch([None, None]), &[failed(4)], &config).is_ok());
     }
@@ -98,17 +98,20 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_rewards_may_leave_a_batch_to_the_others() {
+    fn one_of_several_rewards_may_leave_a_batch_unscored() {
         let config = Config { reward_patience: 1, ..Config::default() };
         let mut two = batch([Some(1.0), Some(0.0)]);
         two.reward_names.push("other".into());
         two.groups.iter_mut().flat_map(|group| &mut group.completions).for_each(|c| c.rewards.push(None));
         let mut health = RewardHealth::default();
         assert!(health.check(&two, &[], &config).is_ok());
-        let of_other = |rows: usize| Problem { reward: "other".into(), ..failed(rows) };
-        assert!(health.check(&two, &[of_other(3)], &config).is_ok(), "it failed for three of four completions");
-        assert!(health.check(&two, &[of_other(1), failed(4), of_other(3)], &config).is_err());
-        assert!(health.check(&Rollouts { groups: Vec::new(), ..two.clone() }, &[], &config).is_ok(), "none at all");
+        let other_failed = |rows: usize| Problem { reward: "other".into(), ..failed(rows) };
+        assert!(health.check(&two, &[other_failed(3)], &config).is_ok(), "it scored one of four completions");
+        assert!(health.check(&two, &[other_failed(1), failed(4), other_failed(3)], &config).is_err());
+        assert!(
+            health.check(&Rollouts { groups: Vec::new(), ..two.clone() }, &[], &config).is_ok(),
+            "a batch without groups"
+        );
         let failed = Problem { reward: "other".into(), ..failed(4) };
         let error = health.check(&two, &[failed], &config).unwrap_err().to_string();
         assert!(error.starts_with("reward `other` scored nothing in a batch (reward_patience): it ended"), "{error}");

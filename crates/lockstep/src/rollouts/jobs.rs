@@ -1,11 +1,11 @@
-//! Splits a collection (generating and scoring a list of prompts) into jobs for workers, one job for each group. A
-//! worker is a process with an engine and reward functions; it answers with bytes.
+//! Splits a collection (generating and scoring a list of prompts) into jobs for workers, one per group. A worker is a
+//! process with an engine and reward functions; it answers in bytes.
 //!
-//! A job names the group, the prompt, the sampling parameters and the version of the weights. These decide the
-//! completion, so every worker computes the same tokens. A worker calls the reward functions that it has and that score
-//! a group by itself. The collecting process calls the others: those that compare completions of several prompts, and
-//! the caller's closures. Scores are merged by the same code as in a single process, so the result depends neither on
-//! which worker did a job nor on when.
+//! A job contains the group number, the prompt, the sampling parameters and the version of the weights. These decide
+//! the completion, so every worker computes the same tokens. A worker calls those of its reward functions that score
+//! each group separately. The collecting process calls the others: those that compare completions of several prompts,
+//! and the caller's closures. The same code merges scores as in a single process, so the result does not depend on the
+//! worker or on the time of a job.
 
 use super::collector::{CollectRequest, Collected, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
@@ -40,20 +40,20 @@ pub struct GroupJob {
     pub step: u64,
     /// The names of the reward functions that the worker calls.
     pub rewards: Vec<String>,
-    /// For a group that is already begun: its completions so far.
+    /// The completions so far of a group that has already begun.
     pub so_far: Vec<Completion>,
-    /// If set: the length in tokens at which the worker returns a completion unfinished.
+    /// If set: the length in tokens at which the worker must return a completion unfinished.
     pub until: Option<usize>,
 }
 
-/// A batch that is generated in chunks of tokens, in its present state.
+/// The present state of a batch that is generated in chunks of tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BegunBatch {
-    /// Optimizer steps done when the batch was begun.
+    /// The optimizer steps done when the batch began.
     pub step: u64,
     /// The dataset row of each group.
     pub prompts: Prompts,
-    /// The completions of each group so far, with the workers' scores of the groups that have ended and were scored.
+    /// The completions of each group so far, with the workers' scores of ended groups.
     pub answers: Vec<GroupAnswer>,
     /// The names of the reward functions that workers call.
     pub rewards: Vec<String>,
@@ -64,9 +64,9 @@ pub struct BegunBatch {
 pub struct GroupAnswer {
     /// The group with its completions.
     pub group: RolloutGroup,
-    /// The scores of each reward function that the job names; their indices count within the job's list.
+    /// The scores of each reward function named in the job; indices of completions count within the group.
     pub scores: Vec<GivenScores>,
-    /// Seconds that generation took.
+    /// Seconds spent generating.
     pub rollout_s: f64,
 }
 
@@ -102,8 +102,8 @@ pub fn score(
 }
 
 impl GroupAnswer {
-    /// A hash of the tokens and log-probabilities of a group, which are the same on every worker; scores are not
-    /// hashed.
+    /// A hash of the tokens and log-probabilities of a group, which are the same on every worker. Scores are not
+    /// included.
     pub fn fingerprint(group: &RolloutGroup) -> u64 {
         GroupAnswer::fingerprint_of(group.completions.iter().map(|c| (&c.ids[..], c.logps())))
     }
@@ -124,8 +124,8 @@ impl GroupAnswer {
 pub struct Assembler {
     /// All reward functions, in the order of the configuration.
     pub rewards: Vec<Box<dyn Reward>>,
-    /// The names of the reward functions that workers have; these score each group by itself.
-    pub of_workers: BTreeSet<String>,
+    /// The names of the reward functions that workers have, which score each group separately.
+    pub worker_rewards: BTreeSet<String>,
     /// Decodes completions for the other reward functions.
     pub tokenizer: Arc<Tokenizer>,
     /// Cancels a collection.
@@ -135,7 +135,7 @@ pub struct Assembler {
 impl Assembler {
     /// The reward functions that workers call: their indices among all, and their names.
     pub fn asked_elsewhere(&self) -> (Vec<usize>, Vec<String>) {
-        let by_workers = |reward: &dyn Reward| self.of_workers.contains(reward.name()) && reward.scores_by_group();
+        let by_workers = |reward: &dyn Reward| self.worker_rewards.contains(reward.name()) && reward.scores_by_group();
         let rewards = self.rewards.iter().enumerate().filter(|(_, reward)| by_workers(&***reward));
         rewards.map(|(place, reward)| (place, reward.name().to_owned())).unzip()
     }
@@ -145,7 +145,7 @@ impl Assembler {
         jobs(request, updates, &self.asked_elsewhere().1)
     }
 
-    /// Assembles the collection that `request` asks for from the answers to its `jobs`, in any order.
+    /// Assembles the collection for `request` from the answers to its `jobs`, in any order.
     pub fn assemble(
         &mut self,
         request: CollectRequest<'_>,
@@ -161,7 +161,7 @@ impl Assembler {
             for given in &mut scores {
                 given.reward = places[given.reward];
             }
-            // Groups of the same prompt object share its computation.
+            // Groups with the same prompt object share its computation.
             group.prompt = request.prompts[&group.group].tokens.clone();
             given.insert(group.group, scores);
             if groups.insert(group.group, group).is_some() {
@@ -169,7 +169,7 @@ impl Assembler {
             }
         }
         if groups.len() < jobs.len() {
-            bail!("{} jobs of {} were answered", groups.len(), jobs.len());
+            bail!("{} of {} jobs were answered", groups.len(), jobs.len());
         }
         let groups: Vec<RolloutGroup> = groups.into_values().collect();
         if request.refuse_non_finite {
@@ -201,7 +201,7 @@ impl Assembler {
 
 /// One job for each group of a request.
 fn jobs(request: &CollectRequest<'_>, updates: Updates, rewards: &[String]) -> Vec<GroupJob> {
-    // Rows that lack a column which another row has get it, with the value null.
+    // A row that lacks a column of another row gets it, with the value null.
     let columns: BTreeSet<&String> = request.prompts.values().flat_map(|prompt| prompt.columns.keys()).collect();
     let job = |(&group, prompt): (&GroupId, &Arc<Prompt>)| {
         let mut prompt = Prompt::clone(prompt);
@@ -227,7 +227,7 @@ fn jobs(request: &CollectRequest<'_>, updates: Updates, rewards: &[String]) -> V
 fn answer_to(bytes: &[u8], jobs: &[GroupJob]) -> anyhow::Result<GroupAnswer> {
     let group = GroupAnswer::group_of(bytes).context("a worker's answer")?;
     let job = jobs.binary_search_by_key(&group, |job| job.group).ok().map(|at| &jobs[at]);
-    let job = job.with_context(|| format!("a worker answered the job of group {group}, which is none of these"))?;
+    let job = job.with_context(|| format!("a worker answered an unknown job, of group {group}"))?;
     GroupAnswer::from_bytes(bytes, job).with_context(|| format!("the answer to the job of group {group}"))
 }
 

@@ -2,9 +2,9 @@
 //! weights if their lineages are equal.
 //!
 //! Before the first step, the lineage is the first 16 bytes of a SHA-256 over the model's files, the data, the settings
-//! and the arithmetic version (which changes when this program's kernels give other bits). Each generation batch that
-//! is learned from advances it, because the next weights are a function
-//! of the weights before, of the batch, and of the settings.
+//! and the arithmetic version (which changes when this program's kernels compute other bits). Each generation batch
+//! that is learned from advances it, because the next weights are a function of the weights before, the batch, and the
+//! settings.
 
 use model::Updates;
 use model::columns::{ENTROPIES, TOP_IDS, TOP_LOGPS, Values};
@@ -15,7 +15,7 @@ use train::{Advantage, Sample};
 use twox_hash::XxHash3_128;
 use zerocopy::IntoBytes;
 
-/// Columns of samples that are only recorded; training does not read them, so the batch's hash leaves them out.
+/// Columns of samples that training does not read; the batch's hash leaves them out.
 const RECORDED_ALONE: [&str; 3] = [ENTROPIES, TOP_IDS, TOP_LOGPS];
 
 /// Identifies the origin of weights, together with their version number.
@@ -78,7 +78,7 @@ impl<'de> Deserialize<'de> for Lineage {
 }
 
 /// XXH3 (128 bits) of everything that training reads of a generation batch, and of the lineage of the `settings`.
-/// Columns are hashed directly from memory, without serialising.
+/// Columns are hashed in memory, without serialising.
 pub fn batch_hash(settings: &Lineage, samples: &[Sample]) -> [u8; 16] {
     let mut hash = Columns(XxHash3_128::new());
     hash.bytes(&settings.0);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_batch_counts() {
+    fn every_part_of_a_batch_changes_its_hash() {
         let settings = Lineage::of(&[b"settings"]);
         let of = |change: fn(&mut Sample)| {
             let mut sample = sample();
@@ -170,12 +170,16 @@ mod tests {
         let found: std::collections::BTreeSet<_> = changes.into_iter().map(of).chain([same]).collect();
         assert_eq!(found.len(), 11);
         assert_ne!(batch_hash(&Lineage::of(&[b"others"]), &[sample()]), same);
-        assert_eq!(of(|s| s.columns.set(ENTROPIES, vec![1.0, 2.0])), same, "what is only recorded does not count");
+        assert_eq!(
+            of(|s| s.columns.set(ENTROPIES, vec![1.0, 2.0])),
+            same,
+            "columns that training does not read do not count"
+        );
     }
 
     /// Checkpoints contain lineages, so these bytes must never change.
     #[test]
-    fn a_lineage_is_the_beginning_of_a_sha_256() {
+    fn a_lineage_is_the_first_16_bytes_of_a_sha_256() {
         // printf '\003\0\0\0\0\0\0\0abc' | sha256sum
         let start = Lineage::of(&[b"abc"]);
         assert_eq!(start.to_string(), "ce91dc5eec0139adf091900d225971d6");

@@ -1,4 +1,4 @@
-//! Scored completions, generated from prompts or read from a file. This module does not depend on an optimizer.
+//! Scored completions, generated from prompts or read from a file. This module knows nothing of optimizers.
 
 pub(crate) mod audit;
 pub mod collector;

@@ -1,5 +1,5 @@
-//! Notices before completions are generated and scored: sampling settings that are not used, and tags that reward
-//! functions look for but cannot see.
+//! Notices before completions are generated: sampling settings that are ignored, and tags that reward functions look
+//! for but cannot see.
 
 use crate::config::Config;
 use crate::data::prompts::Prompt;
@@ -12,11 +12,11 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Files of reward functions that are longer are not searched for tags.
+/// Larger source files of reward functions are not searched for tags.
 const LONGEST_FILE: u64 = 1 << 20;
-/// The end of a prompt in which a tag is looked for, in tokens.
+/// How many tokens at the end of a prompt are searched for a tag.
 const END_TOKENS: usize = 16;
-/// Names of tags that reward functions often look for. They are used for a function whose source is not known here.
+/// Tags that reward functions often look for, used for a function whose source is unknown.
 const USUAL: [&str; 12] = [
     "think",
     "thinking",
@@ -32,8 +32,8 @@ const USUAL: [&str; 12] = [
     "final",
 ];
 
-/// A sentence about settings of the model's `generation_config.json` that have another value here, since only the
-/// configuration decides how tokens are sampled.
+/// A sentence about settings in the model's `generation_config.json` that differ from the run's: only the configuration
+/// decides how tokens are sampled.
 pub fn other_sampling(config: &Config, files: &ModelFiles) -> model::Result<Option<String>> {
     let own = |name: &str| match name {
         "temperature" => Some(config.temperature),
@@ -47,12 +47,12 @@ pub fn other_sampling(config: &Config, files: &ModelFiles) -> model::Result<Opti
     let unused = generation_settings(files)?.into_iter().filter(differs);
     let unused: Vec<String> = unused.map(|(name, value)| format!("{name} = {value}")).collect();
     Ok((!unused.is_empty()).then(|| {
-        format!("not used from the model's generation_config.json: {}; the keys of the run decide", unused.join(", "))
+        format!("ignored in the model's generation_config.json: {}; the run's own keys apply", unused.join(", "))
     }))
 }
 
-/// Sentences about tags that reward functions look for and that completions lack: special tokens, which are not shown
-/// to reward functions, and tags with which the prompts already end.
+/// Sentences about tags that reward functions look for but completions lack: special tokens, which reward functions do
+/// not see, and tags at the end of the prompts.
 pub fn unseen_tags<'a>(
     config: &Config,
     assets: &ModelAssets,
@@ -67,8 +67,8 @@ pub fn unseen_tags<'a>(
         let hidden: Vec<&str> = special.iter().map(String::as_str).filter(|tag| looks.has(tag)).collect();
         if !hidden.is_empty() {
             sentences.push(format!(
-                "reward `{name}` {} {}, special tokens of the tokenizer, without which completions are decoded: set \
-                 skip_special_tokens = false to show them",
+                "reward `{name}` {} {}, special tokens that are removed from completions: set skip_special_tokens = \
+                 false to keep them",
                 if looks.is_known { "looks for" } else { "does not see" },
                 hidden.join(", ")
             ));
@@ -83,8 +83,8 @@ pub fn unseen_tags<'a>(
                 _ => "",
             };
             sentences.push(format!(
-                "reward `{name}` looks for {tag}, with which {count} of {} prompts end already: a completion begins \
-                 after it and lacks it{fix}",
+                "reward `{name}` looks for {tag}, but {count} of {} prompts already end with it, so the completion \
+                 does not contain it{fix}",
                 ends.len()
             ));
         }
@@ -92,7 +92,7 @@ pub fn unseen_tags<'a>(
     Ok(sentences)
 }
 
-/// Special tokens that the text of a completion lacks, except those that only begin, end or fill a text.
+/// Special tokens that are removed from completions, except start, end and padding tokens.
 fn hidden_tags(assets: &ModelAssets) -> Vec<String> {
     let tokenizer = &assets.tokenizer;
     let named: BTreeSet<&str> = tokenizer.special().named().map(|(_, token)| token).collect();
@@ -101,7 +101,7 @@ fn hidden_tags(assets: &ModelAssets) -> Vec<String> {
     tags.filter(|token| !named.contains(token.as_str())).collect()
 }
 
-/// The end of a prompt as text, without white space after it.
+/// The text at the end of a prompt, without trailing white space.
 fn end_of(tokenizer: &Tokenizer, ids: &[u32]) -> model::Result<String> {
     let text = tokenizer.decode(&ids[ids.len().saturating_sub(END_TOKENS)..], false)?;
     Ok(text.trim_end().to_owned())
@@ -119,7 +119,7 @@ fn last_tag(text: &str) -> Option<&str> {
 /// The strings in which a reward function may name the tags that it looks for.
 struct Looks {
     texts: Vec<String>,
-    /// False for a function whose source is not known here.
+    /// False for a function whose source is unknown.
     is_known: bool,
 }
 
@@ -144,7 +144,7 @@ impl Looks {
         if !self.is_known {
             return USUAL.contains(&tag.trim_start_matches('<').trim_start_matches('/').trim_end_matches('>'));
         }
-        // A pattern may escape the signs of a tag.
+        // A pattern may escape the brackets of a tag.
         self.texts.iter().any(|text| text.contains(tag) || text.replace('\\', "").contains(tag))
     }
 }

@@ -1,5 +1,5 @@
-//! Reads the generation batch in the run_state.json of checkpoints of format 2, which older versions wrote. Nothing
-//! writes this format now.
+//! Reads the generation batch in the run_state.json of format 2, which older versions wrote. This version does not
+//! write the format.
 //!
 //! (Rollouts that those versions recorded are JSON lines, which [`replay`](super::replay) reads.)
 
@@ -32,7 +32,7 @@ struct SavedSample {
     columns: Columns,
 }
 
-/// An advantage, with each f32 as its bits.
+/// An advantage, with the bits of each f32.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum SavedAdvantage {
@@ -41,7 +41,7 @@ enum SavedAdvantage {
 }
 
 impl SavedBatch {
-    /// The samples; samples of the same prompt share it. `None` if a sample refers to a prompt that does not exist.
+    /// The samples; samples with the same prompt share it. `None` if a sample refers to a missing prompt.
     pub fn samples(self) -> Option<Vec<Sample>> {
         let prompts: Vec<Arc<Prompt>> = self.prompts.into_iter().map(Prompt::new).collect();
         let restore = |saved: SavedSample| prompts.get(saved.prompt).map(|prompt| saved.restore(prompt.clone()));
@@ -57,7 +57,7 @@ impl SavedSample {
             completion: self.completion,
             loss_mask: self.loss_mask,
             versions: self.versions,
-            finish_reason: FinishReason::of_ended(self.truncated),
+            finish_reason: FinishReason::from_truncated(self.truncated),
             advantage: match self.advantage {
                 SavedAdvantage::Sequence(a) => Advantage::Sequence(f32::from_bits(a)),
                 SavedAdvantage::Tokens(a) => Advantage::Tokens(a.into_iter().map(f32::from_bits).collect()),
@@ -73,7 +73,7 @@ mod tests {
     use model::columns::SAMPLER_LOGPS;
     use serde_json::json;
 
-    /// The JSON is what revision 63ed136 wrote; tests with golden bits also resume whole checkpoints of it.
+    /// Revision 63ed136 wrote this JSON; golden tests also resume whole checkpoints of that revision.
     #[test]
     fn samples_of_format_2_are_read_with_their_bits() {
         let sample = |prompt: usize, advantage| {

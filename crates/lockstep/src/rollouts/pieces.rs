@@ -18,11 +18,11 @@ impl TokenTexts {
         self.0.decode(ids, false).or_bad_input()
     }
 
-    /// One text for each token; joined they are the text of all tokens. If a character has several tokens, the last has
-    /// the character and the others have an empty text. Special tokens are shown by their names.
+    /// One string per token, whose concatenation is the text of all tokens. The last token of a character that spans
+    /// several tokens has the whole character, the others are empty. Special tokens are shown by their names.
     pub fn pieces(&self, ids: &[u32]) -> anyhow::Result<Vec<String>> {
         let text = |range: &[u32]| self.text(range);
-        // A token's text may depend on the token before it, so it is the difference of two decoded texts.
+        // A token's text may depend on the token before it, so it is the difference between two decoded texts.
         let (mut first, mut read) = (0, 0);
         let mut pieces = Vec::with_capacity(ids.len());
         for end in 1..=ids.len() {
@@ -46,7 +46,7 @@ pub(in crate::rollouts) mod tests {
     use model::tokenizer::SpecialTokens;
 
     #[test]
-    fn joined_pieces_are_the_text() {
+    fn joined_token_texts_equal_the_whole_text() {
         let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
         let texts = TokenTexts(Tokenizer::characters("ab c".chars(), &special).unwrap());
         let ids = texts.0.encode("a cab").unwrap();
@@ -56,7 +56,7 @@ pub(in crate::rollouts) mod tests {
     }
 
     /// A tokenizer whose tokens are `a`, the two bytes of `é`, and a space with the letter `b`.
-    pub(in crate::rollouts) fn of_bytes() -> TokenTexts {
+    pub(in crate::rollouts) fn byte_texts() -> TokenTexts {
         let decoder = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}"#;
         let json = format!(
             r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -77,12 +77,12 @@ pub(in crate::rollouts) mod tests {
     }
 
     #[test]
-    fn a_character_of_several_tokens_is_the_text_of_the_last() {
-        let texts = of_bytes();
+    fn a_character_of_several_tokens_belongs_to_the_last_token() {
+        let texts = byte_texts();
         let pieces = |ids: &[u32]| texts.pieces(ids).unwrap();
         assert_eq!(pieces(&[0, 1, 2, 3, 0]), ["a", "", "é", " b", "a"]);
         assert_eq!(pieces(&[1, 2, 1, 2]), ["", "é", "", "é"]);
-        // Half a character has an empty text; at the end of a text it is U+FFFD.
+        // An unfinished character has an empty text; at the end it is U+FFFD.
         assert_eq!(pieces(&[0, 1, 0]), ["a", "", "\u{fffd}a"]);
         assert_eq!(pieces(&[0, 1]), ["a", "\u{fffd}"]);
         assert_eq!(pieces(&[1]), ["\u{fffd}"]);

@@ -8,7 +8,8 @@
 //! `reward_names` and `lineage` are lists with one element per completion. Groups are in the order of training, with
 //! `num_generations` completions each.
 //!
-//! The whole file is read and checked before the run begins. No reward function is called: the file's scores are used.
+//! The whole file is read and checked before the run begins. No reward function is called; the scores come from the
+//! file.
 
 use crate::bad_input;
 use crate::config::{Config, WorkloadBounds};
@@ -75,12 +76,12 @@ impl Limits {
 }
 
 impl Replay {
-    /// The sizes that decide the memory of a run that replays this file.
+    /// The sizes from which the memory of a run that replays this file follows.
     pub fn bounds(&self) -> WorkloadBounds {
         WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps(), given: false }
     }
 
-    /// Reads and checks a file. An error is a [`BadInput`] that names file and line.
+    /// Reads and checks a file. The [`BadInput`] of invalid data names file and line.
     pub fn load(path: &Path, assets: &ModelAssets, limits: &Limits) -> anyhow::Result<Replay> {
         let file = path.display();
         let bytes = disk::read(path, disk::most::GROUPS)
@@ -100,7 +101,7 @@ impl Replay {
         let vocabulary = assets.config.vocab_size;
         if wire::is_records(&bytes) {
             for group in Group::read_all(&bytes).or_bad_input_in(&file)? {
-                add(&format!("group {}", group.group), of_record(group, vocabulary))?;
+                add(&format!("group {}", group.group), recorded_line(group, vocabulary))?;
             }
         } else {
             for (i, text) in bytes.lines().enumerate() {
@@ -145,7 +146,7 @@ impl Replay {
             }
             Some(open) => {
                 return Err(format!(
-                    "another prompt begins, but the group before has {} and num_generations is {size}",
+                    "a new prompt begins after a group of {}, but num_generations is {size}",
                     counted(open.completions.len(), "completion")
                 ));
             }
@@ -176,9 +177,9 @@ impl Replay {
         self.groups.iter().flat_map(|g| &g.completions).all(|c| c.ref_logps.is_some())
     }
 
-    /// The groups at the indices `picked`, as if the policy had just generated them; the first becomes the group
-    /// `first`. Missing log-probabilities are computed with the current policy, so that the importance ratio is 1
-    /// when the completions are first used.
+    /// The groups at the indices `picked`, as if the policy had just generated them, numbered from `first`. Missing
+    /// log-probabilities are computed with the current policy, so that the importance ratio is 1 when the completions
+    /// are first used.
     #[allow(clippy::too_many_arguments)]
     pub fn rollouts(
         &self,
@@ -215,7 +216,7 @@ impl Replay {
 }
 
 impl ReplayGroup {
-    /// Adds completions. A problem that several completions had in common becomes one problem again.
+    /// Adds completions. A problem shared by several completions is merged into one.
     fn add(&mut self, completions: Vec<RecordedCompletion>) -> Result<(), String> {
         for mut completion in completions {
             let place = self.completions.len();
@@ -239,7 +240,7 @@ impl ReplayGroup {
     }
 }
 
-/// Reads a problem from a line's JSON, for the completion at index `place` of its group.
+/// Reads a problem from a line's JSON, for the completion `place` of its group.
 fn problem_at(mut value: Value, place: usize) -> Result<Problem, serde_json::Error> {
     if let Some(object) = value.as_object_mut() {
         object.insert("rows".to_owned(), json!(1));
@@ -249,7 +250,7 @@ fn problem_at(mut value: Value, place: usize) -> Result<Problem, serde_json::Err
     serde_json::from_value(value)
 }
 
-/// Converts a recorded completion to the engine's type; `version` is the version of the weights that gave `logps`.
+/// Converts a recorded completion to the engine's type. `version` is the version of the weights behind `logps`.
 fn scored_completion(
     recorded: &RecordedCompletion,
     generation: usize,
@@ -273,7 +274,7 @@ fn scored_completion(
                 recorded.versions.iter().map(|version| Updates(version | OF_ANOTHER_RUN)).collect()
             },
             columns,
-            finish_reason: FinishReason::of_ended(recorded.truncated.unwrap_or_else(cut)),
+            finish_reason: FinishReason::from_truncated(recorded.truncated.unwrap_or_else(cut)),
         },
         content: Content::Text(policy.tokenizer.completion(&recorded.ids)?),
         rewards: recorded.rewards.clone(),
@@ -282,7 +283,7 @@ fn scored_completion(
     })
 }
 
-/// Parses a JSON line; the error names the fault.
+/// Parses a JSON line.
 fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     let object: Map<String, Value> = match serde_json::from_str(text) {
         Ok(Value::Object(object)) => object,
@@ -296,14 +297,14 @@ fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     RolloutLine::read(&object, vocabulary)
 }
 
-/// Converts a recorded group to a line; the error names the fault of the group.
-fn of_record(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
+/// Converts a recorded group to a line.
+fn recorded_line(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
     let completions = group.completions.iter().flat_map(|c| &c.ids);
     if let Some(id) = group.prompt_ids.iter().chain(completions).find(|&&id| id as usize >= vocabulary) {
         return Err(format!("token {id} is not in the model's vocabulary of {vocabulary}"));
     }
     if group.prompt_ids.is_empty() || group.completions.is_empty() || group.reward_names.is_empty() {
-        return Err("it has no prompt, no completion or no reward, so that nothing can be learned from it".to_owned());
+        return Err("the group has no prompt, no completion or no reward, so nothing can be learned from it".to_owned());
     }
     Ok(group.replayed())
 }
@@ -318,18 +319,18 @@ fn check(
     for c in &line.completions {
         if c.ids.len() > limits.max_completion_length {
             return Err(format!(
-                "a completion has {} tokens, more than max_completion_length = {}: raise it",
+                "a completion has {} tokens, more than max_completion_length = {}: raise max_completion_length",
                 c.ids.len(),
                 limits.max_completion_length
             ));
         }
         let length = line.prompt.len() + c.ids.len();
         if length > limits.context {
-            return Err(format!("prompt and completion have {length} tokens, the context has {}", limits.context));
+            return Err(format!("prompt and completion have {length} tokens, but the context has {}", limits.context));
         }
         let expected = *functions.get_or_insert(c.rewards.len());
         if c.rewards.len() != expected {
-            return Err(format!("`rewards` has {} numbers, the lines before have {expected}", c.rewards.len()));
+            return Err(format!("`rewards` has {} numbers, but earlier lines have {expected}", c.rewards.len()));
         }
     }
     let Some(own) = &line.reward_names else { return Ok(()) };
@@ -340,7 +341,7 @@ fn check(
         *names = own.clone();
     }
     if own != names {
-        return Err(format!("`reward_names` is {own:?}, in the lines before {names:?}"));
+        return Err(format!("`reward_names` is {own:?}, but {names:?} in earlier lines"));
     }
     Ok(())
 }
@@ -354,7 +355,7 @@ mod tests {
     use testing::foreign;
 
     #[test]
-    fn an_unreadable_line_is_named() {
+    fn the_error_of_an_unreadable_line_names_the_fault() {
         let error = |text: &str| parse(text, 10).unwrap_err();
         assert!(error("{\"prompt_ids\": [1").contains("broken JSON"));
         assert!(error("[1]").contains("expected an object"));
@@ -369,7 +370,7 @@ mod tests {
         #![proptest_config(foreign::few())]
 
         #[test]
-        fn lines_as_text(bytes in foreign::bytes(LINE.as_bytes().to_vec())) {
+        fn damaged_lines_do_not_panic(bytes in foreign::bytes(LINE.as_bytes().to_vec())) {
             prop_assert!(parse(LINE, 10).is_ok());
             let _ = parse(&String::from_utf8_lossy(&bytes), 10);
         }

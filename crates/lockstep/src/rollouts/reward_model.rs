@@ -10,7 +10,7 @@ use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
 use telemetry::Sinks;
 
-/// A reward model with its configuration and tokenizer, and without its weights.
+/// A reward model's configuration and tokenizer, without its weights.
 pub struct RewardModelFiles {
     name: String,
     source: ModelSource,
@@ -25,8 +25,8 @@ impl RewardModelFiles {
         let assets = load_assets(&source.dir, Head::Score(1), ComputeDType::F32, time)?;
         if assets.head_is_new && source.adapter.is_none() {
             return Err(BadInput::new(format!(
-                "reward model:{model}: {} is a language model, which gives no scores: make a reward model of it with \
-                 `lockstep reward`",
+                "reward model:{model}: {} is a language model, which gives no scores: train a reward model from it \
+                 with `lockstep reward`",
                 source.dir.display()
             )));
         }
@@ -38,14 +38,15 @@ impl RewardModelFiles {
         let ctx = builder.part(&format!("reward {}", self.name));
         let mut model = self.load(builder.config, &ctx, builder.sinks, builder.stop)?;
         let RewardModel { weights, scorer, .. } = &mut model;
-        // The reward model's own tokenizer may give more tokens, and its text has one more token: the end of sequence.
+        // The reward model's own tokenizer may produce more tokens, and its input has one more token: the end of
+        // sequence.
         let longest = Longest { completion: work.longest.completion + 1, ..work.longest };
         builder.reserve(scorer, &weights.config, Work { longest, ..work });
         Ok(model)
     }
 
-    /// Loads the weights. If the reward model is an adapter, it must have been trained on these base weights; if it
-    /// does not record its base, `sinks` get a warning.
+    /// Loads the weights. If the reward model is an adapter, it must have been trained on these base weights. If it
+    /// does not record its base, `sinks` receive a warning.
     pub fn load(
         &self,
         config: &Config,

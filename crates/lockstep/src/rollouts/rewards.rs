@@ -1,4 +1,4 @@
-//! Builds the reward functions that a configuration names.
+//! Builds the configured reward functions.
 
 use super::reward_model::RewardModelFiles;
 use crate::config::Config;
@@ -10,27 +10,27 @@ use rewards::{Reward, RewardBatch, RewardModel, RewardSpec, Scores};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// A reward function that the configuration names.
+/// A configured reward function.
 pub enum ConfiguredReward {
-    /// The reward function can score, and belongs to `Owner`.
+    /// The reward function is ready, and belongs to `Owner`.
     Ready(Box<dyn Reward>, Owner),
     /// A reward model, whose weights are not loaded yet.
     Model(RewardModelFiles),
 }
 
-/// The origin of a reward function, which decides which processes have it.
+/// The origin of a reward function, which decides which processes can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// The configuration describes it, so every process that reads the configuration can build it.
+    /// The configuration alone describes it, so every process can build it.
     Configuration,
-    /// It is a function of the program that called this library, so only this process has it.
+    /// It is a function of the calling program, so only this process has it.
     Caller,
 }
 
-/// Builds the reward functions that the configuration names, and checks as much of them as takes no memory.
+/// Builds the configured reward functions, and checks everything that takes no memory.
 ///
-/// `injected` are functions of the calling program; `function:NAME` in the configuration names one of them. Once `stop`
-/// is set, the function does not wait for reward programs to start.
+/// `injected` are functions of the calling program; the configuration refers to them as `function:NAME`. Once `stop` is
+/// set, reward programs that are still starting are not awaited.
 pub fn named_rewards(
     config: &Config,
     mut injected: Vec<Box<dyn Reward>>,
@@ -43,7 +43,7 @@ pub fn named_rewards(
             return place.map(|place| ConfiguredReward::Ready(injected.remove(place), Owner::Caller)).ok_or_else(
                 || {
                     BadInput::new(format!(
-                        "reward function:{function} is a function of a program: start the run from that program"
+                        "reward function:{function} is a function of another program: start the run from that program"
                     ))
                 },
             );
@@ -52,7 +52,7 @@ pub fn named_rewards(
             Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model, time)?)),
             None => {
                 let built = rewards::build_until(spec, name, &stop.flag());
-                // A cancelled start is not a failure of the reward.
+                // A cancelled start does not mean that the reward failed.
                 stop.check()?;
                 Ok(ConfiguredReward::Ready(built.or_bad_input()?, Owner::Configuration))
             }
@@ -63,14 +63,15 @@ pub fn named_rewards(
     match injected.first() {
         None => Ok(all),
         Some(left) => Err(BadInput::new(format!(
-            "the function `{}` was given, but reward_funcs has no \"function:{0}\" for it (or two have this name)",
+            "the program passes the function `{}`, but reward_funcs has no \"function:{0}\" (or two functions have \
+             this name)",
             left.name()
         ))),
     }
 }
 
-/// The deterministic reward functions, for replaying a recorded run. Each other reward function is replaced by a
-/// reward without scores, for the caller to fill in from the record. No program is started, and no model is read.
+/// The deterministic reward functions, for replaying a recorded run. All others are replaced by rewards without scores,
+/// which the caller fills in from the record. No program is started, and no model is read.
 pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<ConfiguredReward>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
     let reward = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
@@ -105,7 +106,7 @@ pub fn models(named: &[ConfiguredReward]) -> impl Iterator<Item = &RewardModelFi
     named.iter().filter_map(|reward| if let ConfiguredReward::Model(files) = reward { Some(files) } else { None })
 }
 
-/// The reward models that a configuration names, whose memory the plan counts.
+/// The configured reward models, whose memory the plan counts.
 pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
     let time = PromptTime::now();
@@ -116,9 +117,9 @@ pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
     config.reward_funcs.iter().zip(names).filter_map(open).collect()
 }
 
-/// All reward functions, ready to score; `models` take the places of the models, in order.
+/// All reward functions, ready to score. `models` fill the places of the reward models, in order.
 ///
-/// Once `stop` is set, waits for reward functions end.
+/// Once `stop` is set, reward functions are not awaited any more.
 pub fn ready_rewards(
     named: Vec<ConfiguredReward>,
     models: Vec<RewardModel>,
@@ -136,20 +137,20 @@ pub fn ready_rewards(
     named.into_iter().filter_map(ready).collect()
 }
 
-/// The names of the reward functions that workers call. They must score each group by itself. Reward models are left
-/// out, since each worker would need the memory. Functions of the calling program are left out, too, unless
+/// The names of the reward functions that workers call. They must score each group separately. Reward models are left
+/// out, since each worker would need their memory. Functions of the calling program are left out, too, unless
 /// `functions` is true: then the workers have them.
 pub fn asked_by_workers(named: &[ConfiguredReward], functions: bool) -> BTreeSet<String> {
-    let of_workers = |reward: &ConfiguredReward| match reward {
+    let name_for_workers = |reward: &ConfiguredReward| match reward {
         ConfiguredReward::Ready(reward, owner) if reward.scores_by_group() => {
             (functions || *owner == Owner::Configuration).then(|| reward.name().to_owned())
         }
         _ => None,
     };
-    named.iter().filter_map(of_workers).collect()
+    named.iter().filter_map(name_for_workers).collect()
 }
 
-/// Refuses reward functions that read a column which the dataset lacks.
+/// Refuses reward functions that read a column missing from the dataset.
 pub fn check_columns(prompts: &PromptDataset, name: &str, rewards: &[ConfiguredReward]) -> anyhow::Result<()> {
     prompts.all.first().map_or(Ok(()), |first| check_columns_of(&first.columns, name, rewards))
 }
@@ -164,7 +165,7 @@ pub fn check_columns_of(columns: &Map<String, Value>, name: &str, rewards: &[Con
             if !columns.contains_key(&column) {
                 let present: Vec<&str> = columns.keys().map(String::as_str).collect();
                 return Err(BadInput::new(format!(
-                    "reward {} reads column `{column}`, which {name} lacks; its columns beside the prompt are: {}. \
+                    "reward {} reads column `{column}`, which {name} lacks; its columns besides the prompt are: {}. \
                      Rename one with columns = {{ {column} = \"…\" }}",
                     reward.name(),
                     if present.is_empty() { "none".to_owned() } else { present.join(", ") }

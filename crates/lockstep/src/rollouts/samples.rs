@@ -1,4 +1,4 @@
-//! Turns completions into training samples. Only here do the types of rollout and of training meet.
+//! Converts completions to training samples. Only this file uses the types of both rollout and training.
 
 use super::Rollouts;
 use model::{GroupId, Prompt};
@@ -7,13 +7,13 @@ use std::sync::Arc;
 use train::{Advantage, Sample};
 
 /// The training samples of scored groups; their advantages are still 0.
-pub fn of_rollouts(rollouts: &Rollouts) -> Vec<Sample> {
+pub fn from_rollouts(rollouts: &Rollouts) -> Vec<Sample> {
     let groups = rollouts.groups.iter();
     groups.flat_map(|g| g.completions.iter().map(|c| sample(g.group, &g.prompt.tokens, &c.completion))).collect()
 }
 
-/// The training samples of groups as the engine returns them; their advantages are still 0.
-pub fn of_groups(groups: &[RolloutGroup]) -> Vec<Sample> {
+/// The training samples of unscored groups; their advantages are still 0.
+pub fn from_groups(groups: &[RolloutGroup]) -> Vec<Sample> {
     groups.iter().flat_map(|g| g.completions.iter().map(|c| sample(g.group, &g.prompt, c))).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Turns completions into scored groups: prepares the input of reward functions, and stores their scores.
+//! Converts completions to scored groups: prepares the input of reward functions, and stores their scores.
 //! [`rewards::RewardManager`] calls the reward functions.
 
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
@@ -19,7 +19,7 @@ use std::time::Instant;
 /// The dataset's row of each group.
 pub type Prompts = BTreeMap<GroupId, Arc<Prompt>>;
 
-/// For completions made by a program: by group, each completion's columns besides the dataset's.
+/// For completions made by a program: each completion's columns besides the dataset's, by group.
 pub type GivenColumns = BTreeMap<GroupId, Vec<Map<String, Value>>>;
 
 /// The engine's requests: `num_generations` completions of each prompt.
@@ -33,22 +33,22 @@ pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &SamplingPl
 /// The scored groups of a generation batch, with the metrics and errors of reward functions.
 #[derive(Clone, Default)]
 pub struct ScoredRollouts {
-    /// The scored groups, in the order of the requests.
+    /// The scored groups, in request order.
     pub rollouts: Rollouts,
     /// Errors of reward functions.
     pub problems: Vec<Problem>,
     /// Metrics that reward functions log.
     pub metrics: Vec<(String, f64)>,
-    /// For each scoring that overlapped generation: when it began, and its seconds.
+    /// For each scoring that overlapped with generation: its start and its seconds.
     pub overlapped: Vec<(Instant, f64)>,
-    /// For each reward function, the seconds that it took.
+    /// The seconds that each reward function took.
     pub seconds: Vec<f64>,
-    /// For each reward function, how many completions ran out of time.
+    /// How many completions ran out of time, per reward function.
     pub timed_out: Vec<usize>,
 }
 
 impl ScoredRollouts {
-    /// A warning if completions lack scores and reward functions did not report an error. TRL warns of it, too.
+    /// A warning if completions lack scores although reward functions reported no error. TRL warns, too.
     pub fn unscored_warning(&self) -> Option<String> {
         let all = self.rollouts.completions().count();
         let unscored = self.rollouts.completions().filter(|c| c.rewards.iter().all(Option::is_none)).count();
@@ -71,7 +71,7 @@ pub struct RolloutScorer<'a> {
     pub columns: GivenColumns,
 }
 
-/// A generation batch that is being scored while it is generated.
+/// A generation batch that is scored during its generation.
 pub struct ScoringJob<'scope, 'a> {
     prompts: &'a Prompts,
     weights: &'a [f64],
@@ -80,8 +80,8 @@ pub struct ScoringJob<'scope, 'a> {
 }
 
 impl<'a> RolloutScorer<'a> {
-    /// Starts scoring the groups of `prompts` before their completions are generated. Reward functions at the
-    /// indices `elsewhere` are called by workers, and not here.
+    /// Starts scoring the groups of `prompts` before their completions are generated. Workers call the reward functions
+    /// at the indices `elsewhere`, which are not called here.
     pub fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
@@ -98,18 +98,18 @@ impl<'a> RolloutScorer<'a> {
 }
 
 impl ScoringJob<'_, '_> {
-    /// The reward functions that are being called now.
+    /// The reward functions that are running now.
     pub fn asked(&self) -> Asked {
         self.job.asked()
     }
 
-    /// Tells the job that a group has ended: reward functions that score a group by itself are called for it.
+    /// Marks a group as ended, and calls the reward functions that score each group separately.
     pub fn group_ended(&mut self, group: &RolloutGroup) {
         self.job.group_ended(group.group, || completion_ids(group));
     }
 
     /// Waits until all groups are scored, and calls the reward functions that compare completions of several prompts.
-    /// `given` has the scores from workers, by group.
+    /// `given` has the workers' scores, by group.
     pub fn finish(
         self,
         groups: Vec<RolloutGroup>,
@@ -145,11 +145,11 @@ impl ScoringJob<'_, '_> {
     }
 }
 
-/// The part of a problem that concerns one group; `own` are the indices of the group's completions among all.
+/// The part of a problem that concerns one group, whose completions have the indices `own` in the batch.
 fn problem_of(problem: &Problem, own: &Range<usize>) -> Option<Problem> {
     let completions: Vec<usize> =
         problem.completions.iter().filter(|place| own.contains(place)).map(|place| place - own.start).collect();
-    // The example belongs to the problem's first completion.
+    // The example is from the problem's first completion.
     let has_first = problem.completions.first().is_some_and(|first| own.contains(first));
     let example = problem.example.clone().filter(|_| has_first);
     let rows = completions.len();
@@ -173,7 +173,7 @@ fn steps_at_tokens(
     steps.into_iter().map(of).collect()
 }
 
-/// The index of the first token up to which the text has `end` characters. A character of several tokens counts with
+/// The index of the first token up to which the text has `end` characters. A character of several tokens is counted at
 /// its last token.
 fn token_of(tokenizer: &Tokenizer, ids: &[u32], end: usize) -> anyhow::Result<usize> {
     let (mut low, mut high) = (0, ids.len().saturating_sub(1));
@@ -190,13 +190,13 @@ fn completion_ids(group: &RolloutGroup) -> Vec<Vec<u32>> {
     group.completions.iter().map(|c| c.ids.clone()).collect()
 }
 
-/// The reward inputs of one group, with only the columns that the rows of `prompts` have.
+/// The reward inputs of one group, with only the columns of the rows in `prompts`.
 pub fn inputs_of_group(tokenizer: &Tokenizer, prompts: &Prompts, group: &RolloutGroup) -> model::Result<RewardInputs> {
     make_inputs(tokenizer, prompts, GivenColumns::new())(group.group, completion_ids(group))
 }
 
-/// Makes the inputs of reward functions: completions as text, or as the assistant's message that answers a
-/// conversation. Every input has all columns that any prompt has, or that `given` has for any completion.
+/// Builds the inputs of reward functions: completions as text, or as the assistant's message in a conversation. Every
+/// input has all columns of any prompt, and of any completion in `given`.
 fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts, given: GivenColumns) -> MakeInputs<'a> {
     let names: BTreeSet<String> = given.values().flatten().flat_map(|columns| columns.keys().cloned()).collect();
     let columns: BTreeSet<&str> =

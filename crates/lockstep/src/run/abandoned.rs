@@ -1,5 +1,5 @@
-//! When a training run is resumed from an older checkpoint, its later checkpoints and a copy of its logs are kept as a
-//! run directory of their own.
+//! When a run resumes from an older checkpoint, its later checkpoints and a copy of its logs are kept as a separate run
+//! directory.
 
 use super::RunDir;
 use super::checkpoint;
@@ -10,12 +10,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Moves everything that the run did after `step` into `abandoned/after-step-N`, a run directory that can be resumed.
-/// Checkpoints, tables of completions and the final model are moved; logs are copied, because the run's own logs are
-/// cut back afterwards. Without later checkpoints files are not moved: the resumed run will make them again. The
-/// exception is step 0, which may have logs without checkpoints.
+/// Checkpoints, completions tables and the final model are moved. Logs are copied, because the run's own logs are
+/// truncated afterwards. Without later checkpoints nothing is moved, since the resumed run will write the same files
+/// again; the exception is step 0, which may have logs without checkpoints.
 ///
 /// The copies are made before the moves, and the newest checkpoint is moved first. If the process is killed in between,
-/// the newest checkpoint that is left still matches the logs.
+/// the newest remaining checkpoint still matches the logs.
 pub fn set_aside(run: &RunDir, step: u64, log_bytes: &BTreeMap<String, u64>) -> anyhow::Result<Option<PathBuf>> {
     let later: Vec<_> = checkpoint::all(run).into_iter().filter(|(other, _)| *other > step).collect();
     let logged = fs::metadata(run.metrics()).is_ok_and(|file| file.len() > 0);
@@ -24,7 +24,7 @@ pub fn set_aside(run: &RunDir, step: u64, log_bytes: &BTreeMap<String, u64>) -> 
     }
     let name = |n: u32| format!("after-step-{step:06}{}", if n == 1 { String::new() } else { format!("-{n}") });
     let parent = run.root().join("abandoned");
-    let target = (1..).map(|n| parent.join(name(n))).find(|dir| !dir.exists()).expect("numbers do not end");
+    let target = (1..).map(|n| parent.join(name(n))).find(|dir| !dir.exists()).expect("some number is free");
     move_to(run, &target, step, &later).with_context(|| format!("cannot move later steps to {}", target.display()))?;
     Ok(Some(target))
 }
@@ -41,12 +41,12 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
         disk::copy(&file, &copy)?;
         disk::open(&copy)?.sync_all()?;
     }
-    let of_later = |file: &PathBuf| {
+    let is_later = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let number = name.strip_prefix("completions_").and_then(|name| name.split('.').next()?.parse::<u64>().ok());
         number.is_some_and(|number| number > step)
     };
-    let tables = files(&run.completions()).into_iter().filter(of_later);
+    let tables = files(&run.completions()).into_iter().filter(is_later);
     let newest_first = later.iter().rev().map(|(_, path)| path.clone());
     for path in tables.chain([run.model()]).chain(newest_first).filter(|path| path.exists()) {
         disk::rename(&path, target.join(path.strip_prefix(run.root())?))?;
@@ -67,11 +67,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_checkpoints_only_logs_that_say_something_are_kept() {
+    fn without_later_checkpoints_empty_logs_are_not_kept() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
         run.create("").unwrap();
-        // Killed before the first step was logged.
+        // The run was killed before it logged the first step.
         fs::write(run.metrics(), "").unwrap();
         assert_eq!(set_aside(&run, 0, &BTreeMap::new()).unwrap(), None);
         assert!(!run.root().join("abandoned").exists());
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn abandoned_steps_become_a_run_of_their_own() {
+    fn abandoned_steps_are_kept_as_a_separate_run() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
         run.create("seed = 1\n").unwrap();
@@ -100,7 +100,7 @@ mod tests {
         fs::write(run.tensorboard().join("events"), "events").unwrap();
         fs::create_dir(run.model()).unwrap();
         let lengths = BTreeMap::from([("metrics.jsonl".to_owned(), 3)]);
-        assert_eq!(set_aside(&run, 3, &lengths).unwrap(), None, "nothing is later");
+        assert_eq!(set_aside(&run, 3, &lengths).unwrap(), None, "the run has no later steps");
         let target = set_aside(&run, 1, &lengths).unwrap().unwrap();
         assert_eq!(target, run.root().join("abandoned/after-step-000001"));
         let kept = RunDir::open(&target).unwrap();
@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(fs::read(&copy).unwrap(), fs::read(file).unwrap(), "{}", copy.display());
         }
         assert_eq!(fs::read_to_string(kept.tensorboard().join("events")).unwrap(), "events");
-        // The next directory has another name.
+        // A second directory of the same step has another name.
         checkpoints(&[2]);
         assert_eq!(set_aside(&run, 1, &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-2")));
         checkpoints(&[2]);

@@ -1,5 +1,5 @@
-//! The beginning of a training run: it restores the state of a checkpoint, if there is one, and then opens the run's
-//! directory and logs.
+//! The start of a training run: restores the state of a checkpoint, if there is one, and then opens the run's directory
+//! and logs.
 
 use super::RunDir;
 use super::abandoned;
@@ -32,18 +32,17 @@ pub struct RunParts {
     pub learner: Learner,
     /// The position in the training data.
     pub data: DataPosition,
-    /// The record of the run's evaluations, which begins empty.
+    /// The record of the run's evaluations, empty at first.
     pub evaluations: Evaluations,
-    /// The kind of run, which decides the subcommand it belongs to (GRPO, SFT, ...).
+    /// The kind of run, which decides its subcommand (GRPO, SFT, ...).
     pub purpose: Purpose,
     /// The word that the progress display shows for this run.
     pub label: &'static str,
 }
 
 impl TrainingRun {
-    /// Begins a run, or continues it from a checkpoint. `restore` receives the task's own saved state and the
-    /// checkpoint's directory. Everything that can be wrong with the input is found before the first file of the run is
-    /// written.
+    /// Begins a run, or resumes it from a checkpoint. `restore` receives the task's own saved state and the
+    /// checkpoint's directory. All errors in the input are found before the first file of the run is written.
     pub fn begin(
         inputs: RunInputs,
         parts: RunParts,
@@ -73,25 +72,22 @@ impl TrainingRun {
         if let (Some(from), Some(found), false) =
             (resume_from.checkpoint(), &policy.base_sha256, config.allow_other_base)
         {
-            // If the adapter does not name its base, the run's record may.
+            // If the adapter does not record its base, the run's record may.
             let warn = |what: &str| models.unchecked.iter().for_each(|_| sinks.warn(what));
             compare_base(from, &policy.dir, || Ok(found.clone()), warn)?;
         }
         let began = resume_from.configuration(&dir, purpose)?;
-        // Replays of a record and runs of `lockstep profile` do not send.
+        // Replays of a record and runs of `lockstep profile` send nothing.
         let is_silent = injected.recorded_scores || injected.profiled;
         let receivers = if is_silent { None } else { Some(Receivers::of(&config, &dir)?) };
 
         let killed = dir.lock()?;
         let other_build = provenance::other_build(&dir).filter(|_| is_resumed);
-        // Another process may have been given the same directory, and been quicker.
+        // Another process may have begun in the same directory meanwhile.
         match resume_from {
             ResumeFrom::Nothing => drop(RunDir::fresh(dir.root())?),
             ResumeFrom::Beginning if checkpoint::latest(&dir).is_some() => {
-                bad_input!(
-                    "{}: another process has begun this run meanwhile: resume it once more",
-                    dir.root().display()
-                )
+                bad_input!("{}: another process has begun this run meanwhile: resume it again", dir.root().display())
             }
             _ => {}
         }
@@ -121,24 +117,24 @@ impl TrainingRun {
             sinks.warn(what);
         }
         for what in &models.changed_rewards {
-            sinks.warn(&format!("a reward is no longer what the run was trained with until here: {what}"));
+            sinks.warn(&format!("a reward differs from the reward that the run was trained with so far: {what}"));
         }
         let place = |dir: &Path| dir.canonicalize().ok();
         if let Some(old) = began.as_ref().and_then(|began| began.output_dir.as_deref())
             && place(old) != place(dir.root())
         {
-            sinks.info(&format!("the run's directory was {}, and is now {}", old.display(), dir.root().display()));
+            sinks.info(&format!("the run's directory was moved from {} to {}", old.display(), dir.root().display()));
         }
         dir.lock_warning().iter().for_each(|what| sinks.warn(what));
         if let Some(killed) = killed {
             sinks.info(&format!("{killed} was killed while it wrote into this directory"));
         }
         if let Some(kept) = abandoned {
-            sinks.warn(&format!("what the run did after step {step} is kept in {}", kept.display()));
+            sinks.warn(&format!("the steps after step {step} are kept in {}", kept.display()));
         }
         match resume_from {
             ResumeFrom::Checkpoint(from) => {
-                // Killed when this one was written and an old one not yet deleted.
+                // The process was killed after it wrote this checkpoint and before it deleted an old one.
                 checkpoint::prune(&dir, Kept::new(&config, evaluations.best.as_ref()))?;
                 sinks.info(&format!("resuming after step {step} from {}", from.display()));
             }
@@ -166,7 +162,7 @@ impl TrainingRun {
         };
         provenance::write(&dir, metadata)?;
         log.progress(&learner, String::new())?;
-        // A checkpoint that was written before a due evaluation is written again after the evaluation.
+        // A checkpoint written before a due evaluation is written again after it.
         let saved_at = (is_resumed && !evaluations.due).then_some(step);
         let checkpoints = Checkpoints::new(dir, saved_at);
         Ok(TrainingRun { config, prompt_time, learner, data, log, evaluations, checkpoints, stop })

@@ -1,8 +1,8 @@
-//! Stores an f64 as its 64 bits in checkpoints, because JSON cannot hold NaN and infinities.
+//! Stores an f64 as its 64 bits in checkpoints, because JSON has no NaN and infinities.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// An f64 that is serialized as the integer of its bits.
+/// An f64 that is serialized as the integer with the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Bits64(#[serde(with = "crate::run::bits64")] pub(crate) f64);
 

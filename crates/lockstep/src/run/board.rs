@@ -1,8 +1,8 @@
-//! Writes the TensorBoard event file of an existing run, from the run's other files: the same events that a run with
+//! Writes the TensorBoard event file of an existing run from its other files, with the same events that a run with
 //! `tensorboard = true` writes while it trains.
 //!
-//! Metrics come from `metrics.jsonl` and histograms from the recorded rollouts. Example texts come from the tables of
-//! completions, or from the recorded rollouts if there are no tables. The run's own files are only read.
+//! Metrics come from `metrics.jsonl`, and histograms from the recorded rollouts. Example texts come from the
+//! completions tables, or else from the recorded rollouts. The run's own files are not changed.
 
 use super::reporter::{finite, hparams};
 use super::run_dir::RunDir;
@@ -20,14 +20,14 @@ use std::path::{Path, PathBuf};
 use telemetry::{CompletionRows, Event, EventKind, Sink, TensorBoardSink};
 use train::Advantage;
 
-/// Completions that are shown for each step.
+/// The number of completions shown per step.
 const SHOWN: usize = 8;
 
 /// Writes the TensorBoard event file of `run` into `directory`, which must not have one. Returns the number of events.
 pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
     if let Some(other) = event_file(directory) {
         bad_input!(
-            "{} is there already, and nothing is written over it: delete it, or give another directory (--out)",
+            "{} already exists and is not overwritten: delete it, or choose another directory (--out)",
             other.display()
         );
     }
@@ -46,11 +46,11 @@ pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
         let (Some(step), false) = (line.0.get("step").and_then(Value::as_u64), line.0.contains_key("alarm")) else {
             continue;
         };
-        // Older versions do not have times.
+        // Older versions recorded no times.
         let time_s = line.number("time_s").unwrap_or(0.0);
         times.insert(step, time_s);
         let own = line.0.iter().filter(|(name, _)| !["step", "time_s"].contains(&name.as_str()));
-        // A number that is not finite is null in the file.
+        // A non-finite number is null in the file.
         let values = own.map(|(name, value)| (name.clone(), value.as_f64().unwrap_or(f64::NAN))).collect();
         receive(time_s, EventKind::Metrics { step, values })?;
     }
@@ -89,7 +89,7 @@ fn event_file(directory: &Path) -> Option<PathBuf> {
     paths.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains("tfevents")))
 }
 
-/// The paths of the tables of completions in `directory`, in the order of their steps.
+/// The paths of the completions tables in `directory`, by step.
 fn tables(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let paths = disk::read_dir(directory).into_iter().flatten().map(|entry| entry.path());
     let is_table = |path: &PathBuf| {
@@ -101,7 +101,7 @@ fn tables(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(tables)
 }
 
-/// The first rows of a table of completions. Its numeric columns, other than the known ones, are taken as rewards.
+/// The first rows of a completions table. Numeric columns, except the known ones, count as rewards.
 fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
     let content = disk::read(path, disk::most::GROUPS).or_bad_input_in(path.display())?;
     let rows: Vec<Map<String, Value>> =
@@ -141,8 +141,7 @@ fn completions(step: u64, groups: &[Group], texts: &TokenTexts) -> anyhow::Resul
     Ok(rows)
 }
 
-/// The values that the histograms of a step show: rewards, lengths, advantages, log-probabilities and entropies of
-/// `groups`.
+/// The values in a step's histograms: rewards, lengths, advantages, log-probabilities and entropies of `groups`.
 fn distributions(groups: &[Group]) -> Vec<(String, Vec<f64>)> {
     let all = || groups.iter().flat_map(|group| &group.completions);
     let tokens = |name: &'static str| {

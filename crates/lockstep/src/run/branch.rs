@@ -1,5 +1,5 @@
-//! Branches a run: a second run continues from a checkpoint of the first run, in its own directory. The first run is
-//! only read, and another process may be writing into it.
+//! Branches a run: a second run, in its own directory, continues from a checkpoint of the first run. The first run is
+//! only read, so another process may be writing it.
 
 use super::RunDir;
 use super::checkpoint;
@@ -14,24 +14,28 @@ use std::path::{Path, PathBuf};
 use telemetry::RunRecord;
 use telemetry::record::ForkedFrom;
 
-/// A run that is to continue from a checkpoint of another one.
+/// A run that will continue from another run's checkpoint.
 pub struct Branch {
     of: RunDir,
     checkpoint: PathBuf,
     out: RunDir,
-    /// The files and directories that were made.
+    /// The files and directories created so far.
     made: Vec<PathBuf>,
 }
 
 impl Branch {
-    /// The branch in `out` of the run or checkpoint `resume`; `None` if that run is the one in `out`.
+    /// The branch in `out` of the run or checkpoint `resume`; `None` if `out` is that run itself.
     pub fn find(resume: &str, out: &Path) -> anyhow::Result<Option<Branch>> {
         let (of, checkpoint) = find_checkpoint(Path::new(resume))?;
         if out.canonicalize().is_ok_and(|out| out == of.root()) {
             return Ok(None);
         }
         let Some(checkpoint) = checkpoint else {
-            bad_input!("{}: the run has no checkpoint to continue from in {}", of.root().display(), out.display());
+            bad_input!(
+                "{}: the run has no checkpoint from which {} could continue",
+                of.root().display(),
+                out.display()
+            );
         };
         Ok(Some(Branch { of, checkpoint, out: RunDir::fresh(out)?, made: Vec::new() }))
     }
@@ -41,7 +45,7 @@ impl Branch {
         &self.of
     }
 
-    /// Copies the state of the first run at the checkpoint. The result is a run that is resumed from the checkpoint.
+    /// Copies the first run's state at the checkpoint. The result is a run that can be resumed from the checkpoint.
     pub fn make(&mut self) -> anyhow::Result<(RunDir, ResumeFrom)> {
         let copied = self.copy();
         if copied.is_err() {
@@ -69,7 +73,7 @@ impl Branch {
         record.forked_from = Some(ForkedFrom { run: self.of.root().display().to_string(), step: state.step, lineage });
         self.makes(self.out.record());
         write_atomically(&self.out.record(), &record.to_bytes()?)?;
-        // Last: with a configuration the directory is a run.
+        // This is last, since the configuration makes the directory a run.
         let config = disk::read(self.of.config(), disk::most::STATE).or_bad_input_in(self.of.config().display())?;
         self.makes(self.out.config());
         write_atomically(&self.out.config(), &config)?;
@@ -82,24 +86,25 @@ impl Branch {
         }
     }
 
-    /// Removes the new files if the run cannot begin: the configuration first, since a run needs one.
+    /// Removes the new files if the run cannot begin. The configuration goes first, since without it the directory is
+    /// not a run.
     pub fn remove(&self) {
         for path in self.made.iter().rev() {
             let _ = if path.is_dir() { disk::remove_dir_all(path) } else { disk::remove_file(path) };
         }
-        // Only if nothing else is in it.
+        // Removed only if empty.
         let _ = std::fs::remove_dir(self.out.root());
     }
 }
 
-/// The logs that a resumed run continues, and cuts back to the checkpoint.
+/// The logs that a resumed run continues, truncated to the checkpoint.
 fn logs(run: &RunDir) -> Vec<PathBuf> {
     let groups = [run.rollouts(), run.updates(), run.evaluations()];
     let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
     [run.metrics(), run.steps()].into_iter().chain(groups).chain(indexes).collect()
 }
 
-/// Copies the logs of a run and its TensorBoard files into the directory of another run.
+/// Copies the logs of a run and its TensorBoard files to the directory of another run.
 pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     for (log, target) in logs(from).iter().zip(logs(to)).filter(|(log, _)| log.is_file()) {
         disk::copy(log, target).or_bad_input_in(log.display())?;
@@ -107,9 +112,9 @@ pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     if from.tensorboard().is_dir() { copy_all(&from.tensorboard(), &to.tensorboard()) } else { Ok(()) }
 }
 
-/// Copies the files that were written with a checkpoint. Files that somebody added do not belong to the run.
+/// Copies the files that were written with a checkpoint. Files that somebody added later do not belong to it.
 pub(crate) fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
-    // Older versions did not write a list.
+    // Older versions wrote no list.
     let Some(list) = FileList::read(from).or_bad_input()? else { return copy_all(from, to) };
     for name in list.files.keys().map(String::as_str).chain([FILE_LIST]) {
         let (source, target) = (from.join(name), to.join(name));
@@ -119,7 +124,7 @@ pub(crate) fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies all files of a directory and of those below it. A link is an error.
+/// Copies all files of a directory and its subdirectories. A link is an error.
 fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
     disk::create_dir_all(to)?;
     for entry in disk::read_dir(from)? {

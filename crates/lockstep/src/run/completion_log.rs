@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
-/// The completions that the next step of `learner` trains on, as table rows, and how many of them the console shows.
-/// `None` if the configuration does not ask for completions at this step.
+/// The completions of `learner`'s next step, as table rows, and how many of them the console shows. `None` if no
+/// completions are logged at this step.
 pub fn rows(
     config: &Config,
     learner: &Learner,
@@ -41,7 +41,7 @@ pub fn rows(
     Ok(Some((rows, shown)))
 }
 
-/// The columns that rewards add, in the order in which they come; null where a completion has no value.
+/// The columns that rewards add, in order of appearance; null where a completion has no value.
 fn extra_columns<'a, I>(completions: impl Fn() -> I) -> Vec<(String, Vec<Value>)>
 where
     I: Iterator<Item = &'a Map<String, Value>>,
@@ -62,7 +62,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn each_column_has_a_value_for_each_completion() {
+    fn each_column_has_one_value_per_completion() {
         let of = |value: Value| value.as_object().cloned().unwrap_or_default();
         let all = [of(json!({"b": 1})), of(json!({})), of(json!({"a": "x", "b": 2}))];
         let column = |name: &str, values: Value| (name.to_owned(), values.as_array().unwrap().clone());

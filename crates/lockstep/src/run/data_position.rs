@@ -19,47 +19,46 @@ pub struct DataPosition {
 }
 
 impl DataPosition {
-    /// The position at the beginning of the data with this hash.
+    /// The position at the start of the data with this hash.
     pub fn new(hash: String, sampler: Sampler, steps_per_epoch: u64) -> DataPosition {
         DataPosition { hash, sampler, steps_per_epoch: steps_per_epoch.max(1), num_tokens: 0 }
     }
 
-    /// How often the data was read after `step`: by steps, and by prompts that were drawn in place of others. An epoch
-    /// that was ended early counts as one.
+    /// The epochs after `step`: by steps, and by prompts drawn as replacements. An epoch that ended early counts as
+    /// one.
     pub fn epoch(&self, step: u64) -> f64 {
         self.steps_of_epochs(step) as f64 / self.steps_per_epoch as f64 + self.sampler.extra_epochs()
     }
 
-    /// Whether `step` is the last one of an epoch.
+    /// Whether `step` is the last step of an epoch.
     pub fn ends_epoch(&self, step: u64) -> bool {
         self.steps_of_epochs(step).is_multiple_of(self.steps_per_epoch)
     }
 
-    /// Ends the epoch after `step`. Steps of it that are not taken are left out.
+    /// Ends the epoch after `step`; its remaining steps are skipped.
     pub fn end_epoch(&mut self, step: u64) {
         let done = self.steps_of_epochs(step) % self.steps_per_epoch;
         self.sampler.end_epoch(if done == 0 { 0 } else { self.steps_per_epoch - done });
     }
 
-    /// The number of steps up to `step`, with those that were left out.
+    /// The number of steps up to `step`, including skipped steps.
     fn steps_of_epochs(&self, step: u64) -> u64 {
         step.saturating_add(self.sampler.state().skipped_steps)
     }
 
-    /// Restores the position that a checkpoint has saved.
+    /// Restores the position from a checkpoint.
     pub fn restore(&mut self, state: &RunState) {
         self.sampler.restore(state.sampler);
         self.num_tokens = state.num_tokens;
     }
 }
 
-/// A sampler of a dataset of `rows` rows that draws `chunk` rows at a time. A `chunk` larger than the dataset is
-/// refused.
+/// A sampler of `rows` rows that draws `chunk` at a time. A `chunk` larger than `rows` is refused.
 pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
     checked(Sampler::new(rows, chunk, config.shuffle_seed()), rows, chunk)
 }
 
-/// A sampler of rows. It draws the incomplete last chunk of an epoch, too, unless `dataloader_drop_last` is set.
+/// A sampler of rows. It also draws the incomplete last chunk of an epoch, unless `dataloader_drop_last` is set.
 pub fn sampler_of_rows(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
     if config.dataloader_drop_last {
         sampler(rows, chunk, config)
@@ -71,8 +70,8 @@ pub fn sampler_of_rows(rows: usize, chunk: usize, config: &Config) -> anyhow::Re
 fn checked(sampler: Option<Sampler>, rows: usize, chunk: usize) -> anyhow::Result<Sampler> {
     sampler.ok_or_else(|| {
         BadInput::new(format!(
-            "one step takes {chunk} rows of the training data, which has {rows}: lower per_device_train_batch_size (or \
-             generation_batch_size), or give more data"
+            "one step takes {chunk} rows, but the training data has only {rows}: lower per_device_train_batch_size (or \
+             generation_batch_size), or use more data"
         ))
     })
 }
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_takes_no_more_rows_than_there_are() {
+    fn a_step_that_takes_more_rows_than_the_data_has_is_refused() {
         let config = Config { shuffle_dataset: false, ..Config::default() };
         let mut whole = sampler(4, 4, &config).unwrap();
         assert_eq!((whole.chunks_per_epoch(), whole.next_batch()), (1, vec![0, 1, 2, 3]));
@@ -90,8 +89,8 @@ mod tests {
         assert!(crate::error::is_bad_input(&error));
         assert_eq!(
             error.to_string(),
-            "one step takes 4 rows of the training data, which has 3: lower per_device_train_batch_size (or \
-             generation_batch_size), or give more data"
+            "one step takes 4 rows, but the training data has only 3: lower per_device_train_batch_size (or \
+             generation_batch_size), or use more data"
         );
         let keeping = |rows| sampler_of_rows(rows, 4, &Config { dataloader_drop_last: false, ..config.clone() });
         assert_eq!(keeping(3).unwrap().next_batch(), [0, 1, 2]);
@@ -101,7 +100,7 @@ mod tests {
         // An epoch has at least one step.
         let position = |steps| DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), steps).steps_per_epoch;
         assert_eq!((position(0), position(5)), (1, 5));
-        // Replacement prompts add to the part of the data that was read.
+        // Replacement prompts count as read data.
         let mut position = DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), 2);
         assert_eq!(position.epoch(3), 1.5);
         (0..5).for_each(|_| drop(position.sampler.take_extra(2)));
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_was_ended_early_counts_as_one() {
+    fn an_epoch_that_ended_early_counts_as_one() {
         let config = Config { shuffle_dataset: false, ..Config::default() };
         let mut position = DataPosition::new("h".into(), sampler(8, 2, &config).unwrap(), 4);
         position.end_epoch(1);

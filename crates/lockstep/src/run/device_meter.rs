@@ -1,5 +1,5 @@
-//! Measures the work of a GPU in each stage of a run: kernel launches, copies and waits as the device queue counts
-//! them, seconds between device events, and ranges for profilers.
+//! Measures a GPU's work in each stage of a run: kernel launches, copies and waits counted by the device queue, seconds
+//! between device events, and ranges for profilers.
 
 use super::reporter::Reporter;
 use kernels::{Context, Copies, DeviceEvent, Range};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use telemetry::{DeviceMeter, DeviceWork, StageTotal, Stages};
 
-/// The stage timers of a run on `ctx`, with a device meter if the device is a GPU.
+/// The stage timers of a run on `ctx`, with a device meter on a GPU.
 pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
     let stages = Stages::new(reporter.sinks().clone());
     match ContextMeter::of(ctx) {
@@ -16,8 +16,8 @@ pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
     }
 }
 
-/// Adds to the metrics of a step the peak memory of the process since the run was planned, and what the device did in
-/// each stage: `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
+/// Adds to a step's metrics the peak memory of the process since planning, and the device's work in each stage:
+/// `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
 pub fn report(reporter: &mut Reporter, stages: &[StageTotal], ctx: &Context) {
     if let Some(peak) = telemetry::system::peak_rss_bytes() {
         reporter.set("peak_bytes", peak as f64);
@@ -35,7 +35,7 @@ pub fn report(reporter: &mut Reporter, stages: &[StageTotal], ctx: &Context) {
     }
 }
 
-/// Measures the work of a context's device between the beginning and the end of a stage.
+/// Measures the work of a context's device from the start to the end of a stage.
 struct ContextMeter {
     ctx: Context,
     open: HashMap<u64, Open>,
@@ -55,7 +55,7 @@ impl ContextMeter {
         Some(ContextMeter { ctx, open: HashMap::new(), closed: Vec::new() })
     }
 
-    /// Records a device event. `None` if the device has failed: the next operation on it reports the error.
+    /// Records a device event. `None` if the device has failed; the next operation on it then reports the error.
     fn mark(&self) -> Option<DeviceEvent> {
         self.ctx.record_event().ok().flatten()
     }

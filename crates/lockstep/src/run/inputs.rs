@@ -1,5 +1,4 @@
-//! The inputs that a training run is built from: its configuration, its directory, and the objects that the caller
-//! injects.
+//! The inputs of a training run: its configuration, its directory, and the objects that the caller injects.
 
 use super::RunDir;
 use super::eval_metrics::EvalMetrics;
@@ -20,21 +19,21 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Sinks};
 
-/// The inputs that every task is built from.
+/// The inputs of every task.
 pub struct RunInputs {
-    /// The configuration, and for each key where its value came from.
+    /// The configuration, with the origin of each value.
     pub resolved: Resolved,
     /// The directory that the run writes into.
     pub dir: RunDir,
-    /// Whether the run starts from nothing or from a checkpoint.
+    /// Whether the run starts anew or from a checkpoint.
     pub resume_from: ResumeFrom,
-    /// The time with which chat templates render prompts: that of the run's first start.
+    /// The time with which chat templates render prompts: the time of the run's first start.
     pub prompt_time: PromptTime,
-    /// The device and threads that the run computes with.
+    /// The device and threads of the run.
     pub ctx: Context,
-    /// The console. Its log file is in the run's directory.
+    /// The console, whose log file is in the run's directory.
     pub console: Console,
-    /// Receivers of the run's events: the console and the caller's sinks. The files in the run's directory are added
+    /// Receivers of the run's events: the console and the caller's sinks. The sinks of the run's directory are added
     /// when the run begins.
     pub sinks: Sinks,
     /// Tells the run to stop.
@@ -43,7 +42,7 @@ pub struct RunInputs {
     pub injected: Injected,
 }
 
-/// The point from which a run begins.
+/// The point from which a run starts.
 #[derive(Clone, Debug)]
 pub enum ResumeFrom {
     /// A new run in a new directory.
@@ -63,7 +62,7 @@ impl ResumeFrom {
         }
     }
 
-    /// The configuration with which the run in `dir` was last started; `None` for a new run.
+    /// The configuration of the last start of the run in `dir`; `None` for a new run.
     pub(super) fn configuration(&self, dir: &RunDir, purpose: Purpose) -> anyhow::Result<Option<Config>> {
         if matches!(self, ResumeFrom::Nothing) || !dir.config().exists() {
             return Ok(None);
@@ -73,16 +72,16 @@ impl ResumeFrom {
     }
 }
 
-/// Makes a test's source of batches out of the run's.
+/// Wraps the run's source of batches, in tests.
 #[cfg(test)]
 pub type WrapSource = Box<dyn FnOnce(Box<dyn BatchSource>) -> Box<dyn BatchSource>>;
 
-/// Objects that the caller injects beside the configuration. They move as a whole from
-/// [`RunOptions`](crate::RunOptions) into [`RunInputs`], and each part of the run takes what it uses. By default there
-/// are none.
+/// Objects that the caller injects in addition to the configuration. They are moved from
+/// [`RunOptions`](crate::RunOptions) to [`RunInputs`], and each part of the run takes its own. By default there are
+/// none.
 #[derive(Default)]
 pub struct Injected {
-    /// Functions of the caller that run after steps, logs and checkpoints.
+    /// Functions of the caller that are called after steps, logs and checkpoints.
     pub callbacks: Callbacks,
     /// Training rows that replace those of `dataset_name`.
     pub train_rows: Option<Rows>,
@@ -90,28 +89,28 @@ pub struct Injected {
     pub eval_rows: Option<Rows>,
     /// Rows that replace the evaluation sets of `eval_datasets`, each with the set's name.
     pub eval_sets: Vec<(String, Rows)>,
-    /// The reward functions that `reward_funcs` names as `function:NAME`.
+    /// The reward functions that `reward_funcs` refers to as `function:NAME`.
     pub rewards: Vec<Box<dyn Reward>>,
-    /// A function that makes the completions instead of the engine.
+    /// A function that generates the completions instead of the engine.
     pub rollout_function: Option<Box<dyn RolloutFunction>>,
-    /// Moves the collector, which generates and scores completions, to another place. Without it, the collector runs on
+    /// Moves the collector, which generates and scores completions, to another thread or process. Otherwise it runs on
     /// the run's own thread.
     pub collect_with: Option<PlaceCollector>,
     /// Replaces the run's source of batches.
     #[cfg(test)]
     pub wrap_source: Option<WrapSource>,
-    /// True if `collect_with` replays recorded scores of those rewards that are not deterministic, so that these
-    /// rewards are not called.
+    /// True if `collect_with` replays the recorded scores of nondeterministic rewards, so that these rewards are not
+    /// called.
     pub recorded_scores: bool,
-    /// User code that computes further metrics of held-out rows.
+    /// User code that computes additional metrics of held-out rows.
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
-    /// The time of the prompts, if it is that of a recorded run.
+    /// The time of the prompts, if a recorded run's time is used.
     pub prompt_time: Option<PromptTime>,
-    /// True if the run does not take training steps; then the training data are not read.
+    /// True if the run takes no training steps; then no training data is read.
     pub only_evaluates: bool,
-    /// True if the run is made to measure where its time goes.
+    /// True if the purpose of the run is to measure where its time goes.
     pub profiled: bool,
-    /// If set, workers make the completions in other processes, which read the weights from shared memory.
+    /// If set, workers generate the completions in other processes, which read the weights from shared memory.
     pub sharing: Option<Sharing>,
     /// If set, the network address where workers on other machines join.
     pub network: Option<Network>,
@@ -125,7 +124,7 @@ impl RunInputs {
         &self.resolved.config
     }
 
-    /// The builder for the parts of the run.
+    /// The builder of the run's parts.
     pub fn builder(&self) -> Builder<'_> {
         let from = self.resume_from.checkpoint();
         let mut builder = Builder::new(&self.ctx, self.config(), from, &self.sinks, &self.stop);
@@ -133,7 +132,7 @@ impl RunInputs {
         builder
     }
 
-    /// The training dataset, if the configuration or the caller has one.
+    /// The training dataset, from the configuration or the caller.
     pub fn train_data(&self) -> Option<DatasetSpec> {
         DatasetSpec::train(self.config()).map(|spec| DatasetSpec {
             rows: self.injected.train_rows.clone(),
@@ -160,7 +159,7 @@ impl RunInputs {
 /// The return value of a callback: continue, or end the run after this step.
 pub type Flow = ControlFlow<()>;
 
-/// The metrics of a logged step (means since the last log) or of an evaluation.
+/// The metrics of a logged step (means since the last log), or of an evaluation.
 pub struct LogRecord<'a> {
     /// Optimizer steps done so far.
     pub step: u64,
@@ -175,19 +174,19 @@ impl LogRecord<'_> {
     }
 }
 
-/// An event that a run reports to its callbacks.
+/// An event that is reported to callbacks.
 pub enum RunEvent<'a> {
     /// An optimizer step begins; the number counts the steps done before it. A callback that breaks ends the run before
     /// this step.
     Begin(u64),
     /// An optimizer step has ended; the number counts the steps done so far.
     Step(u64),
-    /// An epoch has ended, or the run, with the step of this number. Everything that followed the step is done. It is
-    /// reported only to callers that [decide](crate::RunOptions::decide).
+    /// An epoch or the run has ended with the step of this number, and everything after the step is done. Reported only
+    /// to callers that [decide](crate::RunOptions::decide).
     Epoch(u64),
-    /// Metrics of a logged step or of an evaluation are available.
+    /// Metrics of a logged step or an evaluation are available.
     Log(LogRecord<'a>),
-    /// A checkpoint is complete: its step and its directory.
+    /// A checkpoint is complete, with its step and directory.
     Checkpoint(u64, &'a Path),
 }
 
@@ -200,10 +199,9 @@ pub enum Follow {
     Evaluate,
     /// A checkpoint is saved.
     Save,
-    /// The run waits until the checkpoint that it has begun is complete. Otherwise it is completed while the next step
-    /// is prepared.
+    /// The run waits until the checkpoint that it has begun is complete. Otherwise the next step is prepared meanwhile.
     Complete,
-    /// The epoch ends, and the rows that are left of it are not learned from. (Its last step ends it in any case.)
+    /// The epoch ends, and its remaining rows are skipped. (The epoch's last step ends it in any case.)
     EndEpoch,
 }
 
@@ -222,12 +220,12 @@ pub struct Callbacks {
     pub(crate) on_event: Vec<OnEvent>,
     /// Decides the actions after a step, instead of the configuration.
     pub(crate) decide: Option<Decide>,
-    /// True once a callback has asked the run to stop.
+    /// True if a callback has asked the run to stop.
     pub(crate) stops: bool,
 }
 
 impl Callbacks {
-    /// Whether `what` follows now; `is_due` if the configuration makes it due.
+    /// Whether `what` happens now; `is_due` if the configuration makes it due.
     pub(crate) fn follows(&mut self, what: Follow, is_due: bool) -> bool {
         self.decide.as_mut().map_or(is_due, |decide| decide(what, is_due))
     }
@@ -262,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_metric_of_a_record_is_found_by_its_name() {
+    fn metrics_of_a_record_are_found_by_name() {
         let metrics = [("loss".to_owned(), 1.5), ("reward".to_owned(), 2.5)];
         let record = LogRecord { step: 3, metrics: &metrics };
         assert_eq!((record.get("loss"), record.get("reward"), record.get("kl")), (Some(1.5), Some(2.5), None));

@@ -1,4 +1,5 @@
-//! The learner: the policy with its trainer. A gradient does not change the saved state; only the optimizer step does.
+//! The learner: the policy with its trainer. Computing a gradient does not change the saved state; only the optimizer
+//! step does.
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
@@ -13,17 +14,17 @@ use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// The policy with its trainer and learning-rate schedule.
 pub struct Learner {
-    /// The device and threads that it computes with.
+    /// The device and threads.
     pub ctx: Context,
-    /// The model that is trained.
+    /// The trained model.
     pub policy: Policy,
     /// Gradients, optimizer moments and buffers.
     pub trainer: Trainer,
-    /// The learning rate of each step.
+    /// The learning-rate schedule.
     pub schedule: Schedule,
     /// Optimizer steps done so far.
     pub step: u64,
-    /// Seconds spent on the gradient of the step that comes next.
+    /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
 
@@ -31,7 +32,7 @@ pub struct Learner {
 pub struct Update {
     /// Metrics that the trainer measured.
     pub metrics: UpdateMetrics,
-    /// Seconds of the gradient and the optimizer step together.
+    /// Seconds of gradient and optimizer step together.
     pub seconds: f64,
 }
 
@@ -42,7 +43,7 @@ impl Learner {
     }
 
     /// Restores the optimizer's moments from the directory `checkpoint`, and the counters from `state`. The policy has
-    /// already read its weights from that checkpoint.
+    /// already read its weights from the checkpoint.
     pub fn restore(&mut self, checkpoint: &Path, state: &RunState) -> anyhow::Result<()> {
         moments::restore_moments(checkpoint, "", &mut self.trainer)?;
         self.trainer.set_state(state.trainer);
@@ -66,7 +67,7 @@ impl Learner {
         Ok(())
     }
 
-    /// Takes the optimizer step with the gradient computed before.
+    /// Takes the optimizer step with the computed gradient.
     pub fn step(&mut self, stages: &Stages) -> anyhow::Result<Update> {
         let learning_rate = self.schedule.at(self.step);
         let (span, before) = (stages.span("update"), kernels::context::counted());
@@ -75,7 +76,7 @@ impl Learner {
         let metrics = match stepped {
             Err(train::Error::NonFinite { .. }) if !self.policy.weights_are_finite() => {
                 let why = self.policy.why_not_finite();
-                bad_input!("{why}, and was so before training: no loss or gradient of it is finite")
+                bad_input!("{why}; this was so before training, since no loss or gradient was finite")
             }
             stepped => stepped?,
         };
@@ -85,21 +86,21 @@ impl Learner {
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
-    /// Functions that write the weights and the optimizer's state into a checkpoint later, on another thread. Their
-    /// data do not change until they have run, or are copied now.
+    /// Functions that write the weights and the optimizer's state to a checkpoint later, on another thread. Their data
+    /// do not change until then, or are copied now.
     pub fn writers(&self) -> Vec<WriteFiles> {
         vec![self.policy.writer(), moments::write_moments("", &self.trainer)]
     }
 }
 
-/// Adds the times that the trainer measured itself to the `span` of the step.
+/// Adds the times measured by the trainer to the `span` of the step.
 pub fn record_parts(span: &Span, metrics: &UpdateMetrics) {
     span.part("forward", metrics.forward_time_s);
     span.part("backward", metrics.backward_time_s);
     span.part("optimizer", metrics.optimizer_time_s);
 }
 
-/// The text that says why a step was skipped: its loss or gradient is not finite.
+/// The reason why a step was skipped: its loss or gradient is not finite.
 pub fn not_finite(metrics: &UpdateMetrics) -> String {
     format!("the loss or the gradient is not finite (loss {}, gradient norm {})", metrics.loss, metrics.grad_norm)
 }

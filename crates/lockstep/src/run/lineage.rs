@@ -8,20 +8,20 @@ use crate::rollouts::lineage::Lineage;
 use kernels::Context;
 use telemetry::record::{FileHash, RunRecord};
 
-/// The digest of an optimizer step's inputs besides the weights and the batch: the configuration keys that change bits,
+/// The digest of an optimizer step's inputs besides the weights and the batch: the configuration keys that affect bits,
 /// and the arithmetic of the matmul kernels.
 pub fn settings(config: &Config, ctx: &Context) -> Lineage {
     Lineage::of(&[settings_of_weights(config).as_bytes(), ctx.arithmetic(config.dtype.dtype()).as_bytes()])
 }
 
-/// The lineage of the weights that `run` begins with. It hashes the model's files as the run's record lists them. A
-/// checkpoint of an older version does not have a lineage; then its files are hashed, and a message is printed.
-pub fn of_start(run: &TrainingRun, from: &ResumeFrom, settings: &Lineage) -> anyhow::Result<Lineage> {
+/// The lineage of the weights with which `run` begins. It hashes the model's files as the run's record lists them. A
+/// checkpoint of an older version has no lineage; then its files are hashed, and a message is printed.
+pub fn at_start(run: &TrainingRun, from: &ResumeFrom, settings: &Lineage) -> anyhow::Result<Lineage> {
     let files = match from.checkpoint() {
         None => RunRecord::read(&run.checkpoints.dir.record())?.model,
         Some(checkpoint) => {
             run.log.sinks().info(&format!(
-                "{} is of an older version, which kept no lineage of the weights: it begins there",
+                "{} is from an older version, which recorded no lineage of the weights: the lineage begins there",
                 checkpoint.display()
             ));
             hashes(checkpoint, &run.stop, |_| true)?

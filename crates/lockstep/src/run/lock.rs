@@ -1,10 +1,10 @@
-//! Lets only one process at a time write into a run's directory. The file `run.lock` says which process holds the lock,
-//! and since when.
+//! Allows only one process at a time to write to a run's directory. The file `run.lock` names the process that holds
+//! the lock, and since when.
 //!
 //! The operating system's lock on that file decides, so a killed process does not keep it. The file's content is only
-//! for people, and for file systems without locks ([`fleet::lock`]); there the named process is looked up. At
-//! the end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock
-//! another file than a new process does.
+//! for people, and for file systems without locks ([`fleet::lock`]), where the named process is looked up. At the end
+//! of a run the file is emptied but never deleted: a process that waited for the deleted file would lock another file
+//! than a new process does.
 
 use crate::bad_input;
 use crate::error::OrBadInput;
@@ -22,15 +22,15 @@ use telemetry::system::since_1970;
 /// The name of the lock file in a run's directory.
 pub const FILE: &str = "run.lock";
 
-/// How often a lock that another process has is tried again, and the pause before.
+/// How often, and after which pause, a lock held by another process is tried again.
 const MAX_TRIES: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The process that writes into the run in `root`, as its lock file names it; `None` if no process does. The lock
-/// decides, not the number, which may be another process's. Locks of another machine may not be visible here; then the
-/// file's text decides. Nothing is written.
+/// The process that writes to the run in `root`, as named in its lock file; `None` if no process does. The lock
+/// decides, not the process number, which may have been reused. Locks of another machine may be invisible here; then
+/// the file's text decides. Nothing is written.
 pub fn writer(root: &Path) -> Option<Value> {
-    writer_with(&Locks::of_system(), root)
+    writer_with(&Locks::system(), root)
 }
 
 fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
@@ -49,17 +49,17 @@ fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
 #[derive(Debug)]
 pub struct RunLock {
     file: File,
-    /// The previous holder, if that process was killed while it held the lock.
+    /// The previous holder, if it was killed while it held the lock.
     pub killed: Option<Holder>,
     /// A warning for the user, if the file system does not support locks.
     pub warning: Option<String>,
-    /// The text of the file, which names this process.
+    /// The file's text, which names this process.
     text: Vec<u8>,
-    /// Keeps the text fresh if other processes see only the text.
+    /// Keeps the text fresh, for processes that see only the text.
     beat: Option<Heartbeat>,
 }
 
-/// The process that holds a lock.
+/// The holder of a lock.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Holder {
     #[serde(flatten)]
@@ -69,16 +69,15 @@ pub struct Holder {
     command: Vec<String>,
 }
 
-/// The process that a lock file names.
+/// The process named in a lock file.
 fn owner(text: &str) -> Option<Owner> {
     serde_json::from_str(text).ok().map(|holder: Holder| holder.owner)
 }
 
 impl RunLock {
-    /// Takes the lock of the directory `root`. If another process holds it, the error is a [`crate::BadInput`] that
-    /// names that process.
+    /// Takes the lock of the directory `root`. If another process holds it, the [`crate::BadInput`] names that process.
     pub fn take(root: &Path) -> anyhow::Result<RunLock> {
-        RunLock::take_with(&Locks::of_system(), root)
+        RunLock::take_with(&Locks::system(), root)
     }
 
     fn take_with(locks: &Locks, root: &Path) -> anyhow::Result<RunLock> {
@@ -91,7 +90,7 @@ impl RunLock {
             if !matches!(taken, Taken::Held) {
                 break;
             }
-            // A process that looks whether the run is in use (a page) holds the lock for a moment.
+            // A process that checks whether the run is in use (such as the page) holds the lock for a moment.
             std::thread::sleep(POLL_INTERVAL);
             taken = take()?;
         }
@@ -105,7 +104,7 @@ impl RunLock {
             Taken::Held | Taken::Owned(_) => {
                 if let Taken::Owned(held) = taken {
                     more = format!(
-                        ". (This file system has no locks; {held}. If you know that it has ended, delete {})",
+                        ". (This file system has no locks; {held}. If you know that the process has ended, delete {})",
                         path.display()
                     );
                 }
@@ -120,8 +119,8 @@ impl RunLock {
                     None => ("another process".to_owned(), String::new()),
                 };
                 bad_input!(
-                    "{root} is in use: {who} writes into it. Wait until it has ended, stop it{kill} and resume it with \
-                     --resume {root}, or give another directory with --out{more}"
+                    "{root} is in use: {who} is writing to it. Wait until it has ended, or stop it{kill} and resume it \
+                     with --resume {root}, or choose another directory with --out{more}"
                 )
             }
         };
@@ -136,16 +135,15 @@ impl RunLock {
         Ok(lock)
     }
 
-    /// Whether a process writes into the directory `root`.
+    /// Whether a process is writing to the directory `root`.
     pub fn is_held(root: &Path) -> bool {
         let path = root.join(FILE);
-        disk::open(&path).is_ok_and(|file| Locks::of_system().is_held(&file, &path, owner).unwrap_or(false))
+        disk::open(&path).is_ok_and(|file| Locks::system().is_held(&file, &path, owner).unwrap_or(false))
     }
 
-    /// Whether the file `run.lock` in `root` is still the one that this process has locked, and was not deleted or
-    /// replaced.
+    /// Whether the file `run.lock` in `root` is still the file that this process has locked, not deleted or replaced.
     pub fn is_in_place(&self, root: &Path) -> bool {
-        // If only the text protects a run, another process may have taken the lock while this one was stopped.
+        // If only the text protects a run, another process may have taken the lock while this one was suspended.
         is_in_place(&root.join(FILE), &self.file) && (self.beat.is_none() || is_unchanged(&self.file, &self.text))
     }
 
@@ -158,11 +156,12 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // A holder that remains in the file means that its process was killed.
+        // A holder that is still in the file was killed.
         if self.beat.take().is_none() || is_unchanged(&self.file, &self.text) {
             let _ = self.write(b"");
         }
-        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        // Closing is not enough: a child process that is being started has copies of open files until it executes its
+        // program.
         let _ = self.file.unlock();
     }
 }
@@ -190,10 +189,9 @@ mod tests {
     use std::process::Command;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Checks that a child process, which inherits all open files until it executes its program, does not keep the
-    /// lock.
+    /// A child process inherits all open files until it executes its program; it must not keep the lock.
     #[test]
-    fn a_lock_ends_with_its_holder_whatever_else_is_started() {
+    fn a_lock_ends_with_its_holder_despite_child_processes() {
         let (dir, done) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -209,14 +207,14 @@ mod tests {
         });
     }
 
-    /// On a file system without locks the holder in the file protects the run.
+    /// On a file system without locks, the holder named in the file protects the run.
     #[test]
-    fn without_locks_a_living_holder_is_refused_and_a_killed_one_is_known() {
+    fn without_file_locks_a_living_holder_is_refused_and_a_killed_one_named() {
         fn none(_: &File) -> Result<(), std::fs::TryLockError> {
             Err(std::fs::TryLockError::Error(std::io::Error::from_raw_os_error(38)))
         }
         let dir = tempfile::tempdir().unwrap();
-        let locks = Locks { lock: none, shared: none, ..Locks::of_system() };
+        let locks = Locks { lock: none, shared: none, ..Locks::system() };
         let take = || RunLock::take_with(&locks, dir.path());
         let first = take().unwrap();
         let warning = first.warning.clone().unwrap();
@@ -225,19 +223,26 @@ mod tests {
         let text = refusal.to_string();
         let process = format!("process {}", std::process::id());
         assert!(crate::error::is_bad_input(&refusal) && text.contains(&process), "{text}");
-        assert!(text.contains("it lives on this machine") && text.contains("delete"), "{text}");
+        assert!(text.contains("it is running on this machine") && text.contains("delete"), "{text}");
         assert!(first.is_in_place(dir.path()));
         drop(first);
         assert_eq!(std::fs::read(dir.path().join(FILE)).unwrap(), b"");
         let second = take().unwrap();
-        assert!(second.killed.is_none(), "the first one ended well");
-        // Another process took the file from this one, which was stopped for long.
+        assert!(second.killed.is_none(), "the first process ended normally");
+        // Another process took the file while this one was suspended.
         let other = r#"{"pid": 1, "host": "elsewhere", "boot": "b", "since_s": 5, "command": ["lockstep"]}"#;
         std::fs::write(dir.path().join(FILE), other).unwrap();
         assert!(!second.is_in_place(dir.path()));
         drop(second);
-        assert_eq!(std::fs::read_to_string(dir.path().join(FILE)).unwrap(), other, "it is not this process's");
-        assert!(take().unwrap_err().to_string().contains("process 1 on elsewhere"), "it wrote just now");
+        assert_eq!(
+            std::fs::read_to_string(dir.path().join(FILE)).unwrap(),
+            other,
+            "the file of another process is kept"
+        );
+        assert!(
+            take().unwrap_err().to_string().contains("process 1 on elsewhere"),
+            "the other process has just written the file"
+        );
         let child = Command::new("true").spawn().unwrap();
         let (pid, host) = (child.id(), telemetry::system::host());
         child.wait_with_output().unwrap();
@@ -248,13 +253,13 @@ mod tests {
         assert!(killed.contains(&format!("process {pid} on")), "{killed}");
     }
 
-    /// The writer of a run, by lock and text. The numbers of other containers are numbers of other processes here.
+    /// The writer of a run, by lock and text. Process numbers of other containers belong to other processes here.
     #[test]
     fn the_lock_decides_whether_a_run_is_written_not_the_process_number() {
-        let here = Locks::of_system().this_process();
+        let here = Locks::system().this_process();
         let own = |owner: Owner| serde_json::to_string(&owner).unwrap();
         let gone = u32::MAX;
-        // The older form does not have a boot or a namespace.
+        // The older form has neither boot nor namespace.
         let older =
             |pid: u32, host: &str| format!(r#"{{"pid": {pid}, "host": "{host}", "since_s": 5, "command": []}}"#);
         let container = |pid| own(Owner { pid, namespace: "pid:[1]".to_owned(), ..here.clone() });
@@ -290,10 +295,10 @@ mod tests {
                 lock.try_lock().unwrap();
             }
             assert_eq!(writer(dir.path()).is_some(), *is_written, "{what}");
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), *text, "{what}: it only reads");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), *text, "{what}: the file must not change");
         }
         assert!(rows.len() >= 20 && writer(Path::new("/no/such")).is_none());
-        // Whoever looks does not keep a run from beginning.
+        // Checking for a writer does not keep a run from beginning.
         let dir = tempfile::tempdir().unwrap();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -309,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_is_refused_and_a_killed_holder_is_known() {
+    fn a_second_holder_is_refused_and_a_killed_one_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let first = RunLock::take(dir.path()).unwrap();
         assert!(first.killed.is_none() && RunLock::is_held(dir.path()));
@@ -318,13 +323,13 @@ mod tests {
         assert!(crate::error::is_bad_input(&refusal) && refusal.to_string().contains(&process), "{refusal}");
         drop(first);
         assert!(!RunLock::is_held(dir.path()) && !RunLock::is_held(&dir.path().join("none")));
-        assert!(RunLock::take(dir.path()).unwrap().killed.is_none(), "the first one ended well");
+        assert!(RunLock::take(dir.path()).unwrap().killed.is_none(), "the first process ended normally");
         let killed = r#"{"pid": 1, "host": "elsewhere", "since_s": 5, "command": ["lockstep", "train"]}"#;
         std::fs::write(dir.path().join(FILE), killed).unwrap();
         let lock = RunLock::take(dir.path()).unwrap();
         let killed = lock.killed.as_ref().unwrap().to_string();
         assert!(killed.contains("process 1 on elsewhere") && killed.contains("lockstep train"), "{killed}");
-        // A file without a lock's text is ignored.
+        // A file without a valid text is ignored.
         drop(lock);
         std::fs::write(dir.path().join(FILE), "half a li").unwrap();
         assert!(RunLock::take(dir.path()).unwrap().killed.is_none());

@@ -11,14 +11,14 @@ use super::reward_notes::RewardNotes;
 use crate::rollouts::evaluate::find;
 use kernels::mean::over;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
 
-/// Everything that a run reports while it trains.
+/// Everything that a training run reports.
 pub struct RunLog {
     /// Collects metrics and sends events to the sinks.
     pub reporter: Reporter,
-    /// Detectors of common signs that a run goes wrong.
+    /// Detectors of signs that a run goes wrong.
     pub alarms: Alarms,
     /// Timers of the run's stages.
     pub stages: Stages,
@@ -26,20 +26,40 @@ pub struct RunLog {
     pub profile: Profile,
     /// The user's callbacks.
     pub callbacks: Callbacks,
-    /// Notes about rewards that progress lines show beside the metrics.
+    /// Notes about rewards that progress lines show.
     pub notes: RewardNotes,
-    /// The word that the progress display shows for this run.
+    /// The run's word in the progress display.
     label: &'static str,
     /// The metrics of the last logged step.
     last_logged: Vec<(String, f64)>,
-    step_started: Instant,
-    /// When the last evaluation ended.
+    /// When the step began. An evaluation before it moves this ahead by its own time.
+    step_started: StepClock,
+    /// The end of the last evaluation.
     evaluated: Instant,
-    /// CPU seconds that the process had used when the step began.
+}
+
+/// A reading of the clock and of the process's CPU time.
+#[derive(Clone, Copy)]
+pub struct StepClock {
+    at: Instant,
+    /// CPU seconds of all threads of the process since its start.
     cpu_s: f64,
 }
 
-/// Stages whose seconds are logged as metrics: path of the stage, name of the metric.
+impl StepClock {
+    /// Reads both.
+    pub fn now() -> StepClock {
+        StepClock { at: Instant::now(), cpu_s: telemetry::system::cpu_s() }
+    }
+
+    /// Excludes the span from `start` to `end` from what is measured since this reading.
+    fn skip(&mut self, start: StepClock, end: StepClock) {
+        self.at += end.at - start.at;
+        self.cpu_s += end.cpu_s - start.cpu_s;
+    }
+}
+
+/// Stages whose seconds are logged as metrics: the stage's path and the metric's name.
 const TIMED: [(&str, &str); 4] = [
     ("reference", "ref_time_s"),
     ("rollout/prefill", "prefill_time_s"),
@@ -47,8 +67,8 @@ const TIMED: [(&str, &str); 4] = [
     ("rollout/sampling", "sampling_time_s"),
 ];
 
-/// The metrics of speculative decoding in one step, from the step's counts; empty if no draft tokens were made. The
-/// names are vLLM's where vLLM has such a metric.
+/// The metrics of speculative decoding in one step, from the step's counts; empty without draft tokens. The names are
+/// vLLM's where vLLM has such a metric.
 fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
     let count = |name: &str| counts.get(name).copied().unwrap_or(0.0);
     let drafted = count("drafted_tokens");
@@ -65,7 +85,7 @@ fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
 }
 
 impl RunLog {
-    /// A log of a run for which the progress display shows the word `label`.
+    /// A log of a run with the word `label` in the progress display.
     pub fn new(
         stages: Stages,
         reporter: Reporter,
@@ -83,9 +103,8 @@ impl RunLog {
             notes: RewardNotes::default(),
             label,
             last_logged: Vec::new(),
-            step_started: Instant::now(),
+            step_started: StepClock::now(),
             evaluated: Instant::now(),
-            cpu_s: telemetry::system::cpu_s(),
         }
     }
 
@@ -99,7 +118,7 @@ impl RunLog {
         self.sinks().warn(message);
     }
 
-    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.reporter.add(name, value);
     }
@@ -124,22 +143,23 @@ impl RunLog {
         self.add("forward_time_s", metrics.forward_time_s);
         self.add("backward_time_s", metrics.backward_time_s);
         self.add("optimizer_time_s", metrics.optimizer_time_s);
-        // The rate of an update without tokens is missing, not 0.
+        // The speed of an update without tokens is missing, not 0.
         if metrics.computed_tokens > 0 {
             self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
         }
     }
 
     /// Ends the current step of `learner`, and logs its metrics if logging is due. The progress line shows the metrics
-    /// named in `shown`.
+    /// in `shown`.
     pub fn end_step(&mut self, learner: &Learner, data: &DataPosition, shown: &[&str]) -> anyhow::Result<()> {
         let step = learner.step;
-        let seconds = self.step_started.elapsed().as_secs_f64();
+        let (began, now) = (self.step_started, StepClock::now());
+        let seconds = (now.at - began.at).as_secs_f64();
         self.add("step_time", seconds);
-        // The evaluation after the previous step is left out: the span begins at the evaluation's end.
-        let start = self.step_started.max(self.evaluated);
+        // The span begins at the end of the last evaluation, so that the evaluation is left out.
+        let start = began.at.max(self.evaluated);
         self.stages.record_around("step", start, start.elapsed().as_secs_f64());
-        self.step_started = Instant::now();
+        self.step_started = now;
         let (totals, logging) = (self.stages.take_step(), self.stages.span("log"));
         self.reporter.set("epoch", data.epoch(step));
         self.reporter.set("num_tokens", data.num_tokens as f64);
@@ -153,8 +173,7 @@ impl RunLog {
         for (name, value) in speculation(&totals.counts) {
             self.add(name, value);
         }
-        let before = std::mem::replace(&mut self.cpu_s, telemetry::system::cpu_s());
-        self.add("cpu_time_s", self.cpu_s - before);
+        self.add("cpu_time_s", now.cpu_s - began.cpu_s);
         let values = self.reporter.take_step_values();
         let alarms = self.alarms.end_step(step, &values);
         self.emit_alarms(step, alarms)?;
@@ -170,7 +189,7 @@ impl RunLog {
         self.log_now(learner, shown, logs)
     }
 
-    /// Reports the end of an epoch to the callbacks, and logs the pending metrics if they ask for it.
+    /// Reports the end of an epoch to the callbacks, and logs the pending metrics if a callback asks for it.
     pub fn end_epoch(&mut self, learner: &Learner, shown: &[&str]) -> anyhow::Result<()> {
         let calling = self.stages.span("callbacks");
         self.callbacks.event(&RunEvent::Epoch(learner.step), &learner.policy);
@@ -179,7 +198,7 @@ impl RunLog {
         self.log_now(learner, shown, logs)
     }
 
-    /// Logs the means of the metrics since the last log, if `logs` and if there are any.
+    /// Logs the means of the metrics since the last log, if `logs` is true and there are any.
     pub fn log_now(&mut self, learner: &Learner, shown: &[&str], logs: bool) -> anyhow::Result<()> {
         let (step, logging) = (learner.step, self.stages.span("log"));
         let logged = if logs { self.reporter.log_now(step)? } else { None };
@@ -219,16 +238,17 @@ impl RunLog {
         Ok(alarms.into_iter().try_for_each(emit)?)
     }
 
-    /// Reports the profile's findings, signs of wasted time, after `step`.
+    /// Reports the profile's findings (signs of wasted time) after `step`.
     pub fn emit_findings(&self, step: u64, findings: Vec<Finding>) -> anyhow::Result<()> {
         let emit = |finding| self.sinks().emit(EventKind::Finding { step, finding });
         Ok(findings.into_iter().try_for_each(emit)?)
     }
 
-    /// Leaves `time` out of the current step's duration: the run spent it on an evaluation.
-    pub fn leave_out(&mut self, time: Duration) {
-        self.step_started += time;
-        self.evaluated = Instant::now();
+    /// Excludes the time since `start` from the current step, on the clock and of the CPU: the run evaluated.
+    pub fn leave_out_since(&mut self, start: StepClock) {
+        let end = StepClock::now();
+        self.step_started.skip(start, end);
+        self.evaluated = end.at;
     }
 
     /// Reports the progress of the run, with a note.
@@ -246,9 +266,19 @@ impl RunLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
-    fn shares_of_speculative_decoding() {
+    fn an_evaluation_is_in_neither_time_of_a_step() {
+        let zero = Instant::now();
+        let clock = |seconds, cpu_s| StepClock { at: zero + Duration::from_secs(seconds), cpu_s };
+        let mut began = clock(10, 15.0);
+        began.skip(clock(12, 18.0), clock(15, 23.5));
+        assert_eq!((began.at, began.cpu_s), (zero + Duration::from_secs(13), 20.5));
+    }
+
+    #[test]
+    fn speculative_decoding_metrics_follow_from_the_counts() {
         let counts =
             |all: &[(&str, f64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
         assert_eq!(speculation(&counts(&[("decoded_tokens", 8.0), ("decode_passes", 4.0)])), []);
@@ -266,7 +296,7 @@ mod tests {
         assert_eq!(
             (found(3.0), found(0.0)),
             (expected(3.0).to_vec(), vec![rate, saved]),
-            "the mean over no pass is missing"
+            "without a pass, the mean is missing"
         );
     }
 }

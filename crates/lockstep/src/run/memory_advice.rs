@@ -1,6 +1,5 @@
-//! Says which configuration keys make a run that does not fit into memory smaller. For each key the memory is planned
-//! again with that key changed, so that a key is named only if it lowers the memory of this run, and with the number of
-//! bytes that the run would then take.
+//! Finds the configuration keys that make a run fit into memory. The memory is planned again with each key changed, so
+//! that only keys that lower this run's memory are named, with the number of bytes that the run would then take.
 
 use super::memory_plan::{Available, MemoryPlan, Shortage, mib};
 use crate::bad_input;
@@ -10,15 +9,15 @@ mod levers;
 
 use levers::{LEVERS, Lever};
 
-/// Plans the memory of a run again, with changed keys.
+/// Plans the memory of a run again with changed keys.
 pub struct Replan<'a> {
     /// The command of the run.
     pub purpose: Purpose,
     /// The configuration of the run.
     pub config: &'a Config,
-    /// Whether the run resumes from a checkpoint, after which some keys cannot change.
+    /// Whether the run resumes from a checkpoint; then some keys cannot change.
     pub resumes: bool,
-    /// Plans the memory of a configuration, on the run's device.
+    /// Plans the memory of a configuration on the run's device.
     pub plan: &'a dyn Fn(&Config) -> anyhow::Result<MemoryPlan>,
 }
 
@@ -40,7 +39,7 @@ impl Replan<'_> {
         }
     }
 
-    /// Writes into each part of `plan` the keys that lower it, and the memory of the run with it.
+    /// Adds to each part of `plan` the keys that lower it, and the run's memory with each of them.
     pub fn name_keys(&self, plan: &mut MemoryPlan) {
         let lowered = |from: &Config, before: &MemoryPlan, with: &str, named: &mut Vec<Vec<String>>| {
             for lever in LEVERS {
@@ -64,7 +63,7 @@ impl Replan<'_> {
             .map(|part| Some(part.lowered_by.clone()).filter(|keys| !keys.is_empty()).into_iter().collect())
             .collect();
         lowered(self.config, plan, "", &mut named);
-        // Some keys lower a part only if just an adapter is trained: bf16, for example, keeps masters beside trained
+        // Some keys lower a part only if an adapter is trained: bf16, for example, needs master copies of trained
         // weights.
         let adapter = LEVERS.iter().find(|lever| lever.key == "use_peft");
         if let Some((config, adapted)) = adapter.and_then(|lever| self.change(self.config, lever, 1)) {
@@ -72,7 +71,7 @@ impl Replan<'_> {
             lowered(&config, &adapted, " (with use_peft)", &mut beside);
             for (part, keys) in adapted.parts.iter().zip(beside) {
                 let same = plan.parts.iter().zip(&mut named).find(|(own, _)| own.name == part.name);
-                // Only if no key lowers the part by itself.
+                // Only if no single key lowers the part.
                 if let Some((_, own)) = same.filter(|(_, own)| own.is_empty()) {
                     own.extend(keys);
                 }
@@ -84,7 +83,7 @@ impl Replan<'_> {
     }
 
     /// The sentences after a shortage: the single keys that make the run fit, else a combination of keys, else the
-    /// need that remains with all keys together.
+    /// memory needed with all keys together.
     fn advice(&self, plan: &MemoryPlan, available: &Available, shortage: &Shortage) -> String {
         let now = Changed { texts: Vec::new(), config: self.config.clone(), plan: plan.clone() };
         let needed = |changed: &Changed| changed.plan.needed_on(shortage.on);
@@ -98,7 +97,7 @@ impl Replan<'_> {
         let helping = if helping.is_empty() { String::new() } else { format!(" Alone, {}.", list(&helping)) };
         if !enough.is_empty() {
             let one = if enough.len() == 1 { "" } else { "one of these: " };
-            let too = helping.replacen(" Alone, ", " These lower it, too: ", 1);
+            let too = helping.replacen(" Alone, ", " These also lower it: ", 1);
             return format!("It fits with {one}{}.{too} (`lockstep plan` shows the parts)", list(&enough));
         }
         let together = self.together(&now, available);
@@ -116,12 +115,12 @@ impl Replan<'_> {
         format!("No key makes it fit{rest}. Train a smaller model, or on a machine with more memory")
     }
 
-    /// The changes of several keys that make the run fit: as few as possible, and first the keys that do not change
-    /// bits. If the run does not fit, all changes that lower its memory.
+    /// The fewest changes of keys that make the run fit, with keys that do not change bits first. If nothing makes it
+    /// fit, all changes that lower its memory.
     fn together(&self, now: &Changed, available: &Available) -> Changed {
         let fits = |changed: &Changed| changed.plan.excess(available) == 0;
         let (mut used, mut best): (Vec<&Lever>, _) = (Vec::new(), now.clone());
-        // A key may help only after another one, as bf16 after LoRA.
+        // A key may help only after another, as bf16 does after LoRA.
         for _ in 0..2 {
             for lever in LEVERS {
                 if fits(&best) || used.iter().any(|other| other.key == lever.key) {
@@ -135,7 +134,7 @@ impl Replan<'_> {
         if !fits(&best) {
             return best;
         }
-        // Drops levers that are unnecessary beside the others. The last lever is tried first: it changes the run most.
+        // Drops unnecessary levers, trying the last one first, since it changes the run most.
         for left_out in used.clone().into_iter().rev() {
             let rest: Vec<&Lever> = used.iter().copied().filter(|lever| lever.key != left_out.key).collect();
             let without = rest.iter().try_fold(now.clone(), |changed, lever| self.apply(&changed, lever, available));
@@ -146,8 +145,8 @@ impl Replan<'_> {
         best
     }
 
-    /// `from` with the key of `lever` changed: to the least change with which the run fits, else the least change that
-    /// has the greatest effect. `None` if the key does not lower the memory.
+    /// `from` with the key of `lever` changed: the least change with which the run fits, or else the least change with
+    /// the greatest effect. `None` if the key does not lower the memory.
     fn apply(&self, from: &Changed, lever: &Lever, available: &Available) -> Option<Changed> {
         let size = |plan: &MemoryPlan| (plan.excess(available), plan.needed() + plan.device_total.unwrap_or(0));
         let values = lever.values(&from.config, from.plan.longest);
@@ -158,22 +157,22 @@ impl Replan<'_> {
         }
         let mut value = *strongest;
         for &other in rest.iter().rev() {
-            let Some((weaker, of_weaker)) = self.change(&from.config, lever, other) else { break };
+            let Some((weaker, weaker_plan)) = self.change(&from.config, lever, other) else { break };
             let as_good = if plan.excess(available) == 0 {
-                of_weaker.excess(available) == 0
+                weaker_plan.excess(available) == 0
             } else {
-                size(&of_weaker) == size(&plan)
+                size(&weaker_plan) == size(&plan)
             };
             if !as_good {
                 break;
             }
-            (config, plan, value) = (weaker, of_weaker, other);
+            (config, plan, value) = (weaker, weaker_plan, other);
         }
         let texts = from.texts.iter().cloned().chain([lever.text(&from.config, value)]).collect();
         Some(Changed { texts, config, plan })
     }
 
-    /// The configuration with another value of a key, and its memory; `None` if the run would refuse it.
+    /// The configuration with another value of a key, and its memory; `None` if the run would refuse the value.
     fn change(&self, from: &Config, lever: &Lever, value: usize) -> Option<(Config, MemoryPlan)> {
         let mut config = from.clone();
         (lever.set)(&mut config, value);
@@ -183,7 +182,7 @@ impl Replan<'_> {
         let is_valid = |config: &Config| {
             let (mut config, mut purpose) = (config.clone(), self.purpose);
             if purpose == Purpose::Show {
-                // An unfinished configuration: with data and a reward it must be valid for training.
+                // An unfinished configuration must be valid once it has data and a reward.
                 purpose = Purpose::Grpo;
                 config.dataset_name.get_or_insert_with(|| "data".to_owned());
                 if config.reward_funcs.is_empty() {
@@ -192,7 +191,7 @@ impl Replan<'_> {
             }
             Layers { purpose, config: Some(config), ..Layers::default() }.resolve().is_ok()
         };
-        // A program may supply values that the configuration lacks.
+        // A program may supply missing values.
         if !is_valid(&config) && is_valid(from) {
             return None;
         }

@@ -1,5 +1,5 @@
-//! The common parts of all training runs: a directory, steps, logs, checkpoints, a plan of the memory, and an end.
-//! The algorithm is in a [`TrainingTask`](task::TrainingTask).
+//! The common parts of all training runs: directory, steps, logs, checkpoints, and memory plan. The algorithm is in a
+//! [`TrainingTask`](task::TrainingTask).
 
 mod abandoned;
 pub mod alarms;
@@ -46,11 +46,11 @@ pub use run_dir::RunDir;
 pub enum StopReason {
     /// All steps of the run were done.
     Completed,
-    /// Evaluations stopped improving.
+    /// Evaluations no longer improved.
     EarlyStopping,
     /// A callback, or the code that drives the run, ended it.
     Requested,
-    /// A signal stopped the run. It can be resumed from its last checkpoint, and no final model was written.
+    /// A signal stopped the run. It can be resumed from its last checkpoint; no final model was written.
     Interrupted,
 }
 

@@ -1,11 +1,11 @@
-//! The optimizer's part of a checkpoint: the moments of each parameter, and the f32 master copies of bf16 weights.
+//! The optimizer's part of a checkpoint: the moments of each parameter, and the f32 master weights of bf16 weights.
 
 use crate::error::BadInput;
 use crate::models::WriteFiles;
 use std::path::Path;
 use train::Trainer;
 
-/// The file of the f32 master copies of bf16 weights.
+/// The file of the f32 master weights.
 const MASTERS: &str = "optimizer_masters.safetensors";
 
 /// The file name of the optimizer state that torch calls `name`, such as `exp_avg`.
@@ -13,8 +13,8 @@ fn file(prefix: &str, name: &str) -> String {
     format!("{prefix}optimizer_{name}.safetensors")
 }
 
-/// Reads an optimizer's moments, and the f32 master weights if it has any, from the checkpoint directory `dir`.
-/// `prefix` distinguishes the files of several trainers, such as policy and value model.
+/// Reads an optimizer's moments, and the f32 master weights if there are any, from the checkpoint directory `dir`.
+/// `prefix` distinguishes several trainers, such as policy and value model.
 pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyhow::Result<()> {
     let state = trainer.optimizer_mut().state_mut()?;
     if let Some(mut masters) = state.masters_mut() {
@@ -28,7 +28,7 @@ pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyho
     Ok(())
 }
 
-/// A function that writes the optimizer's moments and master weights into a checkpoint. No optimizer step is taken
+/// A function that writes the optimizer's moments and master weights to a checkpoint. No optimizer step may be taken
 /// until it has run.
 pub fn write_moments(prefix: &'static str, trainer: &Trainer) -> WriteFiles {
     let state = trainer.optimizer().hold();
@@ -37,7 +37,7 @@ pub fn write_moments(prefix: &'static str, trainer: &Trainer) -> WriteFiles {
             model::io::save_tensors(&dir.join(format!("{prefix}{MASTERS}")), &masters, model::FileDType::F32)?;
         }
         for tree in state.trees() {
-            // The file has the dtype of the tensors, so every bit is kept.
+            // The file has the tensors' dtype, so every bit is kept.
             model::io::save_tensors(&dir.join(file(prefix, tree.name)), &tree.tensors, tree.dtype)?;
         }
         Ok(())

@@ -1,10 +1,10 @@
-//! The names that a run gives to its own files. Other files in a run's directory are the user's: a run neither changes
-//! nor deletes them.
+//! The names of a run's own files. Other files in a run's directory belong to the user: a run neither changes nor
+//! deletes them.
 
 use std::path::Path;
 
-/// The names of the files and folders that a run writes into its directory; `*` stands for any characters. (`fleet` is
-/// missing, because workers may join before their learner starts.)
+/// The names of the files and folders that a run writes to its directory; `*` stands for any characters. (`fleet` is
+/// not listed, because workers may join before their learner starts.)
 const OF_A_RUN: [&str; 21] = [
     "config.toml",
     "record.json",
@@ -20,7 +20,7 @@ const OF_A_RUN: [&str; 21] = [
     "evaluations.idx",
     "completions",
     "checkpoints",
-    // Links of the Python package to checkpoints.
+    // Links from the Python package to checkpoints.
     "checkpoint-*",
     "model",
     "trace.json",
@@ -30,7 +30,7 @@ const OF_A_RUN: [&str; 21] = [
     "drafts.bin",
 ];
 
-/// Whether `name` is that of a temporary file (`.NAME.PID.partial`, `.NAME.PID.tmp`) or of an unfinished result.
+/// Whether `name` is a temporary file (`.NAME.PID.partial`, `.NAME.PID.tmp`) or an unfinished result.
 pub(super) fn is_temporary(name: &str) -> bool {
     let file = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial").or(name.strip_suffix(".tmp")));
     let pid = file.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, pid)| pid.parse::<u32>().is_ok());
@@ -39,7 +39,7 @@ pub(super) fn is_temporary(name: &str) -> bool {
 
 /// The first name in the directory `root` that a run would use for its own files. Empty directories are ignored.
 pub(super) fn in_the_way(root: &Path) -> Option<String> {
-    let of_a_run = |name: &str| {
+    let belongs_to_run = |name: &str| {
         OF_A_RUN.iter().any(|pattern| match pattern.split_once('*') {
             Some((start, end)) => {
                 name.len() > start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
@@ -51,9 +51,10 @@ pub(super) fn in_the_way(root: &Path) -> Option<String> {
         |entry: &disk::Entry| entry.is_dir() && disk::read_dir(entry.path()).is_ok_and(|entries| entries.is_empty());
     let in_the_way = |entry: &disk::Entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        // A run deletes temporary files that killed processes left behind, also those of its lock and configuration.
+        // A run deletes the temporary files that killed processes left behind, also those of its lock and
+        // configuration.
         let is_of_killed = is_temporary(&name) && !name.starts_with(".config.toml.");
-        ((of_a_run(&name) && !is_empty(entry)) || is_of_killed).then_some(name)
+        ((belongs_to_run(&name) && !is_empty(entry)) || is_of_killed).then_some(name)
     };
     disk::read_dir(root).ok()?.iter().filter_map(in_the_way).min()
 }
@@ -63,7 +64,7 @@ mod tests {
     use crate::run::RunDir;
     use std::fs;
 
-    /// Puts `name`, a directory with a file if it ends in `/`, into a new directory.
+    /// Creates `name` in a new directory, as a directory with a file if it ends in `/`.
     fn with(name: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         match name.strip_suffix('/') {
@@ -76,7 +77,7 @@ mod tests {
         dir
     }
 
-    /// Checks every kind of entry that a directory may have before a run begins in it.
+    /// Checks every kind of file that a directory may have before a run begins in it.
     #[test]
     fn a_run_begins_beside_files_that_it_does_not_change() {
         let foreign = "thesis.tex log train.log slurm-12.out .hidden args.json trainer_state.json eval_results.json \
@@ -84,11 +85,11 @@ mod tests {
                        runs/ events/ data/ checkpoint best-checkpoint-3 lockstep.log lockstep-0.txt my-lockstep-0.log \
                        config.toml.bak models/ completions.csv metrics.json tensorboard.txt given-12345678/ \
                        .x.partial notes.12.tmp unfinished-model/";
-        let of_a_run = "record.json metrics.jsonl rollouts.bin rollouts.idx rollouts.jsonl updates.bin updates.idx \
-                        evaluations.bin evaluations.idx trace.json profile.json drafts.bin lockstep-0.log \
-                        lockstep-12.log tensorboard completions checkpoints model tensorboard/ completions/ \
-                        checkpoints/ model/ abandoned/ checkpoint-100/ checkpoint-5 .metrics.jsonl.3.tmp \
-                        .x.12.partial .unfinished-model/";
+        let own = "record.json metrics.jsonl rollouts.bin rollouts.idx rollouts.jsonl updates.bin updates.idx \
+                   evaluations.bin evaluations.idx trace.json profile.json drafts.bin lockstep-0.log \
+                   lockstep-12.log tensorboard completions checkpoints model tensorboard/ completions/ \
+                   checkpoints/ model/ abandoned/ checkpoint-100/ checkpoint-5 .metrics.jsonl.3.tmp \
+                   .x.12.partial .unfinished-model/";
         for name in foreign.split_whitespace() {
             let dir = with(name);
             assert!(RunDir::is_new(dir.path()), "{name}");
@@ -100,7 +101,7 @@ mod tests {
             let kept = if kept.is_dir() { kept.join("notes") } else { kept };
             assert_eq!(fs::read_to_string(kept).unwrap(), "years of work", "{name}");
         }
-        for name in of_a_run.split_whitespace() {
+        for name in own.split_whitespace() {
             let dir = with(name);
             assert!(!RunDir::is_new(dir.path()), "{name}");
             let refusal = RunDir::fresh(dir.path()).unwrap_err();
@@ -109,7 +110,7 @@ mod tests {
             assert!(refusal.to_string().contains(&quoted), "{name}: {refusal}");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{name}");
         }
-        // An empty directory does not have data to lose.
+        // An empty directory has no data to lose.
         for name in ["tensorboard", "completions", "checkpoints", "model"] {
             let dir = tempfile::tempdir().unwrap();
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -117,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Checks that every file of a run has a name that keeps another run out.
+    /// Each file of a run must have a name that keeps another run out.
     #[test]
     fn every_file_of_a_run_is_in_the_list() {
         let out = tempfile::tempdir().unwrap();

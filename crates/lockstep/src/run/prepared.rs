@@ -1,8 +1,8 @@
-//! A prepared step: the changes that making its batch will cause in the run, kept as a value outside the run.
+//! A prepared step: the changes to the run that making its batch will cause, as a value outside the run.
 //!
-//! A task makes a batch while it can only read the run. The rows that the batch takes, its metrics and its observations
-//! are recorded here, and enter the run when the step is taken. If the value is dropped instead (after a stop request
-//! or a failed reward), the run has not changed.
+//! A task makes a batch while it can only read the run. The rows of the batch, its metrics and its observations are
+//! recorded here, and applied to the run when the step is taken. If the value is dropped instead (after a stop request
+//! or a failed reward), the run is unchanged.
 
 use super::alarms::Observations;
 use super::data_position::DataPosition;
@@ -10,18 +10,18 @@ use super::profile::Measured;
 use super::reward_notes::RewardNotes;
 use super::training::TrainingRun;
 
-/// The changes that making a batch causes in its run, once the step on that batch is taken.
+/// The changes to the run from making a batch, applied when the step is taken.
 pub struct PreparedStep {
-    /// The position in the training data after the rows of the batch.
+    /// The position in the training data after the batch.
     pub data: DataPosition,
     /// Observations for the alarms.
     pub observed: Observations,
-    /// Remarks about rewards that progress lines show after this step.
+    /// Remarks about rewards for the progress lines after this step.
     pub notes: RewardNotes,
     /// Measurements for the profile.
     pub measured: Measured,
-    /// Metrics in the order in which they were measured. They are summed in this order, so that the sums are always the
-    /// same bits.
+    /// Metrics in the order in which they were measured. They are summed in this order, so that the sums always have
+    /// the same bits.
     metrics: Vec<(String, f64)>,
 }
 
@@ -33,15 +33,15 @@ impl PreparedStep {
         PreparedStep { data, observed, notes, measured, metrics: Vec::new() }
     }
 
-    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.metrics.push((name.to_owned(), value));
     }
 }
 
 impl TrainingRun {
-    /// Applies the changes of a prepared step to the run; from here on the step is not rolled back. Before that, it
-    /// waits until the checkpoint of the previous step is written.
+    /// Applies a prepared step to the run; from here on the step is not rolled back. Before that, it waits until the
+    /// checkpoint of the previous step is written.
     pub fn commit(&mut self, step: PreparedStep) -> anyhow::Result<()> {
         self.finish_checkpoint()?;
         let PreparedStep { data, observed, notes, measured, metrics } = step;

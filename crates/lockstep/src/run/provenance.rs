@@ -6,8 +6,8 @@ use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::error::BadInput;
 use crate::models::{
-    ModelSource, hashes, hashes_of, hashes_of_reference, is_moved_adapter, locate, of_weights, prompt_hashes,
-    separate_reference,
+    ModelSource, hashes, hashes_of, hashes_of_reference, is_moved_adapter, locate, prompt_hashes, separate_reference,
+    weights_hash,
 };
 use crate::run::run_dir::RunDir;
 use crate::stop::StopSignal;
@@ -31,17 +31,17 @@ pub struct RunMetadata<'a> {
     pub config: &'a Config,
     /// The text of `config.toml`.
     pub config_toml: &'a str,
-    /// The device and threads that the run computes with.
+    /// The device and threads of the run.
     pub ctx: &'a Context,
-    /// Hashes of the model files that the run began from.
+    /// Hashes of the model files with which the run began.
     pub models: &'a Models,
     /// The time with which chat templates render prompts.
     pub prompt_time: PromptTime,
     /// SHA-256 of the training data.
     pub data_hash: &'a str,
-    /// The last step that was done before this start; 0 for a new run.
+    /// The last step before this start; 0 for a new run.
     pub step: u64,
-    /// The configuration keys that this start changed.
+    /// The configuration keys changed by this start.
     pub changed: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
         sha256: metadata.data_hash.to_owned(),
     }];
     record.data.retain(|file| !file.sha256.is_empty());
-    // A run that was killed before its first checkpoint begins anew, with the model that it finds.
+    // A run that was killed before its first checkpoint begins anew, with the model as it is now.
     let begins = metadata.step == 0;
     if begins || record.model.is_empty() {
         record.model = metadata.models.model.clone();
@@ -80,7 +80,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if begins || record.prompt_files.is_none() {
         record.prompt_files = Some(metadata.models.prompt_files.clone());
     }
-    // A resumed run has the same reference, but a run that continues another one may have its adapter elsewhere.
+    // A resumed run has the same reference model, but the adapter of a run that it continues may have another path.
     if begins || !metadata.models.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }
@@ -91,7 +91,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
         record.command.clone_from(&command);
     }
     let (time_s, prompt_time_s) = (system::since_1970().as_secs(), metadata.prompt_time.0);
-    let build = Some(Build::of_process());
+    let build = Some(Build::current());
     record.build.clone_from(&build);
     record.starts.push(Start {
         time_s,
@@ -106,14 +106,14 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     Ok(run.write(&run.record(), &record.to_bytes()?)?)
 }
 
-/// For each reward that runs programs: its name, and the kind of isolation in which the programs run.
+/// For each reward that runs programs: its name and the kind of isolation.
 pub fn isolation(config: &Config, command: &str) -> Vec<(String, String)> {
     let names = rewards::names(&config.reward_funcs).unwrap_or_default();
     let rewards = names.into_iter().zip(&config.reward_funcs).filter(|_| command == Purpose::Grpo.command());
     rewards.filter_map(|(name, spec)| Some((name, spec.isolation()?))).collect()
 }
 
-/// The time with which the run in `run` rendered prompts from its first start on; `None` if its record is missing.
+/// The time with which the run in `run` has rendered prompts since its first start; `None` if its record is missing.
 pub fn prompt_time(run: &RunDir) -> Option<PromptTime> {
     let record = RunRecord::read(&run.record()).ok()?;
     Some(PromptTime(record.starts.first()?.time_of_prompts_s()))
@@ -122,23 +122,23 @@ pub fn prompt_time(run: &RunDir) -> Option<PromptTime> {
 /// Hashes of the model files that a run reads when it starts.
 pub struct Models {
     model: Vec<FileHash>,
-    /// Hashes of the files beside those in `model` that decide prompts.
+    /// Hashes of the files besides those in `model` that decide prompts.
     prompt_files: Vec<FileHash>,
     reference: Vec<FileHash>,
-    /// Hashes of the files that rewards are made of; the name of each is its path.
+    /// Hashes of the rewards' files, named by path.
     rewards: Vec<FileHash>,
-    /// Reward files that changed since the run last started; each text has both hashes.
+    /// Reward files that have changed since the last start, with both hashes.
     pub changed_rewards: Vec<String>,
-    /// A warning about a check that could not be made, if there is one.
+    /// A warning about a check that was not possible, if any.
     pub unchecked: Option<String>,
-    /// A note that the record is of a version that kept no hashes of the files that decide prompts.
+    /// A note if an older version wrote the record, without hashes of the files that decide prompts.
     pub older: Option<String>,
 }
 
 impl Models {
-    /// Hashes the files of the model in `dir`, of which `files` have been read, and of the reference or teacher model
-    /// if there is a separate one. If the run `resumes`, the model's shape and all files that decide prompts must be
-    /// those in the record of `run`, and the model's weights too if the run still reads them.
+    /// Hashes the files of the model in `dir`, of which `files` have been read, and of a separate reference or teacher
+    /// model. If the run `resumes`, the model's shape and all files that decide prompts must match the record of `run`,
+    /// and so must the model's weights if the run still reads them.
     pub fn hashed(
         run: &RunDir,
         config: &Config,
@@ -153,10 +153,10 @@ impl Models {
         };
         let reads_weights = !resumes || config.use_peft || reference == Some(Reference::Policy);
         let model = hashes(dir, stop, |name| reads_weights || !name.ends_with(".safetensors"))?;
-        let prompt_files = hashes_of(files.of_prompts());
+        let prompt_files = hashes_of(files.prompt_files());
         let (what, other) = match reference {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
-            // A reference model that was synced is in the checkpoint.
+            // A reference model that was updated is in the checkpoint.
             Some(Reference::Policy) if resumes && config.sync_ref_model => ("", None),
             Some(Reference::Policy) => ("reference model", separate_reference(config)),
             None => ("", None),
@@ -166,7 +166,7 @@ impl Models {
         let record = RunRecord::read(&run.record()).unwrap_or_default();
         let unchecked = (resumes && record.model.is_empty()).then(|| {
             format!(
-                "{} is missing, or does not say with which model the run began: that {} is the same is not checked",
+                "{} is missing or does not record the run's first model, so it is not checked that {} is the same",
                 run.record().display(),
                 dir.display()
             )
@@ -174,8 +174,8 @@ impl Models {
         let older = resumes && unchecked.is_none() && record.prompt_files.is_none();
         let older = older.then(|| {
             format!(
-                "{} is of an older version, which kept no hashes of chat templates and settings of the tokenizer: that \
-                 they are the same is not checked; from now on they and the date of the prompts are kept",
+                "{} is from an older version, which recorded no hashes of chat templates and tokenizer settings, so \
+                 changes of these are not noticed; from now on they are recorded, with the date of the prompts",
                 run.record().display()
             )
         });
@@ -190,28 +190,28 @@ impl Models {
         let rewards = if has_rewards { reward_files(config, stop)? } else { Vec::new() };
         let changed = |file: &FileHash| {
             let old = record.rewards.iter().find(|old| old.name == file.name && old.sha256 != file.sha256)?;
-            Some(format!("{}: its SHA-256 is {}, and was {}", file.name, file.sha256, old.sha256))
+            Some(format!("{}: its SHA-256 is {}, but was {}", file.name, file.sha256, old.sha256))
         };
         let changed_rewards = rewards.iter().filter_map(changed).collect();
         Ok(Models { model, prompt_files, reference, rewards, changed_rewards, unchecked, older })
     }
 
-    /// A hash of the model's weights, which adapters trained on it record.
+    /// The hash of the model's weights that adapters trained on them record.
     pub fn weights_sha256(&self) -> String {
-        of_weights(&self.model)
+        weights_hash(&self.model)
     }
 }
 
-/// Hashes of the files that the configured rewards are made of: programs, scripts, Python files, reward models.
+/// Hashes of the files of the configured rewards: programs, scripts, Python files, reward models.
 fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
     let files = RefCell::new(Vec::new());
     for spec in &config.reward_funcs {
         spec.clone().map_paths(|path| -> anyhow::Result<String> {
-            let of_path = Path::new(path);
-            let found = match of_path.is_dir() {
-                true => of_reward_model(of_path, stop)?,
-                false if of_path.is_file() => {
-                    let hash = hash_file_until(of_path, &|| stop.is_requested())?;
+            let target = Path::new(path);
+            let found = match target.is_dir() {
+                true => reward_model_hashes(target, stop)?,
+                false if target.is_file() => {
+                    let hash = hash_file_until(target, &|| stop.is_requested())?;
                     hash.into_iter().map(|file| FileHash { name: path.to_owned(), ..file }).collect()
                 }
                 false => Vec::new(),
@@ -223,9 +223,9 @@ fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHa
     Ok(files.into_inner())
 }
 
-/// Hashes of the files of the reward model in `dir`, by their paths: of its weights and shape, and of all that decide
-/// how it reads a prompt. The latter are those of the base model, if the reward model is an adapter.
-fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
+/// Hashes of the files of the reward model in `dir`, by path: weights, shape, and everything that decides how it reads
+/// a prompt. For an adapter, the latter are the base model's.
+fn reward_model_hashes(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
     let place = |dir: &Path, file: FileHash| FileHash { name: dir.join(&file.name).display().to_string(), ..file };
     let mut found: Vec<_> = hashes(dir, stop, |_| true)?.into_iter().map(|file| place(dir, file)).collect();
     let below =
@@ -238,30 +238,30 @@ fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash
     Ok(found)
 }
 
-/// Refuses to resume `run` if a file of the model in `dir` (`files` have been read of it) is not the file of the
-/// first start. Called before the data is read: a changed template would make it an error of a row.
+/// Refuses to resume `run` if a file of the model in `dir` (`files` have been read) differs from the file at the first
+/// start. Called before the data is read: otherwise a changed template would appear as an error of a row.
 pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Result<()> {
     let record = RunRecord::read(&run.record()).unwrap_or_default();
     check_unchanged("model", dir, &record.model, &hashes_of(files.used()))?;
     let Some(recorded) = &record.prompt_files else { return Ok(()) };
-    check_prompt_files(dir, recorded, &hashes_of(files.of_prompts()))
+    check_prompt_files(dir, recorded, &hashes_of(files.prompt_files()))
 }
 
-/// Refuses files that decide prompts if one has another hash than recorded, is missing, or did not exist.
+/// Refuses a file that decides prompts if its hash differs from the record, it is missing, or it did not exist.
 fn check_prompt_files(dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> anyhow::Result<()> {
     check_unchanged("model", dir, recorded, found)?;
     let is_in = |files: &[FileHash], file: &FileHash| files.iter().any(|other| other.name == file.name);
     if let Some(new) = found.iter().find(|file| !is_in(recorded, file)) {
         bad_input!(
-            "{}: the model is not the one that the run began with: this file did not exist (record.json), and it \
-             decides prompts. Remove it, or start a new run",
+            "{}: the model has changed since the run began: this file did not exist (record.json), but affects \
+             prompts. Remove it, or start a new run",
             dir.join(&new.name).display()
         );
     }
     if let Some(old) = recorded.iter().find(|file| !is_in(found, file)) {
         bad_input!(
-            "{}: the model is not the one that the run began with: this file is missing, and it decides prompts (its \
-             SHA-256 in record.json is {}). Put the old file back, or start a new run",
+            "{}: the model has changed since the run began: this file is missing, but affects prompts (its SHA-256 in \
+             record.json is {}). Restore the old file, or start a new run",
             dir.join(&old.name).display(),
             old.sha256
         );
@@ -269,7 +269,7 @@ fn check_prompt_files(dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> 
     Ok(())
 }
 
-/// Refuses files whose hashes differ from the recorded ones. A file that is not in the record is accepted.
+/// Refuses files whose hashes differ from the record. Files that are not in the record are accepted.
 fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> anyhow::Result<()> {
     for file in found {
         if let Some(old) = recorded.iter().find(|old| old.name == file.name)
@@ -277,8 +277,8 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
             && !is_moved_adapter(file, recorded, found)
         {
             bad_input!(
-                "{}: the {what} is not the one that the run began with: its SHA-256 is {}, and in record.json it is \
-                 {}. Put the old file back, or start a new run",
+                "{}: the {what} has changed since the run began: its SHA-256 is {}, but in record.json it is {}. \
+                 Restore the old file, or start a new run",
                 dir.join(&file.name).display(),
                 file.sha256,
                 old.sha256
@@ -288,30 +288,30 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
     Ok(())
 }
 
-/// A line for the user if another build than at the last start resumes the run, or if that build is not known.
+/// A line for the user if another build resumes the run, or if the build of the last start is unknown.
 pub fn other_build(run: &RunDir) -> Option<String> {
-    let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::of_process());
+    let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::current());
     match &record.build {
-        None => Some(format!("the record of the run does not say which build trained it until here; this is {here}")),
+        None => Some(format!("the run's record does not name the build that trained it so far; this is {here}")),
         Some(before) => match before.is_same(&here) {
             Some(true) => None,
             Some(false) => Some(format!(
-                "the run is resumed by another build: {before} trained it until here, and this is {here}. Bits are \
-                 promised of one build; docs/versions.md says what changed between versions"
+                "the run is resumed by another build: {before} trained it so far, and this is {here}. The same bits \
+                 are promised only for one build; docs/versions.md lists the changes between versions"
             )),
             None if before == &here => None,
             None => Some(format!(
-                "whether the same build trained the run until here is not known: it was {before}, and this is {here}"
+                "it is unknown whether the same build trained the run so far: that was {before}, and this is {here}"
             )),
         },
     }
 }
 
-/// Refuses to resume a run that another subcommand made, because its checkpoints have another meaning.
+/// Refuses to resume a run of another subcommand, because its checkpoints have another meaning.
 pub fn check_command(run: &RunDir, command: &str) -> anyhow::Result<()> {
     match RunRecord::read(&run.record()) {
         Ok(record) if !record.kind.is_empty() && record.kind != command => Err(BadInput::new(format!(
-            "{} is a run of `lockstep {}`: resume it with that, not with `lockstep {command}`",
+            "{} is a run of `lockstep {}`: resume it with this command, not with `lockstep {command}`",
             run.root().display(),
             record.kind
         ))),

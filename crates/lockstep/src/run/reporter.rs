@@ -1,5 +1,5 @@
-//! Reports what a run does, as events for the run's sinks: means of metrics every `logging_steps`, as TRL logs them,
-//! and everything else as it happens. It does not depend on the meaning of metrics or the destination of events.
+//! Reports what a run does as events to its sinks: means of metrics every `logging_steps`, as TRL logs them, and
+//! everything else at once. It knows neither the meaning of metrics nor the destination of events.
 
 use super::RunDir;
 use super::rollout_log::{Recorded, RolloutLog};
@@ -12,18 +12,18 @@ use telemetry::{
     TraceSink,
 };
 
-/// The metrics by which a run is judged (the first one that it has decides), and whether a higher value is better.
-/// `steps.jsonl` has their value at every step, whatever is logged.
+/// The metrics by which a run is judged (the first that it has decides), and whether a higher value is better.
+/// `steps.jsonl` has their values at every step, independent of logging.
 pub const JUDGED: [(&str, bool); 4] =
     [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)];
 
 /// The largest size of `trace.json`, in bytes.
 const TRACE_BYTES: u64 = 32 << 20;
 
-/// Metrics for which transformers logs the value of the last step, not a mean.
+/// Metrics for which transformers logs the last step's value, not a mean.
 const LAST: [&str; 2] = ["learning_rate", "grad_norm"];
 
-/// The sinks of a run, and the sums of the metrics that are logged next.
+/// The sinks of a run, and the sums of the metrics for the next log.
 pub struct Reporter {
     sinks: Sinks,
     logging_steps: u64,
@@ -34,11 +34,11 @@ pub struct Reporter {
     step_values: BTreeMap<String, f64>,
     /// Sums of the metrics in the current step.
     step_sums: MetricSums,
-    /// True once a table of completions could not be written and the user was warned.
+    /// True after a completions table could not be written and the user was warned.
     lacks_tables: bool,
 }
 
-/// The hyperparameters that TensorBoard shows.
+/// The hyperparameters shown by TensorBoard.
 pub(super) fn hparams(config: &Config) -> Vec<(String, HParam)> {
     let param = |value: toml::Value| match value {
         toml::Value::Integer(n) => HParam::Number(n as f64),
@@ -50,7 +50,7 @@ pub(super) fn hparams(config: &Config) -> Vec<(String, HParam)> {
     hyperparameters(config).into_iter().map(|(name, value)| (name.to_owned(), param(value))).collect()
 }
 
-/// Prepares values for histograms: removes values that are not finite, and then lists that are empty.
+/// Prepares values for histograms: removes non-finite values, then empty lists.
 pub fn finite<const N: usize>(all: [(&str, Vec<f64>); N]) -> Vec<(String, Vec<f64>)> {
     let finite = |(name, values): (&str, Vec<f64>)| {
         (name.to_owned(), values.into_iter().filter(|x| x.is_finite()).collect::<Vec<_>>())
@@ -63,7 +63,7 @@ impl Reporter {
     pub fn open(run: &RunDir, sinks: Sinks, config: &Config) -> anyhow::Result<Reporter> {
         sinks.add(MetricsSink::open(run.metrics())?);
         sinks.add(StepsSink::open(run.steps())?);
-        // A log that a resumed run no longer writes is still cut back and kept with its checkpoints.
+        // Logs that a resumed run no longer writes are still truncated, and kept with its checkpoints.
         let has_events = disk::read_dir(run.tensorboard()).is_ok_and(|files| !files.is_empty());
         if config.tensorboard || has_events {
             let hparams = if config.tensorboard { hparams(config) } else { Vec::new() };
@@ -83,7 +83,7 @@ impl Reporter {
             sinks.add(ClosedLog::open(run.older_rollouts(), "rollouts.jsonl")?);
         }
         sinks.add(CompletionsSink::new(run.completions()));
-        sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?.of_steps(config.traced_steps()?));
+        sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?.with_steps(config.traced_steps()?));
         Ok(Reporter {
             sinks,
             logging_steps: config.logging_steps,
@@ -101,15 +101,14 @@ impl Reporter {
         &self.sinks
     }
 
-    /// Cuts the log files back to their lengths at the checkpoint after `step`, and restores the sums that were not
-    /// logged yet.
+    /// Truncates the log files to their lengths at the checkpoint after `step`, and restores the sums not yet logged.
     pub fn resume(&mut self, step: u64, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
         self.sinks.resume(step, log_bytes)?.iter().for_each(|note| self.sinks.warn(note));
         self.sums = sums;
         Ok(())
     }
 
-    /// Records the groups of a generation that the run trains on, given as their records.
+    /// Records the groups of a generation batch, as bytes.
     pub fn record_rollouts(&mut self, record: Vec<u8>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Rollout { record })?)
     }
@@ -119,12 +118,12 @@ impl Reporter {
         Ok(self.sinks.emit(EventKind::Update { record: records([group]) })?)
     }
 
-    /// Records a group of an evaluation, given as its record.
+    /// Records a group of an evaluation, as bytes.
     pub fn record_evaluation(&mut self, record: Vec<u8>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Evaluated { record })?)
     }
 
-    /// Reports histograms of the generation that the step after `step` learns from.
+    /// Reports histograms of the generation for the step after `step`.
     pub fn distributions(&mut self, step: u64, values: Vec<(String, Vec<f64>)>) -> anyhow::Result<()> {
         if values.is_empty() {
             Ok(())
@@ -133,8 +132,8 @@ impl Reporter {
         }
     }
 
-    /// Reports the completions of a step; the console shows the first `shown`. If their table cannot be written, the
-    /// run warns and continues.
+    /// Reports the completions of a step; the console shows the first `shown`. If the table cannot be written, the run
+    /// logs a warning and continues.
     pub fn completions(&mut self, rows: CompletionRows, shown: usize) {
         if let Err(error) = self.sinks.emit(EventKind::Completions { rows, shown })
             && !std::mem::replace(&mut self.lacks_tables, true)
@@ -143,17 +142,17 @@ impl Reporter {
         }
     }
 
-    /// The sums that are not logged yet, which a checkpoint saves.
+    /// The sums not yet logged, for a checkpoint.
     pub fn unlogged(&self) -> &MetricSums {
         &self.sums
     }
 
-    /// Logs the last step's value of the metrics in [`LAST`] from now on, as transformers does.
+    /// From now on logs the last step's value of the metrics in [`LAST`], as transformers does.
     pub fn log_last_values(&mut self) {
         self.logs_last = true;
     }
 
-    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         if self.logs_last && LAST.contains(&name) {
             self.sums.set(name, value)
@@ -166,12 +165,12 @@ impl Reporter {
         }
     }
 
-    /// Takes the values added in this step; the next step begins with none.
+    /// Takes the values of this step; the next step starts empty.
     pub fn take_step_values(&mut self) -> BTreeMap<String, f64> {
         std::mem::take(&mut self.step_values)
     }
 
-    /// Sets the value of a metric for the next log. It is not averaged.
+    /// Sets the next logged value of a metric, without averaging.
     pub fn set(&mut self, name: &str, value: f64) {
         self.sums.set(name, value);
     }
@@ -181,14 +180,13 @@ impl Reporter {
         step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
     }
 
-    /// Ends optimizer step `step`: reports its own values of the metrics in [`JUDGED`].
+    /// Ends optimizer step `step`, and reports its own values of the metrics in [`JUDGED`].
     pub fn end_step(&mut self, step: u64) -> anyhow::Result<()> {
         let values: Vec<(String, f64)> = self.step_sums.take_means().into_iter().collect();
         if values.is_empty() { Ok(()) } else { Ok(self.sinks.emit(EventKind::StepValues { step, values })?) }
     }
 
-    /// Reports the means of the metrics since the last log, as those of `step`, and returns them; `None` if there are
-    /// none.
+    /// Reports the means since the last log as the metrics of `step`, and returns them; `None` if there are none.
     pub fn log_now(&mut self, step: u64) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let means: Vec<(String, f64)> = self.sums.take_means().into_iter().collect();
         if means.is_empty() {
@@ -198,7 +196,7 @@ impl Reporter {
         Ok(Some(means))
     }
 
-    /// Reports metrics of `step` at once, without means; used for evaluations.
+    /// Reports metrics of `step` at once, without averaging, for evaluations.
     pub fn metrics(&mut self, step: u64, values: Vec<(String, f64)>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }

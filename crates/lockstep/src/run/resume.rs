@@ -11,18 +11,18 @@ use crate::error::{BadInput, OrBadInput, paragraph};
 use kernels::Context;
 use std::path::{Path, PathBuf};
 
-/// Finds the run and the checkpoint that `resume` names. `latest` means the run in `output_dir`.
+/// Finds the run and the checkpoint named by `resume`; `latest` means the run in `output_dir`.
 pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunDir, ResumeFrom)> {
     let named = match resume {
         "latest" => output_dir.map(Path::to_owned).ok_or_else(|| {
-            BadInput::new("--resume latest: of which run? Give --out DIR, or --resume DIR".to_owned())
+            BadInput::new("--resume latest needs the run's directory. Give --out DIR, or --resume DIR".to_owned())
         })?,
         dir => PathBuf::from(dir),
     };
     if resume == "latest" && RunDir::is_new(&named) {
         return Ok((RunDir::fresh(&named)?, ResumeFrom::Beginning));
     }
-    // A checkpoint may be named from within its run's directory, or by a link.
+    // The path of a checkpoint may be relative to its run's directory, or go through a link.
     let path = named.canonicalize().unwrap_or_else(|_| named.clone());
     if let Some(root) = run_of(&path) {
         stays_in_run(&named, root)?;
@@ -40,9 +40,9 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
     }
 }
 
-/// Finds a run and one of its models, where `path` is a run or one of its checkpoints. The model is that checkpoint;
-/// for a run it is the final model or else the newest checkpoint. Does not take the run's lock and writes nothing,
-/// since another process may be training that run.
+/// Finds a run and one of its models; `path` is a run or a checkpoint. For a checkpoint it is the checkpoint's model;
+/// for a run it is the final model, or else the newest checkpoint's. Takes no lock and writes nothing, since another
+/// process may be training the run.
 pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     if let Some(found) = named_checkpoint(path)? {
         return Ok(found);
@@ -58,7 +58,7 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     }
 }
 
-/// Finds a run and the checkpoint that `path` names, or else its newest one. It only reads, as [`find_model`].
+/// Finds a run and the checkpoint `path`, or else its newest checkpoint. Like [`find_model`], it only reads.
 pub(super) fn find_checkpoint(path: &Path) -> anyhow::Result<(RunDir, Option<PathBuf>)> {
     if let Some((run, checkpoint)) = named_checkpoint(path)? {
         return Ok((run, Some(checkpoint)));
@@ -68,7 +68,7 @@ pub(super) fn find_checkpoint(path: &Path) -> anyhow::Result<(RunDir, Option<Pat
     Ok((run, checkpoint))
 }
 
-/// The run and the checkpoint, if `path` names a checkpoint. As in [`find_run`], the name may be a link.
+/// The run and the checkpoint, if `path` is a checkpoint. As in [`find_run`], the path may go through a link.
 fn named_checkpoint(path: &Path) -> anyhow::Result<Option<(RunDir, PathBuf)>> {
     let real = path.canonicalize().or_bad_input_in(path.display())?;
     let Some(root) = run_of(&real) else { return Ok(None) };
@@ -76,8 +76,8 @@ fn named_checkpoint(path: &Path) -> anyhow::Result<Option<(RunDir, PathBuf)>> {
     Ok(Some((RunDir::open(root)?, real)))
 }
 
-/// The run's directory, if the absolute `path` is one of its checkpoints. That its state is a regular file is checked
-/// when it is read, with an error that names it.
+/// The run's directory, if the absolute `path` is one of its checkpoints. When the state is read, it must be a regular
+/// file.
 fn run_of(path: &Path) -> Option<&Path> {
     path.join(state::FILE)
         .symlink_metadata()
@@ -85,25 +85,25 @@ fn run_of(path: &Path) -> Option<&Path> {
         .then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
-/// An error if the path `named` is in another run than `root`, where it leads once links are followed: a stranger's
-/// `checkpoints` may be a link to another run's.
+/// Returns an error if the path `named`, after links are followed, is in another run than `root`: the `checkpoints` of
+/// a stranger's run may be a link to another run's.
 fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
     let named = std::path::absolute(named).or_bad_input_in(named.display())?;
-    let Some(of_name) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
-    if of_name.canonicalize().is_ok_and(|of_name| of_name != root) {
+    let Some(named_run) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
+    if named_run.canonicalize().is_ok_and(|named_run| named_run != root) {
         bad_input!(
-            "{}: a link leads out of the run {} to {}: give the checkpoint of the run that is meant",
+            "{}: a link leads out of the run {} to {}: name the checkpoint by a path in its own run",
             named.display(),
-            of_name.display(),
+            named_run.display(),
             root.display()
         );
     }
     Ok(())
 }
 
-/// The configuration with which `run` is resumed: the file that `layers` names, or else the run's own `config.toml`,
-/// with the other settings of `layers` on top. A key that must not change is an error. The texts describe changes that
-/// the user should know of.
+/// The configuration with which `run` is resumed: the file in `layers`, or else the run's own `config.toml`, overridden
+/// by the other settings in `layers`. A change of a fixed key is an error. The texts describe changes that the user
+/// should know of.
 pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved, Vec<String>)> {
     let began = Layers { purpose: layers.purpose, file: Some(run.config()), ..Layers::default() }.resolve()?;
     let now = Layers { file: layers.file.clone().or(Some(run.config())), ..layers }.resolve()?;
@@ -111,8 +111,7 @@ pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved
     Ok((now, changes))
 }
 
-/// If the checkpoint that a run begins from is damaged, adds advice to the error: to resume from the checkpoint before
-/// it.
+/// If the checkpoint from which a run starts is damaged, adds advice to the error: resume from the checkpoint before.
 pub fn or_earlier<T>(result: anyhow::Result<T>, resume_from: &ResumeFrom, dir: &RunDir) -> anyhow::Result<T> {
     let (Err(error), Some(checkpoint)) = (&result, resume_from.checkpoint()) else { return result };
     let text = paragraph(error);
@@ -122,7 +121,7 @@ pub fn or_earlier<T>(result: anyhow::Result<T>, resume_from: &ResumeFrom, dir: &
     let earlier = checkpoint::all(dir).into_iter().map(|(_, path)| path).take_while(|path| path != checkpoint).last();
     let fix = match earlier {
         Some(earlier) => format!("resume from the checkpoint before it with --resume {}", earlier.display()),
-        None => "there is no checkpoint before it: start the run anew in another directory".to_owned(),
+        None => "no earlier checkpoint exists: start a new run in another directory".to_owned(),
     };
     Err(BadInput::new(format!("{text}; {fix}")))
 }
@@ -131,8 +130,8 @@ pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, 
     if state.data_hash != data_hash {
         let data = config.replay.as_ref().map(|file| file.display().to_string()).or(config.dataset_name.clone());
         bad_input!(
-            "{}: the training data is not what the run began with: its SHA-256 is {data_hash}, and was {}. Put the old \
-             file back, or start a new run",
+            "{}: the training data has changed since the run began: its SHA-256 is {data_hash}, but was {}. Restore \
+             the old file, or start a new run",
             data.unwrap_or_default(),
             state.data_hash
         );
@@ -142,9 +141,8 @@ pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, 
     if !same && !config.allow_other_isa {
         let began = state.arithmetic.as_deref().unwrap_or("an older version's formula");
         return Err(BadInput::new(format!(
-            "the run's matmuls are {began} on {0}, here they would be {arithmetic} on {isa}: bits are promised with \
-             one formula only. Set LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to resume with \
-             {isa}",
+            "the run's matmuls are {began} on {0}, but here they would be {arithmetic} on {isa}, with other bits. Set \
+             LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to resume with {isa}",
             state.isa
         )));
     }
@@ -156,7 +154,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Makes a run with complete checkpoints of steps 1 and 2.
+    /// Creates a run with complete checkpoints of the steps 1 and 2.
     fn run() -> (tempfile::TempDir, RunDir) {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(&dir.path().canonicalize().unwrap()).unwrap();
@@ -169,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_checkpoint_is_found_though_it_was_moved_aside() {
+    fn the_newest_checkpoint_is_found_even_if_it_was_moved_aside() {
         let (_dir, run) = run();
         fs::rename(run.checkpoint(2), run.checkpoints().join(".unfinished-step-000002.old")).unwrap();
         let (_lock, from) = find_run(&run.root().to_string_lossy(), None).unwrap();
@@ -177,25 +175,25 @@ mod tests {
     }
 
     #[test]
-    fn the_model_of_a_run_is_its_result_else_its_newest_checkpoint() {
+    fn the_model_of_a_run_is_its_result_or_its_newest_checkpoint() {
         let (_dir, run) = run();
         let model = |path: &Path| find_model(path).unwrap().1;
         assert_eq!(model(run.root()), run.checkpoint(2));
         assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
-        // The best checkpoint, say, which is not the newest.
+        // The result may be another checkpoint than the newest, for example the best one.
         fs::create_dir(run.model()).unwrap();
         assert_eq!(model(run.root()), run.model());
         assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
     }
 
-    fn said(result: anyhow::Result<impl Sized>) -> String {
+    fn refused(result: anyhow::Result<impl Sized>) -> String {
         let error = result.err().expect("it was accepted");
         assert!(crate::error::is_bad_input(&error), "{error}");
         error.to_string()
     }
 
     #[test]
-    fn a_run_is_found_by_its_path_or_a_checkpoint() {
+    fn a_run_is_found_by_its_own_path_or_a_checkpoints() {
         let (_dir, run) = run();
         let root = run.root().to_owned();
         let found =
@@ -208,9 +206,12 @@ mod tests {
         assert_eq!(place(&text(&root), None), (root.clone(), Some(run.checkpoint(2))));
         assert_eq!(place("latest", Some(&root)), (root.clone(), Some(run.checkpoint(2))));
         assert_eq!(place(&text(&run.checkpoint(1)), None), (root.clone(), Some(run.checkpoint(1))));
-        assert_eq!(said(found("latest", None)), "--resume latest: of which run? Give --out DIR, or --resume DIR");
+        assert_eq!(
+            refused(found("latest", None)),
+            "--resume latest needs the run's directory. Give --out DIR, or --resume DIR"
+        );
         let new = root.join("new");
-        assert_eq!(said(found(&text(&new), None)), format!("{} is not a run: it has no config.toml", new.display()));
+        assert_eq!(refused(found(&text(&new), None)), format!("{} is not a run: it has no config.toml", new.display()));
         let (dir, from) = found("latest", Some(&new)).unwrap();
         assert!(dir == new && matches!(from, ResumeFrom::Beginning));
         fs::remove_dir_all(run.checkpoints()).unwrap();
@@ -218,13 +219,12 @@ mod tests {
         assert!(matches!(from, ResumeFrom::Beginning));
         fs::create_dir(run.model()).unwrap();
         let ended = "the run has ended and left no checkpoint to resume from (save_strategy = \"no\")";
-        assert_eq!(said(found(&text(&root), None)), format!("{}: {ended}", root.display()));
+        assert_eq!(refused(found(&text(&root), None)), format!("{}: {ended}", root.display()));
     }
 
-    /// A checkpoint may be named by the user's own link, but not by a link in a stranger's run that leads out of the
-    /// run.
+    /// The user may name a checkpoint through a link, but a link in a stranger's run must not lead out of that run.
     #[test]
-    fn a_checkpoint_is_of_the_run_in_which_it_is_named() {
+    fn a_checkpoint_behind_a_link_out_of_the_run_is_refused() {
         use std::os::unix::fs::symlink;
         let (dir, run) = run();
         let root = dir.path().canonicalize().unwrap();
@@ -251,12 +251,15 @@ mod tests {
         fs::write(stranger.join("config.toml"), "").unwrap();
         symlink(run.checkpoints(), stranger.join("checkpoints")).unwrap();
         let named = stranger.join("checkpoints/step-000001");
-        for said in [said(find_run(&text(&named), None).map(drop)), said(find_model(&named).map(drop))] {
-            assert!(said.starts_with(&format!("{}: a link leads out of the run", named.display())), "{said}");
+        for error in [refused(find_run(&text(&named), None).map(drop)), refused(find_model(&named).map(drop))] {
+            assert!(error.starts_with(&format!("{}: a link leads out of the run", named.display())), "{error}");
         }
-        let said = said(find_run(&text(&stranger), None).map(drop));
-        assert!(said.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())), "{said}");
-        // A single checkpoint that is a link does not count as the run's.
+        let error = refused(find_run(&text(&stranger), None).map(drop));
+        assert!(
+            error.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())),
+            "{error}"
+        );
+        // A checkpoint that is a link does not count as the run's own.
         fs::remove_file(stranger.join("checkpoints")).unwrap();
         fs::create_dir(stranger.join("checkpoints")).unwrap();
         symlink(run.checkpoint(2), stranger.join("checkpoints/step-000002")).unwrap();
@@ -271,21 +274,21 @@ mod tests {
         fs::remove_dir_all(run.checkpoints()).unwrap();
         let root = run.root().display();
         let none = "the run has neither a model nor a checkpoint yet";
-        assert_eq!(said(find_model(run.root())), format!("{root}: {none}"));
+        assert_eq!(refused(find_model(run.root())), format!("{root}: {none}"));
         let model = run.root().join("some model");
         fs::create_dir(&model).unwrap();
         let display = model.display();
-        assert_eq!(said(find_model(&model)), format!("{display} is not a run: it has no config.toml"));
+        assert_eq!(refused(find_model(&model)), format!("{display} is not a run: it has no config.toml"));
         fs::write(model.join("config.json"), "{}").unwrap();
         let fix = format!("{display} is a model, not a run: give it as --model {display}");
-        assert_eq!(said(find_model(&model)), fix);
+        assert_eq!(refused(find_model(&model)), fix);
         fs::write(model.join("config.toml"), "").unwrap();
-        assert!(said(find_model(&model)).ends_with(none));
-        assert!(said(find_model(&run.root().join("nothing"))).contains("nothing: "));
+        assert!(refused(find_model(&model)).ends_with(none));
+        assert!(refused(find_model(&run.root().join("nothing"))).contains("nothing: "));
     }
 
     #[test]
-    fn a_damaged_checkpoint_names_the_one_before_it() {
+    fn the_error_of_a_damaged_checkpoint_names_the_one_before() {
         let (_dir, run) = run();
         let of = |step: u64, text: &str| {
             let from = ResumeFrom::Checkpoint(run.checkpoint(step));
@@ -294,7 +297,7 @@ mod tests {
         let damaged = |step: u64| format!("{}/x is damaged", run.checkpoint(step).display());
         let before = format!("resume from the checkpoint before it with --resume {}", run.checkpoint(1).display());
         assert_eq!(of(2, &damaged(2)), format!("{}; {before}", damaged(2)));
-        let first = "there is no checkpoint before it: start the run anew in another directory";
+        let first = "no earlier checkpoint exists: start a new run in another directory";
         assert_eq!(of(1, &damaged(1)), format!("{}; {first}", damaged(1)));
         // Other errors and successes are passed on unchanged.
         assert_eq!(of(2, "the disk is full"), "the disk is full");
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_resumed_with_its_data_and_its_arithmetic() {
+    fn a_resume_with_other_data_or_arithmetic_is_refused() {
         let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
         let (isa, own) = (ctx.describe(), ctx.arithmetic(kernels::DType::F32));
         let config = Config { dataset_name: Some("d.jsonl".into()), ..Config::default() };
@@ -322,26 +325,22 @@ mod tests {
         check(&same, &config).unwrap();
         // Older versions wrote only the instruction set.
         check(&state(|state| state["isa"] = isa.into()), &config).unwrap();
-        let older = said(check(&state(|_| ()), &config));
+        let older = refused(check(&state(|_| ()), &config));
         let words = |began: &str| {
             format!(
-                "the run's matmuls are {began} on another, here they would be {own} on {isa}: bits are promised \
-                 with one \
-                 formula only. Set LOCKSTEP_ISA=another if this machine has it, or allow_other_isa = true to resume \
-                 with \
-                 {isa}"
+                "the run's matmuls are {began} on another, but here they would be {own} on {isa}, with other bits. Set \
+                 LOCKSTEP_ISA=another if this machine has it, or allow_other_isa = true to resume with {isa}"
             )
         };
         assert_eq!(older, words("an older version's formula"));
         let other = state(|state| (state["isa"], state["arithmetic"]) = (isa.into(), "other".into()));
-        assert!(said(check(&other, &config)).starts_with("the run's matmuls are other on "));
+        assert!(refused(check(&other, &config)).starts_with("the run's matmuls are other on "));
         check(&other, &Config { allow_other_isa: true, ..config.clone() }).unwrap();
-        let data = |config: &Config| said(check_resumable(&same, config, &ctx, "d2"));
+        let data = |config: &Config| refused(check_resumable(&same, config, &ctx, "d2"));
         let changed = |name: &str| {
             format!(
-                "{name}: the training data is not what the run began with: its SHA-256 is d2, and was d1. Put the \
-                 old file \
-                 back, or start a new run"
+                "{name}: the training data has changed since the run began: its SHA-256 is d2, but was d1. Restore the \
+                 old file, or start a new run"
             )
         };
         assert_eq!(data(&config), changed("d.jsonl"));

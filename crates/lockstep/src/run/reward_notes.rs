@@ -1,32 +1,31 @@
-//! Remarks about rewards in a run's progress lines: which reward the run waits for, and how many completions timed out.
+//! Remarks about rewards in progress lines: which reward the run waits for, and how many completions timed out.
 
 use std::collections::BTreeMap;
 
-/// Rewards that take less than this many seconds of a step are not slow, whatever their share.
+/// A reward that takes less than this many seconds of a step is not slow, whatever its share.
 const SLOW_S: f64 = 1.0;
 
-/// The remarks about rewards that progress lines show.
+/// The remarks about rewards in progress lines.
 #[derive(Clone, Debug, Default)]
 pub struct RewardNotes {
-    /// The slow reward of the last generation, and the seconds it took.
+    /// The slow reward of the last generation, with its seconds.
     slow: Option<(String, f64)>,
-    /// For each reward, how many completions timed out since the process was started. A total is shown because a few
+    /// For each reward, how many completions timed out since the process started. The total is shown because a few
     /// timeouts among many progress lines would be overlooked.
     timed_out: BTreeMap<String, usize>,
-    /// The last report: the name of the slow reward, and the counts of timeouts.
-    said: (Option<String>, BTreeMap<String, usize>),
+    /// The last report: the slow reward, and the counts of timeouts.
+    reported: (Option<String>, BTreeMap<String, usize>),
 }
 
 impl RewardNotes {
-    /// Takes the times of one generation, in seconds: generating, waiting for rewards, and the work of each reward by
-    /// name.
-    pub fn waited(&mut self, rollout_s: f64, waited_s: f64, of_rewards: &BTreeMap<String, f64>) {
-        let longest = of_rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
+    /// Takes the times of one generation in seconds: of generating, of waiting for rewards, and of each reward by name.
+    pub fn waited(&mut self, rollout_s: f64, waited_s: f64, reward_seconds: &BTreeMap<String, f64>) {
+        let longest = reward_seconds.iter().max_by(|a, b| a.1.total_cmp(b.1));
         let slow = longest.filter(|_| waited_s > SLOW_S && waited_s > rollout_s);
         self.slow = slow.map(|(name, seconds)| (name.clone(), *seconds));
     }
 
-    /// Adds `completions` that timed out in the reward `reward`.
+    /// Adds `completions` timeouts of the reward `reward`.
     pub fn timed_out(&mut self, reward: &str, completions: usize) {
         if completions > 0 {
             *self.timed_out.entry(reward.to_owned()).or_default() += completions;
@@ -45,7 +44,7 @@ impl RewardNotes {
     /// Whether the slow reward or the counts of timeouts have changed since the last call.
     pub fn is_news(&mut self) -> bool {
         let now = (self.slow.as_ref().map(|(name, _)| name.clone()), self.timed_out.clone());
-        std::mem::replace(&mut self.said, now.clone()) != now
+        std::mem::replace(&mut self.reported, now.clone()) != now
     }
 }
 
@@ -54,17 +53,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_is_named_where_it_is_waited_for() {
+    fn the_slowest_reward_is_named_if_the_run_waits_for_it() {
         let times = BTreeMap::from([("a".to_owned(), 3.0), ("b".to_owned(), 9.25)]);
-        let said = |rollout_s, waited_s, times: &BTreeMap<String, f64>| {
+        let text = |rollout_s, waited_s, times: &BTreeMap<String, f64>| {
             let mut notes = RewardNotes::default();
             notes.waited(rollout_s, waited_s, times);
             notes.text()
         };
-        assert_eq!(said(1.0, 12.0, &times).unwrap(), "slow reward b 9.2 s");
-        assert_eq!(said(13.0, 12.0, &times), None);
-        assert_eq!(said(0.1, 0.9, &times), None);
-        assert_eq!(said(1.0, 12.0, &BTreeMap::new()), None);
+        assert_eq!(text(1.0, 12.0, &times).unwrap(), "slow reward b 9.2 s");
+        assert_eq!(text(13.0, 12.0, &times), None);
+        assert_eq!(text(0.1, 0.9, &times), None);
+        assert_eq!(text(1.0, 12.0, &BTreeMap::new()), None);
     }
 
     #[test]

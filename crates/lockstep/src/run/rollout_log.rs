@@ -1,5 +1,5 @@
-//! Writes recorded groups of completions to three files: `rollouts.bin` has the groups that a run trained on,
-//! `updates.bin` the effect of optimizer steps on some of them, and `evaluations.bin` the groups of evaluations.
+//! Writes groups of completions to three files: `rollouts.bin` has the groups that a run trained on, `updates.bin` the
+//! effect of optimizer steps on some of them, and `evaluations.bin` the groups of evaluations.
 
 use crate::rollouts::wire::file::GroupLog;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 use telemetry::{Error, Event, EventKind, Result, Sink};
 
-/// The kind of groups that a file records.
+/// The kind of groups in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recorded {
     /// Groups that the run trains on.
@@ -19,7 +19,7 @@ pub enum Recorded {
 }
 
 impl Recorded {
-    /// The file's name in the checkpoint's table of log lengths.
+    /// The file's name in a checkpoint's table of log lengths.
     fn name(self) -> &'static str {
         match self {
             Recorded::Rollouts => "rollouts.bin",
@@ -28,7 +28,7 @@ impl Recorded {
         }
     }
 
-    /// The bytes of the records in `event`, if the event is of this kind.
+    /// The bytes of the records in `event`, if it is of this kind.
     fn record(self, event: &EventKind) -> Option<&[u8]> {
         match (self, event) {
             (Recorded::Rollouts, EventKind::Rollout { record })
@@ -39,23 +39,23 @@ impl Recorded {
     }
 }
 
-/// Appends records to one of these files and to the index beside it. Training does not depend on them, so the run
-/// continues if a record cannot be written.
+/// Appends records to one of these files and its index. Training does not depend on them, so the run continues if a
+/// record cannot be written.
 #[derive(Debug)]
 pub struct RolloutLog {
     log: GroupLog,
     kind: Recorded,
-    /// The largest size that the file may reach, in bytes.
+    /// The largest size of the file in bytes.
     most: u64,
     /// True once recording has stopped.
     ended: bool,
-    /// The reason why recording stopped, until it has been reported.
+    /// The reason why recording stopped, until it is reported.
     note: Option<String>,
 }
 
 impl RolloutLog {
-    /// Opens the file to append up to `most` bytes. An incomplete group at its end, left by a killed process, is cut
-    /// off.
+    /// Opens the file, to append up to `most` bytes. An incomplete group at its end, left by a killed process, is
+    /// removed.
     pub fn open(kind: Recorded, path: &Path, most: Option<usize>) -> Result<RolloutLog> {
         let log = GroupLog::open(path).map_err(|source| Error::Io { action: "open", path: path.to_owned(), source })?;
         let most = most.map_or(u64::MAX, |most| most as u64);
@@ -111,14 +111,15 @@ impl Sink for RolloutLog {
         if recorded > there {
             return Ok(Some(format!(
                 "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and has {there}; the run \
-                 resumes with what is left of it"
+                 resumes with the remaining groups"
             )));
         }
         let failed = self.failed("truncate");
         let end = self.log.truncate(recorded).map_err(failed)?;
         Ok((end < recorded).then(|| {
             format!(
-                "{path} is not the file of the checkpoint, whose end falls into a record: cut before it, at byte {end}"
+                "{path} does not match the checkpoint, which ends within a record: truncated before this record, at \
+                 byte {end}"
             )
         }))
     }
@@ -155,7 +156,7 @@ mod tests {
         let note = log.resume(1, &BTreeMap::from([(NAME.to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("rollouts.bin was deleted or shortened") && ids() == [1, 2], "{note}");
         let inside = BTreeMap::from([(NAME.to_owned(), lengths[NAME] + 3)]);
-        assert!(log.resume(1, &inside).unwrap().unwrap().contains("falls into a record"));
+        assert!(log.resume(1, &inside).unwrap().unwrap().contains("ends within a record"));
         assert_eq!((log.resume(1, &lengths).unwrap(), ids()), (None, vec![1]));
         receive(&mut log, 3);
         assert_eq!(ids(), [1, 3]);
@@ -178,13 +179,13 @@ mod tests {
         assert_eq!(ids(&path), [1, 2]);
         let note = log.check().unwrap().unwrap();
         assert!(note.contains("rollouts.bin") && note.contains("max_rollouts_bytes"), "{note}");
-        assert_eq!(log.check().unwrap(), None, "once");
-        // A resume from before continues.
+        assert_eq!(log.check().unwrap(), None, "the note is returned once");
+        // A run that resumes from before the limit records again.
         log.resume(1, &BTreeMap::from([(NAME.to_owned(), one as u64)])).unwrap();
         receive(&mut log, 7);
         assert_eq!(ids(&path), [1, 7]);
 
-        // Invalid bytes fail like a disk that cannot be written.
+        // Invalid bytes are used to make writing fail.
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         log.receive(&EventKind::Rollout { record: vec![1; 40] }.into()).unwrap();
         assert!(log.check().unwrap().unwrap().contains("the run continues"));

@@ -1,4 +1,4 @@
-//! The layout of a run's directory, and functions that write its files whole or not at all.
+//! The layout of a run's directory, and functions that write its files atomically.
 //!
 //! ```text
 //! OUT/config.toml              the resolved configuration
@@ -29,22 +29,22 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The directory of one run. Clones of this value share the lock of the directory.
+/// The directory of one run. Clones share the lock of the directory.
 #[derive(Clone, Debug)]
 pub struct RunDir {
     root: PathBuf,
     lock: Arc<Mutex<Option<RunLock>>>,
-    /// Files that were written once and that a resume needs, with their bytes, so that they can be written again if
+    /// Files that are written once and needed to resume, with their bytes, so that they can be written again if
     /// somebody deletes them during the run.
     written: Arc<Mutex<BTreeMap<PathBuf, Vec<u8>>>>,
 }
 
 impl RunDir {
-    /// A new run in `root`. Other files may be there, since a run changes only its own; a file whose name the run needs
-    /// is an error. Nothing is written yet: call [`RunDir::create`] once all inputs have been checked.
+    /// A new run in `root`. Other files may exist there, since a run changes only its own, but a file with one of the
+    /// run's names is an error. Nothing is written yet: call [`RunDir::create`] after all inputs have been checked.
     pub fn fresh(root: &Path) -> anyhow::Result<RunDir> {
         if root.is_file() {
-            return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
+            return Err(BadInput::new(format!("output_dir {} must be a directory, but is a file", root.display())));
         }
         match disk::read_dir(root) {
             Err(e) if e.kind() == ErrorKind::NotFound && root.is_symlink() => {
@@ -70,8 +70,8 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Whether `root` has none of the files of a run, apart from those that a run may have before its configuration is
-    /// written. It may be missing, and may have other files.
+    /// Whether `root` has no files of a run, apart from those that may exist before its configuration is written. It
+    /// may be missing, or have other files.
     pub fn is_new(root: &Path) -> bool {
         let is_directory = match disk::read_dir(root) {
             Ok(_) => true,
@@ -80,7 +80,7 @@ impl RunDir {
         is_directory && in_the_way(root).is_none()
     }
 
-    /// The existing run in `root`, for reading only: another process may be writing into it.
+    /// The existing run in `root`, for reading only: another process may be writing to it.
     pub fn open(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir::at(&std::path::absolute(root).or_bad_input_in(root.display())?);
         if !run.config().is_file() {
@@ -89,7 +89,7 @@ impl RunDir {
         Ok(run)
     }
 
-    /// The existing run in `root`, locked so that no other process writes into it until this one ends.
+    /// The existing run in `root`, locked so that no other process writes to it before this one ends.
     pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir::open(root)?;
         run.refuse_links()?;
@@ -97,29 +97,29 @@ impl RunDir {
         Ok(run)
     }
 
-    /// An error if a directory of the run is a link. Nothing follows it ([`disk`]); but a run whose `checkpoints`
-    /// cannot be read must not begin anew.
+    /// Returns an error if a directory of the run is a link. Links are never followed ([`disk`]), but a run whose
+    /// `checkpoints` cannot be read must not begin anew.
     fn refuse_links(&self) -> anyhow::Result<()> {
-        let fleet = fleet::exchange::spool::Layout::of_run(&self.root);
+        let fleet = fleet::exchange::spool::Layout::in_run(&self.root);
         let own = [self.checkpoints(), self.completions(), self.tensorboard(), fleet.root().to_owned()];
         if let Some(link) = own.iter().find(|dir| dir.is_symlink()) {
             bad_input!(
-                "{} is a symbolic link, and no link is followed inside a run (it could lead out of it): put the \
-                 directory itself there, or move the whole run and put a link in its place",
+                "{} is a symbolic link. Links inside a run directory are not followed, since they may point outside: \
+                 replace the link by the directory itself, or move the whole run and put a link in the run's place",
                 link.display()
             );
         }
         Ok(())
     }
 
-    /// A value for the directory `root`, without any check.
+    /// A value for the directory `root`, without checks.
     pub(super) fn at(root: &Path) -> RunDir {
         disk::no_links_below(root);
         RunDir { root: root.to_owned(), lock: Arc::default(), written: Arc::default() }
     }
 
-    /// Takes the lock of the directory, unless a clone of this value already has it. Makes the directory if needed.
-    /// Returns the process that was killed while it held the lock, if there is one.
+    /// Takes the lock of the directory, unless a clone already has it. Creates the directory if needed. Returns the
+    /// process that was killed while it held the lock, if any.
     pub(super) fn lock(&self) -> anyhow::Result<Option<String>> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.is_none() {
@@ -129,25 +129,24 @@ impl RunDir {
         Ok(lock.as_ref().and_then(|lock| lock.killed.as_ref()).map(ToString::to_string))
     }
 
-    /// A warning for the user about the lock that this value has, if the file system does not support locks.
+    /// A warning about the lock, if the file system does not support locks.
     pub(super) fn lock_warning(&self) -> Option<String> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.warning.clone()
     }
 
-    /// Releases the lock, for all clones of this value.
+    /// Releases the lock, for all clones.
     pub(crate) fn unlock(&self) {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Makes the directories. The configuration is written before everything else, so that a run killed at any later
-    /// moment can be resumed.
+    /// Creates the directories. The configuration is written first, so that a run killed later can be resumed.
     pub fn create(&self, config_toml: &str) -> anyhow::Result<()> {
         make(&self.root)?;
         self.write(&self.config(), config_toml.as_bytes())?;
         [self.checkpoints(), self.completions(), self.tensorboard()].iter().try_for_each(|dir| make(dir))
     }
 
-    /// Removes temporary files that killed processes left behind, also those of older versions. No other process writes
+    /// Removes temporary files left by killed processes, including those of older versions. No other process writes
     /// here while this one has the lock.
     pub(super) fn sweep(&self) -> std::io::Result<()> {
         for directory in [self.root(), &self.completions()] {
@@ -160,7 +159,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Writes one of the run's files, whole or not at all.
+    /// Writes one of the run's files atomically.
     pub fn write(&self, path: &Path, bytes: &[u8]) -> model::Result<()> {
         write_atomically(path, bytes)?;
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,8 +167,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Checks whether somebody deleted files that a resume needs. These files are written again, and the returned texts
-    /// name them. It is an error if the directory is gone, or if another process has begun to write into it.
+    /// Checks whether somebody deleted files that a resume needs. They are written again, and the returned texts name
+    /// them. It is an error if the directory is missing, or if another process writes to it.
     pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
         let root = self.root.display();
         if !self.root.is_dir() {
@@ -178,7 +177,7 @@ impl RunDir {
         let mut notes = Vec::new();
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.as_ref().is_some_and(|lock| !lock.is_in_place(&self.root)) {
-            // The error is not passed on as bad input: the input of this run was right.
+            // Not passed on as bad input, since this run's input was valid.
             let new = RunLock::take(&self.root).map_err(|e| {
                 anyhow::anyhow!("{root}/{} was deleted while this process held it: {}", lock::FILE, paragraph(&e))
             })?;
@@ -206,11 +205,11 @@ impl RunDir {
     pub fn record(&self) -> PathBuf {
         self.root.join("record.json")
     }
-    /// Path of the values by which the run is judged, one line for each step.
+    /// Path of the metrics by which the run is judged, one line per step.
     pub fn steps(&self) -> PathBuf {
         self.root.join("steps.jsonl")
     }
-    /// Path of the metrics, one line for each logged step.
+    /// Path of the metrics, one line per logged step.
     pub fn metrics(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
@@ -222,7 +221,7 @@ impl RunDir {
     pub fn rollouts(&self) -> PathBuf {
         self.root.join("rollouts.bin")
     }
-    /// Path of the record of the effect of steps on the tokens of some groups.
+    /// Path of the recorded effects of steps on the tokens of some groups.
     pub fn updates(&self) -> PathBuf {
         self.root.join("updates.bin")
     }
@@ -230,11 +229,11 @@ impl RunDir {
     pub fn evaluations(&self) -> PathBuf {
         self.root.join("evaluations.bin")
     }
-    /// Path of the rollouts in the format that older versions recorded.
+    /// Path of the rollouts in the format of older versions.
     pub fn older_rollouts(&self) -> PathBuf {
         self.root.join("rollouts.jsonl")
     }
-    /// Directory of the tables of completions.
+    /// Directory of the completions tables.
     pub fn completions(&self) -> PathBuf {
         self.root.join("completions")
     }
@@ -250,7 +249,7 @@ impl RunDir {
     pub fn model(&self) -> PathBuf {
         self.root.join("model")
     }
-    /// Path of the trace, the timed spans of the steps.
+    /// Path of the trace: timed spans of the steps.
     pub fn trace(&self) -> PathBuf {
         self.root.join("trace.json")
     }
@@ -269,12 +268,12 @@ fn make(dir: &Path) -> anyhow::Result<()> {
         | ReadOnlyFilesystem => {
             BadInput::new(format!("cannot make {}: {e}. Give another directory with --out", dir.display()))
         }
-        // A disk that is full or broken.
+        // The disk is full or broken.
         _ => anyhow::anyhow!("cannot make {}: {e}", dir.display()),
     })
 }
 
-/// Writes a file so that a reader sees either all of the old bytes or all of the new ones.
+/// Writes a file so that a reader sees either only the old bytes or only the new ones.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> model::Result<()> {
     model::io::write_atomically(path, |out| out.write_all(bytes).map_err(|e| model::Error::io(path, e)))
 }
@@ -289,9 +288,9 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Checks that files left by a run that was killed before its configuration was written do not block a new run.
+    /// Files left by a run that was killed before its configuration was written must not block a new run.
     #[test]
-    fn a_directory_that_was_only_locked_is_new() {
+    fn a_directory_with_only_a_lock_file_counts_as_new() {
         let dir = tempfile::tempdir().unwrap();
         assert!(RunDir::is_new(dir.path()) && RunDir::is_new(&dir.path().join("not there")));
         for name in [lock::FILE, ".config.toml.12.partial"] {
@@ -317,26 +316,30 @@ mod tests {
     fn an_unusable_run_directory_is_refused_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let said = |path: &Path| {
+        let refused = |path: &Path| {
             let error = RunDir::fresh(path).unwrap_err();
             assert!(crate::error::is_bad_input(&error));
             error.to_string().replace(&dir.path().display().to_string(), "DIR")
         };
         fs::write(at("file"), "").unwrap();
-        assert_eq!(said(&at("file")), "output_dir DIR/file is a file; give a directory");
-        assert!(said(&at("file/below")).starts_with("output_dir DIR/file/below: "), "{}", said(&at("file/below")));
+        assert_eq!(refused(&at("file")), "output_dir DIR/file must be a directory, but is a file");
+        assert!(
+            refused(&at("file/below")).starts_with("output_dir DIR/file/below: "),
+            "{}",
+            refused(&at("file/below"))
+        );
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(at("nothing"), at("link")).unwrap();
-            assert_eq!(said(&at("link")), "output_dir DIR/link is a link to nothing; give another --out");
+            assert_eq!(refused(&at("link")), "output_dir DIR/link is a link to nothing; give another --out");
         }
         fs::write(at("record.json"), "").unwrap();
         let words = "output_dir DIR is not a run (it has no config.toml), and has `record.json`, a name that a run \
                      gives to its own files and may replace or delete; move it, or give another --out";
-        assert_eq!(said(dir.path()), words);
+        assert_eq!(refused(dir.path()), words);
         fs::write(at("config.toml"), "").unwrap();
         assert_eq!(
-            said(dir.path()),
+            refused(dir.path()),
             "output_dir DIR already holds a run; resume it with --resume DIR, or give another --out"
         );
         let none = RunDir::open(&at("none")).unwrap_err().to_string();
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_temporary_files() {
+    fn temporary_files_are_recognised_by_name() {
         for name in [".x.12.partial", ".config.toml.7.tmp", ".a.b.1.partial", ".unfinished-model"] {
             assert!(is_temporary(name), "{name}");
         }
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_were_deleted_during_a_run_are_written_again() {
+    fn files_deleted_during_a_run_are_written_again() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("run");
         let run = RunDir::fresh(&root).unwrap();
@@ -394,7 +397,7 @@ mod tests {
         assert_eq!(run.clone().check().unwrap(), notes);
         assert_eq!(fs::read_to_string(run.config()).unwrap(), "seed = 1\n");
         assert_eq!(run.check().unwrap(), [""; 0]);
-        assert!(RunDir::existing(&root).is_err(), "it is locked");
+        assert!(RunDir::existing(&root).is_err(), "the directory is locked again");
         run.unlock();
         let other = RunDir::existing(&root).unwrap();
         drop(other);

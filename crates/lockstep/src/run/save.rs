@@ -6,8 +6,8 @@ use super::task::Task;
 use super::training::TrainingRun;
 
 impl TrainingRun {
-    /// Begins to write a checkpoint of the current step; [`finish_checkpoint`](Self::finish_checkpoint) waits for it.
-    /// A stop request does not cancel work that the checkpoint needs.
+    /// Starts to write a checkpoint of the current step; [`finish_checkpoint`](Self::finish_checkpoint) waits for it. A
+    /// stop request does not cancel work that the checkpoint needs.
     pub(crate) fn save(&mut self, task: &mut dyn Task) -> anyhow::Result<()> {
         if self.checkpoints.has(self.learner.step) {
             return Ok(());
@@ -24,7 +24,7 @@ impl TrainingRun {
         self.checkpoints.start(self.learner.step, writes, kept)
     }
 
-    /// Everything that the next step depends on, apart from weights and moments.
+    /// Everything that the next step depends on, except weights and moments.
     fn state(&self, task: &dyn Task) -> anyhow::Result<RunState> {
         let TrainingRun { config, learner, data, log, evaluations, .. } = self;
         Ok(RunState {

@@ -1,7 +1,7 @@
 //! The state of a training run between two optimizer steps: everything that the next step depends on, except weights
 //! and moments.
 //!
-//! Floating-point numbers are stored as their bits, so that infinities and NaN are read back exactly as well.
+//! Floating-point numbers are stored as their bits, so that infinities and NaN are also read back exactly.
 
 use crate::data::SamplerState;
 use crate::error::BadInput;
@@ -13,21 +13,21 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Version of the file format that is written.
+/// The format version of written files.
 const FORMAT: u32 = 3;
 
-/// The oldest format that can be read. Format 2 has the generation batch in use inside `task`; format 3 has it in a
-/// file of its own.
+/// The oldest readable format. Format 2 has the current generation batch inside `task`; format 3 has it in a separate
+/// file.
 const OLDEST: u32 = 2;
 
 /// The state's file name in a checkpoint.
 pub const FILE: &str = "run_state.json";
 
-/// The first bytes of the file. 16 hexadecimal digits follow: the checksum of the remaining text, taken as a JSON
-/// object of its own.
+/// The first bytes of the file. 16 hexadecimal digits follow: the checksum of the remaining text as a separate JSON
+/// object.
 const CHECKSUM: &str = "{\"xxh3\":\"";
 
-/// The one field that every version of the file has.
+/// The only field that all versions of the file have.
 #[derive(Deserialize)]
 struct Format {
     format: u32,
@@ -42,9 +42,9 @@ pub struct RunState {
     pub step: u64,
     /// Version number of the weights.
     pub weights_version: Updates,
-    /// Instruction set that the run computed with.
+    /// Instruction set of the run.
     pub isa: String,
-    /// The formula of the matmul kernels that made the bits so far. Checkpoints of older versions do not have it.
+    /// The formula of the matmul kernels so far. Checkpoints of older versions lack it.
     #[serde(default)]
     pub arithmetic: Option<String>,
     /// SHA-256 of the training data.
@@ -61,29 +61,29 @@ pub struct RunState {
     pub unlogged: MetricSums,
     /// The best evaluation of a run so far.
     pub best: Option<Best>,
-    /// How many evaluations in a row have not improved on the best.
+    /// How many evaluations in a row did not improve on the best.
     pub evaluations_without_improvement: u32,
-    /// True if an evaluation is due after this step and has not been made, because it was cancelled.
+    /// True if an evaluation is due after this step and was cancelled.
     #[serde(default)]
     pub evaluation_due: bool,
-    /// The alarms so far, and the state that decides about the next ones.
+    /// The alarms so far, and the state of the next ones.
     #[serde(default)]
     pub alarms: AlarmState,
-    /// Length in bytes of every append-only file at this step. A resumed run truncates the files to these lengths.
+    /// The length in bytes of every append-only file at this step, to which a resumed run truncates the files.
     pub log_bytes: BTreeMap<String, u64>,
 }
 
 /// The best evaluation of a run so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// The step after which it was made.
+    /// The step after which it ran.
     pub step: u64,
     /// The value of the metric, stored as its bits.
     #[serde(with = "bits64")]
     pub metric: f64,
 }
 
-/// Sums of metrics over optimizer steps, from which logged means are computed.
+/// Sums of metrics over optimizer steps, for logged means.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MetricSums(BTreeMap<String, (Bits64, u64)>);
 
@@ -108,7 +108,7 @@ impl RunState {
     /// The format number of the files that this version writes.
     pub const FORMAT: u32 = FORMAT;
 
-    /// Writes the state into the checkpoint directory `dir`, with a checksum at its beginning.
+    /// Writes the state to the checkpoint directory `dir`, with a leading checksum.
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string(self)?;
         let checksum = model::io::checksum(text.as_bytes());
@@ -143,7 +143,7 @@ impl RunState {
     }
 }
 
-/// The lineage of the weights in the state of a task. PPO keeps the state of its pipeline beside others.
+/// The lineage of the weights in a task's state. PPO nests the state of its pipeline.
 pub fn lineage_of(task: &Value) -> Option<&Value> {
     task.get("lineage").or_else(|| task.pointer("/pipeline/lineage"))
 }
@@ -195,12 +195,12 @@ mod foreign {
     }
 
     #[test]
-    fn another_format_is_refused_with_what_to_do() {
+    fn the_error_of_another_format_names_the_fix() {
         for (format, fix) in [(OLDEST - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
             let mut other = valid();
             other["format"] = format.into();
-            let said = read(other.to_string().as_bytes()).unwrap_err().to_string();
-            assert!(said.contains(&format!("has format {format}")) && said.contains(fix), "{said}");
+            let error = read(other.to_string().as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(&format!("has format {format}")) && error.contains(fix), "{error}");
         }
         for format in OLDEST..=FORMAT {
             let mut other = valid();
@@ -209,9 +209,9 @@ mod foreign {
         }
     }
 
-    /// Any byte of the file that changes is found, and a file of an older version, without a checksum, is read.
+    /// A change of any byte is detected. A file of an older version, without a checksum, is read.
     #[test]
-    fn a_written_state_is_read_back_and_a_changed_byte_is_found() {
+    fn a_state_is_read_back_and_a_changed_byte_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         let state = read(valid().to_string().as_bytes()).unwrap();
         state.write(dir.path()).unwrap();
@@ -244,14 +244,14 @@ mod foreign {
         #![proptest_config(foreign::few())]
 
         #[test]
-        fn states(value in foreign::json(valid())) {
+        fn damaged_states_do_not_panic(value in foreign::json(valid())) {
             prop_assert!(read(valid().to_string().as_bytes()).is_ok());
             if let Ok(mut state) = read(value.to_string().as_bytes()) {
                 state.unlogged.take_means();
             }
         }
         #[test]
-        fn states_as_text(bytes in foreign::bytes(valid().to_string().into_bytes())) {
+        fn damaged_texts_of_states_do_not_panic(bytes in foreign::bytes(valid().to_string().into_bytes())) {
             let _ = read(&bytes);
         }
     }

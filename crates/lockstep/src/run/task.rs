@@ -1,33 +1,32 @@
-//! The interface between a way to train (GRPO, SFT, DPO, ...) and the run that drives it.
+//! The interface between a training task (GRPO, SFT, DPO, ...) and the run that drives it.
 
 use super::learner::Learner;
 use super::training::TrainingRun;
 use crate::models::WriteFiles;
 use serde_json::Value;
 
-/// A way to train: GRPO, PPO, SFT, DPO or reward models. The run that drives it counts steps, logs, evaluates, saves
+/// A training task: GRPO, PPO, SFT, DPO or reward models. The run that drives it counts steps, logs, evaluates, saves
 /// and stops; the task decides what is learned from which data.
 pub trait TrainingTask: Task {
-    /// The data of one optimizer step, together with all changes that making it causes: in the run
+    /// The data of one optimizer step, with all changes that making it causes: in the run
     /// ([`PreparedStep`](super::prepared::PreparedStep)) and in the task's own [`state`](Task::state).
     type Batch;
 
-    /// Makes the batch of the next optimizer step. A task that has to wait for data checks whether the run is to stop.
-    /// If the batch is dropped, neither the run nor the task's state has changed, and another call makes the same batch
-    /// again, bit for bit.
+    /// Makes the batch of the next optimizer step. A task that waits for data checks for stop requests. If the batch is
+    /// dropped, neither the run nor the task's state has changed, and another call makes the same batch, bit for bit.
     fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<Self::Batch>;
 
-    /// Takes one optimizer step on `batch`. A stop request can interrupt the gradient, and the batch is then dropped.
-    /// After the gradient the batch is [committed](TrainingRun::commit), and from there on the step is completed.
+    /// Takes one optimizer step on `batch`. A stop request can interrupt the gradient; then the batch is dropped. After
+    /// the gradient, the batch is [committed](TrainingRun::commit), and the step is always completed.
     fn step(&mut self, run: &mut TrainingRun, batch: Self::Batch) -> anyhow::Result<()>;
 }
 
-/// Methods of a trainer that a run calls between two steps.
+/// Methods that a run calls between two steps.
 pub trait Task {
     /// Names of the metrics that the progress line shows.
     fn shown_metrics(&self) -> &'static [&'static str];
 
-    /// The metrics of held-out data; `None` if there are no such data.
+    /// The metrics of held-out data; `None` without such data.
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
 
     /// Whether the last step is evaluated even if no evaluation is due.
@@ -35,12 +34,12 @@ pub trait Task {
         false
     }
 
-    /// Returns an error that says why if an epoch of the run cannot be ended before its last step.
+    /// Returns an error with the reason if an epoch cannot end before its last step.
     fn check_ends_epochs(&self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Waits for results that are still being made elsewhere and that a checkpoint at this step must contain.
+    /// Waits for results from elsewhere that a checkpoint at this step must contain.
     fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
     }
@@ -50,24 +49,24 @@ pub trait Task {
         true
     }
 
-    /// Called when a checkpoint is complete after which no step is taken for now: at the end, and at a stop.
+    /// Called after a checkpoint is complete and no step follows for now: at the end, and at a stop.
     fn checkpoint_written(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Called when the run has ended and will not take another step.
+    /// Called after the run has ended and takes no further step.
     fn end(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// The task's own state that the next step depends on, with floats as their bits. The checkpoint saves it without
-    /// knowing what it means.
+    /// The task's own state on which the next step depends, with floats as their bits. The checkpoint saves it as an
+    /// opaque value.
     fn state(&self) -> anyhow::Result<Value> {
         Ok(Value::Null)
     }
 
-    /// Functions that write the tensors of the task's state into the checkpoint's directory, while the next batch is
-    /// made. These tensors do not change before the step on that batch is committed.
+    /// Functions that write the tensors of the task's state to the checkpoint's directory while the next batch is made.
+    /// These tensors do not change before the step on that batch is committed.
     fn write_tensors(&self, _learner: &Learner) -> Vec<WriteFiles> {
         Vec::new()
     }
@@ -75,8 +74,7 @@ pub trait Task {
 
 /// A [`TrainingTask`] without its batch type, so that a run can hold any task.
 pub trait TakeStep: Task {
-    /// Makes the next batch and takes the optimizer step on it. If this fails before the step is committed, nothing has
-    /// changed.
+    /// Makes the next batch and takes the optimizer step on it. If this fails before the commit, nothing has changed.
     fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
 }
 

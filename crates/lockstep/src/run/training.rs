@@ -1,7 +1,7 @@
-//! The state of a training run between two steps. All ways to train share it.
+//! The state of a training run between two steps, shared by all training tasks.
 //!
-//! The source of samples is the business of the [`TrainingTask`](super::task::TrainingTask). The task's state goes into
-//! the same checkpoint as an opaque value.
+//! The source of samples belongs to the [`TrainingTask`](super::task::TrainingTask). The task's state is saved in the
+//! same checkpoint as an opaque value.
 
 use super::StopReason;
 use super::checkpoint::Checkpoints;
@@ -15,7 +15,7 @@ use crate::stop::StopSignal;
 use model::chat::PromptTime;
 use train::{Samples, UpdateMetrics};
 
-/// A training run between two steps, as its parts.
+/// The parts of a training run between two steps.
 pub struct TrainingRun {
     /// The resolved configuration.
     pub config: Config,
@@ -36,7 +36,7 @@ pub struct TrainingRun {
 }
 
 impl TrainingRun {
-    /// The reason why a resumed run does not take steps, which is also reported; `None` if there are steps left.
+    /// The reason why a resumed run takes no steps, which is also logged; `None` if there are steps left.
     pub(crate) fn ended_before(&self) -> Option<StopReason> {
         let (step, total) = (self.learner.step, self.learner.schedule.total_steps);
         let (reason, why) = match self.checkpoints.has(step) {
@@ -44,19 +44,19 @@ impl TrainingRun {
             true if self.evaluations.out_of_patience(&self.config) => (
                 StopReason::EarlyStopping,
                 format!(
-                    "it stopped early after step {step} of {total}: {} evaluations in a row were no better (a higher \
-                     early_stopping_patience continues)",
+                    "it stopped early after step {step} of {total}: {} evaluations in a row without improvement (raise \
+                     early_stopping_patience to continue)",
                     self.evaluations.without_improvement
                 ),
             ),
             _ => return None,
         };
-        self.log.sinks().info(&format!("the run has ended already: {why}"));
+        self.log.sinks().info(&format!("the run has already ended: {why}"));
         Some(reason)
     }
 
     /// Computes the gradient of the policy's loss on `samples`, which the next [`step_policy`](Self::step_policy)
-    /// applies. A stop request interrupts it, and nothing has changed then.
+    /// applies. A stop request interrupts it without any change.
     pub fn policy_gradient<'a>(&mut self, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         self.learner.gradient(&self.log.stages, samples)
     }
@@ -86,12 +86,12 @@ impl TrainingRun {
         self.log.evaluation(&self.learner, metrics)?;
         if let Some((name, value)) = metrics.iter().find(|(_, value)| !value.is_finite()) {
             let step = self.learner.step;
-            self.log.warn(&format!("step {step}: {name} of the evaluation is {value}: scores whose sums overflow?"));
+            self.log.warn(&format!("step {step}: {name} of the evaluation is {value}: do sums of scores overflow?"));
         }
         self.evaluations.take(&self.config, self.learner.step, metrics, self.log.sinks())
     }
 
-    /// The reason why the run ends after the current step, if that is not its last step. `early` is the result of
+    /// The reason why the run ends after the current step before its last step. `early` is the result of
     /// [`log_evaluation`](Self::log_evaluation).
     pub(crate) fn stop_reason(&self, early: bool) -> Option<StopReason> {
         if self.stop.is_requested() {
@@ -106,14 +106,14 @@ impl TrainingRun {
         self.log.callbacks.stops.then_some(StopReason::Requested)
     }
 
-    /// Whether the current step is the last one of an epoch.
+    /// Whether the current step is the last step of an epoch.
     pub(crate) fn ends_epoch(&self) -> bool {
         self.data.ends_epoch(self.learner.step)
     }
 
     /// Whether a checkpoint is saved: as configured or as the caller decides, after the best evaluation so far, and at
-    /// the end, if nothing else follows (`last`). With `save_strategy = "no"` only the caller decides. (When a signal
-    /// stops the run, a checkpoint is saved in any case.)
+    /// the end, if nothing follows (`last`). With `save_strategy = "no"` only the caller decides. (When a signal stops
+    /// the run, a checkpoint is always saved.)
     pub(crate) fn saves_now(&mut self, ended: Option<StopReason>, last: bool) -> bool {
         let best = self.config.load_best_model_at_end
             && self.evaluations.best.as_ref().is_some_and(|best| best.step == self.learner.step);
@@ -126,14 +126,13 @@ impl TrainingRun {
     /// Checks, before more is written, whether somebody deleted files that a resume needs.
     pub(crate) fn check_files(&self) -> anyhow::Result<()> {
         let _span = self.log.stages.span("log");
-        let of_directory = self.checkpoints.dir.check()?;
-        let notes = of_directory.into_iter().chain(self.log.sinks().check()?);
+        let dir_note = self.checkpoints.dir.check()?;
+        let notes = dir_note.into_iter().chain(self.log.sinks().check()?);
         notes.for_each(|note| self.log.warn(&note));
         Ok(())
     }
 
-    /// Waits for the checkpoint that is being written, if there is one. Called before anything changes that the
-    /// checkpoint saves.
+    /// Waits for a checkpoint that is being written. Must be called before anything changes that the checkpoint saves.
     pub(crate) fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
         self.checkpoints.finish(&mut self.log, &self.learner)
     }

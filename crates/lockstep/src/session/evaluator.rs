@@ -1,5 +1,5 @@
-//! Evaluation without a training run: a given model completes held-out prompts, and the rewards of a configuration
-//! score the completions, in the way a run evaluates its own model.
+//! Evaluation without a training run: a model completes held-out prompts, and the configured rewards score the
+//! completions, as a run evaluates its own model.
 
 use crate::config::{Config, EvalSampling, Purpose, WorkloadBounds, engine_config, eval_sampling, sampling};
 use crate::data::DatasetSpec;
@@ -21,8 +21,8 @@ use rollout::{Engine, SamplingParams};
 use std::path::Path;
 use telemetry::{Sinks, Stages};
 
-/// Held-out prompts, and the rewards that score their completions. It serves all models that have the same tokenizer
-/// and shape.
+/// Held-out prompts, and the rewards that score their completions. Works for all models with the same tokenizer and
+/// shape.
 pub struct Evaluator {
     config: Config,
     sets: Vec<EvalSet>,
@@ -33,8 +33,8 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Reads the rewards, and the datasets of `eval_dataset_name` and `eval_datasets`, encoded with the tokenizer in
-    /// the directory `model`. Chat templates render prompts with `time`. Messages for the user go to `sinks`. A request
-    /// of `stop` cancels an evaluation.
+    /// the directory `model`. Chat templates render prompts with `time`. Messages go to `sinks`. A request of `stop`
+    /// cancels an evaluation.
     pub fn new(
         ctx: &Context,
         config: Config,
@@ -55,7 +55,7 @@ impl Evaluator {
         }
         let prompts = sets.iter().flat_map(|set| &set.questions.all);
         notices::unseen_tags(&config, &assets, prompts)?.iter().for_each(|sentence| sinks.warn(sentence));
-        let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
+        let bounds = with_sets(WorkloadBounds::for_prompts(0, 0), &sets, &config);
         let sampling = sampling(&config, &assets.eos_ids);
         let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
         let drawn = eval_sampling(&config, &sampling);
@@ -86,28 +86,28 @@ impl Evaluator {
         Ok(Evaluator { config, sets, sampling, collector, template })
     }
 
-    /// The prompts of all sets, in the order of the groups in the outcomes.
+    /// The prompts of all sets, in the order of the outcomes' groups.
     pub fn prompts(&self) -> impl Iterator<Item = &Content> {
         self.sets.iter().flat_map(|set| &set.questions.all).map(|question| &question.content)
     }
 
-    /// The token ids of the first prompt; empty if there are no prompts.
+    /// The token ids of the first prompt; empty without prompts.
     pub fn first_prompt(&self) -> &[u32] {
         self.sets.first().and_then(|set| set.questions.all.first()).map_or(&[], |question| &question.tokens.ids)
     }
 
-    /// The source of the model's chat template, with which conversations are rendered, if the model has one.
+    /// The source of the model's chat template, if the model has one.
     pub fn template(&self) -> Option<&str> {
         self.template.as_deref()
     }
 
-    /// Generates and scores completions of `policy`; returns the outcome of each set.
+    /// Generates and scores completions of `policy`. Returns the outcome of each set.
     pub fn evaluate(&mut self, policy: &Policy, eval_sampling: EvalSampling) -> anyhow::Result<Vec<Outcome>> {
         self.config.eval_sampling = eval_sampling;
         let rewards = &self.collector.rewards;
         let evaluation = Evaluation::new(&self.config, self.sets.clone(), &self.sampling, rewards)?;
         let weights = self.config.weights_of_rewards();
-        // Nobody looks on.
+        // Nothing observes the evaluation.
         let observer = Observer { stages: &Stages::default(), on_wait: &|_, _| {} };
         evaluation.run(&mut self.collector, policy, &weights, 0, &observer)
     }

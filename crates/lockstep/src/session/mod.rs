@@ -18,6 +18,7 @@ use crate::rollouts::function::RolloutFailed;
 use crate::rollouts::health::RewardFailed;
 use crate::run::eval_metrics::MetricsFailed;
 use crate::run::inputs::{Follow, ResumeFrom, RunEvent, RunInputs};
+use crate::run::log::StepClock;
 use crate::run::profile::ProfileRecord;
 use crate::run::provenance;
 use crate::run::resume::{find_run, or_earlier};
@@ -29,10 +30,9 @@ use crate::{BadInput, trainers};
 use model::chat::PromptTime;
 use rewards::RewardSpec;
 use std::path::Path;
-use std::time::Instant;
 use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
 
-/// The dataset name of rows that the caller has in memory.
+/// The dataset name of rows in the caller's memory.
 const IN_MEMORY: &str = "memory";
 
 /// A training run, driven by its caller.
@@ -62,11 +62,11 @@ pub struct RunResult {
     pub dir: RunDir,
     /// The model with its weights at the end.
     pub policy: Policy,
-    /// The time that each stage took.
+    /// The time per stage.
     pub summary: Summary,
-    /// The alarms that were raised. Those without an end still held at the end of the run.
+    /// The alarms of the run. Alarms without an end still held at the end of the run.
     pub alarms: Vec<Alarm>,
-    /// The profile since the run was last started: time, memory and findings.
+    /// The profile since the last start: time, memory and findings.
     pub profile: ProfileRecord,
 }
 
@@ -78,7 +78,7 @@ impl RunResult {
 }
 
 impl Run {
-    /// A new run of `config` in its `output_dir`. `purpose` is the kind of training, such as GRPO or SFT. Wrong input
+    /// A new run of `config` in its `output_dir`. `purpose` is the kind of training, such as GRPO or SFT. Invalid input
     /// is reported as a [`BadInput`] before anything is written.
     pub fn new(purpose: Purpose, mut config: Config, options: RunOptions) -> anyhow::Result<Run> {
         let injected = &options.injected;
@@ -99,14 +99,13 @@ impl Run {
         }
         let resolved = Layers { purpose, config: Some(config), ..Layers::default() }.resolve()?;
         let Some(out) = resolved.config.output_dir.clone() else {
-            return Err(BadInput::new("`output_dir` is missing: the directory that the run writes"));
+            return Err(BadInput::new("`output_dir` is missing: set the run's directory"));
         };
         let dir = RunDir::fresh(&out)?;
         Run::resolved(purpose, resolved, dir, ResumeFrom::Nothing, options)
     }
 
-    /// Resumes the run in `dir`, or from `dir` if it is a checkpoint. Objects that were injected into the run must be
-    /// injected again.
+    /// Resumes the run in `dir`, or from `dir` if it is a checkpoint. Injected objects must be injected again.
     pub fn resume(purpose: Purpose, dir: &Path, options: RunOptions) -> anyhow::Result<Run> {
         let (run, resume_from) = find_run(&dir.to_string_lossy(), None)?;
         provenance::check_command(&run, purpose.command())?;
@@ -114,7 +113,7 @@ impl Run {
         Run::resolved(purpose, resolved, run, resume_from, options)
     }
 
-    /// A run of a resolved configuration in `dir`: a new run, or a resumed one.
+    /// A run of a resolved configuration in `dir`, new or resumed.
     pub fn resolved(
         purpose: Purpose,
         resolved: Resolved,
@@ -122,7 +121,7 @@ impl Run {
         resume_from: ResumeFrom,
         options: RunOptions,
     ) -> anyhow::Result<Run> {
-        let RunOptions { ctx, console, stop, sinks: of_caller, injected } = options;
+        let RunOptions { ctx, console, stop, sinks: caller_sinks, injected } = options;
         let Config { device, threads, dtype, .. } = resolved.config;
         let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
         run::context::check_dtype(&ctx, dtype)?;
@@ -132,7 +131,7 @@ impl Run {
         };
         let sinks = Sinks::new();
         sinks.add(ConsoleSink::new(console.clone()));
-        for sink in of_caller {
+        for sink in caller_sinks {
             sinks.add_boxed(sink);
         }
         for note in &resolved.notes {
@@ -169,7 +168,7 @@ impl Run {
         self.training.data.steps_per_epoch
     }
 
-    /// Steps that were left out where the caller ended epochs early.
+    /// Steps that were skipped because the caller ended epochs early.
     pub fn steps_skipped(&self) -> u64 {
         self.training.data.sampler.state().skipped_steps
     }
@@ -184,14 +183,14 @@ impl Run {
         &self.training.learner.policy
     }
 
-    /// Takes one optimizer step, and then the logging, evaluation and checkpoint that are due. (The checkpoint is
-    /// written while the next step is prepared.) Returns why the run has ended, once it has. If the run cannot
-    /// continue, the last step is saved, and the error says how to resume.
+    /// Takes one optimizer step, and then does the logging, evaluation and checkpoint that are due. (The checkpoint is
+    /// written while the next step is prepared.) Returns the reason of the end, once the run has ended. If the run
+    /// cannot continue, the last step is saved, and the error tells how to resume.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
-                    // If the data of a checkpoint can no longer be generated, a warning was printed: a resume continues
+                    // If the data of a checkpoint can no longer be generated, a warning was printed: a resume starts
                     // from the checkpoint before.
                     self.save_step().or_else(|error| if is_stopped(&error) { Ok(()) } else { Err(error) })?;
                     Some(StopReason::Interrupted)
@@ -202,13 +201,12 @@ impl Run {
         Ok(self.ended)
     }
 
-    /// Writes a checkpoint of the last step, even if none is due. Before the first step nothing is written.
+    /// Writes a checkpoint of the last step, even if none is due. Nothing is written before the first step.
     pub fn save_checkpoint(&mut self) -> anyhow::Result<()> {
         self.save_step()
     }
 
-    /// Evaluates and logs the result, even if no evaluation is due. If the evaluation triggers early stopping, the run
-    /// ends.
+    /// Evaluates and logs the result, even if no evaluation is due. If this triggers early stopping, the run ends.
     pub fn evaluate_now(&mut self) -> anyhow::Result<()> {
         let early = self.evaluate();
         if self.saved_on_failure(early)? && self.ended.is_none() {
@@ -217,12 +215,12 @@ impl Run {
         Ok(())
     }
 
-    /// Passes on `outcome`. If a reward or other injected user code has failed, saves the last step first, and the
-    /// error then says how to resume.
+    /// Passes on `outcome`. If a reward or other injected user code has failed, first saves the last step; the error
+    /// then tells how to resume.
     fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let Err(error) = outcome else { return outcome };
-        let of_reward = error.is::<RewardFailed>();
-        if !of_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
+        let is_reward = error.is::<RewardFailed>();
+        if !is_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
             return Err(error);
         }
         if !self.task.saves_on_failure() {
@@ -231,7 +229,7 @@ impl Run {
         }
         self.save_step()?;
         let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
-        Err(error.context(if of_reward {
+        Err(error.context(if is_reward {
             format!(
                 "stopped after step {step}; fix the reward and resume with --resume {root}, or continue without it \
              with reward_errors = \"continue\""
@@ -249,7 +247,7 @@ impl Run {
         self.finish_checkpoint()
     }
 
-    /// Waits for the last checkpoint, and tells the task that it is complete, since no step follows that would.
+    /// Waits for the last checkpoint, and tells the task that it is complete, since no later step will do so.
     fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
         self.training.finish_checkpoint()?;
         self.task.checkpoint_written()
@@ -285,7 +283,7 @@ impl Run {
         self.end_step()
     }
 
-    /// Runs the evaluation and the checkpoint after a step, and those after an epoch if the step is its last one.
+    /// Runs the evaluation and the checkpoint after a step, and after an epoch if the step is its last.
     fn end_step(&mut self) -> anyhow::Result<Option<StopReason>> {
         let decides = self.training.log.callbacks.decide.is_some();
         let by_epoch = decides && self.training.config.eval_strategy == Strategy::Epoch;
@@ -299,16 +297,16 @@ impl Run {
         let ended = ended.or(self.training.learner.is_done().then_some(StopReason::Completed));
         if ended.is_some() {
             self.finish_checkpoint()?;
-            // The last step is logged in any case.
+            // The last step is always logged.
             let TrainingRun { learner, log, .. } = &mut self.training;
             log.log_now(learner, self.task.shown_metrics(), learner.is_done())?;
         }
         Ok(ended)
     }
 
-    /// Runs the evaluation and the checkpoint that follow now, and returns why the run ends; `before` if it had ended
-    /// before. A due evaluation that does not follow is dropped, unless it `waits` for the end of the epoch; then a
-    /// checkpoint records that it waits. The checkpoint at the end of the run belongs to the `last` call.
+    /// Runs the evaluation and the checkpoint that are due now, and returns the reason if the run ends; `before` if it
+    /// had already ended. A due evaluation that is not run now is dropped, unless it `waits` for the end of the epoch;
+    /// then a checkpoint records this. The checkpoint at the end of the run belongs to the `last` call.
     fn follow(&mut self, waits: bool, last: bool, before: Option<StopReason>) -> anyhow::Result<Option<StopReason>> {
         let mut early = false;
         let is_due = self.training.evaluations.due;
@@ -322,7 +320,7 @@ impl Run {
             ended => Ok(ended.or(before)),
         };
         let ended = stops(&self.training)?;
-        // The evaluation comes before the checkpoint, with which a resumed run begins.
+        // The evaluation comes before the checkpoint, from which a resumed run starts.
         self.ask_for_the_end_of_the_epoch()?;
         if self.training.saves_now(ended, last) {
             self.training.save(&mut *self.task)?;
@@ -334,7 +332,7 @@ impl Run {
         Ok(ended)
     }
 
-    /// Ends the epoch if the caller asks for it before its last step.
+    /// Ends the epoch early if the caller asks for it.
     fn ask_for_the_end_of_the_epoch(&mut self) -> anyhow::Result<()> {
         let step = self.training.learner.step;
         if !self.training.ends_epoch() && self.training.log.callbacks.follows(Follow::EndEpoch, false) {
@@ -346,10 +344,10 @@ impl Run {
 
     /// Evaluates, and returns whether the run should stop early.
     fn evaluate(&mut self) -> anyhow::Result<bool> {
-        let since = Instant::now();
+        let start = StepClock::now();
         let evaluated = self.task.evaluate(&mut self.training)?;
         let early = evaluated.map_or(Ok(false), |metrics| self.training.log_evaluation(&metrics));
-        self.training.log.leave_out(since.elapsed());
+        self.training.log.leave_out_since(start);
         early
     }
 
@@ -359,8 +357,7 @@ impl Run {
         self.finish()
     }
 
-    /// Writes the final model, unless the run was interrupted. If the run has not ended yet, it is ended here, with a
-    /// checkpoint.
+    /// Writes the final model, unless the run was interrupted. A run that has not ended ends here, with a checkpoint.
     pub fn finish(mut self) -> anyhow::Result<RunResult> {
         let stop_reason = match self.ended {
             Some(reason) => reason,
@@ -378,7 +375,7 @@ impl Run {
         let found = log.profile.finish(&learner.ctx, stop_reason != StopReason::Interrupted);
         log.emit_findings(learner.step, found)?;
         span.end();
-        // A run that only evaluates leaves no model.
+        // A run that only evaluates writes no model.
         self.training.write_result(if self.only_evaluates { StopReason::Interrupted } else { stop_reason })?;
         self.training.checkpoints.dir.unlock();
         let TrainingRun { learner, data, log, evaluations, checkpoints, .. } = self.training;

@@ -17,8 +17,8 @@ use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Sink};
 
-/// The objects that the caller injects into a run in addition to its configuration. By default there are none, nothing
-/// is printed, and all cores are used.
+/// The objects that the caller injects into a run in addition to its configuration. By default nothing is injected,
+/// nothing is printed, and all cores are used.
 #[derive(Default)]
 pub struct RunOptions {
     pub(super) ctx: Option<Context>,
@@ -34,33 +34,32 @@ impl RunOptions {
         RunOptions::default()
     }
 
-    /// Computes with this context. Without one, the configuration or the environment decides on device and threads.
+    /// Uses this compute context. Without it, the configuration or the environment decides on device and threads.
     pub fn context(mut self, ctx: Context) -> Self {
         self.ctx = Some(ctx);
         self
     }
 
-    /// Prints to this console; without one, nothing is printed. The log file in the run's directory is written in
-    /// either case.
+    /// Prints to this console; without it, nothing is printed. The log file in the run's directory is always written.
     pub fn console(mut self, console: Console) -> Self {
         self.console = Some(console);
         self
     }
 
-    /// Stops the run when this signal is requested. A checkpoint of the last step is saved, from which the run can be
+    /// Stops the run when this signal is requested. The last step is saved in a checkpoint, from which the run can be
     /// resumed.
     pub fn stop_signal(mut self, stop: StopSignal) -> Self {
         self.stop = stop;
         self
     }
 
-    /// Passes every event of the run to this sink as well.
+    /// Also passes every event of the run to this sink.
     pub fn sink(mut self, sink: impl Sink + 'static) -> Self {
         self.sinks.push(Box::new(sink));
         self
     }
 
-    /// Calls `call` after each optimizer step, with the number of steps done.
+    /// Calls `call` after each optimizer step, with the number of steps so far.
     pub fn on_step(mut self, call: impl FnMut(u64) -> Flow + 'static) -> Self {
         self.injected.callbacks.on_step.push(Box::new(call));
         self
@@ -72,7 +71,7 @@ impl RunOptions {
         self
     }
 
-    /// Calls `call` with the step and the directory of each checkpoint once it is complete: before the next optimizer
+    /// Calls `call` with the step and the directory of each checkpoint when it is complete: before the next optimizer
     /// step, or at the end.
     pub fn on_checkpoint(mut self, call: impl FnMut(u64, &Path) -> Flow + 'static) -> Self {
         self.injected.callbacks.on_checkpoint.push(Box::new(call));
@@ -85,9 +84,9 @@ impl RunOptions {
         self
     }
 
-    /// Calls `call` to decide the actions after each step and each epoch. Its second argument is whether the action is
-    /// due by the configuration. The run still logs and saves its last step, and saves the best evaluation if that is
-    /// to be its result.
+    /// Calls `call` to decide the actions after each step and epoch. Its second argument is whether the action is due
+    /// by the configuration. The run always logs and saves its last step, and saves the best evaluation if that will be
+    /// its result.
     pub fn decide(mut self, call: impl FnMut(Follow, bool) -> bool + 'static) -> Self {
         self.injected.callbacks.decide = Some(Box::new(call));
         self
@@ -105,13 +104,13 @@ impl RunOptions {
         self
     }
 
-    /// Evaluates on these rows as well, as the set `name` of `eval_datasets`.
+    /// Also evaluates on these rows, as the set `name` of `eval_datasets`.
     pub fn eval_set(mut self, name: impl Into<String>, rows: Rows) -> Self {
         self.injected.eval_sets.push((name.into(), rows));
         self
     }
 
-    /// Adds a reward function, which returns the score of one completion, or `None` for no score.
+    /// Adds a reward function, which returns the score of one completion; `None` for no score.
     pub fn reward(
         self,
         name: impl Into<String>,
@@ -120,27 +119,27 @@ impl RunOptions {
         self.reward_of_batch(FunctionReward::new(name, score))
     }
 
-    /// Adds a reward that scores whole batches. It is logged and weighted under its own name. In `reward_funcs` it is
-    /// called `function:NAME`.
+    /// Adds a reward that scores whole batches. It is logged and weighted under its own name, and `reward_funcs` refers
+    /// to it as `function:NAME`.
     pub fn reward_of_batch(mut self, reward: impl Reward + 'static) -> Self {
         self.injected.rewards.push(Box::new(reward));
         self
     }
 
-    /// Makes completions with this function instead of the engine. The function may call the engine.
+    /// Generates completions with this function instead of the engine. The function may call the engine.
     pub fn rollout_function(mut self, function: impl RolloutFunction + 'static) -> Self {
         self.injected.rollout_function = Some(Box::new(function));
         self
     }
 
-    /// Collects completions at the place to which `place` moves the collector.
+    /// Moves the collector to another thread or process by `place`.
     #[cfg(test)]
     pub(crate) fn collect_with(mut self, place: PlaceCollector) -> Self {
         self.injected.collect_with = Some(place);
         self
     }
 
-    /// Trains on the batches of the source that `wrap` makes out of the run's.
+    /// Trains on the batches of the source that `wrap` returns for the run's own.
     #[cfg(test)]
     pub(crate) fn wrap_source(
         mut self,
@@ -150,8 +149,7 @@ impl RunOptions {
         self
     }
 
-    /// Takes the scores of rewards that are not deterministic from the collector of `place`, and does not call these
-    /// rewards.
+    /// Takes the scores of nondeterministic rewards from the collector of `place`, and does not call these rewards.
     pub(crate) fn scores_of_record(mut self, place: PlaceCollector) -> Self {
         self.injected.collect_with = Some(place);
         self.injected.recorded_scores = true;
@@ -164,15 +162,14 @@ impl RunOptions {
         self
     }
 
-    /// Computes these metrics in every evaluation of an SFT, DPO or reward-model run as well.
+    /// Also computes these metrics in every evaluation of an SFT, DPO or reward-model run.
     pub fn eval_metrics(mut self, metrics: impl EvalMetrics + 'static) -> Self {
         self.injected.eval_metrics = Some(Box::new(metrics));
         self
     }
 
-    /// Lets workers make the completions: processes that join the run's directory
-    /// ([`work`](crate::workers::work)). Weights are in shared memory, or in files in `weights_dir` where processes do
-    /// not see each other's `/proc`.
+    /// Lets workers generate the completions: processes that join the run's directory ([`work`](crate::workers::work)).
+    /// Weights are in shared memory, or in files in `weights_dir` if processes cannot see each other's `/proc`.
     pub fn distributed(mut self, weights_dir: Option<PathBuf>) -> Self {
         let now = telemetry::system::since_1970().as_nanos() as u64;
         let mut run = [0; 16];
@@ -188,22 +185,21 @@ impl RunOptions {
         self
     }
 
-    /// Declares that the workers of a distributed run have the user's reward functions as well
-    /// ([`WorkerOptions`](crate::workers::WorkerOptions)). Workers then call those functions that score one group at a
-    /// time.
+    /// Declares that the workers of a distributed run also have the user's reward functions
+    /// ([`WorkerOptions`](crate::workers::WorkerOptions)). Workers then call those that score each group separately.
     pub fn functions_of_workers(mut self) -> Self {
         self.injected.functions_of_workers = true;
         self
     }
 
-    /// Marks the run as a profile of where its time goes. Even if it is short, the machine's speed is measured
-    /// at the end, and findings are reported.
+    /// Marks the run as a profile of where its time goes. The machine's speed is measured at its end, and findings are
+    /// reported, even if the run is short.
     pub fn profiled(mut self) -> Self {
         self.injected.profiled = true;
         self
     }
 
-    /// Makes a run that takes no training step and reads no training data. It serves only for
+    /// Makes a run that takes no training steps and reads no training data, only for
     /// [`evaluate_now`](super::Run::evaluate_now).
     pub fn only_evaluates(mut self) -> Self {
         self.injected.only_evaluates = true;

@@ -1,4 +1,4 @@
-//! Plans the memory that a run will take, before it starts.
+//! Plans the memory of a run before it starts.
 
 use crate::bad_input;
 use crate::config::{Config, Purpose};
@@ -18,23 +18,22 @@ pub struct PlannedRun<'a> {
     pub purpose: Purpose,
     /// The configuration of the run.
     pub config: &'a Config,
-    /// Whether workers generate: this is then the learner's memory, with a slot for each version of the weights that
+    /// Whether workers generate: the plan is then the learner's, with a slot for each version of the weights that
     /// workers may read.
     pub distributed: bool,
     /// The device of the run.
     pub device: Device,
 }
 
-/// Plans the memory of a configuration's run, from its data, or from the longest prompt that it allows if it has no
-/// data. None of that memory is allocated. Messages go to `sinks`. For a `distributed` run this is the learner's
-/// memory.
+/// Plans the memory of a configuration's run from its data, or without data from the longest allowed prompt. No memory
+/// is allocated. Messages go to `sinks`. For a `distributed` run this is the learner's memory.
 pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
     PlannedRun { purpose, config, distributed, device: Device::Cpu }.with_planner(sinks, |planner| planner(config))
 }
 
 impl PlannedRun<'_> {
-    /// Plans the memory, names for each part the keys that lower it, and checks whether the run fits into the
-    /// `available` memory. The second value is the refusal, which says how to make the run fit.
+    /// Plans the memory, lists for each part the keys that lower it, and checks whether the run fits into the
+    /// `available` memory. The second value is an error that tells how to make the run fit.
     pub fn check(
         &self,
         available: &Available,

@@ -1,5 +1,5 @@
-//! Scores the completions in a file with the rewards of a configuration, as a run would, so that a reward can be tried
-//! before a run. No model is loaded, except reward models.
+//! Scores the completions in a file with the configured rewards, as a run would, to try a reward before a run. No model
+//! is loaded, except reward models.
 
 use crate::bad_input;
 use crate::config::{ComputeDType, Config};
@@ -19,15 +19,15 @@ use telemetry::Sinks;
 
 /// A completion with its scores.
 pub struct ScoredRow {
-    /// The index of its row in the file, from 0.
+    /// The index of the row in the file, from 0.
     pub row: usize,
-    /// The prompt that the completion answers; empty if the file has none.
+    /// The prompt of the completion; empty if the file has none.
     pub prompt: Content,
-    /// The completion that was scored.
+    /// The scored completion.
     pub completion: Content,
-    /// The score of each reward; `None` where a reward gave no score.
+    /// The score of each reward; `None` without a score.
     pub rewards: Vec<Option<f64>>,
-    /// Further columns that rewards add.
+    /// Additional columns from rewards.
     pub extra: Map<String, Value>,
 }
 
@@ -35,20 +35,20 @@ pub struct ScoredRow {
 pub struct ScoredFile {
     /// The names of the rewards, in the order of each row's scores.
     pub names: Vec<String>,
-    /// The completions with their scores, in the order of the file.
+    /// The completions with their scores, in file order.
     pub rows: Vec<ScoredRow>,
-    /// Errors of rewards that gave no score.
+    /// The errors of rewards that gave no score.
     pub problems: Vec<Problem>,
     /// Metrics that rewards report, as (name, value).
     pub metrics: Vec<(String, f64)>,
     /// True if rewards received empty token ids, because the file has none.
     pub without_ids: bool,
-    /// Seconds that the rewards took.
+    /// Seconds spent in the rewards.
     pub seconds: f64,
 }
 
 /// Scores the completions in the file `path`. Their token ids come from the column `completion_ids`, or else from the
-/// tokenizer in the directory `tokenizer`. Messages for the user go to `sinks`.
+/// tokenizer in the directory `tokenizer`. Messages go to `sinks`.
 pub fn score_file(
     config: &Config,
     path: &str,
@@ -78,7 +78,7 @@ pub fn score_file(
     }
     if let Some(reward) = rewards.iter().find(|reward| without_ids && reward.reads_ids()) {
         bad_input!(
-            "reward {} reads token ids, and {path} has no column `completion_ids`: give --tokenizer DIR, a model's \
+            "reward {} reads token ids, but {path} has no column `completion_ids`: give --tokenizer DIR, a model's \
              directory",
             reward.name()
         );
@@ -87,7 +87,7 @@ pub fn score_file(
     let inputs: Vec<_> = inputs.into_iter().map(|inputs| std::sync::Mutex::new(Some(inputs))).collect();
     let make_inputs = |group: GroupId, _| {
         let mut place = inputs[group.0 as usize].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        Ok(place.take().expect("each group is asked for once"))
+        Ok(place.take().expect("each group is requested once"))
     };
     let start = Instant::now();
     let (names, output) = std::thread::scope(|scope| -> anyhow::Result<_> {
@@ -117,7 +117,7 @@ pub fn score_file(
     })
 }
 
-/// The completions of one prompt in the form that rewards take.
+/// The completions of one prompt, in the form that rewards receive.
 fn group_inputs(
     group: &[Example],
     columns: &[String],
@@ -130,7 +130,7 @@ fn group_inputs(
         let completion = example.completion.clone().unwrap_or_else(|| "".into());
         let ids = match (example.columns.get("completion_ids"), tokenizer) {
             (Some(ids), _) => serde_json::from_value(ids.clone()).or_bad_input_in(format!(
-                "{path}, row {}: `completion_ids` is not a list of token ids",
+                "{path}, row {}: `completion_ids` must be a list of token ids",
                 example.row + 1
             ))?,
             (None, Some(tokenizer)) => tokenizer.encode(&completion.text())?,

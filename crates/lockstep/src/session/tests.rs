@@ -33,7 +33,7 @@ pub(crate) fn one_thread() -> Context {
     crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap()
 }
 
-/// Makes a directory with a tiny model of random weights.
+/// Creates a directory with a tiny model with random weights.
 pub(crate) fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = Arc::new(ModelConfig::parse(SHAPE).unwrap());
@@ -79,7 +79,7 @@ fn weights_of(model: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_closure_scores_rows_in_memory_and_the_result_is_typed() {
+fn a_closure_scores_rows_in_memory() {
     let dir = directory();
     let scored = Arc::new(AtomicUsize::new(0));
     let count = scored.clone();
@@ -95,7 +95,7 @@ fn a_closure_scores_rows_in_memory_and_the_result_is_typed() {
     let mean = result.metric("rewards/row/mean").unwrap();
     assert!((0.0..=5.0).contains(&mean) && result.metric("reward") == Some(mean), "{mean}");
     assert!(result.num_tokens > 0 && result.dir.model().join("config.json").exists());
-    // The configuration of the run names what the caller injected.
+    // The run's configuration names the injected objects.
     let written = std::fs::read_to_string(result.dir.config()).unwrap();
     assert!(written.contains("function:row") && written.contains("dataset_name = \"memory\""), "{written}");
 }
@@ -118,7 +118,7 @@ fn missing_options_are_reported() {
 }
 
 #[test]
-fn step_by_step_has_the_bits_of_to_the_end() {
+fn a_run_driven_step_by_step_has_the_bits_of_a_whole_run() {
     let dir = directory();
     let whole = Run::new(Purpose::Grpo, config(dir.path(), "whole"), options()).unwrap().run().unwrap();
     let mut run = Run::new(Purpose::Grpo, config(dir.path(), "steps"), options()).unwrap();
@@ -127,14 +127,14 @@ fn step_by_step_has_the_bits_of_to_the_end() {
         assert_eq!((run.step().unwrap(), run.steps_done()), (None, step));
     }
     assert_eq!(run.step().unwrap(), Some(StopReason::Completed));
-    assert_eq!(run.step().unwrap(), Some(StopReason::Completed), "it stays ended");
+    assert_eq!(run.step().unwrap(), Some(StopReason::Completed), "an ended run takes no further step");
     let stepped = run.finish().unwrap();
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&stepped.dir.model()));
     assert_ne!(weights_of(&whole.dir.model()), weights_of(&dir.path().join("model")));
 }
 
 #[test]
-fn a_caller_saves_and_evaluates_when_it_likes() {
+fn a_caller_can_save_and_evaluate_between_any_steps() {
     let dir = directory();
     let config = Config { save_strategy: Strategy::No, logging_steps: 1, ..config(dir.path(), "out") };
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -149,7 +149,7 @@ fn a_caller_saves_and_evaluates_when_it_likes() {
     });
     let mut run = Run::new(Purpose::Grpo, config, options).unwrap();
     run.save_checkpoint().unwrap();
-    assert_eq!(std::fs::read_dir(run.dir().checkpoints()).unwrap().count(), 0, "nothing is done yet");
+    assert_eq!(std::fs::read_dir(run.dir().checkpoints()).unwrap().count(), 0, "no step has been taken");
     run.step().unwrap();
     run.save_checkpoint().unwrap();
     // A saved step is not saved again.
@@ -160,7 +160,7 @@ fn a_caller_saves_and_evaluates_when_it_likes() {
     run.step().unwrap();
     run.evaluate_now().unwrap();
     assert!(run.dir().checkpoint(1).is_dir() && !run.dir().checkpoint(2).exists() && run.steps_per_epoch() > 0);
-    // A run that is finished before its last step has a checkpoint, and can be resumed.
+    // A run that is finished before its last step has a checkpoint and can be resumed.
     let result = run.finish().unwrap();
     assert_eq!((result.stop_reason, result.step), (StopReason::Requested, 2));
     assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());
@@ -188,7 +188,7 @@ fn a_callback_ends_the_run_and_an_interrupted_one_resumes_to_the_same_bits() {
         ControlFlow::Continue(())
     });
     let interrupted = Run::new(Purpose::Grpo, config(dir.path(), "interrupted"), interrupted).unwrap().run().unwrap();
-    // The checkpoint was written while the fifth step was prepared. That step is taken, and it is the last.
+    // The checkpoint was written while the fifth step was prepared; this step is taken, and is the last.
     assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 5));
     assert_eq!(*saved.lock().unwrap(), [(2, true), (4, true), (5, true)]);
     assert!(!interrupted.dir.model().exists());
@@ -197,7 +197,7 @@ fn a_callback_ends_the_run_and_an_interrupted_one_resumes_to_the_same_bits() {
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&resumed.dir.model()));
 }
 
-/// A run that a signal stops during a step must save a checkpoint, even with checkpoints switched off.
+/// A run that a signal stops during a step must save a checkpoint, even if checkpoints are off.
 #[test]
 fn a_stop_leaves_a_checkpoint_whatever_is_configured() {
     let dir = directory();
@@ -215,19 +215,18 @@ fn a_stop_leaves_a_checkpoint_whatever_is_configured() {
     assert!(result.dir.checkpoint(3).is_dir() && !result.dir.model().exists());
 }
 
-/// A reward program: it scores everything 1, and logs 0 in the first round of each step and 1 in the second.
+/// A reward program that scores all completions as 1, and logs 0 in the first round of each step and 1 in the second.
 const ROUNDS: &str = r#"i=0; while read -r line; do
 echo "{\"rewards\": [1, 1, 1, 1], \"metrics\": {\"second_round\": $((i % 2))}}"; i=$((i + 1)); done
 "#;
 
-/// Discards a generation in its second round. The generation that is made again must not count its
-/// first round twice.
+/// Discards a generation in its second round. The regenerated batch must not count the first round twice.
 #[test]
 fn a_discarded_generation_leaves_no_trace() {
     let dir = directory();
     let program = dir.path().join("rounds.sh");
     std::fs::write(&program, ROUNDS).unwrap();
-    // All rewards are equal, so that each group is replaced: eight completions a step.
+    // All rewards are equal, so each group is replaced: eight completions per step.
     let run = |out: &str| Config {
         dynamic_sampling: true,
         dynamic_sampling_max_rounds: 2,
@@ -247,7 +246,7 @@ fn a_discarded_generation_leaves_no_trace() {
     };
     let whole = Run::new(Purpose::Grpo, run("whole"), stopping_at(0)).unwrap().run().unwrap();
     let interrupted = Run::new(Purpose::Grpo, run("run"), stopping_at(3 * 8 + 8)).unwrap().run().unwrap();
-    // No checkpoint was due after the third step: it is saved once the generation is discarded.
+    // No checkpoint was due after the third step; it is saved after the generation is discarded.
     assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 3));
     let resumed = Run::resume(Purpose::Grpo, interrupted.dir.root(), stopping_at(0)).unwrap().run().unwrap();
     assert_eq!((resumed.step, resumed.num_tokens), (6, whole.num_tokens));
@@ -261,17 +260,18 @@ fn a_discarded_generation_leaves_no_trace() {
 }
 
 #[test]
-fn a_prompt_counts_for_each_of_its_completions() {
+fn num_tokens_counts_the_prompt_once_per_completion() {
     let dir = directory();
     let config = Config { max_completion_length: 1, max_steps: 3, ..config(dir.path(), "out") };
     let result = Run::new(Purpose::Grpo, config, options()).unwrap().run().unwrap();
-    // Three steps of two prompts: all of them once, which have 25 tokens, with two completions of one token.
+    // Three steps with two prompts each cover all prompts once. They have 25 tokens, and two completions of one token
+    // each.
     assert_eq!(result.num_tokens, 2 * 25 + 3 * 4);
 }
 
-/// With a learning rate of 0, the steps on a generation can differ only by their samples.
+/// With a learning rate of 0, the steps on a generation can only differ by their samples.
 #[test]
-fn each_step_on_a_generation_has_its_own_part() {
+fn each_step_on_a_generation_uses_other_samples() {
     let dir = directory();
     let entropies = Arc::new(Mutex::new(Vec::new()));
     let seen = entropies.clone();
@@ -291,7 +291,7 @@ fn each_step_on_a_generation_has_its_own_part() {
     assert!(found.len() == 3 && found[0] != found[1] && found[1] != found[2] && found[0] != found[2], "{found:?}");
 }
 
-/// If the last checkpoint could not be written, the run must not take further steps.
+/// If the last checkpoint could not be written, the run must take no further steps.
 #[test]
 fn a_completed_run_takes_no_further_step() {
     let dir = directory();
@@ -325,7 +325,7 @@ impl TakeStep for Evaluated {
 }
 
 #[test]
-fn patience_is_of_evaluations_in_a_row() {
+fn patience_counts_evaluations_in_a_row() {
     let dir = directory();
     let ends = |out: &str, losses: [f64; 6]| {
         let config = Config {
@@ -347,7 +347,7 @@ fn patience_is_of_evaluations_in_a_row() {
     assert_eq!(apart, (StopReason::Completed, 6, Some((5, 1.0))));
 }
 
-/// A task that waits for a batch that never comes, as a learner may wait for its workers.
+/// A task that waits for a batch that never arrives, as a learner may wait for its workers.
 struct Waiting(Box<dyn Fn() + Send>);
 
 impl TrainingTask for Waiting {
@@ -390,7 +390,7 @@ fn a_stop_request_ends_the_wait_for_a_batch() {
     assert!(!result.dir.checkpoint(0).exists());
 }
 
-/// After a step that failed because of a reward, the same run takes the step again in the same process.
+/// After a reward has failed a step, the same run repeats the step in the same process.
 #[test]
 fn a_failed_step_is_repeated_with_the_same_bits() {
     let dir = directory();
@@ -403,7 +403,7 @@ fn a_failed_step_is_repeated_with_the_same_bits() {
     let whole = Run::new(Purpose::Grpo, config("whole"), options()).unwrap().run().unwrap();
     let asked = AtomicUsize::new(0);
     let failing = RunOptions::new().context(one_thread()).train_rows(rows()).reward("vowels", move |sample| {
-        // All of the fourth step's completions, at its first attempt.
+        // The first attempt of all completions of the fourth step.
         let fails = (12..16).contains(&asked.fetch_add(1, Ordering::Relaxed));
         let vowels = sample.completion_text().chars().filter(|c| "aeiou".contains(*c)).count();
         (!fails).then_some(vowels as f64)
@@ -428,7 +428,7 @@ fn a_failed_step_is_repeated_with_the_same_bits() {
 }
 
 #[test]
-fn a_text_is_learned_from_its_second_token_on() {
+fn texts_are_learned_from_their_second_token_on() {
     let dir = directory();
     let words = ["ab.", "sun.", "moon.", "tree.", "xy.", "river."];
     let texts = words.map(|text| json!({"body": text}));
@@ -450,7 +450,7 @@ fn a_text_is_learned_from_its_second_token_on() {
 }
 
 #[test]
-fn rows_in_memory_are_named_sets_of_evaluation() {
+fn rows_in_memory_can_be_named_evaluation_sets() {
     let dir = directory();
     let config = Config { eval_strategy: Strategy::Steps, eval_steps: Some(6), ..config(dir.path(), "sets") };
     let options = options().eval_rows(rows()).eval_set("easy", rows());
@@ -461,7 +461,7 @@ fn rows_in_memory_are_named_sets_of_evaluation() {
     assert_eq!(metrics["eval_easy_reward"].as_f64().expect("no such set"), metrics["eval_reward"].as_f64().unwrap());
 }
 
-/// A sink that keeps what was logged.
+/// A sink that keeps all logged lines.
 struct Logged(Arc<Mutex<Vec<(u64, usize)>>>);
 
 impl Sink for Logged {
@@ -474,7 +474,7 @@ impl Sink for Logged {
 }
 
 #[test]
-fn sinks_and_callbacks_see_what_the_files_have() {
+fn sinks_and_callbacks_receive_what_is_logged_to_files() {
     let dir = directory();
     let (events, logs) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
     let seen = logs.clone();
@@ -495,7 +495,7 @@ fn sinks_and_callbacks_see_what_the_files_have() {
     assert_eq!([&*events.lock().unwrap(), &*logs.lock().unwrap()], [&lines; 2]);
 }
 
-/// The environment variable that is set for the child process of the test below.
+/// The environment variable that marks the child process of the test below.
 const CHILD: &str = "LOCKSTEP_TEST_SILENT";
 
 #[test]
@@ -512,7 +512,7 @@ fn without_a_console_nothing_is_printed() {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(child.status.success(), "{}", text(&child.stderr));
     assert_eq!(text(&child.stderr), "");
-    let of_harness =
+    let is_from_harness =
         |line: &str| ["", "."].contains(&line) || line.starts_with("running") || line.contains("test result");
-    assert!(text(&child.stdout).lines().all(of_harness), "{}", text(&child.stdout));
+    assert!(text(&child.stdout).lines().all(is_from_harness), "{}", text(&child.stdout));
 }

@@ -8,8 +8,8 @@ use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards
 use crate::run;
 use crate::run::RunDir;
 use crate::sources::workers::{
-    CHECKPOINT, Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet,
-    share_cores,
+    CHECKPOINT, Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, fleet_error, is_server,
+    join, share_cores,
 };
 use crate::stop::StopSignal;
 use awaited::Awaited;
@@ -28,29 +28,29 @@ use std::time::{Duration, Instant};
 
 mod awaited;
 
-/// How often the worker looks for the learner's files.
+/// How often the worker checks for the learner's files.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Makes the rewards that are functions of user code, a new set at each call.
+/// Creates the rewards that are functions of user code, a new set at each call.
 pub type MakeFunctions = dyn Fn() -> Vec<Box<dyn Reward>> + Send + Sync;
 
 /// Options of a worker.
 pub struct WorkerOptions<'a> {
     /// The directory of the run that the worker joins, or the address `nats://…` of a NATS server.
     pub run: &'a Path,
-    /// Token and certificates of the NATS server. Its address is in `run`.
+    /// Token and certificates of the NATS server, whose address is in `run`.
     pub server: NatsServer,
     /// The worker's name, unique in the run.
     pub name: &'a str,
-    /// Threads to compute with; `None` takes as many as the machine has cores.
+    /// Threads; `None` uses as many as the machine has cores.
     pub threads: Option<usize>,
-    /// The sampling profiles whose groups this worker makes; empty for all.
+    /// The sampling profiles whose groups this worker generates; empty for all.
     pub profiles: Vec<String>,
-    /// Makes the rewards that are functions of user code; `None` if the worker has no such functions.
+    /// Creates the rewards that are functions of user code; `None` without such functions.
     pub rewards: Option<Arc<MakeFunctions>>,
-    /// Whether the worker may have another build of the program than the learner.
+    /// Whether the worker may be another build of the program than the learner.
     pub allow_other_build: bool,
-    /// Whether the worker also waits for the learner of a run that has ended, or has had no workers.
+    /// Whether to wait also for the learner of a run that has ended, or had no workers.
     pub waits: bool,
     /// Stops the worker.
     pub stop: StopSignal,
@@ -58,11 +58,11 @@ pub struct WorkerOptions<'a> {
     pub say: &'a dyn Fn(&str),
 }
 
-/// The error that the learner has expelled this worker and no longer accepts its results.
+/// The error of a worker that the learner has expelled and whose results it no longer accepts.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "worker {0} was expelled: one of its groups differs from a repetition of its job; fleet/expelled.jsonl of the run \
-     has the first difference. The cause is faulty hardware or a changed program"
+    "worker {0} was expelled: one of its groups differs from a repetition of its job; the run's fleet/expelled.jsonl \
+     has the first difference. The cause is faulty hardware or a modified program"
 )]
 pub struct Expelled(pub String);
 
@@ -71,7 +71,7 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     work_as(options, |work| work)
 }
 
-/// As [`work`], but `honesty` can replace the worker by a worker that gives wrong answers, for tests.
+/// Like [`work`], but `honesty` can replace the worker by one that gives wrong answers, for tests.
 pub(super) fn work_as<W: Work>(
     options: WorkerOptions<'_>,
     honesty: impl FnOnce(WorkerWork) -> W,
@@ -79,24 +79,24 @@ pub(super) fn work_as<W: Work>(
     let WorkerOptions { run, server, name, threads, profiles, rewards, allow_other_build, waits, stop, say } = options;
     let name = WorkerName::new(name).map_err(BadInput::new)?;
     if name.as_str() == CHECKPOINT {
-        return Err(BadInput::new(format!("{name} cannot name a worker: runs use that name themselves")));
+        return Err(BadInput::new(format!("{name} cannot be a worker's name: it is reserved")));
     }
     let awaited = Awaited { name: name.as_str(), run, is_server: is_server(run), waits, stop: &stop, say };
-    // This check comes before the worker makes its directories there.
+    // This check comes before the worker creates its directories.
     awaited.refuse_a_run_without_learner(Instant::now())?;
     let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = if awaited.is_server {
         let server = NatsServer { url: run.display().to_string(), ..server };
         let (exchange, watch) = join(&server, name.clone())?;
         (exchange, Some(Host::open(&server, watch)?))
     } else {
-        (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None)
+        (Box::new(SpoolWorker::join(run, name.clone()).map_err(fleet_error)?), None)
     };
     let mut worker = Worker::new(exchange, name.clone(), profiles.clone());
     let wanted = Wanted { name: &name, threads, profiles: &profiles, rewards, allow_other_build, stop: &stop, say };
     let (files, parts) = loop {
         let Some(state) = awaited.learner(worker.exchange())? else { return Ok(()) };
         match wanted.prepare(run, host.as_ref(), &state) {
-            // One learner's state does not match the files of the next learner, which has begun meanwhile.
+            // One learner's state does not match the files of the next learner, which has started meanwhile.
             Err(_) if !awaited.is_of_learner(&state)? => {}
             prepared => break prepared?,
         }
@@ -106,7 +106,7 @@ pub(super) fn work_as<W: Work>(
     let mut work = honesty(WorkerWork::new(parts));
     let asked = stop.clone();
     let cannot_fetch = || host.as_ref().is_some_and(Host::has_failed);
-    match worker.run(&mut work, &|| asked.is_requested() || cannot_fetch()).map_err(of_fleet)? {
+    match worker.run(&mut work, &|| asked.is_requested() || cannot_fetch()).map_err(fleet_error)? {
         End::RunEnded => Ok(()),
         End::Expelled => Err(Expelled(name.to_string()).into()),
         End::Stopped => match host.as_ref().and_then(Host::failure) {
@@ -128,12 +128,12 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Reads the files of the run and builds the worker's parts, which must match the learner with this state.
+    /// Reads the run's files and builds the worker's parts, which must match the learner with this state.
     fn prepare(&self, run: &Path, host: Option<&Host>, state: &LearnerState) -> anyhow::Result<(Files, Parts)> {
         let shared: Shared = serde_json::from_value(state.shared.clone()).or_bad_input_in("learner.json")?;
         let batch = (state.groups as usize, state.max_staleness as usize);
         if host.is_none() {
-            refuse_memory_of_others(&Layout::of_run(run), &shared)?;
+            refuse_memory_of_others(&Layout::in_run(run), &shared)?;
         }
         if let Some(host) = host {
             wait_for_files(host, shared.run, self.stop, self.say)?;
@@ -150,7 +150,7 @@ impl Wanted<'_> {
             if !self.allow_other_build {
                 return Err(BadInput::new(format!(
                     "{name} cannot work for this run: {what}. Start the worker with the learner's program, or accept \
-                     its answers with --allow-other-build: they may then differ in bits from those of the learner's \
+                     its answers with --allow-other-build: their bits may then differ from those of the learner's \
                      build"
                 )));
             }
@@ -164,7 +164,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Waits until the files that the learner serves, other than weights, have been fetched to this host.
+/// Waits until the learner's files, other than weights, have been fetched to this host.
 fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     while !host.is_ready(run) {
         stop.check()?;
@@ -177,11 +177,11 @@ fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&s
     Ok(())
 }
 
-/// The directories from which a worker reads the run's files.
+/// The directories of the run's files, as seen by a worker.
 struct Files {
     /// The directory with the configuration and `fleet/learner.json`.
     run: PathBuf,
-    /// The directory of the model, if it is not the one in the configuration.
+    /// The directory of the model, if it differs from the configuration's.
     model: Option<PathBuf>,
 }
 
@@ -193,37 +193,37 @@ impl Files {
     }
 }
 
-/// Refuses a learner with weights in memory that this worker cannot open: the worker would wait forever.
+/// Refuses a learner whose weights in memory this worker cannot open; it would wait forever.
 fn refuse_memory_of_others(layout: &Layout, shared: &Shared) -> anyhow::Result<()> {
     let places = shared.slots.values().map(|slot| &slot.path).chain(&shared.base);
     let is_memory = places.into_iter().any(|path| path.starts_with("/proc"));
-    let here = Locks::of_system().this_process();
+    let here = Locks::system().this_process();
     let learner = layout.learner_process().filter(|learner| is_memory && !learner.is_in_namespace_of(&here));
     match learner {
         Some(Owner { pid, boot, .. }) if boot != here.boot => Err(BadInput::new(format!(
-            "the learner is process {pid} of another machine: a worker joins it over the network (`lockstep learner \
-             --nats URL --listen ADDR`, `lockstep worker --join URL`)"
+            "the learner is process {pid} of another machine: join it over the network (`lockstep learner --nats URL \
+             --listen ADDR`, `lockstep worker --join URL`)"
         ))),
         Some(Owner { pid, .. }) => Err(BadInput::new(format!(
             "the learner is process {pid} of another container, whose memory this worker cannot open: start the \
-             learner with --weights-dir and a directory that both see, /dev/shm"
+             learner with --weights-dir and a directory that both containers see, such as /dev/shm"
         ))),
         None => Ok(()),
     }
 }
 
-/// Refuses a sampling profile that the run does not have: its worker would wait forever.
+/// Refuses a sampling profile that the run does not have; the worker would wait forever.
 fn refuse_unknown(profiles: &[String], config: &Config) -> anyhow::Result<()> {
     match profiles.iter().find(|name| !config.sampling_profiles.contains_key(*name)) {
         None => Ok(()),
         Some(unknown) => Err(BadInput::new(format!(
-            "--profiles {unknown}: the run has no `[sampling_profiles.{unknown}]`; it has: {}",
+            "--profiles {unknown}: the run has no `[sampling_profiles.{unknown}]`; its profiles are: {}",
             listed(config.sampling_profiles.keys().map(String::as_str))
         ))),
     }
 }
 
-/// Builds the parts that the worker computes with, from the run's configuration.
+/// Builds the worker's parts from the run's configuration.
 fn parts(
     files: &Files,
     mut config: Config,
@@ -241,7 +241,7 @@ fn parts(
     let time = PromptTime(shared.prompt_time_s);
     let assets = load_generator(&model, &config, time)?;
     let identity = Identity::of(&ctx, &config, &assets.files);
-    // Other rewards are the learner's: functions of its program, and models, whose memory each worker would take.
+    // Other rewards belong to the learner: functions of its program, and models, whose memory each worker would need.
     let here = |spec: &RewardSpec| {
         let is_function = spec.function().or_bad_input()?.is_some();
         let elsewhere = is_function && functions.is_none() || spec.model().or_bad_input()?.is_some();
@@ -269,11 +269,11 @@ fn parts(
         debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
         Ok(ready_rewards(named, Vec::new(), stop))
     });
-    // A batch of the run is scored by one reward at a time; here as many as may be in flight. A program's functions are
-    // called by one thread.
+    // In a run, one batch is scored at a time by each reward; here, as many as may be in flight. A program's functions
+    // are called by one thread.
     let scorers = if has_functions { 1 } else { staleness + 1 };
     let scorers = Scorers::new(make, assets.tokenizer.clone(), scorers, &stop)?;
-    let mut bounds = WorkloadBounds::of_prompts(shared.longest_prompt, config.num_generations);
+    let mut bounds = WorkloadBounds::for_prompts(shared.longest_prompt, config.num_generations);
     bounds.sequences = groups.saturating_mul(config.num_generations);
     let sizes = engine_config(&config, context(&config, &assets), bounds);
     let mut engine = Engine::new(&ctx, &assets.config, sizes).or_bad_input()?;
@@ -299,7 +299,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_worker_makes_groups_of_profiles_that_the_run_has() {
+    fn a_worker_with_an_unknown_profile_is_refused() {
         let profiles = json!({"a": {"share": 0.5}, "b": {"share": 0.5}}).as_object().cloned().unwrap();
         let config = Config { sampling_profiles: profiles, ..Config::default() };
         let refused = |names: &[&str], config: &Config| {
@@ -309,14 +309,14 @@ mod tests {
             Some(error.to_string())
         };
         assert_eq!((refused(&[], &config), refused(&["b", "a"], &config)), (None, None));
-        let words = "--profiles c: the run has no `[sampling_profiles.c]`; it has: a, b";
+        let words = "--profiles c: the run has no `[sampling_profiles.c]`; its profiles are: a, b";
         assert_eq!(refused(&["a", "c"], &config).as_deref(), Some(words));
-        let words = "--profiles a: the run has no `[sampling_profiles.a]`; it has: none";
+        let words = "--profiles a: the run has no `[sampling_profiles.a]`; its profiles are: none";
         assert_eq!(refused(&["a"], &Config::default()).as_deref(), Some(words));
     }
 
     #[test]
-    fn files_of_a_run_and_names_of_workers() {
+    fn a_worker_reads_the_runs_files_and_refuses_reserved_names() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files { run: dir.path().to_owned(), model: None };
         assert!(is_bad_input(&files.config().unwrap_err()));
@@ -340,7 +340,7 @@ mod tests {
             say: &|_| {},
         };
         let unnamed = work(options("two words")).unwrap_err();
-        assert!(is_bad_input(&unnamed) && unnamed.to_string().contains("cannot name a worker"), "{unnamed:#}");
+        assert!(is_bad_input(&unnamed) && unnamed.to_string().contains("cannot be a worker's name"), "{unnamed:#}");
         stop.request();
         assert!(crate::stop::is_stopped(&work(options("w")).unwrap_err()));
         let expelled = Expelled("w".to_owned()).to_string();

@@ -1,8 +1,8 @@
 //! Generates batches ahead of training, for `max_staleness` = k > 0.
 //!
 //! Batch b is generated with the weights at the start of batch max(0, b − k). So before the first step on a batch, all
-//! batches up to the k-th after it are generated, as far as the run lasts. This needs no older weights later, but a
-//! checkpoint must contain the batches that were generated ahead.
+//! batches up to the k-th after it are generated, unless the run ends earlier. No older weights are needed later, but a
+//! checkpoint must contain the batches generated ahead.
 
 use super::local::LocalSource;
 use super::{Ahead, Batch, BatchSource, Now, SavedState, SourceState};
@@ -12,14 +12,14 @@ use anyhow::Context as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The source of batches that older weights have sampled.
+/// The source of batches that are sampled with older weights.
 pub struct AheadSource(pub LocalSource);
 
 impl BatchSource for AheadSource {
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
         let AheadSource(local) = self;
         next.note_published(now.policy.weights.version(), local.spec.config.max_staleness);
-        // The position in the data after the batches that exist.
+        // The position in the data after the existing batches.
         let (mut rows, mut first) = (data.clone(), next.next_group);
         for batch in &next.ahead {
             rows.next_batch();
@@ -32,7 +32,7 @@ impl BatchSource for AheadSource {
             next.ahead.push_back(Arc::new(Ahead { collected, lineage: now.lineage }));
         }
         data.next_batch();
-        let batch = next.ahead.pop_front().context("a run has a batch left")?;
+        let batch = next.ahead.pop_front().context("the run has no batch left")?;
         let (sampled_by, collected) = (batch.lineage, Ahead::into_collected(batch));
         next.next_group = collected.next_group;
         Ok(Batch::Generated { collected, sampled_by, metrics: Vec::new() })

@@ -2,9 +2,9 @@
 //! with the weights at the start of batch clamp(b − k + ⌊t / C⌋, 0, b).
 //!
 //! So the weights at the start of batch b complete batch b, extend the j-th batch after it to (k − j + 1) · C tokens,
-//! and make the first C tokens of the k-th batch after it. A stopped completion continues as if it had not been
-//! stopped; the newer weights compute its keys and values again. Unfinished batches belong to a prepared step and to
-//! the frontier of a checkpoint, as in [`ahead`](super::ahead). Rewards are called when a batch is complete.
+//! and generate the first C tokens of the k-th batch after it. A paused completion continues as if it had not been
+//! paused; the newer weights recompute its keys and values. Unfinished batches belong to a prepared step and to the
+//! frontier of a checkpoint, as in [`ahead`](super::ahead). Rewards are called when a batch is complete.
 
 use super::local::LocalSource;
 use super::{Batch, BatchSource, Now, SavedState, SourceState};
@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The source of batches whose tokens come from several versions of the weights.
+/// The source of batches whose tokens are sampled with several versions of the weights.
 pub struct ChunkSource {
     local: LocalSource,
-    /// C, the tokens of a chunk.
+    /// C, the number of tokens in a chunk.
     tokens: usize,
 }
 
@@ -66,7 +66,7 @@ impl BatchSource for ChunkSource {
             }
             first = first.after(spec.sizes.groups());
         }
-        let batch = begun.pop_front().context("a run has a batch left")?;
+        let batch = begun.pop_front().context("the run has no batch left")?;
         let beside = self.beside(begun.iter());
         let so_far = batch.answers.into_iter().map(|answer| answer.group).collect();
         let begins = (batch.prompts, batch.step);
@@ -91,13 +91,13 @@ impl BatchSource for ChunkSource {
 }
 
 impl BegunBatch {
-    /// The answer that `group` has so far.
+    /// The answer of `group` so far.
     fn answer(&self, group: GroupId) -> Option<&GroupAnswer> {
         let first = self.prompts.first_key_value()?.0;
         self.answers.get(usize::try_from(group.0.checked_sub(first.0)?).ok()?)
     }
 
-    /// Takes the new state of this batch's groups out of `made`. Groups that are not in `made` stay as they are.
+    /// Takes the new state of this batch's groups out of `made`. Groups that are not in `made` are unchanged.
     fn take_up(&mut self, made: &mut BTreeMap<GroupId, RolloutGroup>) {
         let group = |group: &GroupId| match made.remove(group) {
             Some(group) => Some(GroupAnswer { group, scores: Vec::new(), rollout_s: 0.0 }),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_takes_up_the_groups_that_were_made_of_it() {
+    fn a_batch_takes_over_the_new_state_of_its_groups() {
         let prompt = || {
             let (tokens, content) = (model::Prompt::new([1]), "x".into());
             Arc::new(Prompt { row: 0, tokens, content, columns: Map::new() })
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(batch.answers, expected);
         let of = |batch: &BegunBatch, group: u64| batch.answer(GroupId(group)).map(|answer| answer.group.group.0);
         assert_eq!([6, 7, 8, 9, 10].map(|group| of(&batch, group)), [None, Some(7), Some(8), Some(9), None]);
-        // An answer that was not made again is kept, with its scores.
+        // An answer that was not regenerated is kept, with its scores.
         batch.answers[2].rollout_s = 0.5;
         let mut made = BTreeMap::from([(GroupId(8), group(8, 2)), (GroupId(11), group(11, 1))]);
         batch.take_up(&mut made);

@@ -1,4 +1,4 @@
-//! Generates each batch when its first step begins, in this process, with the current weights.
+//! Generates each batch at the start of its first step, in this process, with the current weights.
 
 use super::{Batch, BatchSource, BatchSpec, Now, SavedState, SourceState};
 use crate::data::Sampler;
@@ -15,7 +15,7 @@ pub struct LocalSource {
 }
 
 impl LocalSource {
-    /// A source that collects with `collector`.
+    /// A source with the collector `collector`.
     pub fn new(spec: BatchSpec, collector: Box<dyn Collect>) -> LocalSource {
         LocalSource { spec, collector }
     }
@@ -33,7 +33,7 @@ impl LocalSource {
         Ok(collected)
     }
 
-    /// Checks that the rewards still give scores, and records the times of what overlapped.
+    /// Checks that the rewards still score, and records the times of overlapped scoring.
     fn accept(&self, health: &mut RewardHealth, collected: &Collected, now: &Now<'_>) -> anyhow::Result<()> {
         health.check(&collected.scored.rollouts, &collected.scored.problems, &self.spec.config)?;
         collected.record_overlapped(now.watch.stages);
@@ -41,7 +41,7 @@ impl LocalSource {
     }
 
     /// Continues the groups of a batch that began after `step` optimizer steps, and scores them. Also returns the
-    /// groups of the requests beside them.
+    /// groups of the concurrent requests.
     pub(super) fn complete(
         &mut self,
         health: &mut RewardHealth,

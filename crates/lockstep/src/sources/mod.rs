@@ -1,4 +1,4 @@
-//! The source of a run's generation batches, a [`BatchSource`]. The present parts of later batches are in the
+//! The source of a run's generation batches, a [`BatchSource`]. The generated parts of later batches are in the
 //! [`SourceState`], which the trainer keeps and copies for each step.
 //!
 //! | source | file | owns | may wait for |
@@ -10,8 +10,8 @@
 //! | workers in other processes | `workers/` | the jobs, slots of weights, the answers' files | workers, rewards |
 //!
 //! A batch is a value: until the optimizer step on it is committed, dropping the batch and the [`SourceState`] after it
-//! changes nothing (decision 0030). A source sees the policy, the position in the data, and whom to tell that it waits
-//! ([`Watch`]). It is told counts of steps and the run's directory, and does not import `run`.
+//! changes nothing (decision 0030). A source sees the policy, the position in the data, and the observer of its waits
+//! ([`Watch`]). It receives counts of steps and the run's directory, and does not import `run`.
 
 pub mod ahead;
 pub mod chunks;
@@ -47,17 +47,17 @@ pub trait BatchSource {
         Ok(())
     }
 
-    /// Makes the next batch. `next` and `data` are the source's state and the position in the data; both are moved to
-    /// the end of the batch. If this fails, the caller drops them, and another call makes the same batch.
+    /// Makes the next batch. `next` and `data` are the source's state and the position in the data, which are moved
+    /// past the batch. If this fails, the caller drops them, and another call makes the same batch.
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch>;
 
-    /// Generates groups for the dataset rows `rows` in addition to the last batch, for dynamic sampling.
+    /// Generates additional groups of the last batch for the dataset rows `rows`, for dynamic sampling.
     fn more(&mut self, _next: &mut SourceState, _rows: &[usize], _now: &Now<'_>) -> anyhow::Result<Collected> {
-        anyhow::bail!("this source of batches generates no further groups for a batch")
+        anyhow::bail!("this source cannot generate additional groups for a batch")
     }
 
-    /// Completes the parts of later batches that only the current or older weights can make, and adds them to the
-    /// state: a checkpoint must contain these parts. Called before the weights change.
+    /// Completes the parts of later batches that need the current or older weights, and adds them to the state: a
+    /// checkpoint must contain them. Called before the weights change.
     fn complete_for_checkpoint(&mut self, _at: &mut SourceState, _now: &Now<'_>) -> anyhow::Result<()> {
         Ok(())
     }
@@ -67,29 +67,29 @@ pub trait BatchSource {
         Ok(())
     }
 
-    /// The engine and the rewards of this process, which make evaluations; `None` if there are none.
+    /// The engine and the rewards of this process, for evaluations; `None` if there are none.
     fn collector(&mut self) -> Option<&mut dyn Collect>;
 
-    /// Reads the state that a checkpoint has saved, and the files of [`write`](Self::write).
+    /// Reads the state from a checkpoint, and the files of [`write`](Self::write).
     fn restore(&mut self, saved: SavedState<'_>, checkpoint: &Path) -> anyhow::Result<SourceState>;
 
-    /// Functions that write the files of the state `at` into a checkpoint.
+    /// Functions that write the files of the state `at` to a checkpoint.
     fn write(&self, at: &SourceState) -> Vec<WriteFiles> {
         at.write()
     }
 
-    /// Called when a checkpoint is complete and no step follows that would tell the source of it.
+    /// Called after a checkpoint is complete and no step follows in which the source would notice.
     fn checkpoint_written(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Called when the run has ended and takes no further step.
+    /// Called after the run has ended and takes no further step.
     fn end(&self) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Whether other processes generate. Then a checkpoint may have to wait for them, and a failed reward is not
-    /// followed by a checkpoint.
+    /// Whether other processes generate. Then a checkpoint may have to wait for them, and no checkpoint is written
+    /// after a failed reward.
     fn is_distributed(&self) -> bool {
         false
     }
@@ -97,16 +97,16 @@ pub trait BatchSource {
 
 /// A generation batch.
 pub enum Batch {
-    /// Completions that were generated and scored.
+    /// Generated and scored completions.
     Generated {
-        /// The groups, with their times.
+        /// The groups with their times.
         collected: Collected,
-        /// The lineage of the weights that sampled the batch (in chunks: of those that completed it).
+        /// The lineage of the weights that sampled the batch (in chunks, of the weights that completed it).
         sampled_by: Option<Lineage>,
         /// Metrics of the source, in the order in which they are added.
         metrics: Vec<(String, f64)>,
     },
-    /// Completions from a file. Nothing was timed.
+    /// Completions from a file, without times.
     Recorded(Rollouts),
 }
 
@@ -114,25 +114,25 @@ pub enum Batch {
 pub struct Now<'a> {
     /// The model that generates.
     pub policy: &'a Policy,
-    /// The device and threads to compute with.
+    /// The device and threads.
     pub ctx: &'a Context,
-    /// Optimizer steps done so far.
+    /// Optimizer steps so far.
     pub step: u64,
     /// Generation batches that the run still trains on, at least 1.
     pub batches_left: u64,
     /// The lineage of the policy's weights.
     pub lineage: Option<Lineage>,
-    /// Whom to tell what the source waits for.
+    /// The observer of the source's waits.
     pub watch: &'a Watch<'a>,
 }
 
-/// The checks and reports of a source while it waits.
+/// The checks and reports of a waiting source.
 pub struct Watch<'a> {
     /// Cancels the work.
     pub stop: &'a StopSignal,
     /// Timers of the run's stages.
     pub stages: &'a Stages,
-    /// Called every ten seconds of a wait for rewards, with the slowest one's name and how long it has taken.
+    /// Called every ten seconds while rewards are awaited, with the slowest one's name and the time waited.
     pub on_wait: &'a (dyn Fn(&str, Duration) + Sync),
     /// Shows a warning.
     pub warn: &'a dyn Fn(&str),
@@ -145,15 +145,15 @@ impl Watch<'_> {
     }
 }
 
-/// The run at its beginning.
+/// The run at its start.
 pub struct Start<'a> {
     /// The run's directory.
     pub dir: &'a Path,
     /// The model that generates.
     pub policy: &'a mut Policy,
-    /// The device and threads to compute with.
+    /// The device and threads.
     pub ctx: &'a Context,
-    /// Optimizer steps done so far.
+    /// Optimizer steps so far.
     pub step: u64,
     /// Optimizer steps of the whole run.
     pub total_steps: u64,
@@ -161,11 +161,11 @@ pub struct Start<'a> {
     pub data: &'a Sampler,
     /// SHA-256 of the data.
     pub data_hash: &'a str,
-    /// The samples of the batch in use; empty if the next step begins a batch.
+    /// The samples of the current batch; empty if the next step begins a batch.
     pub in_use: &'a [Sample],
-    /// The lineage of the policy's weights; in the middle of a batch it includes that batch.
+    /// The lineage of the policy's weights. In the middle of a batch it includes that batch.
     pub lineage: Option<Lineage>,
-    /// A hash of the settings that a step depends on, beside its batch and the weights.
+    /// A hash of the settings that affect a step, besides its batch and the weights.
     pub settings: Lineage,
     /// The time with which chat templates render prompts.
     pub prompt_time: PromptTime,
@@ -173,17 +173,17 @@ pub struct Start<'a> {
 
 /// An optimizer step that was just taken.
 pub struct StepDone<'a> {
-    /// Whether the step was the last one on its batch.
+    /// Whether the step was the last on its batch.
     pub ends_batch: bool,
     /// The weights after the step.
     pub weights: &'a mut AdaptedWeights,
     /// The position in the data.
     pub data: &'a Sampler,
-    /// Optimizer steps done so far.
+    /// Optimizer steps so far.
     pub step: u64,
     /// The lineage of the weights.
     pub lineage: Option<Lineage>,
-    /// Whom to tell what the source waits for.
+    /// The observer of the source's waits.
     pub watch: &'a Watch<'a>,
 }
 
@@ -194,14 +194,14 @@ pub struct BatchSizes {
     pub generation: usize,
     /// Completions in an optimizer step.
     pub optimizer: usize,
-    /// Completions for each prompt.
+    /// Completions per prompt.
     pub group: usize,
     /// How often each generation batch is trained on (μ).
     pub iterations: usize,
 }
 
 impl BatchSizes {
-    /// Optimizer steps of one pass over a generation batch.
+    /// Optimizer steps in one pass over a generation batch.
     pub fn parts(&self) -> u64 {
         (self.generation / self.optimizer) as u64
     }
@@ -217,7 +217,7 @@ impl BatchSizes {
     }
 }
 
-/// The common settings of all batches of a run.
+/// The settings that all batches of a run share.
 pub struct BatchSpec {
     /// The configuration of the run.
     pub config: Config,
@@ -237,7 +237,7 @@ impl BatchSpec {
         rows.iter().map(|&row| self.prompts[row].clone()).collect()
     }
 
-    /// The request for completions of these prompts, after `step` optimizer steps.
+    /// The request for completions of these prompts after `step` optimizer steps.
     fn request(&self, prompts: Prompts, step: u64) -> CollectRequest<'_> {
         CollectRequest {
             prompts,
@@ -249,13 +249,13 @@ impl BatchSpec {
         }
     }
 
-    /// The request that all collections of the run share, without prompts.
+    /// The request without prompts, which all collections of the run share.
     fn like(&self) -> CollectRequest<'_> {
         self.request(Prompts::new(), 0)
     }
 
-    /// How many of the next batches must exist before the next step: that step's own, and `max_staleness` later ones,
-    /// as far as the run lasts.
+    /// How many batches must exist before the next step: this step's own, and `max_staleness` later ones, unless the
+    /// run ends earlier.
     fn wanted(&self, now: &Now<'_>) -> usize {
         now.batches_left.min(self.config.max_staleness as u64 + 1) as usize
     }

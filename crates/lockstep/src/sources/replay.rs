@@ -11,14 +11,14 @@ use std::path::Path;
 pub struct ReplaySource {
     spec: BatchSpec,
     replay: Replay,
-    /// Computes the log-probabilities that the file lacks.
+    /// Computes log-probabilities that the file lacks.
     scorer: SharedScorer,
-    /// Makes evaluations.
+    /// The collector of evaluations.
     collector: Option<Box<dyn Collect>>,
 }
 
 impl ReplaySource {
-    /// A source of the groups of `replay`.
+    /// A source of the groups in `replay`.
     pub fn new(
         spec: BatchSpec,
         replay: Replay,
@@ -32,7 +32,7 @@ impl ReplaySource {
 impl BatchSource for ReplaySource {
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
         let picked = data.next_batch();
-        // As if they had been generated: PPO's mini-batches are drawn by this number.
+        // As if they had been generated: this number selects PPO's mini-batches.
         let first = next.next_group;
         next.next_group = first.after(picked.len());
         let _span = now.watch.stages.span("replay");

@@ -15,26 +15,26 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The checkpoint file with the complete later batches, one after another as collector answers.
+/// The checkpoint file with the complete later batches, as concatenated collector answers.
 const AHEAD: &str = "frontier.bin";
 
 /// The checkpoint file with the unfinished later batches.
 const BEGUN: &str = "frontier.begun.bin";
 
-/// The position of a source, and the present parts of later batches (the *frontier*). Position in the data and next
-/// group are those after the batch in use.
+/// The position of a source, and the generated parts of later batches (the *frontier*). The position in the data and
+/// the next group are those after the current batch.
 #[derive(Clone, Default)]
 pub struct SourceState {
-    /// The next group. Together with the seed its number selects the random stream of each sample.
+    /// The next group, whose number and the seed select the random stream of each sample.
     pub next_group: GroupId,
-    /// For how long each reward has given no score.
+    /// For how long each reward has not scored.
     pub health: RewardHealth,
     /// Complete later batches, the next one first.
     pub ahead: VecDeque<Arc<Ahead>>,
     /// Unfinished later batches, the next one first; used with `partial_rollout_tokens`.
     pub begun: VecDeque<Arc<BegunBatch>>,
     /// The version of the weights at the start of each of the last batches, the newest last; used with `max_staleness`.
-    /// (The name is that of the key in `run_state.json`.)
+    /// (The name is the key in `run_state.json`.)
     pub published: VecDeque<Updates>,
 }
 
@@ -52,20 +52,20 @@ impl Ahead {
     }
 }
 
-/// A source's entries in a checkpoint's `run_state.json`. The batches themselves are in files beside it.
+/// A source's entries in a checkpoint's `run_state.json`. The batches are in separate files.
 pub struct SavedState<'a> {
     /// The next group.
     pub next_group: GroupId,
-    /// For each complete later batch, the lineage of the weights that made it.
+    /// For each complete later batch, the lineage of the weights that sampled it.
     pub ahead: &'a [Option<Lineage>],
-    /// How many later batches are unfinished.
+    /// The number of unfinished later batches.
     pub begun: usize,
     /// The version of the weights at the start of each of the last batches.
     pub published: VecDeque<Updates>,
 }
 
 impl SourceState {
-    /// Notes that a batch begins with weights of version `updates`. The last `max_staleness` + 1 versions are kept.
+    /// Records that a batch begins with weights of version `updates`. The last `max_staleness` + 1 versions are kept.
     pub(super) fn note_published(&mut self, updates: Updates, max_staleness: usize) {
         self.published.push_back(updates);
         while self.published.len() > max_staleness + 1 {
@@ -73,12 +73,12 @@ impl SourceState {
         }
     }
 
-    /// How many batches have begun with weights newer than version `updates`.
+    /// How many batches began with weights newer than version `updates`.
     pub fn lag(&self, updates: Updates) -> usize {
         self.published.iter().filter(|&&newer| newer > updates).count()
     }
 
-    /// Functions that write the later batches into a checkpoint.
+    /// Functions that write the later batches to a checkpoint.
     pub(super) fn write(&self) -> Vec<WriteFiles> {
         let mut writes: Vec<WriteFiles> = Vec::new();
         if !self.ahead.is_empty() {
@@ -98,7 +98,7 @@ impl SourceState {
         writes
     }
 
-    /// Reads the state that a checkpoint has saved.
+    /// Reads the state from a checkpoint.
     pub(super) fn read(saved: SavedState<'_>, spec: &BatchSpec, checkpoint: &Path) -> anyhow::Result<SourceState> {
         let SavedState { next_group, ahead, begun, published } = saved;
         Ok(SourceState {
@@ -124,7 +124,7 @@ fn read_ahead(
     }
     let ahead = read_all(spec, file, |bytes, like, row| Collected::take(bytes, like, row))?;
     if ahead.len() != batches {
-        bad_input!("{} has {} batches, and the run left off with {batches}", file.display(), ahead.len());
+        bad_input!("{} has {} batches, but the run left off with {batches}", file.display(), ahead.len());
     }
     let groups = ahead.iter().flat_map(|batch| &batch.scored.rollouts.groups).map(|group| group.group);
     if !groups.eq(first.and_after().take(batches * spec.sizes.groups())) {
@@ -134,7 +134,7 @@ fn read_ahead(
     Ok(ahead.into_iter().zip(lineages).map(batch).collect())
 }
 
-/// Reads the unfinished later batches. There must be `batches` of them, with groups from `first` on.
+/// Reads the unfinished later batches: `batches` of them, with groups from `first` on.
 fn read_begun(
     batches: usize,
     first: GroupId,
@@ -158,7 +158,7 @@ fn read_begun(
 /// Finds a dataset row by its index.
 type FindRow<'a> = &'a dyn Fn(u64) -> Option<Arc<Prompt>>;
 
-/// Reads all batches of a file. `take` reads the first batch of some bytes, and returns the bytes after it.
+/// Reads all batches of a file. `take` reads the first batch of some bytes, and returns the remaining bytes.
 fn read_all<T>(
     spec: &BatchSpec,
     file: &Path,

@@ -1,5 +1,5 @@
-//! A source of batches of the test's own: an environment that writes the completions itself. It needs only
-//! this file: the run does not know it elsewhere.
+//! A custom source of batches: an environment that writes the completions itself. This file is enough to add it; no
+//! other part of the run knows it.
 
 use super::*;
 use crate::config::Purpose;
@@ -12,7 +12,7 @@ use rollout::{Completion, FinishReason};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The id of the token that the environment rewards.
+/// The id of the rewarded token.
 const GOOD: u32 = 7;
 
 /// The calls that the environment received.
@@ -25,7 +25,7 @@ struct Seen {
     ended: bool,
 }
 
-/// Completes each prompt once with the good token and once with another one.
+/// Completes each prompt once with the good token and once with another.
 struct Environment {
     seen: Rc<RefCell<Seen>>,
 }
@@ -86,9 +86,9 @@ impl BatchSource for Environment {
     }
 }
 
-/// A run on this source trains, and one that was stopped in the middle of a batch ends with the same weights.
+/// A run trains on this source, and after a stop in the middle of a batch it ends with the same weights.
 #[test]
-fn a_run_trains_on_a_source_of_the_tests_own() {
+fn a_run_trains_on_a_custom_source() {
     let dir = directory();
     let seen = Rc::new(RefCell::new(Seen::default()));
     let options = || {
@@ -112,7 +112,7 @@ fn a_run_trains_on_a_source_of_the_tests_own() {
     assert_eq!((cut.step, cut.stop_reason), (3, StopReason::Requested));
     let resumed = Run::resume(Purpose::Grpo, cut.dir.root(), options()).unwrap().run().unwrap();
     assert_eq!(resumed.step, 4);
-    assert_eq!(seen.borrow().batches, [0, 2], "the batch in use is in the checkpoint");
+    assert_eq!(seen.borrow().batches, [0, 2], "the checkpoint contains the current batch");
     let weights = |root: &Path| std::fs::read(root.join("model/model.safetensors")).unwrap();
     assert!(weights(whole.dir.root()) == weights(resumed.dir.root()));
     assert!(weights(whole.dir.root()) != std::fs::read(dir.path().join("model/model.safetensors")).unwrap());

@@ -1,9 +1,9 @@
 //! Direct preference optimization (DPO): a policy learns from pairs of a chosen and a rejected answer, and is kept near
-//! the model that it began as.
+//! its initial model.
 //!
-//! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the adapter
-//! with which training began (`ref_adapter`). The log-probabilities of the reference model are computed once, before
-//! training, and again when a run is resumed (the same bits on the same machine). So no second model stays in memory.
+//! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the adapter as
+//! it was before training (`ref_adapter`). Its log-probabilities are computed once before training, and again after a
+//! resume (with the same bits on the same machine), so no second model stays in memory.
 
 use super::offline::{Loaded, Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
@@ -19,7 +19,7 @@ use telemetry::{Sinks, counted};
 use train::loss::dpo::{Answer, pair};
 use train::{Means, Objective, PreferencePair};
 
-/// The DPO way to train.
+/// The training method DPO.
 pub struct Dpo;
 
 impl Offline for Dpo {
@@ -54,8 +54,8 @@ impl Offline for Dpo {
         load_pairs(config, &spec, assets, sinks, true, |_| Ok(()))
     }
 
-    /// Rows to score at once: training and held-out rows, since the reference model scores both. The reference model is
-    /// freed before the policy is loaded, and scores with the buffers of evaluation.
+    /// The number of rows to score at once: training and held-out rows, since the reference model scores both. The
+    /// reference model is freed before the policy is loaded, and uses the buffers of evaluation.
     fn scored([train, held_out]: [usize; 2]) -> usize {
         train.max(held_out)
     }
@@ -72,7 +72,7 @@ impl Offline for Dpo {
             adapter.map(|dir| load_adapter(inputs.ctx.memory(), &dir, &weights)).transpose().or_bad_input()?;
         let reference = ModelView::new(&weights, adapter.as_ref());
         let count = rows.train.len() + rows.held_out_rows();
-        inputs.sinks.info(&format!("log-probabilities of the reference for {}, once", counted(count, "pair")));
+        inputs.sinks.info(&format!("computing the reference's log-probabilities of {}, once", counted(count, "pair")));
         let held_out = rows.held_out.iter_mut().map(|set| &mut set.rows);
         for pairs in [&mut rows.train].into_iter().chain(held_out) {
             let scores = scorer.score(&inputs.ctx, reference, &PreferencePair::sequences(pairs), 1.0)?;
@@ -82,8 +82,8 @@ impl Offline for Dpo {
         Ok(())
     }
 
-    /// Loss and metrics of the held-out pairs. Entropy and logits are means over all tokens. The token accuracy is a
-    /// mean over the tokens of the chosen answers only.
+    /// Loss and metrics of the held-out pairs. Entropy and logits are means over all tokens; the token accuracy is a
+    /// mean over the tokens of the chosen answers.
     fn evaluate(
         config: &Config,
         learner: &Learner,

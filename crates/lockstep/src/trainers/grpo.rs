@@ -1,4 +1,4 @@
-//! GRPO, and every other algorithm whose advantages come from the generation batch alone. The code shows one training
+//! GRPO, and every other algorithm whose advantages are a function of the generation batch. The code shows one training
 //! step in the order of its data:
 //!
 //! `prompts → rollout → rewards → samples → advantages → update → (the same weights) → rollout`
@@ -21,10 +21,10 @@ use serde_json::Value;
 use std::path::Path;
 use train::{Advantages, Sample};
 
-/// The training task of GRPO and its relatives.
+/// The training task of GRPO and similar algorithms.
 pub struct Grpo {
     pipeline: RolloutPipeline,
-    /// The function by which the algorithm computes advantages.
+    /// The algorithm's function for advantages.
     advantages: FromBatch,
     shown_metrics: &'static [&'static str],
 }
@@ -94,13 +94,13 @@ impl Task for Grpo {
     }
 }
 
-/// The advantage of each completion: how much better it is than its group, or than the batch, as the algorithm defines.
+/// The advantage of each completion: how much better it is than its group or the batch, as the algorithm defines.
 fn advantages_of(compute: FromBatch, config: &Config, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
     let (rewards, steps) = (rollouts.rewards(), rollouts.step_rewards());
     compute(config, &Scored { rewards: &rewards, steps: &steps, samples })
 }
 
-/// Builds the task and its run. Nothing is written before all inputs have been checked.
+/// Builds the task and its run. All inputs are checked before anything is written.
 pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Grpo, TrainingRun)> {
     let shown_metrics = inputs.config().policy_gradient().shown_metrics();
     let restore =

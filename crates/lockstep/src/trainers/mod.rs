@@ -1,4 +1,4 @@
-//! The ways to train, one file or folder for each. [`build`] makes the one that a configuration selects.
+//! The training methods, one file or folder each. [`build`] builds the one that a configuration selects.
 
 mod dpo;
 mod grpo;
@@ -21,8 +21,7 @@ use model::ModelAssets;
 use reward::RewardModel;
 use sft::Sft;
 
-/// Builds the training task of a command, and the run that trains it. Nothing is written before all inputs have been
-/// checked.
+/// Builds the training task of a command and the run that trains it. All inputs are checked before anything is written.
 pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn TakeStep>, TrainingRun)> {
     fn boxed<T: TakeStep + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn TakeStep>, TrainingRun) {
         (Box::new(task), run)
@@ -42,11 +41,10 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tak
     }
 }
 
-/// Plans the memory of a run for a configuration.
+/// Plans the memory of a configuration's run.
 pub type Planner<'a> = Box<dyn Fn(&Config) -> anyhow::Result<MemoryPlan> + 'a>;
 
-/// Plans the memory of the run of a command, for the configuration of `builder` and for changes of it. Data are read
-/// once.
+/// Plans the memory of a command's run for the configuration of `builder` and for changes of it. Data are read once.
 pub fn planner<'a>(
     purpose: Purpose,
     builder: &'a Builder<'a>,

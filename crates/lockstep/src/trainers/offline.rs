@@ -1,6 +1,6 @@
-//! The code that SFT, DPO and reward models share. Their rows are all loaded when the run begins, training rows are
-//! drawn in the sampler's order, and held-out rows are scored. Each of the three implements [`Offline`], which defines
-//! the rows and the metrics.
+//! The code shared by SFT, DPO and reward models. All rows are loaded at the start of the run; training rows are drawn
+//! in the sampler's order, and held-out rows are scored. Each method implements [`Offline`], which defines its rows and
+//! metrics.
 
 use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
@@ -32,21 +32,21 @@ mod rows;
 pub use rows::Row;
 use rows::RowsState;
 
-/// A way to train on a dataset's rows, without generation.
+/// A training method on a dataset's rows, without generation.
 pub trait Offline {
-    /// The type of its rows.
+    /// The type of the rows.
     type Row: Row + 'static;
-    /// The subcommand that it belongs to.
+    /// The subcommand of the method.
     const PURPOSE: Purpose;
     /// The output layer of the model: lm head or score head.
     const HEAD: Head;
-    /// Names of the metrics that an evaluation gives, without the set's prefix (`eval_`).
+    /// Names of the metrics of an evaluation, without the set's prefix (`eval_`).
     const EVALUATION_METRICS: &'static [&'static str];
     /// Names of the metrics that the progress line shows.
     const SHOWN_METRICS: &'static [&'static str];
     /// Whether the last step is evaluated even if no evaluation is due.
     const EVALUATES_AT_END: bool = false;
-    /// Tokens that are added to each sequence beyond prompt and completion.
+    /// Tokens that are added to each sequence, besides prompt and completion.
     const MORE_TOKENS: usize = 0;
 
     /// The loss that the trainer minimises.
@@ -66,8 +66,8 @@ pub trait Offline {
         held_out
     }
 
-    /// Computes values of the rows that training needs beforehand, such as reference log-probabilities. Called
-    /// before the trained weights are loaded.
+    /// Computes values of the rows in advance, such as reference log-probabilities. Called before the trained weights
+    /// are loaded.
     fn prepare(
         _inputs: &RunInputs,
         _model: (&ModelSource, &ModelAssets),
@@ -77,13 +77,12 @@ pub trait Offline {
         Ok(())
     }
 
-    /// A message about the number of training rows and of held-out rows.
+    /// A message about the numbers of training and held-out rows.
     fn describe(_rows: [usize; 2]) -> Option<String> {
         None
     }
 
-    /// Computes the metrics of held-out rows: those of [`EVALUATION_METRICS`](Self::EVALUATION_METRICS), or some of
-    /// them.
+    /// Computes the metrics of held-out rows: all or some of [`EVALUATION_METRICS`](Self::EVALUATION_METRICS).
     fn evaluate(
         config: &Config,
         learner: &Learner,
@@ -92,13 +91,13 @@ pub trait Offline {
     ) -> anyhow::Result<Vec<(String, f64)>>;
 }
 
-/// The rows that were loaded from a dataset.
+/// The rows of a dataset.
 pub struct Loaded<R> {
     pub rows: Vec<R>,
     /// SHA-256 of the dataset.
     pub hash: String,
-    /// True if every token of every row counts in the loss. In this case user metrics also see the first token as
-    /// counted, though nothing predicts it.
+    /// True if every token of every row counts in the loss. User metrics then also see the first token as counted,
+    /// although nothing predicts it.
     pub whole: bool,
 }
 
@@ -106,7 +105,7 @@ pub struct Loaded<R> {
 pub struct Rows<R> {
     /// Training rows.
     pub train: Vec<R>,
-    /// Held-out sets, which evaluations score.
+    /// Held-out sets, for evaluations.
     pub held_out: Vec<HeldOut<R>>,
     /// SHA-256 of the training data.
     hash: String,
@@ -145,13 +144,13 @@ impl<R: Row> Rows<R> {
         self.held_out.iter().map(|set| set.rows.len()).sum()
     }
 
-    /// The largest work that the trainer gets at once, and the largest that the scorer gets at once.
+    /// The largest work that the trainer receives at once, and the largest that the scorer receives.
     fn largest_work<O: Offline<Row = R>>(&self, config: &Config) -> [Work; 2] {
         let held_out = self.held_out.iter().flat_map(|set| R::sequences(&set.rows));
         let sequences = R::sequences(&self.train).into_iter().chain(held_out);
         let lengths = sequences.map(|s| (s.prompt.len(), s.completion.len() + O::MORE_TOKENS)).collect::<Vec<_>>();
         let largest = self.held_out.iter().map(|set| set.rows.len()).max().unwrap_or(0);
-        // Rows that were read with a larger `max_length` are counted up to the present one.
+        // Rows that were read with a larger `max_length` count only up to the present one.
         let longest = longest_of(&lengths).up_to(config.max_length.map_or(usize::MAX, |most| most + O::MORE_TOKENS));
         let work = |rows| Work { completions: R::SEQUENCES * rows, group: R::SEQUENCES, longest };
         [config.completions_per_step(), O::scored([self.train.len(), largest])].map(work)
@@ -174,9 +173,9 @@ impl<R: Row> Rows<R> {
 pub struct OfflineTask<O: Offline> {
     rows: Rows<O::Row>,
     state: RowsState,
-    /// Scores held-out rows; `None` if there are none.
+    /// Scores held-out rows; `None` without held-out rows.
     scorer: Option<Scorer>,
-    /// The user's own evaluation metrics, if there are any.
+    /// The user's own evaluation metrics, if any.
     metrics: Option<Box<dyn EvalMetrics>>,
 }
 
@@ -213,21 +212,21 @@ impl<O: Offline> Task for OfflineTask<O> {
         let span = run.log.stages.span("evaluation");
         let mut metrics = Vec::new();
         for set in &self.rows.held_out {
-            let mut of_set = O::evaluate(&run.config, &run.learner, scorer, &set.rows)?;
-            if let Some((name, value)) = of_set.iter().find(|(_, value)| !value.is_finite()) {
+            let mut set_metrics = O::evaluate(&run.config, &run.learner, scorer, &set.rows)?;
+            if let Some((name, value)) = set_metrics.iter().find(|(_, value)| !value.is_finite()) {
                 anyhow::bail!(
-                    "the evaluation gave {}{name} = {value}: {}",
+                    "the evaluation returned {}{name} = {value}: {}",
                     prefix(&set.name),
                     run.learner.policy.why_not_finite()
                 );
             }
             if let Some(own) = &mut self.metrics {
                 for (name, value) in measured::<O>(run, scorer, set, &mut **own)? {
-                    of_set.retain(|(other, _)| *other != name);
-                    of_set.push((name, value));
+                    set_metrics.retain(|(other, _)| *other != name);
+                    set_metrics.push((name, value));
                 }
             }
-            metrics.extend(of_set.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
+            metrics.extend(set_metrics.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
         }
         metrics.push(("eval_num_tokens".to_owned(), run.data.num_tokens as f64));
         let seconds = span.end();
@@ -251,7 +250,7 @@ impl<O: Offline> Task for OfflineTask<O> {
     }
 }
 
-/// Builds the weights that are trained, and their trainer.
+/// Builds the trained weights and their trainer.
 fn trained<O: Offline>(
     builder: &mut Builder<'_>,
     source: &ModelSource,
@@ -263,12 +262,12 @@ fn trained<O: Offline>(
     Ok((weights, trainer))
 }
 
-/// Builds the scorer of rows, if any rows are scored. This may happen before weights are loaded.
+/// Builds the scorer of rows, if any rows are scored. This may be before weights are loaded.
 fn scorer(builder: &mut Builder<'_>, assets: &ModelAssets, [_, scored]: [Work; 2]) -> Option<Scorer> {
     (scored.completions > 0).then(|| builder.scorer("evaluation", &assets.config, scored))
 }
 
-/// Builds the task and its run. Nothing is written before all inputs have been checked.
+/// Builds the task and its run. All inputs are checked before anything is written.
 pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
     let source = ModelSource::of(&config, O::HEAD)?;
@@ -375,9 +374,9 @@ fn measured<O: Offline>(
     metrics.end().context(MetricsFailed)
 }
 
-/// Reorders the sequences of rows: first the first sequence of every row, then the second of every row.
-fn first_of_each<T: Clone>(all: Vec<T>, of_row: usize) -> Vec<T> {
-    (0..of_row).flat_map(|at| all.iter().skip(at).step_by(of_row).cloned()).collect()
+/// Reorders the sequences of rows: first the first sequence of every row, then the second.
+fn first_of_each<T: Clone>(all: Vec<T>, per_row: usize) -> Vec<T> {
+    (0..per_row).flat_map(|at| all.iter().skip(at).step_by(per_row).cloned()).collect()
 }
 
 /// Logits of all `ids`, `[N, T, V]`: N sequences, T tokens of the longest one, V tokens of the vocabulary.
@@ -400,7 +399,7 @@ fn set_size<O: Offline>(rows: &[O::Row], model: &ModelConfig) -> SetSize {
     SetSize { rows: rows.len(), sequences: sequences.len(), longest, vocab }
 }
 
-/// Plans the memory of the run of a configuration.
+/// Plans the memory of a configuration's run.
 pub fn planner<'a, O: Offline>(
     builder: &'a Builder<'a>,
     source: &'a ModelSource,
@@ -418,12 +417,12 @@ pub fn planner<'a, O: Offline>(
     }))
 }
 
-/// The largest allowed number of tokens of a prompt with its completion.
+/// The most allowed tokens of a prompt with its completion.
 pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
     config.max_length.unwrap_or(usize::MAX).min(context(config, assets))
 }
 
-/// Loads the preference pairs of a dataset, without those that are too long. `needs_prompt` and `change` as in
+/// Loads the preference pairs of a dataset, without those that are too long. For `needs_prompt` and `change` see
 /// [`Pairs::load`].
 pub fn load_pairs(
     config: &Config,

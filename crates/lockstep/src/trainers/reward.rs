@@ -1,4 +1,4 @@
-//! Trains reward models from pairs of a chosen and a rejected answer. `rollouts/reward_model.rs` uses such a model as a
+//! Trains reward models on pairs of a chosen and a rejected answer. `rollouts/reward_model.rs` uses such a model as a
 //! reward.
 //!
 //! A reward model is a language model whose lm head is replaced by a head with one output (transformers'
@@ -17,7 +17,7 @@ use train::loss::LossSums;
 use train::loss::bradley_terry::ranking;
 use train::{Objective, PreferencePair};
 
-/// The way to train a reward model.
+/// The training method for reward models.
 pub struct RewardModel;
 
 impl Offline for RewardModel {
@@ -28,7 +28,7 @@ impl Offline for RewardModel {
         &["loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward", "brier_score", "calibration_error"];
     const SHOWN_METRICS: &'static [&'static str] = &["loss", "accuracy", "margin"];
     const EVALUATES_AT_END: bool = true;
-    /// The token at which the score is read.
+    /// The token whose output is the score.
     const MORE_TOKENS: usize = 1;
 
     fn objective(config: &Config) -> Objective {
@@ -47,8 +47,8 @@ impl Offline for RewardModel {
                 model::scoring::strip_padding(ids, pad);
                 if ids.is_empty() {
                     return Err(BadInput::new(format!(
-                        "`{name}` has only padding tokens (the tokenizer's pad_token), and no token to score: give it \
-                         a text, or remove the row"
+                        "`{name}` has only padding tokens (the tokenizer's pad_token), and so no token to score: add \
+                         text, or remove the row"
                     )));
                 }
             }

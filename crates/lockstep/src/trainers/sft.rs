@@ -1,6 +1,5 @@
-//! Supervised fine-tuning (SFT). The loss is the mean negative log-likelihood of the given completions. For whole texts
-//! and conversations it covers all tokens from the second on; where the data have masks, it covers the tokens that
-//! these select.
+//! Supervised fine-tuning (SFT). The loss is the mean negative log-likelihood of the completions. For whole texts and
+//! conversations it covers all tokens except the first; masks in the data restrict it to the tokens that they select.
 
 use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
@@ -20,7 +19,7 @@ use telemetry::{Sinks, counted};
 use train::loss::dft;
 use train::{Objective, Sample};
 
-/// The SFT way to train.
+/// The training method SFT.
 pub struct Sft;
 
 impl Offline for Sft {
@@ -46,7 +45,7 @@ impl Offline for Sft {
         (spec.needs_completion, spec.whole_texts) = (true, true);
         let data = spec.load()?;
         let encoder = encoder(config, assets)?;
-        notices::of_conversations(&encoder, &data, &spec.stop)?.report(sinks);
+        notices::count_conversations(&encoder, &data, &spec.stop)?.report(sinks);
         let most = longest_row(config, assets);
         let learned =
             Learned { completion_only: config.completion_only_loss, assistant_only: config.assistant_only_loss };
@@ -54,9 +53,9 @@ impl Offline for Sft {
         kept(rows, data, (most, config.max_prompt_length), sinks)
     }
 
-    /// Loss, entropy and token accuracy (how often the next token is the likeliest one) of held-out rows. They are
-    /// means over the tokens of all rows, or, if `per_device_eval_batch_size` is set, means of each batch that are then
-    /// averaged. A batch without a token in the loss is left out.
+    /// Loss, entropy and token accuracy (how often the next token is the most likely one) of held-out rows. They are
+    /// means over the tokens of all rows, or, if `per_device_eval_batch_size` is set, averages of the means of each
+    /// batch. A batch without a token in the loss is skipped.
     fn evaluate(
         config: &Config,
         learner: &Learner,
@@ -72,8 +71,8 @@ impl Offline for Sft {
     }
 }
 
-/// The metrics of held-out batches, each with its number of rows. As in TRL, the loss is a mean by rows, and the others
-/// by batches.
+/// The metrics of held-out batches, each with its number of rows. As in TRL, the loss is averaged by rows, and the
+/// others by batches.
 fn means_of(batches: &[(usize, Sums)]) -> Vec<(String, f64)> {
     let learned = || batches.iter().filter(|(_, sums)| sums.tokens > 0);
     let rows = learned().map(|(rows, _)| rows).sum::<usize>() as f64;
@@ -92,7 +91,7 @@ fn means_of(batches: &[(usize, Sums)]) -> Vec<(String, f64)> {
 struct Sums {
     loss: f64,
     entropy: f64,
-    /// Tokens that were the model's likeliest choice.
+    /// Tokens that were the model's most likely choice.
     right: f64,
     tokens: usize,
 }
@@ -120,26 +119,26 @@ impl Sums {
     }
 }
 
-/// Rows of a dataset as samples, with counts of rows that were left out and of rows with peculiarities.
+/// Rows of a dataset as samples, with counts of skipped and peculiar rows.
 #[derive(Default)]
 struct Rows {
     samples: Vec<Sample>,
     /// True if every token of every row counts in the loss.
     whole: bool,
-    /// How many rows were left out because they are too long.
+    /// Skipped rows that are too long.
     left_out: usize,
-    /// How many rows were left out because their prompt is too long.
+    /// Skipped rows whose prompt is too long.
     long_prompts: usize,
-    /// How many rows were left out because they have no token that counts in the loss.
+    /// Skipped rows without a token in the loss.
     empty: usize,
-    /// How many rows have a prompt whose last tokens change when the completion follows.
+    /// Rows whose prompt ends with other tokens when the completion follows.
     prompts_differ: usize,
-    /// How many rows have a `completion_mask` that does not count.
+    /// Rows with a `completion_mask` that has no effect.
     masks_left_out: usize,
 }
 
-/// Makes samples of rows. All tokens before the first one that counts in the loss become the prompt. `most` is the
-/// largest number of tokens of a row, and of its prompt.
+/// Converts rows to samples. All tokens before the first one in the loss become the prompt. `most` limits the tokens of
+/// a row, and of its prompt.
 fn learned_rows(
     learned: Learned,
     encoder: &PromptEncoder<'_>,
@@ -158,8 +157,8 @@ fn learned_rows(
         let place = || format!("{}, row {}", data.name, example.row + 1);
         if have_completions && example.completion.is_none() && !example.columns.contains_key(INPUT_IDS) {
             bad_input!(
-                "{}: the row has no completion, but other rows have one: give each row a prompt and a completion, or \
-                 each row one text or conversation",
+                "{}: the row has no completion, but other rows have one: use either a prompt and a completion in each \
+                 row, or one text or conversation in each row",
                 place()
             );
         }
@@ -194,7 +193,7 @@ fn learned_rows(
     Ok(rows)
 }
 
-/// Prints messages about rows that were left out and about rows with peculiarities, and returns the samples.
+/// Logs the numbers of skipped and peculiar rows, and returns the samples.
 fn kept(
     rows: Rows,
     data: Dataset,
@@ -217,15 +216,16 @@ fn kept(
     }
     if rows.prompts_differ > 0 {
         sinks.info(&format!(
-            "{name}: {}: the prompt alone ends with other tokens than before its completion (a token spans the border, \
-             or the chat template renders it otherwise). As in TRL, the completion begins where the tokens part",
+            "{name}: {}: the prompt alone ends with other tokens than before its completion (a token spans the \
+             boundary, or the chat template renders it differently). As in TRL, the completion begins where the tokens \
+             differ",
             counted(rows.prompts_differ, "row")
         ));
     }
     if rows.masks_left_out > 0 {
         sinks.warn(&format!(
-            "{name}: {}: `completion_mask` is not used, and all tokens are learned, as in TRL where rows have no \
-             `prompt` and `completion`: set completion_only_loss = true to learn only the marked tokens",
+            "{name}: {}: `completion_mask` is ignored and all tokens are learned, as in TRL if rows have no `prompt` \
+             and `completion`: set completion_only_loss = true to learn only the marked tokens",
             counted(rows.masks_left_out, "row")
         ));
     }
@@ -233,10 +233,10 @@ fn kept(
         bad_input!("{name}: no row has a token to learn");
     }
     if let (true, 0, Some(most)) = (rows.samples.is_empty(), rows.left_out, most_of_prompt) {
-        bad_input!("{name}: every prompt has more than max_prompt_length = {most} tokens: raise it");
+        bad_input!("{name}: every prompt has more than max_prompt_length = {most} tokens: raise max_prompt_length");
     }
     if rows.samples.is_empty() {
-        bad_input!("{name}: every row is longer than max_length = {most}: raise it");
+        bad_input!("{name}: every row is longer than max_length = {most}: raise max_length");
     }
     Ok(Loaded { rows: rows.samples, hash: data.hash, whole: rows.whole })
 }
@@ -252,9 +252,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use telemetry::{Event, EventKind, Sink};
 
-    /// All numbers are exact in binary, and every sum differs from the others.
+    /// All numbers are exact in binary, and all sums differ.
     #[test]
-    fn sums_are_of_the_tokens_that_count() {
+    fn metrics_sum_only_the_tokens_that_count() {
         let compared = |logps: &[f32], entropies: &[f32], is_likeliest: &[bool]| Compared {
             scores: Scores { logps: logps.to_vec(), entropies: entropies.to_vec() },
             is_likeliest: is_likeliest.to_vec(),
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!((dft.entropy, dft.right, dft.tokens), (2.75, 2.0, 3));
         let none = Sums::of(SftLoss::Nll, &both[1..], &[row(&[false, false])]);
         assert_eq!((none.tokens, none.mean(none.loss), none.mean(3.0)), (0, None, None));
-        // A batch without tokens adds nothing to a mean; if all batches are such, the mean is missing.
+        // A batch without tokens does not affect a mean. Without any other batch, the mean is missing.
         let named = |batches: &[(usize, Sums)]| -> Vec<f64> { means_of(batches).into_iter().map(|(_, x)| x).collect() };
         let other = || Sums { loss: 3.0, entropy: 1.0, right: 1.0, tokens: 2 };
         assert_eq!(named(&[(1, none), (3, other())]), named(&[(3, other())]));
@@ -287,9 +287,9 @@ mod tests {
     }
 
     /// A sink that keeps the messages as strings.
-    struct Said(Arc<Mutex<Vec<String>>>);
+    struct Messages(Arc<Mutex<Vec<String>>>);
 
-    impl Sink for Said {
+    impl Sink for Messages {
         fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
             if let EventKind::Message { text, .. } = &event.kind {
                 self.0.lock().unwrap().push(text.clone());
@@ -298,7 +298,7 @@ mod tests {
         }
     }
 
-    /// Rows of token ids, each with its labels, as they are learned; messages and errors name the file as FILE.
+    /// Rows of token ids with their labels, as they are learned. Messages and errors name the file as FILE.
     fn loaded(rows: &[(&[u32], &[i64])]) -> (Result<Loaded<Sample>, String>, Vec<String>) {
         let dir = directory();
         let path = dir.path().join("rows.jsonl").display().to_string();
@@ -306,16 +306,16 @@ mod tests {
         std::fs::write(&path, rows.iter().map(row).collect::<String>()).unwrap();
         let config = Config { dataset_name: Some(path.clone()), max_length: Some(3), ..Config::default() };
         let assets = load_assets(&dir.path().join("model"), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
-        let (said, sinks) = (Arc::new(Mutex::new(Vec::new())), Sinks::new());
-        sinks.add(Said(said.clone()));
+        let (messages, sinks) = (Arc::new(Mutex::new(Vec::new())), Sinks::new());
+        sinks.add(Messages(messages.clone()));
         let loaded = Sft::load(&config, DatasetSpec::train(&config).unwrap(), &assets, &sinks);
-        let said = said.lock().unwrap().iter().map(|text| text.replace(&path, "FILE")).collect();
-        (loaded.map_err(|error| error.to_string().replace(&path, "FILE")), said)
+        let messages = messages.lock().unwrap().iter().map(|text| text.replace(&path, "FILE")).collect();
+        (loaded.map_err(|error| error.to_string().replace(&path, "FILE")), messages)
     }
 
     #[test]
-    fn tokens_before_the_first_learned_one_are_the_prompt() {
-        let (found, said) = loaded(&[
+    fn tokens_before_the_first_learned_token_become_the_prompt() {
+        let (found, messages) = loaded(&[
             (&[5, 6, 7], &[-100, 6, 7]),
             (&[5, 6, 7], &[-100, -100, 7]),
             (&[5, 6, 7], &[-100, 6, -100]),
@@ -335,15 +335,15 @@ mod tests {
         assert_eq!(found.rows.iter().map(of).collect::<Vec<_>>(), expected);
         assert!(!found.whole, "not every token counts");
         let left_out = "FILE: left out: 1 row longer than 3 tokens (max_length)";
-        assert_eq!(said, [left_out, "FILE: left out: 2 rows without a token to learn"]);
-        let (found, said) = loaded(&[(&[5, 6, 7], &[5, 6, 7]), (&[8, 9], &[8, 9])]);
-        assert!(found.unwrap().whole && said.is_empty());
+        assert_eq!(messages, [left_out, "FILE: left out: 2 rows without a token to learn"]);
+        let (found, messages) = loaded(&[(&[5, 6, 7], &[5, 6, 7]), (&[8, 9], &[8, 9])]);
+        assert!(found.unwrap().whole && messages.is_empty());
 
         let refused = |rows: &[(&[u32], &[i64])]| loaded(rows).0.err().expect("refused");
         assert_eq!(refused(&[(&[5, 6], &[5, -100])]), "FILE: no row has a token to learn");
         let long: (&[u32], &[i64]) = (&[5, 6, 7, 8], &[5, 6, 7, 8]);
-        assert_eq!(refused(&[long, long]), "FILE: every row is longer than max_length = 3: raise it");
-        // A row of one token cannot be learned. TRL keeps such a row, and it does not change the loss.
+        assert_eq!(refused(&[long, long]), "FILE: every row is longer than max_length = 3: raise max_length");
+        // A row of one token cannot be learned. TRL keeps such a row, which does not change the loss.
         assert_eq!(loaded(&[(&[5, 6], &[5, 6]), (&[5], &[5])]).0.unwrap().rows.len(), 1);
         assert_eq!(refused(&[(&[5], &[5])]), "FILE: no row has a token to learn");
     }

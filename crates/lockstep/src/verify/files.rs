@@ -1,5 +1,5 @@
-//! Compares the files of two checkpoints of the same step, or of a final model and its checkpoint, and finds the first
-//! bit that differs.
+//! Compares the files of two checkpoints of the same step, or of a final model and its checkpoint, and returns the
+//! first bit that differs.
 
 use super::groups::{self, LeftOut};
 use super::report::{Difference, f32_bits, f64_bits};
@@ -15,18 +15,18 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// The fields of `run_state.json` that the next step depends on. The others concern logs and evaluations.
+/// The fields of `run_state.json` on which the next step depends. The others concern logs and evaluations.
 pub(super) const STATE: [&str; 8] =
     ["step", "weights_version", "arithmetic", "data_hash", "sampler", "trainer", "num_tokens", "task"];
 
-/// Files of a checkpoint that are not compared here, because they are checked elsewhere or describe only processes.
+/// Files of a checkpoint that are not compared here: they are checked elsewhere, or describe only processes.
 const NOT_COMPARED: [&str; 2] = [FILE_LIST, "fleet.json"];
 
-/// The state of the Python package's trainer, which that package writes into a checkpoint once it is complete. The
-/// engine does not read the file, and a replay has no such trainer.
+/// The state of the Python package's trainer, which the package adds to a complete checkpoint. The engine does not read
+/// it, and a replay has no such trainer.
 const OF_TRAINER: &str = "trainer_state.json";
 
-/// Files that people add to a model, and that no program reads as a part of it.
+/// Files that people add to a model, and that no program reads as part of it.
 pub(super) const ADDED: [&str; 6] = ["README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", ".gitattributes"];
 
 /// The run whose files are compared.
@@ -34,19 +34,20 @@ pub(super) const ADDED: [&str; 6] = ["README.md", "LICENSE", "LICENSE.md", "LICE
 pub struct OfRun<'a> {
     /// Rewards that are not called again.
     pub not_asked: &'a [String],
-    /// Whether this build trained the run. An older build lacks values that this one writes.
+    /// Whether this build trained the run. An older build lacks values that this build writes.
     pub same_build: bool,
 }
 
-/// The first difference between the recorded checkpoint of a step and the checkpoint that the replay wrote.
+/// The first difference between the recorded checkpoint of a step and the replay's.
 pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let (mut names, in_recorded, in_remade) = (BTreeSet::new(), names(recorded)?, names(remade)?);
     names.extend(in_recorded.union(&in_remade).cloned());
-    // Older versions did not copy files in folders of the model.
+    // Older versions did not copy files in subdirectories of the model.
     let is_in_folder = |name: &str| name.contains('/') && is_listed(name);
-    // PPO's value model is in a folder itself.
-    let of_model = |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
-    let left_out = |name: &String| of_model(name) && !in_recorded.contains(name);
+    // PPO's value model is in a subdirectory itself.
+    let is_in_subfolder =
+        |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
+    let left_out = |name: &String| is_in_subfolder(name) && !in_recorded.contains(name);
     let compared = |name: &String| {
         !NOT_COMPARED.contains(&&**name) && (name != OF_TRAINER || in_remade.contains(name)) && !left_out(name)
     };
@@ -69,20 +70,20 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
     Ok(None)
 }
 
-/// The first difference between the final model in `result` and the model of a checkpoint. The result must have all
-/// files of the model and no others, since a program that loads it may prefer another file; only text files that users
-/// add (`ADDED`) are ignored.
-pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
+/// The first difference between the final model in `result` and a checkpoint's model. The result must have exactly the
+/// files of the model, since a program that loads it may prefer another file; only text files that users add (`ADDED`)
+/// are ignored.
+pub fn result_difference(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
     let (in_result, in_checkpoint) = (names(result)?, names(checkpoint)?);
-    let of_model = in_checkpoint.iter().filter(|name| is_of_model(name));
-    let names: BTreeSet<&String> = in_result.iter().chain(of_model).collect();
+    let model_files = in_checkpoint.iter().filter(|name| is_of_model(name));
+    let names: BTreeSet<&String> = in_result.iter().chain(model_files).collect();
     let is_added = |name: &str| ADDED.contains(&name) && !in_checkpoint.contains(name);
     let mut names: Vec<&String> =
         names.into_iter().filter(|name| !NOT_COMPARED.contains(&&***name) && !is_added(name)).collect();
     names.sort_by_key(|name| (rank(name), *name));
     for name in names {
         let place = result.join(name).display().to_string();
-        // Files that older versions copied with the model are compared by their bytes.
+        // Files that older versions copied with the model are compared as bytes.
         let kind = if is_of_model(name) { name } else { "" };
         let found = match (in_result.contains(name), in_checkpoint.contains(name)) {
             (true, true) => file(kind, &result.join(name), &checkpoint.join(name), OfRun::default())
@@ -97,13 +98,13 @@ pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<
     Ok(None)
 }
 
-/// The difference that only the recorded directory has a file, or only the other one.
+/// The difference that only one of the two directories has a file.
 fn only_in_one(recorded: bool, remade: bool) -> Difference {
     let has = |there: bool| if there { "the file" } else { "none" }.to_owned();
     Difference { kind: "file".into(), recorded: has(recorded), remade: has(remade), ..Difference::default() }
 }
 
-/// The files of a directory and of the directories below it, such as PPO's value model, by their paths in it.
+/// The files of a directory and its subdirectories, such as PPO's value model, by relative path.
 fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
     let (mut names, mut open) = (BTreeSet::new(), vec![PathBuf::new()]);
     while let Some(below) = open.pop() {
@@ -120,7 +121,7 @@ fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// The position of a file in the order of comparison: weights come first.
+/// The position of a file in the order of comparison, with weights first.
 fn rank(name: &str) -> u8 {
     let is_tensors = name.ends_with(".safetensors");
     match name {
@@ -138,7 +139,7 @@ fn file(name: &str, a: &Path, b: &Path, of: OfRun<'_>) -> anyhow::Result<Option<
         "frontier.begun.bin" => begun(&disk::read(a, disk::most::GROUPS)?, &disk::read(b, disk::most::GROUPS)?, of)?,
         "generation_batch.bin" => {
             let (a, b) = (disk::read(a, disk::most::GROUPS)?, disk::read(b, disk::most::GROUPS)?);
-            match of_groups(&Group::read_all(&a)?, &Group::read_all(&b)?, of) {
+            match groups_difference(&Group::read_all(&a)?, &Group::read_all(&b)?, of) {
                 None => unknown_column(&a, &b, of)?,
                 found => found,
             }
@@ -173,8 +174,8 @@ fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
     })
 }
 
-fn of_groups(a: &[Group], b: &[Group], of: OfRun<'_>) -> Option<Difference> {
-    // Scores that were not computed again come from the record on both sides.
+fn groups_difference(a: &[Group], b: &[Group], of: OfRun<'_>) -> Option<Difference> {
+    // Scores that were not recomputed come from the record on both sides.
     let left_out = LeftOut { rewards: &[], words: !of.same_build };
     let found = a.iter().zip(b).find_map(|(a, b)| groups::difference(a, b, left_out));
     found.or_else(|| unequal("number of groups", &a.len(), &b.len()))
@@ -189,7 +190,7 @@ fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option
     })
 }
 
-/// A column of the recorded groups that this build does not know, and so did not recompute.
+/// A column of the recorded groups that this build does not know, and therefore did not recompute.
 fn unknown_column(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let beyond = column_beyond(a, b)?.filter(|_| of.same_build);
     Ok(beyond.map(|(record, column)| Difference {
@@ -201,14 +202,14 @@ fn unknown_column(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Di
     }))
 }
 
-/// Compares batches that were generated ahead.
+/// Compares batches generated ahead.
 fn frontier(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let answers = [written_answers(a)?, written_answers(b)?];
-    let [of_a, of_b] = answers
+    let [groups_a, groups_b] = answers
         .each_ref()
         .map(|all| all.iter().flat_map(|answer: &WrittenAnswer| answer.groups.iter().cloned()).collect::<Vec<Group>>());
     let [all_a, all_b] = &answers;
-    let found = of_groups(&of_a, &of_b, of)
+    let found = groups_difference(&groups_a, &groups_b, of)
         .or_else(|| all_a.iter().zip(all_b).find_map(|(a, b)| answer(a, b, of)))
         .or_else(|| unequal("number of batches", &all_a.len(), &all_b.len()));
     match found {
@@ -217,14 +218,14 @@ fn frontier(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Differen
     }
 }
 
-/// Compares the parts of an answer about all its groups. The parts of rewards that are not called again come from the
-/// record.
+/// Compares the parts of an answer that concern all its groups. Results of rewards that are not called again come from
+/// the record.
 fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Difference> {
     let names = b.groups.first().map_or(&[][..], |group| &group.reward_names);
     let asked_at = |place: usize| names.get(place).is_none_or(|name| !of.not_asked.contains(name));
     let timed_out = |answer: &WrittenAnswer| {
-        let of_rewards = answer.timed_out.iter().copied().enumerate();
-        of_rewards.filter(|(place, _)| asked_at(*place)).collect::<Vec<_>>()
+        let counts = answer.timed_out.iter().copied().enumerate();
+        counts.filter(|(place, _)| asked_at(*place)).collect::<Vec<_>>()
     };
     let is_asked = |reward: &str| !of.not_asked.iter().any(|name| name == reward);
     let problems = |answer: &WrittenAnswer| -> Vec<Value> {
@@ -232,8 +233,9 @@ fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Differe
         all.filter(|problem| problem["reward"].as_str().is_none_or(is_asked)).cloned().collect()
     };
     let metrics = |answer: &WrittenAnswer| -> Vec<String> {
-        let of_other = |metric: &str| of.not_asked.iter().any(|name| metric.starts_with(&format!("rewards/{name}/")));
-        let all = answer.metrics.iter().filter(|(metric, _)| !of_other(metric));
+        let is_left_out =
+            |metric: &str| of.not_asked.iter().any(|name| metric.starts_with(&format!("rewards/{name}/")));
+        let all = answer.metrics.iter().filter(|(metric, _)| !is_left_out(metric));
         all.map(|(metric, value)| format!("{metric} = {}", f64_bits(*value))).collect()
     };
     unequal("number of the next group", &a.next_group, &b.next_group)
@@ -242,21 +244,21 @@ fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Differe
         .or_else(|| unequal("completions that ran out of time", &timed_out(a), &timed_out(b)))
 }
 
-/// Compares batches that are generated in chunks. Their scores so far are left out: a group that has ended may or may
-/// not have been scored. Scores are compared when a step learns from the group.
+/// Compares batches that are generated in chunks, without scores: an ended group may or may not have been scored.
+/// Scores are compared when a step learns from the group.
 fn begun(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
-    let found = of_groups(&groups_of_begun(a)?, &groups_of_begun(b)?, of);
+    let found = groups_difference(&groups_of_begun(a)?, &groups_of_begun(b)?, of);
     let (heads_a, heads_b) = (heads_of_begun(a)?, heads_of_begun(b)?);
     Ok(found.or_else(|| unequal("step, first group and rows of the batches", &heads_a, &heads_b)))
 }
 
 fn state(a: &Value, b: &Value, same_build: bool) -> Option<Difference> {
-    let of_older;
+    let older;
     let b = if same_build {
         b
     } else {
-        of_older = as_far_as(a, b);
-        &of_older
+        older = as_far_as(a, b);
+        &older
     };
     let task = |state: &Value| lineage_of(&state["task"]).cloned().unwrap_or_default();
     let (lineage_a, lineage_b) = (task(a), task(b));
@@ -271,7 +273,7 @@ fn state(a: &Value, b: &Value, same_build: bool) -> Option<Difference> {
     STATE.iter().find_map(|name| values(name, &a[*name], &b[*name]))
 }
 
-/// The values of `b` that `a`, the state of an older version, has as well.
+/// The values of `b` that `a`, the state of an older version, also has.
 fn as_far_as(a: &Value, b: &Value) -> Value {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
@@ -285,7 +287,7 @@ fn as_far_as(a: &Value, b: &Value) -> Value {
     }
 }
 
-/// The first value that differs between two JSON values; `at` is their path.
+/// The first value that differs between two JSON values; `at` is its path.
 fn values(at: &str, a: &Value, b: &Value) -> Option<Difference> {
     let none = Value::Null;
     match (a, b) {
@@ -306,7 +308,7 @@ fn values(at: &str, a: &Value, b: &Value) -> Option<Difference> {
     }
 }
 
-/// A safetensors file that is read piece by piece.
+/// A safetensors file that is read in pieces.
 struct Tensors {
     header: Map<String, Value>,
     file: BufReader<File>,
@@ -326,7 +328,7 @@ impl Tensors {
         Ok(Tensors { header: serde_json::from_slice(&header)?, file })
     }
 
-    /// Name, type and end offset of each tensor, in the order of their bytes.
+    /// Name, type and end offset of each tensor, in byte order.
     fn layout(&self) -> Vec<(String, String, u64)> {
         let tensors = self.header.iter().filter(|(name, _)| *name != "__metadata__");
         let entry = |(name, of): (&String, &Value)| {
@@ -341,12 +343,12 @@ impl Tensors {
 
 fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     let (mut a, mut b) = (Tensors::open(a)?, Tensors::open(b)?);
-    let (layout, of_b) = (a.layout(), b.layout());
-    if let Some(at) = (0..layout.len().max(of_b.len())).find(|&at| layout.get(at) != of_b.get(at)) {
+    let (layout, layout_b) = (a.layout(), b.layout());
+    if let Some(at) = (0..layout.len().max(layout_b.len())).find(|&at| layout.get(at) != layout_b.get(at)) {
         let show = |layout: &[(String, String, u64)]| {
             layout.get(at).map_or_else(|| "none".to_owned(), |(name, of, _)| format!("{name} {of}"))
         };
-        let (recorded, remade) = (show(&layout), show(&of_b));
+        let (recorded, remade) = (show(&layout), show(&layout_b));
         return Ok(Some(Difference { kind: "tensor".into(), recorded, remade, ..Difference::default() }));
     }
     let (mut at, mut left, mut right) = (0u64, vec![0; 1 << 16], vec![0; 1 << 16]);
@@ -381,7 +383,7 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     if let Some(found) = values("header", &metadata(&a), &metadata(&b)) {
         return Ok(Some(found));
     }
-    // The headers say where each tensor begins, and whether there are bytes after the last one.
+    // The headers decide where each tensor begins, and whether there are bytes after the last one.
     let header = |tensors: &mut Tensors| Value::Object(std::mem::take(&mut tensors.header));
     if let Some(found) = values("header", &header(&mut a), &header(&mut b)) {
         return Ok(Some(found));
@@ -390,7 +392,7 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     Ok(bytes(&rest(a)?, &rest(b)?).map(|found| Difference { place: Some("behind the last tensor".into()), ..found }))
 }
 
-/// A number of 4 or 2 bytes, as a string with its bits.
+/// A number of 4 or 2 bytes as text, with its bits.
 fn number(bytes: &[u8]) -> String {
     match *bytes {
         [a, b, c, d] => f32_bits(f32::from_le_bytes([a, b, c, d])),

@@ -1,8 +1,8 @@
-//! Forks a training run: makes a second run that equals the first one, bit for bit, up to a step, and then continues
+//! Forks a training run: creates a second run that equals the first, bit for bit, up to a step, and then continues
 //! independently.
 //!
-//! The fork is made like a run that was stopped at a checkpoint of the first one and is resumed from it. Up to the
-//! chosen step it runs with the first run's configuration and is checked against its record; afterwards it has its own
+//! A fork is created like a run that was stopped at a checkpoint of the first run and is resumed from it. Up to the
+//! chosen step it uses the first run's configuration and is checked against its record; afterwards it has its own
 //! configuration.
 
 use super::inputs::RecordedRun;
@@ -31,11 +31,11 @@ pub struct ForkOptions<'a> {
     pub out: &'a Path,
     /// Cancels the fork.
     pub stop: StopSignal,
-    /// Receives messages about the progress.
+    /// Receives progress messages.
     pub say: &'a dyn Fn(&str),
 }
 
-/// Makes a fork of the run in `root`. Returns the path that the fork is to be resumed from.
+/// Creates a fork of the run in `root`. Returns the path from which the fork must be resumed.
 pub fn fork(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     fork_of(root, options).map_err(|error| match error.downcast::<NotVerifiable>() {
         Ok(NotVerifiable(why)) => BadInput::new(why),
@@ -50,7 +50,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let run = RecordedRun::open(root, &as_it_is)?;
     let begin = run.checkpoints.iter().rev().find(|(step, _)| step <= at);
     let from = begin.map_or(0, |(step, _)| *step);
-    // The configuration is the one that the run had at that step; changes by later resumes are not part of the fork.
+    // The configuration is that of the run at this step; later changes are not part of the fork.
     let resolved = run.resolved_of(Interval { from, to: (*at).max(1) })?;
     let dir = RunDir::fresh(out)?;
     disk::create_dir_all(dir.checkpoints())?;
@@ -64,11 +64,11 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let mut record = run.record.clone();
     record.starts = run.starts_of(*at).to_vec();
     if record.starts.is_empty() {
-        // A fork at the beginning has the prompts of the first start, too.
+        // A fork at the beginning also has the prompts of the first start.
         record.starts.extend(run.record.starts.first().cloned());
     }
     write_atomically(&dir.record(), &record.to_bytes()?)?;
-    // The configuration is written last, because it makes the directory a run.
+    // The configuration is written last, since it makes the directory a run.
     write_atomically(&dir.config(), resolved.to_toml().as_bytes())?;
     let mut lineage = None;
     if from < *at {
@@ -89,7 +89,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
 
 /// The checkpoints of the first run that are kept in a fork at step `at`, which begins from the checkpoint `begin`:
 /// `begin` itself; the best checkpoint so far, whose model may be the fork's result; and checkpoints at which keys
-/// changed, since a replay has one configuration from a checkpoint to the next.
+/// changed, since a replay between two checkpoints has one configuration.
 fn kept<'a>(
     run: &'a RecordedRun,
     at: u64,
@@ -102,8 +102,8 @@ fn kept<'a>(
         steps.insert(best.step);
         if run.checkpoints.iter().all(|(step, _)| *step != best.step) {
             say(&format!(
-                "the best checkpoint up to step {at}, of step {}, is gone: unless a later one is better, the result of \
-                 the fork will be its last weights",
+                "the best checkpoint up to step {at}, of step {}, is missing: unless a later one is better, the result \
+                 of the fork will be its last weights",
                 best.step
             ));
         }
@@ -111,7 +111,7 @@ fn kept<'a>(
     Ok(run.checkpoints.iter().filter(|(step, path)| path == begin || *step <= at && steps.contains(step)).collect())
 }
 
-/// Continues in `dir` as the first run did, up to step `at`.
+/// Continues in `dir` like the first run, up to step `at`.
 fn replay(
     run: &RecordedRun,
     resolved: Resolved,
@@ -125,16 +125,16 @@ fn replay(
         record.add_ahead(&checkpoint.join("frontier.bin"))?;
     }
     let record = SharedRecord::new(record);
-    let mut of_run = RunOptions::new()
+    let mut run_options = RunOptions::new()
         .context(run.ctx.clone())
         .stop_signal(options.stop.clone())
         .sink(record.clone())
         .scores_of_record(record.place());
     if let Some(time) = run.prompt_time(at) {
-        of_run = of_run.prompt_time(time);
+        run_options = run_options.prompt_time(time);
     }
-    let (of_fork, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
-    let mut replayed = Run::resolved(Purpose::Grpo, resolved, of_fork, resume_from, of_run)?;
+    let (fork_dir, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
+    let mut replayed = Run::resolved(Purpose::Grpo, resolved, fork_dir, resume_from, run_options)?;
     while replayed.steps_done() < at {
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {
@@ -142,7 +142,7 @@ fn replay(
         }
         if ended.is_some() && replayed.steps_done() < at {
             options.stop.check()?;
-            bad_input!("{} ended after step {}: --at {at}", run.dir.root().display(), replayed.steps_done());
+            bad_input!("{} ended after step {}, before --at {at}", run.dir.root().display(), replayed.steps_done());
         }
     }
     replayed.save_checkpoint()?;

@@ -1,4 +1,4 @@
-//! Forks of forks, of every kind of run: each can be verified from its first step.
+//! Forks of forks, for every kind of run: each can be verified from its first step.
 
 use super::tests::{directory, run, verified};
 use super::*;
@@ -7,7 +7,7 @@ use crate::run::resume::find_run;
 use crate::run::state::RunState;
 use std::fs;
 
-/// A change of keys that a fork makes.
+/// A change of keys by a fork.
 type Change = fn(&mut Config);
 
 /// Forks the run `of` at a step, and trains the fork to its end with a change.
@@ -58,11 +58,11 @@ const KINDS: [(&str, Change); 9] = [
     }),
 ];
 
-/// The steps of three forks, each of which forks the previous one.
+/// The steps of three forks, each a fork of the one before.
 const STEPS: [[u64; 3]; 2] = [[4, 5, 7], [3, 4, 4]];
 
 #[test]
-fn a_fork_of_a_fork_is_proven() {
+fn every_fork_of_a_fork_is_proven() {
     let (rate, clip, warmer): (Change, Change, Change) =
         (|c| c.learning_rate = 3e-3, |c| c.epsilon = 0.1, |c| (c.learning_rate, c.weight_decay) = (1e-3, 0.1));
     let mut best_before_fork = 0;
@@ -83,10 +83,10 @@ fn a_fork_of_a_fork_is_proven() {
             of = out;
         }
     }
-    assert!(best_before_fork > 0, "no result is the model of a checkpoint before a fork");
+    assert!(best_before_fork > 0, "at least one result must be the model of a checkpoint before the fork");
 }
 
-/// Without a change, a fork has the result of the original, even if that is the model of an earlier checkpoint.
+/// Without a change, a fork has the result of the original, even if that is an earlier checkpoint's model.
 #[test]
 fn an_unchanged_fork_has_the_best_model_of_the_original() {
     let dir = directory();
@@ -107,26 +107,26 @@ fn an_unchanged_fork_has_the_best_model_of_the_original() {
         let best = RunState::read(&of.join("checkpoints/step-000006")).unwrap().best.unwrap();
         earlier += u64::from(best.step < 4);
         if best.step < 4 {
-            // If the fork's best checkpoint is gone, the fork reports that, and its result is its last model.
+            // If the fork's best checkpoint is missing, the fork reports this, and its result is its last model.
             let messages = std::cell::RefCell::new(Vec::new());
             let say = |text: &str| messages.borrow_mut().push(text.to_owned());
             fs::remove_dir_all(of.join(format!("checkpoints/step-{:06}", best.step))).unwrap();
             let out = dir.path().join(format!("{name}-gone"));
             fork_of_best(&of, &out, &say);
-            let words = format!("the best checkpoint up to step 5, of step {}, is gone: unless", best.step);
+            let words = format!("the best checkpoint up to step 5, of step {}, is missing: unless", best.step);
             assert!(messages.borrow().iter().any(|text| text.starts_with(&words)), "{messages:?}");
         }
     }
-    assert!(earlier > 0, "both runs are best at their end");
+    assert!(earlier > 0, "at least one run must be best before its end");
 }
 
 fn fork_of_best(of: &Path, out: &Path, say: &dyn Fn(&str)) {
     fork(of, &ForkOptions { at: 5, out, stop: StopSignal::new(), say }).unwrap();
 }
 
-/// A resume from an older checkpoint repeats the steps after it, without the changes by starts before it.
+/// A resume from an older checkpoint repeats the later steps, without the changes by earlier starts.
 #[test]
-fn a_run_that_was_resumed_from_an_older_checkpoint_is_proven_and_forked() {
+fn a_run_resumed_from_an_older_checkpoint_can_be_proven_and_forked() {
     let dir = directory();
     let root = run(dir.path(), |_| {});
     let resumed = |from: &str, change: Change| {
@@ -149,11 +149,11 @@ fn a_run_that_was_resumed_from_an_older_checkpoint_is_proven_and_forked() {
         // The first start had fewer steps.
         proven(&fork, if at > 2 { 8 } else { 6 });
     }
-    // The interval of a start whose checkpoint is gone cannot be replayed, and is reported.
+    // The interval of a start whose checkpoint is missing cannot be replayed, which is reported.
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
     let report = verified(&root);
     assert!(report.difference.is_none());
-    let why = "steps 1 to 3: the configuration was changed after step 2, of which no checkpoint is left";
+    let why = "steps 1 to 3: the configuration was changed after step 2, which has no checkpoint any more";
     assert_eq!(report.not_verified, [why]);
     let error = forked(dir.path(), "run", 3, "late", |_| {}).err().map(|error| error.to_string());
     assert!(error.is_none(), "{error:?}");

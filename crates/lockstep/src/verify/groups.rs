@@ -1,8 +1,8 @@
-//! Compares a recorded group with the same group recomputed, and finds the first bit that differs. The parts are
-//! compared in the order in which they are computed: weights, tokens, scores, columns of other models, advantages.
+//! Compares a recorded group with the recomputed group, and returns the first bit that differs. Parts are compared in
+//! the order in which they are computed: weights, tokens, scores, columns of other models, advantages.
 //!
-//! Every field of a group is compared. The functions here take groups apart without `..`, so that a new field is either
-//! compared or does not compile.
+//! Every field of a group is compared. The functions here destructure groups without `..`, so a new field is either
+//! compared or a compile error.
 
 use super::report::{Difference, f32_bits, f64_bits};
 use crate::rollouts::wire::{Completion, Group};
@@ -15,9 +15,9 @@ use train::Advantage;
 /// The parts of groups that are left out of a comparison.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeftOut<'a> {
-    /// Rewards whose scores were taken from the record.
+    /// Rewards whose scores come from the record.
     pub rewards: &'a [String],
-    /// The words of errors, which another build may write differently.
+    /// The texts of errors, which another build may word differently.
     pub words: bool,
 }
 
@@ -41,7 +41,7 @@ fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option
     (recorded != remade).then(|| differs(kind, format_args!("{recorded:?}"), format_args!("{remade:?}")))
 }
 
-/// Compares the values that all completions of a group have in common, except for its problems.
+/// Compares the values that all completions of a group share, except its problems.
 fn whole(a: &Group, b: &Group) -> Option<Difference> {
     let Group {
         group,
@@ -74,7 +74,7 @@ fn whole(a: &Group, b: &Group) -> Option<Difference> {
         .or_else(|| unequal("number of completions", &a.completions.len(), &completions.len()))
 }
 
-/// Compares the errors of rewards. With `without_words`, their messages and examples are left out.
+/// Compares the errors of rewards. With `without_words`, messages and examples are ignored.
 pub(super) fn problems(a: &[Value], b: &[Value], without_words: bool) -> Option<Difference> {
     let plain = |problem: &Value| {
         let mut problem = problem.clone();
@@ -94,7 +94,7 @@ fn each(a: &Group, b: &Group, compare: impl Fn(&Completion, &Completion) -> Opti
     pairs.filter_map(|(place, (a, b))| Some(Difference { completion: Some(place), ..compare(a, b)? })).next()
 }
 
-/// Compares two lists with one value for each token.
+/// Compares two lists with one value per token.
 fn list<T: PartialEq>(kind: &str, a: &[T], b: &[T], show: impl Fn(&T) -> String) -> Option<Difference> {
     let at = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
     let value = |list: &[T]| list.get(at).map_or_else(|| "none".to_owned(), &show);
@@ -107,9 +107,9 @@ fn floats(kind: &str, a: &[f32], b: &[f32]) -> Option<Difference> {
     list(kind, &bits(a), &bits(b), |&x| f32_bits(f32::from_bits(x)))
 }
 
-/// Compares the sampled parts.
+/// Compares the sampled values.
 fn tokens(a: &Completion, b: &Completion) -> Option<Difference> {
-    // Scores, columns and advantages are compared afterwards, in all completions.
+    // Scores, columns and advantages of all completions are compared afterwards.
     let Completion {
         generation,
         ids,
@@ -152,7 +152,7 @@ fn scores(a: &Completion, b: &Completion, group: &Group, recorded: &[String]) ->
     unequal("scores of steps", &steps(a), &steps(b)).or_else(|| unequal("columns of rewards", &a.extra, &b.extra))
 }
 
-/// Compares the columns that other models computed: reference model, old policy, value model.
+/// Compares the columns computed by other models: reference model, old policy, value model.
 fn columns(a: &Completion, b: &Completion) -> Option<Difference> {
     named_columns("columns", &a.columns, &b.columns)
 }
@@ -179,11 +179,13 @@ fn advantages(a: &Completion, b: &Completion) -> Option<Difference> {
         Some(Advantage::Tokens(each)) => each.clone(),
         None => Vec::new(),
     };
-    let of_tokens = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
+    let is_per_token = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
     match floats("advantage", &values(a), &values(b)) {
-        Some(found) => Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(of_tokens)), ..found }),
-        // The completion has one token, so both columns have the same number.
-        None => unequal("advantage of each token", &of_tokens(a), &of_tokens(b)),
+        Some(found) => {
+            Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(is_per_token)), ..found })
+        }
+        // The completion has one token, so both forms have the same number.
+        None => unequal("advantage of each token", &is_per_token(a), &is_per_token(b)),
     }
 }
 

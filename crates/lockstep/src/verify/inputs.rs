@@ -1,4 +1,4 @@
-//! The run that is verified: its record, and which of its files still exist.
+//! The verified run: its record, and which of its files still exist.
 
 use super::report::{Difference, Interval, Report, missing};
 use super::{Choice, VerifyOptions};
@@ -30,7 +30,7 @@ pub struct RecordedRun {
     pub record: RunRecord,
     pub resolved: Resolved,
     pub ctx: Context,
-    /// Complete checkpoints with their steps, the oldest first.
+    /// Complete checkpoints by step, the oldest first.
     pub checkpoints: Vec<(u64, PathBuf)>,
 }
 
@@ -39,11 +39,14 @@ impl RecordedRun {
     pub fn open(root: &Path, options: &VerifyOptions<'_>) -> anyhow::Result<RecordedRun> {
         let dir = RunDir::open(root)?;
         let Ok(record) = RunRecord::read(&dir.record()) else {
-            return missing(format!("{} is missing or damaged: what the run was made of", dir.record().display()));
+            return missing(format!(
+                "{} is missing or damaged: the sources of the run are unknown",
+                dir.record().display()
+            ));
         };
         if record.kind != Purpose::Grpo.command() {
             return missing(format!(
-                "{} is a run of `lockstep {}`: only runs of `lockstep train` record what they learn from",
+                "{} is a run of `lockstep {}`: only runs of `lockstep train` record the groups that they learn from",
                 dir.root().display(),
                 record.kind
             ));
@@ -63,8 +66,8 @@ impl RecordedRun {
         let here = ctx.arithmetic(config.dtype.dtype());
         if !record.arithmetic.is_empty() && record.arithmetic != here {
             return missing(format!(
-                "the run's matmuls are {} on {}, here they would be {here} on {}: bits are promised with one formula \
-                 only. Set LOCKSTEP_ISA={} if this machine has it",
+                "the run's matmuls are {} on {}, but here they would be {here} on {}, with other bits. Set \
+                 LOCKSTEP_ISA={} if this machine has it",
                 record.arithmetic,
                 record.isa,
                 ctx.describe(),
@@ -80,8 +83,8 @@ impl RecordedRun {
         &self.resolved.config
     }
 
-    /// The configuration for the replay of an interval. Everything that does not change bits of the weights is switched
-    /// off.
+    /// The configuration for the replay of an interval, without everything that does not affect the bits of the
+    /// weights.
     pub fn replay_config(&self, interval: Interval) -> anyhow::Result<Resolved> {
         let mut resolved = self.resolved_of(interval)?;
         let config = &mut resolved.config;
@@ -96,7 +99,7 @@ impl RecordedRun {
         Ok(resolved)
     }
 
-    /// The configuration with which the run took the steps of an interval.
+    /// The configuration of the run in the steps of an interval.
     pub fn resolved_of(&self, interval: Interval) -> anyhow::Result<Resolved> {
         let mut resolved = self.resolved.clone();
         match self.config_of(interval) {
@@ -108,8 +111,7 @@ impl RecordedRun {
         }
     }
 
-    /// Whether two intervals were computed with the same configuration keys that change bits, and with prompts of the
-    /// same time.
+    /// Whether two intervals had the same configuration keys that affect bits, and prompts of the same time.
     pub fn same_inputs(&self, a: Interval, b: Interval) -> bool {
         let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
         settings(a) == settings(b) && self.prompt_time(a.to) == self.prompt_time(b.to)
@@ -121,7 +123,10 @@ impl RecordedRun {
         let task = RunState::read(path)?.task;
         let has_function = [task.get("has_program"), task.pointer("/pipeline/has_program")];
         if has_function.into_iter().flatten().any(|value| value == true) {
-            missing("the completions come from a function of a program (rollout_func), which is not here")
+            missing(
+                "the completions come from a function of the user's program (rollout_func), which is not available \
+                 here",
+            )
         } else {
             Ok(())
         }
@@ -134,14 +139,13 @@ impl RecordedRun {
             Ok(file) if !file.index().is_empty() => Ok(file),
             Err(error) if error.kind() != ErrorKind::NotFound => missing(format!("it is damaged: {error}")),
             _ => missing(format!(
-                "{} is missing or empty: a run with record_rollouts = true writes the groups that it learns from there",
+                "{} is missing or empty: a run with record_rollouts = true writes its groups there",
                 path.display()
             )),
         }
     }
 
-    /// The names of two kinds of rewards: those that are called again, and those whose scores are taken from the
-    /// record.
+    /// The names of two kinds of rewards: rewards that are called again, and rewards whose scores come from the record.
     pub fn rewards(&self) -> anyhow::Result<(Vec<String>, Vec<String>)> {
         let specs = &self.config().reward_funcs;
         let named = rewards::names(specs)?.into_iter().zip(specs);
@@ -151,20 +155,20 @@ impl RecordedRun {
         Ok((names(asked), names(recorded)))
     }
 
-    /// Refuses a run if a file of a reward is missing. The name of the file is part of the lineage, and without the
-    /// file it would look like an ordinary argument.
+    /// Refuses a run if a file of a reward is missing. The file's name is part of the lineage, and without the file it
+    /// would look like an ordinary argument.
     pub fn check_reward_files(&self) -> anyhow::Result<()> {
         match self.record.rewards.iter().find(|file| !Path::new(&file.name).exists()) {
             Some(file) => missing(format!(
-                "{} is missing, a file of a reward: the reward is not called, but the name is part of the lineage. \
-                 Put it back (SHA-256 {})",
+                "{}, a file of a reward, is missing: the reward is not called, but the file's hash is part of the \
+                 lineage. Restore it (SHA-256 {})",
                 file.name, file.sha256
             )),
             None => Ok(()),
         }
     }
 
-    /// Compares the hashes of the files that the run began with to those in its record.
+    /// Compares the hashes of the run's original files with its record.
     pub fn hashes(&self, options: &VerifyOptions<'_>, report: &mut Report) -> anyhow::Result<()> {
         let source = ModelSource::of(self.config(), Head::Lm)?;
         let mut found = hashes(&source.dir, &options.stop, |_| true)?;
@@ -186,8 +190,8 @@ impl RecordedRun {
             Some(recorded) => compare_prompt_files(&source.dir, recorded, &prompt_hashes(&source.dir)?, report),
             // The replay still compares the prompts' tokens.
             None => (options.say)(&format!(
-                "{} is of an older version, which kept no hashes of chat templates and settings of the tokenizer: that \
-                 they are the same is not checked",
+                "{} is from an older version, which recorded no hashes of chat templates and tokenizer settings, so \
+                 changes of these are not noticed",
                 self.dir.record().display()
             )),
         }
@@ -205,7 +209,7 @@ impl RecordedRun {
         Ok(())
     }
 
-    /// The directory of the reference or teacher model, if it is a separate one.
+    /// The directory of a separate reference or teacher model.
     fn reference(&self) -> anyhow::Result<Option<PathBuf>> {
         let name = match self.config().reference() {
             Some(Reference::Teacher { name, .. }) => Some(name),
@@ -222,7 +226,7 @@ impl RecordedRun {
             ("seed", self.record.seed.to_string(), config.seed.to_string()),
             ("dtype", self.record.dtype.clone(), config.dtype.name().to_owned()),
         ];
-        let differs = all.into_iter().find(|(_, recorded, of_config)| recorded != of_config);
+        let differs = all.into_iter().find(|(_, recorded, configured)| recorded != configured);
         if let (None, Some((kind, recorded, remade))) = (&report.difference, differs) {
             let place = Some(self.dir.record().display().to_string());
             report.difference =
@@ -230,8 +234,8 @@ impl RecordedRun {
         }
     }
 
-    /// The intervals that can be replayed, because a state exists at their beginning and at their end. The others are
-    /// added to the report as not verified.
+    /// The intervals that can be replayed, because a state exists at their start and end. The others are reported as
+    /// not verified.
     pub fn intervals(&self, report: &mut Report) -> Vec<Interval> {
         let ends = self.checkpoints.iter().map(|(step, _)| *step);
         let begins = std::iter::once(0).chain(ends.clone());
@@ -247,10 +251,10 @@ impl RecordedRun {
         intervals
     }
 
-    /// The starts of the run up to the one that made `step`.
+    /// The starts of the run up to the start that took `step`.
     pub fn starts_of(&self, step: u64) -> &[Start] {
         let starts = &self.record.starts;
-        // A resume from an older checkpoint repeated the steps after it.
+        // A resume from an older checkpoint repeated the later steps.
         &starts[..starts.iter().rposition(|start| start.step < step).map_or(0, |own| own + 1)]
     }
 
@@ -265,15 +269,15 @@ impl RecordedRun {
         self.other_build().is_none()
     }
 
-    /// The steps at which a later start changed keys that decide bits, up to `step`. A replay cannot go beyond them
-    /// without a checkpoint.
+    /// The steps at which a later start changed keys that affect bits, up to `step`. A replay can pass them only at a
+    /// checkpoint.
     pub fn changes(&self, step: u64) -> BTreeSet<u64> {
         changes(self.starts_of(step)).map(|(step, _)| step).collect()
     }
 
-    /// The builds that trained the run, if any of them is not known to be this one.
+    /// The builds that trained the run, unless all are known to be this build.
     pub fn other_build(&self) -> Option<String> {
-        let here = Build::of_process();
+        let here = Build::current();
         let known = |build: &Option<Build>| {
             build.as_ref().map_or("a build that its record does not name".to_owned(), |b| b.to_string())
         };
@@ -284,31 +288,31 @@ impl RecordedRun {
         (!others.is_empty()).then(|| format!("the run was trained by {}; this is {here}", others.join(", then by ")))
     }
 
-    /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. The error says
-    /// why it is unknown.
+    /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. The error
+    /// tells why it is unknown.
     fn config_of(&self, interval: Interval) -> Result<Config, String> {
-        // The starts with which the first and the last step of the interval were made, by their number.
+        // The numbers of the starts that took the first and the last step of the interval.
         let [first, later] = [interval.from + 1, interval.to].map(|step| self.starts_of(step).len());
         let starts = &self.record.starts;
         if let Some((step, _)) = changes(&starts[..later]).find(|(_, start)| *start >= first) {
-            return Err(format!("the configuration was changed after step {step}, of which no checkpoint is left"));
+            return Err(format!("the configuration was changed after step {step}, which has no checkpoint any more"));
         }
         let mut config = self.config().clone();
         undo(&mut config, &lines(&starts[later..]))?;
         Ok(config)
     }
 
-    /// The dtype to which the final model was rounded from the checkpoint; `None` if it is a copy.
+    /// The dtype to which the final model was rounded from the checkpoint; `None` for a copy.
     pub fn result_rounds_to(&self, checkpoint: &Path) -> anyhow::Result<Option<FileDType>> {
         let (config, adapts) = (&self.resolved.config, is_adapter(checkpoint));
         let name = config.model_name_or_path.as_deref().unwrap_or_default();
         let began = locate(name, HubKind::Model)?;
         let loaded = (!adapts || is_adapter(&began)).then(|| dtype_of_files(&began)).transpose().or_bad_input()?;
-        let dtype = config.save_dtype.of_files(config.dtype == ComputeDType::Bf16, adapts, loaded);
+        let dtype = config.save_dtype.file_dtype(config.dtype == ComputeDType::Bf16, adapts, loaded);
         Ok((dtype != dtype_of_files(checkpoint).or_bad_input()?).then_some(dtype))
     }
 
-    /// The step of the checkpoint whose model became the final model.
+    /// The step of the checkpoint whose model is the final model.
     pub fn step_of_result(&self) -> anyhow::Result<Option<u64>> {
         let Some((last, path)) = self.checkpoints.last().filter(|_| self.dir.model().is_dir()) else {
             return Ok(None);
@@ -318,13 +322,13 @@ impl RecordedRun {
     }
 }
 
-/// The configuration changes that `starts` recorded.
+/// The configuration changes recorded in `starts`.
 fn lines(starts: &[Start]) -> Vec<&str> {
     starts.iter().flat_map(|start| start.changed.iter().map(String::as_str)).collect()
 }
 
-/// The starts that changed keys which decide bits: the step from which the change holds, and the index of the start. A
-/// later start from an earlier step replaces the steps of that start, and keeps the change.
+/// The starts that changed keys which affect bits: the step from which the change applies, and the index of the start.
+/// A later start from an earlier step replaces the steps of such a start, and keeps its change.
 fn changes(starts: &[Start]) -> impl Iterator<Item = (u64, usize)> {
     let changed = starts.iter().enumerate().filter(|(_, start)| start.changed.iter().any(|line| decides_bits(line)));
     changed.map(|(place, _)| (starts[place..].iter().map(|start| start.step).min().unwrap_or_default(), place))
@@ -338,11 +342,11 @@ fn decides_bits(change: &str) -> bool {
 fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
     for file in found {
         // An adapter and its base may both have a file of this name.
-        let mut of_name = recorded.iter().filter(|old| old.name == file.name).peekable();
-        let Some(old) = of_name.peek().copied() else { continue };
+        let mut same_name = recorded.iter().filter(|old| old.name == file.name).peekable();
+        let Some(old) = same_name.peek().copied() else { continue };
         let length = |of: &FileHash| of.bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         let has_length = |old: &FileHash| old.bytes.is_none() || file.bytes.is_none() || old.bytes == file.bytes;
-        let (kind, recorded, remade) = match of_name.find(|old| old.sha256 == file.sha256) {
+        let (kind, recorded, remade) = match same_name.find(|old| old.sha256 == file.sha256) {
             Some(old) if has_length(old) => {
                 report.hashes.push(file.name.clone());
                 continue;
@@ -364,19 +368,19 @@ fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut
     }
 }
 
-/// Like [`compare`], for files that decide prompts: a file that did not exist then, or that is missing now, differs.
+/// Like [`compare`], for files that affect prompts: added and missing files count as differences.
 fn compare_prompt_files(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
     compare(place, &filled(recorded, found), &filled(found, recorded), report);
 }
 
-/// `files`, with an entry without a hash for each file that only `others` have.
+/// `files`, with an additional entry without a hash for each file that only `others` have.
 fn filled(files: &[FileHash], others: &[FileHash]) -> Vec<FileHash> {
     let none = |file: &FileHash| FileHash { name: file.name.clone(), bytes: None, sha256: "no such file".into() };
     let lacks = |file: &&FileHash| !files.iter().any(|own| own.name == file.name);
     files.iter().cloned().chain(others.iter().filter(lacks).map(none)).collect()
 }
 
-/// Selects intervals according to `choice`, and keeps their order.
+/// Selects intervals by `choice`, and keeps their order.
 pub fn choose(mut all: Vec<Interval>, choice: Choice) -> Vec<Interval> {
     let Choice::Random { steps, seed } = choice else { return all };
     // SplitMix64, so that the seed determines the intervals.
@@ -407,11 +411,11 @@ mod tests {
         let drawn = |steps, seed| choose(all.clone(), Choice::Random { steps, seed });
         assert_eq!(drawn(5, 1), drawn(5, 1));
         assert_eq!((drawn(5, 1).len(), drawn(1, 4).len(), drawn(0, 4).len()), (2, 1, 0));
-        assert_eq!(drawn(30, 9), all, "in their order");
+        assert_eq!(drawn(30, 9), all, "the order is kept");
         assert_eq!(drawn(31, 9), all);
         assert_eq!(choose(all.clone(), Choice::All), all);
         let first: std::collections::BTreeSet<u64> = (0..200).map(|seed| drawn(1, seed)[0].from).collect();
-        assert_eq!(first.len(), 10, "each has its turn");
+        assert_eq!(first.len(), 10, "every interval is first for some seed");
         let texts = [Interval { from: 3, to: 4 }, Interval { from: 3, to: 6 }].map(|interval| interval.to_string());
         assert_eq!(texts, ["step 4", "steps 4 to 6"]);
     }

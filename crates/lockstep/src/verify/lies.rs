@@ -1,5 +1,6 @@
-//! Lies in each field of a run's files, with correct checksums: each lie is found, or its field is in a list of fields
-//! that are not compared. docs/verify.md has these lists, with reasons. A field without a row makes a test fail.
+//! Wrong values in each field of a run's files, with correct checksums: each is reported, or its field is in a list of
+//! fields that are not compared. docs/verify.md has these lists, with reasons. A field that is not in either makes a
+//! test fail.
 
 mod checkpoint;
 mod groups;
@@ -15,17 +16,17 @@ use std::fs;
 
 const DOCS: &str = include_str!("../../../../docs/verify.md");
 
-/// The settings of a kind of run.
+/// The settings of one kind of run.
 type Change = fn(&mut Config);
 
-/// Checks that the table of docs/verify.md has a row for the field.
+/// Checks that the table in docs/verify.md has a row for the field.
 #[track_caller]
 fn is_documented(file: &str, field: &str) {
     let row = |line: &&str| line.starts_with(&format!("| {file} |")) && line.contains(&format!("`{field}`"));
     assert!(DOCS.lines().any(|line| row(&line)), "docs/verify.md has no row of {file}, `{field}`");
 }
 
-/// A run of two steps, each with a checkpoint, whose rewards give problems, metrics and scores.
+/// A run of two steps with checkpoints, whose rewards return problems, metrics and scores.
 fn small(dir: &Path, change: impl FnOnce(&mut Config)) -> PathBuf {
     let answers = ["\"ab\"", "null", "[\"m\", \"o\"]", "3", "null", "\"r\""];
     let row = |(word, answer): (&str, &str)| format!("{{\"prompt\": \"{word} \", \"answer\": {answer}}}\n");
@@ -43,7 +44,7 @@ fn read(path: &Path) -> Vec<Vec<u8>> {
     split(&fs::read(path).unwrap())
 }
 
-/// Writes a file of groups again, with its index if its records can be read.
+/// Rewrites a file of groups, with its index if the records can be read.
 fn write(path: &Path, records: &[Vec<u8>]) {
     for path in [path.to_owned(), path.with_extension("idx")] {
         let _ = fs::remove_file(path);
@@ -53,7 +54,7 @@ fn write(path: &Path, records: &[Vec<u8>]) {
     }
 }
 
-/// The difference that is found; every lie must cause one.
+/// The reported difference, which every wrong value must cause.
 #[track_caller]
 fn convicted(root: &Path, lie: &str) -> Difference {
     let report = verified(root);
@@ -70,9 +71,9 @@ fn groups_of(records: &[Vec<u8>]) -> Vec<Group> {
     Group::read_all(&records.concat()).unwrap()
 }
 
-/// Files that users may add to a result, and files that they must not.
+/// Files that users may add to a result, and files that they may not.
 #[test]
-fn a_result_has_the_files_of_its_checkpoint_and_texts_beside_them() {
+fn a_result_has_the_files_of_its_checkpoint_and_added_texts() {
     let dir = directory();
     let root = small(dir.path(), |config| config.max_steps = 1);
     proven(&root, "the result as it was");
@@ -96,7 +97,7 @@ fn a_result_has_the_files_of_its_checkpoint_and_texts_beside_them() {
         fs::write(path, bytes).unwrap();
     }
     proven(&root, "the result as it was");
-    // All files at once, as if the directory had been emptied.
+    // All files are missing, as if the directory had been emptied.
     let kept: Vec<Vec<u8>> = model.iter().map(|path| fs::read(path).unwrap()).collect();
     for path in &model {
         fs::remove_file(path).unwrap();

@@ -1,11 +1,10 @@
-//! Proves that a training run matches its record: replays its steps from its checkpoints, with the code that trains,
-//! and compares every bit of the results.
+//! Proves that a training run matches its record: replays its steps from its checkpoints, with the training code, and
+//! compares every bit of the results.
 //!
 //! A replay resumes the run from the checkpoint of a step S (or from the beginning) in a separate directory. It
-//! generates its own completions, and takes scores from the record only for rewards that are not deterministic. Each
-//! group that it trains on must equal the recorded group, and its checkpoint of the step E at the end must equal the
-//! run's. The code here does not depend on the kind of trainer, since it compares only what a [`Run`] reports and
-//! writes.
+//! generates its own completions, and takes only scores of nondeterministic rewards from the record. Each trained group
+//! must equal the recorded group, and the replay's checkpoint at the end, step E, must equal the run's. This code does
+//! not depend on the kind of trainer, since it compares only what a [`Run`] reports and writes.
 //!
 //! `groups.rs` and `files.rs` compare, and `record.rs` connects the replay with the record.
 
@@ -36,7 +35,7 @@ use record::{Record, SharedRecord};
 use report::{NotVerifiable, missing};
 use std::path::{Path, PathBuf};
 
-/// The choice of the steps that are replayed.
+/// The choice of steps to replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// All steps between the run's checkpoints.
@@ -45,7 +44,7 @@ pub enum Choice {
     Random {
         /// The smallest number of steps.
         steps: u64,
-        /// The seed that chooses the intervals.
+        /// The seed of the choice.
         seed: u64,
     },
 }
@@ -54,15 +53,15 @@ pub enum Choice {
 pub struct VerifyOptions<'a> {
     /// The steps to replay.
     pub choice: Choice,
-    /// Threads to compute with, if not those of the configuration.
+    /// Threads, if they differ from the configuration.
     pub threads: Option<usize>,
-    /// The directory where the model is now, if it was moved.
+    /// The model's directory, if it was moved.
     pub model: Option<PathBuf>,
-    /// The file where the dataset is now, if it was moved.
+    /// The dataset's file, if it was moved.
     pub dataset: Option<PathBuf>,
     /// Cancels the verification.
     pub stop: StopSignal,
-    /// Receives messages about the progress.
+    /// Receives progress messages.
     pub say: &'a dyn Fn(&str),
 }
 
@@ -86,7 +85,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     let file = run.groups()?;
     (report.rewards_asked, report.rewards_recorded) = run.rewards()?;
     if let Some(file) = &run.config().replay {
-        report.not_verified.push(format!("that {} was sampled: the run replayed it", file.display()));
+        report.not_verified.push(format!("the sampling of {}: the run replayed this file", file.display()));
     }
     run.check_source()?;
     run.check_reward_files()?;
@@ -97,8 +96,8 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     let all = run.intervals(report);
     if all.is_empty() {
         return missing(format!(
-            "{} has no two states to replay between: checkpoints (save_strategy, save_steps, save_total_limit) are \
-             what a step is proven with",
+            "{} has no two states to replay between: this needs checkpoints (save_strategy, save_steps, \
+             save_total_limit)",
             run.dir.root().display()
         ));
     }
@@ -119,7 +118,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     }
     let chosen = choose(all, options.choice);
     let record = SharedRecord::new(record);
-    // Neighbouring intervals are replayed in one go: the state between them is proven to equal the checkpoint.
+    // Adjacent intervals are replayed in one run: the state between them is proven to equal the checkpoint.
     for chain in chosen.chunk_by(|a, b| a.to == b.from && run.same_inputs(*a, *b)) {
         replay(&run, chain, &record, options, report)?;
         if report.difference.is_some() {
@@ -129,36 +128,36 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     result(&run, report)
 }
 
-/// Compares the final model with the checkpoint that it is a copy of.
+/// Compares the final model with its checkpoint.
 fn result(run: &RecordedRun, report: &mut Report) -> anyhow::Result<()> {
     let Some(step) = run.step_of_result()? else { return Ok(()) };
     let compared = |step: u64| {
         let (model, checkpoint) = (run.dir.model(), run.dir.checkpoint(step));
         let Some(dtype) = run.result_rounds_to(&checkpoint)? else {
-            return files::of_result(&model, &checkpoint, step);
+            return files::result_difference(&model, &checkpoint, step);
         };
         let scratch = tempfile::Builder::new().prefix("lockstep-verify-").tempdir()?;
         let rounded = scratch.path().join("model");
         if link_model(&checkpoint, &rounded, Some(dtype)).is_err() && dtype == FileDType::F16 {
             // A weight was too large for the dtype, so the result is f32.
-            return files::of_result(&model, &checkpoint, step);
+            return files::result_difference(&model, &checkpoint, step);
         }
-        files::of_result(&model, &rounded, step)
+        files::result_difference(&model, &rounded, step)
     };
     if run.dir.checkpoint(step).is_dir() {
         report.difference = compared(step)?;
         report.result = report.difference.is_none().then_some(step);
         return Ok(());
     }
-    // If the best checkpoint was gone when the run ended, the result is the last checkpoint's model.
+    // If the best checkpoint was missing when the run ended, the result is the last checkpoint's model.
     match run.checkpoints.last() {
         Some((last, _)) if compared(*last)?.is_none() => report.result = Some(*last),
-        _ => report.not_verified.push(format!("the result: the checkpoint of step {step} is gone")),
+        _ => report.not_verified.push(format!("the result: the checkpoint of step {step} is missing")),
     }
     Ok(())
 }
 
-/// Replays intervals that follow each other, as one run.
+/// Replays consecutive intervals as one run.
 fn replay(
     run: &RecordedRun,
     chain: &[Interval],
@@ -176,16 +175,16 @@ fn replay(
         0 => ResumeFrom::Nothing,
         step => ResumeFrom::Checkpoint(run.dir.checkpoint(step)),
     };
-    let mut of_run = RunOptions::new()
+    let mut run_options = RunOptions::new()
         .context(run.ctx.clone())
         .stop_signal(options.stop.clone())
         .sink(record.clone())
         .scores_of_record(record.place());
     if let Some(time) = run.prompt_time(chain[0].to) {
-        of_run = of_run.prompt_time(time);
+        run_options = run_options.prompt_time(time);
     }
     let dir = RunDir::fresh(scratch.path())?;
-    let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, of_run);
+    let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, run_options);
     let mut replayed = match begun {
         Err(error) if from > 0 && is_of(&error, &run.dir.checkpoint(from)) => {
             report.difference = Some(unlisted(from, &error));
@@ -205,7 +204,7 @@ fn replay(
     Ok(())
 }
 
-/// Replays one interval, and compares its groups and its last checkpoint.
+/// Replays one interval, and compares its groups and its final checkpoint.
 fn steps(
     run: &RecordedRun,
     replayed: &mut Run,
@@ -213,7 +212,7 @@ fn steps(
     record: &SharedRecord,
 ) -> anyhow::Result<Option<Difference>> {
     record.lock().compared.clear();
-    let recorded = record.lock().of_steps(interval.from, interval.to);
+    let recorded = record.lock().groups_in_steps(interval.from, interval.to);
     while replayed.steps_done() < interval.to {
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {
@@ -242,8 +241,8 @@ fn steps(
     }
     replayed.save_checkpoint()?;
     let remade = replayed.dir().checkpoint(interval.to);
-    let of_run = files::OfRun { not_asked: &record.lock().not_asked.clone(), same_build: run.is_of_same_build() };
-    let found = files::difference(&checkpoint, &remade, interval.to, of_run)?;
+    let about_run = files::OfRun { not_asked: &record.lock().not_asked.clone(), same_build: run.is_of_same_build() };
+    let found = files::difference(&checkpoint, &remade, interval.to, about_run)?;
     disk::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
     Ok(found)
 }
@@ -253,15 +252,15 @@ fn whole(checkpoint: &Path) -> anyhow::Result<()> {
     crate::run::checkpoint::check(checkpoint).map(|_| ())
 }
 
-/// Whether an error is about the files of this checkpoint.
+/// Whether an error concerns the files of this checkpoint.
 fn is_of(error: &anyhow::Error, checkpoint: &Path) -> bool {
     is_bad_input(error) && paragraph(error).contains(&*checkpoint.to_string_lossy())
 }
 
 fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
     let text = paragraph(error);
-    // The advice for resuming is left out.
-    let text = text.split("; there is no checkpoint before it").next().unwrap_or_default();
+    // The advice for resuming is removed.
+    let text = text.split("; no earlier checkpoint exists").next().unwrap_or_default();
     Difference {
         step: Some(step),
         kind: "hash".into(),

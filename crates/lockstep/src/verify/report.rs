@@ -6,9 +6,9 @@ use serde::Serialize;
 /// The steps from one checkpoint, or from the beginning, to the next checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Interval {
-    /// Steps done at the beginning; 0 is the model that the run began with.
+    /// Steps done at the start; 0 is the initial model.
     pub from: u64,
-    /// Steps done at the end, where there is a checkpoint.
+    /// Steps done at the end, where a checkpoint exists.
     pub to: u64,
 }
 
@@ -31,7 +31,7 @@ impl std::fmt::Display for Interval {
 /// The first difference between a run and its replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
-    /// The optimizer step that trained on the differing data, or that computed them.
+    /// The optimizer step that trained on the differing data, or computed them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     /// The group.
@@ -43,12 +43,12 @@ pub struct Difference {
     /// The index of the token in its completion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<usize>,
-    /// The worker that made the group, if the run recorded it.
+    /// The worker that generated the group, if recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
-    /// The kind of value that differs: `token`, `log-probability`, `score of REWARD`, `advantage`, `weight`, `hash`, …
+    /// The kind of the differing value: `token`, `log-probability`, `score of REWARD`, `advantage`, `weight`, `hash`, …
     pub kind: String,
-    /// The file that differs and the place in it, such as a tensor and an index.
+    /// The differing file and the place in it, such as a tensor and an index.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
     /// The value in the run, with its bits.
@@ -74,28 +74,28 @@ impl std::fmt::Display for Difference {
 /// The results of a verification.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// Intervals that were replayed and equal the record in every bit.
+    /// Replayed intervals that equal the record in every bit.
     pub proven: Vec<Interval>,
     /// Groups whose tokens, log-probabilities, scores and advantages were compared.
     pub groups: u64,
     /// Tokens in these groups.
     pub tokens: u64,
-    /// How many of these groups were generated before the interval began, so that their tokens come from its first
+    /// How many of these groups were generated before the interval, so that their tokens come from its first
     /// checkpoint.
     pub groups_of_checkpoints: u64,
     /// Rewards that were called again.
     pub rewards_asked: Vec<String>,
-    /// Rewards whose scores were taken from the record.
+    /// Rewards whose scores came from the record.
     pub rewards_recorded: Vec<String>,
-    /// Files whose SHA-256 equals that of `record.json`.
+    /// Files whose SHA-256 equals that in `record.json`.
     pub hashes: Vec<String>,
-    /// The step of the checkpoint that equals the final model, if one does.
+    /// The step of the checkpoint that equals the final model, if any.
     pub result: Option<u64>,
-    /// The first difference that was found.
+    /// The first difference.
     pub difference: Option<Difference>,
     /// Parts that could not be verified, each with the reason.
     pub not_verified: Vec<String>,
-    /// The builds that trained the run, if this one is not known to be the same.
+    /// The builds that trained the run, unless all are known to be this build.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub other_build: Option<String>,
 }
@@ -105,7 +105,7 @@ pub struct Report {
 #[error("{0}")]
 pub(super) struct NotVerifiable(pub String);
 
-/// Returns an error about a missing thing.
+/// Returns an error about something missing.
 pub(super) fn missing<T>(what: impl Into<String>) -> anyhow::Result<T> {
     Err(NotVerifiable(what.into()).into())
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_says_where_it_is_from_the_largest_place_to_the_smallest() {
+    fn a_difference_prints_its_place_from_step_to_token() {
         let plain =
             Difference { kind: "file".into(), recorded: "a".into(), remade: "b".into(), ..Difference::default() };
         assert_eq!(plain.to_string(), ": file: recorded a, remade b");

@@ -1,5 +1,5 @@
-//! Runs of a tiny model that are verified and forked: parts that are proven, parts that cannot be verified, and lies
-//! that are named.
+//! Runs of a tiny model that are verified and forked: proven parts, parts that cannot be verified, and wrong values
+//! that are reported.
 
 use super::*;
 use crate::config::{Algorithm, ComputeDType, Config};
@@ -19,7 +19,7 @@ const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// A directory with a tiny model of random weights, and a dataset.
+/// A directory with a tiny model with random weights, and a dataset.
 pub(crate) fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = Arc::new(ModelConfig::parse(SHAPE).unwrap());
@@ -78,7 +78,7 @@ pub(super) fn groups(root: &Path) -> Vec<Group> {
     GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().map(Result::unwrap).collect()
 }
 
-/// Rewrites the record of the run with these groups.
+/// Rewrites the run's recorded groups.
 fn record(root: &Path, groups: &[Group]) {
     for name in ["rollouts.bin", "rollouts.idx"] {
         fs::remove_file(root.join(name)).unwrap();
@@ -90,8 +90,8 @@ fn record(root: &Path, groups: &[Group]) {
     GroupLog::open(&root.join("rollouts.bin")).unwrap().append(&bytes).unwrap();
 }
 
-/// Changes the last bit of a file of tensors, and the name of its checksum, so that readers do not find it. The file is
-/// replaced by a new one, because other directories may link to the old one.
+/// Changes the last bit of a file of tensors, and renames its checksum, so that readers ignore it. The file is replaced
+/// by a new one, because other directories may link to the old one.
 fn flip_last_bit(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.windows(6).position(|name| name == b"\"xxh3\"").unwrap();
@@ -102,7 +102,7 @@ fn flip_last_bit(path: &Path) {
 }
 
 #[test]
-fn all_that_is_proven_is_reported() {
+fn all_proven_parts_are_reported() {
     let dir = directory();
     let root = run(dir.path(), |_| {});
     let messages = RefCell::new(Vec::new());
@@ -120,13 +120,13 @@ fn all_that_is_proven_is_reported() {
     assert_eq!((report.result, report.difference, report.not_verified), (Some(6), None, vec![]));
     assert_eq!(*messages.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
 
-    // Each single interval begins with a checkpoint.
+    // Each interval begins with a checkpoint.
     let chosen = |seed: u64| verify(&root, &options(Choice::Random { steps: 2, seed })).unwrap();
     let reports: Vec<Report> = (0..6).map(chosen).collect();
     assert!(reports.iter().all(|report| report.proven.len() == 1 && report.groups == 4 && report.result == Some(6)));
     assert!(reports.iter().any(|report| report.proven[0].from > 0));
 
-    // The options find files that were moved.
+    // The options locate files that were moved.
     fs::rename(dir.path().join("model"), dir.path().join("moved")).unwrap();
     fs::rename(dir.path().join("d.jsonl"), dir.path().join("e.jsonl")).unwrap();
     assert!(verify(&root, &options(Choice::All)).is_err());
@@ -137,7 +137,7 @@ fn all_that_is_proven_is_reported() {
 }
 
 #[test]
-fn groups_that_are_there_too_often_or_not_at_all() {
+fn duplicate_and_missing_groups_are_reported() {
     let dir = directory();
     let root = run(dir.path(), |config| config.max_steps = 4);
     let recorded = groups(&root);
@@ -163,7 +163,7 @@ fn groups_that_are_there_too_often_or_not_at_all() {
     let report = verified(&root);
     assert_eq!(report.difference, Some(group(99, 2, "a group", "none: no step learned from it")));
     assert_eq!((report.proven, report.groups), (vec![], 4));
-    // No groups were recorded in the second interval, which is not a lie.
+    // The second interval has no recorded groups, which is not a difference.
     record(&root, &recorded[..4]);
     let report = verified(&root);
     assert_eq!((report.proven, report.difference), (vec![interval(0, 2)], None));
@@ -175,14 +175,14 @@ fn groups_that_are_there_too_often_or_not_at_all() {
     let report = verified(&root);
     assert_eq!((report.proven, report.difference, report.result), (vec![interval(0, 2)], None, None));
     assert_eq!(report.not_verified, ["steps 3 to 4: the run left no checkpoint after them"]);
-    // All checkpoints are gone.
+    // All checkpoints are missing.
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
     let [why] = &verified(&root).not_verified[..] else { panic!("one reason") };
     assert!(why.contains("has no two states to replay between"), "{why}");
 }
 
 #[test]
-fn lies_in_files_are_named_with_their_step() {
+fn changed_files_are_reported_with_their_step() {
     let dir = directory();
     let root = run(dir.path(), |_| {});
     let checkpoint = root.join("checkpoints/step-000004");
@@ -198,7 +198,7 @@ fn lies_in_files_are_named_with_their_step() {
     fs::remove_file(&result).unwrap();
     fs::write(&result, good_result).unwrap();
 
-    // The lie is found with and without the list of the files that belong together.
+    // The change is reported with and without the checkpoint's list of files.
     flip_last_bit(&weights);
     let report = verified(&root);
     let found = report.difference.unwrap();
@@ -206,7 +206,7 @@ fn lies_in_files_are_named_with_their_step() {
         (found.kind.as_str(), found.step, found.recorded.as_str()),
         ("hash", Some(4), "the checkpoint's own checksums")
     );
-    assert!(found.remade.contains("model.safetensors") && !found.remade.contains("there is no checkpoint before it"));
+    assert!(found.remade.contains("model.safetensors") && !found.remade.contains("no earlier checkpoint exists"));
     assert_eq!(report.proven, [interval(0, 2)]);
     FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
     let report = verified(&root);
@@ -233,9 +233,9 @@ fn lies_in_files_are_named_with_their_step() {
     assert_eq!((found.kind.as_str(), found.place), ("hash", Some(config.display().to_string())));
 }
 
-/// A value model is in a directory of its own in the checkpoint.
+/// The value model is in its own directory in the checkpoint.
 #[test]
-fn a_lie_about_the_value_model_is_named() {
+fn a_changed_value_model_is_reported() {
     let dir = directory();
     let root = run(dir.path(), |config| {
         (config.algorithm, config.num_generations, config.max_steps) = (Algorithm::Ppo, 1, 4);
@@ -251,7 +251,7 @@ fn a_lie_about_the_value_model_is_named() {
 }
 
 #[test]
-fn the_configuration_of_a_step_is_that_of_its_start() {
+fn each_step_has_the_configuration_of_its_start() {
     let dir = directory();
     let root = run(dir.path(), |config| config.max_steps = 4);
     let mut opened = RecordedRun::open(&root, &options(Choice::All)).unwrap();
@@ -269,11 +269,11 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     ];
     let starts = |step: u64| opened.starts_of(step).len();
     assert_eq!([0, 1, 2, 3, 4].map(starts), [0, 1, 1, 3, 4]);
-    // A key that decides bits changes between two checkpoints.
+    // A key that affects bits changes between two checkpoints.
     let mut report = Report::default();
     let intervals = opened.intervals(&mut report);
     assert_eq!(intervals, [interval(0, 2)]);
-    let why = "the configuration was changed after step 3, of which no checkpoint is left";
+    let why = "the configuration was changed after step 3, which has no checkpoint any more";
     assert_eq!(report.not_verified, [format!("steps 3 to 4: {why}")]);
     let missing = opened.resolved_of(interval(2, 4)).err().unwrap();
     assert!(missing.is::<NotVerifiable>() && missing.to_string() == format!("steps 3 to 4: {why}"));
@@ -286,9 +286,9 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     assert!(report.not_verified.is_empty());
     let (before, after) = (opened.resolved_of(interval(0, 2)).unwrap(), opened.resolved_of(interval(2, 4)).unwrap());
     assert_eq!((before.config.learning_rate, after.config.learning_rate), (0.02, 0.01));
-    assert_eq!((before.config.logging_steps, after.config.logging_steps), (1, 1), "it decides no bits");
+    assert_eq!((before.config.logging_steps, after.config.logging_steps), (1, 1), "the key affects no bits");
     assert!(!opened.same_inputs(interval(0, 2), interval(2, 4)));
-    // A key that does not decide bits does not make settings differ, and may change anywhere.
+    // A key that does not affect bits may differ, and may change anywhere.
     opened.record.starts = vec![start(0, &[]), start(1, &["logging_steps was 5, now 1"])];
     assert!(opened.same_inputs(interval(0, 2), interval(2, 4)));
     assert!(opened.resolved_of(interval(0, 2)).is_ok());
@@ -299,12 +299,12 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
 }
 
 #[test]
-fn other_runs_than_recorded_ones_are_refused() {
+fn runs_that_cannot_be_verified_are_refused_with_the_reason() {
     let dir = directory();
     let root = run(dir.path(), |config| config.max_steps = 2);
     let path = root.join("record.json");
     let good = RunRecord::read(&path).unwrap();
-    let [of_kind, of_arithmetic] = [
+    let [other_kind, other_arithmetic] = [
         RunRecord { kind: "sft".into(), ..good.clone() },
         RunRecord { arithmetic: "other".into(), isa: "strange".into(), ..good.clone() },
     ];
@@ -314,10 +314,10 @@ fn other_runs_than_recorded_ones_are_refused() {
         assert!(report.proven.is_empty() && report.difference.is_none());
         report.not_verified.concat()
     };
-    assert!(why(&of_kind).contains("is a run of `lockstep sft`: only runs of `lockstep train` record"));
+    assert!(why(&other_kind).contains("is a run of `lockstep sft`: only runs of `lockstep train` record"));
     assert!(
-        why(&of_arithmetic).contains("the run's matmuls are other on strange")
-            && why(&of_arithmetic).contains("LOCKSTEP_ISA=strange")
+        why(&other_arithmetic).contains("the run's matmuls are other on strange")
+            && why(&other_arithmetic).contains("LOCKSTEP_ISA=strange")
     );
     // An older record does not name its arithmetic.
     let older = RunRecord { arithmetic: String::new(), ..good.clone() };
@@ -334,7 +334,7 @@ fn other_runs_than_recorded_ones_are_refused() {
     };
     let gone = dir.path().join("r.py");
     assert!(
-        why(&with_file(&gone)).contains("r.py is missing, a file of a reward")
+        why(&with_file(&gone)).contains("r.py, a file of a reward, is missing")
             && why(&with_file(&gone)).contains("SHA-256 12")
     );
     fs::write(&gone, "").unwrap();
@@ -344,7 +344,7 @@ fn other_runs_than_recorded_ones_are_refused() {
     };
     assert_eq!(report.proven.len(), 1);
     fs::write(&path, "{").unwrap();
-    assert!(verified(&root).not_verified[0].ends_with("is missing or damaged: what the run was made of"));
+    assert!(verified(&root).not_verified[0].ends_with("is missing or damaged: the sources of the run are unknown"));
     fs::write(&path, good.to_bytes().unwrap()).unwrap();
     fs::write(root.join("rollouts.bin"), "rubbish, and more than sixteen bytes").unwrap();
     assert!(verified(&root).not_verified[0].starts_with("it is damaged: "));
@@ -377,7 +377,7 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
         )
     );
     assert_eq!((from.run, from.step), (root.display().to_string(), 5));
-    // The lineage is that of the weights, with which the sixth step's groups were sampled.
+    // The lineage is that of the weights that sampled the sixth step's groups.
     let sampled = groups(&root).iter().find(|group| group.step == Some(6)).and_then(|group| group.lineage).unwrap();
     assert_eq!(from.lineage, Some(sampled.to_string()));
     let ids = |root: &Path| groups(root).iter().map(|group| group.group.0).collect::<Vec<_>>();
@@ -397,7 +397,7 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     assert_eq!((from.step, from.lineage), (0, None));
     let error = forked(9).unwrap_err();
     assert!(is_bad_input(&error));
-    assert_eq!(error.to_string(), format!("{} ended after step 6: --at 9", root.display()));
+    assert_eq!(error.to_string(), format!("{} ended after step 6, before --at 9", root.display()));
 
     // A fork compares its steps with the record.
     let mut lied = groups(&root);
@@ -410,7 +410,7 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
         root.display()
     );
     assert!(refused.starts_with(&words), "{refused}");
-    // A run that cannot be verified cannot be forked, either.
+    // A run that cannot be verified cannot be forked either.
     fs::remove_file(root.join("record.json")).unwrap();
     fs::remove_dir_all(dir.path().join("fork-5")).unwrap();
     let error = forked(5).unwrap_err();

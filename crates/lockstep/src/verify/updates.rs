@@ -1,5 +1,5 @@
-//! Checks that `updates.bin` is about groups of the record. Which groups it has depends on timing, and the
-//! log-probabilities in it are not computed again, since no step depends on them.
+//! Checks that `updates.bin` matches the recorded groups. Which groups it has depends on timing, and its
+//! log-probabilities are not recomputed, since no step depends on them.
 
 use super::record::Record;
 use super::report::Difference;
@@ -10,9 +10,8 @@ use std::collections::BTreeSet;
 use std::io::{ErrorKind, Result};
 use std::path::Path;
 
-/// The first group in the file `updates` that occurs twice, or that does not match the recorded group with its number:
-/// token by token, with a log-probability for each token and nothing else. Groups of steps that were not recorded are
-/// left out.
+/// The first group in the file `updates` that occurs twice, or does not match the recorded group with its number: token
+/// by token, with one log-probability per token and nothing else. Groups of steps that were not recorded are skipped.
 pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>> {
     let file = match GroupFile::open(updates) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -24,16 +23,16 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
             continue;
         }
         let recorded = match (file.read_record(place), record.group(entry.group)) {
-            // A damaged group is named when the groups are compared.
+            // A damaged group is reported when the groups are compared.
             (_, Err(_)) => continue,
             (Err(error), _) => error.to_string(),
             (Ok(_), Ok(None)) => "a group that was not recorded".to_owned(),
-            (Ok((update, bytes)), Ok(Some(of_record))) => {
+            (Ok((update, bytes)), Ok(Some(recorded_group))) => {
                 let mut expected = Vec::new();
-                of_update(&update, of_record).write(&mut expected);
+                expected_update(&update, recorded_group).write(&mut expected);
                 match (expected == bytes, before.insert(entry.group)) {
                     (true, true) => continue,
-                    (true, false) => "the group for a second time".to_owned(),
+                    (true, false) => "the group a second time".to_owned(),
                     (false, _) => "other tokens, another step, or other columns".to_owned(),
                 }
             }
@@ -51,8 +50,8 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
     Ok(None)
 }
 
-/// The line that a run writes for the group `recorded` after its step, with the log-probabilities of `update`.
-fn of_update(update: &Group, recorded: Group) -> Group {
+/// The record that a run writes for the group `recorded` after its step, with the log-probabilities of `update`.
+fn expected_update(update: &Group, recorded: Group) -> Group {
     let completion = |(place, (given, c)): (usize, (&Completion, Completion))| {
         let mut completion = Completion::new(place, c.ids);
         completion.loss_mask = c.loss_mask;

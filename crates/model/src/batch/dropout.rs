@@ -1,8 +1,8 @@
 //! Dropout on the inputs of LoRA adapters, for one optimizer step.
 //!
 //! The noise of a row depends on the index of its sequence in the optimizer batch and on the token's position in the
-//! sequence, but not on the row's index in the micro-batch. The backward pass, and layers that are recomputed, draw the
-//! same noise again.
+//! sequence, but not on the row's index in the micro-batch. The backward pass and recomputed layers draw the same noise
+//! again.
 
 use super::Batch;
 use kernels::ops::lora;
@@ -12,14 +12,14 @@ use kernels::{Memory, Tensor, View};
 /// Random stream of dropout, distinct from other uses of the seed.
 const STREAM: u32 = 0x6472_6f70;
 
-/// Dropout on the inputs of a batch's LoRA adapters, for training: see
+/// Dropout on the inputs of LoRA adapters, for one training batch: see
 /// [`BatchTensors::set_dropout`](crate::BatchTensors::set_dropout).
 #[derive(Debug)]
 pub struct Dropout {
     p: f64,
     seed: u64,
     step: u64,
-    /// Index in the optimizer batch of each row's sequence `[rows]`.
+    /// For each row, the index of its sequence in the optimizer batch `[rows]`.
     samples: Tensor,
 }
 
@@ -28,8 +28,8 @@ impl Dropout {
     /// (completion) of `batch`, in the given order, `samples` contains its index in the optimizer batch. Memory is
     /// booked under "workspace".
     pub fn new(memory: &Memory, p: f64, seed: u64, step: u64, batch: &Batch, samples: &[u32]) -> Dropout {
-        let of_rows: Vec<u32> = batch.branches_of_rows.iter().map(|&b| samples[b as usize]).collect();
-        let samples = Tensor::from_u32(&memory.part("workspace"), &[of_rows.len()], &of_rows);
+        let row_samples: Vec<u32> = batch.branches_of_rows.iter().map(|&b| samples[b as usize]).collect();
+        let samples = Tensor::from_u32(&memory.part("workspace"), &[row_samples.len()], &row_samples);
         Dropout { p, seed, step, samples }
     }
 

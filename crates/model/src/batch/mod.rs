@@ -7,8 +7,8 @@
 //!
 //! Keys and values are in KV-cache pages of [`BLOCK`] positions. Branches share the pages that the prefix fills
 //! completely. A page that the prefix fills partly is copied for each branch: the prefix's rows are written into all
-//! copies. So each branch sees the same pages, and gets the same bits, as if it were alone, no matter how sequences are
-//! packed or whether prefixes are shared.
+//! copies. So each branch reads the same pages, and gets the same bits, as if it were computed alone, however sequences
+//! are packed and whether or not prefixes are shared.
 //!
 //! This module does not know the source of the tokens or the use of the scores.
 
@@ -50,11 +50,11 @@ pub struct Capacity {
 
 impl Capacity {
     /// Size of a group, given the lengths of its prefix and branches and whether branches share the prefix.
-    pub fn of_group(prefix: usize, branches: &[usize], sharing: bool) -> Capacity {
+    pub fn for_group(prefix: usize, branches: &[usize], sharing: bool) -> Capacity {
         if !sharing && branches.len() > 1 {
             return branches
                 .iter()
-                .map(|&b| Capacity::of_group(prefix, &[b], true))
+                .map(|&b| Capacity::for_group(prefix, &[b], true))
                 .fold(Capacity::default(), |a, b| a + b);
         }
         let rows = |tokens: usize| tokens.saturating_sub(1);
@@ -70,7 +70,7 @@ impl Capacity {
     }
     /// Upper bound on the size of a micro-batch of up to `max_tokens` tokens that is taken from `groups` groups with
     /// `completions` completions in total. Each group is at most as large as `one`.
-    pub fn of_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
+    pub fn for_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
         // A group larger than the budget is a micro-batch of its own, since groups are never split. Smaller groups
         // share a micro-batch up to the budget; each of their sequences may leave its last page, and the prompt's last
         // page, partly unused.
@@ -123,9 +123,9 @@ pub struct Batch {
     pub table_len: usize,
     /// Total number of pages.
     pub blocks: usize,
-    /// For each write of a key and a value, the row that it comes from, ascending `[W]`.
+    /// Source row of each key/value write, in ascending order `[W]`.
     pub write_rows: Vec<u32>,
-    /// For each write, its slot in the KV cache: page · 64 + position in the page `[W]`.
+    /// KV-cache slot of each key/value write: page · 64 + position in the page `[W]`.
     pub write_slots: Vec<u32>,
     /// First row of each independent group, followed by T. Groups share no pages.
     pub groups: Vec<u32>,
@@ -264,7 +264,7 @@ pub struct BatchTensors {
     pub(crate) ids: Vec<u32>,
     /// First row and first branch of each independent group `[G + 1]`, in host memory.
     group_starts: Vec<(u32, u32)>,
-    /// Index lists that a forward or backward pass reads, concatenated so that they are copied at once. They are the
+    /// Index lists that a forward or backward pass reads, concatenated so that one copy transfers them. They are the
     /// first rows and the first scored tokens of the G groups `[G + 1]`, the rows and ids of the R scored tokens `[R]`,
     /// and the group offsets of each piece of the head.
     lists: Tensor,
@@ -319,7 +319,7 @@ impl BatchTensors {
     pub fn set_dropout(&mut self, dropout: Option<Dropout>) {
         self.dropout = dropout;
     }
-    /// For each independent group, its rows and its branches.
+    /// The range of rows and the range of branches of each independent group.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let range = |from: u32, to: u32| from as usize..to as usize;
         self.group_starts.windows(2).map(move |g| (range(g[0].0, g[1].0), range(g[0].1, g[1].1)))

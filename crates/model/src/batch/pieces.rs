@@ -2,16 +2,15 @@
 
 use std::ops::Range;
 
-/// Maximum number of rows in a piece. It equals the block size of the head's operation, so that splitting costs
-/// nothing.
+/// Maximum number of rows in a piece. It equals the block size of the lm-head op, so that splitting costs nothing.
 const MAX_ROWS: usize = 512;
 /// Pieces are split at multiples of this many rows of a group, because sums over rows are formed in steps of 32 (bf16
 /// on AMX tiles).
 const STEP: usize = 32;
 
-/// Splits rows into pieces of up to 512 rows: between groups, or at multiples of 32 rows of a group, where a split does
-/// not change a bit. `groups: [G + 1]` contains the first row of each group, followed by the number of rows. Each piece
-/// comes with its group offsets, counted from the first row of the piece.
+/// Splits rows into pieces of up to 512 rows. Pieces end between groups or at multiples of 32 rows of a group, where a
+/// split does not change a bit. `groups: [G + 1]` contains the first row of each group, followed by the number of rows.
+/// Each piece comes with its group offsets, counted from the first row of the piece.
 pub(super) fn head_pieces(groups: &[u32]) -> Vec<(Range<usize>, Vec<u32>)> {
     let mut out: Vec<(Range<usize>, Vec<u32>)> = Vec::new();
     for ends in groups.windows(2) {
@@ -40,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_cut_between_groups_or_at_multiples_of_32_rows_of_one() {
+    fn head_pieces_end_between_groups_or_at_multiples_of_32_rows() {
         let of = |groups: &[u32]| head_pieces(groups);
         assert_eq!(of(&[0]), []);
         assert_eq!(of(&[0, 0, 3, 3, 40]), [(0..40, vec![0, 3, 40])]);

@@ -1,6 +1,6 @@
-//! The rows that an inference step computes. All index lists of a step are in one tensor, which is copied to the device
-//! at once. The place of each list depends only on the step's sizes, so that a decode step can be captured and
-//! replayed.
+//! The rows that an inference step computes. All index lists of a step are in one tensor, so that one copy transfers
+//! them to the device. The offset of each list depends only on the step's sizes, so that a decode step can be captured
+//! and replayed.
 
 use kernels::ops::attention::{self, BLOCK};
 use kernels::ops::sample;
@@ -88,7 +88,7 @@ impl InferRows {
     }
     /// Sets the rows of a step, with one copy to the device.
     pub fn set(&mut self, step: StepRows<'_>) {
-        assert!(step.sampled.len() <= self.max_sampled, "{} rows to sample from", step.sampled.len());
+        assert!(step.sampled.len() <= self.max_sampled, "no room to sample from {} rows", step.sampled.len());
         let tables = step.tables_of_rows.iter().max().map_or(0, |&last| last as usize + 1);
         let tables = &self.tables[..tables * self.table_len];
         let staging = &mut self.staging;
@@ -109,10 +109,10 @@ impl InferRows {
         };
         self.device.rows_mut(0..staging.len()).copy_from_u32(staging);
     }
-    /// Replaces the rows to sample from, with one copy to the device. For steps that sample from more rows than fit at
-    /// once.
+    /// Replaces the rows to sample from, with one copy to the device. Steps that sample from more rows than fit call
+    /// this several times.
     pub fn set_sampled(&mut self, rows: &[u32], draws: &[u32]) {
-        assert!(rows.len() <= self.max_sampled, "{} rows to sample from", rows.len());
+        assert!(rows.len() <= self.max_sampled, "no room to sample from {} rows", rows.len());
         let start = self.lists.sampled.start;
         self.staging.truncate(start);
         self.staging.extend_from_slice(rows);

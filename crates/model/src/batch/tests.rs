@@ -1,4 +1,4 @@
-//! Compares the layout of packed batches with a layout that is worked out token by token.
+//! Compares the layout of packed batches with a layout computed token by token.
 
 mod tensors;
 
@@ -19,11 +19,11 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     let batch = Batch::new(&segments, sharing);
 
     let expected =
-        groups.iter().map(|(p, b)| Capacity::of_group(p.len(), &b.iter().map(Vec::len).collect::<Vec<_>>(), sharing));
+        groups.iter().map(|(p, b)| Capacity::for_group(p.len(), &b.iter().map(Vec::len).collect::<Vec<_>>(), sharing));
     assert_eq!(batch.capacity(), expected.fold(Capacity::default(), |a, b| a + b));
     assert!(batch.write_rows.is_sorted());
 
-    // The row that each slot holds after the writes. Each slot is written once.
+    // Maps each slot to the row written to it. Each slot is written once.
     let mut slots = BTreeMap::new();
     for (&row, &slot) in batch.write_rows.iter().zip(&batch.write_slots) {
         assert!((slot as usize) < batch.blocks * BLOCK);
@@ -59,12 +59,12 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     for group in batch.groups.windows(2) {
         let rows = group[0] as usize..group[1] as usize;
         assert!(rows.is_empty() || batch.positions[rows.start] == 0);
-        let of_group: BTreeSet<u32> =
+        let group_pages: BTreeSet<u32> =
             rows.flat_map(|r| table(r)[..=batch.positions[r] as usize / BLOCK].to_vec()).collect();
-        assert!(pages.is_disjoint(&of_group));
-        pages.extend(of_group);
+        assert!(pages.is_disjoint(&group_pages));
+        pages.extend(group_pages);
     }
-    assert_eq!(pages.len(), batch.blocks, "every page is used");
+    assert_eq!(pages.len(), batch.blocks, "every page must be used");
 
     // A branch's rows belong to the branch; a prompt's rows, in every copy, belong to the first branch of its group.
     let mut expected = Vec::new();
@@ -87,14 +87,14 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
 }
 
 #[test]
-fn every_row_sees_its_own_sequence() {
+fn every_row_attends_to_its_own_sequence_only() {
     for prompt in [64 * 2 + 13, 64, 63, 0, 1] {
         for sharing in [true, false] {
             let lengths = [1, 64, 100, 0, 2];
             let branches: Vec<_> = lengths.iter().enumerate().map(|(i, &n)| ids(1000 * (i as u32 + 1), n)).collect();
             let one = (ids(0, prompt), branches.clone());
-            // The first branch continues the prefix's table. Both orders are tested, so that it is once short and once
-            // long.
+            // The first branch continues the prefix's block table. Both orders are tested, so that the first branch is
+            // short in one group and long in the other.
             let other = (ids(500, prompt), branches.iter().rev().cloned().collect());
             check(&[one, other, (ids(7, 5), vec![])], sharing);
         }
@@ -102,7 +102,7 @@ fn every_row_sees_its_own_sequence() {
 }
 
 #[test]
-fn a_prompt_is_computed_once() {
+fn a_shared_prompt_has_rows_once() {
     let group = (ids(0, 64 + 13), vec![ids(1000, 100), ids(2000, 100), ids(3000, 100)]);
     let shared = check(std::slice::from_ref(&group), true);
     assert_eq!(shared.ids.len(), 77 + 3 * 99);
@@ -117,7 +117,7 @@ fn a_prompt_is_computed_once() {
 }
 
 #[test]
-fn an_empty_batch_is_one() {
+fn a_batch_without_tokens_is_valid() {
     let batch = check(&[], true);
     assert_eq!((batch.ids.len(), batch.groups.as_slice()), (0, [0].as_slice()));
     check(&[(vec![], vec![])], true);

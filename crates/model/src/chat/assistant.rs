@@ -18,7 +18,7 @@ pub struct AssistantTokens {
     pub ids: Vec<u32>,
     /// For each id, whether an assistant wrote it.
     pub mask: Vec<bool>,
-    /// The number of ids that belong to the prompt; 0 if there is no completion.
+    /// The number of ids that belong to the prompt; 0 without a completion.
     pub border: usize,
 }
 
@@ -35,7 +35,7 @@ impl PromptEncoder<'_> {
             if has_marks { self.marked(template, &name, &chat)? } else { self.found(template, &name, &chat)? };
         if !mask.contains(&true) {
             return Err(Error::Value(
-                "no token of the conversation is an assistant's: leave the row out, or assistant_only_loss".into(),
+                "the conversation has no assistant tokens: remove the row, or train without assistant_only_loss".into(),
             ));
         }
         let border = match completion {
@@ -48,9 +48,10 @@ impl PromptEncoder<'_> {
         Ok(AssistantTokens { ids, mask, border })
     }
 
-    /// The tokens that the template `name` marks as generated, as transformers finds them: from the token of a
-    /// stretch's first character to the token where its last character begins; to the end of the text if that character
-    /// is in no token. If a stretch begins with a character that is in no token, it and those behind it are left out.
+    /// Token ids, and a mask of the tokens that the template `name` marks as generated. As in transformers, a marked
+    /// range starts at the token that contains its first character, and ends at the token that contains its last one.
+    /// If no token contains the last character, the range extends to the end of the text. If no token contains the
+    /// first character, this range and all later ones are ignored.
     fn marked(&self, template: &ChatTemplate, name: &str, chat: &Chat<'_>) -> Result<(Vec<u32>, Vec<bool>)> {
         let (text, stretches) = without_marks(&template.render_as(&marked(name), chat)?);
         let (ids, offsets) = self.tokenizer.encode_characters(&text)?;
@@ -65,7 +66,7 @@ impl PromptEncoder<'_> {
         Ok((ids, mask))
     }
 
-    /// The tokens of the assistant's messages in a conversation that the template `name` renders without marks.
+    /// Token ids, and a mask of the assistant's tokens, for a template `name` without marks.
     fn found(&self, template: &ChatTemplate, name: &str, chat: &Chat<'_>) -> Result<(Vec<u32>, Vec<bool>)> {
         let conversation = Conversation::new(template, name, *chat)?;
         let (ids, offsets) = self.tokenizer.encode_offsets(&conversation.text)?;
@@ -81,8 +82,9 @@ impl PromptEncoder<'_> {
             };
             let behind: Vec<usize> =
                 tokens_in(&turn.behind).into_iter().filter(|&at| offsets[at].start >= turn.behind.start).collect();
-            // The turn ends with the last special token after the message. If there is none, with all that is printed
-            // there, or with the end token that this message has and a last one would not have.
+            // The turn ends with the last special token after the message. If no special token follows, the turn ends
+            // with everything that the template prints after the message, or with an end token that the template prints
+            // only after earlier messages.
             let end = match behind.iter().rposition(|&at| special.contains(&ids[at])) {
                 Some(last) => last + 1,
                 None => behind.len(),
@@ -94,8 +96,8 @@ impl PromptEncoder<'_> {
             }
             if own.is_empty() {
                 return Err(Error::Value(format!(
-                    "message {} of the conversation: the chat template prints nothing of the assistant's message: \
-                     leave the row out, or mark the text to learn with {{% generation %}} in the template",
+                    "message {} of the conversation: the chat template does not print this assistant message: remove \
+                     the row, or mark the text to train on with {{% generation %}} in the template",
                     i + 1
                 )));
             }

@@ -24,7 +24,7 @@ impl Content {
         Content::Messages(vec![serde_json::json!({"role": "assistant", "content": text.into()})])
     }
 
-    /// Reads a string, or a list of messages with a role and a content, from JSON. The error describes the fault.
+    /// Reads a string, or a list of messages with a role and a content, from JSON. The error is a message for the user.
     pub fn read(value: &Value) -> Result<Content, String> {
         match value {
             Value::String(text) => Ok(Content::Text(text.clone())),
@@ -44,7 +44,7 @@ impl Content {
                 Ok(Content::Messages(messages))
             }
             other => Err(format!(
-                "expected a text, or a list of messages {{\"role\": …, \"content\": …}}, got {}",
+                "expected a string or a list of messages {{\"role\": …, \"content\": …}}, got {}",
                 beginning(other)
             )),
         }
@@ -62,9 +62,9 @@ impl Content {
         }
     }
 
-    /// Splits two answers into their common beginning and two different rests, as TRL does: common messages of
-    /// conversations, or common characters of strings, without a space where the strings diverge. Neither rest is
-    /// empty: if one answer is a prefix of the other, its rest is its last message or character.
+    /// Splits two answers into their common prefix and their two remainders, as TRL does. The prefix consists of
+    /// messages or, for strings, of characters, without a space at its end. Neither remainder is empty: if one answer
+    /// is a prefix of the other, its remainder is its last message or character.
     pub fn split_common(chosen: Content, rejected: Content) -> Result<[Content; 3], String> {
         match (chosen, rejected) {
             (Content::Text(chosen), Content::Text(rejected)) => {
@@ -79,14 +79,16 @@ impl Content {
             (Content::Messages(c), Content::Messages(r)) => {
                 let at = common(&c, &r);
                 if at == 0 {
-                    return Err("there is no prompt, and `chosen` and `rejected` do not begin with the same message: \
-                                give a `prompt` column"
-                        .to_owned());
+                    return Err(
+                        "the row has no prompt, and `chosen` and `rejected` do not begin with the same message: add a \
+                         `prompt` column"
+                            .to_owned(),
+                    );
                 }
                 let messages = |messages: &[Value]| Content::Messages(messages.to_vec());
                 Ok([messages(&c[..at]), messages(&c[at..]), messages(&r[at..])])
             }
-            _ => Err("one of `chosen` and `rejected` is a text and the other a conversation".to_owned()),
+            _ => Err("`chosen` and `rejected` must both be strings or both be conversations".to_owned()),
         }
     }
 
@@ -116,7 +118,7 @@ fn in_chatml(message: &Value) -> Value {
     message
 }
 
-/// Length of the common beginning of two lists, always less than the length of either list.
+/// Length of the common prefix of two lists, always less than the length of either list.
 fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     same.min(a.len().min(b.len()).saturating_sub(1))

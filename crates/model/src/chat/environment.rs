@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub(super) fn new(sources: &BTreeMap<String, String>, time: PromptTime) -> Result<Environment<'static>> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    let syntax = syntax.expect("the default delimiters");
+    let syntax = syntax.expect("the default delimiters are valid");
     env.set_syntax(syntax.clone());
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_formatter(|out, _, value| out.write_str(&python::print(value)?).map_err(minijinja::Error::from));
@@ -79,7 +79,7 @@ fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result
         Some(v) => Some(match (v.as_str(), v.as_usize()) {
             (Some(text), _) => text.to_owned(),
             (None, Some(n)) if n <= 64 => " ".repeat(n),
-            _ => return Err(bad("indent is neither a small number nor a string")),
+            _ => return Err(bad("indent must be a small number or a string")),
         }),
     };
     let (item, key) = match &separators {
@@ -89,9 +89,9 @@ fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result
             match &pair[..] {
                 [a, b] => match (a.as_str(), b.as_str()) {
                     (Some(a), Some(b)) => (a.to_owned(), b.to_owned()),
-                    _ => return Err(bad("separators are not two strings")),
+                    _ => return Err(bad("separators must be two strings")),
                 },
-                _ => return Err(bad("separators are not two strings")),
+                _ => return Err(bad("separators must be two strings")),
             }
         }
     };

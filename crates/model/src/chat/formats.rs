@@ -22,7 +22,7 @@ struct Conversion<'f> {
 impl<'f> Conversion<'f> {
     /// Parses the characters after a `%`. Returns the conversion and the rest of the format.
     fn read(format: &'f str) -> Result<(Conversion<'f>, &'f str), Error> {
-        let ends_early = || refused("%: the format ends within a conversion");
+        let ends_early = || refused("%: the format ends with an incomplete conversion");
         let (key, rest) = match format.strip_prefix('(') {
             Some(rest) => rest.split_once(')').map(|(key, rest)| (Some(key), rest)).ok_or_else(ends_early)?,
             None => (None, format),
@@ -54,8 +54,8 @@ fn size(text: &str) -> (Option<&str>, &str) {
 
 /// Python's `format % values`. A tuple provides several values; a dictionary provides them by name.
 pub(super) fn percent(text: &str, values: &Value) -> Result<String, Error> {
-    let of_tuple: Vec<Value> = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
-    let mut left = of_tuple.into_iter();
+    let arguments: Vec<Value> = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
+    let mut left = arguments.into_iter();
     let mut next = || left.next().ok_or_else(|| refused("%: not enough values for the format"));
     let (mut out, mut rest) = (String::new(), text);
     while let Some((literal, after)) = rest.split_once('%') {
@@ -67,8 +67,8 @@ pub(super) fn percent(text: &str, values: &Value) -> Result<String, Error> {
             continue;
         }
         let mut given = |size: Option<&str>| match size {
-            Some("*") => next()?.as_usize().ok_or_else(|| refused("%: the width is not a number")).map(Some),
-            Some(digits) => digits.parse().map(Some).map_err(|_| refused("%: a width that large")),
+            Some("*") => next()?.as_usize().ok_or_else(|| refused("%: the width must be a number")).map(Some),
+            Some(digits) => digits.parse().map(Some).map_err(|_| refused("%: the width is too large")),
             None => Ok(None),
         };
         let (width, precision) = (given(conversion.width)?, given(conversion.precision)?);
@@ -121,11 +121,13 @@ fn whole(value: &Value) -> Option<i128> {
 
 /// The filter `format`.
 pub(super) fn format_filter(all: &[Value]) -> Outcome {
-    let Some((text, values)) = all.split_first() else { return Err(refused("format: expected a text")) };
+    let Some((text, values)) = all.split_first() else { return Err(refused("format: expected a string")) };
     let text = text.as_str().map_or_else(|| python::print(text), |text| Ok(text.to_owned()))?;
     let values = match values {
         [named] if named.is_kwargs() => named.clone(),
-        [.., last] if last.is_kwargs() => return Err(refused("format: values by place and by name")),
+        [.., last] if last.is_kwargs() => {
+            return Err(refused("format: positional and keyword arguments cannot be mixed"));
+        }
         _ => Value::from(minijinja::value::Tuple::from(values.to_vec())),
     };
     percent(&text, &values).map(Value::from)
@@ -141,11 +143,11 @@ pub(super) fn int(all: &[Value]) -> Outcome {
     let base = base.map_or(Some(10), |base| base.as_usize().filter(|base| *base == 0 || (2..=36).contains(base)));
     let default = default.unwrap_or_else(|| Value::from(0));
     if let Some(text) = value.as_str() {
-        let base = base.ok_or_else(|| refused("int: the base is not a number from 2 to 36"))?;
-        let of_float = |text: &str| float_in(text).filter(|x| x.is_finite()).map(truncated).transpose();
+        let base = base.ok_or_else(|| refused("int: the base must be from 2 to 36"))?;
+        let truncated_float = |text: &str| float_in(text).filter(|x| x.is_finite()).map(truncated).transpose();
         return match int_in(text, base as u32)? {
             Some(number) => Ok(number),
-            None => Ok(of_float(text)?.unwrap_or(default)),
+            None => Ok(truncated_float(text)?.unwrap_or(default)),
         };
     }
     match value.kind() {
@@ -179,7 +181,7 @@ fn truncated(x: f64) -> Outcome {
     match x.abs() < 1e38 {
         true if (x as i64) as f64 == x.trunc() => Ok(Value::from(x as i64)),
         true => Ok(Value::from(x as i128)),
-        false => Err(refused(format!("int: {x} is too large a number"))),
+        false => Err(refused(format!("int: {x} is too large"))),
     }
 }
 
@@ -201,9 +203,9 @@ fn int_in(text: &str, base: u32) -> Result<Option<Value>, Error> {
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     let lower = digits.to_ascii_lowercase();
-    let prefixed = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(prefix, of_prefix)| {
-        let rest = lower.strip_prefix(prefix).filter(|_| base == of_prefix || base == 0)?;
-        Some((rest.strip_prefix('_').unwrap_or(rest), of_prefix))
+    let prefixed = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(prefix, prefix_base)| {
+        let rest = lower.strip_prefix(prefix).filter(|_| base == prefix_base || base == 0)?;
+        Some((rest.strip_prefix('_').unwrap_or(rest), prefix_base))
     });
     let (digits, base) = prefixed.unwrap_or((&lower, base));
     // Without a base, a number that begins with 0 is 0.
@@ -215,8 +217,7 @@ fn int_in(text: &str, base: u32) -> Result<Option<Value>, Error> {
     if digits.is_empty() || !digits.chars().all(|c| c.is_digit(base)) {
         return Ok(None);
     }
-    let number =
-        i128::from_str_radix(&digits, base).map_err(|_| refused(format!("int: {text} is too large a number")))?;
+    let number = i128::from_str_radix(&digits, base).map_err(|_| refused(format!("int: {text} is too large")))?;
     let number = if negative { -number } else { number };
     Ok(Some(i64::try_from(number).map_or_else(|_| Value::from(number), Value::from)))
 }

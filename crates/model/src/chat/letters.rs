@@ -24,7 +24,7 @@ const NUMERALS: &str = concat!(
 );
 
 fn compiled(pattern: &str) -> Regex {
-    Regex::new(pattern).expect("a pattern of this file")
+    Regex::new(pattern).expect("the pattern is valid")
 }
 
 static DIGIT: LazyLock<Regex> = LazyLock::new(|| compiled(&format!(r"^[\p{{Nd}}{DIGITS}]+$")));
@@ -84,7 +84,7 @@ pub(super) fn fold_case(text: &str) -> String {
     for c in text.chars() {
         match c {
             'ı' => out.push(c),
-            // Cherokee letters fold to capitals.
+            // Cherokee letters fold to upper case.
             '\u{13a0}'..='\u{13fd}' | '\u{ab70}'..='\u{abbf}' => out.extend(c.to_uppercase()),
             _ => out.extend(c.to_uppercase().flat_map(char::to_lowercase)),
         }
@@ -109,7 +109,7 @@ fn title_letter(c: char) -> Result<String, Error> {
         // Georgian letters are not capitalised in titles.
         '\u{10d0}'..='\u{10ff}' => Ok(c.into()),
         'ŉ' | '\u{1f80}'..='\u{1ffc}' if c.to_uppercase().count() > 1 => {
-            Err(refused(format!("the capital letter of {c:?} in a title is not known here")))
+            Err(refused(format!("the title case of {c:?} is not supported")))
         }
         _ => {
             let mut capital = c.to_uppercase();

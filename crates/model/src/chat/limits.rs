@@ -1,6 +1,6 @@
-//! Limits on chat templates. Templates are downloaded with models, so a template that would build values without end
-//! must fail with an error. minijinja limits the number of instructions (its fuel); this module limits how much a
-//! single instruction can build or read.
+//! Limits on chat templates. Templates are downloaded with models, so a template that would build unlimited values must
+//! fail with an error. minijinja limits the number of instructions (its fuel); this module limits how much a single
+//! instruction can build or read.
 
 use crate::{Error, Result};
 use minijinja::machinery::{Token, ast, tokenize};
@@ -42,7 +42,7 @@ pub(super) fn begin() {
 }
 
 pub(super) fn too_large(what: &str) -> Failure {
-    Failure::new(ErrorKind::InvalidOperation, format!("{what}: a template may not build values that large"))
+    Failure::new(ErrorKind::InvalidOperation, format!("{what}: templates must not build larger values"))
 }
 
 /// Subtracts bytes or elements from the budget before they are built or read; fails if the budget is exhausted.
@@ -50,7 +50,7 @@ pub(super) fn charge(amount: usize) -> std::result::Result<(), Failure> {
     let (left, namespaces) = LEFT.get();
     let rest = left.checked_sub(amount).ok_or_else(|| {
         LEFT.set((0, namespaces));
-        too_large(&format!("more than {} MiB of text and lists in one rendering", BUDGET >> 20))
+        too_large(&format!("more than {} MiB of strings and lists in one rendering", BUDGET >> 20))
     })?;
     LEFT.set((rest, namespaces));
     Ok(())
@@ -81,7 +81,7 @@ pub(super) fn size(value: &Value) -> std::result::Result<Size, Failure> {
 
 fn add_size(value: &Value, depth: usize, size: &mut Size) -> std::result::Result<(), Failure> {
     if depth > DEPTH {
-        return Err(too_large(&format!("lists within lists, {DEPTH} deep")));
+        return Err(too_large(&format!("lists nested {DEPTH} deep")));
     }
     size.elements += 1;
     if size.elements > ELEMENTS {
@@ -122,7 +122,7 @@ pub(super) fn check_source(name: &str, source: &str, syntax: &SyntaxConfig) -> R
             return refuse(&format!("more than {BRANCHES} branches (elif)"));
         }
         if tokens > TOKENS {
-            return refuse(&format!("line {line}: an expression of more than {TOKENS} tokens"));
+            return refuse(&format!("line {line}: the expression has more than {TOKENS} tokens"));
         }
     }
     Ok(longest)

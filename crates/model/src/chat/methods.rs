@@ -45,14 +45,14 @@ impl<'a> Arguments<'a> {
 
     fn text(&self, value: Option<Value>) -> Result<String, Error> {
         let text = value.as_ref().and_then(Value::as_str).map(str::to_owned);
-        text.ok_or_else(|| refused(format!("{}: expected a text", self.call)))
+        text.ok_or_else(|| refused(format!("{}: expected a string", self.call)))
     }
 
     /// An integer; `None` if the argument is missing or Python's `None`.
     fn number(&self, value: Option<Value>) -> Result<Option<i64>, Error> {
         let Some(value) = value.filter(|value| !value.is_none()) else { return Ok(None) };
         let number = value.as_i64().filter(|_| value.is_integer() || value.kind() == ValueKind::Bool);
-        number.map(Some).ok_or_else(|| refused(format!("{}: expected a whole number", self.call)))
+        number.map(Some).ok_or_else(|| refused(format!("{}: expected an integer", self.call)))
     }
 }
 
@@ -60,13 +60,13 @@ impl<'a> Arguments<'a> {
 pub(super) fn call(value: &Value, method: &str, all: &[Value]) -> Option<Outcome> {
     let arguments = Arguments::of(method, all);
     match value.as_str() {
-        Some(text) => of_text(text, method, &arguments),
-        None if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => of_collection(value, method, &arguments),
+        Some(text) => text_method(text, method, &arguments),
+        None if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => collection_method(value, method, &arguments),
         None => None,
     }
 }
 
-fn of_collection(value: &Value, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
+fn collection_method(value: &Value, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
     let is_list = value.kind() == ValueKind::Seq;
     match method {
         "copy" if !value.is_tuple() => Some(arguments.by_name([]).map(|_| value.clone())),
@@ -92,7 +92,7 @@ fn index_in_list(value: &Value, arguments: &Arguments<'_>) -> Outcome {
     Err(refused("index: the value is not in the list"))
 }
 
-fn of_text(text: &str, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
+fn text_method(text: &str, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
     let is = |holds: bool| arguments.by_name([]).map(|_| Value::from(holds));
     let changed = |change: &dyn Fn(&str) -> Result<String, Error>| {
         arguments.by_name([])?;
@@ -144,7 +144,7 @@ fn split(text: &str, arguments: &Arguments<'_>, from_right: bool) -> Outcome {
     };
     let separator = arguments.text(Some(separator))?;
     if separator.is_empty() {
-        return Err(refused(format!("{}: an empty separator", arguments.call)));
+        return Err(refused(format!("{}: the separator must not be empty", arguments.call)));
     }
     let pieces = most.map_or(usize::MAX, |most| most.saturating_add(1));
     if !from_right {
@@ -155,7 +155,8 @@ fn split(text: &str, arguments: &Arguments<'_>, from_right: bool) -> Outcome {
     Ok(list(found))
 }
 
-/// The words of a string. Spaces at the far end of the last piece are kept if the string has more words than pieces.
+/// Splits a string at whitespace into at most `most` + 1 pieces. If the string has more words than pieces, the last
+/// piece keeps the spaces at its end.
 fn split_at_spaces(text: &str, most: Option<usize>, from_right: bool) -> Vec<&str> {
     let (mut rest, mut found) = (text, Vec::new());
     loop {
@@ -205,7 +206,7 @@ fn partition(text: &str, arguments: &Arguments<'_>, from_right: bool) -> Outcome
     let [separator] = arguments.by_name([""])?;
     let separator = arguments.text(separator)?;
     if separator.is_empty() {
-        return Err(refused(format!("{}: an empty separator", arguments.call)));
+        return Err(refused(format!("{}: the separator must not be empty", arguments.call)));
     }
     let found = if from_right { text.rsplit_once(&*separator) } else { text.split_once(&*separator) };
     let parts = match found {
@@ -251,7 +252,7 @@ fn find(text: &str, method: &str, arguments: &Arguments<'_>) -> Outcome {
     });
     match found {
         Some(place) => Ok(Value::from(place)),
-        None if method.ends_with("index") => Err(refused(format!("{method}: {wanted:?} is not in the text"))),
+        None if method.ends_with("index") => Err(refused(format!("{method}: {wanted:?} is not in the string"))),
         None => Ok(Value::from(-1)),
     }
 }
@@ -303,12 +304,12 @@ fn justify(text: &str, method: &str, arguments: &Arguments<'_>) -> Outcome {
     let width = arguments.number(width)?.ok_or_else(|| refused(format!("{method}: expected a width")))?;
     let fill = fill.map_or(Ok(" ".to_owned()), |fill| arguments.text(Some(fill)))?;
     if fill.chars().count() != 1 {
-        return Err(refused(format!("{method}: the fill character is one character")));
+        return Err(refused(format!("{method}: the fill must be one character")));
     }
     justified(text, method, width, &fill).map(Value::from)
 }
 
-/// The string padded to at least `width` characters, as the method pads it.
+/// Pads a string to at least `width` characters as Python's method `method` does.
 pub(super) fn justified(text: &str, method: &str, width: i64, fill: &str) -> Result<String, Error> {
     let width = usize::try_from(width).unwrap_or(0);
     let missing = width.saturating_sub(text.chars().count());
@@ -316,7 +317,7 @@ pub(super) fn justified(text: &str, method: &str, width: i64, fill: &str) -> Res
     let left = match method {
         "ljust" => 0,
         "rjust" => missing,
-        // This is the rule of Python's `center`.
+        // An odd extra character goes to the side to which Python's `center` adds it.
         _ => missing / 2 + (missing & width & 1),
     };
     Ok([&fill.repeat(left), text, &fill.repeat(missing - left)].concat())

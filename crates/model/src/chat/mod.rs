@@ -2,8 +2,8 @@
 //!
 //! Templates are written in Jinja for Python; the minijinja crate renders them. This module removes the differences:
 //! how values print, `tojson`, Python's string methods, `{% generation %}` blocks, and the changes that transformers
-//! makes to messages before rendering (it drops keys with null values and unifies the names of reasoning). Of the
-//! tokenizer it uses only the names of special tokens.
+//! makes to messages before rendering (it drops keys with null values and unifies the names of reasoning). The only
+//! tokenizer data that it reads are the names of special tokens.
 
 mod assistant;
 mod content;
@@ -71,7 +71,7 @@ pub struct Chat<'a> {
 pub struct ChatTemplate {
     environment: minijinja::Environment<'static>,
     sources: BTreeMap<String, String>,
-    /// Whether the default template is well known and so has a version for training.
+    /// Whether the default template is a well-known one, which has a training version.
     has_training_version: bool,
     special: SpecialTokens,
 }
@@ -109,9 +109,9 @@ impl ChatTemplate {
         if sources.is_empty() {
             sources = match files.object(TOKENIZER_CONFIG)?.as_ref().and_then(|c| c.get("chat_template")) {
                 None | Some(Value::Null) => return Ok(None),
-                Some(template) => of_config(template).ok_or_else(|| {
+                Some(template) => config_templates(template).ok_or_else(|| {
                     let path = files.path(TOKENIZER_CONFIG);
-                    Error::file(path, "`chat_template` is neither a template nor a list of named ones")
+                    Error::file(path, "`chat_template` must be a string or a list of named templates")
                 })?,
             };
         }
@@ -134,7 +134,7 @@ impl ChatTemplate {
             return Err(Error::Chat("a conversation needs at least one message".into()));
         }
         if chat.continue_final_message && chat.add_generation_prompt {
-            let message = "continue_final_message and add_generation_prompt exclude each other";
+            let message = "continue_final_message and add_generation_prompt cannot both be true";
             return Err(Error::Chat(message.into()));
         }
         parts::refuse_media(chat.messages)?;
@@ -167,7 +167,7 @@ impl ChatTemplate {
         let has = |name: &'static str| self.sources.contains_key(name).then_some(name);
         has("tool_use").filter(|_| tools).or_else(|| has("default")).ok_or_else(|| {
             let names: Vec<_> = self.sources.keys().cloned().collect();
-            Error::Chat(format!("there are several, and none is the default: {}", names.join(", ")))
+            Error::Chat(format!("the model has several templates, but none is named `default`: {}", names.join(", ")))
         })
     }
 }
@@ -185,14 +185,13 @@ impl ChatTemplate {
     }
 }
 
-/// A template's source as Jinja reads it. Each line ends with a line feed, also where it had Windows' `\r\n` or the old
-/// `\r`.
+/// A template's source as Jinja reads it: line ends `\r\n` and `\r` become line feeds.
 fn with_line_feeds(source: &str) -> String {
     source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
 /// Reads the templates in `tokenizer_config.json`: one string, or a list of `{name, template}`.
-fn of_config(entry: &Value) -> Option<BTreeMap<String, String>> {
+fn config_templates(entry: &Value) -> Option<BTreeMap<String, String>> {
     match entry {
         Value::String(source) => Some([("default".to_owned(), source.clone())].into()),
         Value::Array(list) => list
@@ -206,7 +205,7 @@ fn of_config(entry: &Value) -> Option<BTreeMap<String, String>> {
 /// Prepares a message for the template: drops null fields, and stores the reasoning under the keys that templates read.
 fn plain_message(message: &Value) -> Result<Value> {
     let Value::Object(message) = message else {
-        return Err(Error::Chat(format!("a message is an object with role and content, not {message}")));
+        return Err(Error::Chat(format!("a message must be an object with `role` and `content`, got {message}")));
     };
     let mut fields: Map<_, _> =
         message.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -236,7 +235,7 @@ fn mark_final(messages: &mut [Value]) -> Result<String> {
 
 fn cut_after_final(text: &str, last: &str) -> Result<String> {
     let Some(at) = text.rfind(CONTINUE.trim()).filter(|_| text.contains(last.trim())) else {
-        let message = "continue_final_message: the last message is not in the rendered text as it was given";
+        let message = "continue_final_message: the rendered text does not contain the last message unchanged";
         return Err(Error::Chat(message.into()));
     };
     // A template that trims messages has also trimmed the text before the mark.

@@ -38,8 +38,8 @@ fn counted(instruction: &Instruction<'_>) -> Option<(&'static str, u16)> {
     })
 }
 
-/// Replaces operators by their counting filters. Each instruction is replaced by exactly one, so that jump targets stay
-/// valid.
+/// Replaces operators by their counting filters. Each instruction is replaced by exactly one instruction, so that jump
+/// targets stay valid.
 fn with_counted<'a>(instructions: &Instructions<'a>) -> Instructions<'a> {
     let mut out = Instructions::new(instructions.name(), instructions.source());
     let mut at = 0;
@@ -143,7 +143,7 @@ const OWN_FILTERS: &[(&str, Operator)] = &[
 
 /// Upper bound on the bytes and elements that a filter or method of this name builds or reads.
 fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
-    // Size of one piece of a string as a value, in bytes.
+    // Bytes that a piece of a string takes as a value of its own.
     const PIECE: usize = 32;
     let (mut elements, mut text, mut longest) = (0_usize, 0_usize, 0);
     for argument in arguments {
@@ -164,7 +164,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
         // If the subject is a string, its characters are joined.
         "join" => text.saturating_add((elements + subject.len()).saturating_mul(longest)),
         "indent" => {
-            // The width is a number, the indentation may be a string; both are positional or given by name.
+            // The width is a number or an indentation string, given by position or by name.
             let width = arguments.iter().skip(1).filter_map(|v| {
                 let named = v.is_kwargs().then(|| v.get_attr("width").ok()).flatten();
                 let width = named.as_ref().unwrap_or(v);
@@ -174,7 +174,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
             text.saturating_add(lines.saturating_mul(width.max().unwrap_or(4)))
         }
         "format" => {
-            // Each field may be as wide as the largest number, or as long as all arguments.
+            // A field can be as wide as the largest number in the format, or as long as all arguments.
             let numbers = subject.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
             let widest = numbers.map(|n| n.parse().unwrap_or(usize::MAX)).max().unwrap_or(0);
             let given = (1..arguments.len()).map(number).max().filter(|_| subject.contains('*')).unwrap_or(0);
@@ -205,8 +205,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
     Ok(elements.saturating_add(more))
 }
 
-/// Turns a lazily computed sequence into a list. Lazy sequences over lazy sequences would nest as deep as a loop is
-/// long.
+/// Converts a lazy sequence to a list. Lazy sequences over lazy sequences would nest once per iteration of a loop.
 fn flat(value: Value) -> Outcome {
     if value.kind() != ValueKind::Iterable {
         return Ok(value);
@@ -219,7 +218,7 @@ fn flat(value: Value) -> Outcome {
     Ok(Value::from(items))
 }
 
-/// Charges the budget for a new value with everything in it, then returns the value.
+/// Charges the budget for a new value, nested values included, then returns the value.
 fn checked(value: Value) -> Outcome {
     charge(size(&value)?.elements)?;
     Ok(value)
@@ -242,7 +241,7 @@ static SLICE: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile(
 static IN: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile("a in b"));
 
 fn compile(expression: &'static str) -> Expression<'static, 'static> {
-    PLAIN.compile_expression(expression).expect("an expression of this file")
+    PLAIN.compile_expression(expression).expect("the expression is valid")
 }
 
 type Operator = fn(&[Value]) -> Outcome;
@@ -310,7 +309,7 @@ fn concatenate(v: &[Value]) -> Outcome {
 }
 
 fn slice(v: &[Value]) -> Outcome {
-    // A slice from the end collects the characters of a text as elements.
+    // A slice with negative indices collects the string's characters as elements.
     charge(v[0].as_str().map_or_else(|| v[0].len().unwrap_or(0), |text| text.len().saturating_mul(4)))?;
     native(&SLICE, v)
 }

@@ -75,10 +75,10 @@ fn parts(message: &Map<String, Value>) -> &[Value] {
 fn media_of_part(part: &Value) -> Option<&str> {
     let part = part.as_object()?;
     let kind = part.get("type").and_then(Value::as_str);
-    let of_kind = kind.filter(|kind| MEDIA.contains(&kind.to_ascii_lowercase().as_str()));
-    // Arrow gives every part of a column the fields of all parts. The fields of other types are null.
+    let media_kind = kind.filter(|kind| MEDIA.contains(&kind.to_ascii_lowercase().as_str()));
+    // Arrow gives every part the fields of all parts of its column; fields of other types of parts are null.
     let field = || part.iter().find(|(name, value)| is_media_column(name) && !is_nothing(value));
-    of_kind.or_else(|| field().map(|(name, _)| name.as_str()))
+    media_kind.or_else(|| field().map(|(name, _)| name.as_str()))
 }
 
 /// Refuses messages with an image, a video, audio or a file.
@@ -86,7 +86,7 @@ pub(super) fn refuse_media(messages: &[Value]) -> Result<()> {
     match media_in(messages) {
         None => Ok(()),
         Some((i, kind)) => {
-            let message = format!("message {} has a part of type `{kind}`, and models here read text only", i + 1);
+            let message = format!("message {} has a part of type `{kind}`, but the model reads text only", i + 1);
             Err(Error::Value(message))
         }
     }
@@ -97,18 +97,18 @@ pub(super) fn refuse_media(messages: &[Value]) -> Result<()> {
 pub(super) fn check_rendered(messages: &[Value], text: &str) -> Result<()> {
     for (i, message) in messages.iter().enumerate() {
         let Some(fields) = message.as_object() else { continue };
-        // Templates print the results of tools as JSON on purpose.
+        // Templates print tool results as JSON on purpose.
         let is_of_tool = matches!(fields.get("role").and_then(Value::as_str), Some("tool" | "function" | "ipython"));
         for part in parts(fields) {
             let fault = match lost(part, text) {
-                Some(lost) => format!("leaves out its text {:?}", shortened(lost)),
-                None if !is_of_tool && is_printed(part, text) => "prints its content as a list".to_owned(),
+                Some(lost) => format!("drops the text {:?}", shortened(lost)),
+                None if !is_of_tool && is_printed(part, text) => "prints the list itself".to_owned(),
                 None => continue,
             };
             let role = fields.get("role").and_then(Value::as_str).unwrap_or("no role");
             let message = format!(
-                "message {} ({role}) has a list of parts as its content, and the chat template {fault}: write the \
-                 content as one text",
+                "message {} ({role}) has a list of parts as its content, but the chat template {fault}: write the \
+                 content as one string",
                 i + 1
             );
             return Err(Error::Value(message));

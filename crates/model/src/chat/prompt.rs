@@ -62,7 +62,7 @@ impl PromptEncoder<'_> {
 
     /// Token ids of a prompt that [`render`](Self::render) has rendered as `text`.
     pub fn encode_rendered(&self, prompt: &Content, text: &str) -> Result<Vec<u32>> {
-        // A rendered conversation contains its start token already.
+        // A rendered conversation already contains its start token.
         let rendered = matches!(prompt, Content::Messages(_)) && self.template.is_some();
         if rendered { self.tokenizer.encode_rendered(text) } else { self.tokenizer.encode(text) }
     }
@@ -98,11 +98,11 @@ impl PromptEncoder<'_> {
     /// the plain text.
     pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> Result<Vec<u32>> {
         if let (Content::Messages(prompt), Some(_)) = (prompt, self.template) {
-            let said = match answer {
+            let messages = match answer {
                 Content::Messages(messages) => messages.clone(),
                 Content::Text(text) => vec![serde_json::json!({"role": "assistant", "content": text})],
             };
-            return self.encode_whole(&Content::Messages(prompt.iter().cloned().chain(said).collect()));
+            return self.encode_whole(&Content::Messages(prompt.iter().cloned().chain(messages).collect()));
         }
         self.tokenizer.encode_row(&(self.render(prompt)? + &self.ended(&answer.text())))
     }
@@ -122,12 +122,10 @@ impl PromptEncoder<'_> {
         let bad = |message: &str| Err(Error::Value(message.to_owned()));
         let (chosen, rejected) = (self.encode_answered(prompt, chosen)?, self.encode_answered(prompt, rejected)?);
         if chosen == rejected {
-            return bad(
-                "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it",
-            );
+            return bad("`chosen` and `rejected` have the same tokens, so the pair teaches nothing: remove it");
         }
         let shared = match prompt {
-            // The prompt of two conversations is their common beginning.
+            // If both answers are whole conversations, the prompt is their common prefix.
             Content::Messages(messages) if messages.is_empty() => border(&chosen, &rejected),
             _ => {
                 let alone = self.encode_prompt(prompt)?;
@@ -137,8 +135,8 @@ impl PromptEncoder<'_> {
         let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
         if shared == 0 {
             return bad(
-                "the prompt has no token: give a `prompt` column, or answers that begin with the same text; a \
-                 tokenizer that begins every text with a start token (add_bos_token) gives every prompt one",
+                "the prompt has no tokens: add a `prompt` column, give answers that begin with the same text, or use a \
+                 tokenizer that adds a start token (add_bos_token)",
             );
         }
         Ok([chosen[..shared].to_vec(), chosen[shared..].to_vec(), rejected[shared..].to_vec()])
@@ -156,8 +154,8 @@ impl PromptEncoder<'_> {
             }
             (Content::Text(_), Content::Messages(_)) => {
                 return Err(Error::Value(
-                    "the prompt is a text, but the completion is a conversation: give both as texts, or both as lists \
-                     of messages"
+                    "the prompt is a string, but the completion is a conversation: give two strings or two lists of \
+                     messages"
                         .into(),
                 ));
             }

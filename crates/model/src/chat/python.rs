@@ -50,7 +50,7 @@ pub(super) fn represent(value: &Value) -> Result<String, minijinja::Error> {
 /// Writes Python's `repr(value)`.
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), minijinja::Error> {
     if depth > DEPTH {
-        return Err(too_large("lists within lists"));
+        return Err(too_large("nested lists"));
     }
     let mut list = |ends: [&str; 2], write: &mut dyn FnMut(Value, &mut String) -> Result<(), minijinja::Error>| {
         out.push_str(ends[0]);
@@ -126,8 +126,8 @@ fn float(x: f64) -> String {
         return if x > 0.0 { "inf" } else { "-inf" }.into();
     }
     let scientific = format!("{x:e}");
-    let (digits, exponent) = scientific.split_once('e').expect("the format has an exponent");
-    let exponent: i32 = exponent.parse().expect("an exponent is a number");
+    let (digits, exponent) = scientific.split_once('e').expect("the `e` format prints an exponent");
+    let exponent: i32 = exponent.parse().expect("the exponent is an integer");
     if (-4..16).contains(&exponent) {
         let plain = format!("{x}");
         return if plain.contains('.') { plain } else { plain + ".0" };
@@ -185,7 +185,7 @@ impl Json {
                     match key.as_str() {
                         Some(text) => self.string(text, out),
                         None => {
-                            // In JSON keys, numbers, booleans and null are allowed, and become strings.
+                            // JSON keys may be numbers, booleans or null, which become strings.
                             let mut text = String::new();
                             self.write(&key, depth + 1, &mut text)?;
                             self.string(&text, out)
@@ -195,7 +195,7 @@ impl Json {
                     self.write(&value.get_item(&key).map_err(|e| e.to_string())?, depth + 1, out)
                 })?;
             }
-            kind => return Err(format!("a value of kind {kind} is not JSON")),
+            kind => return Err(format!("a value of kind {kind} cannot be written as JSON")),
         }
         Ok(())
     }
@@ -275,16 +275,16 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Civil date from a day number (Hinnant, "chrono-compatible low-level date algorithms"); years start in March.
     let z = days + 719_468;
-    let (era, of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let march_day = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * march_day + 2) / 153;
+    let day = march_day - (153 * shifted + 2) / 5 + 1;
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let leap = year % 4 == 0 && year % 100 != 0 || year % 400 == 0;
-    // January and February come at the end of the shifted year.
-    let day_of_year = if month > 2 { of_year + 60 + u64::from(leap) } else { of_year - 305 };
+    // January and February are at the end of a year that starts in March.
+    let day_of_year = if month > 2 { march_day + 60 + u64::from(leap) } else { march_day - 305 };
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let (weekday, month_name) = (DAYS[((days + 4) % 7) as usize], MONTHS[month as usize - 1]);
 

@@ -25,7 +25,7 @@ fn render(template: &str, kwargs: Value) -> String {
 
 /// The expected strings come from Python's json.dumps.
 #[test]
-fn tojson_writes_as_python_does() {
+fn tojson_matches_pythons_json_dumps() {
     let x = json!({"x": {"b": [1, 2.0, 1e16, 1e-5, true, null], "a": "<é>\u{1}\"\\\n&'"}});
     let line = r#"{"b": [1, 2.0, 1e+16, 1e-05, true, null], "a": "<é>\u0001\"\\\n&'"}"#;
     assert_eq!(render("{{ x | tojson }}", x.clone()), line);
@@ -42,7 +42,7 @@ fn tojson_writes_as_python_does() {
 }
 
 #[test]
-fn values_print_as_python_prints_them() {
+fn template_values_print_as_in_python() {
     let x = json!({"x": [true, null, 1.0, "it's", "a\"b'\n", {"k": 0.1}], "t": true, "n": null});
     assert_eq!(
         render("{{ x }}|{{ t }}|{{ n }}|{{ gone }}|{{ t | string }}", x),
@@ -73,7 +73,7 @@ fn raise_exception_is_an_error_with_its_message() {
 }
 
 #[test]
-fn messages_lose_nulls_and_reasoning_goes_by_all_names() {
+fn messages_drop_null_fields_and_reasoning_has_all_its_names() {
     let messages = json!([{"role": "assistant", "content": null, "reasoning": "r"}]);
     let template = "{{ bos_token }}{% for m in messages %}{{ 'content' in m }}{{ m.reasoning_content }}\
                     {{ m.thinking }}{% endfor %}";
@@ -102,11 +102,11 @@ fn a_final_message_is_continued_where_it_ends() {
 /// The constructs of Gemma 3's template: slices, comparisons of conditions, contents that are strings or lists, and a
 /// renamed role. The expected strings come from jinja2 with transformers' settings.
 #[test]
-fn a_template_like_gemmas() {
+fn a_template_like_gemma_3s_renders_as_in_jinja2() {
     let template = "{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
-    {%- set said = messages[0]['content'] -%}
-    {%- set prefix = (said if said is string else said[0]['text']) + '\n\n' -%}
+    {%- set content = messages[0]['content'] -%}
+    {%- set prefix = (content if content is string else content[0]['text']) + '\n\n' -%}
     {%- set turns = messages[1:] -%}
 {%- else -%}
     {%- set prefix = '' -%}
@@ -146,7 +146,7 @@ fn a_template_like_gemmas() {
 }
 
 #[test]
-fn templates_are_found_where_models_have_them() {
+fn templates_are_loaded_from_files_or_the_tokenizer_config() {
     let dir = tempfile::tempdir().unwrap();
     let load = || ModelFiles::read(dir.path()).and_then(|files| ChatTemplate::of(&files, &special(), PromptTime(0)));
     assert!(load().unwrap().is_none());
@@ -171,7 +171,7 @@ fn templates_are_found_where_models_have_them() {
 
 /// The expected strings come from `date -u`.
 #[test]
-fn dates_are_those_of_the_calendar() {
+fn strftime_matches_the_date_command() {
     let at = |seconds| python::strftime("%a %d %b %Y %H:%M:%S %j %%", seconds);
     assert_eq!(at(0), "Thu 01 Jan 1970 00:00:00 001 %");
     assert_eq!(at(951_782_400), "Tue 29 Feb 2000 00:00:00 060 %");
@@ -187,7 +187,7 @@ fn dates_are_those_of_the_calendar() {
 
 /// Counting does not change the results of operators. The expected strings come from jinja2.
 #[test]
-fn operators_are_pythons() {
+fn jinja_operators_match_python() {
     let x = json!({"x": [1, 2, 3, 4], "s": "héllo", "m": {"a": 1}});
     for (template, text) in [
         (
@@ -216,7 +216,7 @@ fn operators_are_pythons() {
     assert!(error.contains("default:2") && error.contains("unsupported types number and string"), "{error}");
 }
 
-/// These expressions are as deep as they are long, and below the limit.
+/// The syntax trees of these expressions are as deep as the expressions are long.
 #[test]
 fn long_expressions_and_many_branches_are_rendered() {
     let sum = format!("{{{{ 1{} }}}}", " + n".repeat(950));
@@ -228,9 +228,9 @@ fn long_expressions_and_many_branches_are_rendered() {
     assert_eq!(render(&nested, json!({})).len(), 141);
 }
 
-/// Each of these templates used up all memory, or ran without end, before sizes were counted.
+/// Before sizes were counted, each of these templates used up all memory or never ended.
 #[test]
-fn templates_that_build_without_end_are_refused() {
+fn templates_that_build_huge_values_are_refused() {
     let grow = |step: &str| {
         format!(
             "{{% set ns = namespace(x='ab', l=[1]) %}}{{% for i in range(99999) %}}{step}{{% endfor %}}{{{{ ns.l }}}}"
@@ -297,7 +297,7 @@ fn templates_that_build_without_end_are_refused() {
         let outcome = render_with(&template, json!([{"role": "user", "content": "hi"}]), json!({}));
         let shown: String = template.chars().take(120).collect();
         let error = outcome.err().unwrap_or_else(|| panic!("{shown}: rendered")).to_string();
-        let refused = ["may not build", "more than", "out of fuel", "recursion"];
+        let refused = ["templates must not build", "more than", "out of fuel", "recursion"];
         assert!(refused.iter().any(|why| error.contains(why)), "{shown}: {error}");
     }
 }
@@ -310,13 +310,13 @@ fn assistant_text(template: &str, messages: &Value) -> Result<String> {
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &Map::new(), tools: None };
     let AssistantTokens { ids, mask, .. } = encoder.encode_assistant(messages.as_array().unwrap(), &[])?;
     let chat = Chat { messages: messages.as_array().unwrap(), ..Chat::default() };
-    assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "the marks leave no trace");
+    assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "marks must not be printed");
     let kept: Vec<u32> = ids.iter().zip(&mask).filter(|(_, is_assistant)| **is_assistant).map(|(id, _)| *id).collect();
     tokenizer.decode(&kept, false)
 }
 
 #[test]
-fn the_assistants_tokens_are_found() {
+fn assistant_tokens_are_found_with_and_without_generation_marks() {
     let messages = json!([
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"},
         {"role": "user", "content": "he"}, {"role": "assistant", "content": "hu"},
@@ -333,14 +333,15 @@ fn the_assistants_tokens_are_found() {
     let thinks = "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}\
                   {{ m.content }}#\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(assistant_text(thinks, &messages).unwrap(), "ho#<think>hu#");
-    // This template prints other text if a message is not the last, and only the first letter of the message.
+    // This template prints only the first letter of a message, and another letter after the last message.
     let first = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
     assert_eq!(assistant_text(first, &messages).unwrap(), "hha");
-    // This template ends with as many letters as the messages have, so another answer also changes the end.
+    // This template prints one letter at the end for each letter of the messages, so another answer also changes the
+    // end.
     let counts = "{% for m in messages %}{{ m.content }}{% endfor %}\
                   {{ 'z' * (messages | map(attribute='content') | join | length) }}";
     let error = assistant_text(counts, &messages).unwrap_err().to_string();
     assert!(error.contains("message 2") && error.contains("the tokens of this answer are unknown"), "{error}");
     let error = assistant_text(plain, &json!([{"role": "user", "content": "hi"}])).unwrap_err().to_string();
-    assert!(error.contains("no token of the conversation is an assistant's"), "{error}");
+    assert!(error.contains("the conversation has no assistant tokens"), "{error}");
 }

@@ -3,8 +3,8 @@
 //!
 //! A template is identified by the hash of its text, so a changed template is a different one. Its training version is
 //! not stored: it is derived from the model's own template by the edits in `training.json`. An edit is a position
-//! (byte), a number of bytes to remove there, and a string to insert. `renders` describes how the training version
-//! renders a conversation differently; most versions do not.
+//! (byte), a number of bytes to remove there, and a string to insert. `renders` describes the difference if the
+//! training version renders conversations differently; most versions do not.
 
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ use twox_hash::XxHash3_128;
 pub(super) const NAME: &str = "default for training";
 
 static KNOWN: LazyLock<Vec<Known>> =
-    LazyLock::new(|| serde_json::from_str(include_str!("training.json")).expect("a list of templates"));
+    LazyLock::new(|| serde_json::from_str(include_str!("training.json")).expect("training.json is valid"));
 
 /// A well-known template, and how its training version is derived.
 #[derive(Debug, Deserialize)]
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_are_in_order_and_a_changed_template_is_unknown() {
+    fn template_edits_are_ordered_and_a_changed_template_has_no_training_version() {
         assert_eq!(KNOWN.len(), 31);
         for known in KNOWN.iter() {
             assert_eq!(known.xxh3.len(), 32);

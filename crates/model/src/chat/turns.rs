@@ -1,5 +1,5 @@
-//! Finds the printed text of one message in a chat template without marks. It renders the conversation up to the
-//! message, and renders the conversation with another message in place of this one.
+//! Finds the printed text of one message in a chat template without marks. It compares the rendered conversation with
+//! two others: the conversation up to the message, and the conversation with another message in its place.
 
 use super::environment::MARKS;
 use super::{Chat, ChatTemplate};
@@ -40,23 +40,23 @@ impl<'a> Conversation<'a> {
         let before = i.checked_sub(1).and_then(|at| self.replaced(at)).map_or(0, |place| place.end);
         self.at_the_end(i, before).or_else(|| self.within(i, before)).ok_or_else(|| {
             Error::Value(format!(
-                "message {} of the conversation: the chat template has no {{% generation %}}, and renders the \
-                 conversation so differently with another answer in this place that the tokens of this answer are \
-                 unknown: write {{% generation %}} and {{% endgeneration %}} around the assistant's text in the \
-                 template, or train without assistant_only_loss",
+                "message {} of the conversation: the tokens of this answer are unknown, because the chat template has \
+                 no {{% generation %}} and another answer changes more than the answer's own text: write {{% \
+                 generation %}} and {{% endgeneration %}} around the assistant's text in the template, or train \
+                 without assistant_only_loss",
                 i + 1
             ))
         })
     }
 
-    /// The message, if the whole text begins with the conversation up to it, rendered alone. `before` is the position
-    /// where the text of the previous message ends.
+    /// Finds the message if the whole text starts with the rendering of the conversation up to the message. `before` is
+    /// the position where the text of the previous message ends.
     fn at_the_end(&self, i: usize, before: usize) -> Option<Turn> {
         let messages = self.chat.messages;
         let (alone, head) = (self.render(&messages[..i], false)?, self.render(&messages[..i], true)?);
         let with = self.render(&messages[..=i], false)?;
         let begin = common(&head, &with);
-        // The generation prompt may end differently, but it must begin as the message does.
+        // The generation prompt may differ from the message's header at its end, but not at its beginning.
         let has_header = begin == head.len() || begin > common(&alone, &head);
         if !self.text.starts_with(&with) || !has_header || begin < before {
             return None;
@@ -70,8 +70,8 @@ impl<'a> Conversation<'a> {
         Some(Turn { own: begin..end, behind: end..with.len() })
     }
 
-    /// The message, if the template renders it differently from a message at the end of a conversation. It is the text
-    /// that changes if another message takes its place.
+    /// Finds a message that the template renders differently from a message at the end of a conversation: the text that
+    /// changes if another message takes its place.
     fn within(&self, i: usize, before: usize) -> Option<Turn> {
         let own = self.replaced(i).filter(|own| before <= own.start)?;
         let rest = &self.text[own.end..];
@@ -93,7 +93,7 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// The text that the template prints after message `i` as the last one, for each possible replacement.
+    /// For each replacement of message `i`, the text that the template prints after it at the end of a conversation.
     fn behind(&self, i: usize) -> Vec<String> {
         let of = |other| {
             let mut messages = self.chat.messages[..=i].to_vec();
@@ -104,7 +104,7 @@ impl<'a> Conversation<'a> {
         others(&self.chat.messages[i]).into_iter().filter_map(of).collect()
     }
 
-    /// The position in this range of the text where the header of answer `i` ends.
+    /// The position within `range` where the header of answer `i` ends.
     fn end_of_header(&self, i: usize, range: Range<usize>) -> Option<usize> {
         let user = [json!({"role": "user", "content": PLACE.to_string()})];
         let messages = if i == 0 { &user[..] } else { &self.chat.messages[..i] };
@@ -152,7 +152,7 @@ fn placed(value: &Value) -> Value {
     }
 }
 
-/// The length in bytes of the common beginning of two strings.
+/// The length in bytes of the common prefix of two strings.
 fn common(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }

@@ -69,8 +69,7 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
     refuse_unhonoured(f)?;
     let num_heads = f.size("num_attention_heads", None)?;
     let hidden_size = f.size("hidden_size", None)?;
-    // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as
-    // heads".
+    // An absent field gets the default of the family's configuration class; null means "as many as query heads".
     let kv_default = if !f.map.contains_key("num_key_value_heads") {
         defaults.num_key_value_heads.unwrap_or(num_heads)
     } else {
@@ -78,21 +77,21 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
     };
     let num_kv_heads = f.size("num_key_value_heads", Some(kv_default))?;
     if num_heads % num_kv_heads != 0 {
-        return Err(f.error("num_key_value_heads", format!("does not divide num_attention_heads = {num_heads}")));
+        return Err(f.error("num_key_value_heads", format!("must divide num_attention_heads = {num_heads}")));
     }
     let head_dim = match (f.get("head_dim"), defaults.head_dim) {
         (None, Some(head_dim)) => head_dim,
         (None, None) if hidden_size % num_heads != 0 => {
-            return Err(f.error("hidden_size", format!("is not a multiple of num_attention_heads = {num_heads}")));
+            return Err(f.error("hidden_size", format!("must be a multiple of num_attention_heads = {num_heads}")));
         }
         _ => f.size("head_dim", Some(hidden_size / num_heads))?,
     };
     if head_dim % 2 != 0 {
-        return Err(f.error("head_dim", "rotary positions need an even head_dim"));
+        return Err(f.error("head_dim", "rotary positions require an even head_dim"));
     }
     let num_layers = f.size("num_hidden_layers", None)?;
     if num_layers > 1 << 16 {
-        return Err(f.error("num_hidden_layers", "more layers than any model has"));
+        return Err(f.error("num_hidden_layers", "must be at most 65536"));
     }
     let max_position_embeddings = f.size("max_position_embeddings", Some(defaults.max_position_embeddings))?;
     let id = |key: &str, default: Option<u32>| f.ids(key, default.as_slice());
@@ -176,7 +175,7 @@ fn head(f: &Fields<'_>) -> Result<Head> {
         // transformers does not write the default of 2 labels.
         _ => f.size("num_labels", Some(2))?,
     };
-    if labels == 0 { Err(f.error("id2label", "has no label")) } else { Ok(Head::Score(labels)) }
+    if labels == 0 { Err(f.error("id2label", "must have at least one label")) } else { Ok(Head::Score(labels)) }
 }
 
 fn dtype(f: &Fields<'_>) -> Result<Option<FileDType>> {

@@ -23,7 +23,7 @@ impl<'a> Fields<'a> {
     }
     fn missing(&self, key: &str) -> Error {
         let near = nearest(key, self.map.keys().map(String::as_str)).filter(|near| *near != key);
-        let near = near.map_or_else(String::new, |near| format!("; there is `{near}`, which nothing reads"));
+        let near = near.map_or_else(String::new, |near| format!("; did you misspell it as `{near}`?"));
         self.error(key, format!("is missing{near}"))
     }
     /// Reads a positive integer; returns `default` if the field is absent or null.
@@ -70,7 +70,7 @@ impl<'a> Fields<'a> {
             (Some(id), _) if id <= u64::from(u32::MAX) => Ok(Some(id as u32)),
             // Some libraries write -1 for none.
             (None, Some(-1)) => Ok(None),
-            _ => Err(self.error(key, format!("expected a token id, not {v}"))),
+            _ => Err(self.error(key, format!("expected a token id, got {v}"))),
         };
         match self.map.get(key) {
             None => Ok(default.to_vec()),

@@ -146,7 +146,7 @@ pub struct ModelConfig {
     /// Attention scores are divided by the square root of this number. It is [`head_dim`](Self::head_dim) unless the
     /// family sets another value.
     pub query_pre_attn_scalar: f64,
-    /// Rotary position settings of layers with full attention, and of all layers where there is no `local_rope`.
+    /// Rotary position settings of layers with full attention, and of all layers if `local_rope` is missing.
     pub rope: Rope,
     /// Rotary position settings of layers with a sliding window, if they differ from those of the other layers.
     pub local_rope: Option<Rope>,
@@ -216,7 +216,7 @@ impl ModelConfig {
         let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];
         let odd = sizes.into_iter().find(|(_, size)| compute == kernels::DType::Bf16 && size % 2 != 0);
         if let Some((field, size)) = odd {
-            let message = "is odd, and bf16 takes even sizes: compute with dtype = \"f32\"".into();
+            let message = "must be even for bf16: set dtype = \"f32\"".into();
             return Err(Error::Config { field: field.into(), value: Some(size.to_string()), message });
         }
         Ok(ModelConfig { compute, ..self.clone() })

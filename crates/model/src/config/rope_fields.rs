@@ -56,7 +56,7 @@ pub(crate) fn rope(f: &Fields<'_>, max_position_embeddings: usize, default_theta
         let at = if r.get("rope_theta").is_some() { &r } else { f };
         return Err(at.error("rope_theta", "expected a number above 1"));
     }
-    // The field outside takes precedence, as in transformers.
+    // As in transformers, the top-level field takes precedence.
     let original = match (f.number("original_max_position_embeddings")?, r.number("original_max_position_embeddings")?)
     {
         (Some(n), _) | (None, Some(n)) => n,
@@ -68,7 +68,7 @@ pub(crate) fn rope(f: &Fields<'_>, max_position_embeddings: usize, default_theta
         "llama3" => {
             let (low, high) = (r.required("low_freq_factor")?, r.required("high_freq_factor")?);
             if high <= low {
-                return Err(r.error("high_freq_factor", format!("is not above low_freq_factor = {low}")));
+                return Err(r.error("high_freq_factor", format!("must be above low_freq_factor = {low}")));
             }
             RopeScaling::Llama3 {
                 factor: r.required("factor")?,

@@ -2,7 +2,7 @@
 //! after attention and MLP and on each head of q and k; scaled embeddings; most layers with a sliding window and their
 //! own rope base (Gemma Team, "Gemma 3 Technical Report", 2025, arXiv 2503.19786).
 
-use super::olmo3::of_layers;
+use super::olmo3::layer_fields;
 use crate::config::{Activation, Defaults, Fields, HalfNorms, LayerNorms, LayerRope, QkNorm};
 use crate::config::{like_llama, only, rope, slides};
 use crate::{Family, ModelConfig, Result};
@@ -30,7 +30,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
         return Err(f.error("rope_parameters", message));
     }
     // Gemma's field for the activation is `hidden_activation`; transformers does not read `hidden_act`.
-    let mut full = of_layers(f, "full_attention");
+    let mut full = layer_fields(f, "full_attention");
     full.remove("hidden_act");
     let defaults = Defaults {
         num_key_value_heads: Some(4),
@@ -71,12 +71,12 @@ fn windows(f: &Fields<'_>, c: &mut ModelConfig) -> Result<()> {
     };
     if slides.contains(&true) {
         if f.map.get("sliding_window") == Some(&Value::Null) {
-            return Err(f.error("sliding_window", "is null, but layers slide"));
+            return Err(f.error("sliding_window", "is null, but some layers use a sliding window"));
         }
         if f.number("rope_local_base_freq")?.is_some_and(|theta| theta <= 1.0) {
             return Err(f.error("rope_local_base_freq", "expected a number above 1"));
         }
-        let mut map = of_layers(f, "sliding_attention");
+        let mut map = layer_fields(f, "sliding_attention");
         let theta = f.get("rope_local_base_freq").cloned().unwrap_or_else(|| LOCAL_THETA.into());
         map.insert("rope_theta".into(), theta);
         c.local_rope = Some(rope(&Fields { map: &map, prefix: f.prefix }, c.max_position_embeddings, LOCAL_THETA)?);

@@ -32,11 +32,11 @@ pub const FAMILIES: [&Family; 8] = [
 impl ModelConfig {
     /// Reads a `config.json`.
     pub fn load(path: &Path) -> Result<ModelConfig> {
-        ModelConfig::of_file(path, &disk::read(path, disk::most::STATE).map_err(|e| Error::io(path, e))?)
+        ModelConfig::from_bytes(path, &disk::read(path, disk::most::STATE).map_err(|e| Error::io(path, e))?)
     }
 
     /// Parses the configuration from the bytes of the file `path`.
-    pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<ModelConfig> {
+    pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<ModelConfig> {
         let text = std::str::from_utf8(bytes).map_err(|e| Error::file(path, format!("not UTF-8: {e}")))?;
         let text = text.trim_start_matches('\u{feff}');
         ModelConfig::parse(text).map_err(|e| match e {
@@ -56,10 +56,12 @@ impl ModelConfig {
             return Err(f.error("model_type", format!("is missing; supported: {}", supported())));
         };
         let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == model_type) else {
-            // An example is "gemma3", whose text model is the family gemma3_text.
+            // For example "gemma3", whose text model is supported as gemma3_text.
             if f.get("vision_config").is_some() {
                 let supported = supported();
-                let message = format!("is of text and images (vision_config), not supported; supported: {supported}");
+                let message = format!(
+                    "is a model of text and images (vision_config), which is not supported; supported: {supported}"
+                );
                 return Err(f.error("model_type", message));
             }
             return Err(f.error("model_type", format!("is not supported; supported: {}", supported())));

@@ -16,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
 const THETA: f64 = 500_000.0;
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
-    let (full, sliding) = (of_layers(f, "full_attention"), of_layers(f, "sliding_attention"));
+    let (full, sliding) = (layer_fields(f, "full_attention"), layer_fields(f, "sliding_attention"));
     let mut c = like_olmo(&Fields { map: &full, prefix: f.prefix }, family, THETA)?;
     c.raw = f.map.clone();
     let slides = match slides(f, c.num_layers)? {
@@ -34,9 +34,9 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
 }
 
 /// The fields of `config.json` with the rope settings of one kind of layer. transformers 5 writes them under the kind's
-/// name in `rope_parameters`. In files of transformers 4, `rope_scaling` applies to full attention only and θ to both
-/// kinds.
-pub(super) fn of_layers(f: &Fields<'_>, kind: &str) -> Map<String, Value> {
+/// name in `rope_parameters`. In files of transformers 4, `rope_scaling` applies only to layers with full attention,
+/// and θ to both kinds of layers.
+pub(super) fn layer_fields(f: &Fields<'_>, kind: &str) -> Map<String, Value> {
     let mut map = f.map.clone();
     if kind == "sliding_attention" {
         map.remove("rope_scaling");

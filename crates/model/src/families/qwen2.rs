@@ -27,7 +27,7 @@ pub(super) fn windows(f: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<us
         (false, _) | (true, Some(Value::Null)) => None,
         (true, _) => Some(f.size("sliding_window", Some(4096))?),
     };
-    // `max_window_layers` is the first layer with a window, so 0 is a legal value.
+    // `max_window_layers` is the index of the first layer with a window, so 0 is valid.
     let first = match f.get("max_window_layers") {
         None => 28,
         Some(v) => v.as_u64().ok_or_else(|| f.error("max_window_layers", "expected an integer"))?,
@@ -35,7 +35,7 @@ pub(super) fn windows(f: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<us
     match (slides(f, num_layers)?, window) {
         (None, window) => Ok((0..num_layers).map(|layer| window.filter(|_| layer as u64 >= first)).collect()),
         (Some(slides), None) if slides.contains(&true) => {
-            Err(f.error("layer_types", "asks for sliding_attention, but use_sliding_window is not set"))
+            Err(f.error("layer_types", "contains sliding_attention, but use_sliding_window is not set"))
         }
         (Some(slides), window) => Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect()),
     }

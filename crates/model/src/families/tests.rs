@@ -31,7 +31,7 @@ fn meaning(c: &ModelConfig) -> String {
 
 /// The fixtures are written by `conformance/config_fixtures.py`.
 #[test]
-fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
+fn version_4_and_5_configs_agree_and_frequencies_match_transformers() {
     let rows: Vec<Value> = serde_json::from_str(include_str!("../../tests/fixtures/config.json")).unwrap();
     assert!(rows.len() >= 20);
     let (mut off, mut all) = (0, 0);
@@ -75,9 +75,9 @@ fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
             }
         }
     }
-    // This crate's powers are correctly rounded. torch's are sometimes off by one unit in the last place, at different
-    // places on different machines; the ramp of llama3 can turn this into four units.
-    assert!(100 * off <= all, "{off} of {all} frequencies differ from those of transformers");
+    // This crate's powers are correctly rounded. torch's powers are sometimes off by one unit in the last place,
+    // depending on the machine; llama3's ramp can turn this into four units.
+    assert!(100 * off <= all, "{off} of {all} frequencies differ from transformers'");
 }
 
 fn refused(fields: Value, words: &[&str]) {
@@ -149,7 +149,7 @@ fn unsupported_fields_are_refused_by_name_and_value() {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_refused() {
+fn invalid_sizes_are_refused() {
     for key in ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"] {
         refused(json!({key: "(absent)"}), &[key, "missing"]);
         for bad in [json!(0), json!(-1), json!(1.5), json!("8"), json!(u64::MAX), json!([])] {
@@ -177,9 +177,9 @@ fn errors_name_the_file() {
     assert!(message().starts_with(&format!("{}: `model_type` = \"bert\"", path.display())), "{}", message());
 }
 
-/// Odd values in the fields of good configs, or other bytes in their text, give an error or a config, never a panic.
+/// A valid config with odd values in its fields or other bytes in its text gives an error or a config, never a panic.
 #[test]
-fn no_config_panics() {
+fn a_corrupt_config_does_not_panic() {
     let rows: Vec<Value> = serde_json::from_str(include_str!("../../tests/fixtures/config.json")).unwrap();
     let odd = [
         json!(null),

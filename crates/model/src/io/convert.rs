@@ -1,4 +1,4 @@
-//! Finds the dtype of weight files, and copies the files in another dtype.
+//! Finds the dtype of weight files, and copies weight files in another dtype.
 
 use super::read::Files;
 use super::safetensors::entries;
@@ -45,7 +45,7 @@ pub fn convert_weights(from: &Path, to: &Path, dtype: FileDType) -> Result<()> {
         serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
     super::save::name_dtype(&mut config, dtype);
     write_json(&to.join(CONFIG), &Value::Object(config))?;
-    save_weights(to, &Source(Files::of_model(from)?), SaveOptions { dtype, ..SaveOptions::default() })
+    save_weights(to, &Source(Files::from_model(from)?), SaveOptions { dtype, ..SaveOptions::default() })
 }
 
 /// The tensors of weight files, in the order of the files.

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 /// Alignment of memory addresses, file offsets and lengths: the largest block size of common disks.
 const BLOCK: usize = 4096;
 /// Bytes of one direct write; smaller files are not written directly. Smaller pieces would wake this thread and the
-/// writer more often, and each time take a core from a computing thread. (Small in tests, so that there are several
+/// writer more often, and each wake-up takes a core from a computing thread. (Small in tests, so that there are several
 /// pieces.)
 const AT_ONCE: usize = if cfg!(test) { 2 * BLOCK } else { 8 << 20 };
 
@@ -57,8 +57,8 @@ fn open_direct(path: &Path) -> Option<File> {
     disk::Options::new().write().flags(DIRECT?).open(path).ok()
 }
 
-/// A buffer of `room` bytes that begin at `start`, an address that is a multiple of [`BLOCK`]. It grows up to
-/// [`AT_ONCE`] bytes, because most files are much smaller and the system clears each page that is touched.
+/// A buffer of `room` bytes from `start` on, aligned to [`BLOCK`]. It grows up to [`AT_ONCE`] bytes; it starts smaller
+/// because most files are small and the system clears each page that is touched.
 struct Piece {
     memory: Vec<u8>,
     start: usize,
@@ -90,18 +90,18 @@ impl Piece {
 /// each other.
 struct Writer {
     pieces: Sender<(Piece, u64)>,
-    /// Returns each piece after it has been written or has failed to be written.
+    /// Returns each piece after it was written or the write failed.
     written: Receiver<(Piece, Result<()>)>,
     thread: JoinHandle<Disk>,
 }
 
 impl Writer {
     fn start(mut disk: Disk) -> Result<Writer> {
-        let ((pieces, of_pieces), (done, written)) = (channel::<(Piece, u64)>(), channel());
+        let ((pieces, queued), (done, written)) = (channel::<(Piece, u64)>(), channel());
         let work = move || {
-            for (mut piece, at) in of_pieces {
+            for (mut piece, at) in queued {
                 let result = disk.put(piece.bytes(), at);
-                // After an error nobody receives the result.
+                // After an error, the receiver may be gone.
                 let _ = done.send((piece, result));
             }
             disk
@@ -175,7 +175,7 @@ impl DirectFile {
 
 /// The error for all writes after a failed one.
 fn gone() -> Error {
-    Error::other("an earlier part of it could not be written")
+    Error::other("an earlier part of the file could not be written")
 }
 
 impl Write for DirectFile {
@@ -201,7 +201,7 @@ impl Write for DirectFile {
 }
 
 impl Seek for DirectFile {
-    /// After a seek nothing is written directly, because offsets are no longer multiples of a block.
+    /// After a seek nothing is written directly, because offsets are not multiples of a block.
     fn seek(&mut self, to: SeekFrom) -> Result<u64> {
         self.flush()?;
         let at = self.at;
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_arrives_whatever_the_length_and_the_pieces() {
+    fn direct_writes_store_every_byte_at_any_length() {
         let dir = tempfile::tempdir().unwrap();
         for len in [0, 1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE, 5 * AT_ONCE + 777] {
             for piece in [1000, AT_ONCE, 3 * AT_ONCE + 5] {
@@ -234,7 +234,7 @@ mod tests {
                 let mut file = DirectFile::create(&path).unwrap();
                 bytes.chunks(piece).for_each(|piece| file.write_all(piece).unwrap());
                 if len > 20 {
-                    // The patch is in the first block, which was either written long ago or is still buffered.
+                    // The patch is in the first block, which is already on disk or still buffered.
                     file.seek(SeekFrom::Start(9)).unwrap();
                     file.write_all(b"checksum").unwrap();
                     bytes[9..17].copy_from_slice(b"checksum");
@@ -247,7 +247,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_is_an_error_wherever_it_is_met() {
+    fn a_full_disk_is_an_error_at_any_write() {
         for pieces in [0, 1, 2, 5] {
             let path = Path::new("/dev/full");
             let mut file = DirectFile::of(path, File::options().write(true).open(path).unwrap());

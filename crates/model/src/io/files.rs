@@ -1,5 +1,5 @@
-//! `files.json` in a checkpoint lists its files with their lengths and checksums. The list reveals an intact file that
-//! belongs to the checkpoint of another step.
+//! `files.json` in a checkpoint lists its files with their lengths and checksums. The list detects a file that is
+//! intact but belongs to the checkpoint of another step.
 
 use super::{ZERO_CHECKSUM, find_checksum, write_json};
 use crate::{Error, Result};
@@ -14,7 +14,7 @@ use twox_hash::XxHash3_64;
 /// Name of the file that lists the other files of its directory.
 pub const FILE_LIST: &str = "files.json";
 
-/// The files of a directory that were written together.
+/// A list of the files of a directory that were written together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileList {
     /// Number of optimizer steps done when the files were written.
@@ -74,21 +74,21 @@ impl FileList {
     pub fn check(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
         for (name, listed) in self.files.iter().filter(|(name, _)| which(name)) {
             if !is_below(name) {
-                return Err(Error::file(dir.join(FILE_LIST), format!("lists {name}, which is not a file below it")));
+                return Err(Error::file(dir.join(FILE_LIST), format!("lists {name}, which is outside the directory")));
             }
             let path = dir.join(name);
-            let difference = match ListedFile::of_length(&path, Some(listed.bytes)) {
+            let difference = match ListedFile::with_length(&path, Some(listed.bytes)) {
                 Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => "is missing".into(),
                 Err(other) => return Err(other),
                 Ok(found) if found == *listed => continue,
                 Ok(found) if found.bytes != listed.bytes => {
-                    format!("has {} bytes, and had {}", found.bytes, listed.bytes)
+                    format!("has {} bytes, expected {}", found.bytes, listed.bytes)
                 }
-                Ok(found) => format!("has the checksum (XXH3) {}, and had {}", found.xxh3, listed.xxh3),
+                Ok(found) => format!("has the checksum (XXH3) {}, expected {}", found.xxh3, listed.xxh3),
             };
             let message = format!(
-                "is not the file that was written with the others of step {}: it {difference} ({FILE_LIST} lists the \
-                 files that belong together; delete it to change one on purpose)",
+                "is not the file that was written at step {}: it {difference} ({FILE_LIST} lists the files that belong \
+                 together; delete {FILE_LIST} to change a file on purpose)",
                 self.step
             );
             return Err(Error::file(path, message));
@@ -99,19 +99,20 @@ impl FileList {
 
 impl ListedFile {
     fn of(path: &Path) -> Result<ListedFile> {
-        ListedFile::of_length(path, None)
+        ListedFile::with_length(path, None)
     }
 
-    /// Does not read the file if its length differs from `expected`; then the checksum is empty.
-    fn of_length(path: &Path, expected: Option<u64>) -> Result<ListedFile> {
+    /// Length and checksum of a file. If the length differs from `expected`, the file is not read and the checksum is
+    /// empty.
+    fn with_length(path: &Path, expected: Option<u64>) -> Result<ListedFile> {
         let io = |e| Error::io(path, e);
         let file = disk::open(path).map_err(io)?;
         let bytes = file.metadata().map_err(io)?.len();
         if expected.is_some_and(|expected| expected != bytes) {
             return Ok(ListedFile { bytes, xxh3: String::new() });
         }
-        let of_tensors = path.extension().is_some_and(|extension| extension == "safetensors");
-        let xxh3 = match of_tensors.then(|| in_header(&file)).transpose().map_err(io)?.flatten() {
+        let is_safetensors = path.extension().is_some_and(|extension| extension == "safetensors");
+        let xxh3 = match is_safetensors.then(|| in_header(&file)).transpose().map_err(io)?.flatten() {
             Some(recorded) => recorded,
             None => checksum_of(&file).map_err(io)?,
         };
@@ -162,20 +163,20 @@ mod tests {
     }
 
     #[test]
-    fn changed_shortened_and_missing_files_are_named() {
+    fn the_error_names_changed_truncated_and_missing_files() {
         let dir = directory();
         let list = FileList::of(dir.path(), 7).unwrap();
         assert_eq!(list.files.keys().collect::<Vec<_>>(), ["config.json", "value_model/config.json"]);
         list.write(dir.path()).unwrap();
         assert_eq!(FileList::read(dir.path()).unwrap().as_ref(), Some(&list));
-        assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list does not list itself");
+        assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list must not contain itself");
         list.check(dir.path(), |_| true).unwrap();
         // An additional file is not an error.
         fs::write(dir.path().join("notes.txt"), "mine").unwrap();
         list.check(dir.path(), |_| true).unwrap();
         let path = dir.path().join("value_model/config.json");
         for (text, words) in
-            [(Some("{\"a\": 2}"), "checksum"), (Some("{\"a\":"), "has 5 bytes, and had 8"), (None, "missing")]
+            [(Some("{\"a\": 2}"), "checksum"), (Some("{\"a\":"), "has 5 bytes, expected 8"), (None, "missing")]
         {
             match text {
                 Some(text) => fs::write(&path, text).unwrap(),

@@ -95,7 +95,7 @@ impl ModelFiles {
     }
 
     /// The files that determine prompts and the ends of completions, except those that identify the model.
-    pub fn of_prompts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+    pub fn prompt_files(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.of(|used| used == Use::Prompts)
     }
 
@@ -115,7 +115,7 @@ impl ModelFiles {
     /// If the list does not mark the file as read, because then no hash would reveal a change of the file.
     pub(crate) fn get(&self, name: &str) -> Option<&[u8]> {
         let is_read = use_of(name).is_some_and(|used| used != Use::Copied);
-        assert!(is_read, "{name} is read, and the list of a model's files does not say so");
+        assert!(is_read, "{name} is read, but the list of model files does not mark it as read");
         self.files.iter().find(|(own, _)| own == name).map(|(_, bytes)| without_bom(bytes))
     }
 

@@ -37,7 +37,7 @@ impl File {
 
 /// Verifies the checksum of a file, if it has one. Files written by this crate have a checksum.
 fn verify(path: &Path, map: &FileMap) -> Result<()> {
-    /// Bytes of the mapped file that are in memory at once.
+    /// Maximum number of bytes of the mapped file in memory at once.
     const PIECE: usize = 16 << 20;
     let bytes = map.bytes();
     let most = METADATA_BYTES.min(bytes.len() as u64);
@@ -54,7 +54,7 @@ fn verify(path: &Path, map: &FileMap) -> Result<()> {
     if format!("{:016x}", hash.finish()).as_bytes() == &bytes[digits] {
         return Ok(());
     }
-    Err(Error::file(path, "is damaged: its bytes do not have the checksum (XXH3) that was written with them"))
+    Err(Error::file(path, "is damaged: its bytes do not match their checksum (XXH3)"))
 }
 
 /// Reads a string entry from the metadata of a safetensors file.
@@ -114,7 +114,7 @@ impl Files {
         file.elements(entry)
     }
 
-    pub(super) fn of_model(dir: &Path) -> Result<Files> {
+    pub(super) fn from_model(dir: &Path) -> Result<Files> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         match (single.exists(), index.exists()) {
@@ -122,7 +122,8 @@ impl Files {
             (false, true) => Files::sharded(dir, index),
             (false, false) => Err(Error::file(
                 dir,
-                "has neither model.safetensors nor model.safetensors.index.json (other weight formats are not read)",
+                "has neither model.safetensors nor model.safetensors.index.json (other weight formats are not \
+                 supported)",
             )),
         }
     }
@@ -132,28 +133,40 @@ impl Files {
         let json: serde_json::Value =
             serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
         let Some(map) = json.get("weight_map").and_then(|m| m.as_object()) else {
-            return Err(Error::file(&index, "has no object `weight_map`"));
+            return Err(Error::file(&index, "must have an object `weight_map`"));
         };
         let mut files: Vec<File> = Vec::new();
         let mut places = HashMap::new();
         for (tensor, name) in map {
             // A name with a path outside the directory cannot be a shard of this model.
             let Some(name) = name.as_str().filter(|n| Path::new(n).file_name().is_some_and(|f| f == *n)) else {
-                return Err(Error::tensor(&index, tensor, format!("is in {name}, which is not a file name")));
+                return Err(Error::tensor(
+                    &index,
+                    tensor,
+                    format!("the index places the tensor in {name}, which is not a file name"),
+                ));
             };
             let path = dir.join(name);
             let place = match files.iter().position(|f| f.path == path) {
                 Some(place) => place,
                 None => {
                     if !path.exists() {
-                        return Err(Error::tensor(&index, tensor, format!("is in {name}, which is missing")));
+                        return Err(Error::tensor(
+                            &index,
+                            tensor,
+                            format!("the index places the tensor in {name}, which is missing"),
+                        ));
                     }
                     files.push(File::open(path)?);
                     files.len() - 1
                 }
             };
             if !files[place].entries.contains_key(tensor) {
-                return Err(Error::tensor(&files[place].path, tensor, "is missing, but the index says it is here"));
+                return Err(Error::tensor(
+                    &files[place].path,
+                    tensor,
+                    "is missing, but the index places it in this file",
+                ));
             }
             places.insert(tensor.clone(), place);
         }
@@ -167,7 +180,7 @@ impl Files {
 
     /// Reads every tensor of `specs` into the sink. `alias` maps a tensor's name to its name in the files.
     fn load_into(&self, specs: &[TensorSpec], sink: &mut dyn TensorSink, alias: impl Fn(&str) -> String) -> Result<()> {
-        // All shapes are checked first, so that an error is reported before minutes of reading and before anything is
+        // All shapes are checked first, so that errors are reported before minutes of reading, and before anything is
         // overwritten.
         for spec in specs {
             let name = alias(&spec.name);
@@ -192,12 +205,12 @@ impl Files {
         match unexpected.first() {
             None => Ok(()),
             Some(first) => {
-                let (file, entry) = self.find(first).expect("a place of a tensor");
+                let (file, entry) = self.find(first).expect("every place belongs to a tensor");
                 let more = match unexpected.len() - 1 {
                     0 => String::new(),
                     n => format!(" (and {n} more)"),
                 };
-                let message = format!("is not of this model: unexpected, with shape {:?}{more}", entry.shape);
+                let message = format!("is unexpected: the model has no such tensor (shape {:?}){more}", entry.shape);
                 Err(Error::tensor(&file.path, first.as_str(), message))
             }
         }
@@ -209,7 +222,7 @@ impl Files {
 /// If the model ties head and embedding, its files may contain a head that equals the embedding, or a head instead of
 /// an embedding. A head that differs is an error; transformers would untie the two.
 pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink) -> Result<()> {
-    let files = Files::of_model(dir)?;
+    let files = Files::from_model(dir)?;
     let specs = sink.tensors();
     let known: std::collections::HashSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
     let tied = config.head_rows().is_none();
@@ -225,7 +238,7 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
         let equal = head.dtype == embedding.dtype && a == b;
         file.map.release(head.bytes.clone());
         if !equal {
-            let message = format!("differs from {EMBEDDING}, though config.json says `tie_word_embeddings` = true");
+            let message = format!("differs from {EMBEDDING}, but config.json has `tie_word_embeddings` = true");
             return Err(Error::tensor(&file.path, HEAD, message));
         }
     }

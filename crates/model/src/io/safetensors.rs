@@ -63,11 +63,11 @@ fn bits(dtype: &str) -> Option<usize> {
 fn parsed_header(path: &Path, file: &[u8]) -> Result<(Map<String, Value>, usize)> {
     let bad = |message: String| Error::file(path, message);
     let Some(length) = file.first_chunk::<8>() else {
-        return Err(bad(format!("is truncated: {} bytes are not a safetensors file", file.len())));
+        return Err(bad(format!("is truncated: {} bytes are too few for a safetensors file", file.len())));
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
-        return Err(bad(format!("is not a safetensors file: it says that its header takes {length} bytes")));
+        return Err(bad(format!("is not a safetensors file: its header would take {length} bytes")));
     }
     let start = 8 + length as usize;
     let Some(header) = file.get(8..start) else {
@@ -92,11 +92,12 @@ pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
     let mut end = start;
     for e in &entries {
         if e.bytes.start != end {
-            return Err(Error::tensor(path, &e.name, "its bytes do not follow those of the tensor before it"));
+            return Err(Error::tensor(path, &e.name, "its bytes do not directly follow those of the previous tensor"));
         }
         end = e.bytes.end;
         if end > file.len() {
-            let message = format!("the file is truncated: it ends at byte {end}, the file at {}", file.len());
+            let message =
+                format!("the file is truncated: the tensor ends at byte {end}, the file at byte {}", file.len());
             return Err(Error::tensor(path, &e.name, message));
         }
     }
@@ -118,11 +119,11 @@ fn entry(path: &Path, name: String, info: &Value, start: usize) -> Result<Entry>
         [from, to] if from <= to => start.checked_add(from).zip(start.checked_add(to)).map(|(from, to)| from..to),
         _ => None,
     };
-    let bytes = bytes.ok_or_else(|| bad("has data_offsets that are not a range"))?;
+    let bytes = bytes.ok_or_else(|| bad("has data_offsets that are not a range [start, end]"))?;
     let bits = bits(dtype).ok_or_else(|| bad(&format!("has an unknown dtype, {dtype}")))?;
     let size = shape.iter().try_fold(bits, |n, &d| n.checked_mul(d)).filter(|n| n % 8 == 0).map(|n| n / 8);
     if size != Some(bytes.len()) {
-        return Err(bad(&format!("says {dtype} {shape:?}, but its data has {} bytes", bytes.len())));
+        return Err(bad(&format!("is declared as {dtype} {shape:?}, but its data has {} bytes", bytes.len())));
     }
     Ok(Entry { dtype: dtype.to_owned(), shape, bytes, name })
 }
@@ -161,7 +162,7 @@ pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[
         let info = json!({"dtype": written(dtype), "shape": spec.shape, "data_offsets": [from, end]});
         header.insert(spec.name.clone(), info);
     }
-    let mut json = serde_json::to_vec(&header).expect("a JSON map is always JSON");
+    let mut json = serde_json::to_vec(&header).expect("a JSON map can be serialised");
     // The data starts at a multiple of 8, so that a reader can use it in place.
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();

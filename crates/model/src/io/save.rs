@@ -59,13 +59,13 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
         sync_directory(path.parent().unwrap_or(Path::new(".")))
     };
     attempt().inspect_err(|_| {
-        // Only the returned error matters.
+        // A failure to remove the file must not hide the first error.
         let _ = disk::remove_file(&temporary);
     })
 }
 
-/// Locks a temporary file or directory while it is being written, so that it is not removed by a process that cannot
-/// see this process: on another machine, or in another container. Without support for locks it is never removed.
+/// Locks a temporary file or directory while it is being written, so that [`sweep_partial`] in another container or on
+/// another machine, where this process is not visible, does not remove it. A file system without locks gives `None`.
 pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
     disk::open(path).or_else(|_| disk::open_dir(path)).ok().filter(|file| file.try_lock().is_ok())
 }
@@ -75,7 +75,7 @@ pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
 pub fn sweep_partial(path: &Path) {
     // Older versions do not lock the files that they write. So a PID that `/proc` shows counts as a lock, too.
     let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
-    // The temporary name repeats only the beginning of a long name.
+    // Temporary names contain only the first characters of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
     let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     for entry in disk::read_dir(directory).into_iter().flatten() {
@@ -132,7 +132,7 @@ pub(crate) fn save_tensors_with(
 }
 
 pub(crate) fn write_json(path: &Path, json: &Value) -> Result<()> {
-    let text = serde_json::to_string_pretty(json).expect("a JSON value is always JSON") + "\n";
+    let text = serde_json::to_string_pretty(json).expect("a JSON value can be serialised") + "\n";
     write_atomically(path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(path, e)))
 }
 
@@ -249,7 +249,7 @@ fn write_file(
             let mut count = 0;
             source.read(&spec.name, &mut |piece| {
                 let Some(bytes) = narrowed(piece, dtype, &mut room) else {
-                    let message = format!("has an element too large for {}", dtype.config_name());
+                    let message = format!("has an element that is too large for {}", dtype.config_name());
                     return Err(Error::tensor(path, &spec.name, message));
                 };
                 count += piece.len();
@@ -257,11 +257,11 @@ fn write_file(
             })?;
             let expected: usize = spec.shape.iter().product();
             if count != expected {
-                let message = format!("has {count} elements, its shape {:?} has {expected}", spec.shape);
+                let message = format!("has {count} elements, but its shape {:?} has {expected}", spec.shape);
                 return Err(Error::tensor(path, &spec.name, message));
             }
         }
-        let at = find_checksum(&header).expect("it was put there").start;
+        let at = find_checksum(&header).expect("the header contains the zero checksum").start;
         out.seek(SeekFrom::Start(at as u64)).map_err(fail)?;
         out.write_all(format!("{:016x}", hash.finish()).as_bytes()).map_err(fail)
     })

@@ -41,7 +41,7 @@ fn config(tied: bool) -> ModelConfig {
     ModelConfig::parse(&json).unwrap()
 }
 
-/// These are only some of a model's tensors, but with its names: io asks the sink, not the configuration.
+/// Only some of a model's tensors: this module asks the sink for the tensor list, not the configuration.
 fn held(names: &[(&str, &[usize])]) -> Held {
     let specs: Vec<_> = names.iter().map(|(n, s)| TensorSpec { name: (*n).into(), shape: s.to_vec() }).collect();
     let fill = |s: &TensorSpec| {
@@ -69,7 +69,7 @@ fn fails_with(result: Result<Held>, words: &[&str]) {
 }
 
 #[test]
-fn a_saved_model_is_loaded_in_every_dtype_and_sharding() {
+fn a_saved_model_loads_in_every_dtype_and_sharding() {
     for dtype in [FileDType::F32, FileDType::Bf16, FileDType::F16] {
         for max_shard_bytes in [1_000_000, 50, 1] {
             let dir = tempfile::tempdir().unwrap();
@@ -83,7 +83,7 @@ fn a_saved_model_is_loaded_in_every_dtype_and_sharding() {
     }
 }
 
-/// The reader by the format's authors can read our files.
+/// The reader of the format's authors can read files written by this crate.
 #[test]
 fn the_safetensors_crate_reads_our_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ fn the_safetensors_crate_reads_our_files() {
 }
 
 #[test]
-fn a_second_save_leaves_nothing_of_the_first() {
+fn a_second_save_removes_the_files_of_the_first() {
     let dir = tempfile::tempdir().unwrap();
     let sharded = SaveOptions { max_shard_bytes: 1, ..SaveOptions::default() };
     for options in [sharded, SaveOptions::default(), sharded] {
@@ -112,7 +112,7 @@ fn a_second_save_leaves_nothing_of_the_first() {
 }
 
 #[test]
-fn missing_unexpected_and_misshapen_tensors_are_named() {
+fn the_error_names_missing_unexpected_and_misshapen_tensors() {
     let dir = tempfile::tempdir().unwrap();
     save_model(dir.path(), &config(true), &tied(), None, SaveOptions::default()).unwrap();
     let untied = held(&[(EMBEDDING, &[5, 4]), ("model.norm.weight", &[4]), ("lm_head.weight", &[5, 4])]);
@@ -144,7 +144,7 @@ fn a_tied_head_in_the_file_must_equal_the_embedding() {
 }
 
 #[test]
-fn shards_that_are_missing_or_lead_elsewhere_are_named() {
+fn missing_shards_and_shards_outside_the_directory_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let options = SaveOptions { max_shard_bytes: 1, ..SaveOptions::default() };
     save_model(dir.path(), &config(true), &tied(), None, options).unwrap();
@@ -153,7 +153,7 @@ fn shards_that_are_missing_or_lead_elsewhere_are_named() {
     std::fs::write(&index, text.replace("model-00001-of-00003", "../model-00001-of-00003")).unwrap();
     fails_with(load(dir.path(), &config(true), &tied()), &[EMBEDDING, "not a file name"]);
     std::fs::write(&index, text.replace("model-00001-of", "model-00002-of")).unwrap();
-    fails_with(load(dir.path(), &config(true), &tied()), &["model-00002-of-00003", EMBEDDING, "index says"]);
+    fails_with(load(dir.path(), &config(true), &tied()), &["model-00002-of-00003", EMBEDDING, "index places"]);
     std::fs::write(&index, &text[..text.len() / 2]).unwrap();
     fails_with(load(dir.path(), &config(true), &tied()), &["index.json", "not JSON"]);
     std::fs::write(&index, &text).unwrap();
@@ -173,7 +173,7 @@ fn good_bytes() -> Vec<u8> {
     let path = dir.path().join("x");
     save_tensors(&path, &tied(), FileDType::F32).unwrap();
     let mut bytes = std::fs::read(path).unwrap();
-    // A file without a checksum, like those of other programs: the fault is found anyway.
+    // The fault is also found in a file without a checksum, as other programs write them.
     let at = find_checksum(&bytes).unwrap().start - 4;
     bytes[at] = b'_';
     bytes
@@ -187,7 +187,7 @@ fn with_header(change: impl Fn(String) -> String) -> Vec<u8> {
 }
 
 #[test]
-fn damaged_files_are_errors_that_say_what_is_wrong() {
+fn the_error_for_a_damaged_file_names_the_fault() {
     assert_eq!(load_bytes(&good_bytes()).unwrap(), tied());
     fails_with(load_bytes(b""), &["model.safetensors", "truncated"]);
     fails_with(load_bytes(b"1234567"), &["truncated"]);
@@ -204,14 +204,14 @@ fn damaged_files_are_errors_that_say_what_is_wrong() {
     fails_with(load_bytes(&with_header(|h| h.replace("[5,4]", "[18446744073709551615,4]"))), &[EMBEDDING]);
     fails_with(load_bytes(&with_header(|h| h.replace("[5,4]", "[-5,4]"))), &[EMBEDDING, "no shape"]);
     fails_with(load_bytes(&with_header(|h| h.replace("[0,80]", "[80,0]"))), &[EMBEDDING, "not a range"]);
-    fails_with(load_bytes(&with_header(|h| h.replace("[80,144]", "[76,140]"))), &["o_proj", "do not follow"]);
+    fails_with(load_bytes(&with_header(|h| h.replace("[80,144]", "[76,140]"))), &["o_proj", "do not directly follow"]);
     fails_with(load_bytes(&with_header(|h| h.replace("F32", "I32"))), &[EMBEDDING, "I32", "supported"]);
     fails_with(load_bytes(&with_header(|h| h.replace("F32", "F33"))), &[EMBEDDING, "F33"]);
 }
 
-/// If any byte or the length changes, reading gives an error or other numbers, never a panic.
+/// If any byte or the length of a file changes, reading it gives an error or other numbers, never a panic.
 #[test]
-fn no_damage_panics() {
+fn reading_a_damaged_file_does_not_panic() {
     let good = good_bytes();
     let mut stream = kernels::rng::Stream::new(3, 0);
     let path = Path::new("fuzz");
@@ -231,11 +231,11 @@ fn no_damage_panics() {
 }
 
 #[test]
-fn a_weight_too_large_for_half_precision_is_not_saved_as_infinity() {
+fn a_weight_too_large_for_f16_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let mut held = tied();
     held.data.get_mut(EMBEDDING).unwrap()[0] = 1e6;
     let error = save_tensors(&dir.path().join("x"), &held, FileDType::F16).unwrap_err();
     assert!(matches!(error, Error::Tensor { ref tensor, .. } if tensor == EMBEDDING), "{error}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing half-written stays");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no partial file may remain");
 }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Training reads keys and values from KV-cache pages, as decoding does. So the sums of a row run in the same order
-//! whether earlier rows are in this pass or were computed long ago, and training, prefill and decoding give the same
-//! bits.
+//! whether earlier rows are computed in this pass or were computed before, and training, prefill and decoding give the
+//! same bits.
 
 use super::norms::{self, HalfInput, InputBackward};
 use super::pass::{BackwardBuffers, Buffers, Input, LayerActivations, Linears, Pass};
@@ -19,8 +19,8 @@ use crate::weights::{Layer, SavedInput, trained};
 use kernels::ops::{attention, qk_norm, rope};
 use kernels::{DType, Result, Tensor, View, ViewMut};
 
-/// The forward pass of the attention part. It forms the layer's input in `x` as `input` says, and writes the attention
-/// output to `delta`.
+/// The forward pass of the attention part. It computes the layer's input in `x` according to `input`, and writes the
+/// attention output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,
@@ -122,7 +122,7 @@ pub(super) fn backward(
     };
     let (input, d_x) = (SavedInput { x: s.attended.rows(0..n), low_rank, groups }, b.narrow.view_mut(n, width));
     w.o.backward(ctx, input, d_y, d_x, &mut g.o)?;
-    // The layers above have overwritten the pages.
+    // Later layers have overwritten the pages, so keys and values are written again.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
         qkv: s.qkv.rows(0..n),

@@ -6,9 +6,9 @@
 //! x' = m + mlp(m)             `mlp.rs`                                 [T, H]
 //! ```
 //!
-//! The sum of the residual stream and a part's output (`delta`) is formed by the norm that begins the next part; until
-//! then they are two tensors. In the backward pass the gradient of the residual stream passes through each sum
-//! unchanged, and each part adds its own gradient to it.
+//! The norm at the start of the next part adds a part's output (`delta`) to the residual stream; until then they are
+//! two tensors. In the backward pass the gradient of the residual stream passes through each sum unchanged, and each
+//! part adds its own gradient to it.
 //!
 //! Letters in the shapes of these files: T rows (tokens), H hidden size, F MLP width, nh query heads, nkv KV heads, hd
 //! head dim.
@@ -18,8 +18,8 @@ use super::{attend, mlp};
 use crate::weights::Layer;
 use kernels::{Result, Tensor, View};
 
-/// The forward pass of decoder layer `layer`. It reads the input x (and first forms x if `input` says so), and writes
-/// the residual stream after attention to `saved.mid` and the MLP's output to `delta`.
+/// The forward pass of decoder layer `layer`. It reads the input x (which it first computes if `input` requires it),
+/// and writes the residual stream after attention to `saved.mid` and the MLP's output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! On CPUs with matrix tiles (AMX), u is computed without writing gate and up as f32. The exceptions are layers with
-//! adapters, which add to gate and up in f32, and an MLP width F that is not a multiple of a panel. In these cases gate
-//! and up are written, some rows at a time, or all rows where f32 activations are kept.
+//! adapters, which add to gate and up in f32, and an MLP width F that is not a multiple of the panel width. In these
+//! cases gate and up are written for some rows at a time, or for all rows if f32 activations are kept.
 
 use super::norms::{self, HalfInput, InputBackward};
 use super::pass::{BackwardBuffers, Buffers, LayerScratch, Linears, Pass};
@@ -84,7 +84,7 @@ pub(super) fn backward(
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let activation = pass.config.activation;
     let Some(gate_up) = &s.gate_up else {
-        return Err(Error::Value { op: "backward", message: "gate and up were not kept".into() });
+        return Err(Error::Value { op: "backward", message: "the forward pass must keep gate and up".into() });
     };
     let (norm, rstd) = (w.mlp_norm.as_ref(), s.mlp_rstd.rows(0..n));
     norms::recompute_input(pass, norm, s.mid.rows(0..n), rstd, normed.rows_mut(0..n))?;
@@ -97,7 +97,7 @@ pub(super) fn backward(
         _ => b.d_x.rows(0..n),
     };
 
-    // The backward pass of the gates also computes u. But an adapter on the down projection reads u earlier.
+    // The backward pass of the gates also recomputes u, but an adapter on the down projection needs u before that.
     let low_rank = pass.low_rank(layer, Linears::Down);
     let later = low_rank.is_empty();
     let d_x = b.narrow.view_mut(n, f);
@@ -110,7 +110,7 @@ pub(super) fn backward(
     }
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     let adapted = !low_rank.is_empty();
-    // With an adapter, the weight is frozen and its gradient is not summed over groups, so rows may be split anywhere.
+    // With an adapter, the weight is frozen and has no gradient to sum over groups, so rows may be split anywhere.
     let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
         let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));

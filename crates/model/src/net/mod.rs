@@ -1,9 +1,9 @@
 //! The decoder: the forward pass from token ids to hidden states, and the backward pass.
 //!
 //! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: they show the equations, with the forward pass next to the
-//! backward pass. Decoding, prefill, scoring and training call the same forward function. They differ only in the rows
-//! that they pass, in the KV cache that they use, and in which activations are kept, so a token gets the same bits from
-//! each of them. This module has no sampling, losses or optimizer.
+//! backward pass. Decoding, prefill, scoring and training call the same forward function. They differ only in their
+//! rows, their KV cache, and the activations that they keep, so a token gets the same bits from each of them. This
+//! module has no sampling, losses or optimizer.
 
 mod attend;
 mod head;
@@ -128,8 +128,8 @@ pub fn backward<'a>(
     let ModelView { weights, adapters } = model.into();
     let mut ranges = AdapterRanges::default();
     let adapters = RowAdapters::new(adapters, batch.sequences(), &mut ranges)?;
-    if adapters.trained()?.is_some() != grads.of_adapter() {
-        let message = "weights and gradients are not of the same adapter".into();
+    if adapters.trained()?.is_some() != grads.is_for_adapter() {
+        let message = "weights and gradients must belong to the same adapter".into();
         return Err(Error::Value { op: "backward", message }.into());
     }
     let pass = pass(ctx, weights, rope, batch, &adapters);
@@ -155,7 +155,7 @@ pub fn backward<'a>(
         let (pages, scratch) = (tape.pages.layer_mut(l), &mut a.scratch);
         let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, scratch };
         if shares {
-            // With checkpointing only the input was kept. The same operations on the same numbers give the same bits.
+            // With checkpointing, only the layer's input was kept. Recomputing the layer gives the same bits.
             layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut a.delta)?;
         }
         layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;
@@ -164,7 +164,7 @@ pub fn backward<'a>(
 }
 
 fn no_backward_buffers() -> Error {
-    Error::Value { op: "backward", message: "the tape is for forward only".into() }
+    Error::Value { op: "backward", message: "the tape is forward-only".into() }
 }
 
 #[cfg(test)]

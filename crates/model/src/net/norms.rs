@@ -6,8 +6,7 @@ use crate::weights::trained;
 use kernels::ops::{residual, rmsnorm, zero};
 use kernels::{Result, Tensor, View, ViewMut};
 
-/// Arguments of `input`, which adds `delta` to the residual stream `x` and writes the sum to `sum`. Then the norm, if
-/// there is one, writes `y`.
+/// Arguments of [`input`]: `sum` = `x` + `delta`, and `y` = the norm of `sum`, if the layer has this norm.
 pub(super) struct HalfInput<'a> {
     pub x: View<'a>,
     pub delta: Option<View<'a>>,

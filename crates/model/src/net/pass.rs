@@ -46,7 +46,7 @@ pub(super) enum Input<'a> {
     Ready,
     /// The input is the sum of `delta` and the previous layer's `mid`.
     After(&'a LayerActivations),
-    /// As `After`, for layers that share one [`LayerActivations`], which still contains the previous layer's `mid`.
+    /// Like `After`, if all layers share one [`LayerActivations`], which still contains the previous layer's `mid`.
     AfterInPlace,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct LayerActivations {
     pub mid: Tensor,
     /// 1 / rms of each row of m `[T]`.
     pub mlp_rstd: Tensor,
-    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; `None` if there is no backward
+    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; `None` without a backward
     /// pass.
     pub gate_up: Option<Tensor>,
 }

@@ -27,7 +27,8 @@ impl Rope {
 
     /// The table for layers of this kind. Panics if the model has no such layer.
     pub(super) fn of(&self, kind: LayerRope) -> &rope::Table {
-        let (_, table) = self.tables.iter().find(|(other, _)| *other == kind).expect("a table for every kind of layer");
+        let (_, table) =
+            self.tables.iter().find(|(other, _)| *other == kind).expect("a table for every kind of rope in the model");
         table
     }
 }

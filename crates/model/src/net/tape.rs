@@ -1,5 +1,5 @@
-//! Buffers for passes through the decoder, allocated once with a fixed capacity. They hold the activations that a
-//! forward pass keeps for the backward pass, or only scratch for inference.
+//! Buffers for passes through the decoder, allocated once with a fixed capacity. Training buffers contain the
+//! activations that a forward pass keeps for the backward pass; inference buffers contain only scratch.
 
 use super::pass::{BackwardBuffers, LayerActivations, LayerScratch};
 use crate::ModelConfig;
@@ -151,8 +151,8 @@ impl Tape {
         };
         Tape { back: Some(back), ..Tape::with(&memory, config, capacity, keep) }
     }
-    /// Buffers for [`forward`](super::forward) and [`score`](super::score) only. There is no backward pass, and the
-    /// size of the buffers does not grow with the number of layers.
+    /// Buffers for [`forward`](super::forward) and [`score`](super::score) only. A backward pass is impossible, and
+    /// the size of the buffers does not grow with the number of layers.
     pub fn forward_only(memory: &Memory, config: &ModelConfig, capacity: Capacity) -> Tape {
         Tape::with(memory, config, capacity, Keep::Nothing)
     }
@@ -195,7 +195,7 @@ impl Tape {
     /// Panics on a tape created by `forward_only`.
     pub fn d_hidden_mut(&mut self) -> ViewMut<'_> {
         let rows = self.activations.rows;
-        self.back.as_mut().expect("a tape with a backward pass").d_hidden.rows_mut(0..rows)
+        self.back.as_mut().expect("a forward-only tape has no backward buffers").d_hidden.rows_mut(0..rows)
     }
     /// Log-probabilities of the R scored tokens `[R]`, from the last [`head_forward`](super::head_forward).
     pub fn logps(&self) -> View<'_> {
@@ -229,5 +229,5 @@ impl Tape {
 }
 
 fn no_room(what: &str, need: usize, room: usize) -> Error {
-    Error::Value { op: "forward", message: format!("{need} {what}, and buffers for {room}") }
+    Error::Value { op: "forward", message: format!("{need} {what}, but buffers for only {room}") }
 }

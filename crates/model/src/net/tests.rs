@@ -1,4 +1,4 @@
-//! Batches that do not fit the buffers, and the owners of gradients.
+//! Batches that do not fit the buffers, and gradients of another adapter.
 
 use super::*;
 use crate::batch::{Batch, Capacity, GroupSegment, StepRows};
@@ -15,7 +15,7 @@ fn config(more: &str) -> ModelConfig {
 }
 
 #[test]
-fn a_batch_larger_than_the_buffers_is_refused_with_its_size() {
+fn a_batch_larger_than_its_buffers_is_refused() {
     let ctx = Context::cpu(Isa::best(), 1);
     let c = Arc::new(config(r#""model_type": "llama""#));
     let weights = Weights::random(ctx.memory(), &c, 1).unwrap();
@@ -32,9 +32,9 @@ fn a_batch_larger_than_the_buffers_is_refused_with_its_size() {
     };
     assert_eq!(go(room), Ok(()));
     for (smaller, why) in [
-        (Capacity { tokens: 70, ..room }, "71 rows, and buffers for 70"),
-        (Capacity { blocks: 1, ..room }, "2 pages, and buffers for 1"),
-        (Capacity { score_rows: 70, ..room }, "71 scored tokens, and buffers for 70"),
+        (Capacity { tokens: 70, ..room }, "71 rows, but buffers for only 70"),
+        (Capacity { blocks: 1, ..room }, "2 pages, but buffers for only 1"),
+        (Capacity { score_rows: 70, ..room }, "71 scored tokens, but buffers for only 70"),
     ] {
         assert!(go(smaller).unwrap_err().contains(why), "{smaller:?}");
     }
@@ -46,11 +46,11 @@ fn a_batch_larger_than_the_buffers_is_refused_with_its_size() {
     assert_eq!(tape.scored_hidden().shape(), [71, 6]);
     let mut grads = Grads::zeros(ctx.memory(), &c);
     let error = super::backward(&ctx, &weights, &rope, &tensors, &mut tape, &mut grads).unwrap_err().to_string();
-    assert!(error.contains("backward: the tape is for forward only"), "{error}");
+    assert!(error.contains("backward: the tape is forward-only"), "{error}");
     let d = kernels::Tensor::zeros(ctx.memory(), &[71], DType::F32);
     let error = head_backward(&ctx, &weights, &tensors, d.view(), None, &mut tape, &mut grads).unwrap_err();
-    assert!(error.to_string().contains("the tape is for forward only"), "{error}");
-    // A check that stops a pass does so before anything is computed.
+    assert!(error.to_string().contains("the tape is forward-only"), "{error}");
+    // A stopped pass ends before anything is computed.
     let mut tape = Tape::forward_only(ctx.memory(), &c, room).stop_with(StopCheck::new(|| true));
     assert!(matches!(forward(&ctx, &weights, &rope, &tensors, &mut tape), Err(crate::Error::Stopped)));
     let mut tape = tape.stop_with(StopCheck::default());
@@ -72,11 +72,11 @@ fn a_batch_larger_than_the_buffers_is_refused_with_its_size() {
         (done.map_err(|e| e.to_string()), workspace.hidden().shape().to_vec())
     };
     assert_eq!(step(2), (Ok(()), vec![2, 6]));
-    assert!(step(3).0.unwrap_err().contains("3 rows, and buffers for 2"));
+    assert!(step(3).0.unwrap_err().contains("3 rows, but buffers for only 2"));
 }
 
 #[test]
-fn gradients_are_of_the_adapter_that_computed_them() {
+fn backward_refuses_the_gradients_of_another_adapter() {
     let ctx = Context::cpu(Isa::best(), 1);
     let c = Arc::new(config(r#""model_type": "llama""#));
     let weights = Weights::random(ctx.memory(), &c, 1).unwrap();
@@ -97,7 +97,7 @@ fn gradients_are_of_the_adapter_that_computed_them() {
             assert!(done.is_ok())
         } else {
             let error = done.unwrap_err().to_string();
-            assert!(error.contains("backward: weights and gradients are not of the same adapter"), "{error}");
+            assert!(error.contains("backward: weights and gradients must belong to the same adapter"), "{error}");
         }
     }
 }

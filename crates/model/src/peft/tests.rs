@@ -1,4 +1,4 @@
-//! `adapter_config.json` as PEFT writes it, and which models an adapter fits.
+//! Reading and writing `adapter_config.json`, and the models that an adapter fits.
 
 use super::*;
 use crate::{ModelConfig, ModelView, Trainable};
@@ -28,12 +28,12 @@ fn read(config: &Value) -> std::result::Result<AdapterConfig, String> {
 }
 
 #[test]
-fn settings_are_read() {
+fn adapter_settings_are_read_from_adapter_config() {
     let names = |names: &[&str]| TargetModules::Names(names.iter().map(|&name| name.to_owned()).collect());
     let lora =
         LoraConfig { r: 4, alpha: 6.5, use_rslora: true, dropout: 0.25, target_modules: names(&["q_proj", "v_proj"]) };
     let expected = AdapterConfig { lora, base: Some("org/base".into()), scores: false };
-    assert_eq!(read(&good()), Ok(expected.clone()), "names are sorted");
+    assert_eq!(read(&good()), Ok(expected.clone()), "names must be sorted");
     // Fields about the adapter, and fields that enable nothing, are ignored.
     for (key, value) in [
         ("auto_mapping", json!({"x": 1})),
@@ -75,8 +75,8 @@ fn settings_are_read() {
 }
 
 #[test]
-fn other_adapters_than_plain_ones_are_refused() {
-    let plain = "is not supported; a plain LoRA adapter leaves it unset";
+fn adapters_other_than_plain_lora_are_refused() {
+    let plain = "is not supported; plain LoRA adapters leave it unset";
     for (fields, why) in [
         (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\"; only LORA is supported".to_owned()),
         (json!({"peft_type": "(absent)"}), "`peft_type` is null; only LORA is supported".into()),
@@ -129,12 +129,12 @@ fn base() -> Weights {
 }
 
 #[test]
-fn an_adapter_directory_is_one_with_its_configuration_alone() {
+fn a_directory_with_an_adapter_config_is_an_adapter() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
     assert!(!is_adapter(path));
     let missing = load_adapter_config(path).unwrap_err().to_string();
-    assert!(missing.ends_with("there is no such file: this is not an adapter's PEFT directory"), "{missing}");
+    assert!(missing.ends_with("no such file; expected the directory of a PEFT adapter"), "{missing}");
     for (text, why) in [("{", "adapter_config.json: not JSON: "), ("[]", "adapter_config.json: is not a JSON object")] {
         std::fs::write(path.join(ADAPTER_CONFIG), text).unwrap();
         let error = load_adapter_config(path).unwrap_err().to_string();
@@ -144,11 +144,11 @@ fn an_adapter_directory_is_one_with_its_configuration_alone() {
     std::fs::write(path.join(ADAPTER_CONFIG), format!("\u{feff}{}", good())).unwrap();
     assert_eq!(load_adapter_config(path).unwrap().lora.r, 4);
     std::fs::write(path.join("config.json"), "{}").unwrap();
-    assert!(!is_adapter(path), "a whole model");
+    assert!(!is_adapter(path), "a full model is not an adapter");
 }
 
 #[test]
-fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
+fn a_saved_adapter_has_pefts_format_and_loads() {
     let (memory, base) = (Memory::new(Device::Cpu), base());
     let scorer = Weights::scorer(&memory, &base);
     for (weights, task, saved) in [(&base, "CAUSAL_LM", json!(null)), (&scorer, "SEQ_CLS", json!(["score"]))] {
@@ -170,16 +170,16 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
         let other = if task == "SEQ_CLS" { &base } else { &scorer };
         let error = load_adapter(&memory, dir.path(), other).unwrap_err().to_string();
         let why = match task {
-            "SEQ_CLS" => "is of a reward model (SEQ_CLS), and the model is a language model",
-            _ => "is of a language model: it has no head of scores, which a reward model needs",
+            "SEQ_CLS" => "belongs to a reward model (SEQ_CLS), but the model is a language model",
+            _ => "belongs to a language model: it has no score head, which a reward model needs",
         };
         assert!(error.ends_with(&format!("adapter_config.json: {why}")), "{error}");
-        // On a device without memory nothing is read, so the file may be missing.
+        // On `Device::Meta` no weights are read, so the file may be missing.
         std::fs::remove_file(dir.path().join("adapter_model.safetensors")).unwrap();
         assert!(load_adapter(&Memory::new(Device::Meta), dir.path(), weights).is_ok());
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();
         assert!(
-            error.ends_with("has no adapter_model.safetensors (other formats of adapters are not read)"),
+            error.ends_with("has no adapter_model.safetensors (other adapter formats are not supported)"),
             "{error}"
         );
         // An error in the settings uses PEFT's name of the key.
@@ -188,7 +188,7 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
         std::fs::write(dir.path().join(ADAPTER_CONFIG), unknown.to_string()).unwrap();
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();
         assert!(
-            error.contains("adapter_config.json: `target_modules`: no linear layer of the model is called `x_proj`"),
+            error.contains("adapter_config.json: `target_modules`: the model has no linear layer named `x_proj`"),
             "{error}"
         );
     }
@@ -206,7 +206,7 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
 }
 
 #[test]
-fn a_model_in_training_is_saved_and_restored() {
+fn a_model_in_training_can_be_saved_and_restored() {
     let memory = Memory::new(Device::Cpu);
     for adapted in [false, true] {
         let weights = base();
@@ -228,7 +228,7 @@ fn a_model_in_training_is_saved_and_restored() {
         let has = |name: &str| dir.path().join(name).exists();
         assert_eq!((has(ADAPTER_CONFIG), has("config.json"), has("model.safetensors")), (adapted, !adapted, !adapted));
         assert!(has("tokenizer.json"));
-        assert_eq!(has("generation_config.json"), !adapted, "an adapter has no settings of generation");
+        assert_eq!(has("generation_config.json"), !adapted, "an adapter directory has no generation_config.json");
         model
             .update(|params| {
                 for tensor in params.tensors_mut() {
@@ -240,6 +240,6 @@ fn a_model_in_training_is_saved_and_restored() {
         assert_ne!(numbers(model.view()), before);
         model.restore(dir.path()).unwrap();
         assert_eq!(numbers(model.view()), before);
-        assert_eq!(model.version().0, 1, "numbers alone are restored");
+        assert_eq!(model.version().0, 1, "only the values are restored, not the version");
     }
 }

@@ -16,7 +16,7 @@ fn config(vocab: usize) -> Arc<ModelConfig> {
 }
 
 #[test]
-fn padding_is_removed_from_the_end_alone() {
+fn padding_is_removed_only_from_the_end() {
     let stripped = |ids: &[u32], pad: Option<u32>| {
         let mut ids = ids.to_vec();
         strip_padding(&mut ids, pad);
@@ -33,12 +33,12 @@ fn padding_is_removed_from_the_end_alone() {
     };
     assert_eq!(of(Some("<p>"), Some("<e>")), Some(0));
     assert_eq!(of(Some("a"), Some("b")), Some(0));
-    assert_eq!(of(None, Some("<e>")), Some(0), "the end token, before that of config.json");
+    assert_eq!(of(None, Some("<e>")), Some(0), "the tokenizer's end token takes precedence over config.json");
     assert_eq!(of(None, None), Some(7));
 }
 
 #[test]
-fn a_stopped_scorer_returns_an_error_before_and_after_it_has_buffers() {
+fn a_stopped_scorer_returns_an_error() {
     let ctx = Context::cpu(Isa::best(), 1);
     let weights = Weights::random(ctx.memory(), &config(10), 1).unwrap();
     let sequences = [PromptCompletion { prompt: &[1, 2], completion: &[3] }];
@@ -61,7 +61,7 @@ fn a_stopped_scorer_returns_an_error_before_and_after_it_has_buffers() {
 }
 
 #[test]
-fn sequences_are_scored_in_their_order_whatever_is_empty() {
+fn sequences_are_scored_in_order_even_if_some_are_empty() {
     let ctx = Context::cpu(Isa::best(), 1);
     let weights = Weights::random(ctx.memory(), &config(10), 1).unwrap();
     let of = |prompt, completion| PromptCompletion { prompt, completion };
@@ -100,7 +100,7 @@ fn sequences_are_scored_in_their_order_whatever_is_empty() {
 }
 
 #[test]
-fn a_score_is_read_at_the_last_token() {
+fn the_score_of_a_sequence_is_read_at_its_last_token() {
     let ctx = Context::cpu(Isa::best(), 1);
     let mut scorer_model = Weights::random(ctx.memory(), &Arc::new(config(10).with_score_head(1)), 1).unwrap();
     scorer_model.params.write("score.weight", &[0.5, -1.0, 2.0, 0.25]);
@@ -108,7 +108,7 @@ fn a_score_is_read_at_the_last_token() {
     let sequences = [of(&[1, 2][..], &[4, 5][..]), of(&[1, 2], &[]), of(&[3], &[6])];
     let mut scorer = Scorer::new(ctx.memory(), 100, true);
     let scores = scorer.sequence_scores(&ctx, &scorer_model, &sequences).unwrap();
-    // The value of the state before another token is the score of the text so far.
+    // The value of the state before an extra token equals the score of the sequence.
     for (sequence, score) in sequences.iter().zip(&scores) {
         let longer = [sequence.completion, &[8, 9]].concat();
         let values = scorer
@@ -120,7 +120,7 @@ fn a_score_is_read_at_the_last_token() {
 }
 
 #[test]
-fn the_mean_row_is_that_of_all_rows() {
+fn mean_row_averages_all_rows() {
     let memory = Memory::new(Device::Cpu);
     for rows in [1, 33, 1024, 1025, 2500] {
         let data: Vec<f32> = (0..rows * 2).map(|i| if i % 2 == 0 { (i / 2) as f32 } else { 1.0 }).collect();

@@ -10,7 +10,7 @@ use tokenizers::processors::template::TemplateProcessing;
 pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     let path = files.path(TOKENIZER);
     let bytes = files.get(TOKENIZER).ok_or_else(|| {
-        Error::file(&path, "there is no such file: copy it, and tokenizer_config.json, from the tokenizer's directory")
+        Error::file(&path, "no such file: copy it and tokenizer_config.json from the tokenizer's directory")
     })?;
     let mut inner = parse(bytes).map_err(|message| Error::file(&path, message))?;
 
@@ -18,7 +18,7 @@ pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     let map = files.object(SPECIAL_TOKENS_MAP)?.unwrap_or_default();
     let special = special_tokens(&config, &map);
 
-    // Adds special tokens that the settings name but `tokenizer.json` lacks.
+    // Adds special tokens that the settings name and `tokenizer.json` lacks.
     let more = ["additional_special_tokens", "extra_special_tokens"].into_iter().filter_map(|key| config.get(key));
     let more = more.filter_map(Value::as_array).flatten().filter_map(token_text);
     let mut missing: Vec<String> = special.named().map(|(_, token)| token.to_owned()).chain(more).collect();
@@ -35,22 +35,22 @@ pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     Ok(Tokenizer { inner, special, config, longest: Default::default(), hidden: None })
 }
 
-/// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some wrong settings, either while
-/// reading or on the first text (for example if a template names a missing token). So this function first checks the
-/// JSON, then encodes a text, and catches panics.
+/// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some invalid settings, while it
+/// reads the file or encodes the first text (for example if a template names a missing token). So this function checks
+/// the JSON, encodes a text, and catches panics.
 fn parse(bytes: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // Files may contain the author's settings for truncation and padding. Here the ids must belong to one complete
-        // text, and padding a text to millions of tokens would take seconds.
+        // Files may contain truncation and padding settings for the author's batches. This crate needs all ids of a
+        // text and no padding, and padding a text to millions of tokens would take seconds.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
-        // An error here does not matter: encoding a real text reports it.
+        // An error is ignored here; encoding a real text will report it.
         let _ = tokenizer.encode("a b", true);
         Ok(tokenizer)
     };
-    quietly(parse_and_try).unwrap_or_else(|panic| Err(format!("the tokenizers library cannot use it: {panic}")))
+    quietly(parse_and_try).unwrap_or_else(|panic| Err(format!("the tokenizers library cannot load it: {panic}")))
 }
 
 /// Returns the result of `f`, or its panic message, without printing the panic.
@@ -97,13 +97,13 @@ fn surround(inner: &mut tokenizers::Tokenizer, special: &SpecialTokens, bos: boo
 /// of the tokenizer class.
 fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> SpecialTokens {
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("");
-    let token = |name: &str, of_qwen: Option<&str>, of_llama: Option<&str>| {
+    let token = |name: &str, qwen_default: Option<&str>, llama_default: Option<&str>| {
         let value = config.get(name).or_else(|| map.get(name));
         match value {
             // An explicit null means no token; only an absent field has a default.
             Some(value) => token_text(value),
-            None if class.starts_with("Qwen2Tokenizer") => of_qwen.map(str::to_owned),
-            None if class.starts_with("LlamaTokenizer") => of_llama.map(str::to_owned),
+            None if class.starts_with("Qwen2Tokenizer") => qwen_default.map(str::to_owned),
+            None if class.starts_with("LlamaTokenizer") => llama_default.map(str::to_owned),
             None => None,
         }
     };
@@ -123,7 +123,7 @@ fn token_text(value: &Value) -> Option<String> {
 
 /// Ids of the end tokens in `generation_config.json`; `None` if the file is missing or has no `eos_token_id`.
 pub(super) fn generation_eos(files: &ModelFiles) -> Result<Option<Vec<u32>>> {
-    let bad = || Error::file(files.path(GENERATION_CONFIG), "`eos_token_id` is neither a token id nor a list of them");
+    let bad = || Error::file(files.path(GENERATION_CONFIG), "`eos_token_id` must be a token id or a list of token ids");
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(bad);
     match files.object(GENERATION_CONFIG)?.as_ref().and_then(|g| g.get("eos_token_id")) {
         None | Some(Value::Null) => Ok(None),

@@ -43,7 +43,7 @@ pub fn generation_settings(files: &ModelFiles) -> Result<Vec<(&'static str, serd
     load::generation_settings(files)
 }
 
-/// A text of up to this many bytes is always encoded to count its tokens.
+/// Texts of up to this many bytes are always encoded to count their tokens.
 const ALWAYS_ENCODED: usize = 1 << 20;
 
 /// A tokenizer with its special tokens and settings.
@@ -81,7 +81,7 @@ impl Tokenizer {
     pub fn save(&self, dir: &Path) -> Result<()> {
         disk::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let json = self.inner.to_string(true).map_err(failed)?;
-        let config = serde_json::to_string_pretty(&self.config).expect("a JSON map is always JSON") + "\n";
+        let config = serde_json::to_string_pretty(&self.config).expect("a JSON map can be serialised") + "\n";
         for (name, text) in [(TOKENIZER, json), (TOKENIZER_CONFIG, config)] {
             let path = dir.join(name);
             crate::io::write_atomically(&path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(&path, e)))?;
@@ -210,8 +210,8 @@ impl Tokenizer {
         let theirs = other.inner.get_vocab(true);
         let (token, id) = own.into_iter().find(|(token, id)| theirs.get(token) != Some(id))?;
         Some(match other.token(id) {
-            Some(found) => format!("id {id} is {token:?} in the one and {found:?} in the other"),
-            None => format!("id {id} is {token:?} in the one, and the other has no such id"),
+            Some(found) => format!("id {id} is {token:?} in one tokenizer and {found:?} in the other"),
+            None => format!("id {id} is {token:?} in one tokenizer, but the other has no such id"),
         })
     }
 

@@ -26,7 +26,7 @@ impl TextStream {
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids, self.skip_special)?;
-        // An unfinished character ends in the replacement character until its last byte arrives.
+        // The text ends in the replacement character until the last byte of a character arrives.
         if text.ends_with(char::REPLACEMENT_CHARACTER) {
             return Ok(String::new());
         }

@@ -21,7 +21,7 @@ fn letters() -> Tokenizer {
 }
 
 #[test]
-fn characters_are_ids_in_order_after_the_special_tokens() {
+fn character_ids_follow_the_special_tokens() {
     let t = letters();
     assert_eq!(t.encode("cab<eos>").unwrap(), [4, 2, 3, 1]);
     assert_eq!((t.vocab_size(), t.eos_id(), t.pad_id(), t.bos_id()), (10, Some(1), Some(0), None));
@@ -34,7 +34,7 @@ fn characters_are_ids_in_order_after_the_special_tokens() {
 }
 
 #[test]
-fn a_character_outside_the_vocabulary_is_an_error_that_names_it() {
+fn the_error_names_a_character_outside_the_vocabulary() {
     assert_eq!(letters().encode("ab€c").unwrap_err().to_string(), "tokenizer: the vocabulary has no character '€'");
     let unk = SpecialTokens { unk: Some("?".into()), ..special() };
     let t = Tokenizer::characters("ab".chars(), &unk).unwrap();
@@ -42,7 +42,7 @@ fn a_character_outside_the_vocabulary_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_saved_tokenizer_is_loaded() {
+fn a_saved_tokenizer_loads_again() {
     let dir = tempfile::tempdir().unwrap();
     letters().save(dir.path()).unwrap();
     let t = Tokenizer::load(dir.path()).unwrap();
@@ -59,10 +59,10 @@ fn a_vocabulary_larger_than_the_embedding_is_an_error() {
     assert!(error.contains("up to 9") && error.contains("9 rows") && error.contains(r#""\"""#), "{error}");
 }
 
-/// Padding is meant for batches. With padding to 100,000,000 tokens, reading the file once took gigabytes; the length
-/// used here would exceed any memory.
+/// Padding is meant for batches. Padding to 100,000,000 tokens once made loading take gigabytes; the length in this
+/// test would exceed any memory.
 #[test]
-fn padding_of_a_file_costs_nothing() {
+fn padding_settings_in_a_tokenizer_file_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     letters().save(dir.path()).unwrap();
     let path = dir.path().join("tokenizer.json");
@@ -74,7 +74,7 @@ fn padding_of_a_file_costs_nothing() {
 }
 
 #[test]
-fn an_end_token_is_a_number_from_0_or_none() {
+fn eos_token_id_must_be_a_valid_token_id_or_null() {
     let read = |id: &str| {
         ModelConfig::parse(&format!(
             r#"{{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,

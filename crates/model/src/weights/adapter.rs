@@ -1,4 +1,4 @@
-//! LoRA adapters: objects with their own versions over base weights that they do not change.
+//! LoRA adapters, which have versions of their own and leave the base weights unchanged.
 
 use super::files::{AdapterFiles, AdapterFilesMut};
 use super::lora::{LoraConfig, adapter_name};
@@ -73,10 +73,11 @@ impl Weights {
         let (scale, r) = (f64::from(adapter.lora.scale()), adapter.lora.r);
         let parts: Vec<_> = adapter.lora.targets(self.params.specs()).into_iter().flatten().collect();
         for part in parts {
-            let read =
-                |which: &str| adapter.params.read(&adapter_name(&part, which)).expect("an adapter of this model");
+            let read = |which: &str| {
+                adapter.params.read(&adapter_name(&part, which)).expect("the adapter belongs to this model")
+            };
             let (a, b) = (read("A"), read("B"));
-            let mut w = self.params.read(&part.name).expect("a parameter of this model");
+            let mut w = self.params.read(&part.name).expect("the target is a parameter of this model");
             let cols = part.shape[1];
             for (w, b) in w.chunks_exact_mut(cols).zip(b.chunks_exact(r)) {
                 for (k, w) in w.iter_mut().enumerate() {

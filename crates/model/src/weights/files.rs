@@ -31,8 +31,8 @@ pub fn tensor_specs(config: &ModelConfig) -> Vec<TensorSpec> {
 /// Name and shape of the tensors of `params` that have elements, either of one role or of all roles.
 fn listed(params: &Params, role: Option<Role>) -> Vec<TensorSpec> {
     let there = params.specs().iter().zip(params.tensors()).filter(|(_, tensor)| tensor.bytes() > 0);
-    let of_role = there.filter(|(spec, _)| role.is_none_or(|role| spec.role == role));
-    let parts = of_role.flat_map(|(spec, _)| &spec.parts);
+    let matching = there.filter(|(spec, _)| role.is_none_or(|role| spec.role == role));
+    let parts = matching.flat_map(|(spec, _)| &spec.parts);
     parts.map(|p| TensorSpec { name: p.name.clone(), shape: p.shape.clone() }).collect()
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct AdapterFiles<'a>(pub &'a Params);
 pub(crate) struct AdapterFilesMut<'a>(pub &'a mut Params);
 
 /// Lists the tensors of an adapter file: the score head under PEFT's name, if there is one, then the LoRA matrices.
-fn of_adapter(params: &Params) -> Vec<TensorSpec> {
+fn adapter_file_specs(params: &Params) -> Vec<TensorSpec> {
     let mut specs = listed(params, Some(Role::Base));
     specs.retain(|s| s.name == SCORES);
     for s in &mut specs {
@@ -114,7 +114,7 @@ fn own_name(name: &str) -> &str {
 
 impl TensorSource for AdapterFiles<'_> {
     fn tensors(&self) -> Vec<TensorSpec> {
-        of_adapter(self.0)
+        adapter_file_specs(self.0)
     }
     fn read(&self, name: &str, take: Take<'_>) -> Result<()> {
         read(self.0, own_name(name), take)
@@ -123,7 +123,7 @@ impl TensorSource for AdapterFiles<'_> {
 
 impl TensorSink for AdapterFilesMut<'_> {
     fn tensors(&self) -> Vec<TensorSpec> {
-        of_adapter(self.0)
+        adapter_file_specs(self.0)
     }
     fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
         put(self.0, own_name(name), data)
@@ -148,8 +148,8 @@ impl ModelConfig {
         tensor_specs(self).iter().map(|t| t.shape.iter().product()).max().unwrap_or(0)
     }
     /// Upper bound on the additional host memory, in bytes, for reading the weight files, beyond the memory of the
-    /// weights themselves. While a tensor is read, it exists as an f32 array together with its bytes in the file (at
-    /// most f32), and then with its parameter. The memory of parameters that are read later is still untouched at that
+    /// weights themselves. While a tensor is read, memory contains its f32 array together with its bytes from the file
+    /// (at most f32), and then together with its parameter. The memory of later parameters is still untouched at that
     /// time.
     pub fn reading_bytes(&self) -> usize {
         let own = self.compute.bytes();

@@ -1,9 +1,9 @@
 //! Gradients of the parameters.
 //!
-//! With tied embeddings, one matrix gets a gradient as the head and as the embedding. Each of the two gradients is a
-//! sum over the tokens in order. They are summed separately, so that a different split into micro-batches does not
-//! interleave the two sums differently and change bits. The embedding's sum is kept separate until [`Grads::finish`];
-//! it needs rows only for the tokens that occur.
+//! With tied embeddings, one matrix gets a gradient as the head and another as the embedding. Each gradient is a sum
+//! over the tokens in order. The two are summed separately; otherwise another split into micro-batches would interleave
+//! them differently and change bits. The embedding's sum is kept separate until [`Grads::finish`]; it needs rows only
+//! for the tokens that occur.
 
 use super::lora::LoraConfig;
 use super::params::Params;
@@ -39,7 +39,7 @@ impl Grads {
         }
     }
     /// Whether these are the gradients of an adapter.
-    pub(crate) fn of_adapter(&self) -> bool {
+    pub(crate) fn is_for_adapter(&self) -> bool {
         self.params.layers.iter().flat_map(|l| l.linears()).any(|l| l.low_rank.is_some())
     }
     /// Allocates the memory that an update of up to `tokens` input tokens needs. Without this call, memory grows as
@@ -169,9 +169,9 @@ mod tests {
     use super::*;
     use kernels::Isa;
 
-    /// Memory grows as tokens occur, and earlier sums are kept.
+    /// When the memory grows for new tokens, earlier sums are kept.
     #[test]
-    fn sums_of_a_tied_embedding_survive_growth() {
+    fn the_gradient_sums_of_a_tied_embedding_survive_growth() {
         let ctx = Context::cpu(Isa::best(), 1);
         let mut grads = TiedEmbeddingGrads::new(ctx.memory(), 8, 2);
         let mut add = |ids: &[u32], d_out: &[f32]| {

@@ -9,7 +9,7 @@ use kernels::{Context, Error, Matrix, Result, Tensor, View, ViewMut};
 /// A linear layer: its weight, bias and adapters, and how its matmuls are computed.
 ///
 /// Adapters and quantised weights are implemented inside this type: a decoder layer decides *what* is multiplied, this
-/// type *how*. The type adds the low-rank matmuls of adapters. A frozen matrix has no elements in the gradients; it is
+/// type *how*. This type adds the low-rank matmuls of adapters. A frozen matrix has no elements in the gradients; it is
 /// read only in the forward pass and for the gradient of the input.
 #[derive(Debug)]
 pub struct Linear {
@@ -55,8 +55,8 @@ impl Linear {
         })
     }
 
-    /// Whether [`forward_gated`](Self::forward_gated) can replace [`forward`](Self::forward) and the activation and is
-    /// faster. Do not use it with an adapter, which adds to gate and up in f32.
+    /// Whether [`forward_gated`](Self::forward_gated) is available and faster than [`forward`](Self::forward) followed
+    /// by the activation. It must not be used with an adapter, which adds to gate and up in f32.
     pub(crate) fn can_fuse_gates(&self, ctx: &Context) -> bool {
         ctx.fuses_gates(&self.matrix)
     }
@@ -91,7 +91,7 @@ impl Linear {
         self.backward_input(ctx, d_y, d_x.reborrow())?;
         low_rank.each(x.shape()[0], |rows, adapter, dropout| {
             let Some(LowRank { a: d_a, b: d_b, .. }) = &mut grad.low_rank else {
-                let message = "weights and gradients are not of the same adapter".into();
+                let message = "weights and gradients must belong to the same adapter".into();
                 return Err(Error::Value { op: "backward", message });
             };
             let (x, d_y, d_x) = (x.rows(rows.clone()), d_y.rows(rows.clone()), d_x.reborrow().rows(rows));

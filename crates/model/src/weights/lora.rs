@@ -78,13 +78,16 @@ impl LoraConfig {
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         let bad = |message: String| Err(Error::Value(message));
         if self.r == 0 {
-            return bad("the rank of a low-rank adapter must be at least 1, but is 0".into());
+            return bad("the LoRA rank must be at least 1, got 0".into());
         }
         if !(self.alpha.is_finite() && self.scale().is_finite()) {
-            return bad(format!("alpha = {} is not a scale of a low-rank adapter", self.alpha));
+            return bad(format!(
+                "lora_alpha and the scale computed from it must be finite, got lora_alpha = {}",
+                self.alpha
+            ));
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return bad(format!("lora_dropout must be at least 0 and below 1, but is {}", self.dropout));
+            return bad(format!("lora_dropout must be at least 0 and below 1, got {}", self.dropout));
         }
         let modules: Vec<String> = modules(config).map(|(module, _)| module).collect();
         let known = LINEAR_MODULES.join(", ");
@@ -92,8 +95,8 @@ impl LoraConfig {
             TargetModules::AllLinear => Ok(()),
             TargetModules::Names(list) => match list.iter().find(|n| !modules.iter().any(|m| names(n, m))) {
                 Some(name) => bad(format!(
-                    "`lora_target_modules`: no linear layer of the model is called `{name}`; there are {known} (the \
-                     head and the embedding cannot be adapted)"
+                    "`lora_target_modules`: the model has no linear layer named `{name}`; it has {known} (the head and \
+                     the embedding cannot be adapted)"
                 )),
                 None if list.is_empty() => {
                     bad(format!("`lora_target_modules` is empty; name some of {known}, or all-linear"))
@@ -106,8 +109,8 @@ impl LoraConfig {
                     Ok(())
                 } else {
                     bad(format!(
-                        "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names \
-                     are like {}",
+                        "`lora_target_modules`: `{pattern}` matches no linear layer of the model; an example of a \
+                         layer name is {}",
                         modules.first().map_or("", |m| m)
                     ))
                 }
@@ -128,11 +131,11 @@ impl LoraConfig {
         };
         let why = match other.as_str() {
             "lm_head" | "model.embed_tokens" => "the head and the embedding cannot be adapted",
-            _ => "it is not a linear layer",
+            _ => "that is not a linear layer",
         };
         let message = format!(
-            "`lora_target_modules`: `{pattern}` also matches `{other}`, and {why}: let it match only linear layers, \
-             as in `.*_proj`, or set all-linear"
+            "`lora_target_modules`: `{pattern}` also matches `{other}`, but {why}: match only linear layers, as in \
+             `.*_proj`, or set all-linear"
         );
         Err(Error::Value(message))
     }
@@ -159,7 +162,7 @@ impl LoraConfig {
     }
 
     fn matcher(&self) -> impl Fn(&str) -> bool {
-        // Patterns that do not compile were already rejected by `check`.
+        // `check` has already rejected patterns that do not compile.
         let regex = match &self.target_modules {
             TargetModules::Regex(pattern) => Whole::new(pattern).ok(),
             _ => None,
@@ -205,13 +208,14 @@ fn other_modules(config: &ModelConfig) -> Vec<String> {
     let mut others: BTreeSet<String> = head.into_iter().chain(["model.rotary_emb"]).map(str::to_owned).collect();
     for module in specs.iter().flat_map(|spec| &spec.parts).map(module_of).filter(|module| *module != "score") {
         let module = module.strip_suffix(".bias").unwrap_or(module);
-        // Includes the module itself, and all modules that contain it.
+        // Lists the module itself, and all modules that contain it.
         let dots = module.match_indices('.').map(|(at, _)| &module[..at]);
         others.extend(dots.chain([module]).map(str::to_owned));
     }
     others.extend((0..config.num_layers).map(|layer| format!("model.layers.{layer}.mlp.act_fn")));
     let mut others: Vec<String> = others.into_iter().filter(|module| !linear.contains(module)).collect();
-    // The head and the embedding come first, because a pattern that names them does so on purpose.
+    // The head and the embedding come first, so that errors name them before other modules: a pattern usually matches
+    // them on purpose.
     others.sort_by_key(|module| !["lm_head", "model.embed_tokens"].contains(&module.as_str()));
     others
 }

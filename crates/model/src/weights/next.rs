@@ -33,7 +33,7 @@ impl<'a> NextParams<'a> {
 
     /// Writes the next version to `to`, a tree of the same shape as `from`; the values in `to` do not matter.
     pub fn apart(from: &'a Params, to: &'a mut Params) -> NextParams<'a> {
-        assert!(from.specs() == to.specs(), "slots of one shape");
+        assert!(from.specs() == to.specs(), "both slots must have the same shape");
         NextParams { written: unwritten(from), from: Some(from), to, copied: 0 }
     }
 

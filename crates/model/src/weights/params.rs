@@ -28,7 +28,7 @@ pub struct Params {
     pub head: Option<Matrix>,
     /// Specification of each tensor of [`Params::tensors`].
     specs: Vec<ParamSpec>,
-    /// The dtype of the numbers. In a bf16 tree, vectors contain bf16 values but are stored as f32, because operations
+    /// The dtype of the elements. In a bf16 tree, vectors contain bf16 values but are stored as f32, because operations
     /// read them as f32.
     dtype: DType,
 }
@@ -103,7 +103,7 @@ impl Params {
         let norm = |name: Option<&str>| name.map(|_| vector(h));
         let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, dtype);
         let matrix = |rows: usize, cols: usize| whole(size(rows), size(cols));
-        // A new score head is useless before it is trained, so it is never frozen.
+        // A score head is never frozen, because a new one is useless before it is trained.
         let head = |rows: usize| if c.head == Head::Lm { size(rows) } else { rows };
         let linear = |rows: usize, cols: usize, bias: bool| Linear {
             matrix: matrix(rows, cols),
@@ -189,7 +189,7 @@ impl Params {
         self.slots_mut().into_iter().map(SlotMut::tensor).collect()
     }
 
-    /// A row-major copy of the tensor named `name` in Hugging Face files; `None` if there is no such tensor, or if it
+    /// A row-major copy of the tensor named `name` in Hugging Face files; `None` if this tensor is missing, or if it
     /// is frozen and has no elements here.
     pub fn read(&self, name: &str) -> Option<Vec<f32>> {
         let (index, rows) = self.find(name)?;
@@ -217,7 +217,7 @@ impl Params {
         }
     }
     /// Overwrites the tensor named `name` in Hugging Face files with row-major `data`, rounded if the tree is bf16.
-    /// Returns false if there is no such tensor, or if it is frozen and has no elements here.
+    /// Returns false if this tensor is missing, or if it is frozen and has no elements here.
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let Some((index, rows)) = self.find(name) else { return false };
         let rounded = self.dtype == DType::Bf16;

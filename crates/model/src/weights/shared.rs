@@ -1,4 +1,4 @@
-//! Weights in shared memory, which several processes read without a copy. This module defines the layout of a shared
+//! Weights in shared memory, which several processes read without copies. This module defines the layout of a shared
 //! slot, the writer's side ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)) and the readers' side
 //! ([`SharedSlot`]).
 
@@ -56,7 +56,7 @@ impl Sharing {
         memory.check()?;
         let reader = slot.seal(Contents { version, ..Contents::default() }, true)?;
         let shared = SharedSlot { reader };
-        let (weights, _) = shared.weights(memory, config)?.expect("sealed, and never written again");
+        let (weights, _) = shared.weights(memory, config)?.expect("a sealed slot is never being written");
         Ok((weights, shared.reader.path().to_owned()))
     }
 }

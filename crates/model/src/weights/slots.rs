@@ -59,11 +59,10 @@ impl Versioned for Adapter {
     }
 }
 
-/// The current version of weights or of an adapter, and slots with earlier versions.
-/// If nobody else holds the current version, an update overwrites it in place: a synchronous training run has one slot.
-/// Otherwise the update reads the current version and writes a slot that nobody holds, or a new one
-/// ([`slots`](Self::slots)). Neither case copies the weights; only tensors that the optimizer did not write are copied,
-/// and [counted](Self::bytes_copied).
+/// The current version of weights or of an adapter, and slots with earlier versions. If no reader holds the current
+/// version, an update overwrites it in place: a synchronous training run has one slot. Otherwise the update reads the
+/// current version and writes a free slot, or a new one ([`slots`](Self::slots)). Neither case copies all weights; only
+/// tensors that the optimizer did not write are copied, and [counted](Self::bytes_copied).
 pub struct WeightSlots<T> {
     memory: Memory,
     current: Slot<T>,
@@ -73,7 +72,7 @@ pub struct WeightSlots<T> {
     sharing: Option<Sharing>,
 }
 
-/// The numbers of one version, and the shared memory that contains them, if any.
+/// One version, and the shared memory that contains it, if any.
 struct Slot<T> {
     numbers: Arc<T>,
     shared: Option<Shared>,
@@ -149,12 +148,12 @@ impl<T: Versioned> WeightSlots<T> {
         let version = self.current.numbers.version().0;
         let refused = |why: &str| kernels::Error::Value { op: "WeightSlots::publish", message: why.into() };
         let Slot { numbers, shared } = &mut self.current;
-        let Some(shared) = shared else { return Err(refused("these weights are not in shared memory")) };
+        let Some(shared) = shared else { return Err(refused("these weights must be in shared memory")) };
         let contents = match shared.published {
             Some(contents) => contents,
             None => {
-                let numbers =
-                    Arc::get_mut(numbers).ok_or_else(|| refused("a version is published before it is held"))?;
+                let numbers = Arc::get_mut(numbers)
+                    .ok_or_else(|| refused("a version must be published before readers hold it"))?;
                 let contents = Contents { number, version, lineage, checksum: None };
                 shared.writer.publish(&mut numbers.params_mut().tensors_mut(), contents, checksum)?;
                 *shared.published.insert(contents)
@@ -183,9 +182,9 @@ impl<T: Versioned> WeightSlots<T> {
         self.bytes_copied
     }
 
-    /// Changes the numbers of the current version without a new version number: for loading weights.
+    /// Changes the current weights without increasing the version. Used to load weights.
     pub fn overwrite<R>(&mut self, write: impl FnOnce(&mut T) -> R) -> R {
-        write(self.writable().expect("weights are loaded where there is room for a copy of what is held"))
+        write(self.writable().expect("a held version can only be overwritten if there is room for a copy"))
     }
 
     /// Lets `write` create the next version from the current one. After an error the current version stays current, but
@@ -201,7 +200,7 @@ impl<T: Versioned> WeightSlots<T> {
             return Ok(result);
         }
         let mut slot = self.free()?;
-        let next = Arc::get_mut(&mut slot.numbers).expect("nobody holds it");
+        let next = Arc::get_mut(&mut slot.numbers).expect("a free slot has no readers");
         let mut params = NextParams::apart(self.current.numbers.params(), next.params_mut());
         let result = write(&mut params);
         if result.is_err() {
@@ -214,7 +213,7 @@ impl<T: Versioned> WeightSlots<T> {
         result
     }
 
-    /// Returns a slot that nobody holds; allocates one if there is none.
+    /// Returns a free slot; allocates one if all slots are held.
     fn free(&mut self) -> kernels::Result<Slot<T>> {
         for index in 0..self.earlier.len() {
             if self.earlier[index].writable()?.is_some() {
@@ -224,17 +223,17 @@ impl<T: Versioned> WeightSlots<T> {
         Slot::like(&*self.current.numbers, &self.memory, self.sharing.as_ref())
     }
 
-    /// The current version, writable. If somebody else holds it, its numbers are first copied to another slot, which
-    /// becomes the current one.
+    /// The current version, writable. If a reader holds it, it is first copied to another slot, which becomes the
+    /// current one.
     fn writable(&mut self) -> kernels::Result<&mut T> {
         if self.current.writable()?.is_none() {
             let mut slot = self.free()?;
-            let other = Arc::get_mut(&mut slot.numbers).expect("nobody holds it");
+            let other = Arc::get_mut(&mut slot.numbers).expect("a free slot has no readers");
             self.bytes_copied += NextParams::apart(self.current.numbers.params(), other.params_mut()).copy_rest();
             other.set_version(self.current.numbers.version());
             self.earlier.push(std::mem::replace(&mut self.current, slot));
         }
-        Ok(Arc::get_mut(&mut self.current.numbers).expect("nobody else holds it"))
+        Ok(Arc::get_mut(&mut self.current.numbers).expect("the current version has no readers"))
     }
 }
 
@@ -416,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_without_a_holder_is_updated_in_place() {
+    fn an_update_without_readers_is_in_place() {
         let mut slots = slots();
         (0..3).for_each(|x| slots.update(|p| set(p, x as f32)).unwrap());
         assert_eq!((slots.slots(), slots.bytes_copied(), slots.current().version.0), (1, 0, 3));
@@ -424,19 +423,19 @@ mod tests {
     }
 
     #[test]
-    fn a_held_version_stays_and_slots_are_reused() {
+    fn a_held_version_is_unchanged_and_slots_are_reused() {
         let mut slots = slots();
         let embedding = slots.current().params.read("model.embed_tokens.weight").unwrap();
         let first = slots.hold();
         let all: usize = slots.current().params.tensors().iter().map(|t| t.bytes()).sum();
         slots.update(|p| set(p, 7.0)).unwrap();
-        // The numbers that were not written (all but four) were copied and counted.
+        // All numbers except the four written ones were copied and counted.
         assert_eq!((slots.slots(), slots.bytes_copied()), (2, all as u64 - 16));
         assert_eq!((first.version.0, norm(&first)), (0, vec![1.0; 4]));
         assert_eq!((slots.current().version.0, norm(slots.current())), (1, vec![7.0; 4]));
         assert_eq!(slots.current().params.read("model.embed_tokens.weight").unwrap(), embedding);
-        // The first update is in place while the first version is still held; the next goes to the slot that is
-        // released.
+        // The second version has no readers, so it is updated in place while the first is still held. The next update
+        // goes to the released slot.
         slots.update(|p| set(p, 8.0)).unwrap();
         let second = slots.hold();
         drop(first);
@@ -446,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn from_slot_to_slot_nothing_is_copied_and_what_an_optimizer_left_alone_is_there() {
+    fn an_update_in_another_slot_copies_only_unwritten_tensors() {
         let mut slots = slots();
         let mut expected: Vec<Vec<f32>> = slots.current().params.tensors().iter().map(|t| t.to_vec_f32()).collect();
         let mut copied = 0;
@@ -463,7 +462,7 @@ mod tests {
             assert_eq!(slots.bytes_copied(), copied);
             for (i, expected) in expected.iter().enumerate() {
                 assert_eq!(&slots.current().params.tensors()[i].to_vec_f32(), expected, "tensor {i}, {leaves:?}");
-                assert_eq!(held.params.tensors()[i].to_vec_f32(), before[i], "what is held stays");
+                assert_eq!(held.params.tensors()[i].to_vec_f32(), before[i], "a held version must not change");
             }
             assert_eq!(slots.slots(), 2);
         }
@@ -489,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_error_the_current_version_is_the_current_one() {
+    fn a_failed_update_keeps_the_current_version() {
         let mut slots = slots();
         let held = slots.hold();
         let failed: Written = slots.update(|p| {

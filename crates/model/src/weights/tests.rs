@@ -16,11 +16,11 @@ fn config(family: &str) -> Arc<ModelConfig> {
 }
 
 #[test]
-fn files_hold_what_the_parameters_hold() {
+fn saved_tensors_equal_the_parameters() {
     for family in ["llama3", "qwen2", "qwen3", "mistral"] {
         let (config, memory) = (config(family), Memory::new(Device::Cpu));
         let mut weights = Weights::zeros(&memory, &config);
-        // Every element another number, so that a row in the wrong place shows.
+        // Every element gets a different number, so that a misplaced row is detected.
         let mut next = 0.0;
         for spec in tensor_specs(&config) {
             let data: Vec<f32> = (0..spec.shape.iter().product()).map(|i| next + i as f32).collect();
@@ -41,7 +41,7 @@ fn files_hold_what_the_parameters_hold() {
 }
 
 #[test]
-fn a_fused_matrix_is_its_parts_one_below_the_other() {
+fn a_fused_matrix_stacks_the_rows_of_its_parts() {
     let (config, memory) = (config("qwen2"), Memory::new(Device::Cpu));
     let mut weights = Weights::zeros(&memory, &config);
     let (h, f) = (config.hidden_size, config.intermediate_size);
@@ -57,7 +57,7 @@ fn a_fused_matrix_is_its_parts_one_below_the_other() {
 }
 
 #[test]
-fn specs_follow_the_tensors() {
+fn specs_are_in_the_order_of_the_tensors() {
     for family in ["llama3", "qwen2", "qwen3", "mistral"] {
         let config = config(family);
         let weights = Weights::zeros(&Memory::new(Device::Meta), &config);
@@ -75,7 +75,7 @@ fn specs_follow_the_tensors() {
 }
 
 #[test]
-fn a_plan_needs_no_memory() {
+fn planned_weights_allocate_no_memory() {
     let (config, memory) = (config("qwen2"), Memory::new(Device::Meta));
     let weights = Weights::zeros(&memory, &config);
     let mut grads = Grads::zeros(&memory, &config);
@@ -83,7 +83,7 @@ fn a_plan_needs_no_memory() {
     let bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
     assert_eq!(usage["weights"].bytes, bytes);
     assert_eq!(usage["gradients"].bytes, grads.bytes());
-    assert_eq!(grads.bytes(), bytes, "what a tied head gets as the embedding takes memory when tokens occur");
+    assert_eq!(grads.bytes(), bytes, "the gradients of a tied embedding allocate memory when tokens occur");
     let (v, h) = (config.vocab_size, config.hidden_size);
     for (tokens, rows) in [(5, 5), (3, 5), (v + 1, v)] {
         grads.reserve(tokens);

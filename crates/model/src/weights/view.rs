@@ -22,9 +22,9 @@ pub enum Adapters<'a> {
 }
 
 impl<'a> Adapters<'a> {
-    /// Builds from one adapter or none for each sequence; the result is [`PerSequence`](Self::PerSequence) only where
-    /// they differ.
-    pub fn of_sequences(adapters: &'a [Option<&'a Adapter>]) -> Adapters<'a> {
+    /// Converts a list with one adapter or none for each sequence. The result is [`PerSequence`](Self::PerSequence)
+    /// only if the entries differ.
+    pub fn from_sequences(adapters: &'a [Option<&'a Adapter>]) -> Adapters<'a> {
         match adapters.first() {
             Some(&first) if adapters.iter().all(|&other| same(first, other)) => {
                 first.map_or(Adapters::Off, Adapters::One)
@@ -54,7 +54,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// The version of the trained parameters: of the adapter, or of the base weights if there is no adapter.
+    /// The version of the trained parameters: of the adapter, or of the base weights without an adapter.
     pub fn trained(self) -> Updates {
         self.adapter.unwrap_or(self.base)
     }
@@ -75,7 +75,7 @@ impl<'a> ModelView<'a> {
     pub fn config(&self) -> &'a Arc<ModelConfig> {
         &self.weights.config
     }
-    /// The adapter that every sequence uses; none if there is no adapter, or if sequences have different ones.
+    /// The adapter that every sequence uses; none without an adapter, or if sequences have different ones.
     pub fn adapter(&self) -> Option<&'a Adapter> {
         match self.adapters {
             Adapters::One(adapter) => Some(adapter),
@@ -95,7 +95,7 @@ impl<'a> ModelView<'a> {
         match (self.weights.config.head, self.adapters) {
             (Head::Lm, _) | (_, Adapters::Off) => Ok(self.weights.head()),
             (Head::Score(_), Adapters::One(adapter)) => {
-                Ok(adapter.params.head.as_ref().expect("an adapter of a model of scores has its head"))
+                Ok(adapter.params.head.as_ref().expect("an adapter of a score model has a score head"))
             }
             (Head::Score(_), Adapters::PerSequence(_)) => Err(Error::Value {
                 op: "head",
@@ -119,14 +119,14 @@ pub(crate) enum RowAdapters<'a> {
 pub(crate) struct AdapterRanges(Vec<(Range<usize>, usize)>);
 
 impl<'a> RowAdapters<'a> {
-    /// Finds the adapter of each row. `sequences` gives consecutive ranges of rows with the range of sequences that
-    /// they belong to; all sequences of one range must have the same adapter.
+    /// Finds the adapter of each row. `sequences` yields consecutive ranges of rows, each with the range of sequences
+    /// to which the rows belong; all sequences of a range must have the same adapter.
     pub fn new(
         adapters: Adapters<'a>,
         sequences: impl Iterator<Item = (Range<usize>, Range<usize>)>,
         AdapterRanges(ranges): &'a mut AdapterRanges,
     ) -> Result<RowAdapters<'a>> {
-        let of_sequences = match adapters {
+        let by_sequence = match adapters {
             Adapters::Off => return Ok(RowAdapters::All(None)),
             Adapters::One(adapter) => return Ok(RowAdapters::All(Some(adapter))),
             Adapters::PerSequence(list) => list,
@@ -134,38 +134,38 @@ impl<'a> RowAdapters<'a> {
         let bad = |message: String| Error::Value { op: "adapters", message };
         ranges.clear();
         for (rows, sequences) in sequences {
-            let Some(named) = of_sequences.get(sequences.clone()) else {
+            let Some(named) = by_sequence.get(sequences.clone()) else {
                 return Err(bad(format!(
-                    "{} adapters are named, and there is a sequence {}",
-                    of_sequences.len(),
+                    "got {} adapters, but the batch has {} sequences",
+                    by_sequence.len(),
                     sequences.end
                 )));
             };
             let Some(&first) = named.first() else { continue };
             if !named.iter().all(|&other| same(first, other)) {
-                return Err(bad("sequences that share their prefix must name the same adapter".into()));
+                return Err(bad("sequences that share a prefix must have the same adapter".into()));
             }
             match ranges.last_mut() {
                 _ if first.is_none() => {}
-                Some((before, of)) if before.end == rows.start && same(of_sequences[*of], first) => {
+                Some((before, of)) if before.end == rows.start && same(by_sequence[*of], first) => {
                     before.end = rows.end;
                 }
                 _ => ranges.push((rows, sequences.start)),
             }
         }
-        Ok(RowAdapters::Ranges(ranges, of_sequences))
+        Ok(RowAdapters::Ranges(ranges, by_sequence))
     }
 
     /// The adapter that a backward pass trains; none without adapters. An error if rows have different adapters.
     pub fn trained(&self) -> Result<Option<&'a Adapter>> {
         match self {
             RowAdapters::All(adapter) => Ok(*adapter),
-            RowAdapters::Ranges(ranges, of_sequences) => {
-                let first = ranges.first().and_then(|&(_, of)| of_sequences[of]);
-                if ranges.iter().all(|&(_, of)| same(first, of_sequences[of])) {
+            RowAdapters::Ranges(ranges, by_sequence) => {
+                let first = ranges.first().and_then(|&(_, of)| by_sequence[of]);
+                if ranges.iter().all(|&(_, of)| same(first, by_sequence[of])) {
                     Ok(first)
                 } else {
-                    let message = "gradients are those of one adapter, and the batch has several".into();
+                    let message = "a backward pass trains one adapter, but the batch has several".into();
                     Err(Error::Value { op: "backward", message })
                 }
             }
@@ -206,8 +206,8 @@ impl<'a> LowRankRows<'a> {
     pub fn is_empty(&self) -> bool {
         match self.adapters {
             RowAdapters::All(adapter) => adapter.is_none_or(|a| self.of(a).is_none()),
-            RowAdapters::Ranges(ranges, of_sequences) => {
-                ranges.iter().all(|&(_, of)| of_sequences[of].is_none_or(|a| self.of(a).is_none()))
+            RowAdapters::Ranges(ranges, by_sequence) => {
+                ranges.iter().all(|&(_, of)| by_sequence[of].is_none_or(|a| self.of(a).is_none()))
             }
         }
     }
@@ -223,10 +223,10 @@ impl<'a> LowRankRows<'a> {
                 Some(low_rank) => compute(0..len, low_rank, self.dropout),
                 None => Ok(()),
             },
-            RowAdapters::Ranges(ranges, of_sequences) => ranges.iter().try_for_each(|(rows, of)| {
+            RowAdapters::Ranges(ranges, by_sequence) => ranges.iter().try_for_each(|(rows, of)| {
                 let start = rows.start.max(self.first);
                 let end = rows.end.min(self.first + len);
-                match of_sequences[*of].and_then(|adapter| self.of(adapter)) {
+                match by_sequence[*of].and_then(|adapter| self.of(adapter)) {
                     Some(low_rank) if start < end => {
                         let rows = start - self.first..end - self.first;
                         compute(rows.clone(), low_rank, self.dropout.map(|d| d.rows(rows)))

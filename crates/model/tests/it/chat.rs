@@ -1,6 +1,7 @@
-//! Chat templates and tokenizers against transformers: `conformance/chat_fixtures.py` made the expected texts and ids.
+//! Chat templates and tokenizers against transformers: `conformance/chat_fixtures.py` computed the expected texts and
+//! ids.
 //!
-//! The templates and tokenizers themselves lie in `../shared` (or `LOCKSTEP_SHARED`), not in this repository.
+//! The templates and tokenizers are in `../shared` (or `LOCKSTEP_SHARED`), not in this repository.
 
 use model::chat::PromptTime;
 use model::io::ModelFiles;
@@ -17,7 +18,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn rendered_chats_and_their_ids_are_those_of_transformers() {
+fn rendered_chats_and_ids_match_transformers() {
     let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     let tokenizer = Tokenizer::load(&shared.join("models/qwen2.5-tokenizer")).unwrap();
@@ -49,7 +50,7 @@ fn rendered_chats_and_their_ids_are_those_of_transformers() {
                 compared += 1;
             }
             None => {
-                assert!(rendered.is_err(), "{what}: transformers refuses it: {}", case["error"]);
+                assert!(rendered.is_err(), "{what}: rendered, but transformers raises: {}", case["error"]);
                 refused += 1;
             }
         }
@@ -58,7 +59,7 @@ fn rendered_chats_and_their_ids_are_those_of_transformers() {
 }
 
 #[test]
-fn ids_and_texts_are_those_of_transformers() {
+fn encoded_ids_and_decoded_texts_match_transformers() {
     let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     for (name, dir) in [("qwen2.5", "qwen2.5-tokenizer"), ("stories260k", "stories260k")] {
@@ -66,7 +67,7 @@ fn ids_and_texts_are_those_of_transformers() {
         for case in fixtures[name].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let expected = ids(&case["ids"]);
-            // The one difference: no second start token where the text has one.
+            // The only difference: `encode` adds no second start token to a text that begins with one.
             match tokenizer.bos_id() {
                 Some(bos) if text.starts_with("<s>") => {
                     assert_eq!(expected[..2], [bos, bos]);
@@ -84,14 +85,15 @@ fn ids_and_texts_are_those_of_transformers() {
 }
 
 #[test]
-fn streamed_text_is_the_whole_text() {
+fn streamed_text_equals_the_decoded_text() {
     let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     for (name, dir) in [("qwen2.5", "qwen2.5-tokenizer"), ("stories260k", "stories260k")] {
         let tokenizer = Tokenizer::load(&shared.join("models").join(dir)).unwrap();
         for case in fixtures[name].as_array().unwrap() {
             for skip in [false, true] {
-                // All of them, and cut anywhere: an unfinished character comes out at the end.
+                // The ids are also truncated, possibly within a character; `finish` then returns the incomplete
+                // character.
                 let all = ids(&case["ids"]);
                 for cut in [all.len(), all.len() / 2, all.len() / 3] {
                     let mut stream = TextStream::new(skip);
@@ -108,7 +110,7 @@ fn streamed_text_is_the_whole_text() {
 }
 
 #[test]
-fn special_tokens_and_templates_are_found_in_directories() {
+fn special_tokens_and_templates_are_read_from_directories() {
     let Some(shared) = testing::shared("") else { return };
     let qwen = shared.join("models/qwen2.5-tokenizer");
     let tokenizer = Tokenizer::load(&qwen).unwrap();

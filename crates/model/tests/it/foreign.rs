@@ -1,4 +1,5 @@
-//! Damaged files of a model directory: an error or a value, never a panic, and never memory for a number in the file.
+//! Damaged files of a model directory. Loading returns an error or a value; it does not panic, and does not allocate
+//! memory because a damaged number asks for it.
 
 use model::chat::PromptTime;
 use model::io::{ModelFiles, TensorSink, TensorSpec, load_tensors};
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use std::fs;
 use testing::foreign;
 
-/// Takes a file of these two tensors, and counts their elements.
+/// Reads files with two tensors, and counts their elements.
 struct Sink(usize);
 
 impl TensorSink for Sink {
@@ -58,7 +59,7 @@ fn tokenizer() -> [(&'static str, Value); 2] {
     ["tokenizer.json", "tokenizer_config.json"].map(|name| (name, value(name)))
 }
 
-/// With a part of every kind.
+/// A byte-pair `tokenizer.json` with a normalizer, pre-tokenizer, post-processor and decoder.
 fn byte_pairs() -> Value {
     json!({"version": "1.0", "truncation": null, "padding": null,
         "added_tokens": [{"id": 6, "content": "<e>", "single_word": false, "lstrip": false, "rstrip": false,
@@ -112,7 +113,7 @@ fn render(template: &str, messages: &[Value]) {
 }
 
 #[test]
-fn the_undamaged_files_are_good() {
+fn the_undamaged_files_load() {
     assert_eq!(read(&safetensors(&header())).unwrap(), 10);
     ModelConfig::parse(&config().to_string()).unwrap();
     let tokens = tempfile::tempdir().unwrap();
@@ -127,14 +128,14 @@ fn the_undamaged_files_are_good() {
 }
 
 #[test]
-fn templates_that_take_too_much_end_with_an_error() {
+fn expensive_templates_end_with_an_error() {
     let render = |source| {
         let template = ChatTemplate::new(source, &SpecialTokens::default());
         let text = template.and_then(|t| t.render(&Chat { messages: &[json!({})], ..Chat::default() }));
         text.unwrap_err().to_string()
     };
     assert!(render("{{ 'ab' * 4611686018427387904 }}").contains("constant"));
-    assert!(render("{% set n = 4611686018427387904 %}{{ 'ab' * n }}").contains("may not build"));
+    assert!(render("{% set n = 4611686018427387904 %}{{ 'ab' * n }}").contains("templates must not build"));
     assert!(
         render("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}").contains("fuel")
     );
@@ -144,50 +145,54 @@ proptest! {
     #![proptest_config(foreign::few())]
 
     #[test]
-    fn safetensors_files(bytes in foreign::bytes(safetensors(&header()))) {
+    fn a_damaged_safetensors_file_does_not_panic(bytes in foreign::bytes(safetensors(&header()))) {
         let _ = read(&bytes);
     }
     #[test]
-    fn safetensors_headers(header in foreign::json(header())) {
+    fn a_damaged_safetensors_header_does_not_panic(header in foreign::json(header())) {
         let _ = read(&safetensors(&header));
     }
     #[test]
-    fn configurations(config in foreign::json(config())) {
+    fn a_config_with_damaged_fields_does_not_panic(config in foreign::json(config())) {
         let _ = ModelConfig::parse(&config.to_string());
     }
     #[test]
-    fn configurations_as_text(bytes in foreign::bytes(config().to_string().into_bytes())) {
+    fn a_config_with_damaged_bytes_does_not_panic(bytes in foreign::bytes(config().to_string().into_bytes())) {
         let _ = ModelConfig::parse(&String::from_utf8_lossy(&bytes));
     }
     #[test]
-    fn tokenizers(
+    fn a_tokenizer_with_damaged_fields_does_not_panic(
         tokens in foreign::json(tokenizer()[0].1.clone()), config in foreign::json(tokenizer()[1].1.clone())
     ) {
         let (tokens, config) = (tokens.to_string(), config.to_string());
         load_tokenizer([("tokenizer.json", tokens.into()), ("tokenizer_config.json", config.into())]);
     }
     #[test]
-    fn byte_pair_tokenizers(tokens in foreign::json(byte_pairs())) {
+    fn a_byte_pair_tokenizer_with_damaged_fields_does_not_panic(tokens in foreign::json(byte_pairs())) {
         load_tokenizer([("tokenizer.json", tokens.to_string().into()), ("tokenizer_config.json", b"{}".into())]);
     }
     #[test]
-    fn tokenizers_as_text(bytes in foreign::bytes(tokenizer()[0].1.to_string().into_bytes())) {
+    fn a_tokenizer_with_damaged_bytes_does_not_panic(
+        bytes in foreign::bytes(tokenizer()[0].1.to_string().into_bytes())
+    ) {
         load_tokenizer([("tokenizer.json", bytes), ("tokenizer_config.json", tokenizer()[1].1.to_string().into())]);
     }
     #[test]
-    fn adapters(config in foreign::json(adapter())) {
+    fn an_adapter_config_with_damaged_fields_does_not_panic(config in foreign::json(adapter())) {
         load_adapter(config.to_string().as_bytes());
     }
     #[test]
-    fn adapters_as_text(bytes in foreign::bytes(adapter().to_string().into_bytes())) {
+    fn an_adapter_config_with_damaged_bytes_does_not_panic(
+        bytes in foreign::bytes(adapter().to_string().into_bytes())
+    ) {
         load_adapter(&bytes);
     }
     #[test]
-    fn chat_templates(bytes in foreign::bytes(TEMPLATE.into())) {
+    fn a_damaged_chat_template_does_not_panic(bytes in foreign::bytes(TEMPLATE.into())) {
         render(&String::from_utf8_lossy(&bytes), &[json!({"role": "user", "content": "bab"})]);
     }
     #[test]
-    fn chat_messages(
+    fn damaged_chat_messages_do_not_panic(
         messages in foreign::json(json!([{"role": "user", "content": "bab"}, {"role": "assistant", "content": "x"}]))
     ) {
         render(TEMPLATE, messages.as_array().map_or(&[], Vec::as_slice));

@@ -1,4 +1,4 @@
-//! Model directories: those of transformers are read, and ours are the same.
+//! Model directories written by transformers are read, and saving them again keeps their content.
 
 use kernels::Device;
 use kernels::Memory;
@@ -20,14 +20,14 @@ fn load_model(dir: &Path) -> Result<Weights> {
     Weights::load(&memory(), dir, &config)
 }
 
-/// Every tensor with the bits of its elements.
+/// Name, shape and element bits of every tensor.
 fn content(weights: &Weights) -> Vec<(String, Vec<usize>, Vec<u32>)> {
     let bits = |name: &str| weights.get(name).unwrap().iter().map(|x| x.to_bits()).collect();
     TensorSource::tensors(weights).into_iter().map(|s| (s.name.clone(), s.shape, bits(&s.name))).collect()
 }
 
 #[test]
-fn every_family_is_saved_as_it_was_loaded() {
+fn saving_a_loaded_model_keeps_every_bit() {
     for name in ["llama3", "mistral", "qwen2", "qwen3"] {
         let weights = load_model(&family(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(content(&weights).iter().all(|(_, _, x)| x.iter().any(|&x| x != 0)), "{name}");
@@ -39,14 +39,14 @@ fn every_family_is_saved_as_it_was_loaded() {
             assert!(content(&again) == content(&weights), "{name}");
             let mut raw = weights.config.raw.clone();
             raw["dtype"] = "float32".into();
-            assert_eq!(again.config.raw, raw, "{name}: nothing of config.json is lost");
+            assert_eq!(again.config.raw, raw, "{name}: config.json lost a field");
         }
     }
 }
 
-/// An independent reading of the same file.
+/// Reads the same file with the `safetensors` crate.
 #[test]
-fn elements_are_those_of_the_safetensors_crate() {
+fn loaded_elements_match_the_safetensors_crate() {
     let weights = load_model(&family("qwen3")).unwrap();
     let bytes = std::fs::read(family("qwen3").join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -74,7 +74,7 @@ fn random_weights_fill_every_tensor_and_depend_on_the_seed() {
 }
 
 #[test]
-fn half_precision_is_rounded_once_and_stays() {
+fn saving_in_half_precision_rounds_only_once() {
     let mut weights = load_model(&family("llama3")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let options = SaveOptions { dtype: FileDType::Bf16, ..SaveOptions::default() };

@@ -1,4 +1,4 @@
-//! Models and what belongs to them against transformers, PEFT and slow references: one executable, which links once.
+//! Tests of models against transformers, PEFT and slow references, in one executable, so that they link once.
 
 mod chat;
 mod foreign;

@@ -1,4 +1,4 @@
-//! Weights in slots of shared memory: the values that a second process reads, and their cost.
+//! Weights in slots of shared memory: the values that a second process reads, and the memory that they take.
 #![cfg(target_os = "linux")]
 
 use kernels::{Device, Memory};
@@ -40,14 +40,15 @@ fn bytes(params: &Params) -> usize {
     params.tensors().iter().map(|t| t.bytes()).sum()
 }
 
-/// Resident memory of this process that it does not share.
+/// Private resident memory of this process, in bytes.
 fn private() -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let kb = text.lines().filter(|line| line.starts_with("Private_")).map(|line| line.split_whitespace().nth(1));
     kb.map(|kb| kb.unwrap().parse::<usize>().unwrap() << 10).sum()
 }
 
-/// Read in another process: the sum of the weights at `path`, their number and version, and its private bytes.
+/// Reads the slot at `path` in another process, which reports the sum of the weights, their number and version, and its
+/// private bytes.
 fn read_elsewhere(path: &Path) -> Vec<u64> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "shared::child", "--nocapture"]).env("SHARED_SLOT", path);
@@ -64,7 +65,7 @@ fn child() {
     let before = private();
     let slot = SharedSlot::open(Path::new(&path)).unwrap();
     let (weights, contents) = slot.weights(&memory, &config(40_000)).unwrap().expect("published");
-    // Piece after piece, because a copy of all would be private memory.
+    // The weights are summed in pieces, because a copy of all weights would be private memory.
     let mut sum: u64 = 0;
     for tensor in weights.params.tensors() {
         for row in 0..tensor.shape()[0] {
@@ -79,19 +80,19 @@ fn child() {
 }
 
 #[test]
-fn another_process_reads_each_version_in_place_without_copies() {
+fn another_process_reads_each_version_without_a_copy() {
     let memory = Memory::new(Device::Cpu);
     let first = Weights::random(&memory, &config(40_000), 1).unwrap();
     let all = bytes(&first.params);
     let mut slots = WeightSlots::shared(&memory, first, Sharing { run: [3; 16], dir: None }).unwrap();
     slots.reserve(2).unwrap();
-    assert!(memory.usage()["weights"].bytes == 2 * all, "both are booked");
+    assert!(memory.usage()["weights"].bytes == 2 * all, "both slots must be counted");
     let mut held = Vec::new();
     for number in 0..4 {
         let published = slots.publish(number, [number as u8; 16], number == 3).unwrap();
         let [read, of, version, private] = read_elsewhere(&published.path)[..] else { panic!() };
         assert_eq!((read, of, version), (sum(&slots.current().params), number, number));
-        assert!((private as usize) < all / 10, "{private} private bytes for weights of {all}");
+        assert!((private as usize) < all / 10, "{private} private bytes for {all} bytes of weights");
         if number == 3 {
             SharedSlot::open(&published.path).unwrap().audit().unwrap();
         }
@@ -103,25 +104,25 @@ fn another_process_reads_each_version_in_place_without_copies() {
 }
 
 #[test]
-fn a_pinned_version_is_not_written_and_an_unchanged_one_keeps_its_place() {
+fn a_pinned_version_is_not_overwritten_and_an_unchanged_one_stays() {
     let (memory, config) = (Memory::new(Device::Cpu), config(64));
     let first = Weights::random(&memory, &config, 1).unwrap();
     let mut slots = WeightSlots::shared(&memory, first, Sharing::default()).unwrap();
     assert!(SharedSlot::open(Path::new("/dev/null")).is_err());
     let one = slots.publish(1, [1; 16], true).unwrap();
-    // A skipped step: nothing was written.
+    // After a skipped step, the weights have not changed.
     let two = slots.publish(2, [2; 16], true).unwrap();
     assert_eq!((&two.path, two.number, two.stored_as), (&one.path, 2, 1));
     let slot = SharedSlot::open(&one.path).unwrap();
     let (pinned, contents) = slot.weights(&memory, &config).unwrap().expect("published");
     assert_eq!((contents.number, contents.lineage, slot.run()), (1, [1; 16], [0; 16]));
     let before = sum(&pinned.params);
-    // Only pinned: it is not held here.
+    // The version is pinned through the slot, but `slots` holds no pointer to it.
     slots.update(|next| add(next, 1.0)).unwrap();
     let three = slots.publish(3, [3; 16], false).unwrap();
     assert!(three.path != one.path && sum(&pinned.params) == before && slots.slots() == 2);
     drop(pinned);
-    slots.update(|next| add(next, 1.0)).unwrap(); // in place: the third is neither held nor pinned
+    slots.update(|next| add(next, 1.0)).unwrap(); // in place, because the third version is neither held nor pinned
     assert!(SharedSlot::open(&three.path).unwrap().weights(&memory, &config).unwrap().is_none(), "being written");
     let message = slot.weights(&memory, &self::config(65)).unwrap_err().to_string();
     assert!(
@@ -131,7 +132,7 @@ fn a_pinned_version_is_not_written_and_an_unchanged_one_keeps_its_place() {
 }
 
 #[test]
-fn below_an_adapter_the_base_is_sealed_and_the_adapter_has_the_slots() {
+fn shared_base_weights_are_sealed_and_only_the_adapter_has_slots() {
     let (memory, config) = (Memory::new(Device::Cpu), config(64));
     let sharing = Sharing::default();
     let load = |memory: &Memory| Weights::random(memory, &config, 1);
@@ -145,10 +146,10 @@ fn below_an_adapter_the_base_is_sealed_and_the_adapter_has_the_slots() {
     let mut slots = WeightSlots::shared(&memory, adapter, sharing).unwrap();
     let published = slots.publish(0, [0; 16], true).unwrap();
     let slot = SharedSlot::open(&published.path).unwrap();
-    assert!(slot.weights(&memory, &config).is_err(), "an adapter is not a base");
+    assert!(slot.weights(&memory, &config).is_err(), "an adapter slot must not be read as base weights");
     let (read, _) = slot.adapter(&memory, &config, &lora()).unwrap().expect("published");
     assert_eq!(sum(&read.params), sum(&slots.current().params));
-    // The version that is pinned stays while the next one is made.
+    // The pinned version does not change while the next one is written.
     let before = sum(&read.params);
     slots.update(|next| add(next, 1.0)).unwrap();
     assert!(sum(&read.params) == before && before != sum(&slots.current().params));
@@ -156,7 +157,7 @@ fn below_an_adapter_the_base_is_sealed_and_the_adapter_has_the_slots() {
 }
 
 #[test]
-fn slots_of_a_plan_are_counted() {
+fn a_plan_counts_reserved_slots() {
     let memory = Memory::new(Device::Meta);
     let mut slots = WeightSlots::new(&memory, Weights::zeros(&memory, &config(64)));
     let one = memory.usage()["weights"].bytes;

@@ -1,10 +1,10 @@
-//! Expressions and line ends of chat templates against transformers: `conformance/template_fixtures.py` made the
+//! Expressions and line ends of chat templates against transformers. `conformance/template_fixtures.py` computed the
 //! expected texts.
 
 use model::{Chat, ChatTemplate, SpecialTokens};
 use serde_json::{Map, Value};
 
-/// Expressions that transformers renders and that are refused here, by the name of what is missing.
+/// Expressions that transformers renders and this crate rejects, by the name of the missing feature.
 const REFUSED: [&str; 23] = [
     "'<a>' | forceescape",
     "'<b>bold</b>  text' | striptags",
@@ -30,7 +30,7 @@ const REFUSED: [&str; 23] = [
     "s.encode()",
     "s.translate({})",
 ];
-/// A range prints as a list here.
+/// This crate prints a range as a list.
 const PRINTED_OTHERWISE: [&str; 1] = ["range(3)"];
 
 fn render(template: &str, messages: &[Value], variables: Option<&Map<String, Value>>) -> Result<String, String> {
@@ -65,7 +65,7 @@ fn fixture() -> Value {
 }
 
 #[test]
-fn expressions_give_the_texts_of_transformers() {
+fn jinja_expressions_match_transformers() {
     let fixture = fixture();
     let rows = &fixture["expressions"];
     let expression = |row: &Value| format!("{{{{ {} }}}}", row["expression"].as_str().unwrap());
@@ -75,7 +75,7 @@ fn expressions_give_the_texts_of_transformers() {
 }
 
 #[test]
-fn line_ends_of_a_template_are_line_feeds() {
+fn line_ends_of_a_template_are_normalised_to_line_feeds() {
     let fixture = fixture();
     let rows = &fixture["line_ends"];
     let differing = differing(rows, |row| row["template"].as_str().unwrap().to_owned(), &fixture);

@@ -1,9 +1,9 @@
-//! Finds the text that a completion marks as its answer, and decides whether the words around an answer retract it. All
-//! graders that look for an answer use it, whatever the form of the answer.
+//! Finds the text that a completion marks as its answer, and decides whether the words around an answer retract the
+//! answer. All graders that search for an answer use this file, for answers of any form.
 //!
 //! A mark is `<answer>…</answer>` (or `<solution>`), a box (`\boxed{…}`), `####`, or words: "the answer is", "Answer:",
-//! "answer = ". Tags and boxes come first: the one that ends last, and the innermost of nested ones. Then
-//! comes `####`, then words.
+//! "answer = ". Tags and boxes have priority: the last to end counts, and the innermost if they are nested. Then comes
+//! `####`, then words.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -20,10 +20,10 @@ pub(super) enum Mark {
     /// The answer follows `####`.
     Hashes,
     /// The answer follows words that announce it.
-    Said,
+    Announced,
 }
 
-/// A marked answer. Its text extends to the end of the mark, or of the completion.
+/// A marked answer. Its text extends to the end of the mark, or to the end of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Marked<'t> {
     pub mark: Mark,
@@ -43,7 +43,8 @@ pub(super) fn thought_before(text: &str) -> Option<&str> {
 /// The text inside the last closed tags or box.
 pub(super) fn closed(text: &str) -> Option<&str> {
     let mut text = text;
-    // If a mark is retracted ("\boxed{42} is wrong"), the one before it is tried, for up to four marks.
+    // If the text after a mark retracts it ("\boxed{42} is wrong"), the previous mark is tried. At most four marks are
+    // tried.
     for _ in 0..4 {
         let inside = innermost(text)?;
         let end = inside.as_ptr() as usize + inside.len() - text.as_ptr() as usize;
@@ -57,12 +58,12 @@ pub(super) fn closed(text: &str) -> Option<&str> {
     None
 }
 
-/// A pattern that never matches: here "or" after a mark does not begin an alternative answer.
+/// A pattern that never matches, since "or" after a mark does not begin an alternative answer.
 static NOTHING: LazyLock<Regex> = LazyLock::new(|| regex(r"^\z.^"));
 
 fn innermost(text: &str) -> Option<&str> {
     let mut inside = outermost(text)?;
-    // Tags may be in boxes in tags. At most four levels are searched, since each is searched separately.
+    // Tags and boxes may be nested. Each level is searched separately, so the number of levels is limited to four.
     for _ in 0..4 {
         match outermost(inside) {
             Some(inner) => inside = inner,
@@ -104,7 +105,7 @@ pub(super) fn hashed(text: &str) -> Option<&str> {
 }
 
 /// The text after the last words that announce an answer, without leading white space.
-pub(super) fn said(text: &str) -> Option<&str> {
+pub(super) fn announced(text: &str) -> Option<&str> {
     static WORDS: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r#"(?ix) \banswer
@@ -124,7 +125,7 @@ pub(super) fn marked(text: &str) -> Option<Marked<'_>> {
     closed(text)
         .map(of(Mark::Closed))
         .or_else(|| hashed(text).map(of(Mark::Hashes)))
-        .or_else(|| said(text).map(of(Mark::Said)))
+        .or_else(|| announced(text).map(of(Mark::Announced)))
 }
 
 /// The text up to the end of its first line that is not empty.
@@ -138,7 +139,7 @@ pub(super) fn bare_words(text: &str) -> Cow<'_, str> {
     TEXT.replace_all(text, "{")
 }
 
-/// Whether the text just before an answer denies it, bounds it, or offers an alternative to it: "not", "cannot be",
+/// Whether the text just before an answer denies the answer, bounds it, or offers an alternative: "not", "cannot be",
 /// "less than", "≠", "either", "5 or". Earlier sentences do not count.
 pub(super) fn taken_back_before(before: &str) -> bool {
     static END: LazyLock<Regex> = LazyLock::new(|| {
@@ -162,14 +163,14 @@ pub(super) fn taken_back_before(before: &str) -> bool {
             "#,
         )
     });
-    // The `>` of a tag such as `<b>` is not a relation.
+    // The `>` of a tag such as `<b>` is not a greater-than sign.
     static TAG: LazyLock<Regex> = LazyLock::new(|| regex(r"</?[\w-]+\s*/?>\s*$"));
     let before = &*bare_words(tail(before));
     END.is_match(TAG.find(before).map_or(before, |tag| &before[..tag.start()]))
 }
 
-/// Whether the text just after an answer retracts it, or offers an alternative: "is wrong", "is not", "or 43".
-/// `another` is a pattern for the beginning of an alternative.
+/// Whether the text just after an answer retracts the answer or offers an alternative: "is wrong", "is not", "or 43".
+/// `another` matches the beginning of an alternative.
 pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
     static DENIAL: LazyLock<Regex> = LazyLock::new(|| {
         regex(
@@ -190,7 +191,7 @@ pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
     });
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)\b(?:since|because|as|while|whereas)\b|[.;\n]|,\s+"));
     let after = &*bare_words(head(after));
-    // In an explanation, only a clause such as "which is" can retract the answer.
+    // After the first clause, only a clause such as "which is" can retract the answer.
     let which = |end: usize| ["which", "is ", "but that"].iter().any(|word| after[end..].starts_with(word));
     let clause = CLAUSE.find_iter(after).find(|found| !(found.as_str().starts_with(',') && which(found.end())));
     DENIAL.is_match(clause.map_or(after, |found| &after[..found.start()]))
@@ -215,7 +216,7 @@ fn head(text: &str) -> &str {
     &text[..end]
 }
 
-/// Replaces full-width and Arabic digits and signs by ASCII ones, and removes characters of zero width.
+/// Replaces full-width and Arabic digits and signs by ASCII, and removes zero-width characters.
 pub(super) fn plain_digits(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);
@@ -249,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_mark_is_found_in_every_form() {
+    fn the_last_mark_of_each_form_is_found() {
         for (text, mark, answer) in [
             ("<answer>5</answer>", Mark::Closed, "5"),
             ("<think>\\boxed{4}</think> <answer> 5 </answer>", Mark::Closed, " 5 "),
@@ -262,10 +263,10 @@ mod tests {
             ("<answer>5</solution></answer>", Mark::Closed, "5</solution>"),
             ("<answer></answer>, 5", Mark::Closed, ""),
             ("4 #### 5", Mark::Hashes, " 5"),
-            ("The answer is 4. The answer is 5.", Mark::Said, " 5."),
-            ("**Answer**: 5", Mark::Said, " 5"),
-            ("answer=5", Mark::Said, "5"),
-            ("{\"answer\": \"B\"}", Mark::Said, " \"B\"}"),
+            ("The answer is 4. The answer is 5.", Mark::Announced, " 5."),
+            ("**Answer**: 5", Mark::Announced, " 5"),
+            ("answer=5", Mark::Announced, "5"),
+            ("{\"answer\": \"B\"}", Mark::Announced, " \"B\"}"),
         ] {
             assert_eq!(marked(text), Some(Marked { mark, text: answer }), "{text}");
         }
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn retracted_answers_are_found() {
+    fn words_around_an_answer_can_retract_it() {
         for before in [
             "it is not ",
             "it cannot be ",
@@ -328,13 +329,13 @@ mod tests {
     }
 
     #[test]
-    fn digits_of_other_scripts() {
+    fn digits_of_other_scripts_are_replaced_by_ascii() {
         assert_eq!(plain_digits("٤٢ ۴२ ４２．５\u{200b}"), "42 42 42.5");
         assert!(matches!(plain_digits("é ½"), Cow::Borrowed(_)));
     }
 
     #[test]
-    fn marks_are_read_to_their_ends() {
+    fn marked_answers_extend_to_the_end_of_their_mark() {
         for (text, inside) in [
             ("<answer>5</answer> \\boxed{6}", Some("6")),
             ("\\boxed{6} <answer>5</answer>", Some("5")),
@@ -353,9 +354,9 @@ mod tests {
         assert_eq!(bare_words("\\text{ or }\\mathrm {x}\\mbox{y}\\textbf{z}\\frac{1}"), "{ or }{x}{y}{z}\\frac{1}");
     }
 
-    /// Words that deny an answer are found within 120 bytes of the answer.
+    /// Words that retract an answer are searched within 120 bytes of the answer.
     #[test]
-    fn one_clause_before_and_behind_is_read() {
+    fn only_the_adjacent_clause_can_retract_an_answer() {
         for (text, last, first) in [
             ("x".repeat(120), "x".repeat(120), "x".repeat(120)),
             ("a".to_owned() + &"x".repeat(119) + "b", "x".repeat(119) + "b", "a".to_owned() + &"x".repeat(119)),
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn each_foreign_digit_and_sign_has_an_ascii_one() {
+    fn each_digit_and_sign_of_other_scripts_has_its_ascii_character() {
         for (text, plain) in [
             ("٠١٩", "019"),
             ("۰۱۹", "019"),

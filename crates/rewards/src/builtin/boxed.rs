@@ -1,19 +1,21 @@
-//! Finds the LaTeX box (`\boxed{…}`) in which models put a final answer, whatever the box contains.
+//! Finds the LaTeX box (`\boxed{…}`) in which models put a final answer. This file does not interpret the content of
+//! the box.
 
 use std::ops::Range;
 
-/// The inside of the last box of a text whose braces are balanced: `\boxed{…}` or `\fbox{…}`, with or without white
-/// space before the brace. Boxes are ordered by where they begin, so of nested boxes the innermost is the last.
+/// The content of the last box in a text whose braces are balanced: `\boxed{…}` or `\fbox{…}`, with or without white
+/// space before the brace. Boxes are ordered by their beginning, so the last of nested boxes is the innermost.
 ///
 /// A box without braces (`\boxed 5`, `\boxed5$`) extends to the end of the formula, the sentence or the line, as in the
-/// MATH dataset. It counts only if it begins with mathematics or a single letter: "put it in \boxed form" has no box.
+/// MATH dataset. It counts only if its content begins with mathematics or a single letter: "put it in \boxed form" has
+/// no box.
 ///
-/// Takes linear time: a completion that consists of unclosed boxes is read once.
+/// The search takes linear time, even for a completion with many unclosed boxes.
 pub(super) fn last_boxed(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
-    // For each open brace: where the inside of its box begins, if the brace opens a box.
+    // For each open brace, the start of the box's content, if the brace opens a box.
     let mut braces: Vec<Option<usize>> = Vec::new();
-    // The open box without braces: its start, and the number of braces that are open around it.
+    // The open box without braces: its start, and the number of braces open around it.
     let mut bare: Option<(usize, usize)> = None;
     let mut last: Option<Range<usize>> = None;
     let mut close = |inside: Range<usize>| {
@@ -63,7 +65,7 @@ pub(super) fn last_boxed(text: &str) -> Option<&str> {
     last.map(|inside| &text[inside])
 }
 
-/// The length of the LaTeX command at the start of `text`, if that command makes a box.
+/// The length of the LaTeX command at the start of `text`, if it is `\boxed` or `\fbox`.
 fn command(text: &str) -> Option<usize> {
     ["\\boxed", "\\fbox"].iter().find_map(|command| {
         let after = text.strip_prefix(command)?;
@@ -71,7 +73,7 @@ fn command(text: &str) -> Option<usize> {
     })
 }
 
-/// Whether a box without braces ends before `rest`. `outside`: all braces opened in the box are closed.
+/// Whether a box without braces ends before `rest`. `outside` is true if all braces opened in the box are closed.
 fn ends_bare(rest: &[u8], outside: bool) -> bool {
     match rest[0] {
         b'$' | b'\n' => true,
@@ -82,7 +84,7 @@ fn ends_bare(rest: &[u8], outside: bool) -> bool {
     }
 }
 
-/// Whether the text after the command of a box, on the same line, can be the inside of a box without braces.
+/// Whether the text after the command, on the same line, can be the content of a box without braces.
 fn begins_mathematics(after: &str) -> bool {
     let after = after.trim_start_matches([' ', '\t']).trim_start_matches(['(', '[', '+', '-', '\u{2212}', '.']);
     let mut chars = after.chars();
@@ -99,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_closed_box_is_found() {
+    fn the_last_closed_box_of_a_text_is_found() {
         for (text, expected) in [
             ("so \\boxed{5}.", "5"),
             ("\\boxed{1} no, \\boxed{2}", "2"),
@@ -153,9 +155,9 @@ mod tests {
         }
     }
 
-    /// Searching from each box to the end of this text would take hours.
+    /// A search from each box to the end of the text would take hours.
     #[test]
-    fn a_million_open_boxes_are_read_once() {
+    fn a_million_open_boxes_are_searched_in_linear_time() {
         for unit in ["\\boxed{", "\\boxed 5", "\\boxed  ", "\\fbox{\\boxed{5 ", "\\boxed{ { \\boxed x{"] {
             let text = format!("\\boxed{{7}} {}", unit.repeat(8_000_000 / unit.len()));
             assert!(last_boxed(&text).is_some(), "{unit}");
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_without_braces_begins_with_mathematics() {
+    fn a_box_without_braces_must_begin_with_mathematics() {
         for (after, expected) in [
             ("5", true),
             (" \t5", true),

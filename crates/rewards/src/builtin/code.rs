@@ -1,10 +1,10 @@
-//! `code`: a reward that runs the program in a completion, in isolation, on the tests of its dataset row.
+//! `code`: a reward that runs the program in a completion on the tests of its dataset row, in isolation.
 //!
-//! The crate `sandbox` reads the tests and runs the programs. This file passes the columns of a batch to it and turns
-//! its verdicts into scores: 1 if every test passes, or with `partial` the share of tests that pass. A program that
-//! does not compile scores 0; a program that could not be judged has no score.
+//! The crate `sandbox` parses the tests and runs the programs. This file passes the columns of a batch to it and
+//! converts its verdicts to scores: 1 if every test passes, or with `partial` the share of tests that pass. A program
+//! that does not compile scores 0. A program that could not be judged has no score.
 //!
-//! Programs never run without isolation: if it is unavailable, building the reward fails.
+//! Programs never run without isolation: if isolation is unavailable, building the reward fails.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Builtin for Code {
 
 #[cfg(test)]
 mod tests {
-    //! Tests how verdicts become scores. Tests of what programs can do are in the crate `sandbox`.
+    //! Tests of the conversion of verdicts to scores. The isolation of programs is tested in the crate `sandbox`.
 
     use super::super::Named;
     use super::*;
@@ -131,9 +131,9 @@ mod tests {
     const UNTESTED: &str = "column `tests` has no tests such as [{\"input\": \"1\", \"output\": \"2\"}], \
                             [\"assert f(1) == 2\"], or a `check(candidate)` beside a column `entry_point`";
 
-    /// A row without a score does not change its neighbours: their prompts, columns and failures stay assigned to them.
+    /// A row without a score does not shift the prompts, columns and failures of other rows.
     #[test]
-    fn verdicts_are_scores_of_their_rows() {
+    fn verdicts_are_converted_to_scores_of_their_rows() {
         let Some(mut reward) = shell() else { return };
         let (right, half) = ("read n; echo $((2 * n))", "read n; echo $((n + 4))");
         let rows =
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unscored_program_is_not_a_zero() {
+    fn rows_without_valid_tests_get_no_score() {
         if !installed(&["bwrap", "python3"]) {
             return;
         }
@@ -166,9 +166,9 @@ mod tests {
         }
     }
 
-    /// A completion of HumanEval continues its prompt.
+    /// In HumanEval, a completion continues the code of its prompt.
     #[test]
-    fn a_program_is_given_its_prompt_and_the_columns_of_its_row() {
+    fn a_program_runs_with_the_prompt_and_columns_of_its_row() {
         if !installed(&["bwrap", "python3"]) {
             return;
         }
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(scores.values, [None, Some(1.0)], "{:?} {:?}", scores.extra, scores.problems);
     }
 
-    /// A program that is ended by a stop has no score, which differs from a score of 0.
+    /// A program that a stop ends has no score, instead of the score 0.
     #[test]
     fn a_stop_ends_programs_without_a_score() {
         let Some(mut reward) = shell() else { return };
@@ -194,7 +194,7 @@ mod tests {
         let scores = scored(&mut reward, &rows);
         assert_eq!((&scores.values[..], scores.timed_out), (&[None; 3][..], 0));
         assert_eq!(scores.extra, [("failure".to_owned(), vec![Value::Null; 3])]);
-        let stopped = "a program could not be judged: its score is no longer needed";
+        let stopped = "a program could not be judged: its score is not needed any more";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 2, stopped)]);
         let completions = vec![Content::from("sleep 100"); 3];
         let missing = reward.score(&RewardBatch {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_programs_is_a_metric() {
+    fn the_peak_memory_of_programs_is_a_metric() {
         if !installed(&["bwrap", "python3"]) {
             return;
         }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_a_judge() {
+    fn invalid_code_options_are_errors() {
         let build = |options: Value| {
             let options = options.as_object().unwrap().clone();
             let built = super::super::parse("code", options).and_then(Code::build);

@@ -1,13 +1,13 @@
-//! Tests all graders on one corpus of answers. `corpus/answers.tsv` has pairs that were decided by hand before the
-//! graders were changed, `corpus/markup.tsv` has markup around answers, and `corpus/rewritings.tsv` has six ways to
-//! write an answer of MATH-500. `conformance/answer_corpus.py` reads the same tables, and compares the results with
-//! math-verify.
+//! Tests all graders on one corpus of answers. `corpus/answers.tsv` has completions whose scores were decided by hand
+//! before the graders were changed, `corpus/markup.tsv` has markup around answers, and `corpus/rewritings.tsv` has six
+//! ways to write an answer of MATH-500. `conformance/answer_corpus.py` runs math-verify on the same tables for
+//! comparison.
 
 use serde_json::{Value, json};
 
 use crate::{Columns, Content, RewardBatch, build};
 
-/// A completion and the score that it must get.
+/// A completion and its expected score.
 struct Case {
     grader: String,
     right: bool,
@@ -15,7 +15,7 @@ struct Case {
     completion: String,
 }
 
-/// For each grader: an answer of the dataset, a right completion, and a wrong one.
+/// For each grader, an answer of the dataset, a right completion and a wrong completion.
 const ANSWERS: [(&str, &str, &str, &str); 6] = [
     ("math", "73", "73", "74"),
     ("math", "\\frac{3}{4}", "\\frac{3}{4}", "\\frac{3}{5}"),
@@ -31,7 +31,7 @@ fn lines(table: &str) -> impl Iterator<Item = Vec<&str>> {
 
 fn answers(table: &str) -> Vec<Case> {
     let case = |cells: Vec<&str>| {
-        let [grader, truth, answer, completion] = cells[..] else { panic!("four cells: {cells:?}") };
+        let [grader, truth, answer, completion] = cells[..] else { panic!("expected four cells, got {cells:?}") };
         let completion = match grader {
             "box" => format!("\\boxed{{{completion}}}"),
             _ => completion.replace('⏎', "\n"),
@@ -45,7 +45,7 @@ fn answers(table: &str) -> Vec<Case> {
 fn markup() -> Vec<Case> {
     let mut cases = Vec::new();
     for cells in lines(include_str!("corpus/markup.tsv")) {
-        let [which, truth, template] = cells[..] else { panic!("three cells: {cells:?}") };
+        let [which, truth, template] = cells[..] else { panic!("expected three cells, got {cells:?}") };
         for (grader, answer, good, bad) in ANSWERS {
             if which == "last" && !["math", "gsm8k"].contains(&grader) {
                 continue;
@@ -61,7 +61,7 @@ fn markup() -> Vec<Case> {
     cases
 }
 
-/// The answer with its last digit changed; `other` if it has none.
+/// The answer with its last digit changed; `other` if the answer has no digit.
 fn near_miss(answer: &str, other: &str) -> String {
     let Some(at) = answer.rfind(|c: char| c.is_ascii_digit()) else { return other.to_owned() };
     let digit = (answer.as_bytes()[at] - b'0' + 1) % 10;
@@ -120,16 +120,16 @@ fn accepts(case: &Case) -> bool {
     scores.values == [Some(1.0)]
 }
 
-/// Right completions of the corpus that score 0.
+/// Right completions of the corpus that score 0 nevertheless.
 const MISSED: [(&str, &str, &str); 10] = [
-    // Signs after a number that are not units.
+    // Signs after a number that are not known units.
     ("math", "1000.99", "\\boxed{1,000.99€}"),
     ("math", "1000.99", "\\boxed{1,000.99m²}"),
-    // An inequality that still has to be multiplied, or whose middle is a function.
+    // An inequality that must still be multiplied by −1, or whose middle is a function.
     ("math", "x < 1", "\\boxed{-x > -1}"),
     ("math", "x <= 1", "\\boxed{-x >= -1}"),
     ("math", "0<f(x)<1", "\\boxed{(0,1)}"),
-    // The completion has only the value, while the dataset also has a name of several letters.
+    // The completion has only the value, while the dataset's answer also has a name of several letters.
     ("math", "S_{MBCN}:S=7:32", "\\boxed{7:32}"),
     ("math", "V_{1}:V_{2}=11:21", "\\boxed{11:21}"),
     ("math", "\\frac{NO}{BO}=\\frac{1}{\\sqrt{6}}", "\\boxed{\\frac{1}{\\sqrt{6}}}"),
@@ -138,7 +138,7 @@ const MISSED: [(&str, &str, &str); 10] = [
     ("math", "\\frac{3}{4}", "First, 12 of 42 remain.\nThe answer is \\frac{3}{4}!"),
 ];
 
-/// Tests that no wrong completion scores 1, and that the right ones that score 0 are those of `MISSED`.
+/// Checks that no wrong completion scores 1, and that exactly the right completions in `MISSED` score 0.
 fn check(cases: &[Case]) {
     let mut wrong = Vec::new();
     for case in cases {
@@ -150,31 +150,31 @@ fn check(cases: &[Case]) {
         }
     }
     let right = cases.iter().filter(|case| case.right).count();
-    println!("{} right, {} wrong, {} otherwise", right, cases.len() - right, wrong.len());
-    assert!(wrong.is_empty(), "{} of {} are scored otherwise:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    println!("{} right, {} wrong, {} unexpected", right, cases.len() - right, wrong.len());
+    assert!(wrong.is_empty(), "{} of {} have unexpected scores:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
 }
 
 #[test]
-fn answers_decided_by_hand_are_scored_as_decided() {
+fn answers_of_the_corpus_get_the_scores_decided_by_hand() {
     check(&answers(include_str!("corpus/answers.tsv")));
 }
 
 #[test]
-fn points_scripts_thoughts_and_marks_are_scored_as_decided() {
+fn forms_of_answers_get_the_scores_decided_by_hand() {
     check(&answers(include_str!("corpus/forms.tsv")));
 }
 
 #[test]
-fn answers_written_from_the_documentation_are_scored_as_decided() {
+fn answers_written_from_the_documentation_get_the_expected_scores() {
     check(&answers(include_str!("corpus/afresh.tsv")));
 }
 
 #[test]
-fn markup_around_an_answer_changes_no_score() {
+fn markup_around_an_answer_does_not_change_its_score() {
     check(&markup());
 }
 
 #[test]
-fn rewritings_of_math_500_are_told_from_near_misses() {
+fn rewritten_answers_of_math_500_score_1_and_near_misses_0() {
     check(&math500());
 }

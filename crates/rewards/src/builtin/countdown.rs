@@ -1,12 +1,11 @@
-//! `countdown`: a reward of 1 if the completion's expression uses exactly the given numbers and equals the target, else
-//! 0.
+//! `countdown`: 1 if the completion's expression uses exactly the given numbers and equals the target, else 0.
 //!
-//! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else in the last
-//! line; in an equation it is the side that computes something. It may contain integers, `+ - * /` (also `×`, `÷`,
+//! The expression is that in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else in the
+//! last line. In an equation, it is the side with an operation. It may contain integers, `+ - * /` (also `×`, `÷`,
 //! `\times`, `\div`, `\frac`), signs and brackets. It is parsed and evaluated with exact fractions, never by an
 //! interpreter. Each given number must be used once (with `use_all = false`: at most once), and no other number may
-//! occur. An expression of the right numbers with a wrong value scores `format_score`. Powers and joined digits are not
-//! accepted.
+//! occur. An expression with the right numbers and a wrong value scores `format_score`. Powers and concatenated digits
+//! are not accepted.
 //!
 //! Task: Gandhi et al. 2024, "Stream of Search", <https://arxiv.org/abs/2404.03683>; TinyZero's reward.
 
@@ -16,7 +15,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{Mark, first_line, marked, plain_digits, regex, said};
+use super::answer::{Mark, announced, first_line, marked, plain_digits, regex};
 use super::grader::Grader;
 use super::markup::{bare_sentence, first_sentence, undecorated, unstyled};
 use super::rational::Rational;
@@ -33,7 +32,7 @@ const MAX_FRACTIONS: usize = 10;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CountdownOptions {
-    /// The dataset column with the numbers: a list, or a text such as `3, 7, 25`.
+    /// The dataset column with the numbers: a list, or a string such as `3, 7, 25`.
     pub numbers: String,
     /// The dataset column with the target number.
     pub target: String,
@@ -64,7 +63,7 @@ impl Grader<2> for Countdown {
         if !options.format_score.is_finite() {
             return Err(Error::options(
                 "countdown",
-                format!("`format_score` must be a number, not {}", options.format_score),
+                format!("`format_score` must be a finite number, got {}", options.format_score),
             ));
         }
         Ok(Countdown { options })
@@ -80,7 +79,7 @@ impl Grader<2> for Countdown {
 
     fn unread(&self, [numbers, target]: [&Value; 2]) -> (String, Option<String>) {
         let [column, other] = self.columns();
-        let message = format!("columns `{column}` and `{other}` are not whole numbers and a whole number");
+        let message = format!("columns `{column}` and `{other}` must have a list of whole numbers and a whole number");
         (message, Some(format!("{numbers} and {target}")))
     }
 }
@@ -132,21 +131,21 @@ fn answer(text: &str) -> Option<Computed> {
     let marked =
         marked(text).map(|marked| if marked.mark == Mark::Closed { marked.text } else { first_line(marked.text) });
     let part = marked.unwrap_or_else(|| text.trim().lines().next_back().unwrap_or_default());
-    // Inside tags, words may come before the expression: the answer is 3 + 4.
-    let part = said(part).unwrap_or(part);
+    // Inside tags, words may precede the expression: "the answer is 3 + 4".
+    let part = announced(part).unwrap_or(part);
     let plain = plain(unstyled(bare_sentence(first_sentence(part))));
     let mut sides: Vec<Computed> = plain.split('=').filter_map(compute).collect();
-    // The answer is the side that computes something, in `14 = (3 + 4) * 2` and in `(3 + 4) * 2 = 14`.
+    // The answer is the side with an operation, in `14 = (3 + 4) * 2` as in `(3 + 4) * 2 = 14`.
     let place = sides.iter().position(|side| side.numbers.len() > 1).unwrap_or(0);
     let mut computed = (place < sides.len()).then(|| sides.swap_remove(place))?;
-    // `(3 + 4) * 2 = 15` does not solve the puzzle with target 14.
+    // A wrong equation is not an answer: `(3 + 4) * 2 = 15`, even if the target is 14.
     if sides.iter().any(|side| side.numbers.len() == 1 && side.value != computed.value) {
         computed.value = None;
     }
     Some(computed)
 }
 
-/// Rewrites an expression with ASCII signs, without LaTeX and Markdown markup around it.
+/// Converts an expression to ASCII signs, and removes LaTeX and Markdown markup around it.
 fn plain(text: &str) -> String {
     /// Matches an innermost `\frac{3 + 4}{2}`.
     static FRACTION: LazyLock<Regex> = LazyLock::new(|| regex(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"));
@@ -193,8 +192,8 @@ fn plain(text: &str) -> String {
         c => c,
     });
     let text: String = signs.collect();
-    // Decoration is trimmed from the ends, as in "**3 + 4**."; `**` in the middle is a power and is rejected. A label
-    // ends with a colon.
+    // Removes a label before a colon, and decoration at both ends, as in "**3 + 4**.". A `**` in the middle is a power,
+    // which the parser rejects.
     let text = text.rsplit(':').next().unwrap_or_default();
     text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '$' | '*' | '`' | '"' | '.' | ',' | ';' | '!'))
         .to_owned()
@@ -208,7 +207,7 @@ struct Computed {
 
 fn compute(text: &str) -> Option<Computed> {
     let text = text.trim().trim_matches(['$', '`']);
-    // Digits separated by a space are two numbers, not one.
+    // Digits separated by a space are two numbers, which is not an expression.
     let apart = text.split_whitespace().collect::<Vec<_>>();
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
     if apart.windows(2).any(|pair| digit(pair[0].chars().next_back()) && digit(pair[1].chars().next())) {
@@ -227,8 +226,8 @@ struct Parser {
     numbers: Vec<i128>,
 }
 
-/// A recursive-descent parser. Each method returns `None` if the text is not an expression, `Some(None)` if it divides
-/// by zero.
+/// A recursive-descent parser. Each method returns `None` if the text is not an expression, and `Some(None)` if the
+/// expression divides by zero.
 impl Parser {
     fn sign(&mut self, accepted: [char; 2]) -> Option<char> {
         let sign = self.signs.get(self.at).copied().filter(|sign| accepted.contains(sign))?;
@@ -249,7 +248,7 @@ impl Parser {
     fn product(&mut self) -> Option<Option<Rational>> {
         let mut product = self.factor()?;
         loop {
-            // 2(3 + 4) is a product without a sign.
+            // 2(3 + 4) is a product without a multiplication sign.
             let next = self.signs.get(self.at);
             let sign = if matches!(next, Some('(' | '[')) { Some('*') } else { self.sign(['*', '/']) };
             let Some(sign) = sign else { return Some(product) };
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_uses_exactly_the_numbers_and_reaches_the_target() {
+    fn an_expression_must_use_the_numbers_and_equal_the_target() {
         for (expression, expected) in [
             ("(3 + 7) * 25", 1.0),
             ("25 * (7+3) = 250", 1.0),
@@ -368,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_expression_is_found() {
+    fn the_final_expression_of_a_completion_is_found() {
         for text in [
             "try 1+2\n\\boxed{1 + 2}",
             "<answer>9</answer> <answer> 1 + 2 = 3 </answer>",
@@ -386,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_lists_or_texts_and_what_is_neither_is_not_scored() {
+    fn number_cells_may_be_lists_or_strings_and_others_give_no_score() {
         let columns = [
             ("nums", vec![serde_json::json!([1, 2]), "1,2".into(), "[2, 1]".into(), "one".into()]),
             ("target", vec![3.into(), "3".into(), 4.into(), 3.into()]),
@@ -396,9 +395,9 @@ mod tests {
         assert!(scores.problems[0].to_string().contains("\"one\" and 3"), "{}", scores.problems[0]);
     }
 
-    /// A search finds a solution of every puzzle in the real dataset, and each solution scores 1.
+    /// A brute-force search solves every puzzle of the dataset, and each solution scores 1.
     #[test]
-    fn solutions_of_the_real_puzzles_are_right() {
+    fn solutions_of_the_datasets_puzzles_score_1() {
         let Some(file) = testing::shared("data/countdown/countdown_cd3_test.jsonl") else { return };
         let text = std::fs::read_to_string(file).unwrap();
         let mut solved = 0;
@@ -413,8 +412,8 @@ mod tests {
         assert_eq!(solved, 256);
     }
 
-    /// Searches for an expression of the three `numbers` that equals `target`, by trying every order, operator and
-    /// pair of parentheses.
+    /// Searches for an expression with the three `numbers` that equals `target`: tries every order, operator and
+    /// bracketing.
     fn search(numbers: &[i128], target: i128) -> Option<String> {
         let value = |text: &str| compute(text).and_then(|computed| computed.value)?.integer();
         let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];

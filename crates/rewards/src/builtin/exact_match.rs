@@ -1,15 +1,14 @@
-//! `exact_match`: a reward of 1 if the completion, or the part that it marks as its answer, equals the dataset's answer
-//! after the chosen normalisations, else 0. The marked part is also compared without markup, quotes, and the end of its
-//! sentence.
+//! `exact_match`: 1 if the completion, or the text that it marks as its answer, equals the dataset's answer after the
+//! chosen normalisations, else 0. The marked text is also compared without markup, quotes, and punctuation at its end.
 //!
-//! The answer column holds a string, a number or bool (compared as JSON writes it), or a list of accepted answers.
-//! `null` or an empty list gives `None` with a problem.
+//! The answer column holds a string, a number or bool (compared as JSON writes it), or a list of accepted answers. For
+//! `null` or an empty list, the score is `None` with a problem.
 
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{Mark, first_line, marked, said, thought_before};
+use super::answer::{Mark, announced, first_line, marked, thought_before};
 use super::grader::Grader;
 use super::markup::{bare, bare_sentence, first_sentence, undecorated, unstyled, without_copula};
 use crate::batch::Verdict;
@@ -21,13 +20,13 @@ use crate::{Error, Result};
 pub(crate) struct ExactMatchOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// Whether white space is removed from both ends (after extraction).
+    /// Whether white space at both ends is removed (after extraction).
     pub strip: bool,
-    /// Whether texts are compared in lower case.
+    /// Whether case is ignored.
     pub ignore_case: bool,
     /// Whether ASCII punctuation is ignored.
     pub ignore_punctuation: bool,
-    /// Whether several consecutive white-space characters count as one space.
+    /// Whether consecutive white-space characters count as one space.
     pub collapse_whitespace: bool,
     /// A regular expression for the part of the completion that is compared: its first capture group (or the whole
     /// match) at the last match. Without a match the score is 0.
@@ -66,7 +65,7 @@ impl Grader<1> for ExactMatch {
     fn build(options: ExactMatchOptions) -> Result<Self> {
         let extract = options.extract.as_deref().map(Regex::new).transpose();
         let extract = extract
-            .map_err(|e| Error::options("exact_match", format!("`extract` is not a regular expression: {e}")))?;
+            .map_err(|e| Error::options("exact_match", format!("`extract` must be a regular expression: {e}")))?;
         Ok(ExactMatch { options, extract })
     }
 
@@ -91,7 +90,7 @@ impl Grader<1> for ExactMatch {
     }
 
     fn unread(&self, _: [&Value; 1]) -> (String, Option<String>) {
-        (format!("column `{}` is empty there", self.options.column), None)
+        (format!("column `{}` has no answer in these rows", self.options.column), None)
     }
 }
 
@@ -105,7 +104,7 @@ impl ExactMatch {
             text = text.to_lowercase();
         }
         if self.options.collapse_whitespace {
-            // Also shortens white space at the ends to one space.
+            // White space at the ends is collapsed to one space too, unless `strip` removes it.
             let ends = |edge: bool| if edge && !self.options.strip { " " } else { "" };
             let head = ends(text.starts_with(char::is_whitespace));
             let tail = ends(text.ends_with(char::is_whitespace));
@@ -114,13 +113,13 @@ impl ExactMatch {
         if self.options.strip { text.trim().to_owned() } else { text }
     }
 
-    /// The parts of a completion that are compared; one of them must equal the answer.
+    /// The parts of a completion that are compared. One of these must equal the answer.
     fn parts<'t>(&self, completion: &'t str) -> Vec<&'t str> {
         let Some(extract) = &self.extract else {
             let marked = marked(completion).filter(|_| self.options.marked);
             let part = marked.map(|marked| match marked.mark {
                 Mark::Closed => marked.text,
-                Mark::Hashes | Mark::Said => first_line(marked.text).trim_start_matches([':', '*', ' ']),
+                Mark::Hashes | Mark::Announced => first_line(marked.text).trim_start_matches([':', '*', ' ']),
             });
             return [completion].into_iter().chain(part).collect();
         };
@@ -128,8 +127,8 @@ impl ExactMatch {
         last.and_then(|last| last.get(1).or_else(|| last.get(0))).map(|found| found.as_str()).into_iter().collect()
     }
 
-    /// The completion without its markup, and its marked part without decoration. Empty with `extract`, which selects
-    /// the compared text.
+    /// The completion without markup, and its marked text without decoration. Empty with `extract`, which selects the
+    /// text to compare.
     fn without_markup(&self, completion: &str) -> Vec<String> {
         if self.extract.is_some() || !self.options.marked || !self.options.strip {
             return Vec::new();
@@ -140,10 +139,12 @@ impl ExactMatch {
             match marked.mark {
                 Mark::Closed => {
                     // For example "<answer>The answer is Paris.</answer>".
-                    parts.extend(said(marked.text).map(|said| unstyled(bare_sentence(first_line(said))).to_owned()));
+                    parts.extend(
+                        announced(marked.text).map(|answer| unstyled(bare_sentence(first_line(answer))).to_owned()),
+                    );
                     parts.extend([marked.text, bare(marked.text), unstyled(marked.text)].map(str::to_owned))
                 }
-                Mark::Hashes | Mark::Said => {
+                Mark::Hashes | Mark::Announced => {
                     let line = first_line(marked.text);
                     // For example "The answer is Paris. It is in France."
                     let sentence = first_sentence(line);
@@ -152,8 +153,9 @@ impl ExactMatch {
                 }
             }
         }
-        let said: Vec<String> = parts[1..].iter().filter_map(|part| without_copula(part)).map(str::to_owned).collect();
-        parts.extend(said);
+        let answers: Vec<String> =
+            parts[1..].iter().filter_map(|part| without_copula(part)).map(str::to_owned).collect();
+        parts.extend(answers);
         parts.retain(|part| !part.is_empty());
         parts
     }
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn normalisations_act_only_when_chosen() {
+    fn normalisations_apply_only_if_enabled() {
         let value = |options, completion, answer: &str| score(options, completion, answer.into()).values[0].unwrap();
         let plain = ExactMatchOptions::default;
         assert_eq!(value(plain(), " Paris\n", "Paris"), 1.0);
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn several_answers_numbers_and_none() {
+    fn answers_may_be_lists_or_numbers_and_null_gives_no_score() {
         let list = serde_json::json!(["four", 4]);
         assert_eq!(score(ExactMatchOptions::default(), "4", list.clone()).values, [Some(1.0)]);
         assert_eq!(score(ExactMatchOptions::default(), "5", list).values, [Some(0.0)]);
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn each_normalisation_by_itself_and_with_others() {
+    fn normalisations_work_alone_and_combined() {
         let options = |strip, collapse_whitespace, ignore_case, ignore_punctuation| {
             let plain = ExactMatchOptions::default();
             ExactMatchOptions { strip, collapse_whitespace, ignore_case, ignore_punctuation, ..plain }
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_that_are_compared_and_the_answers_that_are_accepted() {
+    fn marked_parts_are_compared_with_all_accepted_answers() {
         let reward = |marked, extract: Option<&str>| {
             let extract = extract.map(str::to_owned);
             ExactMatch::build(ExactMatchOptions { marked, extract, ..ExactMatchOptions::default() }).unwrap()
@@ -271,7 +273,8 @@ mod tests {
             ("x|true|1.5|{\"a\":1}".into(), String::new(), "7".into())
         );
         let problem = score(ExactMatchOptions::default(), "x", serde_json::json!([])).problems.remove(0);
-        let expected = "reward `exact_match` gave no score for 1 completion: column `answer` is empty there";
+        let expected =
+            "reward `exact_match` gave no score for 1 completion: column `answer` has no answer in these rows";
         assert_eq!(problem.to_string(), expected);
     }
 }

@@ -1,8 +1,9 @@
-//! `format`: a reward of 1 if the completion matches a regular expression, else 0.
+//! `format`: 1 if the completion matches a regular expression, else 0.
 //!
-//! The syntax is that of the `regex` crate, which matches in linear time and so has no look-around and no
-//! back-references. `(?s)` lets `.` match line feeds, `(?i)` ignores case. As in Python, `$` also matches before a line
-//! feed that ends the completion; `\z` does not. In a class, `&&`, `--` and `~~` are operations on sets: write `\&\&`.
+//! The syntax is that of Rust's `regex` crate, which matches in linear time, and therefore has neither look-around nor
+//! back-references. With `(?s)`, `.` matches line feeds; `(?i)` ignores case. As in Python, `$` also matches before a
+//! line feed at the end of the completion; `\z` does not. In a character class, `&&`, `--` and `~~` are set operations,
+//! and must be escaped: `\&\&`.
 
 use regex::Regex;
 use serde::Deserialize;
@@ -16,7 +17,7 @@ use crate::{Error, Result, RewardBatch, Scores};
 pub(crate) struct FormatOptions {
     /// The regular expression.
     pub pattern: String,
-    /// Whether the pattern must match the whole completion; otherwise a match anywhere is enough.
+    /// Whether the pattern must match the whole completion; if false, a match anywhere is enough.
     #[serde(default)]
     pub full: bool,
 }
@@ -25,7 +26,7 @@ pub(crate) struct FormatOptions {
 #[derive(Clone, Debug)]
 pub(crate) struct Format {
     regex: Regex,
-    /// Whether `$` may match before a final line feed.
+    /// Whether the pattern has a `$` that also matches before a final line feed.
     line_end: bool,
 }
 
@@ -37,10 +38,10 @@ impl Builtin for Format {
     fn build(options: FormatOptions) -> Result<Self> {
         let compile = |pattern: &str| {
             Regex::new(pattern).map_err(|e| {
-                Error::options("format", format!("the pattern is not a regular expression (no look-around here): {e}"))
+                Error::options("format", format!("`pattern` must be a regular expression (without look-around): {e}"))
             })
         };
-        // Compiles the bare pattern first, because wrapping could balance its unbalanced parentheses.
+        // The bare pattern is compiled first, because the parentheses added below could balance unbalanced ones.
         let mut regex = compile(&options.pattern)?;
         if options.full {
             regex = compile(&format!(r"\A(?:{}{})\z", options.pattern, line_feed_if_comments(&options.pattern)))?;
@@ -59,13 +60,13 @@ impl Builtin for Format {
     }
 }
 
-/// A line feed if the pattern may be in `(?x)` mode, where a comment at the end would swallow the closing parenthesis
-/// that is appended; otherwise nothing.
+/// A line feed if the pattern may be in `(?x)` mode, otherwise nothing. In that mode, a comment at the end of the
+/// pattern would include the appended parenthesis.
 fn line_feed_if_comments(pattern: &str) -> &'static str {
     if pattern.contains("(?") && pattern.contains('#') { "\n" } else { "" }
 }
 
-/// Whether a pattern has a `$` that matches the end (neither escaped nor in a class), and has no `\z`.
+/// Whether a pattern has a `$` that is neither escaped nor in a character class, and has no `\z`.
 fn has_dollar(pattern: &str) -> bool {
     let mut dollar = false;
     let mut class = false;
@@ -108,20 +109,20 @@ mod tests {
     }
 
     #[test]
-    fn searches_or_matches_in_full() {
+    fn the_pattern_is_searched_or_must_match_completely() {
         assert_eq!(score("<b>.*</b>", false, "x <b>1</b> y"), 1.0);
         assert_eq!(score("<b>.*</b>", true, "x <b>1</b> y"), 0.0);
         assert_eq!(score("<b>.*</b>", true, "<b>1</b>"), 1.0);
-        assert_eq!(score("a|b", true, "ab"), 0.0, "the alternatives are anchored together");
+        assert_eq!(score("a|b", true, "ab"), 0.0, "all alternatives must be anchored");
         assert_eq!(score("<t>.*</t>", true, "<t>\n</t>"), 0.0);
         assert_eq!(score("(?s)<t>.*</t>", true, "<t>\n</t>"), 1.0);
-        assert_eq!(score("a", true, "a\n"), 0.0, "a trailing line feed counts");
+        assert_eq!(score("a", true, "a\n"), 0.0, "a trailing line feed must be matched too");
         assert_eq!(score("(?x) a # the letter", true, "a"), 1.0);
     }
 
     /// The expected values are those of Python's `re.search` and `re.fullmatch`.
     #[test]
-    fn a_dollar_matches_before_a_last_line_feed() {
+    fn a_dollar_sign_matches_before_a_final_line_feed() {
         for (pattern, full, text, expected) in [
             ("b$", false, "ab\n", 1.0),
             ("b$", false, "ab", 1.0),
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_pattern_is_an_error() {
+    fn an_invalid_pattern_is_an_error() {
         for pattern in ["(", "a(?=b)", "a)|(b"] {
             let error = Format::build(FormatOptions { pattern: pattern.into(), full: true }).unwrap_err().to_string();
             assert!(error.contains("pattern"), "{error}");

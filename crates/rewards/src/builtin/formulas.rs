@@ -1,4 +1,4 @@
-//! Finds the formulas of a text (`$…$`, `\(…\)`, `\[…\]`), whatever they contain.
+//! Finds the formulas of a text (`$…$`, `\(…\)`, `\[…\]`) without interpreting them.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -15,12 +15,12 @@ pub(super) struct Formula<'t> {
     pub inside: &'t str,
 }
 
-/// The formulas of a text in order: `$…$`, `$$…$$`, `\(…\)` and `\[…\]`, if not empty. Takes one pass: an opening sign
-/// cancels any formula that is still open before it.
+/// The nonempty formulas of a text in order: `$…$`, `$$…$$`, `\(…\)` and `\[…\]`. The search takes one pass: an opening
+/// sign cancels a formula that is still open.
 pub(super) fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
     let bytes = text.as_bytes();
     let mut at = 0;
-    // The open formula: the sign that closes it, the position of its opening sign, and the start of its inside.
+    // The open formula: its closing sign, the position of its opening sign, and the start of its content.
     let mut open: Option<(&str, usize, usize)> = None;
     std::iter::from_fn(move || {
         while let Some(&byte) = bytes.get(at) {
@@ -66,14 +66,14 @@ pub(super) fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
     })
 }
 
-/// Whether `inside`, between two dollar signs, is mathematics and not the text between two prices. `after` is the text
-/// after the second sign.
+/// Whether `inside`, the text between two dollar signs, is mathematics and not text between two prices. `after` is the
+/// text after the second sign.
 fn is_formula(inside: &str, after: &[u8]) -> bool {
     !inside.trim().is_empty() && !after.first().is_some_and(u8::is_ascii_digit) && !is_prose(inside)
 }
 
-/// Whether a text is prose: it has the end of a sentence, two consecutive words that are not units, or begins or ends
-/// with a word such as "and" or "the".
+/// Whether a text is prose: it contains the end of a sentence or two consecutive words that are not units, or begins or
+/// ends with a word such as "and" or "the".
 pub(super) fn is_prose(text: &str) -> bool {
     const JOINING: [&str; 21] = [
         "and", "or", "to", "for", "of", "in", "on", "is", "so", "per", "but", "plus", "minus", "the", "at", "by",

@@ -1,4 +1,4 @@
-//! The common part of graders, which compare a completion with `N` columns of its dataset row. Usually `N` is 1, the
+//! The common code of graders, which compare a completion with `N` columns of its dataset row. Usually `N` is 1: the
 //! answer.
 
 use serde::de::DeserializeOwned;
@@ -13,12 +13,11 @@ use crate::{Problem, ProblemKind, Result, RewardBatch, Scores};
 pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     /// The name of this kind of reward in a configuration.
     const KIND: &'static str;
-    /// The option that is set by the text after the colon of the short form; `None` if there is no short form with a
-    /// colon.
+    /// The option that the text after the colon of the short form sets; `None` if the short form has no colon.
     const MAIN_OPTION: Option<&'static str> = Some("column");
-    /// Whether a completion that thinks first is graded by what follows its thoughts.
+    /// Whether a completion with thoughts is graded by the text after the thoughts.
     const SKIPS_THOUGHTS: bool = true;
-    /// The options that the reward's table may have beside `kind` and `name`.
+    /// The options of the reward's table, in addition to `kind` and `name`.
     type Options: DeserializeOwned;
 
     fn build(options: Self::Options) -> Result<Self>;
@@ -26,17 +25,16 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     /// The names of the dataset columns that are compared.
     fn columns(&self) -> [&str; N];
 
-    /// Grades a completion, given the cells of its row; `None` if the cells cannot be read.
+    /// Grades a completion, given the cells of its row. `None` if the cells are invalid.
     fn grade(&self, cells: [&Value; N], completion: &str) -> Option<Verdict>;
 
-    /// Explains why cells cannot be read, and shows them if that helps.
+    /// Explains why cells are invalid, and shows them if that helps.
     fn unread(&self, cells: [&Value; N]) -> (String, Option<String>);
 
     /// The scores of a batch, for a reward with the name `name`.
     fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
         score_rows(self, name, batch, |cells, completion| {
-            // If a completion thinks first, its answer is searched after the thoughts, and then in the whole completion
-            // if there is none.
+            // The answer is searched after the thoughts of a completion, and if there is none, in the whole completion.
             let after = thought_before(completion).filter(|_| Self::SKIPS_THOUGHTS);
             let after = after.map(|answer| self.grade(cells, answer));
             match after {
@@ -47,7 +45,7 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     }
 }
 
-/// The scores from `grade`, with one problem for all unreadable rows, the first of which is the example.
+/// The scores from `grade`, with one problem for all invalid rows, whose example is the first of these rows.
 pub(super) fn score_rows<G: Grader<N>, const N: usize>(
     grader: &G,
     name: &str,
@@ -64,11 +62,11 @@ pub(super) fn score_rows<G: Grader<N>, const N: usize>(
     let cells = |row: usize| columns.map(|values| &values[row]);
     let completions = batch.completions.iter().enumerate();
     let verdicts = completions.map(|(row, completion)| grade(cells(row), &completion.text())).collect();
-    let mut scores = Scores::of_verdicts(verdicts);
+    let mut scores = Scores::from_verdicts(verdicts);
     if let Some(first) = scores.values.iter().position(Option::is_none) {
         let rows = scores.values.iter().filter(|value| value.is_none()).count();
         let (message, example) = grader.unread(cells(first));
-        let problem = Problem::new(name, rows, message).of_kind(ProblemKind::BadData);
+        let problem = Problem::new(name, rows, message).with_kind(ProblemKind::BadData);
         scores.problems.push(Problem { example, ..problem });
     }
     scores

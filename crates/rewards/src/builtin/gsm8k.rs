@@ -1,11 +1,11 @@
-//! `gsm8k`: a reward of 1 if the completion's final number equals the answer's, else 0.
+//! `gsm8k`: 1 if the completion's final number equals that of the answer, else 0.
 //!
 //! The answer column holds GSM8K's solution text, whose number follows `####`, or just the number. The completion's
-//! number is the one after its last `####`; else the one in its last `<answer>` or `\boxed{…}`; else (unless `strict`)
-//! the one after "answer is", or the last number of the text. The words around a number must not retract it (`not 42`,
-//! `42 or 43`, `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5 %`, `2001/2`,
-//! `\frac{2001}{2}`, `1000½` and `1.0005e3` are equal. In a formula a number counts only by itself: `$6 \times 7$` has
-//! none. A row whose answer has no number gives `None` with a problem.
+//! number is that after its last `####`; else that in its last `<answer>` or `\boxed{…}`; else (unless `strict`) that
+//! after "answer is", or the last number of the text. The words around the number must not retract it (`not 42`, `42 or
+//! 43`, `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5 %`, `2001/2`,
+//! `\frac{2001}{2}`, `1000½` and `1.0005e3` are equal. A formula has a number only if the number is alone in it: `$6
+//! \times 7$` has none. For a row whose answer has no number, the score is `None` with a problem.
 //!
 //! Dataset: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 
@@ -15,7 +15,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{closed, first_line, hashed, plain_digits, regex, said, taken_back_before, taken_back_behind};
+use super::answer::{announced, closed, first_line, hashed, plain_digits, regex, taken_back_before, taken_back_behind};
 use super::formulas::formulas;
 use super::grader::Grader;
 use super::markup::undecorated;
@@ -30,7 +30,7 @@ use crate::batch::Verdict;
 pub(crate) struct Gsm8kOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// Whether only a number after `####`, in `<answer>` or in `\boxed{}` is accepted, and not any last number.
+    /// Whether only a number after `####`, in `<answer>` or in `\boxed{}` is accepted.
     pub strict: bool,
 }
 
@@ -68,7 +68,7 @@ impl Grader<1> for Gsm8k {
     }
 }
 
-/// The number of a dataset answer: a JSON number, a text with `####`, or a text that is a number.
+/// The number of a dataset answer: a JSON number, a string with `####`, or a string that is a number.
 pub(super) fn gold(answer: &Value) -> Option<Number> {
     match answer {
         Value::Number(number) => Decimal::parse(&number.to_string()).map(Number::Decimal),
@@ -89,35 +89,35 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
     let text = &*latex_fractions(text);
     let (hashes, closed) = (hashed(text), closed(text));
     let marked = hashes.and_then(|tail| first_number(first_line(tail))).or_else(|| closed.and_then(only_number));
-    // If a mark exists but does not contain exactly one number, the completion has no number.
+    // If there is a mark, but without exactly one number, the completion has no number.
     if marked.is_some() || strict || hashes.is_some() || closed.is_some() {
         return marked;
     }
-    match said(text).map(first_line) {
+    match announced(text).map(first_line) {
         Some(line) if begins_with_number(line) || groups(line).take(2).count() == 1 => first_number(line),
         _ => last_number(text),
     }
 }
 
-/// The number in `text` if it has exactly one (besides units and currency signs), or one on a side of `=`.
+/// The number in `text`, if there is exactly one (besides units and currency signs), or one on a side of `=`.
 pub(super) fn only_number(text: &str) -> Option<Number> {
     number_of_sides(&plain_numbers(&undecorated(text)), Only::Number)
 }
 
-/// The text with LaTeX's thousands, `1{,}000` and `1\,000`, in plain notation wherever digits surround them.
+/// Rewrites LaTeX's thousands separators between digits, as in `1{,}000` and `1\,000`, in plain notation.
 fn joined_digits(text: &str) -> String {
     static SPACE: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\\[,!]([0-9])"));
     static COMMA: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\{,\}([0-9])"));
     SPACE.replace_all(&COMMA.replace_all(text, "$1,$2"), "$1$2").into_owned()
 }
 
-/// The text with numbers in plain notation: LaTeX writes `1{,}000` or `1\,000` for a thousand.
+/// Rewrites the numbers of a text in plain notation: LaTeX writes a thousand as `1{,}000` or `1\,000`.
 fn plain_numbers(text: &str) -> String {
     let plain = plain_digits(text).replace("{,}", ",").replace("\\,", "").replace("\\!", "");
     latex_fractions(&plain).into_owned()
 }
 
-/// The first number of a line; the search ends where an explanation begins.
+/// The first number of a line, before any explanation.
 fn first_number(line: &str) -> Option<Number> {
     static EXPLANATION: LazyLock<Regex> =
         LazyLock::new(|| regex(r"(?i)\b(?:because|since|so|which|where|given|as)\b|[;(]|,\s+[a-z]|\.\s"));
@@ -125,7 +125,8 @@ fn first_number(line: &str) -> Option<Number> {
     // Joins a sign and its number: "- 1234".
     let line = &*APART.replace(line, "$1$2");
     let line = &*latex_fractions(line);
-    // A bracket may begin with the number itself: "(42)". The search for an explanation starts after the number.
+    // The line may begin with a bracket around the number, "(42)", so the search for an explanation starts after the
+    // number.
     let from = groups(line).next()?.end;
     let end = EXPLANATION.find_at(line, from).map_or(line.len(), |found| found.start());
     // The text after the number may retract it: "42 (wrong)".
@@ -138,22 +139,23 @@ fn begins_with_number(line: &str) -> bool {
     line.trim_start_matches(decoration).starts_with(|c: char| c.is_ascii_digit() || c == '.')
 }
 
-/// Characters that a side of an equation may have besides its number.
+/// The text that a side of an equation may have besides its number.
 #[derive(Clone, Copy, PartialEq)]
 enum Only {
-    /// Anything, also other numbers.
+    /// Any text, including other numbers.
     First,
-    /// Anything but another number.
+    /// Any text except another number.
     Number,
     /// Units, brackets and signs that do not change the number.
     Formula,
 }
 
-/// The number on the last side of an equation, else on the first side: the first number of that side.
+/// The number on the last side of an equation, or else on the first side. If a side may have several numbers, the first
+/// counts.
 fn number_of_sides(text: &str, only: Only) -> Option<Number> {
     let all: Vec<Group> = groups(text).collect();
     let last = text.rfind('=').map_or(0, |at| at + 1);
-    // A relation is not an equation: "42 != 42" and "x <= 42" have no result.
+    // Other relations than equations have no result: "42 != 42", "x <= 42".
     let relation = ["!=", "<=", ">=", "/=", "\\not="].iter().any(|sign| text[..last].ends_with(sign));
     let first = (last > 0 && !relation).then(|| 0..text.find('=').unwrap_or(0));
     [Some(last..text.len()), first].into_iter().flatten().find_map(|side| {
@@ -166,14 +168,14 @@ fn number_of_sides(text: &str, only: Only) -> Option<Number> {
     })
 }
 
-/// The last number of a text, unless the words around it retract it. "42 or 42" counts as 42.
+/// The last number of a text, unless the words around the number retract it. "42 or 42" counts as 42.
 fn last_number(text: &str) -> Option<Number> {
     let (mut before, mut last): (Option<Group>, Option<Group>) = (None, None);
     for group in groups(text) {
         before = last.replace(group);
     }
     let mut last = last?;
-    // A number in a formula is a result only if it stands alone, unlike in `6 \times 7` or `\frac{x}{4}`.
+    // A number in a formula counts only if it is alone, unlike in `6 \times 7` or `\frac{x}{4}`.
     let before_last = formulas(text).take_while(|formula| formula.start <= last.start);
     if let Some(inside) = before_last.last().map(|formula| formula.inside) {
         let start = inside.as_ptr() as usize - text.as_ptr() as usize;
@@ -191,8 +193,8 @@ fn last_number(text: &str) -> Option<Number> {
     if stands(text, &last) { last.value } else { None }
 }
 
-/// Whether the text around a number leaves it a complete answer. It does not in `6*7`, `42^2`, `42 and 43`, nor where
-/// [`is_meant`] is false.
+/// Whether a number is a complete answer in its text: not in `6*7`, `42^2` or `42 and 43`, and not if [`is_meant`] is
+/// false.
 fn stands(text: &str, group: &Group) -> bool {
     /// Matches text after a number that makes it part of something longer: a time, a power, an operation, a list, a
     /// range.
@@ -207,7 +209,7 @@ fn stands(text: &str, group: &Group) -> bool {
     !GOES_ON.is_match(&text[group.end..]) && is_meant(text, group.start, group.end)
 }
 
-/// Whether the text before and after a formula leaves its number a complete answer.
+/// Whether the number of a formula is a complete answer, given the text before and after the formula.
 fn stands_outside(text: &str, start: usize, end: usize) -> bool {
     let signs = |c: char| matches!(c, '$' | '\\' | '(' | '[' | ')' | ']') || c.is_whitespace();
     let (before, after) = (text[..start].trim_end_matches(signs), text[end..].trim_start_matches(signs));
@@ -216,7 +218,7 @@ fn stands_outside(text: &str, start: usize, end: usize) -> bool {
     !taken_back_before(before) && !taken_back_behind(after, &NUMBER) && !SCALE.is_match(after)
 }
 
-/// Whether the text around a number in a formula does not change it: units, brackets, spaces, a relation sign.
+/// Whether the text around a number in a formula leaves its value unchanged: units, brackets, spaces, a relation sign.
 fn leaves_as_it_is(before: &str, after: &str) -> bool {
     static MARKUP: LazyLock<Regex> = LazyLock::new(|| {
         regex(
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_the_final_number() {
+    fn the_final_number_of_a_completion_is_found() {
         for (text, expected) in [
             ("so 9 * 2 = 18\n#### 18", "18"),
             ("#### 1,234", "1234"),
@@ -301,9 +303,9 @@ mod tests {
         assert_eq!(answer_of("it is \\boxed{5}", true), number("5"));
     }
 
-    /// Numbers in other notations, with other marks, or retracted.
+    /// Numbers in other notations, with other marks, or retracted by their text.
     #[test]
-    fn a_number_is_what_a_user_takes_for_it() {
+    fn numbers_in_common_notations_are_found_unless_retracted() {
         for (text, expected) in [
             ("#### 84/2", "42"),
             ("#### 4.2e1", "42"),
@@ -418,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_a_number_are_reported() {
+    fn rows_whose_answer_has_no_number_are_reported() {
         let scores = score(
             &["#### 18", "#### 19", "18.0", "18", "18"],
             vec!["9 * 2 = 18\n#### 18".into(), "#### 18".into(), 18.into(), 18.0.into(), "eighteen".into()],
@@ -431,7 +433,7 @@ mod tests {
 
     /// Every answer of the real dataset has a number, and each reference solution scores 1 by its own answer.
     #[test]
-    fn scores_the_real_data_set() {
+    fn reference_solutions_of_gsm8k_score_1() {
         let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };
         let text = std::fs::read_to_string(file).unwrap();
         let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -440,16 +442,16 @@ mod tests {
         let answers = || solutions.iter().map(|&solution| solution.into()).collect();
         let right = score(&solutions, answers());
         assert!(right.problems.is_empty() && right.values.iter().all(|&value| value == Some(1.0)));
-        // Nearly all solutions still end with the answer if the marked answer is removed.
+        // Without the marked answer, nearly all solutions still end with the answer.
         let unmarked: Vec<&str> = solutions.iter().map(|s| s.split("####").next().unwrap()).collect();
         let found = score(&unmarked, answers()).values.iter().flatten().sum::<f64>();
         assert!(found > 1200.0, "{found}");
     }
 
-    /// Among solutions of four models, exactly those score 1 that the dataset's authors counted as right. They end in
-    /// `A: 18`.
+    /// The published solutions of four models end with, for example, `A: 18`. Exactly those that the dataset's authors
+    /// counted as right must score 1.
     #[test]
-    fn counts_the_published_solutions_as_their_authors_did() {
+    fn published_model_solutions_are_scored_as_by_their_authors() {
         let Some(file) = testing::shared("data/gsm8k/example_model_solutions.jsonl") else { return };
         let text = std::fs::read_to_string(file).unwrap();
         let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -465,13 +467,13 @@ mod tests {
             assert!(scores.problems.is_empty());
             let scored: Vec<bool> = scores.values.iter().map(|value| *value == Some(1.0)).collect();
             let other = (0..1319).filter(|&i| scored[i] != labels[i]).map(|i| solutions[i]).collect::<Vec<_>>();
-            assert!(other.is_empty(), "{model}: scored otherwise: {other:#?}");
+            assert!(other.is_empty(), "{model}: unexpected scores: {other:#?}");
             assert_eq!(scored.iter().filter(|right| **right).count(), right, "{model}");
         }
     }
 
     #[test]
-    fn a_missing_column_gives_none_and_names_the_present_ones() {
+    fn a_missing_column_gives_no_score_and_names_existing_columns() {
         let of = |options: Gsm8kOptions| {
             scores(&Gsm8k::build(options).unwrap(), &["#### 1"], [("solution", vec!["1".into()])])
         };

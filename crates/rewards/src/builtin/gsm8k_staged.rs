@@ -1,15 +1,15 @@
-//! `gsm8k_staged`: a reward for GSM8K with partial credit, for models that do not know the output format yet: points
-//! for the format, for each of its tags, and for how close the number is.
+//! `gsm8k_staged`: a reward for GSM8K with partial credit, for models that do not know the output format yet. It gives
+//! points for the format, for each tag, and for a number close to the answer.
 //!
 //! The format is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the tags are options). A completion
 //! gets
-//! 1. +3 if it ends with the whole format, whatever comes before;
-//! 2. +0.5 for each of the four tags that occurs exactly once, −0.5 for each other tag;
+//! 1. +3 if it ends with the whole format, after any other text;
+//! 2. +0.5 for each of the four tags that occurs exactly once, and −0.5 for each that does not;
 //! 3. points for the text between the solution tags (or in another mark: `<answer>`, a box, after `####`), compared
 //!    with the number in the answer column: 5 if it is written the same, 3.5 if it is the same number (spaces, `$`,
 //!    `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and −4.5 if it is missing or not a number.
 //!
-//! Commas between thousands are ignored; Python's `float`, which reads no commas, would refuse `1,000`.
+//! Commas between thousands are ignored, unlike in Python's `float`, which rejects `1,000`.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -68,7 +68,7 @@ impl Grader<1> for Staged {
         if tags.iter().any(|tag| tag.is_empty()) || (0..4).any(|i| tags[..i].contains(&tags[i])) {
             return Err(Error::options(
                 "gsm8k_staged",
-                format!("the four tags must differ, and none be empty: {tags:?}"),
+                format!("the four tags must be different and not empty, got {tags:?}"),
             ));
         }
         Ok(staged)
@@ -119,8 +119,8 @@ impl Staged {
         (rest.trim().is_empty() && !solution.trim().is_empty()).then_some(solution)
     }
 
-    /// The text between the solution tags, even if the rest of the format is missing; else the text in `<answer>`, in a
-    /// box, or after `####`.
+    /// The text between the solution tags, even if the rest of the format is missing; otherwise the text in `<answer>`,
+    /// in a box, or after `####`.
     fn solution<'t>(&self, text: &'t str) -> Option<&'t str> {
         let tagged = text.rsplit_once(&self.options.solution_start);
         let tagged = tagged.and_then(|(_, rest)| Some(rest.split_once(&self.options.solution_end)?.0));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn closeness_has_six_steps() {
+    fn closeness_to_the_answer_has_six_levels() {
         for (solution, gold, expected) in [
             ("1000", "1000", 5.0),
             ("1,000", "1000", 5.0),
@@ -204,10 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn points_for_form_tags_and_answer_are_added() {
+    fn points_for_format_tags_and_answer_are_summed() {
         let gold = gold(&18.into()).unwrap();
         let points = |text: &str| staged().points(text, &gold);
-        // An answer in another mark is scored too, but does not earn the points for the format.
+        // An answer in another mark is scored too, but gets no points for the format.
         for text in ["<answer>18</answer>", "so \\boxed{18}", "#### 18"] {
             assert_eq!(points(text), [0.0, -2.0, 5.0], "{text}");
         }
@@ -218,12 +218,12 @@ mod tests {
         assert_eq!(points("<SOLUTION>17</SOLUTION><SOLUTION>18</SOLUTION>"), [0.0, -2.0, 5.0]);
         assert_eq!(points("<SOLUTION>18"), [0.0, -1.0, -4.5]);
         assert_eq!(points("18"), [0.0, -2.0, -4.5]);
-        // The format requires a solution that is not empty.
+        // The solution must not be empty.
         assert_eq!(points(&formed(" ")), [0.0, 2.0, -4.5]);
     }
 
     #[test]
-    fn each_stage_has_a_column_and_unscored_rows_are_reported() {
+    fn each_stage_has_a_column_and_invalid_rows_are_reported() {
         let answers = vec!["9 * 2\n#### 1,018".into(), "eighteen".into()];
         let scores = scores(&staged(), &[&formed("1,018"), &formed("18")], [("answer", answers)]);
         assert_eq!(scores.values, [Some(10.0), None]);
@@ -235,11 +235,11 @@ mod tests {
         );
         let same =
             StagedOptions { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..StagedOptions::default() };
-        assert!(Staged::build(same).unwrap_err().to_string().contains("must differ"));
+        assert!(Staged::build(same).unwrap_err().to_string().contains("must be different"));
     }
 
     #[test]
-    fn four_different_tags_make_the_form() {
+    fn the_format_requires_four_different_tags() {
         let names = ["a", "b", "c", "d"];
         let built = |names: [&str; 4]| {
             let [reasoning_start, reasoning_end, solution_start, solution_end] = names.map(str::to_owned);
@@ -254,7 +254,7 @@ mod tests {
             for j in 0..i {
                 let mut same = names;
                 same[i] = names[j];
-                let expected = format!("the four tags must differ, and none be empty: {same:?}");
+                let expected = format!("the four tags must be different and not empty, got {same:?}");
                 assert_eq!(built(same).unwrap_err().to_string(), format!("reward `gsm8k_staged`: {expected}"));
             }
         }
@@ -279,7 +279,7 @@ mod tests {
         let answered = |closeness| verdict([3.0, -0.5, closeness]);
         assert_eq!((answered(2.0).score, answered(2.0).answered), (4.5, true));
         assert_eq!((answered(-4.5).score, answered(-4.5).answered), (-2.0, false));
-        let said = scores(&staged(), &["5"], [("answer", vec!["x".into()])]).problems[0].to_string();
-        assert_eq!(said, "reward `gsm8k_staged` gave no score for 1 completion: no number in column `answer`");
+        let problem = scores(&staged(), &["5"], [("answer", vec!["x".into()])]).problems[0].to_string();
+        assert_eq!(problem, "reward `gsm8k_staged` gave no score for 1 completion: no number in column `answer`");
     }
 }

@@ -1,12 +1,13 @@
-//! `keyword`: a reward for words that occur in a completion: 1 if any of them does, or all (`match = "all"`), or the
-//! share of them that does (`match = "share"`). With `whole_words` (the default), "art" does not occur in "start".
+//! `keyword`: a reward for words in a completion: 1 if any of the words occurs, or 1 if all occur (`match = "all"`), or
+//! the share of words that occur (`match = "share"`). With `whole_words` (the default), "art" does not occur in
+//! "start".
 
 use serde::Deserialize;
 
 use super::Builtin;
 use crate::{Error, Result, RewardBatch, Scores};
 
-/// The words to look for: one text or several.
+/// The words to search for: one string or several.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Words {
@@ -28,15 +29,15 @@ pub(crate) enum Match {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeywordOptions {
-    /// The words to look for: a text, or a list of texts.
+    /// The words to search for: a string, or a list of strings.
     pub words: Words,
-    /// Whether any or all words must occur, or the share of them is the score.
+    /// Whether any or all words must occur, or the score is the share of words that occur.
     #[serde(default, rename = "match")]
     pub which: Match,
-    /// Whether upper and lower case letters count as equal.
+    /// Whether case is ignored.
     #[serde(default)]
     pub ignore_case: bool,
-    /// Whether an occurrence must not adjoin a letter or digit.
+    /// Whether a word must not be next to other letters or digits.
     #[serde(default = "yes")]
     pub whole_words: bool,
 }
@@ -65,7 +66,7 @@ impl Builtin for Keyword {
         if words.is_empty() || words.iter().any(|word| word.trim().is_empty()) {
             return Err(Error::options(
                 "keyword",
-                "give at least one word, and none that is empty, as in \"keyword:happy\"",
+                "`words` must have at least one word, and no empty word, as in \"keyword:happy\"",
             ));
         }
         if options.ignore_case {
@@ -101,7 +102,7 @@ impl Keyword {
 
     fn occurs(&self, word: &str, text: &str) -> bool {
         let inner = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
-        // A word that ends in a sign ("C++") may be followed by any character.
+        // Any character may follow a word that ends with a sign ("C++").
         let bound = |end: Option<char>, beside: Option<char>| !(inner(end) && inner(beside));
         text.match_indices(word).any(|(at, _)| {
             let (before, after) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_found_as_words_or_anywhere() {
+    fn words_are_found_as_whole_words_or_anywhere() {
         let art = || json!({"words": "art"});
         for (text, expected) in
             [("art", 1.0), ("of art.", 1.0), ("start", 0.0), ("arts", 0.0), ("start art", 1.0), ("Art", 0.0)]
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn any_all_or_the_share() {
+    fn match_selects_any_all_or_the_share_of_words() {
         let words = |which| json!({"words": ["red", "green", "blue", "dog"], "match": which});
         for (which, expected) in [("any", 1.0), ("all", 0.0), ("share", 0.5)] {
             assert_eq!(score(words(which), "a red dog"), expected, "{which}");
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_occurrence_has_no_letter_on_either_side() {
+    fn a_whole_word_has_no_letter_on_either_side() {
         for (word, text, expected) in [
             ("art", "art", 1.0),
             ("art", "(art)", 1.0),
@@ -169,8 +170,8 @@ mod tests {
         }
         assert_eq!(score(json!({"words": "art"}), "ART"), 0.0);
         let empty = serde_json::from_value(json!({"words": ["a", " "]})).unwrap();
-        let said = Keyword::build(empty).unwrap_err().to_string();
-        let expected = "give at least one word, and none that is empty, as in \"keyword:happy\"";
-        assert_eq!(said, format!("reward `keyword`: {expected}"));
+        let refusal = Keyword::build(empty).unwrap_err().to_string();
+        let expected = "`words` must have at least one word, and no empty word, as in \"keyword:happy\"";
+        assert_eq!(refusal, format!("reward `keyword`: {expected}"));
     }
 }

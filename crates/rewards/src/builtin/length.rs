@@ -1,7 +1,7 @@
 //! `length`: a reward for the length n of a completion, in tokens or characters.
 //!
-//! With `target` t the score is 1 − |n − t| / t, but at least 0: best at n = t, falling linearly to 0 at n = 0 and n =
-//! 2t. With `max` L and `margin` c it is the soft overlong punishment of DAPO (Yu et al. 2025,
+//! With `target` t the score is max(0, 1 − |n − t| / t): 1 at n = t, falling linearly to 0 at n = 0 and n = 2t. With
+//! `max` L and `margin` c it is the soft overlong punishment of DAPO (Yu et al. 2025,
 //! <https://arxiv.org/abs/2503.14476>, equation 13): 0 for n ≤ L − c, then (L − c − n) / c, and −1 for n > L. Exactly
 //! one of `target` and `max` must be set.
 
@@ -30,7 +30,7 @@ pub(crate) struct LengthOptions {
     pub target: Option<u32>,
     /// The length above which the score is −1.
     pub max: Option<u32>,
-    /// With `max`: the range of lengths below it in which the score falls from 0 to −1.
+    /// With `max`: the width of the range below `max` in which the score falls from 0 to −1.
     pub margin: u32,
     /// The unit of length: tokens (the default) or characters.
     pub unit: Unit,
@@ -63,10 +63,13 @@ impl Builtin for Length {
             (Some(target), None) if target > 0 && options.margin == 0 => Rule::Target(target.into()),
             (None, Some(max)) if options.margin <= max => Rule::Max { max: max.into(), margin: options.margin.into() },
             (Some(_), Some(_)) | (None, None) => {
-                return Err(Error::options("length", "give exactly one of `target` and `max`"));
+                return Err(Error::options("length", "exactly one of `target` and `max` must be set"));
             }
             (Some(_), None) => {
-                return Err(Error::options("length", "`target` must be at least 1, and takes no `margin`"));
+                return Err(Error::options(
+                    "length",
+                    "`target` must be at least 1, and cannot be combined with `margin`",
+                ));
             }
             (None, Some(_)) => return Err(Error::options("length", "`margin` must be at most `max`")),
         };
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn target_and_soft_maximum() {
+    fn lengths_are_scored_by_target_or_soft_maximum() {
         let target = LengthOptions { target: Some(4), unit: Unit::Chars, ..LengthOptions::default() };
         assert_eq!(scores(target), [Some(0.0), Some(0.5), Some(1.0), Some(0.0)]);
         let short = LengthOptions { target: Some(2), unit: Unit::Chars, ..LengthOptions::default() };
@@ -131,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictory_options_are_errors() {
+    fn contradictory_length_options_are_errors() {
         let bad = [
             LengthOptions::default(),
             LengthOptions { target: Some(1), max: Some(1), ..LengthOptions::default() },
@@ -143,9 +146,9 @@ mod tests {
         }
     }
 
-    /// Tests lengths one below, at and above each limit of a rule.
+    /// Tests lengths below, at and above each limit of a rule.
     #[test]
-    fn a_rule_changes_at_its_limits() {
+    fn scores_change_at_the_limits_of_a_rule() {
         let target = Rule::Target(4.0);
         assert_eq!([0, 1, 3, 4, 5, 7, 8, 9].map(|n| target.score(n)), [0.0, 0.25, 0.75, 1.0, 0.75, 0.25, 0.0, 0.0]);
         let max = Rule::Max { max: 10.0, margin: 4.0 };
@@ -155,20 +158,20 @@ mod tests {
     }
 
     #[test]
-    fn options_are_refused_for_a_reason() {
+    fn invalid_length_options_have_an_error_message() {
         let options = |target, max, margin| LengthOptions { target, max, margin, ..LengthOptions::default() };
         for (options, expected) in [
             (options(Some(1), None, 0), None),
             (options(None, Some(0), 0), None),
             (options(None, Some(4), 4), None),
-            (options(None, None, 0), Some("give exactly one of `target` and `max`")),
-            (options(Some(4), Some(4), 0), Some("give exactly one of `target` and `max`")),
-            (options(Some(0), None, 0), Some("`target` must be at least 1, and takes no `margin`")),
-            (options(Some(4), None, 1), Some("`target` must be at least 1, and takes no `margin`")),
+            (options(None, None, 0), Some("exactly one of `target` and `max` must be set")),
+            (options(Some(4), Some(4), 0), Some("exactly one of `target` and `max` must be set")),
+            (options(Some(0), None, 0), Some("`target` must be at least 1, and cannot be combined with `margin`")),
+            (options(Some(4), None, 1), Some("`target` must be at least 1, and cannot be combined with `margin`")),
             (options(None, Some(4), 5), Some("`margin` must be at most `max`")),
         ] {
-            let said = Length::build(options).err().map(|error| error.to_string());
-            assert_eq!(said, expected.map(|expected| format!("reward `length`: {expected}")));
+            let refusal = Length::build(options).err().map(|error| error.to_string());
+            assert_eq!(refusal, expected.map(|expected| format!("reward `length`: {expected}")));
         }
         assert_eq!((Length::main_value(" 20 "), Length::main_value("many")), (20.into(), "many".into()));
     }

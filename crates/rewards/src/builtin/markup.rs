@@ -1,8 +1,7 @@
-//! Removes the decoration of an answer: style tags, emphasis, code marks, symbols such as ✅, quotes, and the end of the
-//! sentence. All graders read answers through these functions, so that markup changes no score, whatever the form of
-//! the answer.
+//! Removes the decoration of an answer: style tags, emphasis, code marks, symbols such as ✅, quotes, and punctuation at
+//! the end of the sentence. All graders use these functions, so that markup does not change a score.
 //!
-//! [`undecorated`] is applied to a whole completion before marks are searched; text that is struck out is deleted.
+//! [`undecorated`] is applied to a whole completion before marks are searched; it also deletes struck out text.
 //! [`bare`] is applied to the marked answer. Both take linear time.
 
 mod emphasis;
@@ -16,7 +15,7 @@ use regex::Regex;
 
 use super::answer::regex;
 
-/// The most layers of markup around an answer that are removed. Each layer is searched once.
+/// The maximum number of layers of markup that are removed around an answer.
 const LAYERS: usize = 12;
 
 /// The text without style tags, symbols, emphasis and code marks.
@@ -24,7 +23,7 @@ pub(super) fn undecorated(text: &str) -> Cow<'_, str> {
     changed(text, &[tags::removed, symbols::removed, emphasis::removed])
 }
 
-/// [`undecorated`], except that emphasis and code marks stay, for callers that read them.
+/// Like [`undecorated`], but keeps emphasis and code marks, for callers that interpret these.
 pub(super) fn emphasized(text: &str) -> Cow<'_, str> {
     changed(text, &[tags::removed, symbols::removed, emphasis::struck_out_removed])
 }
@@ -39,8 +38,8 @@ fn changed<'t>(text: &'t str, stages: &[fn(&str) -> Option<String>]) -> Cow<'t, 
     text
 }
 
-/// The answer without quotes, signs of a formula, and punctuation around it. An `!` stays, unless it ends words: in
-/// `5!` it may be a factorial.
+/// The answer without quotes, formula signs and punctuation around it. An `!` is removed only after words: in `5!` it
+/// may be a factorial.
 pub(super) fn bare(answer: &str) -> &str {
     let mut text = answer;
     for _ in 0..LAYERS {
@@ -53,14 +52,14 @@ pub(super) fn bare(answer: &str) -> &str {
     text
 }
 
-/// [`bare`] for an answer that ends a sentence, where an `!` after digits is punctuation, too.
+/// Like [`bare`], for an answer at the end of a sentence: an `!` after digits is punctuation, too.
 pub(super) fn bare_sentence(answer: &str) -> &str {
     let text = bare(answer);
     let rest = text.trim_end_matches(['!', '?']);
     if rest.ends_with(|c: char| c.is_ascii_digit()) { bare(rest) } else { text }
 }
 
-/// An answer without the word that ends its sentence in Japanese or Korean: 東京です, 서울입니다.
+/// An answer without a Japanese or Korean copula at its end: 東京です, 서울입니다.
 pub(super) fn without_copula(answer: &str) -> Option<&str> {
     let words = ["です", "でした", "である", "だ", "になります", "となります", "입니다", "이에요", "예요", "이다"];
     let answer = bare(answer);
@@ -86,7 +85,7 @@ pub(super) fn without_end(text: &str) -> &str {
     if ends { rest } else { text }.trim_end_matches(['.', '*'])
 }
 
-/// The inside of an answer that is one LaTeX command of style: the `Paris` of `\text{Paris}`.
+/// The content of an answer that is a single LaTeX style command: `Paris` for `\text{Paris}`.
 pub(super) fn unstyled(answer: &str) -> &str {
     const STYLES: [&str; 16] = [
         "text",
@@ -135,7 +134,7 @@ fn closes_last(inner: &str) -> bool {
     depth == 0
 }
 
-/// The text without white space, colons and arrows before it, and the punctuation of a sentence after it.
+/// The text without white space, colons and arrows at its beginning, and sentence punctuation at its end.
 fn without_punctuation(text: &str) -> &str {
     let start = |c: char| c.is_whitespace() || matches!(c, ':' | '：' | '→' | '⇒' | '⟹' | '⟶');
     let text = text.trim_start_matches(start).trim_end();
@@ -145,7 +144,7 @@ fn without_punctuation(text: &str) -> &str {
         return text;
     };
     let ends = match last {
-        // The period stays in "42...", which continues, and in the command `\right.`.
+        // The period stays in "42..." and in the command `\right.`.
         '.' => !before.ends_with(['.', '\\']) && !before.ends_with("\\right"),
         ',' | ';' => !before.ends_with('\\'),
         '。' | '．' | '、' | '，' | '；' => true,
@@ -154,18 +153,18 @@ fn without_punctuation(text: &str) -> &str {
             let mut letter = || letters.next().is_some_and(char::is_alphabetic);
             letter() && letter()
         }
-        // A quote that ends a quotation whose beginning is not in the text: `The answer is 5."`
+        // A closing quotation mark without its opening one: `The answer is 5."`
         '"' | '”' | '»' | '」' | '\'' => {
             before.ends_with(['.', '!', '?', '。']) && !text.starts_with(['"', '“', '«', '「', '\''])
         }
-        // The brace that ends a list or an object in JSON.
+        // A closing brace of JSON, without its opening brace.
         '}' => before.matches('{').count() <= before.matches('}').count(),
         _ => false,
     };
     if ends { before } else { text }
 }
 
-/// The text inside of quotes, code marks or formula signs that enclose the whole text.
+/// The content of quotes, code marks or formula signs that enclose the whole text.
 fn inside(text: &str) -> &str {
     const PAIRS: [(&str, &str); 16] = [
         ("\"", "\""),

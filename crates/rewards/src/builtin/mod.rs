@@ -1,4 +1,4 @@
-//! The built-in rewards. Each has a file, and a row in the table [`BUILTIN`].
+//! The built-in rewards. Each has its own file, and a row in the table [`BUILTIN`].
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -52,14 +52,13 @@ pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<Graded<exact_match::ExactMatch, 1>>(),
 ];
 
-/// A built-in reward, built only from its options. It scores each completion separately.
+/// A built-in reward, which is built from its options alone. It scores each completion separately.
 pub(crate) trait Builtin: Sized + Send + 'static {
     /// The name of this kind of reward in a configuration.
     const KIND: &'static str;
-    /// The option that is set by the text after the colon of the short form; `None` if there is no short form with a
-    /// colon.
+    /// The option that the text after the colon of the short form sets; `None` if the short form has no colon.
     const MAIN_OPTION: Option<&'static str> = None;
-    /// The options that the reward's table may have beside `kind` and `name`.
+    /// The options of the reward's table, in addition to `kind` and `name`.
     type Options: DeserializeOwned;
 
     /// Converts the text after the colon of the short form to the value of the main option.
@@ -147,7 +146,7 @@ impl Kind {
     }
 }
 
-/// Parses the options of a kind of reward. Errors are serde's, which name the known options.
+/// Parses the options of a kind of reward. The errors are those of serde, which name the known options.
 pub(crate) fn parse<T: DeserializeOwned>(kind: &str, options: Map<String, Value>) -> Result<T> {
     serde_json::from_value(Value::Object(options)).map_err(|e| Error::options(kind, e.to_string()))
 }
@@ -157,10 +156,9 @@ mod tests {
     use crate::{Columns, Content, NO_ANSWER, RewardBatch, build};
     use serde_json::{Value, json};
 
-    /// Each grader scores a right answer, a wrong answer, a completion without an answer, and a row that it cannot
-    /// read.
+    /// Each grader scores a right answer, a wrong answer, a completion without an answer, and an invalid row.
     #[test]
-    fn completions_without_an_answer_are_counted_apart_from_wrong_ones() {
+    fn no_answer_counts_completions_without_an_answer() {
         for (spec, answers, texts) in [
             (json!("gsm8k"), [json!("#### 5"), json!("none")], ["#### 5", "6", "five"]),
             (json!({"kind": "gsm8k", "strict": true}), [json!("5"), json!("")], ["#### 5", "\\boxed{6}", "5"]),
@@ -201,13 +199,16 @@ mod tests {
             assert_eq!(metrics, [(NO_ANSWER.to_owned(), 0.5)], "{spec}: {values:?}");
             assert!(values[0] > values[1] && values[1] >= values[2] && values[4].is_none(), "{spec}: {values:?}");
             assert_eq!(share(&mut reward, &rows[..2]).1, [(NO_ANSWER.to_owned(), 0.0)], "{spec}");
-            assert!(share(&mut reward, &rows[4..]).1.is_empty(), "{spec}: nothing was scored");
+            assert!(
+                share(&mut reward, &rows[4..]).1.is_empty(),
+                "{spec}: a batch without scores must not report `no_answer`"
+            );
         }
     }
 
-    /// The properties of each reward that the trainer reads before it calls the reward.
+    /// The properties that the trainer reads before it calls a reward.
     #[test]
-    fn each_reward_says_what_it_reads_and_that_it_scores_by_group() {
+    fn rewards_declare_their_columns_and_score_by_group() {
         for (spec, columns, reads_ids) in [
             (json!("gsm8k"), &["answer"][..], false),
             (json!("gsm8k:a"), &["a"], false),
@@ -234,14 +235,14 @@ mod tests {
         }
         for kind in ["countdown", "think_answer", "unique_chars"] {
             let spec = serde_json::from_value(json!(format!("{kind}:x"))).unwrap();
-            let said = build(&spec, "r".into()).err().unwrap().to_string();
-            assert_eq!(said, format!("reward `{kind}`: takes nothing after the colon, but has `x`"));
+            let refusal = build(&spec, "r".into()).err().unwrap().to_string();
+            assert_eq!(refusal, format!("reward `{kind}`: this kind takes no text after the colon, got `x`"));
         }
     }
 
-    /// All unreadable rows are counted in one problem, and the first is its example.
+    /// All invalid rows are counted in one problem, whose example is the first of these rows.
     #[test]
-    fn rows_that_cannot_be_read_are_one_problem() {
+    fn invalid_rows_are_reported_as_one_problem() {
         for (kind, message, example) in [
             ("gsm8k", "no number in column `answer`", Some("in \"x\"")),
             ("multiple_choice", "no choice of 4 in column `answer`", Some("in \"x\"")),

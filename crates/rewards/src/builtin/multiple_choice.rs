@@ -1,11 +1,11 @@
-//! `multiple_choice`: a reward of 1 if the completion chooses the answer's letter, else 0.
+//! `multiple_choice`: 1 if the completion chooses the answer's letter, else 0.
 //!
 //! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or the index of the choice as a number, from 0. The
-//! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else the one after its last
-//! "answer is", "answer:" or "I choose"; else (unless `strict`) a separate letter at the end or the beginning
-//! of the completion, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a mark,
-//! since they are words. A letter that is denied ("not B", "B is wrong") or one of several ("B or C") does not count.
-//! The texts of the choices are not compared.
+//! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else the letter after its
+//! last "answer is", "answer:" or "I choose"; else (unless `strict`) a separate letter at the end or the beginning of
+//! the completion, such as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I", which are also
+//! words, only with a mark. A letter that is denied ("not B", "B is wrong") or is one of several ("B or C") does not
+//! count. The texts of the choices are not compared.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{bare_words, closed, first_line, hashed, regex, said, taken_back_before, taken_back_behind};
+use super::answer::{announced, bare_words, closed, first_line, hashed, regex, taken_back_before, taken_back_behind};
 use super::grader::Grader;
 use super::markup::{emphasized, undecorated};
 use super::number::is_of_script_without_spaces;
@@ -26,7 +26,7 @@ use crate::{Error, Result};
 pub(crate) struct MultipleChoiceOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// How many choices there are, as letters from A on.
+    /// The number of choices, which have the letters from A on.
     pub choices: usize,
     /// Whether only a choice in `<answer>` or `\boxed{}`, or after `####`, "answer is", "answer:" or "I choose" is
     /// accepted.
@@ -45,14 +45,14 @@ pub(crate) struct MultipleChoice {
     options: MultipleChoiceOptions,
     /// Matches a dataset's answer that begins with a choice, with any text around the letter.
     alone: Regex,
-    /// Matches a choice at the beginning of a text, and shows whether the letter is marked as one (`(B)`, `**B**`,
-    /// `B)`).
+    /// Matches a choice at the beginning of a text. Its groups show whether the letter is marked as a choice (`(B)`,
+    /// `**B**`, `B)`).
     choice: Regex,
     /// Matches another choice after "or".
     another: Regex,
     /// Matches a choice at the end of a text.
     end: Regex,
-    /// Matches the letters that label choices at the beginnings of lines.
+    /// Matches letters at the beginnings of lines that label choices.
     listed: Regex,
 }
 
@@ -77,7 +77,7 @@ impl Grader<1> for MultipleChoice {
         if !(2..=26).contains(&options.choices) {
             return Err(Error::options(
                 "multiple_choice",
-                format!("`choices` must be 2 to 26, not {}", options.choices),
+                format!("`choices` must be from 2 to 26, got {}", options.choices),
             ));
         }
         let last = char::from(b'A' + (options.choices - 1) as u8);
@@ -102,7 +102,7 @@ impl Grader<1> for MultipleChoice {
         let gold = self.gold(answer)?;
         let numbered = || {
             let text = answer.as_str().filter(|text| self.numbered(text).is_some())?;
-            let marked = closed(completion).or_else(|| hashed(completion)).or_else(|| said(completion));
+            let marked = closed(completion).or_else(|| hashed(completion)).or_else(|| announced(completion));
             let given = self.numbered(first_line(marked.unwrap_or(completion)))?;
             self.numbered(text).map(|_| given)
         };
@@ -135,21 +135,21 @@ impl MultipleChoice {
         }
     }
 
-    /// The choice of a text that is one digit: choices may be numbered from 1 on, as in some rows of ARC.
+    /// The choice of a text that is a single digit: choices may be numbered from 1, as in some rows of ARC.
     fn numbered(&self, text: &str) -> Option<usize> {
         let digit: usize = text.trim().trim_matches(['(', ')', '.', '*']).parse().ok()?;
         digit.checked_sub(1).filter(|place| *place < self.options.choices)
     }
 
-    /// The choice of a completion, as it is or without markup.
+    /// The choice of a completion, with or without its markup.
     fn choice(&self, completion: &str) -> Option<usize> {
         self.choice_in(&emphasized(completion)).or_else(|| self.choice_in(&undecorated(completion)))
     }
 
     fn choice_in(&self, text: &str) -> Option<usize> {
         if let Some(inside) = closed(text) {
-            return match said(inside) {
-                Some(said) => self.begins(first_line(said), true),
+            return match announced(inside) {
+                Some(answer) => self.begins(first_line(answer), true),
                 None => self.begins(inside, false),
             };
         }
@@ -164,8 +164,8 @@ impl MultipleChoice {
             )
         });
         let chooses = CHOOSES.find_iter(text).last().map(|words| &text[words.end()..]);
-        // The last statement counts: the text after it is shorter.
-        let last = said(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
+        // The last announcement counts, which is the one with less text after it.
+        let last = announced(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
         if let Some(rest) = last
             && let Some(choice) = self.begins(first_line(rest), true)
         {
@@ -174,7 +174,7 @@ impl MultipleChoice {
         if self.options.strict {
             return None;
         }
-        /// Matches "A is correct", with the letter before.
+        /// Matches "A is correct", including the letter.
         static CORRECT: LazyLock<Regex> = LazyLock::new(|| {
             regex(
                 r"(?x) (?:^|[\s.,:;(*]) (?:(?i:option|choice|answer)\s+)? [(]?(?P<letter>[A-Z])[)*.]*
@@ -196,8 +196,8 @@ impl MultipleChoice {
         self.at_end(text).or_else(|| self.at_beginning(text)).or_else(correct)
     }
 
-    /// The choice at the beginning of a text, where an explanation may follow. With `capital` the text is running text,
-    /// in which a lower-case "a" is a word.
+    /// The choice at the beginning of a text, which may continue with an explanation. With `capital` the text is
+    /// running text, in which a lower-case letter is not a choice.
     fn begins(&self, text: &str, capital: bool) -> Option<usize> {
         let found = self.choice.captures(text)?;
         let (opening, letter, rest) = (&found["opening"], &found["letter"], &found["rest"]);
@@ -210,7 +210,7 @@ impl MultipleChoice {
         (stands && !word && (!lower || !capital || marked) && !self.takes_back(rest)).then(|| self.place(letter))?
     }
 
-    /// Whether the text after a choice denies it or offers another: "is wrong", "or C", ", C".
+    /// Whether the text after a choice denies the choice or offers another one: "is wrong", "or C", ", C".
     fn takes_back(&self, rest: &str) -> bool {
         static JOINS: LazyLock<Regex> = LazyLock::new(|| {
             regex(r#"^[\s*_$"'`”’)\]{}\\]*(?:(?:,\s*)?\b(?:and|or)\b(?:\s+(?:maybe|perhaps|possibly))?|[,;/&|+])"#)
@@ -228,9 +228,9 @@ impl MultipleChoice {
         joined || taken_back_behind(rest, &self.another)
     }
 
-    /// The choice at the end of a text, or alone on its last line.
+    /// The choice at the end of a text, or alone on the last line of the text.
     fn at_end(&self, text: &str) -> Option<usize> {
-        /// Matches the text before a bare letter that is a choice; the letter in "vitamin C" is not one.
+        /// Matches text after which a bare letter is a choice, unlike in "vitamin C".
         static FOLLOWS: LazyLock<Regex> = LazyLock::new(|| {
             regex(
                 r"(?ix) (?: ^ | \n | [:=→]  | [-=]> | [.!?;]
@@ -247,7 +247,7 @@ impl MultipleChoice {
         }
         let letter = ["marked", "closed", "bare"].iter().find_map(|name| found.name(name))?.as_str();
         if found.name("bare").is_some() {
-            // Even "A" or "I" is a choice if it is alone on its line.
+            // A letter alone on its line is a choice, even "A" or "I".
             let line = before.trim_end_matches([' ', '\t']);
             let alone = line.is_empty() || line.ends_with('\n');
             if !FOLLOWS.is_match(before) || matches!(letter, "A" | "I") && !alone {
@@ -274,7 +274,7 @@ impl MultipleChoice {
             rest.trim_start_matches(['*', '_', '$', '"', '`']).starts_with([')', '.', ':']) || rest.trim().is_empty();
         let named = named && !rest.starts_with(char::is_alphanumeric);
         let is_choice = marked || upper && (named || emphasized || ends && words.is_empty());
-        // A list of all choices does not choose any.
+        // A list of all choices is not a choice.
         let others = self.listed.find_iter(text).count() + rest.matches(") ").count().saturating_sub(1);
         if !is_choice
             || others > 1 && !rest.trim().is_empty() && self.lists(text)
@@ -294,7 +294,7 @@ impl MultipleChoice {
     }
 }
 
-/// Whether the text before a letter ends with another choice and "and", as "A and".
+/// Whether the text before a letter ends with another choice and "and": "A and".
 fn ends_with_and(before: &str) -> bool {
     let words = before.trim_end_matches(|c: char| c.is_whitespace() || "([*_$\"'`".contains(c));
     words.to_lowercase().rsplit(|c: char| !c.is_alphabetic()).next() == Some("and")
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_found() {
+    fn the_choice_of_a_completion_is_found() {
         let reward = reward(5, false);
         for (text, expected) in [
             ("\\boxed{B}", Some(1)),
@@ -440,7 +440,7 @@ mod tests {
             wrong.extend(reward.choice(text).map(|_| text));
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
-        // A statement at the end takes precedence over one at the beginning.
+        // A choice at the end has priority over a choice at the beginning.
         assert_eq!(reward.choice("B) is wrong, so I take (C)"), Some(2));
         assert_eq!(reward.choice("B) looks good. But then: (C)"), Some(2));
         let strict = self::reward(5, true);
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_letters_or_places() {
+    fn dataset_answers_may_be_letters_or_indices() {
         let reward = reward(4, false);
         for (answer, expected) in [
             (Value::from("B"), Some(1)),
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_answers_are_reported() {
+    fn invalid_dataset_answers_are_reported() {
         let answers = vec!["B".into(), 1.into(), "Paris".into()];
         let scores = scores(&reward(4, false), &["B", "C", "B"], [("answer", answers)]);
         assert_eq!(scores.values, [Some(1.0), Some(0.0), None]);

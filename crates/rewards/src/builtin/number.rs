@@ -1,5 +1,5 @@
-//! Finds numbers in a text (decimals of any length, fractions, exponents) and checks the text around them, whatever the
-//! answer is.
+//! Finds numbers in a text (decimals of any length, fractions, exponents), and checks the text around them. This file
+//! does not know the answer.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -12,8 +12,8 @@ use super::rational::Rational;
 /// Matches the beginning of a number after a word such as "or".
 pub(super) static NUMBER: LazyLock<Regex> = LazyLock::new(|| regex(r"^[\s$*(\\]*[-\u{2212}]?\$?\.?\d"));
 
-/// Whether the number from byte `start` to `end` is separate, and the text around it does not retract it: not in
-/// `x42`, `42nd`, `42:00`, `42 or 43`, `not 42`, `42 is wrong`.
+/// Whether the number from byte `start` to `end` is separate, and not retracted by the text around it. This is false in
+/// `x42`, `42nd`, `42:00`, `42 or 43`, `not 42` and `42 is wrong`.
 pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
     /// Matches text before a number that makes it part of something longer.
     static BELONGS: LazyLock<Regex> = LazyLock::new(|| {
@@ -49,8 +49,8 @@ pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
         || taken_back_behind(after, &NUMBER))
 }
 
-/// Whether a letter is Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese: words of these scripts adjoin
-/// numbers without a space.
+/// Whether a letter is Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese. In these scripts, words follow numbers
+/// without a space.
 pub(super) fn is_of_script_without_spaces(c: char) -> bool {
     matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{1100}'..='\u{11ff}'
         | '\u{3040}'..='\u{30ff}' | '\u{3130}'..='\u{318f}' | '\u{31f0}'..='\u{31ff}' | '\u{3400}'..='\u{4dbf}'
@@ -63,7 +63,7 @@ fn is_unit(suffix: &str) -> bool {
     suffix.is_empty() || known() || suffix.chars().count() >= 3 && !super::units::never_unit(suffix)
 }
 
-/// A fraction that is one character, such as `½`.
+/// The value of a fraction character such as `½`.
 pub(super) fn vulgar_fraction(c: char) -> Option<(u8, u8)> {
     Some(match c {
         '½' => (1, 2),
@@ -88,7 +88,7 @@ pub(super) fn vulgar_fraction(c: char) -> Option<(u8, u8)> {
     })
 }
 
-/// Matches a fraction of two numbers in LaTeX, with its sign and the whole part of a mixed number.
+/// Matches a LaTeX fraction of two numbers, with its sign and the whole part of a mixed number.
 static FRACTION: LazyLock<Regex> = LazyLock::new(|| {
     regex(
         r"(?x) (?:(?P<whole>[0-9]+)(?:\s|\\[,;:!\ ])*)? (?P<minus>[-\u{2212}])?
@@ -98,7 +98,7 @@ static FRACTION: LazyLock<Regex> = LazyLock::new(|| {
     )
 });
 
-/// The last LaTeX fraction of a text, if the number that begins at `at` is a part of it.
+/// The last LaTeX fraction of a text, if it contains the number that begins at `at`.
 pub(super) fn latex_fraction_around(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     FRACTION.find_iter(text).map(|found| found.range()).filter(|range| range.contains(&at)).last()
 }
@@ -126,7 +126,7 @@ pub(super) fn latex_fractions(text: &str) -> Cow<'_, str> {
             let minus = |text: &str| text.starts_with(['-', '\u{2212}']);
             let digits = |text: &str| text.trim_start_matches(['-', '\u{2212}']).to_owned();
             let whole = found.name("whole").map_or("", |whole| whole.as_str());
-            // A number before a minus sign is not the whole part of a mixed number.
+            // A number followed by a minus sign is not the whole part of a mixed number.
             let between = if whole.is_empty() { "" } else { " " };
             let signs = [found.name("minus").is_some(), minus(top), minus(bottom)];
             let sign = if signs.iter().filter(|minus| **minus).count() % 2 == 1 { "-" } else { "" };
@@ -157,16 +157,15 @@ pub(super) fn latex_fractions(text: &str) -> Cow<'_, str> {
     text
 }
 
-/// A number as it is written, with its exponent, its denominator, or the whole part of a mixed number.
+/// A number in a text, including its exponent, its denominator, or the whole part of a mixed number.
 pub(super) struct Group {
-    /// The value; `None` if it divides by zero or does not fit.
+    /// The value; `None` if it divides by zero or overflows.
     pub value: Option<Number>,
     pub start: usize,
     pub end: usize,
 }
 
-/// The numbers of a text in order, as [`numbers`] finds them, but with each of `4.2e1`, `84/2` and `1 1/2` as one
-/// number.
+/// The numbers of a text in order. Unlike in [`numbers`], each of `4.2e1`, `84/2` and `1 1/2` is one number.
 pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
     let mut rest = numbers(text).peekable();
     std::iter::from_fn(move || {
@@ -231,15 +230,15 @@ pub(super) struct Found {
     pub end: usize,
 }
 
-/// All numbers of a text in order: digits with commas between thousands and one decimal point. A sign belongs to the
-/// number unless the character before the sign is part of a number or word (`5-3` is 5 and 3, `= -3` is −3). A `$` may
-/// stand between sign and digits.
+/// All numbers of a text in order: digits with commas between thousands and one decimal point. A sign is part of the
+/// number unless it follows a number or word (`5-3` is 5 and 3, `= -3` is −3). A `$` may be between the sign and the
+/// digits.
 pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
     let bytes = text.as_bytes();
     let digit = move |i: usize| bytes.get(i).is_some_and(u8::is_ascii_digit);
     let mut at = 0;
     std::iter::from_fn(move || {
-        // ".5" starts at its point, but the second point of "1.2.3" does not start a number.
+        // A number may begin with a point, as in ".5", but not with the second point of "1.2.3".
         let point = |i: usize| bytes[i] == b'.' && digit(i + 1) && (i == 0 || !digit(i - 1));
         while at < bytes.len() && !(digit(at) || point(at)) {
             at += 1;
@@ -254,7 +253,7 @@ pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
         while at < bytes.len() {
             match bytes[at] {
                 b'0'..=b'9' => plain.push(bytes[at] as char),
-                // A comma belongs to the number only before exactly three digits.
+                // A comma is part of the number only before exactly three digits.
                 b',' if !has_point && (1..=3).all(|i| digit(at + i)) && !digit(at + 4) => {}
                 b'.' if !has_point && digit(at + 1) => {
                     has_point = true;
@@ -268,19 +267,19 @@ pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
     })
 }
 
-/// The byte offset of a minus at the end of the text before a number, if that minus is a sign and not an operator or a
-/// hyphen.
+/// The byte offset of a minus at the end of `before`, the text before a number, if the minus is a sign, not an operator
+/// or a hyphen.
 fn sign_before(before: &str) -> Option<usize> {
     let before = before.strip_suffix('$').unwrap_or(before);
     let before = before.strip_suffix('\\').unwrap_or(before);
     let rest = before.strip_suffix('-').or_else(|| before.strip_suffix('\u{2212}'))?;
-    // A minus is an operator in "a-3" and "5 -3", but a sign in "is -3".
+    // The minus is an operator in "a-3" and "5 -3", but a sign in "is -3".
     let operator = rest.ends_with(|c: char| c.is_alphanumeric() || c == ')')
         || rest.trim_end().ends_with(|c: char| c.is_numeric() || c == ')');
     (!operator).then_some(rest.len())
 }
 
-/// A number: a decimal, or a fraction that has no decimal form.
+/// A number: a decimal, or a fraction without a finite decimal form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     Decimal(Decimal),
@@ -295,7 +294,7 @@ impl Number {
         }
     }
 
-    /// The number equal to a fraction; a decimal if possible.
+    /// Converts a fraction to a number: a decimal if possible.
     fn of(fraction: Rational) -> Number {
         let places = (0..=30).find_map(|places| {
             let scaled = fraction.mul(Rational::new(10i128.pow(places), 1)?)?.integer()?;
@@ -398,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decimals_are_exact_and_canonical() {
+    fn decimals_are_exact_and_have_a_canonical_form() {
         assert_eq!(Decimal::parse("-0.00"), Decimal::parse("0"));
         assert_eq!(Decimal::parse("1.5e3"), Decimal::parse("1500"));
         assert_eq!(Decimal::parse("15e-3"), Decimal::parse("0.0150"));

@@ -29,7 +29,7 @@ impl Rational {
         Rational::new(numerator, 10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)
     }
 
-    /// The number as an integer, if it is one.
+    /// The integer value, if the fraction is an integer.
     pub fn integer(self) -> Option<i128> {
         (self.denominator == 1).then_some(self.numerator)
     }
@@ -54,7 +54,7 @@ impl Rational {
     }
 
     pub fn mul(self, other: Rational) -> Option<Rational> {
-        // The factors are first reduced crosswise, so that no intermediate product overflows if the result fits.
+        // Common factors are cancelled crosswise first, so that no intermediate product overflows if the result fits.
         let (a, b) =
             (Rational::new(self.numerator, other.denominator)?, Rational::new(other.numerator, self.denominator)?);
         let numerator = a.numerator.checked_mul(b.numerator)?;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_gives_none() {
+    fn overflowing_operations_return_none() {
         let large = q(i128::MAX, 1);
         assert_eq!((large.add(q(1, 1)), large.mul(large), large.pow(2)), (None, None, None));
         assert_eq!(Rational::new(i128::MIN, -1), None);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_signs_powers_and_roots() {
+    fn integers_signs_powers_and_roots_are_exact() {
         assert_eq!((q(6, 3).integer(), q(6, 4).integer(), q(-6, 3).integer()), (Some(2), None, Some(-2)));
         assert_eq!((q(6, 4).parts(), q(-6, 4).parts(), q(6, -4).parts()), ((3, 2), (-3, 2), (-3, 2)));
         assert_eq!((q(-3, 4).to_f64(), q(-3, 4).neg(), q(i128::MIN, 1).neg()), (-0.75, Some(q(3, 4)), None));
@@ -143,7 +143,7 @@ mod tests {
             (Rational::decimal(""), Rational::decimal("x"), Rational::decimal("1.x")),
             (Some(q(0, 1)), None, None)
         );
-        // A decimal with 38 places fits, one with 39 does not.
+        // A decimal with 38 places fits; a decimal with 39 places does not.
         let places = |n: usize| Rational::decimal(&format!("0.{}1", "0".repeat(n - 1)));
         assert_eq!((places(38), places(39)), (Some(q(1, 10i128.pow(38))), None));
         assert_eq!((gcd(12, 18), gcd(18, 12), gcd(0, 5), gcd(5, 0), gcd(7, 9)), (6, 6, 5, 5, 1));

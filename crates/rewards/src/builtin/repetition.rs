@@ -1,5 +1,5 @@
 //! `repetition`: a penalty for repeated text: −`weight` · (1 − distinct n-grams / n-grams), over words or tokens; 0 for
-//! a completion shorter than one n-gram. In scripts without spaces between words, each character is a word.
+//! a completion shorter than one n-gram. In scripts without spaces between words, each character counts as a word.
 //!
 //! As in Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", <https://arxiv.org/abs/2502.03373>,
 //! appendix, and Open-R1's `repetition_penalty`.
@@ -16,7 +16,8 @@ use crate::{Error, Result, RewardBatch, Scores};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Unit {
-    /// Words: text between white space, in lower case; of Chinese, Japanese, Thai, … each character.
+    /// Words: text between white space, in lower case. In Chinese, Japanese, Thai and other scripts without spaces,
+    /// characters.
     #[default]
     Words,
     /// Token ids.
@@ -27,11 +28,11 @@ pub(crate) enum Unit {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RepetitionOptions {
-    /// The n of n-grams: how many consecutive words or tokens make one.
+    /// The n of the n-grams: the number of consecutive words or tokens in each.
     pub ngram: usize,
     /// The size of the penalty for a completion whose n-grams are all equal.
     pub weight: f64,
-    /// Whether n-grams are of words (the default) or tokens.
+    /// The unit of the n-grams: words (the default) or tokens.
     pub unit: Unit,
 }
 
@@ -61,7 +62,7 @@ impl Builtin for Repetition {
             return Err(Error::options("repetition", "`ngram` must be at least 1"));
         }
         if !(options.weight.is_finite() && options.weight >= 0.0) {
-            return Err(Error::options("repetition", "`weight` must be a number that is not negative"));
+            return Err(Error::options("repetition", "`weight` must be a number of at least 0"));
         }
         Ok(Repetition { options })
     }
@@ -90,8 +91,8 @@ impl Repetition {
     }
 }
 
-/// The words of a text without white space. Each character of a script without spaces between words is one word, and so
-/// is the text between such characters.
+/// The words of a text without white space. Each character of a script without spaces is a word, and so is any text
+/// between such characters.
 fn words_of(text: &str) -> impl Iterator<Item = &str> {
     let spaceless = |c: char| {
         matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{3040}'..='\u{30ff}'
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_repeated_ngrams_is_punished() {
+    fn repeated_ngrams_are_penalised_by_their_share() {
         let pairs = || RepetitionOptions { ngram: 2, ..RepetitionOptions::default() };
         assert_eq!(score(pairs(), "a b c d", &[]), 0.0);
         // The 2-grams are ab ba ab ba, and two of the four are distinct.
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_of_scripts_without_spaces_are_words() {
+    fn characters_of_scripts_without_spaces_count_as_words() {
         let single = || RepetitionOptions { ngram: 1, ..RepetitionOptions::default() };
         for (text, expected) in [
             ("好好好好", -0.75),
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_options_are_errors() {
+    fn invalid_repetition_options_are_errors() {
         for options in [
             RepetitionOptions { ngram: 0, ..RepetitionOptions::default() },
             RepetitionOptions { weight: -1.0, ..RepetitionOptions::default() },
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn ngrams_of_any_length_are_counted() {
+    fn distinct_ngrams_of_any_length_are_counted() {
         let ngram = |ngram| RepetitionOptions { ngram, weight: 12.0, ..RepetitionOptions::default() };
         // There are 6, 5, 4, 3, 1 and no n-grams, of which 2, 2, 2, 2, 1 and none are distinct.
         for (n, expected) in [(1, -8.0), (2, -7.2), (3, -6.0), (4, -4.0), (6, 0.0), (7, 0.0)] {
@@ -184,11 +185,11 @@ mod tests {
         }
         for (options, expected) in [
             (RepetitionOptions { ngram: 0, ..ngram(1) }, Some("`ngram` must be at least 1")),
-            (RepetitionOptions { weight: -0.5, ..ngram(1) }, Some("`weight` must be a number that is not negative")),
+            (RepetitionOptions { weight: -0.5, ..ngram(1) }, Some("`weight` must be a number of at least 0")),
             (RepetitionOptions { weight: 0.0, ..ngram(1) }, None),
         ] {
-            let said = Repetition::build(options).err().map(|error| error.to_string());
-            assert_eq!(said, expected.map(|expected| format!("reward `repetition`: {expected}")));
+            let refusal = Repetition::build(options).err().map(|error| error.to_string());
+            assert_eq!(refusal, expected.map(|expected| format!("reward `repetition`: {expected}")));
         }
         assert_eq!((Repetition::main_value(" 4 "), Repetition::main_value("x")), (4.into(), "x".into()));
     }

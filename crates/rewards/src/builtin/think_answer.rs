@@ -1,9 +1,9 @@
-//! `think_answer`: a reward for the format `<think>…</think>` followed by `<answer>…</answer>`, which DeepSeek-R1's
-//! prompt asks for.
+//! `think_answer`: a reward for the format `<think>…</think>` followed by `<answer>…</answer>`, which the prompt of
+//! DeepSeek-R1 requests.
 //!
-//! The score is 1 for exactly that format: each tag once, in order, text in both, and only white space before, between
-//! and after. Otherwise it is 0; with `partial`, 1/8 for each of the four tags that occurs exactly once, so at most
-//! 1/2. An empty answer or a repeated tag never scores 1. The content of the answer is not checked.
+//! The score is 1 for exactly that format: each tag once and in order, text inside both pairs, and only white space
+//! outside. Otherwise the score is 0, or with `partial` (the default) 1/8 for each of the four tags that occurs exactly
+//! once, so at most 1/2. An empty answer or a repeated tag never scores 1. The content of the answer is not checked.
 //!
 //! Source: DeepSeek-AI 2025, "DeepSeek-R1", <https://arxiv.org/abs/2501.12948>, section 2.2.2.
 
@@ -20,9 +20,9 @@ pub(crate) struct ThinkAnswerOptions {
     pub think: String,
     /// The name of the second tag.
     pub answer: String,
-    /// Whether single tags score points.
+    /// Whether single tags give partial scores.
     pub partial: bool,
-    /// Whether the prompt ends with the first opening tag, so that the completion lacks it.
+    /// Whether the prompt ends with the first opening tag, so that the completion does not have it.
     pub think_in_prompt: bool,
 }
 
@@ -58,7 +58,7 @@ impl Builtin for ThinkAnswer {
         let ThinkAnswerOptions { think, answer, .. } = &options;
         let usable = |tag: &str| !tag.is_empty() && tag.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'));
         if !usable(think) || !usable(answer) || think == answer {
-            let message = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");
+            let message = format!("`think` and `answer` must be two different tag names, got {think:?} and {answer:?}");
             return Err(Error::options("think_answer", message));
         }
         let tags = four_tags(&options).map(|tag| tag.to_ascii_lowercase());
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_complete_form_is_1_and_its_tags_are_eighths() {
+    fn the_complete_format_scores_1_and_each_tag_an_eighth() {
         for (text, expected) in [
             ("<think>a</think><answer>b</answer>", 1.0),
             ("\n<think>\na\n</think>\n\n<answer> b </answer>\n", 1.0),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_have_other_names_and_the_prompt_may_open_the_first() {
+    fn tag_names_are_configurable_and_the_prompt_may_open_the_first() {
         let own = ThinkAnswerOptions { think: "reasoning".into(), ..ThinkAnswerOptions::default() };
         assert_eq!(score("<reasoning>a</reasoning><answer>b</answer>", own), 1.0);
         let open = || ThinkAnswerOptions { think_in_prompt: true, ..ThinkAnswerOptions::default() };
@@ -144,13 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn tags_have_two_different_names_of_letters_digits_and_dashes() {
+    fn tag_names_must_differ_and_have_only_letters_digits_and_dashes() {
         let built = |think: &str, answer: &str| {
             let options = ThinkAnswerOptions { think: think.into(), answer: answer.into(), ..Default::default() };
             ThinkAnswer::build(options).map_err(|error| error.to_string())
         };
         for (think, answer) in [("", "b"), ("a", ""), ("a b", "b"), ("a", "b/"), ("a", "a")] {
-            let expected = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");
+            let expected =
+                format!("`think` and `answer` must be two different tag names, got {think:?} and {answer:?}");
             assert_eq!(built(think, answer).unwrap_err(), format!("reward `think_answer`: {expected}"));
         }
         let own = built("a_1", "b-2").unwrap();

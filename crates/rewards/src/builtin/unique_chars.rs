@@ -1,4 +1,4 @@
-//! `unique_chars`: a reward that counts the different characters of a completion. It is easy to raise, and so useful
+//! `unique_chars`: the number of different characters in a completion. It is easy to increase, which makes it useful
 //! for first training runs. With `fraction` the count is divided by the completion's length in characters (0 for an
 //! empty completion).
 
@@ -47,7 +47,7 @@ mod tests {
     use crate::{Columns, Content};
 
     #[test]
-    fn counts_characters_not_bytes() {
+    fn unique_characters_are_counted_not_bytes() {
         let completions: Vec<Content> = ["", "aaab", "éèé "].iter().map(|&t| t.into()).collect();
         let batch = RewardBatch {
             prompts: &vec!["".into(); 3],

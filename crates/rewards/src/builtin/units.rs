@@ -1,6 +1,6 @@
-//! Names of physical units. An answer may leave its unit out, but must not have a different one.
+//! Names of units. An answer may omit its unit, but must not have a different unit.
 
-/// Groups of names for the same unit; the first name of each is the canonical one.
+/// Groups of names for the same unit. The first name of each group is the canonical name.
 const UNITS: [&[&str]; 29] = [
     &["cm", "centimeter", "centimeters", "centimetre", "centimetres"],
     &["mm", "millimeter", "millimeters"],
@@ -33,19 +33,19 @@ const UNITS: [&[&str]; 29] = [
     &["unit", "units"],
 ];
 
-/// The canonical name of the unit that `name` means.
+/// The canonical name of the unit `name`, if it is known.
 pub(super) fn unit(name: &str) -> Option<&'static str> {
     let name = name.split('^').next().unwrap_or_default().trim().trim_end_matches('.').to_lowercase();
     let name = ["square ", "sq ", "sq. ", "cubic "].iter().find_map(|power| name.strip_prefix(power)).unwrap_or(&name);
     UNITS.iter().find(|names| names.contains(&name)).map(|names| names[0])
 }
 
-/// The power in the name of a unit: 2 for `cm^2` and "square cm", 3 for "cubic cm".
+/// The power in a unit's name: 2 for `cm^2` and "square cm", 3 for "cubic cm".
 pub(super) fn power(name: &str) -> i128 {
     let words = name.trim().to_lowercase();
-    let said = [("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)];
-    let said = said.iter().find(|(word, _)| words.starts_with(word)).map_or(1, |(_, power)| *power);
-    words.split_once('^').and_then(|(_, power)| power.trim().parse().ok()).unwrap_or(said)
+    let word_power = [("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)];
+    let word_power = word_power.iter().find(|(word, _)| words.starts_with(word)).map_or(1, |(_, power)| *power);
+    words.split_once('^').and_then(|(_, power)| power.trim().parse().ok()).unwrap_or(word_power)
 }
 
 /// Whether `name` is a known unit.
@@ -53,7 +53,7 @@ pub(super) fn is_unit(name: &str) -> bool {
     unit(name).is_some()
 }
 
-/// Words that are not units when they follow a number, since they change the number or describe the answer.
+/// Words after a number that are not units: they change the number or describe the answer.
 const NEVER_UNITS: [&str; 42] = [
     "wrong",
     "incorrect",
@@ -99,12 +99,12 @@ const NEVER_UNITS: [&str; 42] = [
     "root",
 ];
 
-/// Whether `name` contains a word that cannot be part of a unit: 5 million is not 5.
+/// Whether `name` contains one of `NEVER_UNITS`: 5 million is not 5.
 pub(super) fn never_unit(name: &str) -> bool {
     words(name).any(|word| NEVER_UNITS.contains(&word.as_str()))
 }
 
-/// Words before a number that leave its meaning unchanged.
+/// Words before a number that do not change its meaning.
 const INTRODUCTIONS: [&str; 33] = [
     "a",
     "about",
@@ -141,8 +141,8 @@ const INTRODUCTIONS: [&str; 33] = [
     "we",
 ];
 
-/// Whether `text` may precede an answer without changing it. "about" and "the area is" may, "less than" and "not" may
-/// not.
+/// Whether `text` may precede an answer without changing the answer: true for "about" and "the area is", false for
+/// "less than" and "not".
 pub(super) fn introduces(text: &str) -> bool {
     let words: Vec<String> = words(text).collect();
     let says = text.trim_end().ends_with(':') || words.last().is_some_and(|word| word == "is" || word == "equals");
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_has_a_name_and_a_power() {
+    fn units_have_a_canonical_name_and_a_power() {
         for (name, canonical, exponent) in [
             ("cm", Some("cm"), 1),
             (" Centimeters. ", Some("cm"), 1),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_change_a_number_neither_are_nor_introduce_units() {
+    fn words_that_change_a_number_are_not_units_or_introductions() {
         for (name, expected) in [
             ("million", true),
             ("half a Million", true),

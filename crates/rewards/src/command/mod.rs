@@ -1,24 +1,26 @@
-//! `command`: your own reward in any language: a program that is kept alive and answers one line for each batch.
+//! `command`: a reward that a program in any language computes. The program keeps running, and answers each batch with
+//! one line.
 //!
-//! A batch is one line of JSON on the program's standard input, with the names that TRL gives to a reward function:
+//! A batch is one line of JSON on the program's standard input, with the argument names of TRL's reward functions:
 //! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n, "request": k},
 //! "<column>": […], …}`. A prompt or completion is a string or a list of chat messages. The program answers with one
-//! line on its standard output: `{"rewards": [number or null or bool, …]}` (instead of a number also the scores of a
-//! completion's steps: docs/rewards.md), optionally with `"request": k`, the number of the request, which is then
-//! checked, `"extra": {"<column>": […]}` for the completions table and `"metrics": {"<name>": number}`; or `{"error":
-//! "what is wrong"}`. Standard error is kept, and its last lines are shown when something fails.
+//! line on its standard output: `{"rewards": [number or null or bool, …]}` (a number may be replaced by the scores of
+//! the completion's steps: docs/rewards.md). The answer may also have `"request": k`, the number of the request, which
+//! is then checked; `"extra": {"<column>": […]}` for the completions table; and `"metrics": {"<name>": number}`. An
+//! answer `{"error": "message"}` reports an error. If the program fails, the last lines of its standard error are
+//! shown.
 //!
-//! If a batch takes longer than `timeout_s`, the program crashes, its line is not such an answer, or a score is
-//! missing, superfluous or not finite, then the whole batch gets `None`, never 0, and a [`Problem`] says why. After a
-//! crash, a time-out or a line that is not JSON the program is started again for the next batch, at most `max_restarts`
-//! times without a successful batch in between. The failure after that is fatal, and is reported for every later batch.
-//! The program runs in a process group of its own, which is killed when the reward is dropped.
+//! If a batch takes longer than `timeout_s`, the program crashes, its answer is invalid, or the number of scores is
+//! wrong, the whole batch gets `None`, never 0, and a [`Problem`] has the reason. After a crash, a timeout or a line
+//! that is not JSON, the program is restarted for the next batch, at most `max_restarts` times without a successful
+//! batch in between. The next failure is fatal, and is reported for every later batch. The program runs in its own
+//! process group, which is killed when the reward is dropped.
 //!
-//! By default a batch is all completions of a generation batch, so the program may compare any of them. With `by_group
-//! = true` a batch is one group (the completions of one prompt), sent as soon as its last completion has ended, while
-//! other groups are still generated: for slow programs that score a group by itself. Groups are sent in the order in
-//! which they end; `timeout_s` and the rules above then apply to each group, and a metric is the mean over groups
-//! ([`Scores::of_groups`]). The program is the user's own and is *not* sandboxed.
+//! By default a batch has all completions of a generation batch, so the program can compare them with each other. With
+//! `by_group = true` a batch is one group (the completions of one prompt). It is sent as soon as its last completion
+//! has ended, while other groups are still generated, which helps slow programs that score each group separately.
+//! Groups are sent in the order in which they end; `timeout_s` and the rules above apply to each group, and a metric is
+//! the mean over groups ([`Scores::from_groups`]). The program is trusted: it is *not* sandboxed.
 
 mod process;
 #[cfg(all(test, unix))]
@@ -39,13 +41,13 @@ use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandOptions {
-    /// The program and its arguments: a list, or one string that is split at white space ('…' and "…" keep a word
-    /// together).
+    /// The program and its arguments: a list, or one string that is split at white space outside of quotes ('…' and
+    /// "…").
     pub command: Words,
     /// Seconds that one batch may take.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: f64,
-    /// How often the program may be restarted without a successful batch in between.
+    /// The maximum number of restarts without a successful batch in between.
     #[serde(default = "default_max_restarts")]
     pub max_restarts: u32,
     /// Whether a batch is one group, scored while other groups are still generated.
@@ -78,31 +80,32 @@ impl From<&str> for Words {
 }
 
 impl Words {
-    /// Splits the command into a list of words. An open quote or an empty command is an error.
+    /// Splits the command into a list of words. An unclosed quote or an empty command is an error.
     pub(crate) fn split(self) -> Result<Vec<String>> {
         let words = match self {
             Words::List(words) => words,
-            Words::Line(line) => split_line(&line)
-                .ok_or_else(|| Error::options("command", format!("a quote is left open in `{line}`")))?,
+            Words::Line(line) => {
+                split_line(&line).ok_or_else(|| Error::options("command", format!("unclosed quote in `{line}`")))?
+            }
         };
         match words.first() {
             Some(program) if !program.is_empty() => Ok(words),
-            _ => Err(Error::options("command", "no program is given")),
+            _ => Err(Error::options("command", "the command must name a program")),
         }
     }
 }
 
-/// The protocol spoken over a program's standard input and output.
+/// The protocol that is used over a program's standard input and output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Dialect {
     /// The protocol of reward programs, described in the header of `command`.
     Command,
-    /// The protocol of the Python adapter ([`crate::python`]). Batches are sent unchanged, and the first line of the
-    /// adapter reports that it is ready.
+    /// The protocol of the Python adapter ([`crate::python`]). Batches are sent with the dataset's columns in a
+    /// separate object, and the adapter's first line reports that it is ready.
     Python,
 }
 
-/// A reward that an external program computes; the header of `command` describes it.
+/// A reward that an external program computes. The documentation of `command` describes its protocol.
 #[derive(Debug)]
 pub struct CommandReward {
     name: String,
@@ -118,7 +121,7 @@ pub struct CommandReward {
     requests: u64,
     /// Whether the program repeats the request number in its answers.
     numbered: bool,
-    /// Why the program is no longer restarted; `None` while it may be restarted.
+    /// The reason why the program is not restarted any more; `None` while it may be restarted.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
 }
@@ -157,7 +160,7 @@ impl CommandReward {
         let mut process = Process::start(&reward.words).map_err(|e| failed(&reward.words, explain(&e)))?;
         match dialect {
             Dialect::Python => reward.greet(&mut process).map_err(|(_, message)| failed(&reward.words, message))?,
-            // An interpreter whose script is missing starts, but soon ends.
+            // An interpreter starts even if its script is missing, but then exits quickly.
             Dialect::Command if process.exited_within(Duration::from_millis(250)) => {
                 return Err(failed(&reward.words, process.epitaph()));
             }
@@ -178,7 +181,7 @@ impl CommandReward {
         let line = line.map_err(|silence| match silence {
             Silence::TimedOut => {
                 let waited = self.timeout.as_secs_f64();
-                let message = format!("its import took longer than timeout_s = {waited}; it was killed");
+                let message = format!("the import took longer than timeout_s = {waited}; the interpreter was killed");
                 (ProblemKind::TimedOut, process.with_stderr(message))
             }
             other => self.silent(process, other, self.timeout),
@@ -189,7 +192,9 @@ impl CommandReward {
                 self.by_group |= by_group;
                 Ok(())
             }
-            _ => Err((ProblemKind::BadAnswer, process.with_stderr("it is not a Python interpreter".to_owned()))),
+            _ => {
+                Err((ProblemKind::BadAnswer, process.with_stderr("the program is not a Python interpreter".to_owned())))
+            }
         }
     }
 
@@ -204,16 +209,16 @@ impl CommandReward {
         Ok(process)
     }
 
-    /// Explains why the program sent no line.
+    /// The failure of a program that sent no line.
     fn silent(&self, process: &mut Process, silence: Silence, waited: Duration) -> Failure {
         use ProblemKind::{BadAnswer, Crashed, Failed, TimedOut};
         match silence {
             Silence::TimedOut => {
-                let message = format!("no answer within {} s; it was killed", waited.as_secs_f64());
+                let message = format!("no answer within {} s; the program was killed", waited.as_secs_f64());
                 (TimedOut, process.with_stderr(message))
             }
-            Silence::TooLong => (BadAnswer, process.with_stderr("its answer is longer than 256 MiB".to_owned())),
-            Silence::Stopped => (Failed, "its answer is no longer needed".to_owned()),
+            Silence::TooLong => (BadAnswer, process.with_stderr("the answer is longer than 256 MiB".to_owned())),
+            Silence::Stopped => (Failed, "the scores are not needed any more".to_owned()),
             Silence::Ended => (Crashed, process.epitaph()),
         }
     }
@@ -230,33 +235,35 @@ impl CommandReward {
             Some(process) => process,
             None => self.restarted()?,
         };
-        // Only the Python adapter itself writes to its pipe.
+        // The pipe of the Python adapter has only its own answers, so the adapter needs no request numbers.
         let line = if process.has_unread_line(self.numbered || self.dialect == Dialect::Python) {
-            let message = "it printed a line that answers no batch; print debugging output to standard error";
+            let message =
+                "the program printed a line that answers no request; print debugging output to standard error";
             Err((ProblemKind::BadAnswer, message.to_owned()))
         } else {
             process.send(request);
             let line = process.line_until(Instant::now() + self.timeout, &self.stop);
             line.map_err(|silence| self.silent(&mut process, silence, self.timeout))
         };
-        // After a failure it is unknown which batch the next line would answer, so the program is restarted.
+        // After a failure it would be unknown which batch the next line answers. Therefore the failed process is
+        // dropped, and the program is restarted for the next batch.
         let with_stderr = |(kind, message), process: &Process| (kind, process.with_stderr(message));
         let answer = protocol::answer(&line?).map_err(|failure| with_stderr(failure, &process))?;
         if let Some(other) = answer.request.filter(|&other| other != number) {
-            let why = "it printed a line too many";
-            let message = format!("its answer is of request {other}, not of request {number}: {why}");
+            let why = "the program printed an extra line";
+            let message = format!("expected the answer to request {number}, got the answer to request {other}: {why}");
             return Err(with_stderr((ProblemKind::BadAnswer, message), &process));
         }
         if self.numbered && answer.request.is_none() && answer.error.is_none() {
-            let message = "its answer has no `request`, as its answers before had, so it may be a line too many";
+            let message = "the answer has no `request`, unlike earlier answers, so it may be an extra line";
             return Err(with_stderr((ProblemKind::BadAnswer, message.to_owned()), &process));
         }
         self.numbered |= answer.request.is_some();
-        // An error that the program reports about this batch needs no restart, since the program still works.
+        // An error that the program itself reports needs no restart: the program is still running.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
         let scores = protocol::scores(&self.name, answer, &tokens).map_err(|(kind, message)| {
-            let said = self.dialect == Dialect::Command && kind == ProblemKind::Failed;
-            let message = if said { format!("it answered with an error: {message}") } else { message };
+            let is_reported = self.dialect == Dialect::Command && kind == ProblemKind::Failed;
+            let message = if is_reported { format!("the program reported an error: {message}") } else { message };
             with_stderr((kind, message), &process)
         });
         let scores = scores.map(|mut scores| {
@@ -291,11 +298,11 @@ impl Reward for CommandReward {
             let restarts = self.restarts_in_a_row;
             let stopped = self.stop.load(Ordering::Relaxed);
             if self.given_up.is_none() && self.process.is_none() && restarts >= self.max_restarts && !stopped {
-                message = format!("not started again after {restarts} restarts without a good batch: {message}");
+                message = format!("not restarted after {restarts} restarts without a successful batch: {message}");
                 kind = ProblemKind::GivenUp;
                 self.given_up = Some(message.clone());
             }
-            let problem = Problem::new(&self.name, batch.len(), message).of_kind(kind);
+            let problem = Problem::new(&self.name, batch.len(), message).with_kind(kind);
             Scores::failed(batch.len(), Problem { fatal: self.given_up.is_some(), ..problem })
         })
     }
@@ -305,8 +312,8 @@ impl Reward for CommandReward {
     }
 }
 
-/// The command with the path of its program (if given by a path) and of its script replaced by what `absolute` returns;
-/// as one string if its words allow it. `None` if it is not a valid command.
+/// Replaces the paths of a command's program (if given by a path) and script by the results of `absolute`. The result
+/// is one string if the words allow that. `None` if the command is invalid.
 pub(crate) fn map_paths<E>(
     command: Words,
     absolute: impl Fn(&str) -> std::result::Result<String, E>,

@@ -1,7 +1,8 @@
-//! A [`Program`] that reads and writes lines of any format. It never blocks this process.
+//! A [`Program`] that reads and writes lines of any format. Reading and writing never block the caller beyond its time
+//! limit.
 //!
-//! Threads serve the program's pipes. A program that does not read or write can therefore only exceed the caller's time
-//! limit. The threads end with the pipes.
+//! Threads read and write the program's pipes, so a program that stops reading or writing only causes a timeout. The
+//! threads end when the pipes are closed.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +13,12 @@ use crate::program::Program;
 
 /// The longest line that a child may send, in bytes.
 const MAX_LINE_BYTES: u64 = 256 << 20;
-/// How long a child may take to exit once its input is closed.
+/// The time that a child has to exit after its input is closed.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long to wait for a second answer before the next request, if the first answer had no number. A program that
-/// answers twice does so at once.
+/// The wait for a second answer before the next request, if the first answer had no request number. A program that
+/// answers twice usually sends both lines at once.
 const SETTLED: Duration = Duration::from_millis(3);
-/// How often a wait checks whether the caller asked to stop.
+/// The interval at which a wait checks whether the caller asked to stop.
 const POLL: Duration = Duration::from_millis(50);
 
 /// The reason why a child did not send a line.
@@ -36,7 +37,7 @@ pub(super) struct Process {
     /// Sends bytes to the thread that writes the child's input; `None` once closed.
     input: Option<Sender<Vec<u8>>>,
     output: Receiver<Result<Vec<u8>, Silence>>,
-    /// A line that arrived before it was requested.
+    /// A line that arrived before the next request was sent.
     unread: Option<Result<Vec<u8>, Silence>>,
     /// The time at which the child started or sent its last line.
     heard: Instant,
@@ -47,7 +48,7 @@ impl Process {
         let (program, mut stdin, stdout) = Program::start(words, true)?;
         let (input, requests) = channel::<Vec<u8>>();
         std::thread::spawn(move || {
-            // A broken pipe is reported by the end of the output.
+            // A broken pipe is not handled here: the end of the output reports it.
             while let Ok(line) = requests.recv() {
                 if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
                     break;
@@ -62,14 +63,13 @@ impl Process {
     /// Queues a line for the child's input.
     pub(super) fn send(&mut self, line: Vec<u8>) {
         if let Some(input) = &self.input {
-            // If the writer thread has ended, the child has ended too, and reading reports that.
+            // If the writer thread has ended, so has the child, which reading reports.
             let _ = input.send(line);
         }
     }
 
-    /// Whether the child has written a line that was not requested (the end of its output does not count). If its
-    /// answers have no numbers, such a line could not be identified later, so this waits until [`SETTLED`] after the
-    /// last line.
+    /// Whether the child has written a line without a request; the end of its output does not count. If its answers are
+    /// not `numbered`, such a line could not be recognised later, so this waits until [`SETTLED`] after the last line.
     pub(super) fn has_unread_line(&mut self, numbered: bool) -> bool {
         if self.unread.is_none() {
             let wait = if numbered { Duration::ZERO } else { SETTLED.saturating_sub(self.heard.elapsed()) };
@@ -103,7 +103,7 @@ impl Process {
         self.program.exited_within(time)
     }
 
-    /// Describes how a child that stopped answering ended, with its last lines of standard error.
+    /// Describes how a child that does not answer any more ended, with the last lines of its standard error.
     pub(super) fn epitaph(&mut self) -> String {
         self.program.epitaph()
     }
@@ -124,7 +124,7 @@ impl Drop for Process {
     }
 }
 
-/// Sends each line of the stream that is not blank; ends with the stream, or after a line that is too long.
+/// Sends each nonblank line of the stream. Ends with the stream, or after a line that is too long.
 fn read_lines(stream: impl Read, lines: &Sender<Result<Vec<u8>, Silence>>) {
     let mut stream = BufReader::new(stream);
     loop {
@@ -147,13 +147,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_are_not_blank_are_sent_with_their_ends() {
+    fn nonblank_lines_are_sent_with_their_line_ends() {
         let (lines, sent) = channel();
         read_lines(&b"a\n\n \t\r\n b\nlast"[..], &lines);
         drop(lines);
         let sent: Vec<Result<Vec<u8>, Silence>> = sent.iter().collect();
         assert_eq!(sent, [Ok(b"a\n".to_vec()), Ok(b" b\n".to_vec()), Ok(b"last".to_vec())]);
-        // The receiver is dropped, so reading ends.
+        // Reading ends, since the receiver was dropped.
         let (lines, sent) = channel();
         drop(sent);
         read_lines(std::io::repeat(b'\n').take(10).chain(&b"a\nb\n"[..]), &lines);

@@ -1,4 +1,4 @@
-//! The programs in these tests are sh scripts, which run on any Unix.
+//! The programs in these tests are shell scripts, which run on any Unix.
 
 use std::path::{Path, PathBuf};
 
@@ -16,8 +16,8 @@ fn script(dir: &Path, body: &str) -> PathBuf {
     path
 }
 
-/// Runs the script with /bin/sh. The script needs no exec bit, so tests that run in parallel cannot fail with "text
-/// file busy".
+/// Runs the script with /bin/sh. So the script needs no exec permission, and tests that run in parallel cannot fail
+/// with "text file busy".
 fn reward(path: &Path, timeout_s: f64, max_restarts: u32) -> CommandReward {
     let words = Words::List(vec!["/bin/sh".into(), path.to_str().unwrap().into()]);
     CommandReward::new("reward".into(), CommandOptions { command: words, timeout_s, max_restarts, by_group: false })
@@ -50,9 +50,9 @@ fn failure(scores: &Scores) -> &str {
 }
 
 #[test]
-fn one_program_answers_batch_after_batch() {
+fn one_process_answers_all_batches() {
     let dir = tempfile::tempdir().unwrap();
-    // The program's scores count its batches, which shows that one process answers both.
+    // The program's score is its number of batches so far, which shows that the same process answers both batches.
     let body = r#"n=0; while read -r line; do n=$((n+1)); echo; echo "{\"rewards\": [$n, true]}"; done"#;
     let mut reward = reward(&script(dir.path(), body), 30.0, 0);
     assert_eq!(reward.name(), "reward");
@@ -62,7 +62,7 @@ fn one_program_answers_batch_after_batch() {
 }
 
 #[test]
-fn the_request_has_trls_names() {
+fn requests_have_the_argument_names_of_trl() {
     let dir = tempfile::tempdir().unwrap();
     let seen = dir.path().join("seen.jsonl");
     let body = format!(
@@ -95,14 +95,14 @@ echo '{{"rewards": [1], "extra": {{"why": ["so"]}}, "metrics": {{"m": 2.5}}}}'; 
 }
 
 #[test]
-fn wrong_answers_give_none_with_a_reason() {
+fn invalid_answers_give_no_score_and_a_reason() {
     for (answer, expected) in [
-        (r#"{"rewards": [1]}"#, "the length 1, for 2 completions"),
+        (r#"{"rewards": [1]}"#, "one score per completion: got 1 scores for 2 completions"),
         (r#"{"rewards": [1, NaN]}"#, "no NaN or Infinity"),
         (r#"{"rewards": [1, 1e999]}"#, "out of range"),
         (r#"{"rewards": [1, 2], "extra": {"x": [1]}}"#, "extra column `x`"),
-        (r#"{"score": [1, 2]}"#, "neither `rewards` nor `error`"),
-        (r#"{"error": "no key"}"#, "it answered with an error: no key"),
+        (r#"{"score": [1, 2]}"#, "must have `rewards` or `error`"),
+        (r#"{"error": "no key"}"#, "the program reported an error: no key"),
         ("hello", "it begins: hello"),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -113,21 +113,27 @@ fn wrong_answers_give_none_with_a_reason() {
         assert!(message.contains(expected) && message.contains("| working"), "{answer}: {message}");
         assert!(scores.problems[0].to_string().contains("reward `reward` gave no score for 2 completions"));
     }
-    // An unreadable score affects only its own completion.
+    // An invalid score affects only its own completion.
     let dir = tempfile::tempdir().unwrap();
     let body = "while read -r line; do echo working >&2; echo '{\"rewards\": [1, \"2\"]}'; done";
     let scores = score(&mut reward(&script(dir.path(), body), 30.0, 5));
     assert_eq!(scores.values, [Some(1.0), None]);
     let problem = scores.problems[0].to_string();
-    assert!(problem.contains("reward `reward` gave no score for 1 completion: score 1 is \"2\""), "{problem}");
+    assert!(
+        problem.contains(
+            "reward `reward` gave no score for 1 completion: score 1: expected a number, null or a list of steps, got \
+             \"2\""
+        ),
+        "{problem}"
+    );
     assert!(problem.contains("| working"), "{problem}");
 }
 
 #[test]
-fn a_crash_shows_the_last_words_and_the_next_batch_is_served() {
+fn a_crash_is_reported_with_standard_error_and_the_next_batch_is_scored() {
     let dir = tempfile::tempdir().unwrap();
     let flag = dir.path().join("crashed");
-    // The program crashes at its very first batch, and answers later ones.
+    // The program crashes at the first batch, and answers later batches.
     let body = format!(
         r#"read -r line; if [ ! -e '{0}' ]; then : > '{0}'; echo "KeyError: 'answer'" >&2; exit 3; fi
         echo '{{"rewards": [1, 1]}}'; {GOOD}"#,
@@ -139,11 +145,11 @@ fn a_crash_shows_the_last_words_and_the_next_batch_is_served() {
     assert!(message.contains("exit status: 3") && message.contains("| KeyError: 'answer'"), "{message}");
     assert_eq!(score(&mut reward).values, [Some(1.0), Some(1.0)]);
     assert_eq!(score(&mut reward).values, [Some(0.5), None]);
-    assert_eq!(reward.restarts_in_a_row, 0, "a good batch forgives");
+    assert_eq!(reward.restarts_in_a_row, 0, "a successful batch must reset the count of restarts");
 }
 
 #[test]
-fn the_last_lines_of_standard_error_are_kept() {
+fn messages_have_the_last_lines_of_standard_error() {
     let dir = tempfile::tempdir().unwrap();
     let body = r#"read -r line; i=1; while [ $i -le 30 ]; do echo "line $i." >&2; i=$((i+1)); done; exit 1"#;
     let scores = score(&mut reward(&script(dir.path(), body), 30.0, 0));
@@ -153,26 +159,26 @@ fn the_last_lines_of_standard_error_are_kept() {
 }
 
 #[test]
-fn restarts_in_a_row_are_bounded() {
+fn restarts_without_a_successful_batch_are_limited() {
     let dir = tempfile::tempdir().unwrap();
     let starts = dir.path().join("starts");
     let body = format!("echo x >> '{}'; read -r line; exit 1", starts.display());
     let mut reward = reward(&script(dir.path(), &body), 30.0, 2);
     let failures: Vec<Problem> = (0..5).flat_map(|_| score(&mut reward).problems).collect();
     assert_eq!(failures.iter().map(|problem| problem.fatal).collect::<Vec<_>>(), [false, false, true, true, true]);
-    let ended = "it ended (exit status: 1)";
+    let ended = "the program exited (exit status: 1)";
     assert_eq!([&*failures[0].message, &failures[1].message], [ended; 2]);
-    // The program is not restarted again, and the message does not grow.
-    let last = format!("not started again after 2 restarts without a good batch: {ended}");
+    // The program is not restarted any more, and the message stays the same.
+    let last = format!("not restarted after 2 restarts without a successful batch: {ended}");
     assert_eq!([2, 3, 4].map(|i| &*failures[i].message), [&*last; 3]);
     assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 3);
 }
 
 #[test]
-fn a_time_out_kills_the_whole_group() {
+fn a_timeout_kills_the_process_group() {
     let dir = tempfile::tempdir().unwrap();
     let alive = dir.path().join("alive");
-    // A grandchild holds the pipes open, and must be killed with the process group.
+    // A grandchild keeps the pipes open, and must be killed with the process group.
     let body = format!("sleep 100000 & echo $! > '{0}.new'; mv '{0}.new' '{0}'; read -r line; wait", alive.display());
     let mut reward = reward(&script(dir.path(), &body), 0.3, 0);
     testing::wait_until("the program runs", || alive.exists());
@@ -182,7 +188,7 @@ fn a_time_out_kills_the_whole_group() {
 }
 
 #[test]
-fn a_stop_ends_the_wait_and_is_not_a_failure() {
+fn a_stop_ends_the_wait_and_does_not_count_as_a_failure() {
     let dir = tempfile::tempdir().unwrap();
     let asked = dir.path().join("asked");
     let body = format!("read -r line; : > '{}'; sleep 100000", asked.display());
@@ -200,17 +206,17 @@ fn a_stop_ends_the_wait_and_is_not_a_failure() {
 }
 
 #[test]
-fn dropping_the_reward_ends_the_program() {
+fn dropping_the_reward_ends_its_program() {
     let dir = tempfile::tempdir().unwrap();
     let alive = dir.path().join("alive");
-    // The program ignores the end of its input.
+    // This program ignores the end of its input, so it must be killed.
     let body = format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; while :; do sleep 100000; done", alive.display());
     let reward = reward(&script(dir.path(), &body), 30.0, 0);
     testing::wait_until("the program runs", || alive.exists());
     drop(reward);
     testing::wait_until("the program is killed", || has_ended(&alive));
 
-    // A program that ends with its input may finish its work.
+    // This program exits at the end of its input, and has time to finish its work.
     let done = dir.path().join("done");
     let body = format!("while read -r line; do :; done; : > '{}'", done.display());
     let path = script(dir.path(), &body);
@@ -219,19 +225,19 @@ fn dropping_the_reward_ends_the_program() {
 }
 
 #[test]
-fn a_line_too_many_is_not_taken_for_the_next_answer() {
+fn an_extra_line_is_not_used_as_the_next_answer() {
     let dir = tempfile::tempdir().unwrap();
     let body = r#"while read -r line; do printf '{"rewards": [1, 2]}\n{"rewards": [3, 4]}\n'; done"#;
     let mut reward = reward(&script(dir.path(), body), 30.0, 3);
     assert_eq!(score(&mut reward).values, [Some(1.0), Some(2.0)]);
     testing::wait_until("a second line", || reward.process.as_mut().unwrap().has_unread_line(false));
-    assert!(failure(&score(&mut reward)).contains("answers no batch"));
+    assert!(failure(&score(&mut reward)).contains("answers no request"));
 }
 
 #[test]
 fn a_batch_larger_than_the_pipe_does_not_deadlock() {
     let dir = tempfile::tempdir().unwrap();
-    // The program writes much to both outputs before it reads.
+    // The program fills the pipe of its standard error before it reads.
     let body = r#"i=0; while [ $i -lt 3000 ]; do echo 'noise noise noise noise noise noise noise' >&2; i=$((i+1)); done
         head -n 1 > /dev/null; echo '{"rewards": [1]}'; cat > /dev/null"#;
     let mut reward = reward(&script(dir.path(), body), 60.0, 0);
@@ -240,7 +246,7 @@ fn a_batch_larger_than_the_pipe_does_not_deadlock() {
 }
 
 #[test]
-fn a_program_that_cannot_run_is_an_error_at_start() {
+fn a_program_that_cannot_run_is_an_error_when_the_reward_is_built() {
     let dir = tempfile::tempdir().unwrap();
     let path = script(dir.path(), GOOD);
     let start = |words: Words| {
@@ -249,20 +255,20 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     };
     let message = start(Words::List(vec![path.to_str().unwrap().into()])).unwrap();
     assert!(message.contains("not executable"), "{message}");
-    // The interpreter starts, and on a busy machine may outlive the time for which it is watched.
+    // The interpreter starts, and on a busy machine may still run when the start is checked.
     let mut message = None;
     testing::wait_until("the interpreter ends while it is watched", || {
         message = start(Words::from("/bin/sh /no/such/script.sh"));
         message.is_some()
     });
     let message = message.unwrap();
-    assert!(message.contains("it ended") && message.contains("/no/such/script.sh"), "{message}");
+    assert!(message.contains("the program exited") && message.contains("/no/such/script.sh"), "{message}");
     let bad_timeout = CommandOptions { command: "sh".into(), timeout_s: 0.0, max_restarts: 0, by_group: false };
     assert!(CommandReward::new("reward".into(), bad_timeout).is_err());
 }
 
 #[test]
-fn the_python_example_works() {
+fn the_python_example_scores_completions() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rewards/my_reward.py");
     let Some(()) = testing::program("python3") else { return };
     let words = Words::List(vec!["python3".into(), example.to_str().unwrap().into()]);
@@ -281,26 +287,26 @@ fn the_python_example_works() {
 }
 
 #[test]
-fn lines_are_split_at_white_space_outside_of_quotes() {
+fn commands_are_split_at_white_space_outside_of_quotes() {
     let split = |line: &str| split_line(line);
     assert_eq!(split("a  'b c' d\"e f\"g ''").unwrap(), ["a", "b c", "de fg", ""]);
     assert_eq!(split("a 'b"), None);
     assert_eq!(split(" ").unwrap(), Vec::<String>::new());
 }
 
-/// A program that answers twice would answer each later batch with the scores of the previous one.
+/// If a program answered twice, each later batch would get the scores of the batch before it.
 #[test]
-fn an_answer_to_another_request_is_refused() {
+fn an_answer_to_another_request_is_an_error() {
     let number = r#"k=${line##*\"request\":}; k=${k%%\}*};"#;
     let answer = |number: &str| format!("echo \"{{\\\"rewards\\\": [$k, 0], \\\"request\\\": {number}}}\"");
     for (body, good) in [
-        // The programs repeat the number; repeat a number that is one behind; or answer twice, at once or later.
+        // The programs answer with the request's number, with the previous number, or twice (at once or later).
         (answer("$k"), [true, true, true]),
         (answer("$((k - 1))"), [false, false, false]),
         (format!("{a}; {a}", a = answer("$k")), [true, false, true]),
         (format!("{a}; (sleep 0.02; {a}) &", a = answer("$k")), [true, false, true]),
         ("echo '{\"rewards\": [1, 0]}'; echo '{\"rewards\": [1, 0]}'".to_owned(), [true, false, true]),
-        // The programs answer a second time without the number, or stop sending the number.
+        // The programs answer a second time without a number, or stop sending the number.
         (format!("{}; echo '{{\"rewards\": [1, 0]}}'", answer("$k")), [true, false, true]),
         (format!("test $k = 2 && echo '{{\"rewards\": [1, 0]}}' || {}", answer("$k")), [true, false, true]),
         // An error may omit the number.
@@ -312,14 +318,14 @@ fn an_answer_to_another_request_is_refused() {
         let mut reward = reward(&script(dir.path(), &body), 30.0, 9);
         for (i, good) in good.into_iter().enumerate() {
             let scores = score(&mut reward);
-            // A late line may arrive before or after the next answer, but is never taken for that answer.
+            // A late line may arrive before or after the next answer, but must not be used as that answer.
             if slow {
                 assert!([None, Some((i + 1) as f64)].contains(&scores.values[0]), "{scores:?}");
             } else if good {
                 assert!(scores.values[0].is_some(), "{body}: {:?}", scores.problems);
             } else {
                 let printed = failure(&scores);
-                assert!(printed.contains("request") || printed.contains("answers no batch"), "{body}: {printed}");
+                assert!(printed.contains("request") || printed.contains("answers no request"), "{body}: {printed}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! An address to which requests are sent by POST.
+//! A URL to which POST requests are sent.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -11,12 +11,11 @@ use ureq::{Agent, Body};
 
 use super::certificates;
 
-/// The number of bytes that are read from a response whose content does not matter.
+/// The maximum number of bytes that are read from a response whose content is ignored.
 const READ_BYTES: u64 = 1 << 16;
 
-/// An `http://` or `https://` address, and how requests reach it: by the proxy of the environment, with the certificate
-/// authorities of `SSL_CERT_FILE`, and without following redirects. It is displayed without a user, a password and the
-/// values of its query.
+/// An `http://` or `https://` URL. Requests to it use the proxy of the environment and the certificate authorities in
+/// `SSL_CERT_FILE`, and do not follow redirects. It is displayed without user, password and the values of its query.
 #[derive(Clone, Debug)]
 pub struct Address {
     agent: Agent,
@@ -32,7 +31,8 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// Creates an address whose requests may take `timeout_s` seconds. The error is a message about the address.
+    /// Creates an address whose requests may take `timeout_s` seconds. Returns a message if the URL or the certificate
+    /// file is invalid.
     pub fn new(url: &str, timeout_s: f64) -> Result<Address, String> {
         Self::trusting(std::env::var_os(certificates::VARIABLE).as_deref(), url.to_owned(), timeout_s)
     }
@@ -48,7 +48,8 @@ impl Address {
             .tls_config(tls)
             .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
             .http_status_as_error(false)
-            // The body is meant only for this address, and a redirect could turn the POST into a GET without a body.
+            // Redirects are not followed: the body must not reach another service, and a redirect may turn the POST
+            // into a GET without a body.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("lockstep/", env!("CARGO_PKG_VERSION")));
@@ -58,13 +59,13 @@ impl Address {
         Ok(Address { agent: config.build().new_agent(), shown: without_secrets(&url), url, timeout_s })
     }
 
-    /// Checks that `url` is an address. The error message continues a sentence that begins with the URL.
+    /// Checks that `url` is valid. The error message continues a sentence that begins with the URL.
     pub fn check(url: &str) -> Result<(), String> {
         parsed(url).map(drop)
     }
 
-    /// Describes the part of an address that is a secret: a user or a password, or the value of a query key that is
-    /// named like a token, a key or a password. `None` if no part is secret.
+    /// Describes the secret part of a URL: a user or a password, or a query key whose name is like `token`, `key` or
+    /// `password`. `None` if no part is secret.
     pub fn secret_in(url: &str) -> Option<String> {
         let (start, end) = authority(url);
         if url[start..end].contains('@') {
@@ -95,12 +96,12 @@ impl Address {
         request.send(body)
     }
 
-    /// Sends a JSON body and ignores the content of the response. The error is a message that quotes nothing from the
-    /// response, and whether another try may succeed.
+    /// Sends a JSON body and ignores the content of the response. An error is a message (without any content of the
+    /// response), and whether a retry may succeed.
     pub fn notify(&self, body: &[u8], authorization: Option<&str>) -> Result<(), (String, bool)> {
         let response = self.post(body, authorization);
         let mut response = response.map_err(|error| (self.explain(&error), may_pass(&error)))?;
-        // The connection can serve the next request only after its response was read.
+        // The connection can be reused only after the response was read.
         let _ = std::io::copy(&mut response.body_mut().as_reader().take(READ_BYTES), &mut std::io::sink());
         if response.status().is_success() {
             return Ok(());
@@ -108,18 +109,18 @@ impl Address {
         Err((self.status_of(&response), matches!(response.status().as_u16(), 408 | 429 | 500..)))
     }
 
-    /// The status of a response in words, with the target of a redirect.
+    /// Describes the status of a response, with the target of a redirect.
     pub(super) fn status_of<T>(&self, response: &Response<T>) -> String {
         let status = response.status();
         let to = response.headers().get("location").filter(|_| status.is_redirection());
         let to = to.map(|to| without_secrets(&String::from_utf8_lossy(to.as_bytes())));
         let to = to.map_or(String::new(), |to| {
-            format!(", a redirect to {to}, which is not followed: give that address if it is meant")
+            format!(", a redirect to {to}; redirects are not followed: if that address is right, use it")
         });
         format!("{self} answered with status {status}{to}")
     }
 
-    /// A message for a request without a response.
+    /// The message for a request that got no response.
     pub(super) fn explain(&self, error: &ureq::Error) -> String {
         match error {
             ureq::Error::Timeout(_) => format!("no answer from {self} within {} s", self.timeout_s),
@@ -131,23 +132,23 @@ impl Address {
 fn parsed(url: &str) -> Result<Uri, String> {
     let uri = url.parse::<Uri>().ok().filter(|uri| uri.host().is_some());
     let uri = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
-    uri.ok_or_else(|| "is not an address such as http://localhost:8000/score".to_owned())
+    uri.ok_or_else(|| "must be a URL such as http://localhost:8000/score".to_owned())
 }
 
-/// Whether a request that failed with this error may succeed later.
+/// Whether a retry may succeed after this error.
 pub(super) fn may_pass(error: &ureq::Error) -> bool {
     use ureq::Error::{ConnectionFailed, HostNotFound, Io, Protocol, Timeout};
     matches!(error, Timeout(_) | Io(_) | HostNotFound | ConnectionFailed | Protocol(_))
 }
 
-/// The byte range of the user, host and port in an address.
+/// The byte range of user, host and port in a URL.
 fn authority(url: &str) -> (usize, usize) {
     let start = url.find("://").map_or(0, |at| at + 3);
     let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |at| start + at);
     (start, end)
 }
 
-/// An address without its secret parts: a user with a password, and the values of a query.
+/// A URL without its secret parts: user, password, and the values of the query.
 pub(super) fn without_secrets(url: &str) -> String {
     let (address, query) = url.split_once('?').map_or((url, None), |(address, query)| (address, Some(query)));
     let (start, end) = authority(address);
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_in_an_address_are_named_without_their_values() {
+    fn secrets_in_a_url_are_named_without_their_values() {
         for (url, found) in [
             ("https://a.example/b?run=1&step=2", None),
             ("https://a.example/x@y", None),
@@ -183,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_a_host_and_one_of_two_schemes() {
+    fn a_url_must_have_a_host_and_an_http_scheme() {
         for (url, host) in [("http://a.example:8/b?c", "a.example:8"), ("https://[::1]", "[::1]")] {
             assert_eq!(Address::new(url, 1.0).unwrap().host(), host);
         }
         for url in ["", "a", "http:", "http:///b", "ftp://a.example/", "http://a b/"] {
-            assert_eq!(Address::check(url), Err("is not an address such as http://localhost:8000/score".to_owned()));
+            assert_eq!(Address::check(url), Err("must be a URL such as http://localhost:8000/score".to_owned()));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The private certificate authorities of a cluster or a company: `SSL_CERT_FILE`, as OpenSSL reads it.
+//! Reads private certificate authorities, such as those of a cluster or a company, from `SSL_CERT_FILE`, the variable
+//! that OpenSSL uses.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,10 +8,10 @@ use ureq::tls::{PemItem, RootCerts, parse_pem};
 /// The environment variable that names the file.
 pub(super) const VARIABLE: &str = "SSL_CERT_FILE";
 
-/// The authorities in a file of certificates (PEM), which replace the built-in ones.
+/// The certificate authorities in a PEM file, which replace the built-in authorities.
 pub(super) fn read(file: &OsStr) -> Result<RootCerts, String> {
     let path = Path::new(file);
-    let wrong = |why: &str| format!("the environment's variable {VARIABLE} names {}: {why}", path.display());
+    let wrong = |why: &str| format!("environment variable {VARIABLE} = {}: {why}", path.display());
     let bytes = std::fs::read(path).map_err(|error| wrong(&error.to_string()))?;
     let mut found = Vec::new();
     for item in parse_pem(&bytes) {
@@ -22,7 +23,7 @@ pub(super) fn read(file: &OsStr) -> Result<RootCerts, String> {
         }
     }
     if found.is_empty() {
-        return Err(wrong("it has no certificate (-----BEGIN CERTIFICATE-----)"));
+        return Err(wrong("the file has no certificate (-----BEGIN CERTIFICATE-----)"));
     }
     Ok(found.into())
 }

@@ -1,14 +1,15 @@
-//! `http`: a reward service that is called by POST requests: `"http://localhost:8000/score"`.
+//! `http`: a reward that a service computes for POST requests: `"http://localhost:8000/score"`.
 //!
-//! The bodies of requests and responses are the JSON that a [`command`](crate::command) program reads and writes.
-//! By default one request has all completions of a generation batch, so the service may compare any of them; with
-//! `batch_size` a request has that many completions, in order, and up to `concurrency` requests are in flight at once.
+//! The bodies of requests and responses have the JSON format of [`command`](crate::command) programs. By default one
+//! request has all completions of a generation batch, so the service can compare them with each other. With
+//! `batch_size`, each request has that many consecutive completions, and up to `concurrency` requests are in flight at
+//! once.
 //!
-//! A request is repeated if there is no connection, the connection breaks, no response comes within `timeout_s`, or the
-//! status is 5xx, 408 or 429: up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at
-//! most, or after as long as the service asks for (`Retry-After`, five minutes at most). Any other status but 2xx is
-//! final, and so is a response that is not such JSON or has a wrong number of scores. The completions of a failed
-//! request get `None`, never 0, and a [`Problem`] gives the reason.
+//! A request is retried if the connection fails, no response comes within `timeout_s`, or the status is 5xx, 408 or
+//! 429. There are up to `retries` retries, after pauses of `backoff_s`, twice that, four times that, … seconds (at most
+//! 30), or after the time that the service asks for (`Retry-After`, at most five minutes). Any other status except 2xx
+//! is not retried, nor is an invalid response. The completions of a failed request get `None`, never 0, and a
+//! [`Problem`] has the reason.
 
 mod address;
 mod certificates;
@@ -31,16 +32,16 @@ use crate::{Columns, Error, Problem, ProblemKind, Result, Reward, RewardBatch, S
 pub(crate) const KIND: &str = "http";
 /// The longest response that is read, in bytes.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
-/// The longest pause before a request is repeated.
+/// The longest pause before a retry.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// The longest pause that a service may ask for (`Retry-After`).
 const MAX_WAIT: Duration = Duration::from_secs(300);
-/// How often a waiting thread checks whether the scores are still wanted.
+/// The interval at which a waiting thread checks whether the scores are still needed.
 const POLL: Duration = Duration::from_millis(50);
-/// How many bytes of a malformed response an error message shows.
+/// The number of bytes of an invalid response that an error message shows.
 const SHOWN_BYTES: usize = 200;
 
-/// The options of an `http` reward, beside `kind` and `name`.
+/// The options of an `http` reward, in addition to `kind` and `name`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HttpOptions {
@@ -48,15 +49,15 @@ pub(crate) struct HttpOptions {
     /// Seconds that one request may take.
     #[serde(default = "crate::command::default_timeout_s")]
     timeout_s: f64,
-    /// How often a failed request is repeated.
+    /// The number of retries of a failed request.
     #[serde(default = "default_retries")]
     retries: u32,
-    /// Seconds before the first repetition of a failed request.
+    /// Seconds before the first retry of a failed request.
     #[serde(default = "default_backoff_s")]
     backoff_s: f64,
-    /// Completions in one request; not set: all of the batch.
+    /// The number of completions in a request; if not set, all completions of the batch.
     batch_size: Option<usize>,
-    /// How many requests are in flight at once.
+    /// The maximum number of requests in flight.
     #[serde(default = "default_concurrency")]
     concurrency: usize,
     /// Whether a batch is one group, scored while other groups are still generated.
@@ -78,7 +79,7 @@ fn default_concurrency() -> usize {
     8
 }
 
-/// Sends requests, from any thread.
+/// Sends requests. It can be used from any thread.
 #[derive(Clone, Debug)]
 struct Client {
     /// The reward's name.
@@ -89,7 +90,7 @@ struct Client {
     backoff: Duration,
 }
 
-/// A reward that an HTTP service computes; the header of `http` describes it.
+/// A reward that an HTTP service computes. The documentation of `http` describes its protocol.
 #[derive(Debug)]
 pub(crate) struct HttpReward {
     name: String,
@@ -115,10 +116,10 @@ impl HttpReward {
             return wrong(format!("`url` = `{}` {why}", without_secrets(&url)));
         }
         if !(timeout_s.is_finite() && timeout_s > 0.0 && timeout_s < 1e9) {
-            return wrong(format!("`timeout_s` must be a positive number of seconds, but is {timeout_s}"));
+            return wrong(format!("`timeout_s` must be a positive number of seconds below 1e9, got {timeout_s}"));
         }
         if !(0.0..1e9).contains(&backoff_s) {
-            return wrong(format!("`backoff_s` must be a number of seconds, but is {backoff_s}"));
+            return wrong(format!("`backoff_s` must be a number of seconds from 0 to below 1e9, got {backoff_s}"));
         }
         if batch_size == Some(0) || concurrency == 0 {
             return wrong("`batch_size` and `concurrency` must be at least 1".to_owned());
@@ -126,10 +127,10 @@ impl HttpReward {
         let authorization = match token_env.map(|name| (std::env::var(&name), name)) {
             None => None,
             Some((Ok(token), name)) if token.trim().is_empty() => {
-                return wrong(format!("`token_env`: the environment's variable {name} is empty"));
+                return wrong(format!("`token_env`: the environment variable {name} is empty"));
             }
             Some((Ok(token), _)) => Some(format!("Bearer {}", token.trim())),
-            Some((Err(_), name)) => return wrong(format!("`token_env`: the environment has no variable {name}")),
+            Some((Err(_), name)) => return wrong(format!("`token_env`: the environment variable {name} is not set")),
         };
         let address = match Address::trusting(authorities, url, timeout_s) {
             Ok(address) => address,
@@ -140,9 +141,9 @@ impl HttpReward {
         Ok(HttpReward { name, client, batch_size, concurrency, by_group, stop: Arc::default() })
     }
 
-    /// The scores, or the failure, of each request, in the order of the requests.
+    /// Sends the requests. Returns the scores or the failure of each, in the order of the requests.
     fn ask(&self, requests: Vec<Request>) -> Vec<std::result::Result<Scores, Failure>> {
-        let stopped = || Err((ProblemKind::Failed, "its answer is no longer needed".to_owned()));
+        let stopped = || Err((ProblemKind::Failed, "the scores are not needed any more".to_owned()));
         let mut outcomes: Vec<_> = requests.iter().map(|_| stopped()).collect();
         let threads = self.concurrency.min(requests.len());
         let (queue, work) = channel();
@@ -193,12 +194,12 @@ impl Client {
         }
     }
 
-    /// The pause after this many failed repetitions of a request.
+    /// The pause before the next retry, after `tries` failed retries.
     fn pause(&self, tries: u32) -> Duration {
         self.backoff.saturating_mul(1 << tries.min(16)).min(MAX_BACKOFF)
     }
 
-    /// Repeats a request until it is answered or fails for good.
+    /// Sends a request, and retries until it is answered or fails with an error that is not retried.
     fn scores(&self, request: &Request, stop: &AtomicBool) -> std::result::Result<Scores, Failure> {
         let mut tries = 0;
         let answer = loop {
@@ -220,12 +221,12 @@ impl Client {
                 return Err((kind, message));
             }
         };
-        let said = |(kind, message)| match kind {
-            ProblemKind::Failed => (kind, format!("{} answered with an error: {message}", self.address)),
+        let described = |(kind, message)| match kind {
+            ProblemKind::Failed => (kind, format!("{} reported an error: {message}", self.address)),
             _ => (kind, format!("{}: {message}", self.address)),
         };
         let scores = protocol::answer(&answer);
-        let scores = scores.and_then(|answer| protocol::scores(&self.name, answer, &request.tokens)).map_err(said);
+        let scores = scores.and_then(|answer| protocol::scores(&self.name, answer, &request.tokens)).map_err(described);
         scores.map(|mut scores| {
             let message = |problem: &mut Problem| problem.message = format!("{}: {}", self.address, problem.message);
             scores.problems.iter_mut().for_each(message);
@@ -239,7 +240,7 @@ impl Client {
         let status = response.status();
         let header = |name: &str| Some(String::from_utf8_lossy(response.headers().get(name)?.as_bytes()).into_owned());
         let wait = header("retry-after").and_then(|seconds| seconds.trim().parse::<u32>().ok());
-        // The client's limit counts the bytes of the compressed response, this limit counts the decompressed ones.
+        // The client's own limit applies to the compressed response, this limit to the decompressed response.
         let reader = response.body_mut().with_config().limit(MAX_ANSWER_BYTES).reader();
         let answer = text_of(reader).map_err(|error| self.refusal(&error))?;
         if status.is_success() {
@@ -273,7 +274,7 @@ fn text_of(reader: impl std::io::Read) -> std::result::Result<Vec<u8>, ureq::Err
     use std::io::Read;
     let mut answer = Vec::new();
     let read = reader.take(MAX_ANSWER_BYTES + 1).read_to_end(&mut answer);
-    // The client reports its limits and time-outs as errors of reading.
+    // The client reports exceeded limits and timeouts as read errors.
     read.map_err(ureq::Error::from)?;
     if answer.len() as u64 > MAX_ANSWER_BYTES {
         return Err(ureq::Error::BodyExceedsLimit(MAX_ANSWER_BYTES));
@@ -282,7 +283,7 @@ fn text_of(reader: impl std::io::Read) -> std::result::Result<Vec<u8>, ureq::Err
 }
 
 enum Refusal {
-    /// The request failed, and may succeed if repeated after the pause that the service asks for.
+    /// The request failed, but a retry may succeed, after the pause that the service asks for.
     Again(Failure, Option<Duration>),
     Final(Failure),
 }
@@ -317,14 +318,14 @@ impl Reward for HttpReward {
             })
         });
         let failed = |rows: usize, (kind, message): Failure| {
-            Scores::failed(rows, Problem::new(&self.name, rows, message).of_kind(kind))
+            Scores::failed(rows, Problem::new(&self.name, rows, message).with_kind(kind))
         };
         match requests.collect::<std::result::Result<Vec<_>, _>>() {
             Err(failure) => failed(batch.len(), failure),
             Ok(requests) => {
                 let counts: Vec<usize> = requests.iter().map(|request| request.tokens.len()).collect();
                 let outcomes = self.ask(requests).into_iter().zip(counts);
-                Scores::of_groups(outcomes.map(|(outcome, rows)| outcome.unwrap_or_else(|why| failed(rows, why))))
+                Scores::from_groups(outcomes.map(|(outcome, rows)| outcome.unwrap_or_else(|why| failed(rows, why))))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The services in these tests are sockets of the test process with prepared responses.
+//! The services in these tests are sockets of the test process that send prepared responses.
 
 use super::*;
 use crate::{Content, RewardSpec, build};
@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 mod limits;
 mod tls;
 
-/// The response of a service to a request.
+/// The reaction of a service to a request.
 #[derive(Clone)]
 enum Deed {
     /// Answers with a status and a body.
@@ -22,7 +22,7 @@ enum Deed {
     Close,
     /// Scores each completion by its length.
     Score,
-    /// Like `Score`, but waits until another request is in flight at the same time.
+    /// Like `Score`, but first waits until another request is in flight.
     ScoreBeside,
 }
 
@@ -38,7 +38,7 @@ struct Seen {
     most: usize,
 }
 
-/// Starts a service that performs these deeds one after the other, and repeats the last one forever.
+/// Starts a service that reacts to requests with these deeds in order, and repeats the last one.
 fn service(deeds: Vec<Deed>) -> (String, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
@@ -53,7 +53,7 @@ fn service(deeds: Vec<Deed>) -> (String, Arc<Mutex<Seen>>) {
     (url, seen)
 }
 
-/// The head and the body of a request; an error if the client hangs up first.
+/// The head and the body of a request. Returns an error if the client closes the connection first.
 fn read_request(stream: &mut impl Read) -> std::io::Result<(String, Value)> {
     let mut request = Vec::new();
     let mut piece = [0; 4096];
@@ -131,7 +131,7 @@ fn ask(reward: &mut HttpReward, completions: &[&str]) -> Scores {
 }
 
 #[test]
-fn a_request_has_trls_names_and_its_answer_is_a_commands() {
+fn requests_and_answers_have_the_format_of_reward_programs() {
     let body = r#"{"rewards": [0.5, null, [1, 2]], "extra": {"why": ["a", "b", "c"]}, "metrics": {"m": 2.5}}"#;
     let (url, seen) = service(vec![Deed::Answer(200, body.into())]);
     let scores = ask(&mut reward(&url, json!({})), &["x", "y", "z"]);
@@ -150,7 +150,7 @@ fn a_request_has_trls_names_and_its_answer_is_a_commands() {
 }
 
 #[test]
-fn transient_failures_are_retried_and_others_are_not() {
+fn only_transient_failures_are_retried() {
     let status = |status| Deed::Answer(status, "try later".into());
     // The failed responses before the successful one, and the number of requests.
     for (deeds, requests) in [
@@ -176,9 +176,15 @@ fn transient_failures_are_retried_and_others_are_not() {
             json!({}),
             ProblemKind::BadAnswer,
             1,
-            "`rewards` of its answer has the length 1, for 2 completions",
+            "`rewards` must have one score per completion: got 1 scores for 2 completions",
         ),
-        (rewards("[\"x\", \"y\"]"), json!({}), ProblemKind::BadAnswer, 1, "score 0 is \"x\""),
+        (
+            rewards("[\"x\", \"y\"]"),
+            json!({}),
+            ProblemKind::BadAnswer,
+            1,
+            "score 0: expected a number, null or a list of steps, got \"x\"",
+        ),
         (Deed::Answer(200, "<html>".into()), json!({}), ProblemKind::BadAnswer, 1, "it begins: <html>"),
         (Deed::Answer(200, String::new()), json!({}), ProblemKind::BadAnswer, 1, "not a line of JSON"),
         (Deed::Answer(200, json!({"error": "no key"}).to_string()), json!({}), ProblemKind::Failed, 1, "error: no key"),
@@ -200,7 +206,7 @@ fn transient_failures_are_retried_and_others_are_not() {
 }
 
 #[test]
-fn pauses_double() {
+fn pauses_between_retries_double() {
     let pauses = |backoff_s: f64| {
         let reward = reward("http://127.0.0.1:9/", json!({"backoff_s": backoff_s}));
         [0, 1, 2, 3, 16, 17, u32::MAX].map(|tries| reward.client.pause(tries).as_millis())
@@ -212,7 +218,7 @@ fn pauses_double() {
 }
 
 #[test]
-fn batches_are_cut_asked_at_once_and_put_together_in_order() {
+fn parts_of_a_batch_are_sent_concurrently_and_joined_in_order() {
     let texts: Vec<String> = (1..=7).map(|n| "x".repeat(n)).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let lengths: Vec<Option<f64>> = (1..=7).map(|n| Some(f64::from(n))).collect();
@@ -227,7 +233,7 @@ fn batches_are_cut_asked_at_once_and_put_together_in_order() {
     let (url, seen) = service(vec![Deed::Score]);
     ask(&mut reward(&url, json!({"batch_size": 1, "concurrency": 1})), &texts[..3]);
     assert_eq!(seen.lock().unwrap().most, 1);
-    // One of four requests fails, and only its completions have no score.
+    // One of four requests fails: only its completions have no score.
     let (url, _) = service(vec![Deed::Score, Deed::Answer(400, String::new()), Deed::Score]);
     let scores = ask(&mut reward(&url, json!({"batch_size": 2, "concurrency": 1})), &texts);
     assert_eq!(scores.values[..4], [Some(1.0), Some(2.0), None, None]);
@@ -235,7 +241,7 @@ fn batches_are_cut_asked_at_once_and_put_together_in_order() {
 }
 
 #[test]
-fn a_stop_ends_a_wait() {
+fn a_stop_ends_the_wait_for_a_service() {
     let (url, seen) = service(vec![Deed::Hang]);
     let mut reward = reward(&url, json!({"timeout_s": 1e6}));
     let stop = Arc::new(AtomicBool::new(false));
@@ -248,7 +254,7 @@ fn a_stop_ends_a_wait() {
 }
 
 #[test]
-fn errors_are_reported_at_the_start() {
+fn invalid_http_options_are_reported_when_the_reward_is_built() {
     let built = |spec: Value| {
         let spec: RewardSpec = serde_json::from_value(spec).unwrap();
         build(&spec, crate::names(std::slice::from_ref(&spec)).unwrap().remove(0))
@@ -257,13 +263,16 @@ fn errors_are_reported_at_the_start() {
     assert_eq!(built(json!("https://example.org/score")).unwrap().name(), "http");
     assert!(built(json!({"kind": "http", "url": "http://x/", "by_group": true})).unwrap().scores_by_group());
     for (spec, words) in [
-        (json!("http:localhost"), "not an address"),
-        (json!({"kind": "http", "url": "ftp://x/"}), "not an address"),
+        (json!("http:localhost"), "must be a URL"),
+        (json!({"kind": "http", "url": "ftp://x/"}), "must be a URL"),
         (json!({"kind": "http", "url": "http://x/", "timeout_s": 0}), "`timeout_s`"),
         (json!({"kind": "http", "url": "http://x/", "backoff_s": -1}), "`backoff_s`"),
         (json!({"kind": "http", "url": "http://x/", "batch_size": 0}), "at least 1"),
         (json!({"kind": "http", "url": "http://x/", "concurrency": 0}), "at least 1"),
-        (json!({"kind": "http", "url": "http://x/", "token_env": "NO_SUCH_VARIABLE_IS_SET"}), "no variable NO_SUCH"),
+        (
+            json!({"kind": "http", "url": "http://x/", "token_env": "NO_SUCH_VARIABLE_IS_SET"}),
+            "the environment variable NO_SUCH",
+        ),
         (json!({"kind": "http", "url": "http://x/", "retry": 1}), "`retries`"),
     ] {
         let message = built(spec).err().expect("refused").to_string();
@@ -271,9 +280,9 @@ fn errors_are_reported_at_the_start() {
     }
 }
 
-/// A redirect would be followed by a GET without the completions, and its response taken for scores.
+/// A client that follows a redirect sends a GET without the completions, and would use the response as scores.
 #[test]
-fn redirects_are_named_and_not_followed() {
+fn redirects_are_reported_and_not_followed() {
     let (elsewhere, asked) = service(vec![rewards("[9, 9]")]);
     for status in [301, 302, 303, 307, 308] {
         let (url, _) = service(vec![Deed::Redirect(status, elsewhere.clone())]);
@@ -285,12 +294,12 @@ fn redirects_are_named_and_not_followed() {
     assert!(asked.lock().unwrap().requests.is_empty());
 }
 
-/// Runs in a separate process, whose environment names a proxy that does not respond.
+/// Runs itself in a second process, whose environment names a proxy that does not respond.
 #[test]
-fn requests_to_this_machine_use_no_proxy() {
+fn requests_to_this_machine_bypass_the_proxy() {
     const CHILD: &str = "LOCKSTEP_TEST_WITHIN_PROXY";
     if std::env::var_os(CHILD).is_none() {
-        let own = ["--exact", "http::tests::requests_to_this_machine_use_no_proxy", "--nocapture"];
+        let own = ["--exact", "http::tests::requests_to_this_machine_bypass_the_proxy", "--nocapture"];
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
             child.env(name, "http://127.0.0.1:9");

@@ -1,9 +1,10 @@
-//! `python`: a reward that is a function in a Python file, called as TRL calls it: `"python:rewards.py:happy_reward"`.
+//! `python`: a reward that is a function in a Python file, with TRL's calling convention:
+//! `"python:rewards.py:happy_reward"`.
 //!
-//! Each such reward has a Python interpreter that stays alive and is driven like a [`command`](crate::command). The
-//! interpreter runs an adapter script, which the Python package uses too. The adapter imports the user's file, converts
-//! a batch to TRL's keyword arguments, awaits async functions, and reads numbers from the results. An exception is
-//! reported with its traceback and the row in which it occurred.
+//! Each such reward has a Python interpreter that keeps running, as a [`command`](crate::command) does. The interpreter
+//! runs an adapter script, which the Python package uses too. The adapter imports the user's file, converts a batch to
+//! TRL's keyword arguments, awaits async functions, and converts the results to numbers. An exception is reported with
+//! its traceback and the row in which it occurred.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,11 +18,11 @@ use crate::{Error, Result};
 
 const KIND: &str = "python";
 
-/// The adapter script that the interpreter runs. Modules are imported from the directory of the function's file, not
-/// from the working directory.
+/// The adapter script that the interpreter runs. The first line removes the working directory from the module path:
+/// modules are imported from the directory of the function's file.
 const ADAPTER: &str = concat!("import sys\nif sys.path[:1] == ['']: del sys.path[0]\n", include_str!("calling.py"));
 
-/// The options of a `python` reward, beside `kind` and `name`.
+/// The options of a `python` reward, in addition to `kind` and `name`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PythonOptions {
@@ -30,7 +31,7 @@ pub(crate) struct PythonOptions {
     /// The Python interpreter, by name or path, and its arguments.
     #[serde(default = "default_interpreter")]
     interpreter: Words,
-    /// Seconds that one batch may take, as of a `command` reward.
+    /// Seconds that one batch may take, as for a `command` reward.
     #[serde(default = "command::default_timeout_s")]
     timeout_s: f64,
     #[serde(default = "command::default_max_restarts")]
@@ -47,18 +48,19 @@ impl PythonOptions {
     fn place(&self) -> Result<(&str, &str)> {
         let place = self.python.rsplit_once(':').map(|(file, function)| (file.trim(), function.trim()));
         place.filter(|(file, function)| !file.is_empty() && !function.is_empty()).ok_or_else(|| {
-            let message = format!("`{}` is not FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"", self.python);
+            let message =
+                format!("expected FILE:FUNCTION, as in \"python:rewards.py:happy_reward\", got `{}`", self.python);
             Error::options(KIND, message)
         })
     }
 }
 
-/// Starts the interpreter, which imports the file. The start may take as long as a batch, and is abandoned once `stop`
-/// is set.
+/// Starts the interpreter, which imports the file. The start has the same time limit as a batch, and is cancelled when
+/// `stop` is set.
 pub(crate) fn build(name: String, options: PythonOptions, stop: &Arc<AtomicBool>) -> Result<CommandReward> {
     let (file, function) = options.place()?;
     if !Path::new(file).is_file() {
-        return Err(Error::options(KIND, format!("there is no file {file} (for `{}`)", options.python)));
+        return Err(Error::options(KIND, format!("the file {file} does not exist (for `{}`)", options.python)));
     }
     let mut words = options.interpreter.clone().split()?;
     let interpreter = words[0].clone();
@@ -69,8 +71,9 @@ pub(crate) fn build(name: String, options: PythonOptions, stop: &Arc<AtomicBool>
         Error::Program { message, .. } if message.starts_with("no such program") => Error::options(
             KIND,
             format!(
-                "there is no `{interpreter}`: install Python 3, or name another interpreter in the reward's table, \
-                 as in {{ kind = \"python\", python = \"{file}:{function}\", interpreter = \".venv/bin/python\" }}"
+                "the interpreter `{interpreter}` was not found: install Python 3, or name another interpreter in the \
+                 reward's table, as in {{ kind = \"python\", python = \"{file}:{function}\", interpreter = \
+                 \".venv/bin/python\" }}"
             ),
         ),
         Error::Program { message, .. } => Error::options(KIND, format!("{file}:{function}: {message}")),
@@ -79,7 +82,7 @@ pub(crate) fn build(name: String, options: PythonOptions, stop: &Arc<AtomicBool>
     })
 }
 
-/// The options with their paths replaced by what `absolute` returns.
+/// The options with each path replaced by the result of `absolute`.
 pub(crate) fn map_paths<E>(
     options: PythonOptions,
     absolute: impl Fn(&str) -> std::result::Result<String, E>,
@@ -95,7 +98,7 @@ pub(crate) fn map_paths<E>(
     Ok(mapped)
 }
 
-/// The name of the reward (that of its function, as in TRL) and the file.
+/// The name of the reward, which is that of its function (as in TRL), and the file.
 pub(crate) fn label(options: &PythonOptions) -> Result<(String, String)> {
     let (file, function) = options.place()?;
     let stem = Path::new(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());

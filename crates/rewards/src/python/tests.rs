@@ -1,4 +1,4 @@
-//! Tests beyond the table of cases that is shared with the Python package (python/tests/calling).
+//! Tests of `python` rewards, with the table of cases that the Python package uses too (python/tests/calling).
 
 use super::*;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, RewardSpec, Scores};
@@ -9,7 +9,7 @@ fn calling(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../python/tests/calling").join(name)
 }
 
-/// Starts the reward with further options.
+/// Builds the reward with `more` options.
 fn start(file: &Path, function: &str, more: Value) -> crate::Result<Box<dyn Reward>> {
     let mut table: Map<String, Value> = serde_json::from_value(more).unwrap();
     table.insert("kind".into(), "python".into());
@@ -38,13 +38,13 @@ fn ask(reward: &mut dyn Reward, completions: &[&str]) -> Scores {
 }
 
 fn only_problem(scores: &Scores) -> &Problem {
-    assert!(scores.values.iter().all(Option::is_none), "never 0: {scores:?}");
+    assert!(scores.values.iter().all(Option::is_none), "a failed batch must have no scores: {scores:?}");
     let [problem] = &scores.problems[..] else { panic!("{scores:?}") };
     problem
 }
 
 #[test]
-fn the_calling_convention() {
+fn functions_are_called_with_trls_calling_convention() {
     let Some(()) = testing::program("python3") else { return };
     let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(calling("cases.json")).unwrap()).unwrap();
     assert!(cases.len() >= 25);
@@ -66,13 +66,13 @@ fn the_calling_convention() {
             rows: &rows,
             step,
         };
-        // The same interpreter answers both times.
+        // The same interpreter answers both calls.
         for _ in 0..2 {
             let scores = reward.score(&batch);
             match case.get("answer") {
                 Some(answer) => {
                     let expected = Scores::read(function, &answer.to_string(), &batch).unwrap();
-                    // NaN does not equal itself, so the texts are compared.
+                    // NaN does not equal itself, so the formatted scores are compared.
                     assert_eq!(format!("{scores:?}"), format!("{expected:?}"), "{function}");
                 }
                 None => {
@@ -87,9 +87,9 @@ fn the_calling_convention() {
     }
 }
 
-/// The message is the function's exception, for batches with and without row numbers.
+/// The message has the function's exception, and the dataset row if it is known.
 #[test]
-fn the_functions_own_exception_is_named_with_and_without_rows() {
+fn exceptions_of_a_function_are_reported_with_and_without_rows() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("r.py");
@@ -116,7 +116,7 @@ fn the_functions_own_exception_is_named_with_and_without_rows() {
             let problem = only_problem(&scores);
             assert!(problem.message.starts_with(refusal), "{problem}");
             let place = if rows.is_empty() { "completion 0 of the batch" } else { "row 7 of the dataset" };
-            // Python shows notes on exceptions from version 3.11 on.
+            // Tracebacks have notes only from Python 3.11 on.
             let shown = !problem.message.contains("in reward") || problem.message.contains(place);
             assert!(shown && !problem.message.contains("IndexError"), "{problem}");
         }
@@ -154,7 +154,7 @@ grouped.by_group = True
 "#;
 
 #[test]
-fn an_interpreter_is_kept_and_restarted_if_it_died() {
+fn an_interpreter_is_reused_and_restarted_after_it_exits() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("my-rewards.py");
@@ -169,31 +169,34 @@ fn an_interpreter_is_kept_and_restarted_if_it_died() {
     assert!(start(&file, "count", json!({"by_group": true})).unwrap().scores_by_group());
 
     let with = |timeout_s: f64| start(&file, "fails", json!({"timeout_s": timeout_s, "max_restarts": 9})).unwrap();
-    // A busy machine takes seconds to start an interpreter. Only the row that waits for its limit has a short one.
+    // A busy machine takes seconds to start an interpreter, so only the case that must time out has a short time limit.
     let mut patient = with(testing::HANG.as_secs_f64());
     let mut hasty = with(10.0);
     for (what, kind, words) in [
         ("exit", ProblemKind::Failed, "it raised SystemExit: enough"),
-        ("die", ProblemKind::Crashed, "it ended (exit status: 3)"),
+        ("die", ProblemKind::Crashed, "the program exited (exit status: 3)"),
         ("state", ProblemKind::Failed, "has no `max_steps`: there is `global_step`"),
-        ("sleep", ProblemKind::TimedOut, "no answer within 10 s; it was killed"),
+        ("sleep", ProblemKind::TimedOut, "no answer within 10 s; the program was killed"),
     ] {
         let fails = if kind == ProblemKind::TimedOut { &mut hasty } else { &mut patient };
         let scores = ask(&mut **fails, &[what]);
         let problem = only_problem(&scores);
         assert!(problem.kind == kind && problem.message.contains(words), "{what}: {problem}");
-        assert!(problem.message.contains("  | about to fail"), "what it refusal is shown: {problem}");
+        assert!(problem.message.contains("  | about to fail"), "the message must have the standard error: {problem}");
         assert_eq!(ask(&mut **fails, &["good"]).values, [Some(1.0)], "after {what}");
     }
 }
 
 #[test]
-fn missing_and_broken_parts_are_reported_at_the_start() {
+fn missing_and_invalid_files_are_reported_when_the_reward_is_built() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rewards.py");
     let refusal = refused(&file, "f", json!({}));
-    assert!(refusal.contains("there is no file") && refusal.contains("rewards.py"), "{refusal}");
+    assert!(
+        refusal.contains("the file ") && refusal.contains("does not exist") && refusal.contains("rewards.py"),
+        "{refusal}"
+    );
     std::fs::write(&file, "import json\ndef happy(completions, **kwargs):\n    return [1]\n").unwrap();
     let refusal = refused(&file, "hapy", json!({}));
     assert!(refusal.ends_with("rewards.py has no function `hapy`; its functions are: happy"), "{refusal}");
@@ -203,7 +206,7 @@ fn missing_and_broken_parts_are_reported_at_the_start() {
             "import no_such_module\n",
             vec!["ModuleNotFoundError: No module named 'no_such_module'", "line 1, in <module>"],
         ),
-        ("import os\nos._exit(7)\n", vec!["it ended (exit status: 7)"]),
+        ("import os\nos._exit(7)\n", vec!["the program exited (exit status: 7)"]),
     ] {
         std::fs::write(&file, body).unwrap();
         let refusal = refused(&file, "f", json!({}));
@@ -211,18 +214,21 @@ fn missing_and_broken_parts_are_reported_at_the_start() {
     }
     std::fs::write(&file, "def f(**kwargs):\n    return [1]\n").unwrap();
     let refusal = refused(&file, "f", json!({"interpreter": "no/such/python"}));
-    assert!(refusal.contains("there is no `no/such/python`") && refusal.contains("interpreter = "), "{refusal}");
+    assert!(
+        refusal.contains("the interpreter `no/such/python` was not found") && refusal.contains("interpreter = "),
+        "{refusal}"
+    );
     let refusal = refused(&file, "f", json!({"interpreter": "echo"}));
     assert!(refusal.contains("not a Python interpreter"), "{refusal}");
     assert!(start(&file, "f", json!({"interpreter": ["python3", "-B"]})).is_ok());
     let refusal = refused(&file, "f", json!({"timeout_s": 0}));
     assert!(refusal.contains("reward `python`: `timeout_s`"), "{refusal}");
     let refusal = crate::build(&"python:rewards.py".into(), "r".into()).err().unwrap().to_string();
-    assert!(refusal.contains("not FILE:FUNCTION"), "{refusal}");
+    assert!(refusal.contains("expected FILE:FUNCTION"), "{refusal}");
 }
 
 #[test]
-fn paths_and_names() {
+fn paths_of_python_rewards_are_mapped_and_names_are_the_functions() {
     let absolute = |path: &str| Ok::<_, ()>(format!("/there/{path}"));
     let mapped = |spec: Value| {
         let mut spec: RewardSpec = serde_json::from_value(spec).unwrap();
@@ -242,7 +248,7 @@ fn paths_and_names() {
 }
 
 #[test]
-fn a_file_and_a_function_stand_around_the_last_colon() {
+fn the_last_colon_separates_file_and_function() {
     let options = |python: &str| serde_json::from_value::<PythonOptions>(json!({"python": python})).unwrap();
     for (text, expected) in
         [("a.py:f", ("a.py", "f")), (" a b.py : f ", ("a b.py", "f")), ("c:/a.py:f", ("c:/a.py", "f"))]
@@ -251,21 +257,21 @@ fn a_file_and_a_function_stand_around_the_last_colon() {
     }
     for text in ["a.py", "a.py:", ":f", "a.py: ", ""] {
         let refusal = options(text).place().unwrap_err().to_string();
-        let expected = format!("`{text}` is not FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"");
+        let expected = format!("expected FILE:FUNCTION, as in \"python:rewards.py:happy_reward\", got `{text}`");
         assert_eq!(refusal, format!("reward `python`: {expected}"));
     }
     let PythonOptions { interpreter, timeout_s, max_restarts, by_group, .. } = options("a.py:f");
     assert_eq!(interpreter.split().unwrap(), ["python3"]);
     assert_eq!((timeout_s, max_restarts, by_group), (60.0, 3, false));
     assert_eq!(label(&options("b/my.rewards.py:f")).unwrap(), ("f".to_owned(), "my.rewards".to_owned()));
-    // A missing file is reported without starting an interpreter.
+    // A missing file is reported before an interpreter is started.
     let refusal = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
-    assert_eq!(refusal, "reward `python`: there is no file no.py (for `no.py:f`)");
+    assert_eq!(refusal, "reward `python`: the file no.py does not exist (for `no.py:f`)");
 }
 
-/// A shell takes the place of Python; its first line decides.
+/// A shell script plays the Python interpreter. The start succeeds or fails by the script's first line.
 #[test]
-fn an_interpreter_greets_each_time_it_is_started() {
+fn an_interpreter_must_report_ready_at_every_start() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("r.py");
     std::fs::write(&file, "").unwrap();
@@ -286,15 +292,15 @@ fn an_interpreter_greets_each_time_it_is_started() {
     let place = format!("reward `python`: {}:f: ", file.display());
     for (body, timeout_s, stop, expected) in [
         ("echo '{\"error\": \"no f\", \"by_group\": true}'", 30.0, false, "no f"),
-        ("echo '{}'", 30.0, false, "it is not a Python interpreter"),
-        ("echo hello", 30.0, false, "it is not a Python interpreter"),
-        ("exit 3", 30.0, false, "it ended (exit status: 3)"),
-        ("exec sleep 60", 0.1, false, "its import took longer than timeout_s = 0.1; it was killed"),
-        ("exec sleep 60", 30.0, true, "its answer is no longer needed"),
+        ("echo '{}'", 30.0, false, "the program is not a Python interpreter"),
+        ("echo hello", 30.0, false, "the program is not a Python interpreter"),
+        ("exit 3", 30.0, false, "the program exited (exit status: 3)"),
+        ("exec sleep 60", 0.1, false, "the import took longer than timeout_s = 0.1; the interpreter was killed"),
+        ("exec sleep 60", 30.0, true, "the scores are not needed any more"),
     ] {
         assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
     }
-    // The interpreter ends at its first batch. Its second start cannot import the file, the third can.
+    // The interpreter exits at its first batch. The second start fails to import the file, and the third succeeds.
     let starts = dir.path().join("starts");
     let body = format!(
         "echo x >>'{0}'; n=$(wc -l <'{0}')\nif [ \"$n\" -eq 2 ]; then echo '{{\"error\": \"gone\"}}'; exit; fi
@@ -305,7 +311,7 @@ fn an_interpreter_greets_each_time_it_is_started() {
     let first = ask(&mut *reward, &["a"]);
     assert_eq!(
         (only_problem(&first).kind, &*first.problems[0].message),
-        (ProblemKind::Crashed, "it ended (exit status: 0)")
+        (ProblemKind::Crashed, "the program exited (exit status: 0)")
     );
     let second = ask(&mut *reward, &["a"]);
     assert_eq!((only_problem(&second).kind, &*second.problems[0].message), (ProblemKind::Failed, "gone"));

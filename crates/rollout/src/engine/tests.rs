@@ -1,4 +1,4 @@
-//! The requests that an engine accepts, and the engine's pages.
+//! Tests of the requests that an engine accepts, and of its page counts.
 
 use super::*;
 use kernels::Isa;
@@ -23,14 +23,15 @@ fn request(prompt: usize, tokens: usize) -> Request {
 }
 
 #[test]
-fn the_pool_has_pages_for_a_sequence_and_a_copy() {
+fn a_pool_must_have_pages_for_a_sequence_and_a_copy() {
     let of = |kv_blocks, max_model_len| {
         let config = EngineConfig { kv_blocks, ..EngineConfig::new(2, max_model_len) };
         engine(config).map(|engine| engine.free_blocks()).map_err(|e| e.to_string())
     };
     let small = |blocks: usize, len: usize, needed: usize| {
         let why = format!(
-            "{blocks} pages of keys and values cannot hold one sequence of {len} tokens: give at least {needed}"
+            "a KV cache of {blocks} pages cannot hold one sequence of {len} tokens: it must have at least {needed} \
+             pages"
         );
         Err(why)
     };
@@ -38,17 +39,17 @@ fn the_pool_has_pages_for_a_sequence_and_a_copy() {
     assert_eq!((of(3, 65), of(2, 65)), (Ok(3), small(2, 65, 3)));
     let most = u32::MAX as usize / 64;
     let why = format!(
-        "{} pages of keys and values are too many: give at most {most} (max_num_seqs, kv_cache_blocks)",
+        "a KV cache of {} pages is too large: it may have at most {most} pages (max_num_seqs, kv_cache_blocks)",
         most + 1
     );
     assert_eq!(of(most + 1, 64), Err(why));
 }
 
 #[test]
-fn requests_need_a_prompt_and_room_for_a_token() {
+fn a_request_needs_a_prompt_and_room_for_a_token() {
     let mut engine = engine(EngineConfig::new(2, 10)).unwrap();
     let submitted = |engine: &mut Engine, request| engine.submit(request).map(drop).map_err(|e| e.to_string());
-    let empty = "an empty prompt cannot be continued: give at least one token (a BOS, say)";
+    let empty = "the prompt is empty: it must have at least one token, such as BOS";
     assert_eq!(submitted(&mut engine, request(0, 3)), Err(empty.to_owned()));
     let long = |n| {
         let why = "leaves no room in a context of 10: raise max_model_len or shorten the prompt";
@@ -60,7 +61,7 @@ fn requests_need_a_prompt_and_room_for_a_token() {
 }
 
 #[test]
-fn a_generation_counts_its_work_and_gives_its_pages_back() {
+fn a_generation_counts_its_work_and_frees_its_pages() {
     let (ctx, weights) = model();
     let config = EngineConfig::new(2, 100);
     let mut engine = Engine::new(&ctx, &weights.config, config.clone()).unwrap();
@@ -71,17 +72,21 @@ fn a_generation_counts_its_work_and_gives_its_pages_back() {
     ];
     let mut seen = Vec::new();
     let groups = engine.generate_with(&weights, requests, |group| seen.push(group.group.0)).unwrap();
-    assert_eq!(groups.iter().map(|g| g.group.0).collect::<Vec<_>>(), [5, 4], "in the order of the requests");
-    assert_eq!(seen, [4, 5], "as they end");
+    assert_eq!(
+        groups.iter().map(|g| g.group.0).collect::<Vec<_>>(),
+        [5, 4],
+        "groups must be in the order of the requests"
+    );
+    assert_eq!(seen, [4, 5], "the callback must get groups as they end");
     let lengths: Vec<Vec<usize>> = groups.iter().map(|g| g.completions.iter().map(|c| c.ids.len()).collect()).collect();
     assert_eq!(lengths, [vec![4], vec![2, 2]]);
     let counters = engine.counters();
-    // The first request computes 3 + 3 rows; the second computes 70 rows once and one more row for each completion.
+    // The first request computes 3 + 3 rows. The second computes 70 rows once, and one more row for each completion.
     assert_eq!((counters.computed_tokens, counters.cached_tokens, counters.preemptions), (78, 0, 0));
     assert_eq!((engine.counters().preemptions, engine.free_blocks(), engine.is_idle()), (0, 6, true));
     assert_eq!((counters.drafted_tokens, engine.drafts()), (0, vec![]));
     assert_eq!(counters.prefill_steps + counters.decode_steps, 4);
-    assert!(engine.step(&weights).unwrap().is_empty() && engine.drawn().is_empty(), "nothing to do");
+    assert!(engine.step(&weights).unwrap().is_empty() && engine.drawn().is_empty(), "an idle engine computes nothing");
 }
 
 #[test]
@@ -91,11 +96,11 @@ fn a_flag_stops_a_generation_and_a_step_without_weights_is_an_error() {
     let flag = Arc::new(AtomicBool::new(true));
     engine.stop_with(flag.clone());
     assert!(matches!(engine.generate(&weights, vec![request(3, 4)]), Err(Error::Stopped)));
-    assert!(engine.is_idle() && engine.free_blocks() == 6, "nothing of it stays");
+    assert!(engine.is_idle() && engine.free_blocks() == 6, "the stopped request must be removed");
     flag.store(false, Ordering::Relaxed);
     assert_eq!(engine.generate(&weights, vec![request(3, 4)]).unwrap().len(), 1);
     let id = engine.submit(request(3, 4)).unwrap();
-    // The earlier weights stay current, and the step must be given them.
+    // The earlier weights stay current, so the step needs them.
     assert!(matches!(engine.step(Models::default()), Err(Error::NoSuchBase { version: Updates(0) })));
     assert!(engine.drawn().is_empty());
     assert!(engine.cancel(id) && !engine.cancel(id) && engine.is_idle());
@@ -105,7 +110,7 @@ fn a_flag_stops_a_generation_and_a_step_without_weights_is_an_error() {
 }
 
 #[test]
-fn guesses_of_an_earlier_process_are_restored_where_they_are_used() {
+fn drafts_of_an_earlier_process_are_restored_if_guessing_is_on() {
     let (ctx, weights) = model();
     let on = EngineConfig { speculative: Speculative::Auto, ..EngineConfig::new(2, 100) };
     let mut engine = Engine::new(&ctx, &weights.config, on.clone()).unwrap();
@@ -136,7 +141,7 @@ fn paused_completions_are_listed_extended_and_ended() {
     assert_eq!(paused, expected);
     assert_eq!(engine.live().map(|(group, g, ids)| (group, g, ids.len())).collect::<Vec<_>>(), paused);
     let ids: Vec<SequenceId> = engine.paused().iter().map(|p| p.0).collect();
-    assert!(engine.extend(ids[0], &[3]) && !engine.extend(ids[0], &[3]), "it waits now");
+    assert!(engine.extend(ids[0], &[3]) && !engine.extend(ids[0], &[3]), "an extended completion is not paused");
     assert!(engine.finish(ids[1]) && !engine.finish(ids[1]) && !engine.extend(ids[1], &[]));
     let gone = SequenceId { serial: ids[2].serial + 99, ..ids[2] };
     assert!(

@@ -1,4 +1,4 @@
-//! The rows of a step, worked out by hand.
+//! Tests of the rows of a step, with values computed by hand.
 
 use super::*;
 use crate::blocks::BlockPool;
@@ -28,11 +28,11 @@ fn config() -> EngineConfig {
 
 type Lists = (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<(u32, usize, usize)>);
 
-/// Prepares the next step: token ids, positions, tables, slots and draws (row, sequence, index of the token).
+/// Prepares the next step. Returns token ids, positions, tables, slots and draws (row, sequence, index of the token).
 fn prepared(inputs: &mut StepInputs, scheduler: &mut Scheduler) -> (Lists, Vec<Chunk>) {
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     scheduler.schedule(&mut chunks, &mut copies);
-    // Draws of an earlier step do not matter.
+    // Draws of an earlier step must be overwritten.
     let mut draws = vec![Draw { row: 77, sequence: 77, at: 77 }];
     inputs.prepare(scheduler, &chunks, &mut draws);
     let draws: Vec<_> = draws.iter().map(|draw| (draw.row, draw.sequence, draw.at)).collect();
@@ -46,7 +46,7 @@ fn prepared(inputs: &mut StepInputs, scheduler: &mut Scheduler) -> (Lists, Vec<C
 }
 
 #[test]
-fn rows_are_the_uncomputed_tokens_in_their_pages() {
+fn a_step_has_one_row_per_uncomputed_token() {
     let mut scheduler = scheduler(true, 200);
     let mut inputs = StepInputs::new(&Memory::new(Device::Cpu), 200, &config());
     submit(&mut scheduler, 100, 66, 1, false);
@@ -58,7 +58,7 @@ fn rows_are_the_uncomputed_tokens_in_their_pages() {
     assert_eq!(tables, [vec![0; 66], vec![1; 2]].concat());
     assert_eq!(slots, (0..66).chain(128..130).collect::<Vec<_>>());
     assert_eq!(draws, [(65, 0, 66), (67, 1, 2)]);
-    // The next step has one row for each sequence, at the following position.
+    // The next step has one row per sequence, at the following position.
     scheduler.mark_computed(&chunks);
     for (sequence, id) in [(0, 7), (1, 8)] {
         scheduler.sequences[sequence].push(id, 0.0, true, Updates(0));
@@ -68,7 +68,7 @@ fn rows_are_the_uncomputed_tokens_in_their_pages() {
 }
 
 #[test]
-fn a_part_of_a_prompt_draws_nothing_and_draft_tokens_one_each() {
+fn part_of_a_prompt_draws_no_token_and_each_draft_token_draws_one() {
     let mut scheduler = scheduler(true, 5);
     let mut inputs = StepInputs::new(&Memory::new(Device::Cpu), 200, &config());
     submit(&mut scheduler, 100, 8, 1, false);
@@ -93,7 +93,7 @@ fn the_last_row_of_a_shared_prompt_draws_for_all_completions() {
     submit(&mut scheduler, 100, 3, 3, true);
     let ((ids, .., draws), _) = prepared(&mut inputs, &mut scheduler);
     assert_eq!((ids, draws), (vec![100, 101, 102], vec![(2, 0, 3), (2, 1, 3), (2, 2, 3)]));
-    assert_eq!(inputs.rows.max_sampled(), 2, "the third is sampled after the first two");
+    assert_eq!(inputs.rows.max_sampled(), 2, "the third draw needs a second call of the sampler");
     inputs.sample_from(&scheduler, &[Draw { row: 1, sequence: 2, at: 3 }]);
     assert_eq!(inputs.rows.sampled().to_vec_u32(), [1]);
 }

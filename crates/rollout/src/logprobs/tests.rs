@@ -1,4 +1,4 @@
-//! Log-probabilities, alternatives and entropies, compared with f64.
+//! Tests of log-probabilities, alternatives and entropies, compared with f64.
 
 #![allow(clippy::disallowed_methods)] // expectations may come from std's functions
 
@@ -11,7 +11,7 @@ use model::GroupId;
 use std::sync::Arc;
 
 #[test]
-fn the_most_likely_come_first_and_of_equals_the_lowest_id() {
+fn alternatives_are_sorted_by_probability_then_id() {
     let row = Row { z: &[1.0, 3.0, -2.0, 3.0, 0.5, f32::NEG_INFINITY], lse: 4.0 };
     let ids = [1, 3, 0, 4, 2, 5];
     let logps = [-1.0, -1.0, -3.0, -3.5, -6.0, f32::NEG_INFINITY];
@@ -22,7 +22,7 @@ fn the_most_likely_come_first_and_of_equals_the_lowest_id() {
     assert_eq!(Row { z: &[7.0; 5], lse: 0.0 }.top(3).0, [0, 1, 2]);
 }
 
-/// A model with a vocabulary of 16, hidden rows, and a scheduler with a sequence for each of these parameters.
+/// A model with a vocabulary of 16, hidden rows, and a scheduler with one sequence for each of the given parameters.
 struct Case {
     ctx: Context,
     weights: model::Weights,
@@ -52,7 +52,7 @@ fn case(prompts: &[(usize, SamplingParams)]) -> Case {
 }
 
 impl Case {
-    /// Log-probabilities of all tokens after a row, in f64.
+    /// The log-probabilities of all tokens after a row, in f64.
     fn logps(&self, row: usize, temperature: f64) -> Vec<f64> {
         let head = self.weights.head().unpack_rows(0..VOCAB);
         let own = &self.rows[row * HIDDEN..][..HIDDEN];
@@ -69,18 +69,18 @@ fn near(found: f32, expected: f64) {
 }
 
 #[test]
-fn each_draw_has_what_its_request_wants() {
+fn each_draw_returns_the_outputs_that_its_request_wants() {
     let of = |temperature, entropies, top_logprobs| {
         (2, SamplingParams { temperature, entropies, top_logprobs, ..SamplingParams::default() })
     };
     let all = case(&[of(1.0, true, 0), of(0.0, true, 2), of(0.5, false, 3), of(0.5, true, 20)]);
     let mut rows = LogitRows::new(&all.ctx, (&all.weights).into()).unwrap();
-    // The draws have long runs of one request, and short ones.
+    // The draws contain long and short runs of the same request.
     let sequence = |i: usize| if i < 20 { 0 } else { [3, 3, 1, 2][i % 4] };
     let draws: Vec<Draw> = (0..40).map(|i| Draw { row: 39 - i as u32, sequence: sequence(i), at: 2 }).collect();
     let (model, hidden) = (ModelView::from(&all.weights), all.hidden.view());
     let entropies = rows.entropies(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
-    let tops = rows.of_draws(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
+    let tops = rows.top_tokens(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
     assert_eq!((entropies.len(), tops.len()), (40, 40));
     for (draw, (entropy, (ids, logps))) in draws.iter().zip(entropies.iter().zip(&tops)) {
         let sampling = all.scheduler.sampling(draw.sequence);
@@ -97,11 +97,14 @@ fn each_draw_has_what_its_request_wants() {
         logps.first().into_iter().for_each(|&logp| near(logp, most));
     }
     let silent: Vec<Draw> = draws.iter().copied().filter(|draw| draw.sequence == 2).collect();
-    assert!(rows.entropies(&all.ctx, model, hidden, &all.scheduler, &silent).unwrap().is_empty(), "nobody wants one");
+    assert!(
+        rows.entropies(&all.ctx, model, hidden, &all.scheduler, &silent).unwrap().is_empty(),
+        "no draw wants an entropy"
+    );
 }
 
 #[test]
-fn prompts_have_a_log_probability_for_each_token_but_the_first() {
+fn each_prompt_token_except_the_first_has_a_log_probability() {
     let of = |prompt_logprobs| SamplingParams {
         prompt_logprobs,
         top_logprobs: 2,
@@ -114,18 +117,18 @@ fn prompts_have_a_log_probability_for_each_token_but_the_first() {
     let mut compute = |all: &mut Case, chunks: &[(usize, usize, usize)]| {
         let chunks: Vec<Chunk> = chunks.iter().map(|&(sequence, from, to)| Chunk { sequence, from, to }).collect();
         let (model, hidden) = (ModelView::from(&all.weights), all.hidden.view());
-        rows.of_prompts(&all.ctx, model, hidden, &mut all.scheduler, &chunks).unwrap();
+        rows.record_prompts(&all.ctx, model, hidden, &mut all.scheduler, &chunks).unwrap();
         all.scheduler.groups[group].prompt_logps.len()
     };
     // The first part of the prompt is computed first.
     assert_eq!(compute(&mut all, &[(1, 5, 9)]), 0);
     assert_eq!(compute(&mut all, &[(0, 0, 3), (1, 0, 20)]), 20);
     assert_eq!(compute(&mut all, &[(1, 20, 30)]), 29);
-    assert_eq!(compute(&mut all, &[(1, 0, 30)]), 29, "computed again, nothing is reported twice");
+    assert_eq!(compute(&mut all, &[(1, 0, 30)]), 29, "a recomputed prompt must not be reported twice");
     let group = &all.scheduler.groups[group];
     let ids = &group.request.prompt.ids;
     for (p, &logp) in group.prompt_logps.iter().enumerate() {
-        // Rows of the first call follow three rows of another sequence.
+        // In the first call, the rows follow three rows of another sequence.
         let row = if p < 20 { 3 + p } else { p - 20 };
         let expected = all.logps(row, 0.5);
         near(logp, expected[ids[p + 1] as usize]);

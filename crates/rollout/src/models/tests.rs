@@ -1,4 +1,4 @@
-//! Which weights and adapters a step finds under the versions that requests name.
+//! Tests of looking up weights and adapters by version.
 
 use super::*;
 use kernels::{Device, Memory};
@@ -19,7 +19,7 @@ fn adapter(base: &Weights, version: u64) -> Adapter {
 }
 
 #[test]
-fn weights_are_found_by_their_version_and_adapters_by_both() {
+fn weights_are_found_by_version_and_adapters_by_id_and_version() {
     let (current, old, older) = (weights(3), weights(2), weights(1));
     let (own, a, b) = (adapter(&current, 7), adapter(&current, 8), adapter(&current, 9));
     let view = ModelView::new(&current, Some(&own));
@@ -28,18 +28,18 @@ fn weights_are_found_by_their_version_and_adapters_by_both() {
         assert!(std::ptr::eq(models.base(Updates(version)).unwrap(), found));
     }
     let error = models.base(Updates(4)).unwrap_err().to_string();
-    assert_eq!(error, "the step was not given version 4 of the weights, which a request names");
+    assert_eq!(error, "a request names version 4 of the weights, which the step did not get");
     let of = |id, version| models.adapter(AdapterVersion { id, version: Updates(version) }).map_err(|e| e.to_string());
     for (id, version, found) in [(AdapterVersion::OF_VIEW, 7, &own), (4, 8, &a), (5, 8, &a), (4, 9, &b)] {
         assert!(std::ptr::eq(of(id, version).unwrap(), found));
     }
     for (id, version) in [(5, 9), (6, 8), (AdapterVersion::OF_VIEW, 8)] {
-        let why = format!("the step was not given version {version} of adapter {id}, which a request names");
+        let why = format!("a request names version {version} of adapter {id}, which the step did not get");
         assert_eq!(of(id, version).err(), Some(why));
     }
-    let of_view = AdapterVersion { id: AdapterVersion::OF_VIEW, version: Updates(7) };
+    let view_adapter = AdapterVersion { id: AdapterVersion::OF_VIEW, version: Updates(7) };
     let version = models.current_version().unwrap();
-    assert_eq!((version, version.trained().0), (ModelVersion { base: Updates(3), adapter: Some(of_view) }, 7));
+    assert_eq!((version, version.trained().0), (ModelVersion { base: Updates(3), adapter: Some(view_adapter) }, 7));
     let plain = Models::from(&old).current_version().unwrap();
     assert_eq!((plain, plain.trained().0), (ModelVersion { base: Updates(2), adapter: None }, 2));
     assert_eq!(Models::default().current_version(), None);

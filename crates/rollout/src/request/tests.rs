@@ -1,4 +1,4 @@
-//! The completions that a request may continue, and their required columns.
+//! Tests of the completions that a request may continue, and of their required columns.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn completion(generation: usize, tokens: usize, finish_reason: FinishReason, sam
 }
 
 #[test]
-fn a_completion_is_complete_if_each_column_has_its_length() {
+fn a_completion_is_whole_if_every_column_has_its_length() {
     for (k, entropies) in [(0, false), (2, false), (0, true), (2, true)] {
         let wanted = sampling(k, entropies);
         let good = || completion(0, 3, FinishReason::Unfinished, &wanted);
@@ -38,10 +38,18 @@ fn a_completion_is_complete_if_each_column_has_its_length() {
         assert!(!whole(&|c| drop(c.columns.remove(SAMPLER_LOGPS))));
         assert!(!whole(&|c| c.columns.set(SAMPLER_LOGPS, vec![-1.0; 2])));
         assert_eq!(whole(&|c| drop(c.columns.remove(ENTROPIES))), !entropies);
-        assert_eq!(whole(&|c| c.columns.set(ENTROPIES, vec![0.5; 3])), entropies, "only where they are wanted");
+        assert_eq!(
+            whole(&|c| c.columns.set(ENTROPIES, vec![0.5; 3])),
+            entropies,
+            "entropies must exist only if wanted"
+        );
         assert!(!whole(&|c| c.columns.set(ENTROPIES, vec![0.5; 4])));
         for name in [TOP_IDS, TOP_LOGPS] {
-            assert_eq!(whole(&|c| drop(c.columns.remove(name))), k == 0, "one without the other");
+            assert_eq!(
+                whole(&|c| drop(c.columns.remove(name))),
+                k == 0,
+                "ids and log-probabilities must exist together"
+            );
         }
         let both = |width: usize, ids: usize, logps: usize| {
             whole(&|c| {
@@ -52,7 +60,7 @@ fn a_completion_is_complete_if_each_column_has_its_length() {
         assert_eq!(
             (both(2, 6, 6), both(1, 3, 3)),
             (k == 2, k == 2),
-            "as many as wanted, or fewer in a small vocabulary"
+            "as many as wanted, or fewer with a small vocabulary"
         );
         assert!(!both(3, 9, 9) && !both(2, 5, 6) && !both(2, 6, 7) && !both(2, 3, 3));
         let other = whole(&|c| {
@@ -67,7 +75,7 @@ fn a_completion_is_complete_if_each_column_has_its_length() {
 }
 
 #[test]
-fn completions_that_cannot_be_continued_are_errors() {
+fn completions_that_cannot_be_continued_are_refused() {
     let wanted = Arc::new(sampling(0, false));
     let check = |so_far: Vec<Completion>, until: Option<usize>, max_model_len: usize| {
         let request = Request::new(GroupId(9), Prompt::new([1, 2, 3]), 3, wanted.clone());
@@ -81,20 +89,24 @@ fn completions_that_cannot_be_continued_are_errors() {
     let good = || of([(2, stop), (5, open), (1, open)]);
     assert_eq!((check(vec![], None, 100), check(good(), None, 100)), (Ok(()), Ok(())));
     let told = |so_far, until, most| check(so_far, until, most).unwrap_err();
-    assert_eq!(told(good()[..2].to_vec(), None, 100), "there are 2 of 3");
-    assert_eq!(told([good(), good()].concat(), None, 100), "there are 6 of 3");
+    assert_eq!(told(good()[..2].to_vec(), None, 100), "expected 3 completions, got 2");
+    assert_eq!(told([good(), good()].concat(), None, 100), "expected 3 completions, got 6");
     let mut swapped = good();
     swapped.swap(0, 2);
-    assert_eq!(told(swapped, None, 100), "their order");
+    assert_eq!(told(swapped, None, 100), "they must be in the order of their indices");
     assert_eq!(told(of([(2, stop), (5, stop), (1, FinishReason::Length)]), None, 100), "all of them have ended");
     let mut lacking = good();
     lacking[1].sampled.pop();
-    assert_eq!(told(lacking, None, 100), "number 1 lacks the records of its tokens");
-    assert_eq!(told(of([(2, stop), (0, open), (1, open)]), None, 100), "number 1 has no token, and is not finished");
+    assert_eq!(told(lacking, None, 100), "completion 1 has incomplete columns");
+    assert_eq!(told(of([(2, stop), (0, open), (1, open)]), None, 100), "completion 1 has no tokens but is unfinished");
     assert_eq!(check(of([(0, stop), (5, open), (1, open)]), None, 100), Ok(()));
-    let full = "number 1 is as long as it may become, and is not finished";
+    let full = "completion 1 has reached its maximum length but is unfinished";
     assert_eq!(told(of([(9, stop), (6, open), (1, open)]), None, 100), full, "max_new_tokens");
     assert_eq!((check(good(), Some(6), 100), told(good(), Some(5), 100)), (Ok(()), full.to_owned()));
-    assert_eq!((check(good(), None, 9), told(good(), None, 8)), (Ok(()), full.to_owned()), "3 tokens are the prompt's");
-    assert_eq!(check(of([(9, stop), (5, open), (1, open)]), Some(7), 100), Ok(()), "what has ended may be long");
+    assert_eq!((check(good(), None, 9), told(good(), None, 8)), (Ok(()), full.to_owned()), "the prompt has 3 tokens");
+    assert_eq!(
+        check(of([(9, stop), (5, open), (1, open)]), Some(7), 100),
+        Ok(()),
+        "an ended completion may exceed `until`"
+    );
 }

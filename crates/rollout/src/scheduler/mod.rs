@@ -1,9 +1,9 @@
-//! The scheduler chooses the sequences of a step: running ones first, then waiting ones while rows, batch slots and
-//! KV-cache pages last. When the pages run out, the youngest sequence is preempted.
+//! The scheduler chooses the sequences of a step: first running ones, then waiting ones while there are rows, batch
+//! slots and KV-cache pages. When the pages run out, the youngest sequence is preempted.
 //!
-//! A step computes with one version of the base weights: that of the oldest running sequence, or of the first waiting
-//! one. Adapters may differ from sequence to sequence. A sequence's bits do not depend on any of these choices. The
-//! scheduler knows no weights and no tensors: it lists the copies of KV-cache pages that the engine must make.
+//! All sequences of a step use one version of the base weights: that of the oldest running sequence, or of the first
+//! waiting one. Adapters may differ between sequences. The bits of a sequence do not depend on any of these choices.
+//! The scheduler handles neither weights nor tensors: it lists the KV-cache pages that the engine must copy.
 //!
 //! `pages.rs` assigns and takes pages, `speculate.rs` guesses draft tokens, `outcome.rs` appends the drawn tokens and
 //! ends, pauses and removes sequences.
@@ -32,19 +32,19 @@ use std::time::Duration;
 /// A group in the scheduler: a prompt and its completions.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// The group's serial number, which is never used again.
+    /// The serial number of the group. It is never reused.
     pub(crate) serial: u64,
     pub(crate) request: Arc<crate::Request>,
-    /// The sequence that computes the prompt once, while it is needed; none if prompts are not shared.
+    /// The sequence that computes the prompt once, while needed; `None` if prompts are not shared.
     pub(crate) prompt: Option<usize>,
     /// The sequences of the group's completions.
     pub(crate) members: Vec<usize>,
-    /// Number of completions that have not ended.
+    /// The number of completions that have not ended.
     pub(crate) unfinished: usize,
-    /// The log-probabilities of the prompt's tokens but the first, as far as they are computed; empty unless wanted.
+    /// The log-probabilities of the prompt's tokens except the first, as far as computed. Empty unless wanted.
     pub(crate) prompt_logps: Vec<f32>,
     pub(crate) prompt_top: Alternatives,
-    /// A completion of an earlier request with this prompt, to guess draft tokens from.
+    /// The completion of an earlier request with this prompt, from which draft tokens are guessed.
     pub(crate) earlier: Option<Arc<[u32]>>,
 }
 
@@ -56,50 +56,50 @@ pub(crate) struct Chunk {
     pub(crate) to: usize,
 }
 
-/// The largest sizes of a step and of a sequence.
+/// The maximum sizes of a step and of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) max_num_seqs: usize,
-    /// Largest number of rows (tokens) in a step.
+    /// The maximum number of rows (tokens) in a step.
     pub(crate) max_rows: usize,
-    /// Largest number of tokens of a sequence.
+    /// The maximum number of tokens of a sequence.
     pub(crate) max_model_len: usize,
-    /// Whether a prompt may be computed in several steps.
+    /// Whether a prompt may be computed over several steps.
     pub(crate) chunked_prefill: bool,
 }
 
 /// Counts and times of the engine's work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Tokens computed: the rows of all steps.
+    /// The number of computed tokens: the rows of all steps.
     pub computed_tokens: u64,
-    /// Tokens whose keys and values were found in the prefix cache instead of being computed.
+    /// The number of tokens whose keys and values came from the prefix cache.
     pub cached_tokens: u64,
-    /// Number of times that a sequence was preempted because the KV cache was full.
+    /// The number of times that a sequence was preempted because the KV cache was full.
     pub preemptions: u64,
-    /// Number of prefill steps: those that computed part of a prompt, or of a preempted sequence again.
+    /// The number of prefill steps: those that computed part of a prompt, or recomputed a preempted sequence.
     pub prefill_steps: u64,
     /// Time of the model's forward passes in prefill steps.
     pub prefill_time: Duration,
-    /// Number of decode steps: all other steps, which compute the last token of each sequence.
+    /// The number of decode steps: all other steps, which compute the last token of each sequence.
     pub decode_steps: u64,
     /// Time of the model's forward passes in decode steps.
     pub decode_time: Duration,
-    /// Number of sequences in all decode steps together.
+    /// The number of sequences, summed over all decode steps.
     pub decode_passes: u64,
-    /// Tokens drawn in decode steps.
+    /// The number of tokens drawn in decode steps.
     pub decoded_tokens: u64,
-    /// Time of sampling tokens, in steps of both kinds.
+    /// Time of sampling, in both kinds of steps.
     pub sampling_time: Duration,
-    /// Draft tokens that were verified.
+    /// The number of draft tokens that were verified.
     pub drafted_tokens: u64,
-    /// Draft tokens that were right.
+    /// The number of draft tokens that were right.
     pub accepted_tokens: u64,
-    /// Number of times that a sequence verified draft tokens in a step.
+    /// The number of times that a sequence verified draft tokens in a step.
     pub draft_passes: u64,
-    /// Time of decode steps with draft tokens, forward passes and sampling.
+    /// Time of decode steps with draft tokens: forward passes and sampling.
     pub draft_time: Duration,
-    /// Estimated time of drawing the same tokens without draft tokens, from measured steps without them.
+    /// The estimated time of drawing the same tokens without draft tokens, from measured steps without them.
     pub undrafted_time: Duration,
 }
 
@@ -145,29 +145,29 @@ pub(crate) struct Scheduler {
     pub(crate) sequences: Slab<Sequence>,
     pub(crate) groups: Slab<Group>,
     pub(crate) blocks: BlockPool,
-    /// The version of the current weights, for sequences that name none.
+    /// The version of the current weights, for sequences that name no version.
     pub(crate) current: Option<ModelVersion>,
     running: Vec<usize>,
-    /// Sequences that were paused and extended, which may still have their KV-cache pages. They come before the waiting
-    /// ones.
+    /// Sequences that were paused and then extended, and may still have their KV-cache pages. They precede the waiting
+    /// sequences.
     extended: VecDeque<usize>,
     waiting: VecDeque<usize>,
-    /// Computed prompts whose pages completions share.
+    /// Computed prompts whose pages are shared by completions.
     held: Vec<usize>,
     /// Paused sequences, in the order in which they were paused.
     paused: Vec<usize>,
-    /// Groups that have ended and were not yet returned.
+    /// Groups that have ended but were not returned yet.
     finished: Vec<usize>,
     serial: u64,
     limits: Limits,
     pub(crate) counters: Counters,
     speculative: Speculative,
-    /// The index for draft tokens; none if speculative decoding is off.
+    /// The index for draft tokens; `None` if speculative decoding is off.
     drafts: Option<Box<Drafts>>,
     /// The measured time of decode steps, which decides how many draft tokens are guessed.
     cost: StepCost,
     balance: Balance,
-    /// Completions of earlier requests, to guess draft tokens from.
+    /// Completions of earlier requests, from which draft tokens are guessed.
     pub(crate) earlier: Earlier,
     /// The tokens that the last step drew.
     pub(crate) drawn: Vec<Drawn>,
@@ -198,7 +198,7 @@ impl Scheduler {
         }
     }
 
-    /// Adds a group to the queue: with `sharing` its prompt first, else each completion with the prompt.
+    /// Adds a group to the queue: with `sharing` its prompt first, otherwise each completion with the prompt.
     pub(crate) fn submit(&mut self, request: Arc<crate::Request>, sharing: bool) -> RequestId {
         let group = self.groups.vacant_key();
         let room = self.limits.max_model_len.saturating_sub(request.prompt.ids.len());
@@ -229,14 +229,14 @@ impl Scheduler {
         id
     }
 
-    /// Whether no sequence runs or waits.
+    /// Whether no sequence is running or waiting.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.extended.is_empty() && self.waiting.is_empty()
     }
 
-    /// Chooses the rows of the next step into `chunks`, and lists in `copies` the pages to copy before it (from, to).
-    /// Returns the version of the base weights to compute with; none if the sequences use the current weights and there
-    /// are none.
+    /// Fills `chunks` with the rows of the next step, and `copies` with the pages (from, to) to copy before it. Returns
+    /// the version of the base weights for the step; `None` if the sequences use the current weights but there are
+    /// none.
     pub(crate) fn schedule(&mut self, chunks: &mut Vec<Chunk>, copies: &mut Vec<(u32, u32)>) -> Option<Updates> {
         chunks.clear();
         copies.clear();
@@ -278,7 +278,7 @@ impl Scheduler {
             rows += chunk.to - chunk.from;
             chunks.push(chunk);
         }
-        debug_assert!(!chunks.is_empty(), "no progress");
+        debug_assert!(!chunks.is_empty(), "a step must have at least one row");
         Some(base)
     }
 
@@ -296,7 +296,7 @@ impl Scheduler {
         self.model_of(id).map(|model| model.base)
     }
 
-    /// The rows that sequence `id` gets of the `budget` that is left in the step.
+    /// The rows of sequence `id`, if `budget` rows are left in the step.
     fn chunk(&self, id: usize, budget: usize) -> Option<Chunk> {
         let s = &self.sequences[id];
         let wanted = s.uncomputed();
@@ -308,20 +308,20 @@ impl Scheduler {
         })
     }
 
-    /// The completions of a group that have no token yet. The last row of their prompt gives the first token to all of
-    /// them. When a prompt is computed a second time, completions that have begun are left out.
+    /// The completions of a group that have no token yet. The last row of their prompt gives all of them the first
+    /// token. If a prompt is computed a second time, completions that have begun are skipped.
     pub(crate) fn not_begun(&self, group: usize) -> impl Iterator<Item = usize> {
         let waits =
             |id: usize| self.sequences[id].state == State::Waiting && self.sequences[id].completion().is_empty();
         self.groups[group].members.iter().copied().filter(move |&member| waits(member))
     }
 
-    /// Index of the sequence with this id, unless it was removed.
+    /// The index of the sequence with this id, unless it was removed.
     pub(crate) fn find(&self, id: SequenceId) -> Option<usize> {
         self.sequences.get(id.index).filter(|s| s.serial == id.serial).map(|_| id.index)
     }
 
-    /// The paused completions, the one that was paused first in front.
+    /// The paused completions, in the order in which they were paused.
     pub(crate) fn paused(&self) -> &[usize] {
         &self.paused
     }

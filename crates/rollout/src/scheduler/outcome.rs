@@ -9,7 +9,7 @@ use model::columns::SAMPLER_LOGPS;
 use model::{Columns, Updates};
 
 impl Scheduler {
-    /// Records that the keys and values of `chunks` are in their pages.
+    /// Records that the keys and values of `chunks` were written to their pages.
     pub(crate) fn mark_computed(&mut self, chunks: &[Chunk]) {
         for chunk in chunks {
             self.sequences[chunk.sequence].computed = chunk.to;
@@ -38,8 +38,8 @@ impl Scheduler {
             let version = self.model_of(id).map_or(Updates(0), ModelVersion::trained);
             let s = &mut self.sequences[id];
             let over = matches!(s.state, State::Paused | State::Finished(_));
-            // The row of a running sequence's draw was of a known token; other sequences are drawn from the row of
-            // their group's prompt.
+            // For a running sequence, the draw comes from the row of a known token; other sequences draw from the last
+            // row of their group's prompt.
             let known = draw.at == s.known().len() && (s.state != State::Running || draw.at <= s.computed);
             if over || !known {
                 continue;
@@ -84,7 +84,7 @@ impl Scheduler {
         s.completion().len() >= most || s.known().len() >= self.limits.max_model_len
     }
 
-    /// Number of tokens of completion `id` at which its request returns it unfinished.
+    /// The number of tokens at which the request returns completion `id` as unfinished.
     fn tokens_wanted(&self, id: usize) -> usize {
         let s = &self.sequences[id];
         let until = self.groups[s.group].request.until;
@@ -113,8 +113,8 @@ impl Scheduler {
         }
     }
 
-    /// Resumes a paused completion after `tokens` that were not sampled, or ends it if they fill it. It keeps its
-    /// KV-cache pages while it waits for a slot, unless others need them.
+    /// Resumes a paused completion after `tokens` that were not sampled, or ends it if they fill it. While it waits for
+    /// a slot, it keeps its KV-cache pages unless other sequences need them.
     pub(crate) fn extend(&mut self, id: usize, tokens: &[u32]) {
         let version = self.model_of(id).map_or(Updates(0), ModelVersion::trained);
         let s = &mut self.sequences[id];
@@ -131,11 +131,11 @@ impl Scheduler {
     }
 
     pub(crate) fn finish_paused(&mut self, id: usize) {
-        assert_eq!(self.sequences[id].state, State::Paused, "only a paused completion waits to be ended");
+        assert_eq!(self.sequences[id].state, State::Paused, "only a paused completion can be finished");
         self.finish(id, FinishReason::Stop);
     }
 
-    /// Computes a completion with the weights of version `model` from its next token on.
+    /// Switches a completion to the weights of version `model` from its next token on.
     pub(crate) fn set_model(&mut self, id: usize, model: ModelVersion) {
         if self.sequences[id].model == Some(model) {
             return;
@@ -150,8 +150,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets draft tokens for a completion that runs or waits, which the next step verifies; as many of `tokens` as
-    /// there is room for.
+    /// Sets draft tokens, which the next step verifies, for a completion that is running or waiting. Uses only as many
+    /// of `tokens` as there is room for.
     pub(crate) fn draft(&mut self, id: usize, tokens: &[u32]) {
         let wanted = self.tokens_wanted(id);
         let s = &mut self.sequences[id];
@@ -162,17 +162,17 @@ impl Scheduler {
         let sampling = &self.groups[s.group].request.sampling;
         let room = (sampling.max_new_tokens - s.completion().len()).min(self.limits.max_model_len - s.known().len());
         let room = room.min(wanted);
-        // The last token is drawn, never guessed.
+        // The last token of a completion is always drawn.
         let tokens = &tokens[..tokens.len().min(room.saturating_sub(1))];
         s.tokens.extend_from_slice(tokens);
         s.drafted = tokens.len();
     }
 
-    /// The groups that ended since they were taken last, of the requests that `takes` chooses.
+    /// The groups that have ended since the last call, of the requests that `takes` accepts.
     pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
         let Scheduler { finished, groups, .. } = self;
         let id = |index: usize| RequestId { index, serial: groups[index].serial };
-        // If no group has ended, nothing is allocated.
+        // If no group has ended, this allocates nothing.
         let taken: Vec<RequestId> = finished.extract_if(.., |index| takes(id(*index))).map(id).collect();
         taken.into_iter().map(|id| (id, self.take_group(id.index))).collect()
     }
@@ -193,7 +193,7 @@ impl Scheduler {
         RolloutGroup { group: request.group, prompt: request.prompt.clone(), completions, prompt_columns }
     }
 
-    /// Removes a request in any state, with its sequences and their pages. Returns false if it has ended.
+    /// Removes a request in any state, with its sequences and their pages. Returns false if it has already ended.
     pub(crate) fn cancel(&mut self, id: RequestId) -> bool {
         if self.groups.get(id.index).is_none_or(|group| group.serial != id.serial) {
             return false;
@@ -208,7 +208,7 @@ impl Scheduler {
         true
     }
 
-    /// Removes a sequence from the lists that belong to its state.
+    /// Removes a sequence from the list that belongs to its state.
     fn leave(&mut self, id: usize, state: State) {
         match std::mem::replace(&mut self.sequences[id].state, state) {
             State::Running => self.running.retain(|&other| other != id),

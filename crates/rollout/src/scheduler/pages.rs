@@ -1,8 +1,8 @@
-//! Assigns KV-cache pages to sequences, shares them, and takes them back when they run out.
+//! Assigns KV-cache pages to sequences, shares them, and takes them away when they run out.
 //!
-//! When pages run out, they are taken first from sequences that are not running: paused ones, then extended ones that
-//! wait. Then the youngest running sequence is preempted. All of these are computed again later, to the same bits, or
-//! found in the prefix cache.
+//! When pages run out, they are taken first from sequences that are not running: paused ones, then waiting ones that
+//! were extended. Then the youngest running sequence is preempted. All of these are recomputed later with the same
+//! bits, or found in the prefix cache.
 
 use super::{Chunk, Scheduler};
 use crate::prefix::ROOT;
@@ -10,7 +10,7 @@ use crate::sequence::{Role, State};
 use model::kv::BLOCK;
 
 impl Scheduler {
-    /// Gives the running sequence `id` pages for `tokens` tokens, and takes pages from others until there are enough.
+    /// Gives the running sequence `id` pages for `tokens` tokens, taking pages from others until there are enough.
     /// Returns false if `id` itself was preempted.
     pub(super) fn make_room(&mut self, id: usize, tokens: usize) -> bool {
         loop {
@@ -20,7 +20,7 @@ impl Scheduler {
             if self.evict_idle(id) {
                 continue;
             }
-            let youngest = self.running.pop().expect("`id` runs");
+            let youngest = self.running.pop().expect("`id` must be running");
             self.preempt(youngest);
             self.counters.preemptions += 1;
             if youngest == id {
@@ -47,15 +47,15 @@ impl Scheduler {
         s.forget_pages();
     }
 
-    /// Takes sequence `id` out of the batch and puts it at the front of the queue, to be computed again.
+    /// Removes sequence `id` from the batch and puts it at the front of the queue, to be recomputed.
     pub(super) fn preempt(&mut self, id: usize) {
         self.drop_pages(id);
         self.sequences[id].state = State::Waiting;
         self.waiting.push_front(id);
     }
 
-    /// Assigns pages and rows to the waiting sequence `id`: pages that it kept, or that others have computed for the
-    /// same tokens, and new ones. Returns `None`, and changes nothing, if there are too few.
+    /// Assigns pages and rows to the waiting sequence `id`: pages that it has kept, pages that others have computed for
+    /// the same tokens, and new ones. If there are too few, returns `None` and changes nothing.
     pub(super) fn admit(&mut self, id: usize, budget: usize, copies: &mut Vec<(u32, u32)>) -> Option<Chunk> {
         let (kept, before) = (!self.sequences[id].blocks.is_empty(), copies.len());
         let cached = if kept { Some(0) } else { self.share_prefix(id, copies) };
@@ -73,7 +73,7 @@ impl Scheduler {
         None
     }
 
-    /// The computed prompt whose pages completion `id` may share, if there is one.
+    /// The computed prompt whose pages completion `id` may share, if any.
     fn held_prompt(&self, id: usize) -> Option<usize> {
         let s = &self.sequences[id];
         let prompt = self.groups[s.group].prompt.filter(|&p| p != id)?;
@@ -82,8 +82,8 @@ impl Scheduler {
     }
 
     /// Gives sequence `id`, which has no pages, existing pages for the beginning of its tokens: either full pages of
-    /// the prefix cache, or its group's computed prompt with a copy of the prompt's last page, whichever covers more
-    /// tokens. Returns the number of tokens from the cache; none if there is no free page for the copy.
+    /// the prefix cache, or the pages of its group's computed prompt with a copy of the last one, whichever covers more
+    /// tokens. Returns the number of tokens from the cache; `None` without a free page for the copy.
     fn share_prefix(&mut self, id: usize, copies: &mut Vec<(u32, u32)>) -> Option<usize> {
         let held = self.held_prompt(id);
         let shared = held.map_or(0, |p| self.sequences[p].tokens.len());
@@ -97,24 +97,24 @@ impl Scheduler {
         }
         let Some(prompt) = held else { return Some(0) };
         let full = shared / BLOCK;
-        let (of_prompt, s) = self.sequences.get2_mut(prompt, id).expect("two sequences");
-        s.blocks.extend(of_prompt.blocks[..full].iter().map(|&block| self.blocks.share(block)));
-        (s.computed, s.cached, s.node) = (shared, of_prompt.cached.min(full), of_prompt.node);
+        let (source, s) = self.sequences.get2_mut(prompt, id).expect("two sequences");
+        s.blocks.extend(source.blocks[..full].iter().map(|&block| self.blocks.share(block)));
+        (s.computed, s.cached, s.node) = (shared, source.cached.min(full), source.node);
         if !shared.is_multiple_of(BLOCK) {
             let own = self.blocks.take()?;
-            copies.push((of_prompt.blocks[full], own));
+            copies.push((source.blocks[full], own));
             s.blocks.push(own);
         }
         Some(0)
     }
 
-    /// Gives sequence `id` the cached pages of its tokens. Its last token is always computed, because its row gives the
+    /// Gives sequence `id` the cached pages of its tokens. The last token is always computed, because its row gives the
     /// next token.
     fn share_cached(&mut self, id: usize) {
         let Some(model) = self.model_of(id) else { return };
         let s = &mut self.sequences[id];
         let group = &self.groups[s.group];
-        // A log-probability of a prompt's token comes from the row before it.
+        // The log-probability of a prompt token needs the row before it, so the prompt must be computed.
         if group.request.sampling.prompt_logprobs && group.prompt_logps.len() + 1 < s.prompt_len {
             return;
         }
@@ -141,8 +141,8 @@ impl Scheduler {
         }
     }
 
-    /// Frees the pages of computed prompts; their completions compute the prompt themselves from now on. Returns false
-    /// if there were none.
+    /// Frees the pages of computed prompts, whose completions then compute the prompt themselves. Returns false if
+    /// there were none.
     pub(super) fn evict_prompts(&mut self) -> bool {
         let any = !self.held.is_empty();
         while let Some(&prompt) = self.held.last() {
@@ -151,8 +151,8 @@ impl Scheduler {
         any
     }
 
-    /// Frees the pages of one sequence other than `id` that is not running: the one that has been paused longest, or
-    /// else the last extended one that waits. Returns false if there is none.
+    /// Frees the pages of one sequence other than `id` that is not running: the sequence that has been paused longest,
+    /// or else the last waiting one that was extended. Returns false if there is none.
     pub(super) fn evict_idle(&mut self, id: usize) -> bool {
         let with_pages = |s: &usize| *s != id && !self.sequences[*s].blocks.is_empty();
         let paused = self.paused.iter().copied().find(with_pages);
@@ -163,7 +163,7 @@ impl Scheduler {
         idle.is_some()
     }
 
-    /// Called when the current weights change: drops the stale keys and values of all sequences that use them.
+    /// Called when the current weights change. Drops the stale keys and values of all sequences that use them.
     pub(crate) fn invalidate(&mut self) {
         for at in (0..self.running.len()).rev() {
             if self.sequences[self.running[at]].model.is_none() {
@@ -184,8 +184,8 @@ impl Scheduler {
         }
     }
 
-    /// Handles the prompts in `chunks` that are now completely computed: their pages are kept to be shared, and their
-    /// completions, whose first tokens were drawn, are next in the queue.
+    /// Handles prompts in `chunks` that are now completely computed: their pages are kept for sharing, and their
+    /// completions, whose first tokens were drawn, move to the front of the queue.
     pub(crate) fn share_prompts(&mut self, chunks: &[Chunk]) {
         for chunk in chunks {
             let Some(s) = self.sequences.get(chunk.sequence) else { continue };

@@ -1,4 +1,4 @@
-//! Guesses draft tokens before a step: for which sequences, and how many. `outcome.rs` checks whether they were right.
+//! Guesses draft tokens before a step: for which sequences, and how many. `outcome.rs` checks whether they are right.
 
 use super::Scheduler;
 use crate::config::Speculative;
@@ -25,7 +25,7 @@ impl Scheduler {
         for at in 0..self.running.len() {
             let id = self.running[at];
             let s = &self.sequences[id];
-            // Only the last token is still to be computed, and no draft tokens wait.
+            // Only one token must still be computed, and no draft tokens were guessed yet.
             if s.role != Role::Prompt && s.drafted == 0 && s.uncomputed() == 1 && !s.completion().is_empty() {
                 let agreeing = self.guess(id, live, drafts);
                 self.draft(id, &drafts.guess);
@@ -35,8 +35,8 @@ impl Scheduler {
         }
     }
 
-    /// Records the time of a decode step of `sequences` sequences and `rows` rows. `drawn_with_guesses` is the number
-    /// of tokens that it drew if it had draft tokens.
+    /// Records the time of a decode step of `sequences` sequences and `rows` rows. If the step had draft tokens,
+    /// `drawn_with_guesses` is the number of tokens that it drew.
     pub(crate) fn measure(&mut self, sequences: usize, rows: usize, drawn_with_guesses: Option<usize>, time: Duration) {
         if self.drafts.is_none() {
             return;
@@ -51,7 +51,7 @@ impl Scheduler {
         }
     }
 
-    /// Writes the draft tokens for sequence `id` to `drafts.guess`. Returns the number of agreeing tokens before them.
+    /// Writes the draft tokens of sequence `id` to `drafts.guess`. Returns the number of agreeing tokens before them.
     fn guess(&mut self, id: usize, live: usize, drafts: &mut Drafts) -> usize {
         self.sequences[id].pace.learn();
         self.index_group(self.sequences[id].group, drafts);
@@ -61,7 +61,7 @@ impl Scheduler {
             Speculative::Off => 0,
             Speculative::Always(length) => length,
             Speculative::Auto => {
-                let (most, row) = (self.rows_for(id, live), live as f32 * self.cost.of_row(live));
+                let (most, row) = (self.rows_for(id, live), live as f32 * self.cost.row_fraction(live));
                 agreeing.map_or(0, |agreeing| self.sequences[id].pace.length(agreeing, row, most))
             }
         };
@@ -69,7 +69,7 @@ impl Scheduler {
         if let Some((of, from)) = place {
             let text = self.text(s.group, of).unwrap_or_default();
             for at in from..from + length {
-                // A guess that reaches the end of its source text continues with its own tokens, as a repetition.
+                // A guess that reaches the end of its source continues with its own tokens, as in a repetition.
                 let next = match text.get(at) {
                     Some(&next) => next,
                     None if of as usize == id => drafts.guess[at - text.len()],
@@ -84,7 +84,7 @@ impl Scheduler {
         agreeing.unwrap_or(0)
     }
 
-    /// Number of rows of the step that sequence `id` may use for draft tokens. No page is taken from others for them.
+    /// The number of rows of the step that sequence `id` may use for draft tokens. They never evict pages of others.
     fn rows_for(&self, id: usize, live: usize) -> usize {
         let most = (ROWS.min(self.limits.max_rows) / live).saturating_sub(1);
         let s = &self.sequences[id];
@@ -95,8 +95,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds the new tokens of a group's completions to the index; the first time also its prompt, and the completion of
-    /// an earlier request with that prompt.
+    /// Adds new tokens of a group's completions to the index; the first time also the prompt and the completion of an
+    /// earlier request with that prompt.
     fn index_group(&mut self, group: usize, drafts: &mut Drafts) {
         let Scheduler { groups, sequences, .. } = self;
         let serial = groups[group].serial;
@@ -114,7 +114,7 @@ impl Scheduler {
         }
     }
 
-    /// The text in a group that `of`, a place's `sequence`, names.
+    /// The text in a group to which `of`, the `sequence` of a place, refers.
     fn text(&self, group: usize, of: u32) -> Option<&[u32]> {
         match of {
             EARLIER => self.groups[group].earlier.as_deref(),
@@ -122,7 +122,7 @@ impl Scheduler {
         }
     }
 
-    /// The place in the group's texts with the longest agreement before it, the newest of several; and the length of
+    /// The place in the group's texts with the longest agreement before it (the newest of several), and the length of
     /// that agreement.
     fn best_place(&self, id: usize, drafts: &Drafts) -> Option<(usize, (u32, usize))> {
         let s = &self.sequences[id];

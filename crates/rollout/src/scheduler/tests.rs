@@ -1,4 +1,4 @@
-//! Tests of the sequences that run in each step, with schedules worked out by hand.
+//! Tests of the scheduler, with schedules computed by hand.
 
 mod pages;
 
@@ -22,14 +22,14 @@ fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: 
     scheduler
 }
 
-/// Runs one step as the engine does, and draws a token for each completely computed sequence. Returns the step's rows.
+/// Runs one step as the engine does, and draws a token for each completely computed sequence. Returns the rows.
 fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     s.schedule(&mut chunks, &mut copies);
     s.mark_computed(&chunks);
     for chunk in &chunks {
         let (id, sequence) = (chunk.sequence, &s.sequences[chunk.sequence]);
-        assert!(sequence.blocks.len() * BLOCK >= chunk.to, "rows without a page");
+        assert!(sequence.blocks.len() * BLOCK >= chunk.to, "every row needs a page");
         if sequence.uncomputed() > 0 {
             continue;
         }
@@ -55,32 +55,32 @@ fn sampled(s: &mut Scheduler, draws: &[Draw], id: u32) {
 }
 
 #[test]
-fn the_youngest_is_preempted_and_computed_again() {
+fn the_youngest_sequence_is_preempted_and_recomputed() {
     let mut s = scheduler(3, &[63, 63], 1, false);
     assert_eq!(step(&mut s), [(0, 0, 63), (1, 0, 63)]);
     assert_eq!(step(&mut s), [(0, 63, 64), (1, 63, 64)]);
-    assert_eq!(step(&mut s), [(0, 64, 65)], "the third page goes to the older one");
+    assert_eq!(step(&mut s), [(0, 64, 65)], "the older sequence gets the third page");
     assert_eq!((s.counters.preemptions, s.sequences[1].blocks.len()), (1, 0));
-    assert_eq!(step(&mut s), [(0, 65, 66)], "and the younger one waits for its two");
+    assert_eq!(step(&mut s), [(0, 65, 66)], "the younger sequence waits for two pages");
     s.finish(0, FinishReason::Length);
-    assert_eq!(step(&mut s), [(1, 0, 65)], "all of it again");
+    assert_eq!(step(&mut s), [(1, 0, 65)], "the whole sequence is recomputed");
     s.finish(1, FinishReason::Stop);
     assert!(s.is_idle() && s.blocks.available() == 3);
 }
 
 #[test]
-fn the_preempted_resumes_before_others_begin() {
+fn a_preempted_sequence_resumes_before_others_begin() {
     let mut s = scheduler(3, &[63, 63, 10], 1, false);
     s.limits.max_num_seqs = 2;
     step(&mut s);
     step(&mut s);
-    assert_eq!(step(&mut s), [(0, 64, 65)], "a page is left, which the third could have");
+    assert_eq!(step(&mut s), [(0, 64, 65)], "one page is free, but the third sequence must wait");
     s.finish(0, FinishReason::Length);
     assert_eq!(step(&mut s), [(1, 0, 65), (2, 0, 10)]);
 }
 
 #[test]
-fn a_prompt_is_cut_only_if_it_may_be() {
+fn a_prompt_is_split_only_with_chunked_prefill() {
     for (chunked, first, second) in [(true, 212, 212), (false, 0, 0)] {
         let mut s = scheduler(12, &[300, 300], 1, false);
         s.limits.chunked_prefill = chunked;
@@ -91,7 +91,7 @@ fn a_prompt_is_cut_only_if_it_may_be() {
 }
 
 #[test]
-fn a_prompt_computed_again_gives_nothing_to_begun_completions() {
+fn a_recomputed_prompt_draws_no_token_for_begun_completions() {
     let mut s = scheduler(10, &[70], 2, true);
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     s.schedule(&mut chunks, &mut copies);
@@ -99,13 +99,13 @@ fn a_prompt_computed_again_gives_nothing_to_begun_completions() {
     // Drawing fails for the second completion, and then the weights change.
     sampled(&mut s, &[Draw { row: 69, sequence: 0, at: 70 }], 5);
     s.invalidate();
-    assert_eq!(s.not_begun(0).collect::<Vec<_>>(), [1], "a row is drawn for no other");
+    assert_eq!(s.not_begun(0).collect::<Vec<_>>(), [1], "only completion 1 has not begun");
     assert_eq!(step(&mut s), [(2, 0, 70)]);
     assert_eq!([0, 1].map(|id| s.sequences[id].completion().to_vec()), [[5], [0]]);
 }
 
 #[test]
-fn paused_sequences_give_stale_pages_back_at_once() {
+fn paused_sequences_free_stale_pages_at_once() {
     let mut s = scheduler(3, &[60], 1, false);
     step(&mut s);
     s.pause(0);
@@ -117,9 +117,9 @@ fn paused_sequences_give_stale_pages_back_at_once() {
 }
 
 #[test]
-fn a_group_shares_full_pages_and_copies_the_last() {
+fn a_group_shares_full_pages_and_copies_the_last_page() {
     let mut s = scheduler(10, &[130], 3, true);
-    assert_eq!(step(&mut s), [(3, 0, 130)], "the prompt, once");
+    assert_eq!(step(&mut s), [(3, 0, 130)], "the prompt is computed once");
     assert_eq!(s.blocks.available(), 7);
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     s.schedule(&mut chunks, &mut copies);
@@ -134,11 +134,11 @@ fn a_group_shares_full_pages_and_copies_the_last() {
         assert_eq!((chunk.from, chunk.to), (130, 131));
     }
     (0..3).for_each(|id| s.finish(id, FinishReason::Stop));
-    assert!(s.is_idle() && s.blocks.available() == 10, "the prompt leaves with its last completion");
+    assert!(s.is_idle() && s.blocks.available() == 10, "the prompt is removed with its last completion");
 }
 
 #[test]
-fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
+fn paused_sequences_lose_their_pages_if_running_ones_need_them() {
     let mut s = scheduler(3, &[60], 1, false);
     step(&mut s);
     s.pause(0);
@@ -153,13 +153,13 @@ fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
 }
 
 #[test]
-fn an_extended_sequence_keeps_its_pages_until_running_ones_need_them() {
+fn an_extended_sequence_keeps_its_pages_until_others_need_them() {
     let mut s = scheduler(3, &[60, 60], 1, false);
     step(&mut s);
     s.pause(0);
     s.extend(0, &[7, 8, 9]);
-    assert_eq!(step(&mut s), [(1, 60, 61), (0, 60, 64)], "the token that was drawn and the new ones");
-    // Both sequences need a second page, and only one page is free.
+    assert_eq!(step(&mut s), [(1, 60, 61), (0, 60, 64)], "the drawn token and the inserted ones are computed");
+    // Both sequences need a second page, but only one is free.
     s.pause(0);
     s.extend(0, &[]);
     s.limits.max_num_seqs = 1;
@@ -168,14 +168,14 @@ fn an_extended_sequence_keeps_its_pages_until_running_ones_need_them() {
     }
     assert_eq!((s.sequences[0].blocks.len(), s.blocks.available()), (1, 1));
     s.blocks.take();
-    assert_eq!(step(&mut s), [(1, 64, 65)], "that of the one that waits");
+    assert_eq!(step(&mut s), [(1, 64, 65)], "the waiting sequence must give its page");
     assert_eq!((s.sequences[0].blocks.len(), s.counters.preemptions), (0, 0));
     s.finish(1, FinishReason::Length);
     assert_eq!(step(&mut s), [(0, 0, 65)]);
 }
 
 #[test]
-fn a_step_is_of_one_base_the_oldest_running_one() {
+fn a_step_uses_the_base_weights_of_the_oldest_running_sequence() {
     let mut s = scheduler(20, &[], 1, false);
     for (base, len) in [(4, 10), (7, 11), (4, 12)] {
         let request = Request::new(GroupId(0), Prompt::new(vec![1; len]), 1, Arc::new(SamplingParams::default()));
@@ -184,13 +184,13 @@ fn a_step_is_of_one_base_the_oldest_running_one() {
     }
     assert_eq!(step(&mut s), [(0, 0, 10), (2, 0, 12)]);
     s.finish(0, FinishReason::Stop);
-    assert_eq!(step(&mut s), [(2, 12, 13)], "the other base waits until this one has no more sequences");
+    assert_eq!(step(&mut s), [(2, 12, 13)], "the other base waits until no sequence uses this one");
     s.finish(2, FinishReason::Stop);
     assert_eq!(step(&mut s), [(1, 0, 11)]);
 }
 
 #[test]
-fn a_cancelled_sequence_is_in_no_list() {
+fn a_cancelled_request_is_removed_from_all_lists() {
     for sharing in [false, true] {
         let mut s = scheduler(20, &[], 1, false);
         let request = |len: usize| {
@@ -205,7 +205,7 @@ fn a_cancelled_sequence_is_in_no_list() {
         for &id in &ids {
             assert!(s.cancel(id) && !s.cancel(id));
             let again = s.submit(request(5), sharing);
-            assert!(again.index == id.index && !s.cancel(id), "its place is another's now");
+            assert!(again.index == id.index && !s.cancel(id), "the old id must not cancel the new request");
             assert!(s.cancel(again));
         }
         assert!(s.is_idle() && s.sequences.is_empty() && s.groups.is_empty());

@@ -1,4 +1,4 @@
-//! Sequences: tokens that are drawn, guessed, inserted and continued.
+//! Tests of sequences whose tokens are drawn, guessed, inserted or continued.
 
 use super::*;
 use crate::request::SamplingParams;
@@ -13,7 +13,7 @@ fn draft(s: &mut Sequence, tokens: &[u32]) {
 }
 
 #[test]
-fn a_guessed_token_stays_and_another_one_removes_the_guesses() {
+fn a_right_draft_token_is_kept_and_a_wrong_one_drops_the_rest() {
     let mut s = sequence(&[1, 2]);
     assert_eq!((s.known(), s.completion(), s.uncomputed(), s.generation()), (&[1, 2][..], &[][..], 2, 3));
     assert!(!s.push(7, -0.5, true, Updates(4)));
@@ -21,7 +21,7 @@ fn a_guessed_token_stays_and_another_one_removes_the_guesses() {
     draft(&mut s, &[8, 9, 10]);
     s.computed = 6;
     assert_eq!((s.known(), s.completion(), s.uncomputed()), (&[1, 2, 7][..], &[7][..], 0));
-    assert!(s.push(8, -1.0, true, Updates(4)), "as guessed");
+    assert!(s.push(8, -1.0, true, Updates(4)), "the drawn token equals the draft");
     assert_eq!((s.known(), s.drafted, s.computed), (&[1, 2, 7, 8][..], 2, 6));
     assert!(!s.push(5, -2.0, true, Updates(5)), "another");
     assert_eq!((&s.tokens[..], s.drafted, s.computed), (&[1, 2, 7, 8, 5][..], 0, 4));
@@ -63,7 +63,7 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
         (&completion.sampled[..], &completion.versions[..]),
         (&[true, true, false][..], &[4, 5, 5].map(Updates)[..])
     );
-    assert_eq!(columns.f32(ENTROPIES), Some(&[0.5, 1.0, 0.0][..]), "0 where the model did not sample");
+    assert_eq!(columns.f32(ENTROPIES), Some(&[0.5, 1.0, 0.0][..]), "inserted tokens have entropy 0");
     let ids = Column { width: 2, values: Values::U32(vec![7, 9, 8, 9, 0, 0]) };
     assert_eq!((columns.get(TOP_IDS), columns.get(TOP_LOGPS).unwrap().width), (Some(&ids), 2));
     let sampling = SamplingParams { top_logprobs: 2, entropies: true, ..SamplingParams::default() };
@@ -78,7 +78,7 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
     let mut ended = sequence(&[1, 2]);
     ended.continue_from(&Completion { finish_reason: FinishReason::Stop, ..completion });
     assert_eq!(ended.state, State::Finished(FinishReason::Stop));
-    // If only log-probabilities are recorded, there are no other columns.
+    // If only log-probabilities are recorded, the completion has only these.
     let mut plain = sequence(&[1]);
     plain.push(7, -0.5, true, Updates(0));
     plain.state = State::Finished(FinishReason::Length);

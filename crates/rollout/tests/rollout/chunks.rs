@@ -1,12 +1,12 @@
-//! Completions generated in chunks. With the same weights they have the bits of completions generated at once, for any
-//! sampling and any other load; with changing weights, each token is sampled with the weights of its chunk.
+//! Completions generated in chunks. With unchanged weights they have the bits of completions generated at once, for any
+//! sampling and load. With changing weights, each token is sampled with the weights of its chunk.
 
 use crate::engine::{Letters, VOCAB, sampling, small};
 use crate::serving::{caching, run};
 use crate::*;
 use rollout::{Error, FinishReason, Models, Speculative};
 
-/// Engines of different configurations.
+/// Engine configurations to compare.
 fn engines() -> [EngineConfig; 5] {
     let few = EngineConfig { kv_blocks: 8, max_num_seqs: 5, max_batched_tokens: 24, ..roomy(200) };
     [
@@ -22,8 +22,8 @@ fn load(sampling: &SamplingParams) -> Vec<Request> {
     requests(&[prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5), prompt(VOCAB, 2, 64)], 3, sampling.clone())
 }
 
-/// Generates the groups of `requests`, stopped after each `chunk` tokens. `weights` has one version per chunk; the last
-/// version computes the rest.
+/// Generates the groups of `requests`, pausing after every `chunk` tokens. `weights` has one version per chunk; the
+/// last version computes the rest.
 fn in_chunks(
     engine: &mut Engine,
     weights: &mut dyn FnMut(usize) -> Models<'static>,
@@ -53,7 +53,7 @@ fn in_chunks(
 }
 
 #[test]
-fn chunks_have_the_bits_of_completions_without_a_stop() {
+fn chunked_completions_have_the_bits_of_unchunked_ones() {
     let (ctx, weights) = small();
     let weights: &'static Weights = Box::leak(Box::new(weights));
     let plain = || sampling(40);
@@ -69,7 +69,7 @@ fn chunks_have_the_bits_of_completions_without_a_stop() {
     for sampling in samplings {
         let whole = poisoned(&ctx, weights, roomy(200)).generate(weights, load(&sampling)).unwrap();
         for config in engines() {
-            // A page has 64 tokens. The last chunk never begins.
+            // A page has 64 tokens. The last case ends before its last chunk.
             for (chunk, last) in [(1, 3), (3, 2), (7, 9), (40, 2)] {
                 let mut engine = poisoned(&ctx, weights, config.clone());
                 engine.set_detokenizer(Arc::new(Letters));
@@ -97,7 +97,7 @@ fn chunks_have_the_bits_of_completions_without_a_stop() {
 }
 
 #[test]
-fn each_token_is_of_the_weights_of_its_place() {
+fn each_token_is_sampled_with_the_weights_of_its_chunk() {
     let (ctx, mut weights) = small();
     weights.version = Updates(4);
     let other = {
@@ -119,7 +119,7 @@ fn each_token_is_of_the_weights_of_its_place() {
         for c in &group.completions {
             assert_eq!(c.versions, [[Updates(4); 6].as_slice(), &[Updates(9); 14]].concat());
         }
-        // The recorded log-probabilities equal those that each version computes for its own tokens in one pass.
+        // The recorded log-probabilities must equal those that each version computes for its own tokens in one pass.
         let alone = std::slice::from_ref(group);
         let (old, new) = (
             scored(&ctx, weights.into(), alone, 1.0, Layout::Shared),
@@ -135,7 +135,7 @@ fn each_token_is_of_the_weights_of_its_place() {
 }
 
 #[test]
-fn unfit_completions_are_refused() {
+fn invalid_completions_are_refused() {
     let (ctx, weights) = small();
     let mut engine = poisoned(&ctx, &weights, roomy(200));
     let request = || Request { until: Some(4), ..load(&sampling(40)).swap_remove(1) };
@@ -147,11 +147,11 @@ fn unfit_completions_are_refused() {
         let error = engine.submit(wanted).unwrap_err();
         assert!(matches!(error, Error::CannotContinue { .. }) && error.to_string().contains(word), "{error}");
     };
-    refused(|request| request.so_far.truncate(2), "2 of 3");
+    refused(|request| request.so_far.truncate(2), "expected 3 completions, got 2");
     refused(|request| request.so_far.swap(0, 1), "order");
-    refused(|request| request.until = Some(4), "as long as it may become");
+    refused(|request| request.until = Some(4), "maximum length");
     refused(|request| request.so_far.iter_mut().for_each(|c| c.finish_reason = FinishReason::Stop), "have ended");
-    refused(|request| request.so_far[1].columns = Default::default(), "number 1 lacks");
-    refused(|request| request.so_far[2].versions.truncate(3), "number 2 lacks");
+    refused(|request| request.so_far[1].columns = Default::default(), "completion 1 has");
+    refused(|request| request.so_far[2].versions.truncate(3), "completion 2 has");
     assert!(engine.is_idle());
 }

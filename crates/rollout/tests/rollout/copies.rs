@@ -11,7 +11,7 @@ fn sampling() -> SamplingParams {
     SamplingParams { max_new_tokens: 12, seed: 5, ..SamplingParams::default() }
 }
 
-/// Fewer slots than the first step has draws, so that the sampler is called several times.
+/// A configuration with fewer slots than the first step has draws, so that the sampler is called several times.
 fn config() -> EngineConfig {
     EngineConfig { max_num_seqs: 4, ..roomy(64) }
 }
@@ -25,7 +25,7 @@ fn generated(ctx: &Context, narrow: bool) -> Vec<(Vec<u32>, Vec<u32>)> {
 }
 
 #[test]
-fn the_checked_device_gives_the_bits_of_the_cpu() {
+fn the_checked_device_reproduces_the_bits_of_the_cpu() {
     for isa in [Isa::best(), Isa::AMX_EMULATED] {
         for narrow in [false, true] {
             let [here, behind_handles] =
@@ -37,7 +37,7 @@ fn the_checked_device_gives_the_bits_of_the_cpu() {
 }
 
 #[test]
-fn a_decode_step_copies_once_each_way() {
+fn a_decode_step_makes_one_copy_in_each_direction() {
     let ctx = Context::cpu_checked(Isa::best(), 1);
     let weights = qwen3(&ctx, 24, 2, VOCAB);
     let mut engine = poisoned(&ctx, &weights, config());
@@ -51,8 +51,8 @@ fn a_decode_step_copies_once_each_way() {
         let Copies { to_device, to_device_bytes, to_host, to_host_bytes, .. } = ctx.memory().copies() - before;
         assert_eq!((to_device, to_host), (1, 1), "step {steps}");
         if steps > 0 {
-            // Each sequence copies its token, position and table, two words for its write, the row to sample from and
-            // one page to the device, and a token and its log-probability to the host.
+            // Per sequence, the step copies a token, a position, a table, two words for its write, the row to sample
+            // from and one page to the device, and a token with its log-probability to the host.
             assert_eq!((to_device_bytes, to_host_bytes), (4 * 4 * 7, 4 * 4 * 2), "step {steps}");
         }
         steps += 1;
@@ -60,16 +60,15 @@ fn a_decode_step_copies_once_each_way() {
     assert_eq!(steps, 12);
 }
 
-/// The same holds for truncated and penalised draws: their parameters are in the step's one copy.
+/// This also holds for draws with truncation and a penalty, since their parameters are part of the step's one copy.
 #[test]
-fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_operations() {
+fn a_decode_step_on_emulated_cuda_has_one_wait_and_one_launch_per_operation() {
     let Some(ctx) = emulated() else { return };
     let weights = qwen3(&ctx, 24, LAYERS, VOCAB);
-    // Launches of a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its matmul; a norm,
-    // gate and up, their activation, down.
+    // Kernel launches of a layer: norm; q, k and v; their norms; rope; the write to pages; attention; its matmul. Then
+    // norm; gate and up; their activation; down.
     const LAYER: u64 = 7 + 4;
-    // Launches of the other parts: embedding and the last norm; the rows that are drawn from, their logits, statistics,
-    // the draw.
+    // Other launches: embedding and last norm; the rows to sample from, their logits, statistics, and the draw.
     const OTHERS: u64 = 2 + 4;
     let (prompt_len, sequences) = (5, 4);
     let truncated = SamplingParams { top_k: 20, top_p: 0.9, repetition_penalty: 1.2, ..sampling() };
@@ -83,7 +82,7 @@ fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_oper
             let before = ctx.memory().copies();
             engine.step(&weights).unwrap();
             let made = ctx.memory().copies() - before;
-            // When the completions begin, each gets its own copy of the prompt's last page.
+            // When the completions begin, each one gets a copy of the prompt's last page.
             let pages = if steps == 1 { (sequences * LAYERS) as u64 } else { 0 };
             // The rows are as on the checked device. The parameters of a draw are 12 words and the penalised tokens.
             let rows = if steps == 0 { 3 * 5 + 2 * 5 + 1 + 4 } else { 7 * sequences };

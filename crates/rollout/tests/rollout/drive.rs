@@ -1,4 +1,4 @@
-//! One engine with several owners: requests come, go and pause, and each owner gets only its own outcomes.
+//! One engine with several owners: requests arrive, end and pause, and each owner gets only its own outcomes.
 
 use crate::engine::{VOCAB, sampling, small};
 use crate::serving::request;
@@ -14,7 +14,7 @@ fn settle<O: Clone>(drive: &mut Drive<O>, weights: &Weights) -> Vec<Outcome<O>> 
     outcomes
 }
 
-/// The groups that have ended, with their owners, by group.
+/// The ended groups with their owners, sorted by group.
 fn ended<O: Clone + Ord>(outcomes: Vec<Outcome<O>>) -> Vec<(O, RolloutGroup)> {
     let group = |outcome| match outcome {
         Outcome::Ended { owner, group, .. } => Some((owner, group)),
@@ -26,7 +26,7 @@ fn ended<O: Clone + Ord>(outcomes: Vec<Outcome<O>>) -> Vec<(O, RolloutGroup)> {
 }
 
 #[test]
-fn owners_share_the_engine_and_get_what_each_gets_alone() {
+fn owners_share_the_engine_and_get_the_same_results_as_alone() {
     let (ctx, weights) = small();
     let prompts: Vec<_> = (0..4).map(|number| prompt(VOCAB, number, 5 + 9 * number)).collect();
     let alone = |number: usize| {
@@ -41,7 +41,7 @@ fn owners_share_the_engine_and_get_what_each_gets_alone() {
     submit(&mut drive, "worker", 0);
     let cancelled = submit(&mut drive, "worker", 1);
     assert!(drive.step(&weights).unwrap().is_empty() && !drive.drawn().is_empty());
-    // Further requests come while the first ones are computed, and one is cancelled.
+    // Further requests arrive while the first ones are computed, and one is cancelled.
     submit(&mut drive, "server", 2);
     submit(&mut drive, "leaves", 3);
     drive.step(&weights).unwrap();
@@ -49,7 +49,7 @@ fn owners_share_the_engine_and_get_what_each_gets_alone() {
     drive.cancel_of(|owner| *owner == "leaves");
     let groups = ended(settle(&mut drive, &weights));
     assert_eq!(groups, [("worker", alone(0)), ("server", alone(2))]);
-    // Requests without an owner are computed beside those of owners, and stay in the engine.
+    // Requests without an owner are computed, too, and their results stay in the engine.
     drive.engine().submit(request(1, &prompts[1], 2, sampling(9))).unwrap();
     submit(&mut drive, "server", 3);
     assert_eq!(ended(settle(&mut drive, &weights)), [("server", alone(3))]);
@@ -57,9 +57,9 @@ fn owners_share_the_engine_and_get_what_each_gets_alone() {
     assert_eq!(drive.engine().free_blocks(), drive.engine().config().kv_blocks);
 }
 
-/// A conversation of two turns waits for its user, while a collection of another owner runs in one call.
+/// A conversation of two turns waits for its user while another owner collects completions in one call.
 #[test]
-fn a_paused_conversation_outlives_a_collection() {
+fn a_paused_conversation_survives_a_collection() {
     let (ctx, weights) = small();
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
     let talk = SamplingParams { stop_ids, ..sampling(200) };
@@ -88,7 +88,7 @@ fn a_paused_conversation_outlives_a_collection() {
     let completion = &beside.completions[0];
     assert_eq!(completion.finish_reason, FinishReason::Stop);
     assert_eq!(completion.sampled.iter().filter(|sampled| !**sampled).count(), answer.len());
-    // A request that would wait for its caller cannot be generated in one call.
+    // A request that pauses cannot be generated in one call.
     let refused = poisoned(&ctx, &weights, roomy(512)).generate(&weights, vec![talks()]);
     assert!(matches!(refused, Err(Error::Pauses)));
 }

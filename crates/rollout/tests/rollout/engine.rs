@@ -1,4 +1,4 @@
-//! Properties of the engine that concern one completion, and its pages.
+//! Tests of single completions and of the engine's pages.
 
 use crate::*;
 use rollout::{Detokenize, Error, FinishReason};
@@ -16,7 +16,7 @@ pub(crate) fn sampling(max_new_tokens: usize) -> SamplingParams {
     SamplingParams { max_new_tokens, seed: 5, ..SamplingParams::default() }
 }
 
-/// A letter for each id.
+/// A detokenizer that maps each id to a letter.
 pub(crate) struct Letters;
 
 impl Detokenize for Letters {
@@ -25,13 +25,13 @@ impl Detokenize for Letters {
     }
 }
 
-/// The only completion of the only prompt.
+/// Generates one completion of one prompt.
 fn one(engine: &mut Engine, weights: &Weights, prompts: &[Arc<Prompt>], sampling: SamplingParams) -> Completion {
     engine.generate(weights, requests(prompts, 1, sampling)).unwrap().remove(0).completions.remove(0)
 }
 
 #[test]
-fn a_completion_says_why_it_ended() {
+fn a_completion_has_a_finish_reason() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 5)];
     let mut engine = poisoned(&ctx, &weights, roomy(64));
@@ -53,7 +53,7 @@ fn a_completion_says_why_it_ended() {
     let end = text.find(&text[8..11]).unwrap() + 3;
     assert_eq!((&stopped.ids[..], stopped.finish_reason), (&whole.ids[..end], FinishReason::Stop));
 
-    // The end of the context ends a completion, too.
+    // The end of the context also ends a completion.
     let mut short = poisoned(&ctx, &weights, roomy(12));
     let cut = one(&mut short, &weights, &prompts, sampling(20));
     assert_eq!((&cut.ids[..], cut.finish_reason), (&whole.ids[..7], FinishReason::Length));
@@ -72,8 +72,8 @@ fn requests_that_cannot_be_served_are_refused() {
     }
     engine.submit(requests(&[prompt(VOCAB, 0, 63)], 1, sampling(5)).remove(0)).unwrap();
     let empty = requests(&[prompt(VOCAB, 0, 0)], 1, sampling(5)).remove(0);
-    assert!(message(engine.submit(empty).unwrap_err()).contains("empty prompt"));
-    // A sequence of 128 tokens needs two pages, and one more for the copy of a prompt's last page.
+    assert!(message(engine.submit(empty).unwrap_err()).contains("prompt is empty"));
+    // A sequence of 128 tokens needs two pages, plus one for the copy of the prompt's last page.
     for kv_blocks in [1, 2] {
         let config = EngineConfig { kv_blocks, ..roomy(128) };
         let refused = message(Engine::new(&ctx, &weights.config, config).err().unwrap());
@@ -82,16 +82,18 @@ fn requests_that_cannot_be_served_are_refused() {
     assert!(Engine::new(&ctx, &weights.config, EngineConfig { kv_blocks: 3, ..roomy(128) }).is_ok());
 }
 
-/// If a request is refused, or a kernel fails on it midway, the requests accepted before it in the same call are
+/// If a request is refused, or a kernel fails midway, the requests that were accepted earlier in the same call are
 /// dropped, too.
 #[test]
-fn a_failed_call_leaves_nothing() {
+fn a_failed_call_drops_all_its_requests() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5)];
     let whole =
         bits(&poisoned(&ctx, &weights, roomy(96)).generate(&weights, requests(&prompts, 2, sampling(6))).unwrap());
     let mut engine = poisoned(&ctx, &weights, roomy(96));
-    for (bad, why) in [(prompt(VOCAB, 2, 0), "empty prompt"), (prompt(VOCAB, 2, 96), "96"), (Prompt::new([97]), "97")] {
+    for (bad, why) in
+        [(prompt(VOCAB, 2, 0), "prompt is empty"), (prompt(VOCAB, 2, 96), "96"), (Prompt::new([97]), "97")]
+    {
         let mixed = [prompts[0].clone(), bad, prompts[1].clone()];
         let error = engine.generate(&weights, requests(&mixed, 2, sampling(6))).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");
@@ -101,9 +103,9 @@ fn a_failed_call_leaves_nothing() {
     }
 }
 
-/// A prompt is computed in several steps, or, if it may not be split, in one step with enough rows.
+/// A prompt is computed in several steps or, if it may not be split, in one step with enough rows.
 #[test]
-fn few_rows_of_a_step_change_nothing() {
+fn the_number_of_rows_per_step_changes_no_bit() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 40), prompt(VOCAB, 1, 6)];
     let generate = |config: EngineConfig| {
@@ -115,9 +117,9 @@ fn few_rows_of_a_step_change_nothing() {
     }
 }
 
-/// Every page is free again, whatever happened on the way.
+/// In the end every page is free again, with or without preemptions and sharing.
 #[test]
-fn all_pages_come_back() {
+fn all_pages_are_freed() {
     let (ctx, weights) = small();
     let prompts: Vec<_> = [64, 3, 130, 63, 65].iter().enumerate().map(|(i, &n)| prompt(VOCAB, i, n)).collect();
     for kv_blocks in [4, 5, 9, 200] {
@@ -137,24 +139,24 @@ fn all_pages_come_back() {
     }
 }
 
-/// Random numbers depend on seed, group, completion and token, not on other sequences.
+/// Random numbers depend only on seed, group, completion and token, not on other sequences.
 #[test]
-fn noise_comes_from_identity() {
+fn random_numbers_do_not_depend_on_other_sequences() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 4), prompt(VOCAB, 0, 9)];
     let mut engine = poisoned(&ctx, &weights, roomy(64));
     let all = engine.generate(&weights, requests(&prompts, 2, sampling(12))).unwrap();
     let mut alone = requests(&prompts, 2, sampling(12));
     let alone = engine.generate(&weights, vec![alone.remove(1)]).unwrap();
-    assert_eq!(bits(&all[1..2]), bits(&alone), "the same request, alone");
+    assert_eq!(bits(&all[1..2]), bits(&alone), "the same request alone");
     let [first, second] = &all[0].completions[..] else { panic!("two") };
-    assert_ne!(first.ids, second.ids, "another generation");
-    assert_ne!(first.ids, all[2].completions[0].ids, "the same prompt, drawn again");
+    assert_ne!(first.ids, second.ids, "another completion of the group");
+    assert_ne!(first.ids, all[2].completions[0].ids, "the same prompt in another group");
     let seeded = SamplingParams { seed: 6, ..sampling(12) };
     assert_ne!(bits(&engine.generate(&weights, requests(&prompts, 2, seeded)).unwrap()), bits(&all), "another seed");
 }
 
-/// The groups of all requests, in their order; each step of the engine has the weights that `weights` gives for it.
+/// Generates the groups of all requests, in order. `weights` returns the weights for each step.
 fn generate_by_steps<'a>(
     engine: &mut Engine,
     requests: Vec<Request>,
@@ -175,11 +177,11 @@ fn generate_by_steps<'a>(
     groups
 }
 
-/// Publishing weights in the middle makes all keys and values stale; every token records its version.
+/// New weights are published midway. All keys and values become stale, and every token records its version.
 #[test]
-fn a_new_version_of_the_weights_is_used_at_once() {
+fn a_new_version_of_the_weights_takes_effect_at_once() {
     let (ctx, weights) = small();
-    // The same numbers under another version are computed again, to the same bits.
+    // The same weights with another version number are recomputed, with the same bits.
     let mut published = qwen3(&ctx, 24, 2, VOCAB);
     published.publish();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
@@ -195,9 +197,9 @@ fn a_new_version_of_the_weights_is_used_at_once() {
     assert!(completions(&groups).all(|c| c.versions.is_sorted() && c.versions[0].0 == 0 && c.versions[9].0 == 1));
 }
 
-/// After the weights change midway, keys and values of the older weights are not read any more.
+/// After the weights have changed midway, keys and values of the older weights are not used any more.
 #[test]
-fn keys_and_values_of_older_weights_are_computed_again() {
+fn keys_and_values_of_older_weights_are_recomputed() {
     let ctx = Context::cpu(Isa::best(), 1);
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let generate = |forget: bool| {
@@ -215,9 +217,9 @@ fn keys_and_values_of_older_weights_are_computed_again() {
     assert_eq!(generate(false), generate(true));
 }
 
-/// A flag set from outside ends a generation before its next step, and drops its sequences with their pages.
+/// A flag stops a generation before its next step, and its sequences and their pages are dropped.
 #[test]
-fn a_stop_leaves_an_engine_that_can_continue() {
+fn a_stopped_engine_can_be_used_again() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let mut engine = poisoned(&ctx, &weights, roomy(128));
@@ -234,9 +236,9 @@ fn a_stop_leaves_an_engine_that_can_continue() {
     assert_eq!(bits(&again), bits(&whole));
 }
 
-/// Tokens that the model did not sample are inserted, and the tokens that it samples after them depend on them.
+/// Tokens that the model did not sample are inserted, and the tokens that are sampled after them depend on them.
 #[test]
-fn a_sequence_is_extended_with_foreign_tokens() {
+fn a_sequence_can_be_extended_with_tokens_that_were_not_sampled() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60)];
     let mut engine = poisoned(&ctx, &weights, roomy(160));
@@ -265,7 +267,7 @@ fn a_sequence_is_extended_with_foreign_tokens() {
         (&[7, 8, 9][..], &[false, false, false, true][..])
     );
     assert_eq!(first.ids[..at], whole.ids[..at]);
-    // The trainer's log-probabilities are compared where the model sampled.
+    // Compare with the trainer's log-probabilities at the tokens that the model sampled.
     let trainer = scored(&ctx, (&weights).into(), &done, 1.0, Layout::Shared);
     let recorded: Vec<(f32, bool)> =
         completions(&done).flat_map(|c| c.logps().iter().copied().zip(c.sampled.iter().copied())).collect();
@@ -277,7 +279,7 @@ fn a_sequence_is_extended_with_foreign_tokens() {
 
 /// A caller may end a paused completion, which then counts as ended by its stop string.
 #[test]
-fn a_paused_sequence_may_end() {
+fn a_paused_sequence_can_be_finished() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60)];
     let mut engine = poisoned(&ctx, &weights, roomy(160));
@@ -300,9 +302,9 @@ fn a_paused_sequence_may_end() {
     assert_eq!((engine.free_blocks(), engine.is_idle()), (engine.config().kv_blocks, true));
 }
 
-/// Penalty and truncation change the drawn tokens, not their recorded log-probabilities.
+/// Penalty and truncation affect the drawn tokens, but not their recorded log-probabilities.
 #[test]
-fn recorded_log_probabilities_are_those_of_all_logits() {
+fn recorded_log_probabilities_ignore_penalty_and_truncation() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 66)];
     let mut engine = poisoned(&ctx, &weights, roomy(128));
@@ -319,9 +321,9 @@ fn recorded_log_probabilities_are_those_of_all_logits() {
     }
 }
 
-/// Greedy sampling from the token that begins a text gives the documented story and its log-probabilities.
+/// Greedy sampling from the BOS token gives the documented story and its log-probabilities.
 #[test]
-fn the_pretrained_model_tells_its_story() {
+fn the_pretrained_model_generates_its_documented_story() {
     let ctx = Context::cpu(Isa::best(), 1);
     let Some(weights) = stories(&ctx) else { return };
     let greedy = SamplingParams { temperature: 0.0, ..sampling(12) };

@@ -1,5 +1,5 @@
-//! Shows that the parity test finds faults: the trainer's forward pass, written out here, gives the sampler's bits, and
-//! no longer does with each of three faults that look harmless.
+//! Shows that the parity test detects faults. The trainer's forward pass, reimplemented here, gives the sampler's bits,
+//! but not with any of three faults that look harmless.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -12,9 +12,9 @@ use model::weights::{Layer, Linear};
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
-    /// The log-sum-exp uses vocabulary chunks that are as large as three threads would make them.
+    /// The log-sum-exp uses chunks of the vocabulary whose size depends on the number of threads, here three.
     ThreadDependentChunk,
-    /// Attention to the first page and to the rest is computed separately, and merged by log-sum-exps (flash-decoding).
+    /// Attention to the first page and to the rest is computed separately, and merged by log-sum-exp (flash-decoding).
     MergedSoftmaxes,
     /// All completions share the page in which the prompt ends.
     SharedStraddlingBlock,
@@ -144,8 +144,8 @@ impl Forward<'_> {
             forward(rows.positions.view(), rows.tables.view(), out.view_mut(), lse.view_mut());
             return out;
         }
-        // Rows see keys of the first page, then keys of the other pages (nonsense for rows that see only the first
-        // page).
+        // Rows attend to the first page, then to the other pages (with meaningless results for rows that see only the
+        // first page).
         let shifted = |f: &dyn Fn(u32) -> u32| -> Tensor {
             self.u32s(&[self.t()], &self.batch.positions.iter().map(|&p| f(p)).collect::<Vec<_>>())
         };
@@ -190,7 +190,7 @@ impl Forward<'_> {
         let (wanted, mut scored) =
             (self.u32s(&[b.score_rows.len()], &b.score_rows), self.zeros(&[b.score_rows.len(), h]));
         rows::gather(self.ctx, rows::Gather { x: hidden.view(), rows: wanted.view(), out: scored.view_mut() }).unwrap();
-        // The head's formula in scalars, with chunks of any size.
+        // The formula of the lm head in scalars, with chunks of any size.
         let vocab = w.head().rows();
         let chunk = if self.fault == Fault::ThreadDependentChunk { vocab.div_ceil(3) } else { lm_head::CHUNK };
         let head = w.head().unpack_rows(0..vocab);
@@ -199,7 +199,7 @@ impl Forward<'_> {
     }
 }
 
-/// Every completion's page at the prompt's end becomes the first one's.
+/// Replaces every completion's page at the end of the prompt by the page of the first completion.
 fn share_straddling_block(batch: &mut Batch, prompt: usize) {
     let (at, len) = (prompt / BLOCK, batch.table_len);
     let first = batch.tables[at];
@@ -214,7 +214,7 @@ fn share_straddling_block(batch: &mut Batch, prompt: usize) {
 }
 
 #[test]
-fn each_planted_fault_is_seen() {
+fn each_planted_fault_is_detected() {
     let ctx = Context::cpu(Isa::best(), 1);
     let weights = qwen3(&ctx, 40, 2, 1100);
     let prompts = [prompt(1100, 1, 77)];

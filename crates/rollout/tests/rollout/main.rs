@@ -1,5 +1,5 @@
-//! The complete engine: its results depend only on weights, prompts, sampling and seed, and its
-//! log-probabilities are the trainer's, bit for bit.
+//! Tests of the complete engine: its results depend only on weights, prompts, sampling and seed, and its
+//! log-probabilities equal the trainer's, bit for bit.
 
 mod chunks;
 mod copies;
@@ -16,12 +16,12 @@ use model::{AdaptedWeights, Adapter, Batch, GroupId, GroupSegment, ModelConfig, 
 use rollout::{Completion, Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
 
-/// Random weights of a Qwen 3 shape: 0.8 wide enough that every layer matters to the logits.
+/// Random weights of a Qwen 3 shape, with an `initializer_range` so large that every layer affects the logits.
 fn qwen3(ctx: &Context, hidden: usize, layers: usize, vocab: usize) -> Weights {
     qwen3_of(ctx, hidden, layers, vocab, 24)
 }
 
-/// The same weights with heads of size `head_dim`.
+/// As [`qwen3`], with heads of size `head_dim`.
 fn qwen3_of(ctx: &Context, hidden: usize, layers: usize, vocab: usize, head_dim: usize) -> Weights {
     let json = format!(
         r#"{{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu",
@@ -64,14 +64,14 @@ fn in_bf16(ctx: &Context, weights: &Weights) -> Weights {
     narrow
 }
 
-/// The pretrained model of `../shared`, if it is there.
+/// The pretrained model in `../shared`, if it exists.
 fn stories(ctx: &Context) -> Option<Weights> {
     let folder = testing::shared("models/stories260k")?;
     let config = Arc::new(ModelConfig::load(&folder.join("config.json")).unwrap());
     Some(Weights::load(ctx.memory(), &folder, &config).unwrap())
 }
 
-/// A context in which the CPU runs the CUDA kernels, if there is a C++ compiler.
+/// A context in which the CPU runs the CUDA kernels. `None` without a C++ compiler.
 fn emulated() -> Option<Context> {
     Context::cuda_emulated().map_or_else(|why| testing::skip(&why.to_string()), Some)
 }
@@ -80,12 +80,12 @@ fn portable() -> Context {
     Context::cpu(Isa::PORTABLE, 1)
 }
 
-/// A prompt of `len` ids, which differ for each `number`.
+/// A prompt of `len` ids, which are different for each `number`.
 fn prompt(vocab: usize, number: usize, len: usize) -> Arc<Prompt> {
     Prompt::new((0..len).map(|i| ((i * 37 + number * 101 + i * i * number + 3) % vocab) as u32).collect::<Vec<_>>())
 }
 
-/// One request of each prompt.
+/// One request per prompt.
 fn requests(prompts: &[Arc<Prompt>], num_generations: usize, sampling: SamplingParams) -> Vec<Request> {
     let sampling = Arc::new(sampling);
     let request = |(i, prompt): (usize, &Arc<Prompt>)| {
@@ -94,7 +94,7 @@ fn requests(prompts: &[Arc<Prompt>], num_generations: usize, sampling: SamplingP
     prompts.iter().enumerate().map(request).collect()
 }
 
-/// A configuration with room for all tests' sequences.
+/// A configuration with room for the sequences of all tests.
 fn roomy(max_model_len: usize) -> EngineConfig {
     EngineConfig { max_batched_tokens: 512, ..EngineConfig::new(64, max_model_len) }
 }
@@ -111,28 +111,28 @@ fn completions(groups: &[RolloutGroup]) -> impl Iterator<Item = &Completion> {
     groups.iter().flat_map(|group| &group.completions)
 }
 
-/// Ids and the bits of log-probabilities of each completion.
+/// The ids and the bits of the log-probabilities of each completion.
 fn bits(groups: &[RolloutGroup]) -> Vec<(Vec<u32>, Vec<u32>)> {
     completions(groups).map(|c| (c.ids.clone(), c.logps().iter().map(|l| l.to_bits()).collect())).collect()
 }
 
-/// The log-probabilities that were recorded.
+/// The recorded log-probabilities.
 fn recorded(groups: &[RolloutGroup]) -> Vec<f32> {
     completions(groups).flat_map(Completion::logps).copied().collect()
 }
 
-/// The trainer's layout for scoring.
+/// The layout in which the trainer scores the completions.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
-    /// All groups in one batch, the prompt of each computed once.
+    /// All groups in one batch; the prompt of each group is computed once.
     Shared,
-    /// All completions in one batch, each with its prompt.
+    /// All completions in one batch, each with its own copy of the prompt.
     Packed,
     /// One completion at a time.
     Alone,
 }
 
-/// The trainer's log-probabilities of the completions, in their order.
+/// The trainer's log-probabilities of the completions, in order.
 fn scored(ctx: &Context, model: ModelView<'_>, groups: &[RolloutGroup], temperature: f64, layout: Layout) -> Vec<f32> {
     let branches: Vec<Vec<&[u32]>> =
         groups.iter().map(|group| group.completions.iter().map(|c| &c.ids[..]).collect()).collect();

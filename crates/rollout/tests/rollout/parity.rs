@@ -1,5 +1,5 @@
-//! The bits that the sampler records are the bits that the trainer computes, whatever else each of them computes at the
-//! same time.
+//! The bits that the sampler records equal the bits that the trainer computes, whatever else either of them computes at
+//! the same time.
 
 use crate::*;
 use kernels::check::with_flush_to_zero;
@@ -10,7 +10,7 @@ struct Load {
     generations: usize,
     max_new_tokens: usize,
     max_model_len: usize,
-    /// A number of pages that does not suffice for all sequences.
+    /// A number of pages that is too small for all sequences.
     few_blocks: usize,
 }
 
@@ -27,8 +27,8 @@ impl Load {
     }
 }
 
-/// Generates with every engine, scores with every trainer, and compares all results with the first. Returns the number
-/// of compared tokens.
+/// Generates with every engine configuration, scores with every trainer layout, and compares all results with the
+/// first. Returns the number of compared tokens.
 fn matrix<'a>(
     model: impl Into<ModelView<'a>>,
     load: &Load,
@@ -41,7 +41,7 @@ fn matrix<'a>(
     matrix_on(&contexts, model, load, sizes, temperatures)
 }
 
-/// The same on each of these, which share where the model lies.
+/// As [`matrix`], on each of these contexts, which share the model's memory.
 fn matrix_on<'a>(
     contexts: &[Context],
     model: impl Into<ModelView<'a>>,
@@ -70,7 +70,7 @@ fn matrix_on<'a>(
                     }
                     let mut engine = poisoned(ctx, model.weights, config.clone());
                     let groups = engine.generate(model, load.requests(temperature)).unwrap();
-                    assert!(!few || max_num_seqs < 3 || engine.counters().preemptions > 0, "{config:?} was to preempt");
+                    assert!(!few || max_num_seqs < 3 || engine.counters().preemptions > 0, "{config:?} must preempt");
                     assert_eq!(completions(&groups).count(), load.prompts.len() * load.generations);
                     compared += completions(&groups).map(|c| c.ids.len()).sum::<usize>();
                     match &first {
@@ -99,7 +99,8 @@ fn matrix_on<'a>(
     compared
 }
 
-/// Every instruction set runs the full matrix; portable code, which emulates fused products slowly, with fewer tokens.
+/// Runs the full matrix on every instruction set. Portable code, which emulates fused products slowly, gets fewer
+/// tokens.
 fn all_isas(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
@@ -109,27 +110,27 @@ fn all_isas(weights: &Weights) {
         } else {
             let load = Load::new(vocab, &[61], 5, 10, 4);
             matrix(weights, &load, isa, &[1, 3, 16, 64], &[1, 2], &[1.0, 0.7]);
-            // Enough sequences to fill a batch of 16 and of 64, for a few tokens.
+            // Enough sequences to fill batches of 16 and of 64, for a few tokens.
             matrix(weights, &Load::new(vocab, &[63], 64, 5, 4), isa, &[16, 64], &[2], &[0.7]);
         }
     }
 }
 
 #[test]
-fn a_random_qwen3() {
+fn parity_holds_for_a_random_qwen3() {
     all_isas(&qwen3(&portable(), 40, 2, 611));
 }
 
 #[test]
-fn a_random_qwen3_in_bf16() {
+fn parity_holds_for_a_random_qwen3_in_bf16() {
     all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
 }
 
-/// Matmuls on tiles, in plain Rust: slow, so fewer of everything. Chunks of a prompt are longer than a tile has rows;
-/// completions cross a page. Heads of 24 are filled up to a step of 32 where they are read, heads of 64 lie in pages as
-/// the instruction takes them.
+/// Matmuls on tiles, in plain Rust. This is slow, so the load is small. Chunks of a prompt are longer than a tile has
+/// rows, and completions cross a page. Heads of 24 are padded to a step of 32 when they are read; heads of 64 are
+/// stored in pages as the instruction takes them.
 #[test]
-fn on_tiles() {
+fn parity_holds_on_emulated_tiles() {
     for head_dim in [24, 64] {
         let weights = in_bf16(&portable(), &qwen3_of(&portable(), 40, 2, 611, head_dim));
         let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
@@ -138,20 +139,20 @@ fn on_tiles() {
 }
 
 #[test]
-fn the_pretrained_stories_in_bf16() {
+fn parity_holds_for_the_pretrained_stories_in_bf16() {
     let Some(weights) = stories(&portable()) else { return };
     trained(&in_bf16(&portable(), &weights));
 }
 
 #[test]
-fn the_pretrained_stories() {
+fn parity_holds_for_the_pretrained_stories() {
     let Some(weights) = stories(&portable()) else { return };
     trained(&weights);
     let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
     matrix(&weights, &load, Isa::PORTABLE, &[3], &[1], &[0.7]);
 }
 
-/// Real weights run with two sizes of batches and one temperature, random ones with the full matrix.
+/// Runs real weights with two batch sizes and one temperature. (Random weights run the full matrix.)
 fn trained(weights: &Weights) {
     for isa in Isa::present().into_iter().filter(|&isa| isa != Isa::PORTABLE) {
         let load = Load::new(weights.config.vocab_size, &[61, 5, 30, 9], 16, 10, 4);
@@ -159,16 +160,16 @@ fn trained(weights: &Weights) {
     }
 }
 
-/// K over three depth blocks of the matmul and no multiple of 32, a vocabulary over three chunks with a ragged tail, a
-/// prompt that ends inside a page, completions that cross two pages, a poisoned pool, and a caller that flushes to
-/// zero.
+/// K over three depth blocks of the matmul and not a multiple of 32, a vocabulary over three chunks with a ragged tail,
+/// a prompt that ends inside a page, completions that cross two pages, pages filled with NaN, and a caller that flushes
+/// denormals to zero.
 #[test]
-fn the_shape_that_bites() {
+fn parity_holds_for_awkward_shapes() {
     bites(&qwen3(&portable(), 600, 1, 3 * 512 + 77));
 }
 
 #[test]
-fn the_shape_that_bites_in_bf16() {
+fn parity_holds_for_awkward_shapes_in_bf16() {
     bites(&in_bf16(&portable(), &qwen3(&portable(), 600, 1, 3 * 512 + 77)));
 }
 
@@ -185,18 +186,18 @@ fn bites(weights: &Weights) {
     }
 }
 
-/// Prefill in chunks or at once, decoding with others or alone, on pages that are shared, copied or taken away.
+/// Prefill in chunks or at once, decoding alone or with others, on pages that are shared, copied or evicted.
 #[test]
-fn on_emulated_cuda() {
+fn parity_holds_on_emulated_cuda() {
     let Some(ctx) = emulated() else { return };
     let weights = qwen3(&ctx, 24, 2, 97);
     let load = Load::new(97, &[61, 5], 3, 5, 4);
     assert_eq!(matrix_on(&[ctx], &weights, &load, &[2, 8], &[0.7]), 2 * 8 * 2 * 3 * 5);
 }
 
-/// The sampler runs an adapter as the trainer does: unmerged, with the same operations.
+/// The sampler runs an adapter like the trainer: unmerged, with the same operations.
 #[test]
-fn an_adapter_keeps_the_lockstep() {
+fn parity_holds_with_an_adapter() {
     for isa in Isa::present() {
         let weights = adapted(&Context::cpu(isa, 1));
         let load = Load::new(101, &[61, 5], 5, 10, 4);

@@ -1,5 +1,5 @@
-//! The engine as a server uses it: requests that come and go, several adapters and versions at once, cached prefixes,
-//! conversations of several turns. The bits stay the same.
+//! The engine as a server uses it: requests arrive and end, with several adapters and versions at once, cached
+//! prefixes, and conversations of several turns. The bits stay the same.
 
 use crate::engine::{VOCAB, sampling, small};
 use crate::*;
@@ -16,7 +16,7 @@ pub(crate) fn caching(max_model_len: usize) -> EngineConfig {
     EngineConfig { prefix_caching: true, ..roomy(max_model_len) }
 }
 
-/// Runs steps until no sequence runs or waits. Returns the groups in the order of their numbers.
+/// Runs steps until no sequence is running or waiting. Returns the groups, sorted by number.
 pub(crate) fn run<'a>(engine: &mut Engine, models: impl Into<Models<'a>>) -> Vec<RolloutGroup> {
     let models = models.into();
     let mut groups = Vec::new();
@@ -42,7 +42,7 @@ impl Streams {
 }
 
 #[test]
-fn tokens_are_seen_as_they_are_drawn() {
+fn tokens_are_streamed_as_they_are_drawn() {
     let (ctx, weights) = small();
     let mut engine = poisoned(&ctx, &weights, EngineConfig { max_num_seqs: 2, ..roomy(64) });
     let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 4)];
@@ -68,10 +68,10 @@ fn tokens_are_seen_as_they_are_drawn() {
     assert!(engine.drawn().is_empty());
 }
 
-/// A request that is cancelled at any step of a load that preempts, shares and pauses leaves nothing behind, and does
-/// not change the bits of others.
+/// A request that is cancelled at any step of a load that preempts, shares and pauses must leave nothing behind and
+/// must not change the bits of others.
 #[test]
-fn cancelling_at_any_step_gives_every_page_back() {
+fn cancelling_at_any_step_frees_every_page() {
     let (ctx, weights) = small();
     let config = EngineConfig { kv_blocks: 7, max_num_seqs: 4, max_batched_tokens: 24, ..caching(160) };
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5), prompt(VOCAB, 2, 64)];
@@ -107,7 +107,7 @@ fn cancelling_at_any_step_gives_every_page_back() {
     }
 }
 
-/// Weights with an adapter like that of [`adapted`], with other numbers for each seed, as version `version`.
+/// An adapter like that of [`adapted`], with values from `seed`, as version `version`.
 pub(crate) fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
     use model::io::{TensorSink, TensorSource};
     use model::weights::{Named, NamedMut};
@@ -124,9 +124,10 @@ pub(crate) fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
     adapter
 }
 
-/// Two adapters, three versions of one of them, and none, in one batch: each sequence has the bits that it has alone.
+/// One batch has two adapters, three versions of one of them, and no adapter. Each sequence has the bits that it has
+/// alone.
 #[test]
-fn every_sequence_has_its_own_adapter_and_version() {
+fn each_sequence_can_have_its_own_adapter_and_version() {
     for isa in [Isa::best(), Isa::PORTABLE] {
         let ctx = Context::cpu(isa, 2);
         let base = qwen3(&ctx, 64, 2, 101);
@@ -160,12 +161,12 @@ fn every_sequence_has_its_own_adapter_and_version() {
             }
             let groups = run(&mut engine, models);
             assert!(bits(&groups) == bits(&alone), "{isa:?} {config:?}");
-            // Each token records the version of the trained part of its weights.
+            // Each token records the version of the trained weights.
             let versions: Vec<u64> = groups.iter().map(|group| group.completions[0].versions[0].0).collect();
             assert_eq!(versions, [1, 2, 3, 2, 0, 1, 2, 3, 2, 0]);
         }
 
-        // A new version of one adapter does not affect the others; an error names missing weights.
+        // A new version of one adapter does not affect the others. Errors name missing weights.
         let mut engine = poisoned(&ctx, &base, caching(96));
         let lost = Request { model: Some(of(8, 1)), ..request(50, &shared, 1, sampling(3)) };
         let lost = engine.submit(lost).unwrap();
@@ -179,13 +180,17 @@ fn every_sequence_has_its_own_adapter_and_version() {
         engine.submit(Request { model: Some(of(9, 2)), ..other.clone() }).unwrap();
         engine.submit(other).unwrap();
         run(&mut engine, models);
-        assert_eq!(engine.counters().cached_tokens - before.cached_tokens, 64, "of its own version alone");
+        assert_eq!(
+            engine.counters().cached_tokens - before.cached_tokens,
+            64,
+            "only pages of its own version are found"
+        );
     }
 }
 
-/// Several versions of all weights are in flight; a step computes with one. A sequence can go from one to the next.
+/// Several versions of the full weights are in flight. A step computes with one, and a sequence may switch versions.
 #[test]
-fn whole_models_of_several_versions_are_in_flight() {
+fn several_versions_of_the_full_weights_can_be_in_flight() {
     let (ctx, old) = small();
     let mut new = Weights::random(ctx.memory(), &old.config, 8).unwrap();
     new.publish();
@@ -209,7 +214,7 @@ fn whole_models_of_several_versions_are_in_flight() {
         assert!(group.completions.iter().all(|c| c.versions.iter().all(|&v| v.0 == base as u64)));
     }
 
-    // Ten tokens of the old weights, then of the new: as if all keys and values had been the new ones' from there on.
+    // Ten tokens come from the old weights and the rest from the new ones, as if the new weights had computed all keys.
     let expected = {
         let mut engine = poisoned(&ctx, &old, roomy(128));
         engine.submit(request(0, &prompts[0], 1, sampling(10))).unwrap();
@@ -235,16 +240,16 @@ fn whole_models_of_several_versions_are_in_flight() {
         groups.extend(engine.step(models).unwrap());
     }
     assert_eq!(groups, expected);
-    // The old weights are not passed to the step any more, while a request still names them.
+    // The old weights are not passed to the step any more, but a request still names them.
     engine.submit(Request { model: version(0), ..request(0, &prompts[0], 1, sampling(10)) }).unwrap();
     let error = engine.step(&new).unwrap_err().to_string();
     assert!(error.contains("version 0 of the weights"), "{error}");
     let mut engine = poisoned(&ctx, &old, roomy(128));
     engine.submit(request(0, &prompts[0], 1, sampling(10))).unwrap();
-    assert!(engine.step(models).unwrap_err().to_string().contains("no current ones"));
+    assert!(engine.step(models).unwrap_err().to_string().contains("no current weights"));
 }
 
-/// A prefix that one request computed is not computed again for another request.
+/// A prefix that one request has computed is not computed again for another request.
 #[test]
 fn a_shared_prefix_is_computed_once() {
     let (ctx, weights) = small();
@@ -254,7 +259,7 @@ fn a_shared_prefix_is_computed_once() {
     let one = |config: EngineConfig, others: usize| {
         let mut engine = poisoned(&ctx, &weights, config);
         let mut groups = Vec::new();
-        // The requests run one after the other with unrelated ones in between, then all at once.
+        // The requests first run one after another, with unrelated ones in between, then all at once.
         for (i, shared) in prompts.iter().enumerate() {
             engine.submit(request(i as u64, shared, 2, sampling(8))).unwrap();
             groups.extend(run(&mut engine, &weights));
@@ -270,17 +275,17 @@ fn a_shared_prefix_is_computed_once() {
     let (plain, cold) = one(roomy(256), 5);
     let (cached, warm) = one(caching(256), 5);
     assert_eq!(plain, cached);
-    // Two full pages of 150 tokens, for every request but the first; of 160 tokens and 164 there are two full pages,
-    // too, so that the second round finds no more.
+    // Of 150 tokens two pages are full, which every request but the first finds. Of 160 and 164 tokens two pages are
+    // full as well, so the second round finds no more.
     assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, 9 * 128));
     assert_eq!(cold.computed_tokens - warm.computed_tokens, 9 * 128);
-    // If pages are few, the least recently used are evicted, and recomputed to the same bits.
+    // With few pages, the least recently used pages are evicted, and recomputed with the same bits.
     let (few, counters) = one(EngineConfig { kv_blocks: 5, ..caching(256) }, 250);
     assert_eq!(few, plain);
     assert!(counters.cached_tokens < warm.cached_tokens, "{counters:?}");
 }
 
-/// Plays `turns` turns of a conversation. Each turn is paused at its end and extended by the user's tokens.
+/// Plays `turns` turns of a conversation. Each turn pauses at its end and is extended by the user's tokens.
 pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize) -> (RolloutGroup, Vec<Counters>) {
     let mut counters = vec![engine.counters()];
     let mut turn = 0;
@@ -298,7 +303,7 @@ pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize)
             turn += 1;
             let end = turn == turns;
             assert!(if end { engine.finish(id) } else { engine.extend(id, &prompt(VOCAB, turn, 20).ids) });
-            assert!(!end || !engine.extend(id, &[1]), "it has ended");
+            assert!(!end || !engine.extend(id, &[1]), "the completion has ended");
         }
         if turn == turns {
             let group = engine.step(weights).unwrap().pop().unwrap();
@@ -312,7 +317,7 @@ pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize)
 fn a_turn_computes_only_its_new_tokens() {
     let (ctx, weights) = small();
     const TURNS: usize = 8;
-    // Many ids end a turn, so that turns have a few tokens each.
+    // Many stop ids, so that turns are short.
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
     let talk = SamplingParams { stop_ids, ..sampling(400) };
     let first = prompt(VOCAB, 0, 30);
@@ -327,7 +332,7 @@ fn a_turn_computes_only_its_new_tokens() {
     let c = &group.completions[0];
     let inserted = c.sampled.iter().filter(|&&sampled| !sampled).count();
     assert_eq!((inserted, counters.len()), (20 * (TURNS - 1), TURNS + 1));
-    // Each token except the last was computed once.
+    // Every token except the last was computed once.
     let total = first.ids.len() + c.ids.len() - 1;
     assert_eq!(counters.last().unwrap().computed_tokens as usize, total);
     // The trainer computes the whole conversation at once.
@@ -337,7 +342,7 @@ fn a_turn_computes_only_its_new_tokens() {
     }
     assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
 
-    // Other sequences need the pages of the paused one: it loses them, and still gets the same bits.
+    // Other sequences need the pages of the paused one, which loses them and still gets the same bits.
     let mut engine = poisoned(&ctx, &weights, EngineConfig { kv_blocks: 9, ..roomy(512) });
     submit(&mut engine);
     let mut crowded = None;
@@ -359,10 +364,10 @@ fn a_turn_computes_only_its_new_tokens() {
             crowded = engine.step(&weights).unwrap().pop();
         }
     }
-    assert!(engine.counters().computed_tokens as usize > total + TURNS * 500, "it computed its turns again");
+    assert!(engine.counters().computed_tokens as usize > total + TURNS * 500, "the turns must have been recomputed");
     assert_eq!(crowded.unwrap(), group);
 
-    // A client that sends the whole conversation again at each turn finds it in the prefix cache.
+    // A client that sends the whole conversation at each turn gets its beginning from the prefix cache.
     let mut engine = poisoned(&ctx, &weights, caching(512));
     let whole = [&first.ids[..], &c.ids].concat();
     let starts: Vec<usize> = (1..c.sampled.len()).filter(|&i| c.sampled[i] && !c.sampled[i - 1]).collect();
@@ -379,9 +384,9 @@ fn a_turn_computes_only_its_new_tokens() {
     }
 }
 
-/// Entropies equal those of the trainer's forward pass, bit for bit; requesting them changes nothing else.
+/// Entropies equal those of the trainer's forward pass, bit for bit. Requesting them changes nothing else.
 #[test]
-fn entropies_are_the_trainer_s() {
+fn entropies_equal_the_trainers() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let of = |entropies: bool| {
@@ -405,9 +410,9 @@ fn entropies_are_the_trainer_s() {
     assert_eq!(compared, 2 * 20 * 6);
 }
 
-/// Log-probabilities of prompts and of alternatives come from the same head as in the trainer.
+/// Log-probabilities of prompts and of alternatives come from the trainer's lm head.
 #[test]
-fn prompt_and_alternative_log_probabilities_are_the_head_s() {
+fn prompt_and_alternative_log_probabilities_equal_the_trainers() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let wanted = SamplingParams { temperature: 0.7, prompt_logprobs: true, top_logprobs: 5, ..sampling(6) };
@@ -415,13 +420,13 @@ fn prompt_and_alternative_log_probabilities_are_the_head_s() {
     let mut all = Vec::new();
     for config in [roomy(128), narrow] {
         let mut engine = poisoned(&ctx, &weights, config);
-        // Other requests have computed the prompt already, without prompt log-probabilities.
+        // Other requests have already computed the prompt, without prompt log-probabilities.
         engine.generate(&weights, requests(&prompts, 1, sampling(3))).unwrap();
         all.push(engine.generate(&weights, requests(&prompts, 2, wanted.clone())).unwrap());
     }
     assert_eq!(all[0], all[1]);
     for group in &all[0] {
-        // The trainer scores all but the first token of the prompt as a completion.
+        // The trainer scores the prompt without its first token as a completion.
         let rest = group.prompt.ids[1..].to_vec();
         let as_completion = Completion {
             generation: 0,
@@ -438,7 +443,9 @@ fn prompt_and_alternative_log_probabilities_are_the_head_s() {
         for (columns, tokens) in columns.chain([(&group.prompt_columns, group.prompt.ids.len() - 1)]) {
             let (ids, logps) = (columns.get(TOP_IDS).unwrap(), columns.get(TOP_LOGPS).unwrap());
             assert_eq!((ids.width, ids.tokens(), logps.width, logps.tokens()), (5, tokens, 5, tokens));
-            let (Values::U32(ids), Values::F32(logps)) = (&ids.values, &logps.values) else { panic!("their types") };
+            let (Values::U32(ids), Values::F32(logps)) = (&ids.values, &logps.values) else {
+                panic!("ids must be u32 and log-probabilities f32")
+            };
             assert!(logps.chunks(5).all(|top| top.is_sorted_by(|a, b| a >= b)));
             assert!(ids.chunks(5).all(|top| (0..5).all(|i| !top[..i].contains(&top[i]))));
         }
@@ -448,7 +455,7 @@ fn prompt_and_alternative_log_probabilities_are_the_head_s() {
             let mut found = 0;
             for (i, (id, logp)) in completion.ids.iter().zip(completion.logps()).enumerate() {
                 let top = i * 5..i * 5 + 5;
-                assert!(logp <= &logps[top.start], "nothing is likelier than the likeliest");
+                assert!(logp <= &logps[top.start], "no token may be more likely than the first alternative");
                 if let Some(at) = ids[top.clone()].iter().position(|other| other == id) {
                     assert_eq!(logps[top.start + at], *logp);
                     found += 1;

@@ -1,4 +1,4 @@
-//! Draft tokens from the engine and from callers, which are verified together. They change no bit.
+//! Draft tokens from the engine and from callers are verified in one step. They change no bit.
 
 use crate::engine::{Letters, VOCAB, sampling, small};
 use crate::serving::{adapter, caching, conversation, request, run};
@@ -8,7 +8,7 @@ use rollout::{AdapterVersion, Drawn, ModelVersion, Models, Speculative};
 /// The engine's own draft tokens, automatic or forced, change only counters: with and without random sampling, with
 /// penalties, truncation, stops, entropies and alternatives, and with few pages and rows.
 #[test]
-fn the_engines_own_guesses_change_no_bit() {
+fn drafts_from_the_engine_change_no_bit() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
     let generate = |sampling: &SamplingParams, config: EngineConfig, speculative: Speculative| {
@@ -36,10 +36,10 @@ fn the_engines_own_guesses_change_no_bit() {
             assert!(groups == expected, "{i}, {speculative:?}");
             assert!(counters.accepted_tokens <= counters.drafted_tokens, "{counters:?}");
             assert!(generate(sampling, few.clone(), speculative).0 == expected, "{i}, {speculative:?}: few pages");
-            // Whether draft tokens are worth their rows is measured; for so small a model they hardly ever are.
+            // Whether draft tokens are worth their rows is measured. For such a small model they hardly ever are.
             let least = if speculative == Speculative::Auto { 0 } else { 20 };
             assert!(i > 1 || counters.drafted_tokens > least, "{i}, {speculative:?}: {counters:?}");
-            // The greedy text of a small model repeats itself, so it can be guessed.
+            // The greedy text of a small model repeats itself, so that guesses succeed.
             assert!(i > 0 || counters.accepted_tokens > least, "{speculative:?}: {counters:?}");
         }
     }
@@ -48,10 +48,10 @@ fn the_engines_own_guesses_change_no_bit() {
 /// Returns the tokens that are guessed to follow a drawn token.
 type Guess<'a> = &'a dyn Fn(&Drawn) -> Vec<u32>;
 
-/// Right guesses are accepted together, and wrong ones cost only their rows; the tokens that are drawn, and where they
-/// stop, stay the same.
+/// Right guesses are accepted together, and wrong ones cost only their rows. The drawn tokens, and where they stop, do
+/// not change.
 #[test]
-fn guesses_change_the_number_of_steps_alone() {
+fn drafts_from_the_caller_change_only_the_number_of_steps() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
     let plain = SamplingParams { repetition_penalty: 1.2, ..sampling(40) };
@@ -95,7 +95,7 @@ fn guesses_change_the_number_of_steps_alone() {
         assert!(groups == expected && steps <= most, "{i}: {steps}");
         assert!(generate(&plain, few.clone(), guess).0 == expected, "{i}, few pages and rows");
     }
-    // The stop is in the middle of draft tokens that were right.
+    // The stop is in the middle of draft tokens that are right.
     let stop = expected[0].completions[0].ids[17];
     let stopping = SamplingParams { stop_ids: vec![stop], ..plain.clone() };
     let (cut, _) = generate(&stopping, roomy(128), &|_| Vec::new());
@@ -103,10 +103,10 @@ fn guesses_change_the_number_of_steps_alone() {
     assert_eq!(generate(&stopping, roomy(128), &too_long).0, cut);
 }
 
-/// Draft tokens together with stop strings, adapters of several versions, changing weights and turns, with much and
-/// with little room.
+/// Draft tokens together with stop strings, adapters of several versions, changing weights and turns, with many and
+/// with few pages and rows.
 #[test]
-fn guesses_live_with_everything_else() {
+fn drafts_work_with_stops_adapters_new_weights_and_turns() {
     let (ctx, weights) = small();
     let ways = [Speculative::Off, Speculative::Auto, Speculative::Always(3)];
     let with = |config: EngineConfig, speculative| {
@@ -119,7 +119,7 @@ fn guesses_live_with_everything_else() {
     let greedy = SamplingParams { temperature: 0.0, ..sampling(60) };
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
 
-    // A stop string that ends a completion in the middle of draft tokens.
+    // A stop string ends a completion in the middle of draft tokens.
     let text = {
         let groups = with(roomy(128), Speculative::Off).generate(&weights, requests(&prompts, 1, greedy.clone()));
         rollout::Detokenize::decode(&Letters, &groups.unwrap()[0].completions[0].ids[20..23])
@@ -151,7 +151,7 @@ fn guesses_live_with_everything_else() {
                 request(i as u64, &prompt(101, i, 20), 2, SamplingParams { max_new_tokens: 40, ..greedy.clone() });
             engine.submit(Request { model: Some(of(id, version)), ..wanted }).unwrap();
         }
-        // The weights change at a token, not at a step, because a step with draft tokens may draw several tokens.
+        // The weights change after a number of tokens, not of steps, because a step with draft tokens draws several.
         let (mut groups, mut changed) = (Vec::new(), false);
         while !engine.is_idle() {
             groups.extend(engine.step(models).unwrap());
@@ -167,7 +167,7 @@ fn guesses_live_with_everything_else() {
     assert!(adapted.iter().all(|groups| *groups == adapted[0]));
     assert!(adapted[0][0].completions[0].versions.ends_with(&[Updates(2); 30]));
 
-    // Turns: the tokens inserted between them are not guessed, and draft tokens beyond the end of a turn are dropped.
+    // Turns: tokens inserted between them are not guessed, and draft tokens beyond the end of a turn are dropped.
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
     let talk = SamplingParams { stop_ids, temperature: 0.6, ..sampling(400) };
     let turns = ways.map(|way| {
@@ -181,12 +181,12 @@ fn guesses_live_with_everything_else() {
     assert!(turns.iter().all(|(group, _)| *group == turns[0].0) && turns[2].1 > 0);
 }
 
-/// The completion of an earlier request is guessed when its prompt comes again, also by another engine that got the
-/// earlier texts. Whatever texts that engine gets, the bits stay the same.
+/// When a prompt is sampled again, the completion of the earlier request is guessed, also by another engine that got
+/// the earlier texts. Whatever texts an engine gets, the bits stay the same.
 #[test]
-fn what_was_said_before_is_guessed_again() {
+fn the_completion_of_an_earlier_request_is_guessed() {
     let (ctx, weights) = small();
-    // Random sampling, so that no text repeats itself; with the same random numbers, so that the same text comes again.
+    // Random sampling, so that no text repeats itself, with the same random numbers, so that the same text comes again.
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 7)];
     let always = EngineConfig { speculative: Speculative::Always(4), ..roomy(128) };
     let all = |engine: &mut Engine| {
@@ -200,7 +200,7 @@ fn what_was_said_before_is_guessed_again() {
     let (first, cold) = all(&mut engine);
     let (again, warm) = all(&mut engine);
     assert!(first == expected && again == expected);
-    // One completion of each group is kept.
+    // One completion per group is kept.
     assert!(warm.accepted_tokens > cold.accepted_tokens + 60, "{cold:?}\n{warm:?}");
     assert!(warm.decode_passes < cold.decode_passes && warm.decoded_tokens + 4 >= cold.decoded_tokens);
     let bytes = engine.drafts();
@@ -213,7 +213,7 @@ fn what_was_said_before_is_guessed_again() {
     };
     assert_eq!(told(&bytes), warm.accepted_tokens);
     assert!(told(&[]) < warm.accepted_tokens && told(&bytes[..bytes.len() / 2]) < warm.accepted_tokens);
-    // Ids outside the vocabulary are not accepted.
+    // Token ids outside the vocabulary are not accepted.
     let mut spoiled = bytes.clone();
     spoiled.chunks_exact_mut(4).skip(4).step_by(9).for_each(|word| word.fill(0xff));
     told(&spoiled);

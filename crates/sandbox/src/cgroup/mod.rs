@@ -46,7 +46,7 @@ pub struct Roots {
 }
 
 impl Roots {
-    pub fn of_this_process() -> Roots {
+    pub fn this_process() -> Roots {
         let text = |path: &str| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
         Roots {
             own: text("/proc/self/cgroup"),

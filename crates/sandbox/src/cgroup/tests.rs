@@ -353,7 +353,7 @@ fn a_lost_cgroup_gives_no_zero() {
 /// The search for cgroups on this machine leaves nothing behind, whatever it finds.
 #[test]
 fn this_machine_is_looked_at() {
-    if let Ok(cgroups) = Cgroups::find(&Roots::of_this_process()) {
+    if let Ok(cgroups) = Cgroups::find(&Roots::this_process()) {
         let cgroup = cgroups.cgroup(64, 8).unwrap();
         let path = cgroup.path.clone();
         drop(cgroup);

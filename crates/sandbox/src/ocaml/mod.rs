@@ -124,7 +124,7 @@ pub(super) fn build(
     let words = [&format!("{JOB}/tool"), &format!("{JOB}/."), count, strict].map(str::to_owned);
     let outcome = sandbox.run(job.path(), &words, b"", limits)?;
     match outcome.end {
-        End::Stopped => return Err(std::io::Error::other("its score is no longer needed")),
+        End::Stopped => return Err(std::io::Error::other("its score is not needed any more")),
         End::Exit(NOT_STARTED | NOT_FOUND) => return Err(std::io::Error::other(outcome.words())),
         _ => {}
     }
@@ -235,7 +235,7 @@ pub(super) fn run(
     );
     let outcome = sandbox.run_judged((solution, &words(&solves)), (judge, &words(&judges)), limits)?;
     if outcome.end == End::Stopped {
-        return Err(std::io::Error::other("its score is no longer needed"));
+        return Err(std::io::Error::other("its score is not needed any more"));
     }
     let text = String::from_utf8_lossy(&outcome.stdout);
     if !text.lines().any(|line| line == "R ") && outcome.end != End::TimedOut {

@@ -149,7 +149,7 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
         }
     }
     if outcome.end == End::Stopped {
-        return Err(std::io::Error::other("its score is no longer needed"));
+        return Err(std::io::Error::other("its score is not needed any more"));
     }
     if judged == 0 || outcome.end != End::Exit(0) && judged < tests && verdict.failure.is_empty() {
         // If a sandbox did not start, the program has not failed.

@@ -5,7 +5,8 @@ const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:16 - cgr
     36 31 0:33 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n";
 const NONE_V1: &str = "9223372036854771712\n";
 
-/// A process with 1 MiB resident memory, 8 MiB of address space and 4 MiB of data, on a machine with 1 GiB.
+/// A process with 1 MiB of resident memory, 8 MiB of address space and 4 MiB of data, on a machine with 1 GiB of
+/// memory.
 const MACHINE: [(&str, &str); 3] = [
     ("/proc/meminfo", "MemTotal:        1048576 kB\nMemFree: 1 kB\n"),
     ("/proc/self/status", "Name:\tx\nVmSize:\t    8192 kB\nVmRSS:\t    1024 kB\nVmData:\t    4096 kB\n"),
@@ -17,14 +18,14 @@ const MACHINE: [(&str, &str); 3] = [
     ),
 ];
 
-/// A case: its name, the process's `cgroup`, its `mountinfo`, further files, and the expected limits as strings
+/// A case: its name, the content of `cgroup` and `mountinfo`, further files, and the expected limits as strings
 /// `bytes/used source`, the lowest first.
 type Row<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
 
 const USED: &str = "1048576";
 
 const ROWS: &[Row<'_>] = &[
-    ("no control groups at all", "", "", &[], &[]),
+    ("no control groups", "", "", &[], &[]),
     (
         "v2: the root of a container's namespace",
         "0::/\n",
@@ -33,14 +34,14 @@ const ROWS: &[Row<'_>] = &[
         &["60000000/1048576 /sys/fs/cgroup/memory.max"],
     ),
     (
-        "v2: the own group is limited",
+        "v2: the process's own group is limited",
         "0::/a/b\n",
         V2,
         &[("/sys/fs/cgroup/a/b/memory.max", "5000000\n"), ("/sys/fs/cgroup/a/memory.max", "max\n")],
         &["5000000/1048576 /sys/fs/cgroup/a/b/memory.max"],
     ),
     (
-        "v2: a group above is limited (Slurm)",
+        "v2: a parent group is limited (Slurm)",
         "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n",
         V2,
         &[
@@ -50,7 +51,7 @@ const ROWS: &[Row<'_>] = &[
         &["70000000/1048576 /sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/memory.max"],
     ),
     (
-        "v2: the least of several is first",
+        "v2: the lowest of several limits is first",
         "0::/a/b/c\n",
         V2,
         &[
@@ -65,7 +66,7 @@ const ROWS: &[Row<'_>] = &[
         ],
     ),
     (
-        "v2: a group beside the path does not count",
+        "v2: a sibling group does not count",
         "0::/a/b\n",
         V2,
         &[("/sys/fs/cgroup/a/other/memory.max", "1\n"), ("/sys/fs/cgroup/b/memory.max", "1\n")],
@@ -86,14 +87,14 @@ const ROWS: &[Row<'_>] = &[
         &["0/1048576 /sys/fs/cgroup/a/memory.max"],
     ),
     (
-        "v2: a limit above the machine's memory is none",
+        "v2: a limit above the machine's memory is ignored",
         "0::/a\n",
         V2,
         &[("/sys/fs/cgroup/a/memory.max", "1073741825\n"), ("/sys/fs/cgroup/a/memory.high", "1073741824\n")],
         &[],
     ),
     (
-        "v2: memory of other processes counts, cached files do not",
+        "v2: memory of other processes counts, the file cache does not",
         "0::/a/b\n",
         V2,
         &[
@@ -104,7 +105,7 @@ const ROWS: &[Row<'_>] = &[
         &["90000000/40000000 /sys/fs/cgroup/a/memory.max"],
     ),
     (
-        "v2: more cache than usage",
+        "v2: the file cache is larger than the usage",
         "0::/a\n",
         V2,
         &[
@@ -115,70 +116,70 @@ const ROWS: &[Row<'_>] = &[
         &["90000000/1048576 /sys/fs/cgroup/a/memory.max"],
     ),
     (
-        "v2: the host's path, of which the container mounts its part",
+        "v2: the path is the host's, and the container mounts its own part of it",
         "0::/kubepods/pod1/box\n",
         "9 8 0:28 /kubepods/pod1/box /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
         &[("/sys/fs/cgroup/memory.max", "3000000\n")],
         &["3000000/1048576 /sys/fs/cgroup/memory.max"],
     ),
     (
-        "v2: a group below the part that is mounted",
+        "v2: the group is below the mounted part",
         "0::/pods/box/job/step\n",
         "9 8 0:28 /pods/box /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
         &[("/sys/fs/cgroup/job/memory.max", "3000000\n"), ("/sys/fs/cgroup/job/step/memory.max", "4000000\n")],
         &["3000000/1048576 /sys/fs/cgroup/job/memory.max", "4000000/1048576 /sys/fs/cgroup/job/step/memory.max"],
     ),
     (
-        "v2: the mount is from above the namespace",
+        "v2: the mounted group is above the namespace",
         "0::/\n",
         "9 8 0:28 /../.. /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
         &[("/sys/fs/cgroup/memory.max", "3000000\n")],
         &["3000000/1048576 /sys/fs/cgroup/memory.max"],
     ),
     (
-        "v2: the process was moved out of the namespace that is mounted",
+        "v2: the process was moved out of the mounted namespace",
         "0::/../other\n",
         V2,
         &[("/sys/fs/cgroup/memory.max", "3000000\n")],
         &[],
     ),
     (
-        "v2: the mount is of a sibling of the namespace",
+        "v2: the mounted group is a sibling of the namespace",
         "0::/\n",
         "9 8 0:28 /../sibling /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
         &[("/sys/fs/cgroup/memory.max", "3000000\n")],
         &[],
     ),
     (
-        "v2: a runtime hides the path",
+        "v2: the container runtime hides the path",
         "0::/\n",
         "9 8 0:28 /machine/box /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
         &[("/sys/fs/cgroup/memory.max", "3000000\n")],
         &["3000000/1048576 /sys/fs/cgroup/memory.max"],
     ),
     (
-        "v2: mounted elsewhere, with a space and a backslash",
+        "v2: the mount point has a space and a backslash",
         "0::/a:b/c d\n",
         "9 8 0:28 / /mnt/my\\040groups\\134x rw - cgroup2 none rw\n",
         &[("/mnt/my groups\\x/a:b/memory.max", "3000000\n")],
         &["3000000/1048576 /mnt/my groups\\x/a:b/memory.max"],
     ),
     (
-        "v2: the own group was deleted",
+        "v2: the process's own group was deleted",
         "0::/a/gone (deleted)\n",
         V2,
         &[("/sys/fs/cgroup/a/memory.max", "3000000\n")],
         &["3000000/1048576 /sys/fs/cgroup/a/memory.max"],
     ),
     (
-        "v1: the own group is limited",
+        "v1: the process's own group is limited",
         "5:cpu,cpuacct:/x\n4:memory:/job\n",
         V1,
         &[("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "60000000\n")],
         &["60000000/1048576 /sys/fs/cgroup/memory/job/memory.limit_in_bytes"],
     ),
     (
-        "v1: a group above is limited (Slurm)",
+        "v1: a parent group is limited (Slurm)",
         "4:memory:/slurm/uid_7/job_8/step_0\n",
         V1,
         &[
@@ -190,7 +191,7 @@ const ROWS: &[Row<'_>] = &[
         &["60000000/1048576 /sys/fs/cgroup/memory/slurm/uid_7/job_8/memory.limit_in_bytes"],
     ),
     (
-        "v1: a group above that does not count its children",
+        "v1: a parent group does not count its children",
         "4:memory:/a/b\n",
         V1,
         &[
@@ -202,7 +203,7 @@ const ROWS: &[Row<'_>] = &[
         &["70000000/1048576 /sys/fs/cgroup/memory/a/b/memory.limit_in_bytes"],
     ),
     (
-        "v1: a limit of a group that is not visible",
+        "v1: the limited group is not visible",
         "4:memory:/docker/box\n",
         "9 8 0:32 /docker/box /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
         &[
@@ -212,7 +213,7 @@ const ROWS: &[Row<'_>] = &[
         &["4000000/1048576 /sys/fs/cgroup/memory/memory.stat (hierarchical_memory_limit)"],
     ),
     (
-        "v1: the group's usage without its cache, with the groups below",
+        "v1: usage excludes the file cache and includes child groups",
         "4:memory:/a\n",
         V1,
         &[
@@ -233,7 +234,7 @@ const ROWS: &[Row<'_>] = &[
         &["60000000/1048576 /cgroups/a/memory.limit_in_bytes"],
     ),
     (
-        "hybrid: memory by v1, beside a v2 hierarchy without it",
+        "hybrid: v1 controls memory, and v2 does not",
         "4:memory:/job\n1:name=systemd:/\n0::/user.slice\n",
         "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
          41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
@@ -244,14 +245,14 @@ const ROWS: &[Row<'_>] = &[
         &["60000000/1048576 /sys/fs/cgroup/memory/job/memory.limit_in_bytes"],
     ),
     (
-        "two mounts of one hierarchy",
+        "one hierarchy is mounted twice",
         "0::/a/b\n",
         "9 8 0:28 /a /mnt/a rw - cgroup2 none rw\n31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
         &[("/mnt/a/b/memory.max", "5000000\n"), ("/sys/fs/cgroup/a/memory.max", "4000000\n")],
         &["4000000/1048576 /sys/fs/cgroup/a/memory.max", "5000000/1048576 /mnt/a/b/memory.max"],
     ),
     (
-        "ulimit -v and -d count what is mapped",
+        "ulimit -v and -d count mapped memory",
         "",
         "",
         &[(
@@ -262,7 +263,7 @@ const ROWS: &[Row<'_>] = &[
         &["40000000/8388608 RLIMIT_AS (ulimit -v)", "50000000/4194304 RLIMIT_DATA (ulimit -d)"],
     ),
     (
-        "files that are not numbers",
+        "invalid files are ignored",
         "0::/a\nnot a line\n4:memory\n",
         "half a line\n31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n9 8 - cgroup2\n",
         &[("/sys/fs/cgroup/a/memory.max", "many\n"), ("/sys/fs/cgroup/a/memory.high", "-5\n")],
@@ -271,7 +272,7 @@ const ROWS: &[Row<'_>] = &[
 ];
 
 #[test]
-fn limits_are_those_of_the_path_to_the_root() {
+fn memory_limits_of_all_groups_up_to_the_root_are_read() {
     let mut wrong = Vec::new();
     for (name, own, mounts, files, expected) in ROWS {
         let root = tempfile::tempdir().unwrap();
@@ -292,14 +293,14 @@ fn limits_are_those_of_the_path_to_the_root() {
 }
 
 #[test]
-fn a_limit_leaves_room_for_the_rest_and_names_its_file() {
+fn a_limit_reports_the_memory_left_and_its_source() {
     let limit = MemoryLimit { bytes: 60 << 20, used: 20 << 20, source: "/x/memory.max".to_owned() };
     assert_eq!((limit.left(), limit.to_string()), (40 << 20, "60.0 MiB by /x/memory.max".to_owned()));
     assert_eq!(MemoryLimit { used: 61 << 20, ..limit }.left(), 0);
 }
 
 #[test]
-fn a_machine_whose_memory_is_unknown_keeps_its_limits() {
+fn limits_are_reported_if_the_machines_memory_is_unknown() {
     let root = tempfile::tempdir().unwrap();
     let files = [
         ("proc/self/cgroup", "0::/a/b\n"),

@@ -17,16 +17,12 @@ const fn file(path: &'static str, when: &'static str, meaning: &'static str) -> 
 
 /// All files and directories that a training run may write.
 pub const FILES: &[RunFile] = &[
-    file(
-        "config.toml",
-        "",
-        "Every key of the configuration with its value and where that came from; paths are absolute.",
-    ),
+    file("config.toml", "", "Every configuration key with its value and the origin of the value; paths are absolute."),
     file(
         "record.json",
         "",
-        "What the run was made of: versions, instruction set, device, dtype, threads, seed, SHA-256 of model, data \
-         and rewards, each start with its command and what it changed, what it was forked from, and the machine's \
+        "The inputs of the run: versions, instruction set, device, dtype, threads, seed, SHA-256 of model, data and \
+         rewards, each start with its command and changed keys, the run that it was forked from, and the machine's \
          measured ceilings.",
     ),
     file(
@@ -37,8 +33,8 @@ pub const FILES: &[RunFile] = &[
     file(
         "steps.jsonl",
         "",
-        "A JSON object for each step, logged or not: its own reward, accuracy of pairs and loss, by which the last \
-         line of a run and the page say whether the run learns.",
+        "A JSON object for each step, logged or not, with the step's reward, pair accuracy and loss. From these, the \
+         last line of a run and the page decide whether the run learns.",
     ),
     file(
         "tensorboard/",
@@ -48,50 +44,50 @@ pub const FILES: &[RunFile] = &[
     file(
         "trace.json",
         "",
-        "Every stage of each step, or of those of `trace_steps`, as a span, for <https://ui.perfetto.dev>; up to \
+        "Every stage of each step (or of the steps in `trace_steps`) as a span, for <https://ui.perfetto.dev>; up to \
          32 MiB.",
     ),
     file(
         "profile.json",
         "",
-        "Seconds, operations and bytes of each stage, as sums over all steps since the last start but the first, and \
-         the findings ([profiling](profiling.md)).",
+        "Seconds, operations and bytes of each stage, summed over all steps since the last start except its first \
+         step, and the findings ([profiling](profiling.md)).",
     ),
-    file("lockstep-<process>.log", "", "Every message of a process, those that LOCKSTEP_LOG hides, too."),
+    file("lockstep-<process>.log", "", "Every message of a process, including those that LOCKSTEP_LOG hides."),
     file(
         "rollouts.bin",
         "`record_rollouts = true`",
-        "The groups that were trained on, in a checked binary form ([runs](runs.md#recorded-rollouts)); `lockstep \
-         rollouts` prints them.",
+        "The groups that were trained on, in a binary format with checksums ([runs](runs.md#recorded-rollouts)); \
+         `lockstep rollouts` prints them.",
     ),
     file(
         "rollouts.idx",
         "`record_rollouts = true`",
-        "Where each group of rollouts.bin lies, with its step, reward and lengths.",
+        "The offset of each group in rollouts.bin, with its step, reward and lengths.",
     ),
     file(
         "updates.bin",
         "`record_rollouts = true`",
-        "Log-probabilities after the optimizer step, of some groups (`record_updates`); `updates.idx` says where each \
-         lies.",
+        "Log-probabilities of some groups after the optimizer step (`record_updates`); `updates.idx` has their \
+         offsets.",
     ),
-    file("updates.idx", "`record_rollouts = true`", "Where each group of updates.bin lies."),
+    file("updates.idx", "`record_rollouts = true`", "The offset of each group in updates.bin."),
     file(
         "evaluations.bin",
         "`record_rollouts = true` and evaluation data",
-        "The groups of evaluations, as rollouts.bin has those of training.",
+        "The groups of evaluations, in the format of rollouts.bin.",
     ),
     file(
         "evaluations.idx",
         "`record_rollouts = true` and evaluation data",
-        "Where each group of evaluations.bin lies.",
+        "The offset of each group in evaluations.bin.",
     ),
     file("rollouts.jsonl", "runs of 0.1", "The groups that were trained on, as older versions recorded them."),
     file(
         "completions/completions_<step>.parquet",
         "`log_completions = true`",
-        "The completions of a step as a table: prompt, completion, each reward, advantage. JSON lines where the \
-         program is built without `parquet`.",
+        "The completions of a step as a table: prompt, completion, each reward, advantage. JSON lines if the program \
+         was built without `parquet`.",
     ),
     file(
         "checkpoints/step-<step>/",
@@ -103,15 +99,19 @@ pub const FILES: &[RunFile] = &[
     file(
         "run.lock",
         "",
-        "Which process writes into it, on which machine, since when; empty when none does. If the file system does not \
-         support locks, this file protects the run.",
+        "The process that writes to the run, its machine and its start time; empty if no process writes. If the file \
+         system does not support locks, this file protects the run.",
     ),
-    file("given-<hash>/", "runs from Python", "Models and tokenizers that were given in memory."),
-    file("abandoned/", "after a resume from an older checkpoint", "What came after that checkpoint: a run of its own."),
+    file("given-<hash>/", "runs from Python", "Models and tokenizers that were passed in memory."),
+    file(
+        "abandoned/",
+        "after a resume from an older checkpoint",
+        "The steps after that checkpoint, as a separate run.",
+    ),
     file(
         "fleet/",
         "`--distributed`",
-        "What learner and workers exchange; nothing in it is needed once the run has ended.",
+        "The files that learner and workers exchange; not needed after the end of the run.",
     ),
     file("report.html", "`lockstep report`", "Curves, time, memory, findings and samples in one file."),
     file("report.md", "`lockstep report`", "Curves, time, memory, findings and samples as Markdown."),

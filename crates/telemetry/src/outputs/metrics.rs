@@ -23,59 +23,58 @@ pub const SECTIONS: &[Section] = &[
 ];
 
 const REWARD: &[Metric] = &[
-    row("reward", "", "Mean of the weighted totals of the completions that were scored.")
+    row("reward", "", "Mean weighted sum of the rewards, over the completions that were scored.")
         .healthy("rising")
-        .remedy("read the rollouts; `lockstep score-rewards`; a higher learning_rate if nothing moves"),
-    row("reward_std", "", "Standard deviation of the weighted totals over the batch.")
+        .remedy("read the rollouts; `lockstep score-rewards`; a higher learning_rate if the reward does not change"),
+    row("reward_std", "", "Standard deviation over the batch of the weighted sum of the rewards.")
         .healthy("above 0")
         .remedy("a reward with partial credit; prompts that are solved sometimes"),
-    row("reward_p<percent>", "", "The total below which 10, 50 and 90 % of the completions lie.")
+    row("reward_p<percent>", "", "The 10th, 50th and 90th percentile of the weighted sum of the rewards.")
         .healthy("p90 above p10")
         .remedy("as `reward_std`"),
     row(
         "frac_reward_zero_std",
         "share",
-        "Completions in groups whose totals are all equal: they have no advantage and teach nothing.",
+        "Completions in groups whose rewards are all equal. Their advantage is 0, so nothing is learned from them.",
     )
     .healthy("below 0.75")
     .remedy(
-        "`dynamic_sampling`; more num_generations; easier or harder prompts; weights under which rewards do not cancel",
+        "`dynamic_sampling`; more num_generations; easier or harder prompts; reward weights with which rewards do not \
+         cancel out",
     ),
-    row("rewards/<name>/mean", "", "Mean of one reward, before its weight.")
+    row("rewards/<name>/mean", "", "Mean of one reward, without its weight.")
         .healthy("rising")
-        .remedy("try it on recorded completions: `lockstep score-rewards`"),
-    row("rewards/<name>/std", "", "Standard deviation of one reward over the batch, before its weight.")
+        .remedy("test the reward on recorded completions: `lockstep score-rewards`"),
+    row("rewards/<name>/std", "", "Standard deviation of one reward over the batch, without its weight.")
         .healthy("above 0")
-        .remedy("a reward that gives everything the same teaches nothing"),
-    row("rewards/<name>/no_answer", "share", "Completions in which a grader found no answer, right or wrong.")
+        .remedy("a reward that differs between completions: from equal scores nothing is learned"),
+    row("rewards/<name>/no_answer", "share", "Completions in which a grader found no answer at all.")
         .healthy("below 0.9, and falling")
-        .remedy("a prompt that says where the answer stands; a warm-up (sft)"),
+        .remedy("a prompt that states the format of the answer; a warm-up (sft)"),
     row(
         "rewards/<name>/gil_wait_s",
         "s",
-        "Seconds that a Python function as a reward waited for the interpreter's lock (GIL) in a call; mean over the \
-         calls.",
+        "Mean seconds per call that a Python reward function waited for the interpreter's lock (GIL).",
     )
     .healthy("near 0")
     .remedy("`interpreter_lock` in [profiling](profiling.md)"),
     row(
         "rewards/<name>/gil_held_s",
         "s",
-        "Seconds that a Python function as a reward took in a call once it had the interpreter's lock; mean over the \
-         calls.",
+        "Mean seconds per call that a Python reward function held the interpreter's lock (GIL).",
     ),
-    row("rewards/<name>/<metric>", "", "What a reward reports of itself."),
+    row("rewards/<name>/<metric>", "", "A metric that the reward itself reports."),
     row("sampling_profiles/<name>/reward", "", "Mean reward of the groups of a sampling profile.").healthy("rising"),
     row("sampling_profiles/<name>/mean_length", "tokens", "Mean length of the completions of a sampling profile."),
 ];
 
 const COMPLETIONS: &[Metric] = &[
     row("completions/mean_length", "tokens", "Mean length of the completions.")
-        .healthy("steady, or as the task asks")
-        .remedy("the `length` reward if it only grows"),
+        .healthy("steady, or as the task requires")
+        .remedy("the `length` reward if the length keeps growing"),
     row("completions/min_length", "tokens", "Length of the shortest completion."),
     row("completions/max_length", "tokens", "Length of the longest completion."),
-    row("completions/p<percent>_length", "tokens", "The length below which 10, 50 and 90 % of the completions lie.")
+    row("completions/p<percent>_length", "tokens", "The 10th, 50th and 90th percentile of the lengths of completions.")
         .healthy("p90 below max_completion_length")
         .remedy("as `completions/clipped_ratio`"),
     row(
@@ -85,28 +84,29 @@ const COMPLETIONS: &[Metric] = &[
     ),
     row("completions/min_terminated_length", "tokens", "Length of the shortest completion that ended by itself."),
     row("completions/max_terminated_length", "tokens", "Length of the longest completion that ended by itself."),
-    row("completions/clipped_ratio", "share", "Completions that were cut at max_completion_length.")
+    row("completions/clipped_ratio", "share", "Completions that were truncated at max_completion_length.")
         .healthy("below 0.25")
         .remedy("a higher max_completion_length; the right eos token; a warm-up that teaches the model to end"),
-    row("dynamic_sampling/rounds", "", "How many times prompts were drawn until the batch was full.")
+    row("dynamic_sampling/rounds", "", "Number of times that prompts were drawn until the batch was full.")
         .healthy("near 1")
-        .remedy("prompts that the model solves sometimes"),
+        .remedy("prompts that the model sometimes solves"),
     row(
         "dynamic_sampling/groups_replaced",
         "groups",
-        "Groups that were drawn again, because their rewards were all equal.",
+        "Groups that were replaced by other prompts, because their rewards were all equal.",
     ),
     row(
         "dynamic_sampling/groups_without_spread",
         "groups",
-        "Groups without a spread that are in the batch nevertheless.",
+        "Groups whose rewards are all equal, but which are in the batch nevertheless.",
     )
     .healthy("0")
     .remedy("more dynamic_sampling_max_rounds"),
     row(
         "dynamic_sampling/reward",
         "",
-        "Mean reward of all that was drawn, the replaced groups too: `reward` is of what was kept.",
+        "Mean reward of all generated groups, including those that were replaced. (`reward` is the mean of the kept \
+         groups.)",
     )
     .healthy("rising"),
 ];
@@ -124,34 +124,46 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
         .healthy("within ten times its median")
         .remedy("a lower learning_rate; longer warm-up; max_grad_norm"),
     row("learning_rate", "", "The learning rate of the step."),
-    row("entropy", "nats", "Mean entropy of the model at the tokens that are learned from.")
+    row("entropy", "nats", "Mean entropy of the model at the tokens in the loss.")
         .healthy("above 0.1; falling slowly")
         .remedy("an entropy bonus (entropy_coef); epsilon_high = 0.28; a higher temperature; a lower learning_rate"),
     row(
         "entropy_p<percent>",
         "nats",
-        "The sampler's entropy below which 10, 50 and 90 % of the tokens lie (`record_entropies = true`).",
+        "The 10th, 50th and 90th percentile of the sampler's entropy over tokens (`record_entropies = true`).",
     )
     .healthy("p90 well above 0")
     .remedy("as `entropy`"),
-    row("logprob_p<percent>", "nats", "The sampler's log-probability below which 10, 50 and 90 % of the tokens lie."),
+    row(
+        "logprob_p<percent>",
+        "nats",
+        "The 10th, 50th and 90th percentile of the sampler's log-probability over tokens.",
+    ),
     row(
         "kl",
         "nats",
-        "Mean KL divergence to the reference model per token, as the loss has it (k3); in RLOO and REINFORCE++ as \
-         the reward has it.",
+        "Mean KL divergence to the reference model per token, with the estimator of the loss (k3); in RLOO and \
+         REINFORCE++, with that of the reward.",
     )
     .healthy("below 1")
     .remedy("a higher beta; a lower learning_rate"),
-    row("clip_ratio/low_mean", "share", "Tokens whose ratio was clipped below.")
+    row("clip_ratio/low_mean", "share", "Tokens whose ratio was clipped at the lower bound.")
         .healthy("below 0.2; 0 on policy")
         .remedy("a lower learning_rate; fewer num_iterations"),
-    row("clip_ratio/low_min", "share", "The least share of tokens whose ratio was clipped below, over sequences."),
-    row("clip_ratio/high_mean", "share", "Tokens whose ratio was clipped above.")
+    row(
+        "clip_ratio/low_min",
+        "share",
+        "The smallest share of tokens in a sequence whose ratio was clipped at the lower bound.",
+    ),
+    row("clip_ratio/high_mean", "share", "Tokens whose ratio was clipped at the upper bound.")
         .healthy("below 0.2; 0 on policy")
         .remedy("a lower learning_rate; fewer num_iterations"),
-    row("clip_ratio/high_max", "share", "The greatest share of tokens whose ratio was clipped above, over sequences."),
-    row("clip_ratio/region_mean", "share", "Tokens whose ratio was clipped, below or above.")
+    row(
+        "clip_ratio/high_max",
+        "share",
+        "The largest share of tokens in a sequence whose ratio was clipped at the upper bound.",
+    ),
+    row("clip_ratio/region_mean", "share", "Tokens whose ratio was clipped at either bound.")
         .healthy("below 0.2; 0 on policy")
         .remedy("a lower learning_rate; fewer num_iterations"),
     row("cispo_clip_ratio", "share", "Tokens whose weight CISPO clipped.")
@@ -163,25 +175,29 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
     row(
         "skipped_steps",
         "steps",
-        "Optimizer steps of the whole run that were not taken, because loss or gradient was not finite.",
+        "Optimizer steps that were skipped in the whole run, because the loss or gradient was not finite.",
     )
     .healthy("0")
     .remedy("a lower learning_rate; dtype = \"f32\"; a reward without extreme values"),
     row(
         "update/skipped_groups",
         "groups",
-        "Groups that were left out of the update, because their gradient is known to be 0.",
+        "Groups that were skipped in the update, because their gradient is known to be 0.",
     )
     .healthy("few")
     .remedy("as `frac_reward_zero_std`"),
     row(
         "update/skipped_tokens",
         "tokens",
-        "Tokens of the left-out groups that the model did not have to compute (a shared prompt once; a \
-         completion's last token never).",
+        "Tokens of the skipped groups that the model did not have to compute. (A shared prompt counts once, and the \
+         last token of a completion does not count.)",
     ),
-    row("mean_token_accuracy", "share", "How often the next token is the likeliest one (supervised and DPO).")
-        .healthy("rising"),
+    row(
+        "mean_token_accuracy",
+        "share",
+        "Tokens of the data that are the model's most likely next token (supervised and DPO).",
+    )
+    .healthy("rising"),
     row("distillation/reverse_kl", "nats", "Mean of log π − log π_teacher over the sampled tokens.")
         .healthy("falling")
         .remedy("a higher learning_rate or distillation_coef"),
@@ -191,11 +207,11 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
     row(
         "sampling/logp_mismatch_tokens",
         "tokens",
-        "Tokens whose recorded log-probability differs in any bit from the trainer's, over sequences that were \
-         sampled with the weights of the step.",
+        "Tokens whose recorded log-probability differs in any bit from the trainer's, in sequences that were sampled \
+         with the weights of the step.",
     )
     .healthy("0, always")
-    .remedy("report it: it is an error of Lockstep"),
+    .remedy("report it: this is a bug in Lockstep"),
     row(
         "sampling/logp_compared_tokens",
         "tokens",
@@ -212,62 +228,74 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
     row(
         "sampling/importance_sampling_ratio/min",
         "",
-        "The least ratio between trainer and sampler, where the loss corrects for it.",
+        "The smallest importance ratio between trainer and sampler, if the loss corrects for it.",
     )
     .healthy("near 1")
     .remedy("fewer steps per generation; a lower max_staleness"),
     row(
         "sampling/importance_sampling_ratio/mean",
         "",
-        "The mean ratio between trainer and sampler, where the loss corrects for it.",
+        "The mean importance ratio between trainer and sampler, if the loss corrects for it.",
     )
     .healthy("near 1")
     .remedy("fewer steps per generation; a lower max_staleness"),
     row(
         "sampling/importance_sampling_ratio/max",
         "",
-        "The greatest ratio between trainer and sampler, where the loss corrects for it.",
+        "The largest importance ratio between trainer and sampler, if the loss corrects for it.",
     )
     .healthy("near 1")
     .remedy("fewer steps per generation; a lower max_staleness"),
-    row("sampling/importance_sampling_ratio/bounded", "share", "Ratios between trainer and sampler that were bounded.")
-        .healthy("below 0.1")
-        .remedy("fewer steps per generation; a lower max_staleness"),
+    row(
+        "sampling/importance_sampling_ratio/bounded",
+        "share",
+        "Importance ratios between trainer and sampler that exceeded their bound.",
+    )
+    .healthy("below 0.1")
+    .remedy("fewer steps per generation; a lower max_staleness"),
     row(
         "sampling/sampling_logp_difference/mean",
         "nats",
-        "Mean distance between the sampler's and the old policy's log-probabilities.",
+        "Mean absolute difference between the sampler's and the old policy's log-probabilities.",
     )
     .healthy("near 0"),
     row(
         "sampling/sampling_logp_difference/max",
         "nats",
-        "The greatest distance between the sampler's and the old policy's log-probabilities.",
+        "The largest absolute difference between the sampler's and the old policy's log-probabilities.",
     ),
 ];
 
 const PPO: &[Metric] = &[
-    row("objective/kl", "nats", "Divergence from the reference, summed over a completion; mean over completions.")
-        .healthy("below 1 per token")
-        .remedy("a higher kl_coef; a lower learning_rate"),
-    row("objective/kl_coef", "", "The weight of the divergence from the reference (`objective/kl`)."),
-    row("objective/entropy", "nats", "Minus the log-probability of a completion under the old policy, mean.")
+    row(
+        "objective/kl",
+        "nats",
+        "KL divergence from the reference model, summed over a completion; mean over completions.",
+    )
+    .healthy("below 1 per token")
+    .remedy("a higher kl_coef; a lower learning_rate"),
+    row("objective/kl_coef", "", "The coefficient of the KL divergence from the reference model (`objective/kl`)."),
+    row("objective/entropy", "nats", "Mean negative log-probability of a completion under the old policy.")
         .healthy("above 0")
         .remedy("as `entropy`"),
-    row("objective/non_score_reward", "", "The part of the reward that the divergence from the reference takes.")
-        .healthy("near 0")
-        .remedy("a lower kl_coef"),
+    row(
+        "objective/non_score_reward",
+        "",
+        "The penalty for the KL divergence, summed over a completion; mean over completions.",
+    )
+    .healthy("near 0")
+    .remedy("a lower kl_coef"),
     row(
         "objective/rlhf_reward",
         "",
-        "The score, less what the divergence from the reference takes: what is maximised.",
+        "The score plus the (negative) penalty for the KL divergence: the quantity that PPO maximises.",
     )
     .healthy("rising"),
     row("objective/scores", "", "Mean score of the completions.").healthy("rising"),
     row(
         "policy/approxkl_avg",
         "nats",
-        "Half the mean square of log r: how far the policy moved within the generation.",
+        "Half the mean square of log r, which measures how far the policy moved within the generation.",
     )
     .healthy("below 0.05")
     .remedy("a lower learning_rate; fewer num_ppo_epochs; target_kl"),
@@ -278,7 +306,7 @@ const PPO: &[Metric] = &[
     row(
         "policy/early_stop",
         "",
-        "1 where the generation was discarded because the policy moved beyond 1.5 × target_kl.",
+        "1 if the generation was discarded because the policy moved beyond 1.5 × target_kl, otherwise 0.",
     )
     .healthy("mostly 0")
     .remedy("a lower learning_rate"),
@@ -293,10 +321,10 @@ const PPO: &[Metric] = &[
     row(
         "val/explained_variance",
         "",
-        "1 − Var(return − value) / Var(return): what the value model knows of the returns.",
+        "1 − Var(return − value) / Var(return): the share of the returns' variance that the value model explains.",
     )
     .healthy("above 0, and rising")
-    .remedy("a higher value_learning_rate; a value model that begins as a reward model"),
+    .remedy("a higher value_learning_rate; a value model that is initialised from a reward model"),
     row("val/grad_norm", "", "Gradient norm of the value model.")
         .healthy("within ten times its median")
         .remedy("a lower learning_rate; longer warm-up; max_grad_norm"),

@@ -1,9 +1,9 @@
-//! A registry of everything that a training run writes: its metrics, with their meaning, unit, healthy values and
-//! remedies, and the files of its directory. docs/outputs.md is generated from this registry, and the dashboard
-//! explains its charts with it.
+//! A registry of all outputs of a training run: its metrics, with their meaning, unit, healthy values and remedies, and
+//! the files in its directory. docs/outputs.md is generated from this registry, and the dashboard explains its charts
+//! with it.
 //!
-//! The registry only describes; it computes nothing. In a name, `<…>` stands for a part that a run chooses:
-//! `rewards/<name>/mean` is the mean of every reward.
+//! The registry only describes metrics; it does not compute them. In a name, `<…>` stands for a part that the run
+//! chooses: `rewards/<name>/mean` describes the mean of each reward.
 
 mod files;
 mod metrics;
@@ -62,7 +62,7 @@ impl Metric {
 pub fn metric(name: &str) -> Option<&'static Metric> {
     listed(name).or_else(|| match evaluated(name) {
         ("", _) => None,
-        (_, of_set) => listed(&format!("eval_{of_set}")),
+        (_, set_metric) => listed(&format!("eval_{set_metric}")),
     })
 }
 
@@ -70,20 +70,20 @@ fn listed(name: &str) -> Option<&'static Metric> {
     SECTIONS.iter().flat_map(|section| section.metrics).find(|metric| metric.is(name))
 }
 
-/// Splits the name of an evaluation metric into the evaluation set (empty if there is only one) and the metric's name
-/// without the set. A metric defined by user code is assigned to the only set.
+/// Splits the name of an evaluation metric into the name of the evaluation set (empty if there is only one set) and the
+/// name of the metric. A metric of user code counts as a metric of the only set.
 pub fn evaluated(name: &str) -> (&str, &str) {
     let Some(own) = name.strip_prefix("eval_") else { return ("", name) };
     if listed(name).is_some() {
         return ("", own);
     }
-    // In `eval_<set>_reward` the name of the set may contain `_`.
+    // In `eval_<set>_reward`, the set's name may contain `_`.
     let mut ends = own.match_indices('_').filter(|&(at, _)| at > 0);
     let found = ends.find(|&(at, _)| listed(&format!("eval_{}", &own[at + 1..])).is_some());
     found.map_or(("", own), |(at, _)| (&own[..at], &own[at + 1..]))
 }
 
-/// The entry of the file at `path` below a run's directory, or of the directory that contains it.
+/// The entry for the file at `path` in a run's directory, or for the directory that contains the file.
 pub fn file(path: &str) -> Option<&'static RunFile> {
     let is = |file: &&RunFile| match file.path.strip_suffix('/') {
         Some(directory) => matches(directory, path) || matches(&format!("{directory}/<…>"), path),
@@ -107,7 +107,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_of_runs_and_sets_are_found() {
+    fn metrics_are_found_by_the_names_that_runs_log() {
         let of = |name: &str| metric(name).map(|metric| metric.name);
         assert_eq!(of("reward"), Some("reward"));
         assert_eq!(of("rewards/math/mean"), Some("rewards/<name>/mean"));
@@ -117,12 +117,12 @@ mod tests {
         assert_eq!(of("eval_my_set_rewards/math/std"), Some("eval_rewards/<name>/std"));
         assert_eq!(of("eval_hard_pass@8"), Some("eval_pass@<k>"));
         assert_eq!(of("device/rollout/decode/time_s"), Some("device/<stage>/time_s"));
-        assert_eq!(of("rewards//mean"), None, "a name is not empty");
+        assert_eq!(of("rewards//mean"), None, "`<name>` must not be empty");
         assert_eq!((of("rewrad"), of("eval_rewrad"), of("")), (None, None, None));
     }
 
     #[test]
-    fn files_are_found_below_their_directories() {
+    fn files_in_a_directory_have_the_entry_of_the_directory() {
         let of = |path: &str| file(path).map(|file| file.path);
         assert_eq!(of("config.toml"), Some("config.toml"));
         assert_eq!(of("checkpoints/step-000010/model.safetensors"), Some("checkpoints/step-<step>/"));
@@ -132,21 +132,22 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_is_explained_once() {
+    fn every_metric_has_one_complete_entry() {
         let mut names = BTreeSet::new();
         for metric in SECTIONS.iter().flat_map(|section| section.metrics) {
             let Metric { name, meaning, healthy, remedy, .. } = metric;
-            assert!(names.insert(*name), "{name} is there twice");
+            assert!(names.insert(*name), "duplicate metric {name}");
             assert!(!meaning.is_empty() && meaning.ends_with('.'), "{name}: {meaning:?}");
-            assert!(remedy.is_empty() || !healthy.is_empty(), "{name}: it helps against what?");
+            assert!(remedy.is_empty() || !healthy.is_empty(), "{name} has a remedy but no healthy values");
         }
         let files: BTreeSet<&str> = FILES.iter().map(|file| file.path).collect();
         assert_eq!(files.len(), FILES.len());
     }
 
-    /// `lockstep outputs METRIC` and the page show a single meaning, without those of other metrics.
+    /// `lockstep outputs METRIC` and the page show one meaning at a time, so a meaning must not refer to another row of
+    /// the table.
     #[test]
-    fn a_meaning_refers_to_no_other_row() {
+    fn the_meaning_of_a_metric_stands_alone() {
         let metrics = SECTIONS.iter().flat_map(|section| section.metrics).map(|metric| (metric.name, metric.meaning));
         for (name, meaning) in metrics.chain(FILES.iter().map(|file| (file.path, file.meaning))) {
             let begins =
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_set_of_an_evaluation_is_the_shortest_that_leaves_a_metric() {
+    fn an_evaluation_metric_is_split_after_the_shortest_set_name() {
         let table = [
             ("reward", ("", "reward")),
             ("eval_reward", ("", "reward")),
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_stand_for_any_text_that_is_not_empty() {
+    fn placeholders_in_patterns_match_any_nonempty_text() {
         for (pattern, name, fits) in [
             ("a", "a", true),
             ("a", "ab", false),

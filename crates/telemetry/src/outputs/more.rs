@@ -3,49 +3,49 @@
 use super::{Metric, row};
 
 pub(super) const PAIRS_DPO: &[Metric] = &[
-    row("rewards/chosen", "", "β × (log π − log π_ref) of the better answers.").healthy("above `rewards/rejected`"),
-    row("rewards/rejected", "", "β × (log π − log π_ref) of the worse answers.").healthy("below `rewards/chosen`"),
-    row("rewards/accuracies", "share", "Pairs whose better answer has the higher reward.")
+    row("rewards/chosen", "", "β × (log π − log π_ref) of the chosen answers.").healthy("above `rewards/rejected`"),
+    row("rewards/rejected", "", "β × (log π − log π_ref) of the rejected answers.").healthy("below `rewards/chosen`"),
+    row("rewards/accuracies", "share", "Pairs whose chosen answer has the higher reward.")
         .healthy("above 0.5, and rising")
         .remedy("more data; a higher learning_rate; are the pairs consistent?"),
-    row("rewards/margins", "", "Mean difference of the rewards of the better and the worse answer.")
+    row("rewards/margins", "", "Mean difference between the rewards of the chosen and the rejected answer.")
         .healthy("rising; below 100")
         .remedy("a lower learning_rate; a higher beta; fewer epochs"),
-    row("logps/chosen", "nats", "Log-probability of the better answers.")
+    row("logps/chosen", "nats", "Log-probability of the chosen answers.")
         .healthy("not falling much")
         .remedy("a higher beta; another dpo_loss_type"),
-    row("logps/rejected", "nats", "Log-probability of the worse answers."),
-    row("logits/chosen", "", "Mean logit of the better answers."),
-    row("logits/rejected", "", "Mean logit of the worse answers."),
+    row("logps/rejected", "nats", "Log-probability of the rejected answers."),
+    row("logits/chosen", "", "Mean logit of the chosen answers."),
+    row("logits/rejected", "", "Mean logit of the rejected answers."),
 ];
 
 pub(super) const PAIRS_REWARD_MODELS: &[Metric] = &[
-    row("accuracy", "share", "Pairs whose better answer scores higher.")
+    row("accuracy", "share", "Pairs whose chosen answer scores higher.")
         .healthy("above 0.5, and rising")
         .remedy("more data; a higher learning_rate; are the pairs consistent?"),
-    row("margin", "", "Mean difference of the scores of the better and the worse answer.").healthy("rising"),
+    row("margin", "", "Mean difference between the scores of the chosen and the rejected answer.").healthy("rising"),
     row("mean_reward", "", "Mean score of the answers.").healthy("near 0 with center_rewards_coefficient"),
-    row("min_reward", "", "The least score of an answer."),
-    row("max_reward", "", "The greatest score of an answer."),
+    row("min_reward", "", "The lowest score of an answer."),
+    row("max_reward", "", "The highest score of an answer."),
 ];
 
 pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
     row(
         "epoch",
         "epochs",
-        "How often the data was read, with the prompts that dynamic sampling drew in place of others.",
+        "Number of passes over the data, counting the prompts that dynamic sampling drew as replacements.",
     ),
     row("num_tokens", "tokens", "Tokens of prompts and completions so far."),
-    row("time_s", "s", "When the line was written, since 1970."),
+    row("time_s", "s", "The time at which the line was written, in seconds since 1970."),
     row("step_time", "s", "Wall seconds of the step, without evaluations.")
         .healthy("steady")
-        .remedy("[profiling](profiling.md) says what takes it"),
-    row("rollout_time_s", "s", "Seconds of generation in the step; 0 where the completions were there already."),
-    row("prefill_time_s", "s", "Seconds of generation in which the model reads prompts."),
-    row("decode_time_s", "s", "Seconds of generation in the model while it writes."),
-    row("sampling_time_s", "s", "Seconds of generation in the head and in drawing tokens."),
-    row("rollout_tokens_per_s", "tokens/s", "Completion tokens for each second of generation."),
-    row("reward_time_s", "s", "Seconds for which the step waited for rewards.")
+        .remedy("[profiling](profiling.md) shows which stage takes the time"),
+    row("rollout_time_s", "s", "Seconds of generation in the step; 0 if its completions were generated earlier."),
+    row("prefill_time_s", "s", "Seconds of generation that the model spends on prompts (prefill)."),
+    row("decode_time_s", "s", "Seconds of generation that the model spends on sampled tokens (decode)."),
+    row("sampling_time_s", "s", "Seconds of generation in the lm head and the sampler."),
+    row("rollout_tokens_per_s", "tokens/s", "Completion tokens per second of generation."),
+    row("reward_time_s", "s", "Seconds that the step waited for rewards.")
         .healthy("below a third of step_time")
         .remedy("`by_group = true`; workers; a faster reward"),
     row("reward_hidden_time_s", "s", "Seconds of rewards that were computed during generation."),
@@ -53,16 +53,12 @@ pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
     row("update_time_s", "s", "Seconds of the update."),
     row("forward_time_s", "s", "Seconds of the update in the forward pass."),
     row("backward_time_s", "s", "Seconds of the update in the backward pass."),
-    row("optimizer_time_s", "s", "Seconds of the update in gradient norm and optimizer."),
-    row(
-        "update_tokens_per_s",
-        "tokens/s",
-        "Rows of the model for each second of the update; a shared prompt counts once.",
-    ),
-    row("cpu_time_s", "s", "Processor seconds of all threads in the step.")
+    row("optimizer_time_s", "s", "Seconds of the update in the gradient norm and the optimizer."),
+    row("update_tokens_per_s", "tokens/s", "Token rows per second of the update; a shared prompt counts once."),
+    row("cpu_time_s", "s", "CPU seconds of all threads in the step (evaluations left out).")
         .healthy("near threads × step_time")
-        .remedy("something else computes on the same cores, or a stage waits"),
-    row("peak_bytes", "bytes", "The most memory that the process has held.")
+        .remedy("another program uses the same cores, or a stage waits"),
+    row("peak_bytes", "bytes", "Peak memory of the process.")
         .healthy("below what `lockstep plan` says")
         .remedy("[profiling](profiling.md), `memory_growth`"),
 ];
@@ -71,32 +67,32 @@ pub(super) const WORKERS: &[Metric] = &[
     row(
         "async/lag_mean",
         "versions",
-        "How many versions of the weights lie between the one that sampled a token and the one that learns from it; \
-         mean.",
+        "Mean number of weight versions between the version that sampled a token and the version that is trained on \
+         it.",
     )
     .healthy("up to max_staleness"),
     row(
         "async/lag_max",
         "versions",
-        "The most versions of the weights that lie between the one that sampled a token and the one that learns from \
+        "Largest number of weight versions between the version that sampled a token and the version that is trained on \
          it.",
     )
     .healthy("up to max_staleness"),
     row("async/learner_wait_s", "s", "Seconds that the learner waited for workers.")
         .healthy("near 0")
         .remedy("more workers; a higher max_staleness"),
-    row("async/queue_complete", "groups", "Groups that are there before they are needed.")
+    row("async/queue_complete", "groups", "Groups that are complete before the learner needs them.")
         .healthy("above 0")
         .remedy("more workers"),
-    row("async/groups_remade", "groups", "Groups that were made again, because a worker was lost; of the whole run.")
+    row("async/groups_remade", "groups", "Groups that were recomputed in the whole run, because a worker was lost.")
         .healthy("few")
         .remedy("is a worker out of memory?"),
-    row("async/groups_twice", "groups", "Groups that two workers made.").healthy("few"),
-    row("async/groups_differing", "groups", "Groups that two workers made, and whose bits differ.")
+    row("async/groups_twice", "groups", "Groups that two workers computed.").healthy("few"),
+    row("async/groups_differing", "groups", "Groups that two workers computed with different bits.")
         .healthy("0, always")
         .remedy("`lockstep verify` names the worker"),
-    row("async/weight_sync_bytes_copied", "bytes", "Bytes of weights that were copied to be published.")
-        .healthy("0 in one machine"),
+    row("async/weight_sync_bytes_copied", "bytes", "Bytes of weights that were copied for publishing.")
+        .healthy("0 on one machine"),
     row("async/bytes_fetched", "bytes", "Bytes that workers fetched over the network."),
 ];
 
@@ -106,90 +102,100 @@ pub(super) const DEVICES: &[Metric] = &[
     row("device/<stage>/copies_in", "", "Copies from the host to the device in a stage."),
     row("device/<stage>/copies_out", "", "Copies from the device to the host in a stage."),
     row("device/<stage>/waits", "", "Times that the host waited for the device in a stage.").healthy("few"),
-    row("device/peak_bytes", "bytes", "The most device memory that was held.")
+    row("device/peak_bytes", "bytes", "Peak memory of the device.")
         .healthy("below what `lockstep plan` says")
         .remedy("a smaller micro-batch; bf16; LoRA"),
 ];
 
 pub(super) const EVALUATION: &[Metric] = &[
-    row("eval_reward", "", "Mean weighted total on held-out prompts.")
+    row("eval_reward", "", "Mean weighted sum of the rewards on held-out prompts.")
         .healthy("rising with `reward`")
-        .remedy("it has learned the training prompts: more data; fewer epochs"),
-    row("eval_reward_std", "", "Standard deviation of the weighted totals on held-out prompts."),
+        .remedy("overfitting to the training prompts: more data; fewer epochs"),
+    row("eval_reward_std", "", "Standard deviation of the weighted sum of the rewards on held-out prompts."),
     row("eval_rewards/<name>/mean", "", "Mean of one reward on held-out prompts.").healthy("rising"),
     row("eval_rewards/<name>/std", "", "Standard deviation of one reward on held-out prompts."),
-    row("eval_pass@<k>", "share", "Prompts of which one of k completions is right (unbiased estimate).")
+    row("eval_pass@<k>", "share", "Prompts for which at least one of k completions is correct (unbiased estimate).")
         .healthy("rising"),
     row("eval_frac_reward_zero_std", "share", "Prompts whose completions all have the same reward."),
     row("eval_completions/mean_length", "tokens", "Mean length of the completions of held-out prompts."),
-    row("eval_completions/min_length", "tokens", "The shortest of them."),
-    row("eval_completions/max_length", "tokens", "The longest of them."),
+    row("eval_completions/min_length", "tokens", "Length of the shortest completion of a held-out prompt."),
+    row("eval_completions/max_length", "tokens", "Length of the longest completion of a held-out prompt."),
     row("eval_completions/mean_terminated_length", "tokens", "Mean length of completions that ended by themselves."),
     row("eval_completions/min_terminated_length", "tokens", "Length of the shortest completion that ended by itself."),
     row("eval_completions/max_terminated_length", "tokens", "Length of the longest completion that ended by itself."),
     row(
         "eval_completions/clipped_ratio",
         "share",
-        "Completions of held-out prompts that were cut at max_completion_length.",
+        "Completions of held-out prompts that were truncated at max_completion_length.",
     )
     .healthy("below 0.25")
     .remedy("a higher max_completion_length"),
     row(
         "eval_loss",
         "",
-        "The loss on held-out rows. As `loss`, it says little of a policy gradient (grpo, rloo, ppo).",
+        "The loss on held-out rows. Like `loss`, it says little about the progress of policy gradients (grpo, rloo, \
+         ppo).",
     )
     .healthy("falling, near `loss` (sft, dpo, reward)")
-    .remedy("it has learned the training rows: more data; fewer epochs"),
+    .remedy("overfitting to the training rows: more data; fewer epochs"),
     row("eval_entropy", "nats", "Entropy on held-out rows, or of completions of held-out prompts."),
-    row("eval_kl", "nats", "As `kl`, of completions of held-out prompts."),
+    row("eval_kl", "nats", "Like `kl`, for completions of held-out prompts."),
     row(
         "eval_clip_ratio/<which>",
         "share",
-        "As `clip_ratio/…`, of completions of held-out prompts, which are the policy's own.",
+        "Like `clip_ratio/…`, for completions of held-out prompts, which the policy itself sampled.",
     )
     .healthy("0"),
-    row("eval_cispo_clip_ratio", "share", "As `cispo_clip_ratio`, of completions of held-out prompts."),
-    row("eval_vespo/phi_seq_mean", "", "As `vespo/phi_seq_mean`, of completions of held-out prompts.").healthy("1"),
+    row("eval_cispo_clip_ratio", "share", "Like `cispo_clip_ratio`, for completions of held-out prompts."),
+    row("eval_vespo/phi_seq_mean", "", "Like `vespo/phi_seq_mean`, for completions of held-out prompts.").healthy("1"),
     row("eval_policy_loss", "", "`eval_loss` without its entropy bonus."),
     row("eval_entropy_coef", "", "The weight of the entropy bonus in `eval_loss`."),
-    row("eval_mean_token_accuracy", "share", "How often the next token is the likeliest one, on held-out rows.")
+    row("eval_mean_token_accuracy", "share", "Tokens of held-out rows that are the model's most likely next token.")
         .healthy("rising"),
-    row("eval_rewards/chosen", "", "β × (log π − log π_ref) of the better answers of held-out pairs."),
-    row("eval_rewards/rejected", "", "β × (log π − log π_ref) of the worse answers of held-out pairs."),
-    row("eval_rewards/accuracies", "share", "Held-out pairs whose better answer has the higher reward.")
+    row("eval_rewards/chosen", "", "β × (log π − log π_ref) of the chosen answers of held-out pairs."),
+    row("eval_rewards/rejected", "", "β × (log π − log π_ref) of the rejected answers of held-out pairs."),
+    row("eval_rewards/accuracies", "share", "Held-out pairs whose chosen answer has the higher reward.")
         .healthy("above 0.5")
         .remedy("more data; fewer epochs"),
     row(
         "eval_rewards/margins",
         "",
-        "Mean difference of the rewards of the better and the worse answer of held-out pairs.",
+        "Mean difference between the rewards of the chosen and the rejected answer of held-out pairs.",
     )
     .healthy("rising"),
-    row("eval_logps/chosen", "nats", "Log-probability of the better answers of held-out pairs."),
-    row("eval_logps/rejected", "nats", "Log-probability of the worse answers of held-out pairs."),
-    row("eval_logits/chosen", "", "Mean logit of the better answers of held-out pairs."),
-    row("eval_logits/rejected", "", "Mean logit of the worse answers of held-out pairs."),
-    row("eval_accuracy", "share", "Held-out pairs whose better answer scores higher (reward models).")
+    row("eval_logps/chosen", "nats", "Log-probability of the chosen answers of held-out pairs."),
+    row("eval_logps/rejected", "nats", "Log-probability of the rejected answers of held-out pairs."),
+    row("eval_logits/chosen", "", "Mean logit of the chosen answers of held-out pairs."),
+    row("eval_logits/rejected", "", "Mean logit of the rejected answers of held-out pairs."),
+    row("eval_accuracy", "share", "Held-out pairs whose chosen answer scores higher (reward models).")
         .healthy("above 0.5")
         .remedy("more data; fewer epochs"),
-    row("eval_margin", "", "Mean difference of the scores of the better and the worse answer of held-out pairs."),
+    row(
+        "eval_margin",
+        "",
+        "Mean difference between the scores of the chosen and the rejected answer of held-out pairs.",
+    ),
     row("eval_mean_reward", "", "Mean score of the answers of held-out pairs."),
-    row("eval_min_reward", "", "The least score of an answer of held-out pairs."),
-    row("eval_max_reward", "", "The greatest score of an answer of held-out pairs."),
-    row("eval_brier_score", "", "Mean square of 1 − the probability that the model gives the better answer.")
-        .healthy("below 0.25")
-        .remedy("more data"),
+    row("eval_min_reward", "", "The lowest score of an answer of held-out pairs."),
+    row("eval_max_reward", "", "The highest score of an answer of held-out pairs."),
+    row(
+        "eval_brier_score",
+        "",
+        "Mean square of 1 − p, where p is the probability that the model assigns to the chosen answer.",
+    )
+    .healthy("below 0.25")
+    .remedy("more data"),
     row(
         "eval_calibration_error",
         "",
-        "How far the probability that the model gives the better answer is from how often it is right.",
+        "Mean difference between the probability that the model assigns to the chosen answer, and how often the model \
+         is right.",
     )
     .healthy("below 0.1")
     .remedy("fewer epochs"),
-    row("eval_num_tokens", "tokens", "Tokens of training before the evaluation."),
+    row("eval_num_tokens", "tokens", "Tokens trained on before the evaluation."),
     row("eval_runtime", "s", "Seconds of the evaluation.")
-        .healthy("well below those of the steps between two")
+        .healthy("well below the time of the steps between two evaluations")
         .remedy("a higher eval_steps; fewer rows"),
-    row("eval_samples_per_second", "rows/s", "Held-out rows for each second."),
+    row("eval_samples_per_second", "rows/s", "Held-out rows per second."),
 ];

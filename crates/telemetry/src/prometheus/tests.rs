@@ -3,7 +3,7 @@ use crate::outputs::SECTIONS;
 use std::collections::BTreeSet;
 use testing::prometheus::{Sample, read};
 
-/// The samples of one run with these metrics, without those of the run itself.
+/// The exported samples of a run's metrics, without the samples about the run itself.
 fn samples(metrics: &[(&str, f64)]) -> Vec<Sample> {
     let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
     let text = exposition(&[RunMetrics { run: "a".into(), metrics, ..RunMetrics::default() }]);
@@ -11,7 +11,7 @@ fn samples(metrics: &[(&str, f64)]) -> Vec<Sample> {
     samples.into_iter().filter(|sample| !sample.name.starts_with("lockstep_run_")).collect()
 }
 
-/// Name and labels of the one sample of a metric, without the label `run`.
+/// The name and labels of a metric's only sample, without the label `run`.
 fn named(metric: &str) -> (String, Vec<(String, String)>) {
     let mut samples = samples(&[(metric, 1.5)]);
     let Sample { name, mut labels, value } = samples.remove(0);
@@ -21,7 +21,7 @@ fn named(metric: &str) -> (String, Vec<(String, String)>) {
 }
 
 #[test]
-fn parts_that_a_run_chooses_are_labels() {
+fn parts_of_names_that_a_run_chooses_become_labels() {
     for (metric, name, labels) in [
         ("reward", "lockstep_reward", &[][..]),
         ("rewards/my math/mean", "lockstep_rewards_mean", &[("name", "my math")]),
@@ -44,9 +44,9 @@ fn parts_that_a_run_chooses_are_labels() {
     }
 }
 
-/// No two metrics of the registry share a name and labels.
+/// No two metrics of the registry are exported with the same name and labels.
 #[test]
-fn every_metric_of_the_registry_has_a_name_of_its_own() {
+fn metrics_of_the_registry_are_exported_without_collisions() {
     let all: Vec<&Metric> = SECTIONS.iter().flat_map(|section| section.metrics).collect();
     let mut seen = BTreeSet::new();
     for metric in &all {
@@ -65,7 +65,7 @@ fn every_metric_of_the_registry_has_a_name_of_its_own() {
 }
 
 #[test]
-fn runs_have_state_steps_and_alarms() {
+fn state_steps_and_alarms_of_runs_are_exported() {
     let hostile = "a\"b\\c\nd{}";
     let alarm = ("kl".to_owned(), hostile.to_owned(), "look".to_owned());
     let first = RunMetrics {

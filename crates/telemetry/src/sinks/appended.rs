@@ -1,5 +1,5 @@
-//! A file that grows by whole records and can be truncated to an earlier length. It is used for metrics, TensorBoard
-//! events and traces.
+//! An append-only file of records, which can be truncated to an earlier length. Metrics, TensorBoard events and traces
+//! use it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,8 +18,8 @@ pub(crate) struct Appended {
 }
 
 impl Appended {
-    /// Opens `path`, creating the file but not its directory. `whole` gets all bytes of the file and returns the length
-    /// of the complete records. The rest, left by a process that was killed while writing, is truncated.
+    /// Opens `path`, creating the file but not its directory. `whole` receives the content of the file and returns the
+    /// length of its complete records. The rest was left by a process that was killed while writing, and is truncated.
     pub(crate) fn open(path: PathBuf, whole: impl FnOnce(&[u8]) -> usize) -> Result<Self> {
         let file = disk::Options::new().read().write().create().open(&path).map_err(Error::io("open", &path))?;
         let bytes = disk::read_rest(&file, 0, disk::most::GROUPS).map_err(Error::io("read", &path))?;
@@ -28,7 +28,7 @@ impl Appended {
         Ok(this)
     }
 
-    /// Appends one record. If that fails half-way (a full disk), the part that was written is removed by truncation.
+    /// Appends one record. If the write fails half-way (a full disk), the written part is truncated again.
     pub(crate) fn append(&mut self, record: &[u8]) -> Result<()> {
         if let Err(source) = self.file.write_all(record) {
             let _ = self.truncate_to(self.len);
@@ -38,8 +38,8 @@ impl Appended {
         Ok(())
     }
 
-    /// Checks whether the path still names the open file. If not, writes the file again and returns a message for
-    /// people.
+    /// Checks whether the path still names the open file. If it does not, writes the file again and returns a message
+    /// for people.
     pub(crate) fn check(&mut self) -> Result<Option<String>> {
         if is_in_place(&self.path, &self.file) {
             return Ok(None);
@@ -73,9 +73,9 @@ impl Appended {
         Ok(())
     }
 
-    /// Truncates the file to the length that a checkpoint has under `name`, or to 0, but never inside a record. If the
-    /// file was deleted, shortened or rewritten since the checkpoint, it is continued at its current end, and a message
-    /// is returned.
+    /// Truncates the file to the length that the checkpoint stores under `name` (0 if there is none), or to the end of
+    /// the last complete record before it. If the file is now shorter, it is kept as it is. Returns a message for
+    /// people if the file is not that of the checkpoint.
     pub(crate) fn resume(
         &mut self,
         name: &str,
@@ -85,8 +85,8 @@ impl Appended {
         let (recorded, path) = (lengths.get(name).copied().unwrap_or(0), self.path.display());
         if recorded > self.len {
             return Ok(Some(format!(
-                "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and has {}; the run \
-                 continues with what is left of it",
+                "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and now has {}; the run \
+                 appends to the rest",
                 self.len
             )));
         }
@@ -97,7 +97,8 @@ impl Appended {
         let end = whole(&kept) as u64;
         let note = (end < recorded).then(|| {
             format!(
-                "{path} is not the file of the checkpoint, whose end falls into a record: cut before it, at byte {end}"
+                "{path} is not the file of the checkpoint: the length in the checkpoint ends inside a record; \
+                 truncated to {end} bytes"
             )
         });
         self.truncate_to(end)?;
@@ -107,12 +108,12 @@ impl Appended {
 
 #[cfg(test)]
 impl Appended {
-    /// A file with the handle `file`, whatever is at `path`, to test write errors.
+    /// An `Appended` whose handle `file` need not match `path`, to test write errors.
     pub(crate) fn of(path: &Path, file: File, len: u64) -> Appended {
         Appended { path: path.to_owned(), file, len }
     }
 
-    /// A file on a full disk, or opened without write access.
+    /// A file to which every write fails: on a full disk, or opened without write access.
     #[cfg(target_os = "linux")]
     pub(crate) fn broken(path: &Path, is_full: bool) -> Appended {
         let file = if is_full { File::options().write(true).open("/dev/full") } else { File::open("/dev/null") };
@@ -124,13 +125,13 @@ impl Appended {
 mod tests {
     use super::*;
 
-    /// Records that have two bytes each.
+    /// The length of the complete records, if each record has two bytes.
     fn pairs(bytes: &[u8]) -> usize {
         bytes.len() / 2 * 2
     }
 
     #[test]
-    fn a_file_is_continued_at_its_last_complete_record() {
+    fn an_opened_file_is_continued_after_its_last_complete_record() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let read = || std::fs::read_to_string(&path).unwrap();
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resume_cuts_at_the_checkpoint_or_returns_a_message() {
+    fn a_resume_truncates_to_the_checkpoint_or_returns_a_message() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let read = || std::fs::read_to_string(&path).unwrap();
@@ -155,13 +156,13 @@ mod tests {
         file.append(b"aabbccdd").unwrap();
         let at = |len: u64| BTreeMap::from([("log".to_owned(), len), ("other".to_owned(), 2)]);
         let name = path.display();
-        assert_eq!(file.resume("log", &at(8), pairs).unwrap(), None, "nothing came after it");
+        assert_eq!(file.resume("log", &at(8), pairs).unwrap(), None, "no record follows the checkpoint");
         let note = file.resume("log", &at(9), pairs).unwrap().unwrap();
         assert_eq!(
             note,
             format!(
-                "{name} was deleted or shortened: it had 9 bytes at the checkpoint and has 8; the run continues with \
-                 what is left of it"
+                "{name} was deleted or shortened: it had 9 bytes at the checkpoint and now has 8; the run appends to \
+                 the rest"
             )
         );
         assert_eq!((file.len(), read().as_str()), (8, "aabbccdd"));
@@ -169,7 +170,8 @@ mod tests {
         assert_eq!(
             note,
             format!(
-                "{name} is not the file of the checkpoint, whose end falls into a record: cut before it, at byte 4"
+                "{name} is not the file of the checkpoint: the length in the checkpoint ends inside a record; \
+                 truncated to 4 bytes"
             )
         );
         file.append(b"ee").unwrap();
@@ -183,7 +185,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_deleted_file_is_written_again_and_continued() {
+    fn a_deleted_log_is_written_again_and_continued() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let mut file = Appended::open(path.clone(), pairs).unwrap();
@@ -191,7 +193,7 @@ mod tests {
         assert_eq!(file.check().unwrap(), None);
         std::fs::remove_file(&path).unwrap();
         let note = file.check().unwrap().unwrap();
-        assert_eq!(note, format!("{} was deleted while the run writes it: it is written again", path.display()));
+        assert_eq!(note, format!("{} was deleted during the run: it is written again", path.display()));
         assert_eq!(file.check().unwrap(), None);
         file.append(b"cc").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "aabbcc");
@@ -202,7 +204,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_or_closed_file_is_an_error_that_names_it() {
+    fn errors_of_a_full_or_closed_file_name_the_file() {
         let path = Path::new("some/log");
         let mut full = Appended::broken(path, true);
         let error = full.append(b"aa").unwrap_err().to_string();

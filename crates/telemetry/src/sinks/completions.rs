@@ -18,14 +18,14 @@ use crate::{CompletionRows, Error, Event, EventKind, Result};
 #[cfg(feature = "parquet")]
 mod parquet_file;
 
-/// A sink that writes a table for each step whose completions it gets.
+/// A sink that writes a table for each step whose completions it receives.
 #[derive(Debug)]
 pub struct CompletionsSink {
     directory: PathBuf,
 }
 
 impl CompletionsSink {
-    /// A sink that writes its tables to `directory`, which is created for the first table.
+    /// A sink that writes its tables to `directory`. The directory is created with the first table.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         CompletionsSink { directory: directory.into() }
     }
@@ -58,7 +58,7 @@ fn path(directory: &Path, step: u64) -> PathBuf {
 }
 
 /// Writes the table of a step atomically and returns its path. An existing table of the same step, for example from
-/// before a resume, is replaced. The directory is created if missing.
+/// before a resume, is replaced. The directory is created if it is missing.
 fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
     let path = path(directory, rows.step);
     let bytes = columns(rows).and_then(|columns| encode(&columns, rows));
@@ -102,7 +102,7 @@ struct Column {
 }
 
 /// The cells of a column, one per row; `None` is null.
-#[cfg_attr(not(feature = "parquet"), allow(dead_code, reason = "only the number of cells is looked at"))]
+#[cfg_attr(not(feature = "parquet"), allow(dead_code, reason = "without parquet only the number of cells is read"))]
 enum Cells {
     Ints(Vec<Option<i64>>),
     Floats(Vec<Option<f64>>),
@@ -115,7 +115,7 @@ enum Cells {
     },
 }
 
-/// The columns of the table in order. Fails if their lengths differ or a name occurs twice.
+/// The columns of the table in order. Fails if their lengths differ or two columns have the same name.
 fn columns(rows: &CompletionRows) -> std::result::Result<Vec<Column>, String> {
     let n = rows.prompts.len();
     let mut columns = vec![
@@ -130,10 +130,14 @@ fn columns(rows: &CompletionRows) -> std::result::Result<Vec<Column>, String> {
     columns.push(Column { name: "advantage".to_owned(), cells: Cells::Floats(rows.advantages.clone()) });
     for (i, column) in columns.iter().enumerate() {
         if column.cells.len() != n {
-            return Err(format!("column `{}` has {} values for {n} completions", column.name, column.cells.len()));
+            return Err(format!(
+                "column `{}` must have one value per completion: got {} values for {n} completions",
+                column.name,
+                column.cells.len()
+            ));
         }
         if columns[..i].iter().any(|other| other.name == column.name) {
-            return Err(format!("two columns are named `{}`: give one of the rewards another name", column.name));
+            return Err(format!("two columns have the name `{}`: rename one of the rewards", column.name));
         }
     }
     Ok(columns)
@@ -193,7 +197,7 @@ fn messages(value: &Value) -> Option<Vec<&serde_json::Map<String, Value>>> {
     value.as_array()?.iter().map(Value::as_object).collect()
 }
 
-/// Strings unchanged, any other value as JSON.
+/// A string unchanged; any other value as JSON.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

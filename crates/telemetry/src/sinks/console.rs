@@ -1,10 +1,10 @@
 //! The console output of a training run: lines, tables and progress on a terminal, in a log file, or as JSON.
 //!
 //! Lines and progress bars go to standard error; [`Console::print`] (results, tables) writes to standard output. On a
-//! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. Lines are
-//! coloured only on a terminal; `NO_COLOR` (not empty) and `TERM=dumb` disable that. `LOCKSTEP_LOG` (error, warn, info,
-//! debug) sets the level. Each process has its own log file, which gets lines of every level. If writing to the console
-//! fails (a closed pipe or terminal, a full disk behind a redirect), the run continues.
+//! terminal, progress is a bar that stays below the log lines; elsewhere it is a plain line from time to time. Lines
+//! are coloured only on a terminal; a nonempty `NO_COLOR` and `TERM=dumb` disable colour. `LOCKSTEP_LOG` (error, warn,
+//! info, debug) sets the level. Each process has its own log file, with lines of every level. If a write to the console
+//! fails (a closed pipe or terminal, output redirected to a full disk), the run continues.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -35,7 +35,8 @@ pub enum LogFormat {
     #[default]
     Plain,
     /// One JSON object per line: `time_s` (since 1970), `level`, `message`, and the fields. Tables, alarms and findings
-    /// are fields, with the names and values of `metrics.jsonl` and `profile.json`; `message` is one line for people.
+    /// become fields, with the names and values of `metrics.jsonl` and `profile.json`; `message` is a single line for
+    /// people.
     Json,
 }
 
@@ -46,7 +47,7 @@ impl std::str::FromStr for LogFormat {
         match text {
             "plain" => Ok(LogFormat::Plain),
             "json" => Ok(LogFormat::Json),
-            other => Err(format!("unknown log format `{other}`: plain or json")),
+            other => Err(format!("unknown log format `{other}`, expected plain or json")),
         }
     }
 }
@@ -60,11 +61,11 @@ pub struct ConsoleOptions {
     pub level: Level,
     /// The log file of this process, to which lines of every level are appended without colour.
     pub log_file: Option<PathBuf>,
-    /// Whether details are shown: the tables of evaluations and of stages. They are always written to the log file.
+    /// Whether the tables of evaluations and of stages are shown. The log file always gets them.
     pub verbose: bool,
-    /// Whether nothing is printed, whatever the level. The log file still gets its lines.
+    /// Whether the console prints nothing at any level. The log file still gets its lines.
     pub silent: bool,
-    /// Receives the warnings and errors of a silent console, so that they are not lost.
+    /// Receives the warnings and errors that a silent console does not print.
     pub warnings: Option<Listener>,
 }
 
@@ -99,15 +100,15 @@ struct Inner {
     silent: bool,
     warnings: Option<Listener>,
     bars: MultiProgress,
-    /// Whether progress bars are drawn, which requires that standard error is a terminal and the format is plain.
+    /// Whether progress bars are drawn: only if standard error is a terminal and the format is plain.
     terminal: bool,
     start: Instant,
     file: Mutex<LogFile>,
-    /// For tests: a buffer that gets the output instead of the standard streams.
+    /// In tests, a buffer that receives the output instead of the standard streams.
     capture: Option<Arc<Mutex<Vec<u8>>>>,
 }
 
-/// The log file, or the lines that are written into it once it is opened.
+/// The log file, or the lines that wait until the file is opened.
 enum LogFile {
     Open(File),
     /// Lines that were logged before the directory of the log file existed.
@@ -133,7 +134,7 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Whether the console is coloured with these values of `NO_COLOR` and `TERM`.
+/// Whether the console uses colour, given the values of `NO_COLOR` (`no_color`) and `TERM` (`name`).
 fn uses_colour(terminal: bool, no_color: Option<&OsStr>, name: Option<&OsStr>) -> bool {
     terminal && no_color.is_none_or(OsStr::is_empty) && name.is_none_or(|name| name != "dumb")
 }
@@ -203,8 +204,8 @@ impl Console {
         }
     }
 
-    /// Logs the error that ends the program. The log file gets it like any other line; the console shows it without the
-    /// time.
+    /// Logs the error that ends the program. The console shows the error without a time; in the log file it is a line
+    /// like any other.
     pub fn fatal(&self, message: &str) {
         let line = self.line(Level::Error, &message.into(), &Record::new(), false);
         let _ = writeln!(self.file(), "{line}");
@@ -231,7 +232,7 @@ impl Console {
         self.log(Level::Warn, message, &Record::new());
     }
 
-    /// Logs a message with values. People see `text`; in the JSON format it is a short message with fields.
+    /// Logs a message with values: `text` in the plain format, and `message` with `fields` in the JSON format.
     pub fn report(&self, level: Level, text: impl Into<Painted>, message: &str, fields: &Record) {
         match self.inner.format {
             LogFormat::Plain => self.say(level, &text.into(), &Record::new()),
@@ -239,8 +240,8 @@ impl Console {
         }
     }
 
-    /// [Prints](Self::print) a table. People see `text`; in the JSON format it is a line of level info with a short
-    /// message and the table's values as fields.
+    /// [Prints](Self::print) a table: `text` in the plain format, and in the JSON format a line of level info with
+    /// `message` and the table's values as fields.
     pub fn table(&self, text: &str, message: &str, fields: &Record) {
         match self.inner.format {
             LogFormat::Plain => self.print(text),
@@ -248,8 +249,8 @@ impl Console {
         }
     }
 
-    /// Outputs a table of details. Only a [verbose](ConsoleOptions::verbose) console [prints](Self::table) it;
-    /// otherwise it is logged as a line of level debug. In the JSON format it is treated like any table.
+    /// Outputs a table of details. A [verbose](ConsoleOptions::verbose) console [prints](Self::table) the table; any
+    /// other console logs it at level debug. In the JSON format, it is output like any other table.
     pub fn details(&self, text: &str, message: &str, fields: &Record) {
         match self.inner.format {
             LogFormat::Plain if !self.inner.verbose => self.log(Level::Debug, text.trim_end(), &Record::new()),
@@ -257,9 +258,9 @@ impl Console {
         }
     }
 
-    /// Prints a block of text on standard output and into the log file, whatever the level. In the JSON format it is
-    /// logged as a line of level info instead, so that standard error and the log file have one object per line, and
-    /// standard output stays empty.
+    /// Prints a block of text to standard output and to the log file, at any level. In the JSON format the text is
+    /// logged at level info instead: standard error and the log file then have one object per line, and standard output
+    /// stays empty.
     pub fn print(&self, text: &str) {
         if self.inner.format == LogFormat::Json {
             return self.info(text.trim_end());
@@ -269,8 +270,8 @@ impl Console {
         self.write(&text, true);
     }
 
-    /// Opens this process's log file for appending, once the run's directory exists. Earlier log lines are written
-    /// first.
+    /// Opens this process's log file for appending, once the run's directory exists. Lines that were logged earlier are
+    /// written first.
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
         let mut file = disk::Options::new().create().append().open(&path).map_err(Error::io("open", &path))?;
         let mut log = self.file();
@@ -281,7 +282,7 @@ impl Console {
         Ok(())
     }
 
-    /// Shows progress over `total` units, of which `start` are already done (after a resume).
+    /// Shows progress over `total` units, of which `start` are already done, for example after a resume.
     pub fn progress(&self, label: &str, total: u64, start: u64) -> Progress {
         Progress::new(self.clone(), label, total, start)
     }
@@ -290,7 +291,7 @@ impl Console {
         self.inner.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes to standard output or standard error while progress bars are removed.
+    /// Removes the progress bars, writes to standard output or standard error, and draws the bars again.
     fn write(&self, text: &str, to_stdout: bool) {
         if self.inner.silent {
             return;
@@ -324,8 +325,8 @@ impl ConsoleSink {
         ConsoleSink { console, progress: None, step_table: Default::default(), evaluations: Default::default() }
     }
 
-    /// Shows the metrics of a step: as a row of a table for people, and as numbers in the JSON format. An evaluation is
-    /// one line, and its details are a separate table.
+    /// Shows the metrics of a step: a row of a table in the plain format, numbers in the JSON format. An evaluation is
+    /// one line, with its details in a separate table.
     fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
         let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));
         if self.console.format() == LogFormat::Json {
@@ -344,7 +345,7 @@ impl ConsoleSink {
             return self.console.log(level, &table, &Record::new());
         }
         let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
-        // The time at the beginning of a line needs some of the width.
+        // The time at the beginning of each line takes 12 columns.
         let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
         let mut lines = self.step_table.lines(step, values, left, room);
         let row = lines.pop().unwrap_or_default();
@@ -363,21 +364,21 @@ impl Sink for ConsoleSink {
             EventKind::Message { level, text, fields } => self.console.log(*level, text, fields),
             EventKind::Alarm { step, alarm } => {
                 let level = if alarm.until.is_some() || alarm.quiet { Level::Info } else { Level::Warn };
-                let fields = of_step(*step, "alarm", serde_json::to_value(alarm).unwrap_or_default());
+                let fields = step_fields(*step, "alarm", serde_json::to_value(alarm).unwrap_or_default());
                 self.console.report(level, painted(alarm), &alarm.headline(), &fields);
             }
             EventKind::Finding { step, finding } => {
-                let fields = of_step(*step, "finding", serde_json::to_value(finding).unwrap_or_default());
+                let fields = step_fields(*step, "finding", serde_json::to_value(finding).unwrap_or_default());
                 self.console.report(Level::Info, finding.to_string(), &finding.headline(), &fields);
             }
             EventKind::Completions { rows, shown } if *shown > 0 => {
                 let text = table::completions(rows, *shown, self.console.width());
-                let fields = of_step(rows.step, "completions", table::completions_json(rows, *shown));
+                let fields = step_fields(rows.step, "completions", table::completions_json(rows, *shown));
                 self.console.table(&text, &format!("completions of step {}", rows.step), &fields);
             }
             EventKind::Progress { label, done, total, note } => match &mut self.progress {
                 Some(progress) if progress.is_of(label, *total) => progress.set(*done, note),
-                // The old progress is dropped first, so that it ends before the new one is drawn.
+                // The old progress is dropped first: its bar must end before the new one is drawn.
                 other => {
                     *other = None;
                     *other = Some(self.console.progress(label, *total, *done));
@@ -394,7 +395,7 @@ impl Sink for ConsoleSink {
     }
 }
 
-/// An alarm whose first line (the evidence) has the colour of its weight.
+/// The text of an alarm. Its first line, the evidence, has the colour of the alarm's weight.
 fn painted(alarm: &Alarm) -> Painted {
     let tone = match alarm.until {
         Some(_) => Tone::Plain,
@@ -407,7 +408,7 @@ fn painted(alarm: &Alarm) -> Painted {
     Painted::new(tone, first).and(details, rest)
 }
 
-fn of_step(step: u64, name: &str, value: Value) -> Record {
+fn step_fields(step: u64, name: &str, value: Value) -> Record {
     let mut fields = Record::new();
     fields.set("step", step).set(name, value);
     fields
@@ -419,7 +420,7 @@ fn json_line(now_s: f64, level: Level, message: &str, fields: &Record) -> String
     line.insert("level".to_owned(), level.name().into());
     line.insert("message".to_owned(), message.into());
     for (key, value) in &fields.0 {
-        // A field must not replace a key that every line has.
+        // Fields must not overwrite the keys that every line has.
         let key = if line.contains_key(key) { format!("field_{key}") } else { key.clone() };
         line.insert(key, value.clone());
     }
@@ -440,7 +441,7 @@ fn plain_line(elapsed_s: f64, level: Level, message: &Painted, fields: &Record, 
     if colour { format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}") } else { format!("{time} {message}{fields}") }
 }
 
-/// A value for people; floats are rounded to four significant digits.
+/// Formats a value for people; floats are rounded to four significant digits.
 #[allow(clippy::disallowed_methods)] // printed only
 fn short(value: &Value) -> String {
     match value {

@@ -1,11 +1,10 @@
-//! Writes and reads `metrics.jsonl`, with one JSON object for each logged step, appended and flushed. Also writes
-//! `steps.jsonl`, with one object for each optimizer step that has the few values by which a run is judged.
+//! Writes and reads `metrics.jsonl`, with one JSON object for each logged step. Also writes `steps.jsonl`, with one
+//! object for each optimizer step, which has only the values by which a run is judged.
 //!
 //! An alarm is a separate line, `{"step": n, "alarm": {…}}`.
 //!
-//! Keys keep the order in which they were set. Numbers are written with the fewest digits that read back to the same
-//! bits. NaN and infinities are written as `null`, since JSON has no such numbers, so every line is plain JSON. This
-//! file does not interpret the metrics.
+//! Keys keep the order in which they were set. Numbers are written with the fewest digits that parse to the same bits.
+//! NaN and infinities, which JSON does not have, are written as `null`. This file does not interpret the metrics.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,16 +22,16 @@ struct JsonLines {
 }
 
 impl JsonLines {
-    /// Opens `path` for appending, creating the file but not its directory. A last line without a line feed, left by a
-    /// process that was killed while writing, is removed.
+    /// Opens `path` for appending, creating the file but not its directory. An incomplete last line, left by a process
+    /// that was killed while writing, is removed.
     fn open(path: impl Into<PathBuf>) -> Result<Self> {
         Ok(JsonLines { file: Appended::open(path.into(), whole_lines)? })
     }
 
-    /// Appends one line and passes it to the operating system.
+    /// Appends one line, without buffering it in this process.
     fn append(&mut self, line: &Map<String, Value>) -> Result<()> {
         let line = serde_json::to_string(line).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
-        // Characters that a terminal would act on are escaped; the values stay the same.
+        // Characters that a terminal would act on are written as JSON escapes; the values stay the same.
         self.file.append((visible_json(&line) + "\n").as_bytes())
     }
 }
@@ -88,7 +87,7 @@ impl Sink for MetricsSink {
     }
 }
 
-/// The sink that writes `steps.jsonl`. These lines are used to judge a run that logs only every tenth step.
+/// The sink that writes `steps.jsonl`. With these lines, a run that logs only every tenth step can be judged too.
 #[derive(Debug)]
 pub struct StepsSink {
     lines: JsonLines,
@@ -125,8 +124,8 @@ impl Sink for StepsSink {
     }
 }
 
-/// A log of JSON lines in the run's directory that only an older version wrote. It is still truncated at a resume and
-/// included in checkpoints.
+/// A log of JSON lines that an older version wrote and this version does not. A resume still truncates the log, and
+/// checkpoints still store its length.
 #[derive(Debug)]
 pub struct ClosedLog {
     name: &'static str,
@@ -134,7 +133,7 @@ pub struct ClosedLog {
 }
 
 impl ClosedLog {
-    /// Opens an existing log of a run, called `name` in checkpoints.
+    /// Opens an existing log. Checkpoints store its length under `name`.
     pub fn open(path: impl Into<PathBuf>, name: &'static str) -> Result<Self> {
         Ok(ClosedLog { name, lines: JsonLines::open(path)? })
     }
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_keep_order_and_bits_and_nan_is_null() {
+    fn metrics_keep_order_and_bits_and_nan_becomes_null() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let mut sink = MetricsSink::open(&path).unwrap();
@@ -195,7 +194,7 @@ mod tests {
         sink.receive(&EventKind::Alarm { step: 4, alarm }.into()).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let (line, alarm) = text.split_once('\n').unwrap();
-        // `time_s` is the time at which the line was logged, in seconds since 1970.
+        // `time_s` is the time of logging, in seconds since 1970.
         let (begin, rest) = line.split_once(",\"time_s\":").unwrap();
         let (time, rest) = rest.split_once(',').unwrap();
         assert!(time.parse::<f64>().unwrap() > 1.6e9, "{line}");
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_is_dropped_and_resume_cuts_back() {
+    fn an_incomplete_line_is_removed_and_a_resume_truncates() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let mut sink = MetricsSink::open(&path).unwrap();
@@ -225,11 +224,12 @@ mod tests {
 
         let mut sink = MetricsSink::open(&path).unwrap();
         assert_eq!(read(&path).unwrap().len(), 2);
-        // A shortened file is reported and kept; a file of another length is truncated at the end of a line.
+        // A file shorter than at the checkpoint is reported and kept. If the checkpoint's length is inside a line, the
+        // file is truncated before that line.
         let note = sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("metrics.jsonl") && note.contains("10000") && read(&path).unwrap().len() == 2, "{note}");
         let inside = BTreeMap::from([("metrics.jsonl".to_owned(), at_checkpoint["metrics.jsonl"] + 3)]);
-        assert!(sink.resume(1, &inside).unwrap().unwrap().contains("falls into a record"));
+        assert!(sink.resume(1, &inside).unwrap().unwrap().contains("ends inside a record"));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), at_checkpoint["metrics.jsonl"]);
         assert_eq!(sink.resume(1, &at_checkpoint).unwrap(), None);
         logged(&mut sink, 22, &[]);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_has_a_line_that_a_resume_cuts() {
+    fn each_step_has_a_line_and_a_resume_removes_later_steps() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("steps.jsonl");
         let mut sink = StepsSink::open(&path).unwrap();
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(lengths, BTreeMap::from([("steps.jsonl".to_owned(), 24)]));
         assert_eq!(sink.resume(1, &lengths).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text[..24]);
-        // The checkpoint of an older version has no length for this log.
+        // A checkpoint of an older version has no length for this log.
         assert_eq!(sink.resume(1, &BTreeMap::new()).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         std::fs::remove_file(&path).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_log_is_cut_back_and_not_written() {
+    fn a_log_of_an_older_version_is_truncated_and_not_written() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rollouts.jsonl");
         std::fs::write(&path, "{\"a\":1}\n{\"a\":2}\n{\"a").unwrap();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_the_time_in_milliseconds_and_errors_name_the_line() {
+    fn lines_have_a_time_in_milliseconds_and_errors_name_the_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let mut sink = MetricsSink::open(&path).unwrap();
@@ -292,7 +292,7 @@ mod tests {
         let error = read(&path).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{}: line 2: ", path.display())), "{error}");
         std::fs::write(&path, "{\"step\":1}").unwrap();
-        assert!(read(&path).unwrap().is_empty(), "no line is whole");
+        assert!(read(&path).unwrap().is_empty(), "no line is complete");
         let error = read(&dir.path().join("none")).unwrap_err().to_string();
         assert!(error.starts_with("cannot read ") && error.contains("none"), "{error}");
         let ends = ["", "a", "\n", "a\nb", "a\n\nbc\n", "a\nb\nc"].map(|text| whole_lines(text.as_bytes()));
@@ -301,7 +301,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_is_an_error_and_a_deleted_file_is_written_again() {
+    fn a_full_disk_is_an_error_and_deleted_metrics_are_written_again() {
         for is_full in [true, false] {
             let broken = || JsonLines { file: Appended::broken(Path::new("m.jsonl"), is_full) };
             let mut sink = MetricsSink { lines: broken() };

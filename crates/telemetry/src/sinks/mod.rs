@@ -1,5 +1,5 @@
-//! Sinks, which receive a training run's [`Event`]s. Each file of this folder is one sink; an application can add its
-//! own.
+//! Sinks, which receive the [`Event`]s of a training run. Each file of this folder is one sink; applications can add
+//! their own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,32 +13,32 @@ pub mod metrics;
 pub mod tensorboard;
 pub mod trace;
 
-/// Receives every event of a training run, in order, and handles the kinds that it supports.
+/// Receives every event of a training run in order, and ignores the kinds that it does not support.
 pub trait Sink: Send {
-    /// Receives an event. An error ends the run. Must not emit events itself.
+    /// Receives an event. An error ends the run. Implementations must not emit events.
     fn receive(&mut self, event: &Event) -> Result<()>;
 
-    /// Called before a checkpoint is written. Syncs everything received to disk. A sink that appends to a file stores
-    /// the file's length under its name.
+    /// Called before a checkpoint is written. Syncs everything received so far to disk. A sink that appends to a file
+    /// stores the file's length in the map.
     fn checkpoint(&mut self, _lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         Ok(())
     }
 
-    /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) stored; a new
-    /// run has none. The sink discards the events after `step`, since they will be received again. Returns a message
+    /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) stored; empty
+    /// in a new run. The sink discards its events after `step`, because it will receive them again. Returns a message
     /// for people, if any. A file that has changed since the checkpoint must not end the run.
     fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// Checks whether the sink's file is still there, and writes it again if it was deleted or replaced. Returns a
+    /// Checks whether the sink's file still exists, and writes it again if it was deleted or replaced. Returns a
     /// message for people, if any.
     fn check(&mut self) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// Called before [`finish`](Self::finish). Waits until everything has left this process, but only for some seconds.
-    /// Returns a message for people, if any.
+    /// Called before [`finish`](Self::finish). Waits, at most some seconds, until everything was sent to other
+    /// processes. Returns a message for people, if any.
     fn flush(&mut self) -> Option<String> {
         None
     }
@@ -58,7 +58,7 @@ pub struct Sinks {
 #[derive(Default)]
 struct Inner {
     sinks: Vec<Box<dyn Sink>>,
-    /// The first error of an event whose emitter could not handle errors. The next `emit` returns this error.
+    /// The first error of an event that was emitted without error handling. The next `emit` returns this error.
     failed: Option<Error>,
 }
 
@@ -91,12 +91,12 @@ impl Sinks {
         inner.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Like [`emit`](Self::emit), for callers that cannot handle an error: the next call of `emit` returns the error.
+    /// Like [`emit`](Self::emit), for callers that cannot handle errors. The next call of `emit` returns the error.
     pub(crate) fn emit_unchecked(&self, kind: EventKind) {
         self.lock().receive(kind);
     }
 
-    /// Emits a message without fields. The next `emit` returns an error of this call.
+    /// Emits a message without fields. If this fails, the next `emit` returns the error.
     pub fn message(&self, level: Level, text: &str) {
         self.emit_unchecked(EventKind::Message { level, text: text.to_owned(), fields: Record::new() });
     }

@@ -2,10 +2,10 @@
 //! the run's hyperparameters.
 //!
 //! A file is a sequence of TFRecords: length (u64), masked crc32c of the length, data, masked crc32c of the data, all
-//! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
-//! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value` (`summary.rs`). Formats:
-//! tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
-//! Scalars are stored in f32; metrics.jsonl keeps f64. This file does not interpret the numbers.
+//! little-endian. The data is a protobuf `Event` with these fields: 1 wall_time (double), 2 step (int64), 3
+//! file_version (string), 5 summary. A `Summary` has the repeated field 1 `Value` (`summary.rs`). Formats:
+//! tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto. Scalars are stored as f32;
+//! metrics.jsonl has the f64 values. This file does not interpret the numbers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ pub struct TensorBoardSink {
 }
 
 impl TensorBoardSink {
-    /// Opens the event file of `directory` for appending, the last by name if there are several. File and directory are
-    /// created if missing; a new file begins with the run's hyperparameters. A damaged last record is removed.
+    /// Opens the event file in `directory` for appending, the last by name if there are several. A missing file or
+    /// directory is created; a new file begins with the run's hyperparameters. An incomplete last record is removed.
     pub fn open(directory: &Path, hparams: Vec<(String, HParam)>) -> Result<Self> {
         disk::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let path = match existing(directory)? {
@@ -47,13 +47,13 @@ impl TensorBoardSink {
         Ok(sink)
     }
 
-    /// With `false`, the sink adds nothing to the file, but still truncates it at a resume and includes it in
-    /// checkpoints.
+    /// With `false`, the sink appends nothing to the file, but a resume still truncates the file, and checkpoints still
+    /// store its length.
     pub fn writing(self, writes: bool) -> Self {
         TensorBoardSink { writes, ..self }
     }
 
-    /// Writes the beginning of an empty file: the record of the format's version, and the hyperparameters.
+    /// Writes the first records of an empty file: the version of the format, and the hyperparameters.
     fn begin(&mut self) -> Result<()> {
         if self.file.len() > 0 {
             return Ok(());
@@ -147,12 +147,13 @@ fn record(data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Number of bytes of the complete, undamaged records at the beginning of a file.
+/// The length in bytes of the valid records at the beginning of a file.
 fn whole_records(file: &[u8]) -> usize {
     records(file).last().map_or(0, |(end, _)| end)
 }
 
-/// The complete, undamaged records at the beginning of a file: the offset of each record's end, and its data.
+/// The valid records at the beginning of a file: the offset of each record's end, and the record's data. A record is
+/// valid if it is complete and its checksums are right.
 fn records(file: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -199,13 +200,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crc32c_of_the_standards_check_value() {
+    fn crc32c_matches_the_check_values_of_the_standard() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         // RFC 3720, B.4: 32 bytes of zeros.
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     }
 
-    /// An independent reader of protobuf, for tests: (field, wire type, value or bytes) of each field.
+    /// An independent protobuf parser, for tests: (field number, wire type, value or bytes) of each field.
     fn fields(mut data: &[u8]) -> Vec<(u64, u64, Vec<u8>)> {
         fn varint(data: &mut &[u8]) -> u64 {
             let mut value = 0;
@@ -242,7 +243,7 @@ mod tests {
         fields(data).into_iter().find(|(field, ..)| *field == number).unwrap_or_else(|| panic!("no field {number}")).2
     }
 
-    /// Reads an event file: (step, tag, bytes of the summary value) of each event after the first.
+    /// Parses an event file: (step, tag, bytes of the summary value) of each event after the first.
     fn read(path: &Path) -> Vec<(u64, String, Vec<u8>)> {
         let file = std::fs::read(path).unwrap();
         let events: Vec<_> = records(&file).map(|(_, data)| data.to_vec()).collect();
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn written_values_are_read_back() {
+    fn scalars_are_written_with_step_and_tag() {
         let dir = tempfile::tempdir().unwrap();
         let mut sink = TensorBoardSink::open(&dir.path().join("tensorboard"), Vec::new()).unwrap();
         logged(&mut sink, 300, &[("reward", 0.25), ("é", f64::INFINITY)]);
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn hyperparameters_texts_and_histograms_read_back() {
+    fn hyperparameters_texts_and_histograms_are_written() {
         let dir = tempfile::tempdir().unwrap();
         let all = [("learning_rate", HParam::Number(0.5)), ("loss_type", HParam::Text("grpo".into()))];
         let all: Vec<_> = all.map(|(name, value)| (name.to_owned(), value)).to_vec();
@@ -308,7 +309,7 @@ mod tests {
             ..crate::CompletionRows::default()
         };
         sink.receive(&EventKind::Completions { rows, shown: 0 }.into()).unwrap();
-        // The hyperparameters are written only once, not again when the file is opened later.
+        // Opening an existing file does not write the hyperparameters again.
         let events = read(open().file.path());
         let tags: Vec<&str> = events.iter().map(|(_, tag, _)| tag.as_str()).collect();
         assert_eq!(tags, ["_hparams_/session_start_info", "distribution/reward", "completions"]);
@@ -331,9 +332,10 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_several_files_by_name_is_continued() {
+    fn the_last_event_file_by_name_is_continued() {
         let dir = tempfile::tempdir().unwrap();
-        // Directories list their files in any order. With so many files, the last one is unlikely to be listed first.
+        // The operating system lists files in any order. With 20 files, the last by name is unlikely to be listed first
+        // or last.
         let file = |n: u32| dir.path().join(format!("events.out.tfevents.{:010}.b.1.0", (n * 7) % 20));
         let others = [dir.path().join("zzz"), dir.path().join("events.out.tfevents")];
         (0..20).map(file).chain(others).for_each(|file| std::fs::write(file, "").unwrap());
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn resume_continues_the_same_file() {
+    fn a_resume_truncates_and_continues_the_same_event_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
         logged(&mut sink, 1, &[("a", 1.0)]);
@@ -354,7 +356,7 @@ mod tests {
         logged(&mut sink, 2, &[("a", 2.0)]);
         let path = sink.file.path().to_owned();
         drop(sink);
-        // A process was killed in the middle of a record.
+        // The file as a process leaves it that is killed while writing a record.
         let mut file = std::fs::read(&path).unwrap();
         file.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0, 1]);
         std::fs::write(&path, &file).unwrap();
@@ -366,22 +368,22 @@ mod tests {
         assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["train/a", "train/b"]);
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
-        assert_eq!(records(&file).count(), 2, "the damaged record is not taken");
-        // A shortened file stays as it is, and a message is returned.
+        assert_eq!(records(&file).count(), 2, "the incomplete record must be removed");
+        // A file shorter than at the checkpoint stays as it is, and a message is returned.
         assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).unwrap().is_some());
         assert_eq!(read(&path).len(), 2);
-        // A sink that writes nothing keeps the file.
+        // A sink that does not write leaves the file unchanged.
         let mut paused = TensorBoardSink::open(dir.path(), Vec::new()).unwrap().writing(false);
         assert_eq!(paused.resume(1, &at_checkpoint).unwrap(), None);
         logged(&mut paused, 2, &[("c", 1.0)]);
         assert_eq!(read(&path).len(), 1);
-        // A run that starts over keeps the file and its version record.
+        // A run that restarts at step 0 keeps the file and its version record.
         sink.resume(0, &BTreeMap::new()).unwrap();
         assert!(read(&path).is_empty());
     }
 
     #[test]
-    fn records_end_at_the_first_that_is_cut_or_damaged() {
+    fn records_after_an_incomplete_or_corrupt_one_are_ignored() {
         let all = [&b"one"[..], b"", b"three".repeat(9).as_slice()].map(record);
         assert_eq!(all[0][..12], [3, 0, 0, 0, 0, 0, 0, 0, all[0][8], all[0][9], all[0][10], all[0][11]]);
         assert_eq!((&all[0][12..15], all[0].len(), all[1].len()), (&b"one"[..], 19, 16));
@@ -401,14 +403,14 @@ mod tests {
         assert_eq!(datas, [&b"one"[..], b"", &b"three".repeat(9)]);
         // TensorFlow masks a checksum by rotating it right by 15 and adding a constant.
         assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
-        // A length near the largest integer does not form a record.
+        // A record length near u64::MAX is invalid, and must not overflow.
         let mut huge = [0xff; 8].to_vec();
         huge.extend(masked_crc(&[0xff; 8]).to_le_bytes());
         assert_eq!(whole_records(&[huge, vec![0; 64]].concat()), 0);
     }
 
     #[test]
-    fn a_new_file_has_a_name_that_tensorboard_finds() {
+    fn a_new_event_file_has_a_name_that_tensorboard_recognises() {
         let dir = tempfile::tempdir().unwrap();
         let before = since_1970().as_secs();
         let sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
@@ -421,7 +423,7 @@ mod tests {
         );
         let time = parts[3].parse::<u64>().unwrap();
         assert!(parts[3].len() == 10 && (before..=since_1970().as_secs()).contains(&time), "{name}");
-        // The file begins with the version of the format, without hyperparameters if there are none.
+        // Without hyperparameters, the file has only the record with the version of the format.
         assert_eq!(records(&std::fs::read(sink.file.path()).unwrap()).count(), 1);
         let inside = dir.path().join(name).join("x");
         let error = TensorBoardSink::open(&inside, Vec::new()).unwrap_err().to_string();
@@ -430,7 +432,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_is_an_error_of_every_kind_of_event() {
+    fn every_kind_of_event_fails_on_a_full_disk() {
         let hparams = vec![("a".to_owned(), HParam::Bool(true))];
         let mut sink = TensorBoardSink { file: Appended::broken(Path::new("events"), true), writes: true, hparams };
         let rows = crate::CompletionRows::default();

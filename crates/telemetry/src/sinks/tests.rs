@@ -1,6 +1,6 @@
 use super::*;
 
-/// A sink that collects the events that it receives, and fails at step 13.
+/// A sink that collects the events that it receives, and fails at a checkpoint of step 13.
 struct Keep(Arc<Mutex<Vec<String>>>);
 
 impl Sink for Keep {
@@ -38,14 +38,14 @@ fn checkpoint(step: u64) -> EventKind {
 }
 
 #[test]
-fn every_sink_hears_everything_and_failures_are_reported_once() {
+fn every_sink_receives_every_event_and_errors_are_returned_once() {
     let (sinks, heard) = (Sinks::new(), [(); 2].map(|()| Arc::new(Mutex::new(Vec::new()))));
     for list in &heard {
         sinks.add(Keep(Arc::clone(list)));
     }
     sinks.emit(checkpoint(1)).unwrap();
     sinks.clone().info("from another handle");
-    // If one caller ignores an error, the next call of `emit` returns it.
+    // An error that `emit_unchecked` ignores is returned by the next call of `emit`.
     sinks.emit_unchecked(checkpoint(13));
     assert!(sinks.emit(checkpoint(2)).unwrap_err().to_string().contains("unlucky"));
     sinks.emit(checkpoint(3)).unwrap();
@@ -59,7 +59,7 @@ fn every_sink_hears_everything_and_failures_are_reported_once() {
 }
 
 #[test]
-fn sinks_go_back_to_a_checkpoint() {
+fn a_resume_resets_sinks_to_the_checkpoint() {
     let (sinks, heard) = (Sinks::new(), Arc::new(Mutex::new(Vec::new())));
     sinks.add(Keep(Arc::clone(&heard)));
     sinks.emit(checkpoint(1)).unwrap();
@@ -72,7 +72,7 @@ fn sinks_go_back_to_a_checkpoint() {
     assert_eq!(heard.lock().unwrap()[..], ["after 0"]);
 }
 
-/// A sink that returns a number wherever it can, and fails if the number is 13.
+/// A sink whose messages begin with its number. Every method fails if the number ends in 13.
 struct Says(u64, Arc<Mutex<Vec<String>>>);
 
 impl Says {
@@ -125,7 +125,7 @@ fn saying(numbers: &[u64]) -> (Sinks, Arc<Mutex<Vec<String>>>) {
 }
 
 #[test]
-fn messages_of_sinks_are_collected_in_their_order() {
+fn messages_of_sinks_are_collected_in_the_order_of_the_sinks() {
     let (sinks, heard) = saying(&[7, 3, 9]);
     assert_eq!(format!("{sinks:?}"), "4 sinks");
     assert_eq!(sinks.check().unwrap(), ["7 is gone", "9 is gone"]);
@@ -141,16 +141,16 @@ fn messages_of_sinks_are_collected_in_their_order() {
 }
 
 #[test]
-fn the_first_failure_of_several_is_returned_once() {
+fn the_first_of_several_errors_is_returned_once() {
     let (sinks, heard) = saying(&[1, 113, 213, 2]);
     let says = |error: Error| error.to_string();
     assert_eq!(sinks.checkpoint().map_err(says), Err("checkpoint: 113".to_owned()));
     assert_eq!(sinks.resume(1, &BTreeMap::new()).map_err(says), Err("resume: 113".to_owned()));
     assert_eq!(sinks.check().map_err(says), Err("check: 113".to_owned()));
     assert_eq!(sinks.emit(checkpoint(1)).map_err(says), Err("receive: 113".to_owned()));
-    sinks.info("heard by all nevertheless");
+    sinks.info("received by all sinks");
     assert_eq!(heard.lock().unwrap().len(), 4);
-    // The failure of the message came before that of `finish`.
+    // The message failed before `finish` did, so its error is returned.
     assert_eq!(sinks.finish().map_err(says), Err("receive: 113".to_owned()));
     assert_eq!(sinks.finish().map_err(says), Err("finish: 113".to_owned()));
 }

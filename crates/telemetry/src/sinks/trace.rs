@@ -1,8 +1,8 @@
 //! Writes `trace.json`: spans for chrome://tracing and <https://ui.perfetto.dev> (Chrome's trace event format, array
 //! form).
 //!
-//! The closing bracket of the array is optional in that format, so the file can be read during the run and after the
-//! run was killed. The file has a maximum size. Later spans are left out, and a last event reports that.
+//! In that format the closing bracket of the array is optional, so the file can be read during the run, and after a run
+//! was killed. The file has a maximum size: when it is reached, a last event reports that, and later spans are dropped.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::Sink;
 use super::appended::Appended;
 use crate::{Error, Event, EventKind, Result};
 
-/// The sink that writes `trace.json`. An error ends the trace but not the run, and is reported when the run ends.
+/// The sink that writes `trace.json`. An error ends the trace but not the run; it is reported when the run ends.
 #[derive(Debug)]
 pub struct TraceSink {
     writer: Option<TraceWriter>,
@@ -30,7 +30,7 @@ impl TraceSink {
     }
 
     /// Restricts the trace to these ranges of steps; an empty list means all steps.
-    pub fn of_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
+    pub fn with_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
         TraceSink { steps, ..self }
     }
 }
@@ -65,12 +65,11 @@ struct TraceWriter {
     full: bool,
 }
 
-/// Bytes reserved for the event that reports that later spans were left out.
+/// Bytes reserved for the last event, which reports that later spans are dropped.
 const LAST_EVENT_BYTES: u64 = 256;
 
 impl TraceWriter {
-    /// Opens the file for appending. An incomplete last line is removed, and so is the closing bracket of a finished
-    /// trace.
+    /// Opens the file for appending. An incomplete last line and the closing bracket of a finished trace are removed.
     fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
         let mut full = false;
         let mut file = Appended::open(path.into(), |bytes| {
@@ -86,8 +85,9 @@ impl TraceWriter {
         Ok(TraceWriter { file, max_bytes: max_bytes.max(1024), full })
     }
 
-    /// Appends a span of an optimizer step in the row `thread`: its start (from the start of the run) and duration in
-    /// microseconds, its FLOPs, and its bytes of memory traffic. Viewers show FLOPs and bytes when the span is clicked.
+    /// Appends a span of an optimizer step to the row `thread`: its start (since the start of the run) and duration in
+    /// microseconds, its FLOPs, and its bytes of memory traffic. Viewers show FLOPs and bytes after a click on the
+    /// span.
     fn span(
         &mut self,
         (name, step): (&str, u64),
@@ -114,16 +114,17 @@ impl TraceWriter {
         let line = format!("{event},\n");
         if self.file.len() + line.len() as u64 + LAST_EVENT_BYTES > self.max_bytes {
             self.full = true;
-            let said = json!({
-                "name": format!("the trace ends here: {} bytes", self.max_bytes), "ph": "i", "s": "g",
+            let last_event = json!({
+                "name": format!("the trace reached its limit of {} bytes", self.max_bytes), "ph": "i", "s": "g",
                 "pid": std::process::id(), "ts": event["ts"],
             });
-            return self.file.append(format!("{said},\n").as_bytes());
+            return self.file.append(format!("{last_event},\n").as_bytes());
         }
         self.file.append(line.as_bytes())
     }
 
-    /// Closes the array, so that strict JSON readers accept the file. A later [`open`](Self::open) can continue it.
+    /// Closes the array, so that strict JSON parsers accept the file. [`open`](Self::open) can still continue the file
+    /// later.
     fn finish(mut self) -> Result<()> {
         self.file.append(b"{}]\n")
     }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn readable_open_closed_and_torn() {
+    fn a_trace_is_readable_while_open_closed_or_incomplete() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         let read = || std::fs::read_to_string(&path).unwrap();
@@ -172,10 +173,10 @@ mod tests {
     }
 
     #[test]
-    fn only_chosen_steps_are_traced() {
+    fn only_the_configured_steps_are_traced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
-        let mut sink = TraceSink::open(&path, 1 << 20).unwrap().of_steps(vec![2..=3, 7..=7]);
+        let mut sink = TraceSink::open(&path, 1 << 20).unwrap().with_steps(vec![2..=3, 7..=7]);
         for step in 1..9 {
             let span = EventKind::Span {
                 name: format!("step {step}"),
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trace_is_bounded_with_a_last_event() {
+    fn a_trace_ends_with_a_last_event_at_its_size_limit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
@@ -205,8 +206,8 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() <= 2_000 && text.len() > 1_500, "{}", text.len());
         let events = events(&text);
-        assert!(events.last().unwrap()["name"].as_str().unwrap().contains("the trace ends here"));
-        // A full file is still full when it is opened again.
+        assert!(events.last().unwrap()["name"].as_str().unwrap().contains("the trace reached its limit"));
+        // A full file stays full when it is opened again.
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
         let len = trace.file.len();
         trace.span(("span", 1), 0, 0.0, 1.0, (0.0, 0.0)).unwrap();
@@ -219,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn it_is_full_where_a_span_and_the_last_event_no_longer_fit() {
+    fn a_trace_is_full_when_a_span_and_the_last_event_do_not_fit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
-        // The length of a span's line is measured in a trace with one span.
+        // A trace with one span gives the length of a span's line.
         let name = "n".repeat(300);
         TraceSink::open(&path, 1 << 20).unwrap().receive(&span(&name)).unwrap();
         let line = std::fs::metadata(&path).unwrap().len() - 2;
@@ -236,12 +237,13 @@ mod tests {
             let text = std::fs::read_to_string(&path).unwrap();
             assert_eq!(text.matches(&name).count(), spans);
             let expected = format!(
-                "{{\"name\":\"the trace ends here: {bytes} bytes\",\"ph\":\"i\",\"s\":\"g\",\"pid\":{},\"ts\":1.235}},",
+                "{{\"name\":\"the trace reached its limit of {bytes} \
+                 bytes\",\"ph\":\"i\",\"s\":\"g\",\"pid\":{},\"ts\":1.235}},",
                 std::process::id()
             );
             assert_eq!(text.lines().skip(1 + spans).collect::<Vec<_>>(), [expected.as_str()]);
         }
-        // In a file from an earlier start, the closing bracket is removed, and does not count.
+        // The closing bracket of an earlier start is removed, so it does not count towards the limit.
         for (less, full) in [(0, false), (1, true)] {
             let lines = format!("[\n{}\n", "x".repeat(2000));
             std::fs::write(&path, format!("{lines}{{}}]\n")).unwrap();
@@ -269,6 +271,6 @@ mod tests {
         sink.finish().unwrap();
         let writer = TraceWriter { file: Appended::broken(path, true), max_bytes: 2048, full: false };
         let mut sink = TraceSink { writer: Some(writer), steps: Vec::new(), failed: None };
-        assert!(sink.finish().is_err(), "the closing bracket");
+        assert!(sink.finish().is_err(), "writing the closing bracket must fail");
     }
 }

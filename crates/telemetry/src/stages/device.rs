@@ -13,7 +13,7 @@ pub struct DeviceWork {
     pub copies_out: u64,
     /// The number of times that the host waited for the device.
     pub waits: u64,
-    /// The seconds on the device from the beginning to the end of the launched work.
+    /// Seconds between the beginning and the end of the launched work, by the device's clock.
     pub seconds: f64,
 }
 
@@ -36,8 +36,8 @@ impl DeviceWork {
 pub trait DeviceMeter: Debug + Send {
     /// Called when the span with index `span` opens.
     fn open(&mut self, span: u64, name: &str);
-    /// Called when a span closes. Returns the work launched on the device during the span, without its seconds, which
-    /// are not yet known.
+    /// Called when a span closes. Returns the work launched on the device during the span. Its seconds are not known
+    /// yet.
     fn close(&mut self, span: u64) -> DeviceWork;
     /// Returns the seconds on the device of each span that has closed since the last call. Waits for the device.
     fn seconds(&mut self) -> Vec<(u64, f64)>;

@@ -3,7 +3,7 @@
 use super::{Ceilings, DeviceWork, StageTotal};
 use crate::{Align, Record, Table};
 
-/// The most stages that are named in one line; the next constant is the least share of time for a stage to be named.
+/// The maximum number of stages named in one line. The next constant is the minimum share of time of a named stage.
 const SHOWN: usize = 4;
 const LEAST: f64 = 0.03;
 
@@ -24,8 +24,8 @@ impl Summary {
         let columns =
             [("stage", Align::Left), ("seconds", right), ("share", right), ("GFLOP/s", right), ("GB/s", right)];
         let on_device = self.stages.iter().any(|stage| stage.device.is_any());
-        let of_device = ["device s", "launches", "copies in", "out", "waits"].map(|name| (name, right));
-        let mut table = Table::new(columns.into_iter().chain(of_device.into_iter().filter(|_| on_device)));
+        let device_columns = ["device s", "launches", "copies in", "out", "waits"].map(|name| (name, right));
+        let mut table = Table::new(columns.into_iter().chain(device_columns.into_iter().filter(|_| on_device)));
         let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / self.wall_s.max(f64::MIN_POSITIVE));
         let rate = |amount: f64, seconds: f64| {
             if amount > 0.0 && seconds > 0.0 { format!("{:.1}", amount / seconds / 1e9) } else { "-".to_owned() }
@@ -52,8 +52,8 @@ impl Summary {
         table
     }
 
-    /// The content of [`table`](Self::table) as fields of a log line: `wall_s`, `unmeasured_s` and `stages`, each with
-    /// its path, seconds, operations and bytes.
+    /// The content of [`table`](Self::table) as fields of a log line: `wall_s`, `unmeasured_s`, and `stages` with the
+    /// path, seconds, operations and bytes of each.
     pub fn fields(&self) -> Record {
         let stage = |stage: &StageTotal| {
             let StageTotal { path, seconds, flops, bytes, .. } = stage;
@@ -74,7 +74,7 @@ impl Summary {
         fields
     }
 
-    /// Calls `see` with the stages below `parent`, where each stage precedes the stages nested in it.
+    /// Calls `see` with each stage below `parent`, before the stages nested in it.
     fn visit(&self, parent: &str, see: &mut impl FnMut(&StageTotal, usize)) {
         for stage in &self.stages {
             if stage.path.rsplit_once('/').map_or("", |(outer, _)| outer) == parent {
@@ -84,19 +84,20 @@ impl Summary {
         }
     }
 
-    /// Wall seconds that no outermost stage covers (0 if stages of several threads overlap).
+    /// Wall seconds that no outermost stage covers; 0 if overlapping stages of several threads sum to more than the
+    /// wall time.
     pub fn unmeasured_s(&self) -> f64 {
         let outermost = self.stages.iter().filter(|stage| !stage.path.contains('/'));
         (self.wall_s - outermost.map(|stage| stage.seconds).sum::<f64>()).max(0.0)
     }
 
-    /// The outermost stages that took the most time, each with its share of it:
-    /// `update 62 %, rollout 30 %, other 8 %`.
+    /// The outermost stages that took the most time, with their shares of the time: `update 62 %, rollout 30 %, other 8
+    /// %`.
     pub fn largest(&self) -> String {
         let mut parts: Vec<(&str, f64)> = self.stages.iter().map(|stage| (&*stage.path, stage.seconds)).collect();
         parts.retain(|(path, _)| !path.contains('/'));
         parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-        // The sum may exceed the wall time, since stages of several threads may overlap.
+        // Stages of several threads may overlap, so their sum may exceed the wall time.
         let all = self.wall_s.max(parts.iter().map(|(_, seconds)| seconds).sum()).max(f64::MIN_POSITIVE);
         parts.truncate(SHOWN);
         parts.retain(|(_, seconds)| *seconds >= LEAST * all);
@@ -107,10 +108,10 @@ impl Summary {
         shown.map(|((name, _), share)| format!("{name} {share} %")).collect::<Vec<_>>().join(", ")
     }
 
-    /// The stage that takes the most time of its own (without nested stages), and what limits it, in words. `None` if
-    /// the operations and bytes of the stage, or the machine's ceilings, are unknown.
+    /// The stage that takes the most time without its nested stages, and the resource that limits it, in words. `None`
+    /// if the stage's operations and bytes, or the machine's peaks, are unknown.
     pub fn bottleneck(&self, ceilings: &Ceilings) -> Option<String> {
-        // A part with only seconds is judged by the stage that encloses it.
+        // A nested stage without operations and bytes counts as part of the stage that encloses it.
         let works = |stage: &&StageTotal| stage.flops + stage.bytes > 0.0;
         let around = |stage: &StageTotal| {
             let outer = stage.path.rsplit_once('/').map(|(outer, _)| outer);
@@ -143,24 +144,27 @@ impl Summary {
         };
         let why = match (of(slowest.flops, ceilings.flops_per_s), of(slowest.bytes, ceilings.bytes_per_s)) {
             (Some(compute), Some(memory)) if compute.max(memory) < 25.0 => format!(
-                "neither arithmetic ({compute:.0} % of the measured ceiling) nor memory ({memory:.0} %) limits it: the \
-                 time goes to waiting or overhead"
+                "limited neither by arithmetic ({compute:.0} % of the measured peak) nor by memory ({memory:.0} %): \
+                 the time is waiting or overhead"
             ),
             (Some(compute), Some(memory)) if memory > compute => {
-                format!("limited by memory: {memory:.0} % of the measured bandwidth, {compute:.0} % of the arithmetic")
+                format!(
+                    "limited by memory: {memory:.0} % of the measured bandwidth, {compute:.0} % of the arithmetic peak"
+                )
             }
             (Some(compute), Some(memory)) => {
-                format!("limited by arithmetic: {compute:.0} % of the measured ceiling, {memory:.0} % of the bandwidth")
+                format!("limited by arithmetic: {compute:.0} % of the measured peak, {memory:.0} % of the bandwidth")
             }
-            (Some(compute), None) => format!("it reaches {compute:.0} % of this machine's measured arithmetic"),
-            (None, Some(memory)) => format!("it reaches {memory:.0} % of this machine's measured bandwidth"),
+            (Some(compute), None) => format!("{compute:.0} % of this machine's measured arithmetic peak"),
+            (None, Some(memory)) => format!("{memory:.0} % of this machine's measured bandwidth"),
             (None, None) => return None,
         };
         Some(format!("the bottleneck is {}: {:.2} s, {share:.0} % of the run; {why}", slowest.path, slowest.seconds))
     }
 }
 
-/// Rounds shares that sum to 1 to integer percentages that sum to 100. The largest remainders are rounded up.
+/// Rounds shares that sum to 1 to integer percentages that sum to 100. The shares with the largest remainders are
+/// rounded up.
 fn whole_percents(shares: impl Iterator<Item = f64>) -> Vec<u64> {
     let exact: Vec<f64> = shares.map(|share| 100.0 * share).collect();
     let mut whole: Vec<u64> = exact.iter().map(|percent| *percent as u64).collect();

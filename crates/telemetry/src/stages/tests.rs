@@ -7,7 +7,7 @@ fn paths(totals: &[StageTotal]) -> Vec<(&str, u64)> {
 }
 
 #[test]
-fn nested_spans_add_up_for_step_and_run() {
+fn nested_spans_are_summed_for_the_step_and_the_run() {
     let stages = Stages::default();
     for _ in 0..2 {
         let step = stages.span("step");
@@ -37,7 +37,7 @@ fn nested_spans_add_up_for_step_and_run() {
 }
 
 #[test]
-fn parts_of_a_span_and_counts_are_of_step_and_run() {
+fn parts_of_spans_and_counts_are_summed_for_the_step() {
     let stages = Stages::default();
     for n in [1.0, 2.0] {
         let rollout = stages.span("rollout");
@@ -54,7 +54,7 @@ fn parts_of_a_span_and_counts_are_of_step_and_run() {
 }
 
 #[test]
-fn threads_have_stacks_of_their_own_and_spans_may_end_out_of_order() {
+fn threads_have_separate_stacks_and_spans_may_end_out_of_order() {
     let stages = Stages::default();
     let outer = stages.span("outer");
     let other = stages.clone();
@@ -69,7 +69,7 @@ fn threads_have_stacks_of_their_own_and_spans_may_end_out_of_order() {
     assert_eq!(names, [("after", 1), ("outer", 1), ("outer/inner", 1), ("worker", 1)]);
 }
 
-/// The spans that end, collected by a sink: name, track, start and duration in microseconds, bytes.
+/// The ended spans, collected by a sink: name, track, start and duration in microseconds, bytes.
 type Spans = Arc<Mutex<Vec<(String, u64, f64, f64, f64)>>>;
 
 struct Keep(Spans);
@@ -91,7 +91,7 @@ fn kept() -> (Stages, Spans) {
 }
 
 #[test]
-fn overlapped_work_is_a_span_and_in_no_total() {
+fn overlapped_work_is_a_span_but_not_in_the_totals() {
     let (stages, spans) = kept();
     let rollout = stages.span("rollout");
     for _ in 0..2 {
@@ -111,7 +111,7 @@ fn total(path: &str, seconds: f64, flops: f64, bytes: f64) -> StageTotal {
 }
 
 #[test]
-fn the_table_and_the_bottleneck_in_words() {
+fn a_summary_is_formatted_as_a_table_and_names_the_bottleneck() {
     let summary = Summary {
         wall_s: 10.0,
         stages: vec![
@@ -135,13 +135,13 @@ fn the_table_and_the_bottleneck_in_words() {
     );
     assert!(say(Some(2.1e9), Some(100e9)).contains("limited by arithmetic: 95 %"));
     assert!(say(Some(100e9), Some(100e9)).contains("waiting or overhead"));
-    assert!(say(Some(20e9), None).contains("10 % of this machine's measured arithmetic"));
-    assert_eq!(known(None, None), None, "what limits it is not known");
+    assert!(say(Some(20e9), None).contains("10 % of this machine's measured arithmetic peak"));
+    assert_eq!(known(None, None), None, "without peaks the limit is unknown");
     assert_eq!(Summary::default().bottleneck(&Ceilings { flops_per_s: Some(1e9), bytes_per_s: None }), None);
 }
 
 #[test]
-fn the_largest_stages_in_one_line_sum_to_a_hundred() {
+fn percentages_of_the_largest_stages_sum_to_a_hundred() {
     let summary = |wall_s: f64, all: &[(&str, f64)]| {
         let stages = all.iter().map(|&(path, seconds)| total(path, seconds, 0.0, 0.0)).collect();
         Summary { wall_s, stages }.largest()
@@ -152,12 +152,16 @@ fn the_largest_stages_in_one_line_sum_to_a_hundred() {
     assert_eq!(summary(3.0, &[("a", 1.0), ("b", 1.0), ("c", 1.0)]), "a 34 %, b 33 %, c 33 %");
     let six = [("a", 3.0), ("b", 2.0), ("c", 2.0), ("d", 1.0), ("e", 1.0), ("f", 1.0)];
     assert_eq!(summary(10.0, &six), "a 30 %, b 20 %, c 20 %, d 10 %, other 20 %");
-    assert_eq!(summary(10.0, &[("a", 9.0), ("b", 7.0)]), "a 56 %, b 44 %", "two threads");
+    assert_eq!(
+        summary(10.0, &[("a", 9.0), ("b", 7.0)]),
+        "a 56 %, b 44 %",
+        "shares of overlapping threads must sum to 100 %"
+    );
     assert_eq!(summary(1.0, &[]), "other 100 %");
 }
 
 #[test]
-fn spans_are_events_when_they_end() {
+fn a_span_emits_an_event_when_it_ends() {
     let (stages, spans) = kept();
     {
         let _outer = stages.span("outer");
@@ -172,7 +176,7 @@ fn spans_are_events_when_they_end() {
     assert!(from >= outer_from && from + took <= outer_from + outer_took + 0.002, "{spans:?}");
 }
 
-/// A fake device whose count of launched kernels grows by one at each reading, and which takes a second for each span.
+/// A fake device. Each reading increases its count of launches by one, and each span takes one second.
 #[derive(Debug, Default)]
 struct Counting {
     asked: u64,
@@ -198,7 +202,7 @@ impl DeviceMeter for Counting {
 }
 
 #[test]
-fn a_device_is_read_when_spans_open_and_close() {
+fn device_work_is_measured_when_spans_open_and_close() {
     let names = Arc::new(Mutex::new(Vec::new()));
     let stages = Stages::default().with_device(Counting { names: names.clone(), ..Counting::default() });
     for _ in 0..2 {
@@ -207,7 +211,7 @@ fn a_device_is_read_when_spans_open_and_close() {
         drop(step);
         let totals = stages.take_step().stages;
         let device = |launches| DeviceWork { launches, waits: 1, seconds: 1.0, ..DeviceWork::default() };
-        // The outer span also counts the launches of the inner span.
+        // The launches of the inner span count in the outer span too.
         assert_eq!((totals[0].device, totals[1].device), (device(4), device(2)));
     }
     assert_eq!(*names.lock().unwrap(), ["step", "rollout", "step", "rollout"]);
@@ -219,11 +223,11 @@ fn a_device_is_read_when_spans_open_and_close() {
 }
 
 #[test]
-fn an_ended_span_takes_no_more_and_totals_are_of_ended_spans() {
+fn ended_spans_ignore_further_work_and_totals_exclude_open_spans() {
     let stages = Stages::default();
     let open = stages.span("open");
     let inside = stages.span("inside");
-    assert_eq!(stages.take_step(), StepTotals::default(), "nothing has ended");
+    assert_eq!(stages.take_step(), StepTotals::default(), "no span has ended");
     assert!(stages.summary().stages.is_empty());
     inside.work(3.0, 1.0);
     stages.count("a", 1.0);

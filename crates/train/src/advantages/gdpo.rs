@@ -8,7 +8,7 @@
 //! A_i  = (z_i − mean of z) / (s + 1e-4)                    over the whole batch
 //! ```
 //!
-//! A function that scored only one sample of a group has no deviation there, and contributes nothing.
+//! A function that scored only one sample of a group has no deviation in that group, and contributes nothing there.
 
 use super::{Advantages, RewardMatrix, SMALL, ZeroStd, deviation, exact, given, mean, metrics, per_sequence};
 

@@ -1,5 +1,5 @@
-//! Advantages from rewards, as TRL's trainers compute them, in f64. This file has GRPO's and the code that all share;
-//! each other estimator has a file.
+//! Advantages from rewards, as TRL's trainers compute them, in f64. This file has GRPO's advantages and shared code;
+//! every other estimator has its own file.
 //!
 //! ```text
 //! r_i = Σ_k w_k r_ik                            r_ik: reward of sample i by function k, if it gave one; w_k: weight
@@ -10,8 +10,8 @@
 //! If all rewards of a group are equal, its advantages are exactly 0: the mean of equal numbers is set to that number,
 //! since the rounded sum divided by the count may differ from it.
 //!
-//! A sample that no reward function scored is left out of every mean and deviation, and gets advantage 0. A score of
-//! NaN counts as no score, as in TRL. An infinite score is kept, so that it shows in the loss.
+//! A sample that no reward function scored is left out of every mean and deviation, and gets advantage 0. A NaN score
+//! counts as missing, as in TRL. An infinite score is kept, so that it makes the loss non-finite.
 //!
 //! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division by the deviation: Liu et al. 2025 (Dr. GRPO),
 //! arXiv:2503.20783. Several rewards, each normalised first: [`gdpo`]. Baseline from the other completions of the
@@ -32,7 +32,7 @@ use model::GroupId;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The standard deviation that GRPO's advantages are divided by, if any.
+/// The standard deviation by which GRPO's advantages are divided, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
@@ -76,7 +76,7 @@ pub struct RewardMatrix {
     pub weights: Vec<f64>,
 }
 
-/// Advantages, total rewards, and what TRL logs about them.
+/// Advantages, total rewards, and the metrics that TRL logs about them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advantages {
     /// The advantage of each sample.
@@ -98,7 +98,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         let mean = mean(group).unwrap_or(0.0);
         let std = match scale {
             ScaleRewards::Batch => batch_std,
-            // The metrics report groups without deviation even if advantages are not divided.
+            // The metrics report groups without deviation even if advantages are not divided by it.
             ScaleRewards::Group | ScaleRewards::None if group.len() > 1 => deviation(group),
             ScaleRewards::Group | ScaleRewards::None => Some(0.0),
         };
@@ -119,7 +119,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
     Advantages { advantages: per_sequence(&advantages), rewards, metrics }
 }
 
-/// One advantage for each completion, the same for all its tokens.
+/// One advantage per completion, the same for all its tokens.
 fn per_sequence(advantages: &[f64]) -> Vec<Advantage> {
     advantages.iter().map(|&a| Advantage::Sequence(a as f32)).collect()
 }
@@ -148,7 +148,8 @@ impl RewardMatrix {
 }
 
 /// Counts the samples in groups whose standard deviation is zero, if any group has a deviation. As in TRL, a group with
-/// fewer than two scored samples counts as one whose rewards differ; if there are only such groups, there is no count.
+/// fewer than two scored samples counts as one with differing rewards. If all groups are of this kind, the count
+/// is missing.
 #[derive(Clone, Copy, Debug, Default)]
 struct ZeroStd {
     zero: usize,
@@ -188,7 +189,7 @@ const SMALL: f64 = 1e-4;
 /// A standard deviation up to this counts as zero (the absolute tolerance of `torch.isclose`).
 const ZERO_STD: f64 = 1e-8;
 
-/// The score; `None` if it is NaN.
+/// The score, or `None` if it is NaN.
 fn given(score: Option<f64>) -> Option<f64> {
     score.filter(|r| !r.is_nan())
 }
@@ -202,26 +203,26 @@ fn mean(values: &[Option<f64>]) -> Option<f64> {
     kernels::mean::mean(values.iter().flatten().copied())
 }
 
-/// Whether all values are the same finite number. Such values equal their mean without rounding errors. An
-/// infinite value has no mean, and must show in the result.
+/// Whether all values are the same finite number. Such values equal their mean without rounding errors. An infinite
+/// value has no mean, and must make the result non-finite.
 fn all_equal(values: &[Option<f64>]) -> bool {
     let mut given = values.iter().flatten();
     given.next().is_some_and(|first| first.is_finite() && given.all(|value| value == first))
 }
 
-/// The standard deviation as a metric: exactly 0 if all values are equal, though their mean is rounded. Advantages keep
-/// the bits of [`deviation`].
+/// The standard deviation as a metric: exactly 0 if all values are equal, although their mean is rounded. Advantages
+/// use [`deviation`], whose bits are fixed.
 fn exact_deviation(values: &[Option<f64>]) -> Option<f64> {
     exact(deviation(values), values)
 }
 
-/// The deviation `std` of `values`, exactly 0 if they are equal.
+/// Returns the deviation `std` of `values`, or exactly 0 if they are equal.
 fn exact(std: Option<f64>, values: &[Option<f64>]) -> Option<f64> {
     std.map(|std| if all_equal(values) { 0.0 } else { std })
 }
 
-/// Bessel-corrected standard deviation; `None` for fewer than two values. On overflow it is NaN and not infinite, so
-/// that dividing by it does not give 0.
+/// Bessel-corrected standard deviation; `None` for fewer than two values. On overflow it is NaN and not infinite, since
+/// dividing by infinity would give 0.
 fn deviation(values: &[Option<f64>]) -> Option<f64> {
     let count = values.iter().flatten().count();
     let mean = mean(values)?;

@@ -1,9 +1,9 @@
 //! Process supervision with GRPO (DeepSeekMath, Shao et al. 2024, arXiv:2402.03300, section 4.1.3): the rewards of all
-//! steps of a group are normalised together, and a token's advantage is the sum over the steps that end at it or later.
+//! steps of a group are normalised together, and a token's advantage is the sum over the steps that end at or after it.
 //!
 //! ```text
 //! R = the rewards of all steps of all completions of a group
-//! r̃ = (r − mean of R) / (s + 1e-4)       s as in [`super`]: of the group, the batch, or 1 where nothing divides
+//! r̃ = (r − mean of R) / (s + 1e-4)       s as in [`super`]: of the group or the batch; no division without scaling
 //! A_t = Σ over the completion's steps with end ≥ t of r̃
 //! ```
 //!
@@ -12,18 +12,18 @@
 use super::{Advantages, RewardMatrix, SMALL, ScaleRewards, all_equal, deviation, mean};
 use crate::{Advantage, Sample, StepRewards};
 
-/// How GRPO turns rewards of steps into advantages.
+/// The way in which GRPO turns step rewards into advantages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProcessRewards {
-    /// The completion's reward is the sum of its steps' rewards.
+    /// The completion's reward is the sum of its step rewards.
     #[default]
     Sum,
-    /// Each step's reward is normalised separately, and each token gets its own advantage.
+    /// Each step reward is normalised separately, and each token gets its own advantage.
     PerStep,
 }
 
-/// Replaces the advantages of completions by advantages of tokens in groups that have rewards of steps. Completions
-/// without any reward keep 0, and so do tokens outside the mask.
+/// Replaces the advantages of completions by advantages of tokens in groups with step rewards. Completions without any
+/// reward keep 0, and so do tokens outside the mask.
 pub fn per_step(
     advantages: &mut Advantages,
     matrix: &RewardMatrix,
@@ -73,7 +73,7 @@ mod tests {
     use crate::advantages::compute;
     use model::GroupId;
 
-    /// Computes advantages of completions, each given as (group, number of tokens, rewards of steps, total reward).
+    /// Computes advantages of completions, each given as (group, number of tokens, step rewards, total reward).
     fn of(rows: &[(u64, usize, Option<StepRewards>, Option<f64>)], scale: ScaleRewards) -> Vec<Advantage> {
         let prompt = model::Prompt::new([1]);
         let sample = |(group, tokens, _, _): &(u64, usize, Option<StepRewards>, Option<f64>)| Sample {
@@ -102,17 +102,17 @@ mod tests {
     }
 
     #[test]
-    fn two_completions_by_hand() {
+    fn advantages_of_two_completions_match_hand_computed_values() {
         // R = {1, 0, 0.5}: mean 0.5, Bessel-corrected deviation 0.5; r̃ = {1, −1, 0} · 0.5 / 0.5001.
         let rows = [(3, 3, steps(&[(0, 1.0), (2, 0.0)]), Some(1.0)), (3, 2, steps(&[(1, 0.5)]), Some(0.5))];
         let one = 0.5 / 0.5001;
         assert_eq!(of(&rows, ScaleRewards::Group), [tokens(&[0.0, -one, -one]), tokens(&[0.0, 0.0])]);
-        assert_eq!(of(&rows, ScaleRewards::Batch), of(&rows, ScaleRewards::Group), "one group is the batch");
+        assert_eq!(of(&rows, ScaleRewards::Batch), of(&rows, ScaleRewards::Group), "the batch is one group");
         assert_eq!(of(&rows, ScaleRewards::None), [tokens(&[0.0, -0.5, -0.5]), tokens(&[0.0, 0.0])]);
     }
 
     #[test]
-    fn a_batch_of_two_groups_by_hand() {
+    fn advantages_of_two_groups_match_hand_computed_values() {
         let row = |group, reward| (group, 1, steps(&[(0, reward)]), Some(reward));
         let rows = [row(3, 1.0), row(3, 0.0), row(4, 0.0), row(4, 4.0)];
         // The rewards of the batch {1, 0, 0, 4} have mean 1.25 and squared deviations that sum to 10.75; the groups
@@ -123,19 +123,23 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_without_steps_is_one_step_or_unchanged() {
+    fn a_completion_without_steps_counts_as_one_step_in_a_group_with_steps() {
         let rows = [
             (1, 2, steps(&[(0, 3.0)]), Some(3.0)),
-            // The complete completion: a step at its end.
+            // The reward of the whole completion is a step at its end.
             (1, 2, None, Some(1.0)),
             (1, 2, None, None),
-            // Another group has no steps at all.
+            // Another group has no step rewards.
             (2, 2, None, Some(1.0)),
             (2, 2, None, Some(0.0)),
         ];
         let found = of(&rows, ScaleRewards::None);
         assert_eq!(found[..3], [tokens(&[1.0, 0.0]), tokens(&[-1.0, -1.0]), tokens(&[0.0, 0.0])]);
         assert_eq!(found[3..], [Advantage::Sequence(0.5), Advantage::Sequence(-0.5)]);
-        assert_eq!(of(&rows[..1], ScaleRewards::Group), [tokens(&[0.0, 0.0])], "nothing to compare with");
+        assert_eq!(
+            of(&rows[..1], ScaleRewards::Group),
+            [tokens(&[0.0, 0.0])],
+            "a single reward has nothing to compare with"
+        );
     }
 }

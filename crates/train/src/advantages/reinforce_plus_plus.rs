@@ -28,11 +28,11 @@ pub enum Baseline {
     Group,
 }
 
-/// Lower bound of the standard deviation that is divided by.
+/// Lower bound of the standard deviation by which advantages are divided.
 const MIN_STD: f64 = 1e-4;
 
 /// Computes the advantages of the tokens of `samples` that `masks` keep; other tokens get 0. Row i of `matrix` has the
-/// rewards of sample i. `beta` is used with [`Baseline::Batch`] only. The advantages in `samples` are not read. Panics
+/// rewards of sample i. `beta` is used only with [`Baseline::Batch`]. The advantages in `samples` are ignored. Panics
 /// if `beta` is used and a sample has no reference log-probabilities.
 pub fn compute(
     matrix: &RewardMatrix,

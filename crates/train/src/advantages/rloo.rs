@@ -15,12 +15,12 @@ use crate::gae::{KlEstimator, kl};
 use kernels::mean::Mean;
 use serde::{Deserialize, Serialize};
 
-/// How rewards become RLOO's advantages; names, meanings and defaults are those of TRL's `RLOOConfig`.
+/// Settings of RLOO's advantages; names, meanings and defaults are those of TRL's `RLOOConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RlooRewards {
     /// Weight of the KL divergence to the reference model; 0 for none.
     pub beta: f64,
-    /// Bounds that rewards are clipped to, before the KL divergence is subtracted.
+    /// Bounds to which rewards are clipped before the KL divergence is subtracted.
     pub reward_clip_range: Option<[f64; 2]>,
     /// Whether advantages are normalised to mean 0 and standard deviation 1 over the batch.
     pub normalize_advantages: bool,
@@ -40,7 +40,7 @@ impl Default for RlooRewards {
 }
 
 /// Computes the advantages of `samples`. Row i of `matrix` has the rewards of sample i. The advantages in `samples` are
-/// not read. Panics if `beta` is not 0 and a sample has no reference log-probabilities.
+/// ignored. Panics if `beta` is not 0 and a sample has no reference log-probabilities.
 pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) -> Advantages {
     let rewards = matrix.totals();
     assert_eq!(rewards.len(), samples.len());
@@ -69,7 +69,7 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) 
         let sum: f64 = group.iter().flatten().sum();
         // With normalisation, exact zeros would shift the mean of the other advantages.
         let equal = !config.normalize_advantages && all_equal(group);
-        // A single completion has nothing to be compared with: TRL's 0/0 becomes 0.
+        // A single completion has no other one to compare with: TRL's 0/0 becomes 0.
         advantages.extend(group.iter().map(|r| match r {
             Some(_) if equal => Some(0.0),
             Some(r) if scored > 1 => Some(r - (sum - r) / (scored - 1) as f64),

@@ -30,7 +30,7 @@ fn metric(a: &Advantages, name: &str) -> Option<f64> {
 }
 
 #[test]
-fn by_hand() {
+fn grpo_matches_hand_computed_advantages() {
     // Groups (1, 3) and (2, 2) have the means 2 and 2 and the deviations √2 and 0; the batch's deviation is √(2/3).
     let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)], 2);
     let (group, batch) = (2f64.sqrt() + 1e-4, (2.0 / 3.0f64).sqrt() + 1e-4);
@@ -45,7 +45,7 @@ fn by_hand() {
 }
 
 #[test]
-fn weights_and_missing_scores() {
+fn rewards_are_weighted_and_missing_scores_skipped() {
     let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [None, None], [Some(3.0), None]];
     let a = compute(&matrix(&rows, 4, [1.0, 0.5]), ScaleRewards::None);
     assert_eq!(a.rewards, [Some(2.0), Some(2.0), None, Some(3.0)]);
@@ -57,13 +57,17 @@ fn weights_and_missing_scores() {
 }
 
 #[test]
-fn nothing_to_compare_gives_zero() {
+fn samples_without_others_to_compare_with_get_advantage_zero() {
     let scored_once = compute(&one_function(&[Some(5.0), None], 2), ScaleRewards::Group);
     close(&scored_once.advantages, &[0.0, 0.0]);
     assert_eq!(metric(&scored_once, "reward_std"), None);
     let never = compute(&one_function(&[None, None], 2), ScaleRewards::Group);
     close(&never.advantages, &[0.0, 0.0]);
-    assert_eq!([metric(&never, "reward"), metric(&never, "frac_reward_zero_std")], [None; 2], "not 0: nobody knows");
+    assert_eq!(
+        [metric(&never, "reward"), metric(&never, "frac_reward_zero_std")],
+        [None; 2],
+        "metrics without scores are missing, not 0"
+    );
     let alone = compute(&one_function(&[Some(5.0), Some(7.0)], 1), ScaleRewards::None);
     close(&alone.advantages, &[0.0, 0.0]);
 }
@@ -78,15 +82,15 @@ fn sample(kl: &[f32], mask: &[bool]) -> Sample {
 }
 
 #[test]
-fn gdpo_by_hand() {
-    // Two functions score one group (0, 2) and (4, 4): the deviations are √2 and 0, so only the first function counts.
+fn gdpo_matches_hand_computed_advantages() {
+    // Two functions score a group (0, 2) and (4, 4): the deviations are √2 and 0, so only the first function counts.
     let rows = [[Some(0.0), Some(4.0)], [Some(2.0), Some(4.0)]];
     let a = gdpo::compute(&matrix(&rows, 2, [1.0, 3.0]));
     let one = 1.0 / (2f64.sqrt() + SMALL); // normalised, mean 0
     let scaled = one / (one * 2f64.sqrt() + SMALL);
     close(&a.advantages, &[-scaled, scaled]);
     assert_eq!(a.rewards, [Some(12.0), Some(14.0)]);
-    // A function that scored one sample has no deviation and does not count; a sample without a score is left out.
+    // A function that scored only one sample has no deviation and does not count. A sample without a score is left out.
     let rows = [[Some(1.0), None], [Some(3.0), Some(9.0)], [None, None], [Some(2.0), None]];
     let a = gdpo::compute(&matrix(&rows, 4, [1.0, 1.0]));
     assert_eq!(a.advantages[2], Advantage::Sequence(0.0));
@@ -96,7 +100,7 @@ fn gdpo_by_hand() {
 }
 
 #[test]
-fn rloo_by_hand() {
+fn rloo_matches_hand_computed_advantages() {
     let rewards = one_function(&[Some(1.0), Some(2.0), Some(6.0), None], 4);
     let samples = [
         sample(&[0.5, 0.5], &[true, true]),
@@ -108,11 +112,11 @@ fn rloo_by_hand() {
     let a = rloo::compute(&rewards, &samples, &RlooRewards { beta: 0.0, ..plain });
     close(&a.advantages, &[1.0 - 4.0, 2.0 - 3.5, 6.0 - 1.5, 0.0]);
     assert!(a.metrics.iter().all(|(name, _)| name != "kl"));
-    // KL sums of 1, 1 and 0 with β = 1 turn the rewards into 0, 1 and 6.
+    // With β = 1, KL sums of 1, 1 and 0 change the rewards to 0, 1 and 6.
     let a = rloo::compute(&rewards, &samples, &RlooRewards { beta: 1.0, ..plain });
     close(&a.advantages, &[0.0 - 3.5, 1.0 - 3.0, 6.0 - 0.5, 0.0]);
     assert_eq!(metric(&a, "kl"), Some(0.5));
-    assert_eq!(metric(&a, "reward"), Some(3.0), "the penalty is not in the logged reward");
+    assert_eq!(metric(&a, "reward"), Some(3.0), "the logged reward does not include the penalty");
     // Rewards are clipped to [1.5, 4] before the baseline is subtracted.
     let clip = RlooRewards { beta: 0.0, reward_clip_range: Some([1.5, 4.0]), ..plain };
     let a = rloo::compute(&rewards, &samples, &clip);
@@ -120,7 +124,7 @@ fn rloo_by_hand() {
     let a = rloo::compute(&rewards, &samples, &RlooRewards { normalize_advantages: true, beta: 0.0, ..plain });
     let std = ((9.0 + 2.25 + 20.25) / 2.0f64).sqrt() + SMALL;
     close(&a.advantages, &[-3.0 / std, -1.5 / std, 4.5 / std, 0.0]);
-    // A sample that is alone in its group has no other sample to be compared with.
+    // A sample that is alone in its group has no other sample to compare with.
     let a = rloo::compute(&one_function(&[Some(5.0), None], 2), &samples[..2], &plain);
     close(&a.advantages, &[0.0, 0.0]);
     let a = rloo::compute(&one_function(&[Some(5.0), Some(2.0)], 1), &samples[..2], &plain);
@@ -128,7 +132,7 @@ fn rloo_by_hand() {
 }
 
 #[test]
-fn reinforce_plus_plus_by_hand() {
+fn reinforce_plus_plus_matches_hand_computed_advantages() {
     let rewards = |size| one_function(&[Some(1.0), None, Some(-1.0)], size);
     let samples =
         [sample(&[1.0, 2.0, 4.0], &[true, false, true]), sample(&[1.0], &[true]), sample(&[0.0, 0.0], &[true, true])];
@@ -140,21 +144,21 @@ fn reinforce_plus_plus_by_hand() {
     let std = (tokens.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 4.0).sqrt();
     let expected = |x: f64| ((x - mean) / std) as f32;
     let close = |got: f32, x: f64| assert!((got - expected(x)).abs() < 1e-6, "{got} {}", expected(x));
-    let Advantage::Tokens(first) = &a.advantages[0] else { panic!("per token") };
+    let Advantage::Tokens(first) = &a.advantages[0] else { panic!("the advantages must be per token") };
     close(first[0], 0.5);
-    assert_eq!(first[1], 0.0, "a token that the model did not sample");
+    assert_eq!(first[1], 0.0, "a masked token has advantage 0");
     close(first[2], 0.6);
-    assert_eq!(a.advantages[1], Advantage::Tokens(vec![0.0]), "it has no score");
+    assert_eq!(a.advantages[1], Advantage::Tokens(vec![0.0]), "a sample without a score has advantage 0");
     close(a.advantages[2].at(1), -1.0);
     assert_eq!(metric(&a, "kl"), Some((1.0 + 4.0 + 1.0) / 5.0));
 
-    // With the group's mean as baseline the KL is not in the reward: advantages are 1 and −1 around 0.
+    // With the group mean as baseline, the KL is not in the reward: advantages are 1 and −1 around 0.
     let a = reinforce_plus_plus::compute(&rewards(3), &samples, &masks, 0.1, Baseline::Group);
     assert_eq!(a.advantages[0], Advantage::Tokens(vec![1.0, 0.0, 1.0]));
     assert_eq!(a.advantages[2], Advantage::Tokens(vec![-1.0, -1.0]));
-    assert!(a.metrics.iter().all(|(name, _)| name != "kl"), "it is the loss that reports it");
+    assert!(a.metrics.iter().all(|(name, _)| name != "kl"), "kl is reported by the loss, not by the advantages");
 
-    // Equal rewards have deviation 0: all advantages are 0, and none is NaN.
+    // Equal rewards have deviation 0: all advantages are 0, not NaN.
     let same = one_function(&[Some(1.0), Some(1.0), Some(1.0)], 1);
     let a = reinforce_plus_plus::compute(&same, &samples, &masks, 0.0, Baseline::Batch);
     assert!(a.advantages.iter().all(|a| (0..1).all(|t| a.at(t) == 0.0)));
@@ -163,9 +167,9 @@ fn reinforce_plus_plus_by_hand() {
     assert_eq!(nothing.advantages, [Advantage::Tokens(vec![0.0; 3])]);
 }
 
-/// A reward of NaN counts as missing: it affects no mean, no deviation and no other sample's advantage.
+/// A NaN reward counts as missing: it affects no mean, no deviation and no other sample's advantage.
 #[test]
-fn nan_is_not_a_score() {
+fn a_nan_score_counts_as_missing() {
     let rows = |missing: Option<f64>, size: usize| {
         let rows = [[Some(1.0), Some(2.0)], [missing, Some(4.0)], [missing, missing], [Some(3.0), missing]];
         (matrix(&rows, size, [1.0, 0.5]), one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)], size))
@@ -192,15 +196,15 @@ fn nan_is_not_a_score() {
     let all = compute(&one_function(&[Some(f64::NAN), Some(f64::NAN)], 2), ScaleRewards::Group);
     close(&all.advantages, &[0.0, 0.0]);
     assert_eq!((metric(&all, "reward"), all.rewards), (None, vec![None, None]));
-    // An infinite score is not missing: it must show in the advantages.
+    // An infinite score is not missing: it must make the advantages non-finite.
     let infinite = compute(&one_function(&[Some(f64::INFINITY), Some(0.0)], 2), ScaleRewards::Group);
     assert!(infinite.advantages[0].at(0).is_nan());
 }
 
-/// Eight times 0.1, summed and divided by 8, is not 0.1. Groups of equal rewards still get exactly 0, and the
-/// advantages of other groups keep every bit.
+/// Eight times 0.1, summed and divided by 8, is not 0.1. Groups of equal rewards must still get exactly 0, and the
+/// advantages of other groups must keep every bit.
 #[test]
-fn equal_rewards_have_no_advantage_at_all() {
+fn equal_rewards_have_exactly_zero_advantage() {
     let row = |group, reward| RewardRow { group: GroupId(group), scores: vec![reward] };
     let groups = |equal: f64| {
         let rows = (0..8).map(|_| row(1, Some(equal))).chain([0.1, 0.2, 0.7].map(|r| row(2, Some(r))));
@@ -208,7 +212,7 @@ fn equal_rewards_have_no_advantage_at_all() {
     };
     let zeros = vec![Advantage::Sequence(0.0); 8];
     let samples = vec![Sample::supervised(model::Prompt::new([1]), vec![7]); 11];
-    assert_ne!((0..8).map(|_| 0.1).sum::<f64>() / 8.0, 0.1, "or this tests nothing");
+    assert_ne!((0..8).map(|_| 0.1).sum::<f64>() / 8.0, 0.1, "without rounding this test checks nothing");
     let plain = RlooRewards { beta: 0.0, ..RlooRewards::default() };
     for reward in [0.1, -0.7, 1e300, f64::MAX, -0.0] {
         let matrix = groups(reward);
@@ -217,14 +221,14 @@ fn equal_rewards_have_no_advantage_at_all() {
         }
         assert_eq!(rloo::compute(&matrix, &samples, &plain).advantages[..8], zeros, "{reward}");
     }
-    // A sample without a score does not count; an infinite score must show.
+    // A sample without a score does not count. An infinite score must make the advantages non-finite.
     let mut matrix = groups(0.1);
     matrix.rows[3].scores[0] = None;
     assert_eq!(compute(&matrix, ScaleRewards::Group).advantages[..8], zeros);
     let infinite = compute(&groups(f64::INFINITY), ScaleRewards::None).advantages;
     assert!(infinite[..8].iter().all(|a| a.mean().is_some_and(f64::is_nan)), "{infinite:?}");
-    // If advantages are normalised over the batch, rounding errors stay, because an exact 0 would move the mean of the
-    // other advantages.
+    // If advantages are normalised over the batch, rounding errors remain, because an exact 0 would shift the mean of
+    // the other advantages.
     let normalised = RlooRewards { normalize_advantages: true, ..plain };
     let found = rloo::compute(&groups(0.1), &samples, &normalised).advantages;
     assert!(found[..8].iter().all(|a| *a != Advantage::Sequence(0.0)), "{found:?}");

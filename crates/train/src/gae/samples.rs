@@ -8,17 +8,17 @@ use kernels::mean::Mean;
 pub struct TokenRewards {
     /// The rewards: one row per sample, one element per token.
     pub rewards: Vec<Vec<f64>>,
-    /// Mean KL divergence to the reference model per completion, in nats; none if no completion has a score and a token
-    /// in the loss.
+    /// Mean KL divergence to the reference model per completion, in nats; `None` if no completion has both a score and
+    /// a token in the loss.
     pub kl: Option<f64>,
-    /// TRL's `objective/` metrics. A metric without a value to average is left out.
+    /// TRL's `objective/` metrics. A metric without values to average is omitted.
     pub metrics: Vec<(&'static str, f64)>,
 }
 
 /// Computes the reward of each token: −`kl_coef` times its KL divergence, plus the completion's score at the last
-/// token, or the rewards of `steps` at their last tokens if the completion has them (an empty `steps`: no completion
-/// has). Completions without a score do not count in the means, nor do completions without a token in the loss in those
-/// of tokens.
+/// token, or the completion's `steps` at their last tokens if it has step rewards. (If `steps` is empty, no completion
+/// has.) Completions without a score are excluded from all means, and completions without a token in the loss from
+/// means over tokens.
 pub fn rewards_of_samples(
     estimator: KlEstimator,
     kl_coef: f64,
@@ -68,7 +68,7 @@ pub fn whiten_samples(rewards: &mut [Vec<f64>], samples: &[Sample]) {
 }
 
 /// Computes the advantage and the return of each token, with advantages normalised over the generation batch, and the
-/// share of the returns' variance that `values` explain (none if returns do not vary).
+/// explained variance of `values` (`None` if returns do not vary).
 pub fn estimate_samples(
     gamma: f64,
     lambda: f64,
@@ -103,8 +103,8 @@ mod tests {
     }
 
     #[test]
-    fn means_of_a_generation_by_hand() {
-        // The divergences are 0.5 − 0.25 and 1; the third completion has no score.
+    fn metrics_of_a_generation_match_hand_computed_values() {
+        // The divergences are 0.5 − 0.25 and 1. The third completion has no score.
         let samples = [([-1.0, -2.0], [-1.5, -1.75]), ([-0.5, -1.0], [-1.5, -1.0]), ([-9.0, -9.0], [-1.0, -1.0])];
         let samples = samples.map(|(logps, reference)| sample(logps, reference));
         let of = rewards_of_samples(KlEstimator::K1, 0.5, &samples, &[Some(3.0), Some(1.0), None], &[]);

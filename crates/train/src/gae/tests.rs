@@ -9,7 +9,7 @@ fn close(got: &[f64], expected: &[f64]) {
 }
 
 #[test]
-fn three_tokens_by_hand() {
+fn gae_of_three_tokens_matches_hand_computed_values() {
     // γ = 0.9, λ = 0.5: δ₂ = 1 − 0.4 = 0.6, δ₁ = 0.5 + 0.36 − 0.3 = 0.56, δ₀ = −0.1 + 0.27 − 0.2 = −0.03.
     let e = estimate(0.9, 0.5, &[-0.1, 0.5, 1.0], &[0.2, 0.3, 0.4], &[true; 3]);
     close(&e.advantages, &[-0.03 + 0.45 * (0.56 + 0.45 * 0.6), 0.56 + 0.45 * 0.6, 0.6]);
@@ -18,7 +18,7 @@ fn three_tokens_by_hand() {
 }
 
 #[test]
-fn lambda_1_is_monte_carlo_and_lambda_0_is_the_one_step_error() {
+fn lambda_1_gives_monte_carlo_returns_and_lambda_0_one_step_errors() {
     let (n, gamma) = (7, 0.93);
     let (rewards, values) = (normal::<f64>(1, n), normal::<f64>(2, n));
     let after = |t: usize| if t + 1 < n { values[t + 1] } else { 0.0 };
@@ -36,7 +36,7 @@ fn lambda_1_is_monte_carlo_and_lambda_0_is_the_one_step_error() {
 }
 
 #[test]
-fn tokens_outside_the_mask_are_no_actions() {
+fn tokens_outside_the_mask_are_skipped() {
     let inside = estimate(0.9, 0.8, &[0.1, 0.2, 1.0], &[0.5, -0.5, 0.3], &[true; 3]);
     let (x, mask) = (f64::NAN, [false, true, true, false, true, false]);
     let e = estimate(0.9, 0.8, &[x, 0.1, 0.2, x, 1.0, x], &[x, 0.5, -0.5, x, 0.3, x], &mask);
@@ -48,7 +48,7 @@ fn tokens_outside_the_mask_are_no_actions() {
 }
 
 #[test]
-fn the_score_is_at_the_last_token_and_kl_at_each() {
+fn the_score_goes_to_the_last_token_and_the_kl_to_each() {
     let (logps, reference, mask) =
         ([-1.0f32, -2.0, f32::NAN, -0.5], [-1.5f32, -1.0, 0.0, -0.5], [true, true, false, true]);
     let k1 = kl(KlEstimator::K1, &logps, &reference, &mask);
@@ -56,8 +56,7 @@ fn the_score_is_at_the_last_token_and_kl_at_each() {
     close(&token_rewards(0.1, &k1, 2.0, &mask), &[-0.05, 0.1, 0.0, 2.0]);
     let k3 = kl(KlEstimator::K3, &logps, &reference, &mask);
     close(&k3, &[(-0.5f64).exp() - 0.5, 1f64.exp() - 2.0, 0.0, 0.0]);
-    // The completion was truncated before a token outside the mask: the score goes to the last token that the model
-    // sampled.
+    // The completion was truncated before a token outside the mask, so the score goes to the last sampled token.
     close(&token_rewards(0.0, &[1.0, 1.0], 3.0, &[true, false]), &[3.0, 0.0]);
     assert!(token_rewards(0.1, &[], 3.0, &[]).is_empty());
     close(&token_rewards(0.1, &[1.0], 3.0, &[false]), &[0.0]);
@@ -68,7 +67,7 @@ fn the_score_is_at_the_last_token_and_kl_at_each() {
 fn whitened_tokens_have_variance_1() {
     let masks = vec![vec![true, false, true], vec![], vec![true, true]];
     let rows = vec![vec![1.0, f64::NAN, 2.0], vec![], vec![3.0, 6.0]];
-    // The numbers have mean 3 and squared deviations 4 + 1 + 0 + 9, so their variance is 14 / 3.
+    // The values have mean 3 and squared deviations 4 + 1 + 0 + 9, so their variance is 14 / 3.
     let scale = 1.0 / (14.0f64 / 3.0 + 1e-8).sqrt();
     let mut shifted = rows.clone();
     whiten(&mut shifted, &masks, true);
@@ -78,7 +77,7 @@ fn whitened_tokens_have_variance_1() {
     let mut kept_mean = rows.clone();
     whiten(&mut kept_mean, &masks, false);
     close(&kept_mean[2], &[3.0, 3.0 + 3.0 * scale]);
-    // No variance: nothing is blown up; one token, or none: nothing happens.
+    // Values without variance are not blown up. One value, or none, is not changed.
     let mut equal = vec![vec![5.0, 5.0]];
     whiten(&mut equal, &[vec![true; 2]], true);
     assert_eq!(equal, [[0.0, 0.0]]);
@@ -88,7 +87,7 @@ fn whitened_tokens_have_variance_1() {
 }
 
 #[test]
-fn explained_variance_of_known_values() {
+fn explained_variance_matches_known_values() {
     let (returns, masks) = (vec![vec![1.0, 2.0], vec![3.0, 99.0]], vec![vec![true, true], vec![true, false]]);
     let of = |values: [f64; 4]| explained_variance(&returns, &[values[..2].to_vec(), values[2..].to_vec()], &masks);
     assert_eq!(of([1.0, 2.0, 3.0, f64::NAN]), Some(1.0));
@@ -99,7 +98,7 @@ fn explained_variance_of_known_values() {
 }
 
 #[test]
-fn beta_follows_the_divergence() {
+fn the_adaptive_beta_follows_the_kl() {
     let target = KlTarget { target: 6.0, horizon: 1000.0 };
     let after = |kl| {
         let mut controller = KlController { kl_coef: 0.2 };
@@ -111,7 +110,7 @@ fn beta_follows_the_divergence() {
 }
 
 #[test]
-fn rewards_of_steps_by_hand() {
+fn step_rewards_match_hand_computed_values() {
     use crate::{Sample, StepRewards};
     use model::Columns;
     use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
@@ -134,7 +133,7 @@ fn rewards_of_steps_by_hand() {
     close(&e.returns, &[1.275, 0.4, -0.2]);
     let metric = |name: &str| placed.metrics.iter().find(|(n, _)| *n == name).unwrap().1;
     close(&[metric("objective/scores")], &[(1.25 + 2.0) / 2.0]);
-    // The same reward, given as one number, goes to the last token.
+    // The same total reward, given as one number, goes to the last token.
     let whole = rewards_of_samples(KlEstimator::K1, 0.1, &samples, &scores, &[]);
     close(&whole.rewards[0], &[-0.05, 0.0, 1.25 + 0.05]);
 }

@@ -1,5 +1,5 @@
-//! BNPO's normalisation as in TRL: the mean over the tokens of the batch. TRL takes the mean over a local micro-batch,
-//! so its result depends on the micro-batch size; here it is the mean over the optimizer batch.
+//! BNPO's normalisation as in TRL: the mean over the tokens of the batch. TRL averages over a local micro-batch, so
+//! that its result depends on the micro-batch size; here the mean is over the optimizer batch.
 //!
 //! J = 1/max(1, N) Σ_s Σ_t m L over sequences s and tokens t, with mask m, policy term L, and N tokens in the loss.
 

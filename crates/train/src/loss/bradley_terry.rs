@@ -7,15 +7,15 @@
 //!
 //! ∂J/∂r_c = (−σ(m − r_c + r_r) + 2c (r_c + r_r)) / P; ∂J/∂r_r = (σ(m − r_c + r_r) + 2c (r_c + r_r)) / P.
 //!
-//! Margins are from Llama 2, arXiv:2307.09288, eq. 2. Centering (arXiv:2312.09244, eq. 2) fixes the additive constant
-//! of the rewards, which the first term leaves free.
+//! Margins come from Llama 2, arXiv:2307.09288, eq. 2. Centering (arXiv:2312.09244, eq. 2) fixes the additive constant
+//! of the rewards, which the first term does not determine.
 
 use super::LossSums;
 
 /// Settings of the reward-model loss; the name and the default are TRL's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankingConfig {
-    /// Weight c of the centering term, which draws the mean of a pair's rewards to 0; none: no centering.
+    /// Weight c of the centering term, which pulls the mean reward of a pair towards 0; `None` for no centering.
     pub center_rewards_coefficient: Option<f64>,
 }
 
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_is_that_of_the_value() {
+    fn the_gradient_matches_numeric_derivatives() {
         for c in [None, Some(0.01), Some(0.7)] {
             let config = RankingConfig { center_rewards_coefficient: c };
             for (rewards, margin) in [([0.3, -0.2], 0.0), ([-1.5, 2.0], 0.5), ([40.0, 1.0], 0.0), ([0.0, 0.0], 3.0)] {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_computed() {
+    fn the_ranking_loss_matches_hand_computed_values() {
         let mut sums = LossSums::default();
         let config = RankingConfig { center_rewards_coefficient: Some(0.5) };
         ranking(&config, 2, [1.0, 1.0], 0.0, &mut sums);
@@ -96,14 +96,14 @@ mod tests {
         let second = (1.0 + (-5f64).exp()).ln() / 2.0;
         assert!((sums.loss - (2f64.ln() + 2.0) / 2.0 - second).abs() < 1e-15);
         let named: Vec<(&str, f64)> = sums.means.entries().collect();
-        // A draw is not a win.
+        // A tie is not a win.
         let expected =
             [("accuracy", 0.5), ("margin", 3.0), ("max_reward", 3.0), ("mean_reward", 0.5), ("min_reward", -3.0)];
         assert_eq!(named, expected);
     }
 
     #[test]
-    fn large_differences_stay_finite() {
+    fn the_ranking_loss_is_finite_for_large_differences() {
         for x in [-1e4, -800.0, 800.0, 1e4] {
             assert!(negative_log_sigmoid(x).is_finite() && sigmoid(x).is_finite());
             assert_eq!(negative_log_sigmoid(x), (-x).max(0.0));

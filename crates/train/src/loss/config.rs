@@ -27,7 +27,8 @@ pub struct LossConfig {
     pub importance_sampling_level: ImportanceSamplingLevel,
     /// Clip range of the importance ratio below 1.
     pub epsilon: f64,
-    /// Clip range of the importance ratio above 1; `None`: the same as below. In `cispo`, the largest ratio itself.
+    /// Clip range of the importance ratio above 1; `None` means the same as below. In `cispo`, the maximum ratio
+    /// itself.
     pub epsilon_high: Option<f64>,
     /// Upper bound δ of the unclipped ratio (two-sided clipping, INTELLECT-2, arXiv:2505.07291).
     pub delta: Option<f64>,
@@ -50,16 +51,16 @@ pub struct LossConfig {
     pub use_bias_correction_kl: bool,
     /// Leave completions that reached the length limit out of the loss.
     pub mask_truncated_completions: bool,
-    /// Leave a sequence with a negative advantage out of the policy term if the mean over its tokens of log π_sampler −
-    /// log π_θ is above this.
+    /// Leave a sequence with a negative advantage out of the policy term if the mean of log π_sampler − log π_θ over
+    /// its tokens is above this.
     pub off_policy_mask_threshold: Option<f64>,
-    /// The share ρ of tokens, those of highest entropy, that stay in the policy term; 1 for all.
+    /// The fraction ρ of tokens, those with the highest entropy, that stay in the policy term; 1 for all.
     pub top_entropy_quantile: f64,
     /// Settings of the entropy bonus.
     pub entropy: EntropyConfig,
-    /// Importance-sampling correction for samplers that are not the old policy.
+    /// Importance-sampling correction for samples that were not drawn from the old policy.
     pub importance_sampling: Correction,
-    /// The constant that `dr_grpo` divides by.
+    /// The constant by which `dr_grpo` divides.
     pub max_completion_length: usize,
 }
 
@@ -90,7 +91,7 @@ impl Default for LossConfig {
 }
 
 impl LossConfig {
-    /// The clip range above 1, which defaults to the range below.
+    /// The clip range above 1. It defaults to the range below 1.
     pub fn epsilon_high(&self) -> f64 {
         self.epsilon_high.unwrap_or(self.epsilon)
     }

@@ -30,10 +30,10 @@ mod tests {
     use super::*;
     use kernels::check::{directional_error, normal};
 
-    /// The token's probability is held constant: the gradient equals that of the loss with its weights fixed at this
+    /// The token's probability is held constant, so the gradient equals that of a loss whose weights are fixed at this
     /// point.
     #[test]
-    fn the_gradient_is_that_of_the_value_with_constant_weights() {
+    fn the_dft_gradient_holds_the_token_weights_constant() {
         let x: Vec<f64> = normal::<f64>(7, 9).iter().map(|x| -(x.abs() + 0.1)).collect();
         let mask: Vec<bool> = (0..9).map(|t| t % 4 != 2).collect();
         let normalizer = Normalizer::of([&mask]);
@@ -47,7 +47,7 @@ mod tests {
         spoiled[0] *= 1.1;
         assert!(directional_error(&x, &spoiled, value) > 1e-4);
         assert!((2..9).step_by(4).all(|t| gradient[t] == 0.0));
-        // Worked out by hand for p = 1/2.
+        // Computed by hand for p = 1/2.
         assert!((term(0.5f64.ln()) - 0.5 * 2f64.ln()).abs() < 1e-15);
     }
 }

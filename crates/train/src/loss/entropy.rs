@@ -1,11 +1,11 @@
-//! The policy's entropy in the loss: an entropy bonus, its adaptive coefficient, and training on the tokens of highest
-//! entropy only.
+//! The policy's entropy in the loss: an entropy bonus, its adaptive coefficient, and training on only the tokens of
+//! highest entropy.
 //!
 //! ```text
 //! J ← J − coef · H, H = 1/max(1, n) Σ H_t over the n tokens that are kept;  ∂J/∂H_t = −coef/n
 //! ```
 //!
-//! The bonus is a mean over tokens, whatever the loss divides by. Tokens in the loss are kept if their entropy is at
+//! The bonus is a mean over tokens, whatever the divisor of the loss. A token in the loss is kept if its entropy is at
 //! least the (1 − ρ) quantile of the entropies in the optimizer batch, with ρ = `top_entropy_quantile` (Wang et al.
 //! 2025, Beyond the 80/20 Rule, arXiv:2506.01939).
 //!
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// Settings of the entropy bonus; names, meanings and defaults are TRL's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EntropyConfig {
-    /// Coefficient of the bonus; its initial value if the coefficient is adaptive.
+    /// Coefficient of the bonus, or its initial value if the coefficient is adaptive.
     pub entropy_coef: f64,
     /// Whether the coefficient is adaptive.
     pub use_adaptive_entropy: bool,
@@ -48,14 +48,14 @@ impl Default for EntropyConfig {
 }
 
 impl EntropyConfig {
-    /// Whether there is a bonus, even if its coefficient is 0 at present.
+    /// Whether there is a bonus, even if its current coefficient is 0.
     pub fn is_on(&self) -> bool {
         self.entropy_coef != 0.0 || self.use_adaptive_entropy
     }
 }
 
-/// State of the entropy bonus, which a checkpoint stores. It is serialised as bits, because the last entropy is ∞
-/// before the first step.
+/// State of the entropy bonus, stored in checkpoints. It is serialised as bits, because the last entropy is ∞ before
+/// the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "[u64; 2]", from = "[u64; 2]")]
 pub struct EntropyControl {
@@ -120,15 +120,15 @@ pub fn bonus<T: Float>(
     }
 }
 
-/// The loss J with its entropy bonus, given the mean `entropy` of the kept tokens; without such a token there is no
-/// bonus.
+/// The loss J with its entropy bonus, given the mean `entropy` of the kept tokens. If no token is kept, the bonus
+/// is 0.
 pub fn with_bonus(loss: f64, bonus: &EntropyConfig, normalizer: &Normalizer, entropy: Option<f64>) -> f64 {
     let bonus = if bonus.is_on() { entropy.map(|entropy| normalizer.entropy_coef * entropy) } else { None };
     loss - bonus.unwrap_or(0.0)
 }
 
-/// The q quantile of `values`, 0 ≤ q ≤ 1, interpolated linearly in f32 as `torch.quantile` does. `None` if there are no
-/// values; NaN if a value is NaN.
+/// The q quantile of `values`, 0 ≤ q ≤ 1, interpolated linearly in f32 as `torch.quantile` does. `None` without values;
+/// NaN if a value is NaN.
 pub fn quantile(mut values: Vec<f32>, q: f64) -> Option<f32> {
     if values.iter().any(|v| v.is_nan()) {
         return Some(f32::NAN);
@@ -137,6 +137,6 @@ pub fn quantile(mut values: Vec<f32>, q: f64) -> Option<f32> {
     let rank = q as f32 * (values.len().checked_sub(1)? as f32);
     let (below, above) = (values[rank.floor() as usize], values[rank.ceil() as usize]);
     let share = rank - rank.floor();
-    // As `torch.lerp`: interpolates from the nearer side.
+    // As in `torch.lerp`, interpolate from the nearer side.
     Some(if share < 0.5 { below + share * (above - below) } else { above - (above - below) * (1.0 - share) })
 }

@@ -4,18 +4,18 @@
 //!
 //! J = Σ_s w_s Σ_t m_{s,t} (k_{s,t} c_{s,t} L_{s,t} + β K_{s,t})
 //!
-//! - L: the policy term, a function of the importance ratio r and the advantage A: the clipped surrogate (`clip`), or a
-//!   term of the loss's own (`cispo`, `sapo`, `vespo`);
+//! - L: the policy term, a function of the importance ratio r and the advantage A: the clipped surrogate (`clip`), or
+//!   the loss's own term (`cispo`, `sapo`, `vespo`);
 //! - r = e^ρ: the importance ratio, with ρ = log π_θ − log π_old of the token or of the sequence (`ratio`);
 //! - K: the KL divergence to the reference model (`kl`), with weight β;
 //! - w_s: the weight of the sequence's tokens, in which `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo` differ. It
 //!   depends on the [`Normalizer`] of the whole optimizer batch, which is known before the first micro-batch, so that
-//!   cutting the batch into micro-batches changes nothing;
+//!   the split into micro-batches does not affect the result;
 //! - k: 0 for tokens that `off_policy` or [`entropy`] leaves out of the policy term, else 1;
-//! - c: the importance-sampling correction for a sampler that was not the old policy ([`sampling`]); a constant.
+//! - c: the importance-sampling correction if the sampler was not the old policy ([`sampling`]), held constant.
 //!
-//! A new policy loss is a file with a `PolicyLoss` and a line in [`policy`]. [`rloo`] is a sum over sequences instead,
-//! and [`entropy`] a bonus that any of them can have.
+//! A new policy loss needs a file with a `PolicyLoss` and a line in [`policy`]. [`rloo`] is a sum over sequences
+//! instead. [`entropy`] is a bonus that can be combined with any of them.
 
 mod bnpo;
 pub mod bradley_terry;
@@ -50,7 +50,7 @@ use crate::Advantage;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// The counts that losses divide by. They cover the whole optimizer batch, and are known before its first part is
+/// The counts by which losses divide. They cover the whole optimizer batch, and are known before its first part is
 /// accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Normalizer {
@@ -58,7 +58,7 @@ pub struct Normalizer {
     pub sequences: usize,
     /// Number of tokens in the loss.
     pub tokens: usize,
-    /// Tokens in the loss with an entropy below this are left out of the policy term and of the entropy bonus.
+    /// Tokens in the loss whose entropy is below this are left out of the policy term and of the entropy bonus.
     pub entropy_threshold: Option<f32>,
     /// Number of tokens in the loss that the entropy threshold keeps.
     pub entropy_tokens: usize,
@@ -67,7 +67,7 @@ pub struct Normalizer {
 }
 
 impl Normalizer {
-    /// Counts the tokens of these masks, one mask per sequence. There is no entropy threshold and no entropy bonus.
+    /// Counts the tokens of these masks, one mask per sequence, without entropy threshold and entropy bonus.
     pub fn of<'a>(masks: impl IntoIterator<Item = &'a Vec<bool>>) -> Normalizer {
         let (mut sequences, mut tokens) = (0, 0);
         for mask in masks {
@@ -77,19 +77,20 @@ impl Normalizer {
         Normalizer { sequences, tokens, entropy_threshold: None, entropy_tokens: tokens, entropy_coef: 0.0 }
     }
 
-    /// Whether the entropy threshold keeps a token of this entropy. NaN is kept, so that it shows.
+    /// Whether the entropy threshold keeps a token with this entropy. NaN is kept, so that it makes the loss
+    /// non-finite.
     pub fn keeps(&self, entropy: f64) -> bool {
         let keeps = |threshold: f64| entropy >= threshold || entropy.is_nan() || threshold.is_nan();
         self.entropy_threshold.is_none_or(|threshold| keeps(f64::from(threshold)))
     }
 }
 
-/// One completion as a policy loss reads it. Each slice has one element per completion token.
+/// One completion as the input of a policy loss. Each slice has one element per completion token.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a, T> {
     /// Log-probabilities under the current policy, log π_θ.
     pub logps: &'a [T],
-    /// Entropies under the current policy; read only if there is an entropy threshold.
+    /// Entropies under the current policy, which are read only if there is an entropy threshold.
     pub entropies: &'a [T],
     /// Log-probabilities under the old policy, log π_old.
     pub old_logps: &'a [T],
@@ -97,13 +98,13 @@ pub struct Sequence<'a, T> {
     pub sampler_logps: &'a [T],
     /// Log-probabilities under the reference model, log π_ref; required if β ≠ 0.
     pub ref_logps: Option<&'a [T]>,
-    /// The tokens that the loss uses. Other elements of the slices are never read.
+    /// The tokens that the loss uses. Elements of the slices at other tokens are never read.
     pub mask: &'a [bool],
     /// The advantage A.
     pub advantage: &'a Advantage,
 }
 
-/// The quantities that the policy term of a token depends on.
+/// The inputs of the policy term of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Token {
     /// Importance ratio of the token or of the sequence.
@@ -123,9 +124,9 @@ pub(crate) struct Term {
     pub d_log_ratio: f64,
     /// Derivative ∂L/∂log π_θ of this token with the ratio held constant.
     pub d_logp: f64,
-    /// Whether the ratio is below the clip range, and the clip acts.
+    /// Whether the ratio is below the clip range and clipping takes effect.
     pub low: bool,
-    /// Whether the ratio is above the clip range, and the clip acts.
+    /// Whether the ratio is above the clip range and clipping takes effect.
     pub high: bool,
 }
 
@@ -142,7 +143,7 @@ pub(crate) struct Whole<'a> {
     pub low: u64,
     /// Number of tokens with [`Term::high`]; 0 or 1 if ratios are per sequence.
     pub high: u64,
-    /// The number that `low` and `high` are counted among: tokens, or 1 if ratios are per sequence.
+    /// The total for `low` and `high`: the number of tokens, or 1 if ratios are per sequence.
     pub counted: u64,
 }
 
@@ -182,13 +183,13 @@ impl LossType {
         ("vespo", LossType::Vespo),
     ];
 
-    /// Whether tokens outside the clip range lose their gradient, and their share is reported as `clip_ratio`.
+    /// Whether tokens outside the clip range lose their gradient. Their share is then reported as `clip_ratio`.
     pub(crate) fn clips(self) -> bool {
         !matches!(self, LossType::Cispo | LossType::Sapo | LossType::Vespo)
     }
 }
 
-/// A policy loss: the parts in which the policy losses differ.
+/// The parts in which the policy losses differ.
 pub(crate) trait PolicyLoss {
     /// The weight w of each token of a sequence with `tokens` tokens in the loss.
     fn weight(&self, config: &LossConfig, tokens: usize, normalizer: &Normalizer) -> f64;
@@ -198,12 +199,12 @@ pub(crate) trait PolicyLoss {
         clip::surrogate(config, token.ratio, token.advantage)
     }
 
-    /// Whether the loss has the importance-sampling correction inside L.
+    /// Whether the loss applies the importance-sampling correction inside L.
     fn corrects_itself(&self) -> bool {
         false
     }
 
-    /// Adds the loss's metrics of a sequence to `sums`: how much was clipped, unless the loss reports something else.
+    /// Adds the loss's metrics of a sequence to `sums`. By default these are the clipping counts.
     fn report(&self, config: &LossConfig, whole: &Whole<'_>, sums: &mut LossSums) {
         let _ = config;
         sums.count_clipped(whole.low, whole.high, whole.counted);
@@ -236,7 +237,7 @@ pub fn policy<T: Float>(
     }
 }
 
-/// A sequence, and the settings that its loss is evaluated with.
+/// A sequence and the settings of its loss.
 struct Case<'a, T> {
     config: &'a LossConfig,
     normalizer: &'a Normalizer,
@@ -245,7 +246,7 @@ struct Case<'a, T> {
 }
 
 impl<T: Float> Case<'_, T> {
-    /// Evaluates [`policy`] for a given loss. Arithmetic is f64 whatever `T` is: there are only a few numbers per
+    /// Evaluates [`policy`] for a given loss. Arithmetic is f64 for every `T`, since there are only a few numbers per
     /// token.
     fn evaluate(&self, loss: &impl PolicyLoss, d_logps: &mut [T], sums: &mut LossSums) {
         let (config, normalizer) = (self.config, self.normalizer);
@@ -256,7 +257,7 @@ impl<T: Float> Case<'_, T> {
         let tokens = ratio.tokens();
         let weight = loss.weight(config, tokens, normalizer);
 
-        // With a per-sequence ratio, the terms of all tokens contribute to the gradient of that ratio.
+        // A per-sequence ratio gets gradient from the terms of all tokens.
         let mut d_sequence_ratio = 0.0;
         let (mut low, mut high) = (0, 0);
         for t in 0..mask.len() {
@@ -297,7 +298,7 @@ impl<T: Float> Case<'_, T> {
             ratio::spread(d_sequence_ratio, mask, d_logps);
         }
         let (low, high, counted) = match (config.importance_sampling_level, advantage) {
-            // A sequence with one ratio and one advantage is clipped as a whole or not at all.
+            // A sequence with one ratio and one advantage is either clipped as a whole or not at all.
             (ImportanceSamplingLevel::Sequence, Advantage::Sequence(_)) => (u64::from(low > 0), u64::from(high > 0), 1),
             _ => (low, high, tokens as u64),
         };
@@ -306,7 +307,7 @@ impl<T: Float> Case<'_, T> {
 }
 
 impl Term {
-    /// Multiplies the term by a constant. With 0 the term becomes 0 even if it was not finite.
+    /// Multiplies the term by a constant. With 0 the term becomes 0 even if it is not finite.
     fn scale(&mut self, by: f64) {
         if by == 0.0 {
             *self = Term { low: self.low, high: self.high, ..Term::default() };

@@ -5,8 +5,8 @@
 //! value:  J = c_V/N Σ m ½ max((V − R)², (clip(V, V_old − ε_V, V_old + ε_V) − R)²)
 //!
 //! H is the entropy of the next-token distribution, and V the value of the state in which the token is chosen. The
-//! advantages A and returns R are from [`gae`](crate::gae). The value loss is clipped like the policy loss: if V has
-//! left the range around its value at rollout and the clipped side is worse, its gradient is 0.
+//! advantages A and returns R come from [`gae`](crate::gae). The value loss is clipped like the policy loss: if V has
+//! left the range around its value at rollout and the clipped side is worse, the gradient is 0.
 //!
 //! Metrics have the names of TRL's `PPOTrainer`.
 
@@ -46,7 +46,7 @@ impl Default for ValueConfig {
     }
 }
 
-/// A completion as the policy loss reads it. Each slice has one element per completion token.
+/// A completion as the input of the policy loss. Each slice has one element per completion token.
 #[derive(Clone, Copy, Debug)]
 pub struct Actions<'a, T> {
     /// Log-probabilities under the current policy, log π_θ.
@@ -55,7 +55,7 @@ pub struct Actions<'a, T> {
     pub old_logps: &'a [T],
     /// Entropies of the next-token distributions, in nats.
     pub entropies: &'a [T],
-    /// The tokens that the loss uses. Other elements of the slices are never read.
+    /// The tokens that the loss uses. Elements of the slices at other tokens are never read.
     pub mask: &'a [bool],
     /// Advantages.
     pub advantage: &'a Advantage,
@@ -96,7 +96,7 @@ pub fn policy<T: Float>(
         high += u64::from(term.high);
         tokens += 1;
     }
-    // Without a bonus, entropies are only reported: a non-finite one must not spoil the step.
+    // Without a bonus, entropies are only reported, so a non-finite entropy must not affect the step.
     let bonus = if config.entropy_coef == 0.0 { 0.0 } else { config.entropy_coef * entropy };
     sums.loss += weight * (loss - bonus);
     sums.tokens += tokens;
@@ -108,16 +108,16 @@ pub fn policy<T: Float>(
     sums.means.add("val/ratio", ratios, tokens);
 }
 
-/// A completion as the value loss reads it. Each slice has one element per completion token.
+/// A completion as the input of the value loss. Each slice has one element per completion token.
 #[derive(Clone, Copy, Debug)]
 pub struct States<'a, T> {
     /// Value estimates V of the value model in training.
     pub values: &'a [T],
     /// Value estimates at rollout.
     pub old_values: &'a [T],
-    /// Returns, which are the targets of the values.
+    /// Returns, the targets of the values.
     pub returns: &'a [T],
-    /// The tokens that the loss uses. Other elements of the slices are never read.
+    /// The tokens that the loss uses. Elements of the slices at other tokens are never read.
     pub mask: &'a [bool],
 }
 
@@ -140,11 +140,11 @@ pub fn value<T: Float>(
             continue;
         }
         let (v, old, target) = (values[t].f64(), old_values[t].f64(), returns[t].f64());
-        // Not `clamp`, which would panic on a NaN bound.
+        // `clamp` would panic on a NaN bound.
         let near = v.max(old - config.cliprange_value).min(old + config.cliprange_value);
         let (free, bound) = ((v - target).powi(2), (near - target).powi(2));
         let clips = bound > free;
-        // `max` would hide a NaN of one side.
+        // `max` would drop a NaN on one side.
         loss += 0.5 * if clips { bound } else { free };
         d_values[t] = T::of(if clips { 0.0 } else { weight * (v - target) });
         clipped += u64::from(clips);

@@ -1,5 +1,5 @@
-//! The importance ratio r = e^ρ of the new to the old policy, per token or per sequence. m is the mask of tokens in the
-//! loss:
+//! The importance ratio r = e^ρ between the current and the old policy, per token or per sequence. m is the mask of
+//! tokens in the loss:
 //!
 //! - token: ρ_t = log π_θ(t) − log π_old(t);
 //! - sequence (GSPO, Zheng et al. 2025, arXiv:2507.18071): ρ = Σ_t m_t (log π_θ(t) − log π_old(t)) / max(1, Σ_t m_t),

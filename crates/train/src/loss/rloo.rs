@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub struct RlooConfig {
     /// Clip range of the ratio below 1.
     pub epsilon: f64,
-    /// Clip range of the ratio above 1; `None`: the same as below.
+    /// Clip range of the ratio above 1; `None` means the same as below.
     pub epsilon_high: Option<f64>,
     /// Leave completions that reached the length limit out of the loss.
     pub mask_truncated_completions: bool,
@@ -47,7 +47,7 @@ pub fn rloo<T: Float>(
     sums: &mut LossSums,
 ) {
     let &Sequence { logps, old_logps, mask, advantage, .. } = sequence;
-    let &Advantage::Sequence(advantage) = advantage else { panic!("RLOO's advantage is one number per completion") };
+    let &Advantage::Sequence(advantage) = advantage else { panic!("RLOO needs one advantage per completion") };
     let log_ratio: f64 = (0..mask.len()).filter(|&t| mask[t]).map(|t| logps[t].f64() - old_logps[t].f64()).sum();
     let clip = LossConfig { epsilon: config.epsilon, epsilon_high: config.epsilon_high, ..LossConfig::default() };
     let term = clip::surrogate(&clip, libm::exp(log_ratio), f64::from(advantage));

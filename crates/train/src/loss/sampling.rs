@@ -1,5 +1,5 @@
-//! Importance-sampling correction for samples whose sampler was not the old policy: another weight version, or another
-//! engine. The correction c is:
+//! Importance-sampling correction for samples that were not drawn from the old policy, but from another version of the
+//! weights or another engine. The correction c is:
 //!
 //! ```text
 //! c = e^(log π_old − log π_sampler) of the token, or e^Σ of the sequence
@@ -7,27 +7,27 @@
 //! ```
 //!
 //! c multiplies the policy term but not the KL term, and is held constant. If the sampler is the old policy, as in
-//! every synchronous training run, c is exactly 1. Truncated weights are from IMPALA (Espeholt et al. 2018,
-//! arXiv:1802.01561). Leaving out whole sequences that are too far off-policy is also in Li et al. 2025
-//! (arXiv:2512.23075), by the worst token; here it is by the product over tokens, as in TRL. Metrics are of c
-//! **before** it is truncated or masked. (TRL logs it after, so that nothing above `clip_max` can be seen.)
+//! every synchronous training run, c is exactly 1. Truncated weights come from IMPALA (Espeholt et al. 2018,
+//! arXiv:1802.01561). Li et al. 2025 (arXiv:2512.23075) also leave out whole sequences that are too far off-policy, by
+//! their worst token; here the criterion is the product over tokens, as in TRL. Metrics describe c **before** it is
+//! truncated or masked. (TRL logs c afterwards, so that values above `clip_max` are invisible.)
 
 use kernels::check::Float;
 use kernels::mean::over;
 use serde::{Deserialize, Serialize};
 
-/// Whether the importance-sampling correction c is per token or per sequence, and what happens to a c outside its
-/// bounds; the names are those of TRL's `vllm_importance_sampling_mode`.
+/// Whether the importance-sampling correction c is per token or per sequence, and what is done with a c outside its
+/// bounds. The names are those of TRL's `vllm_importance_sampling_mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CorrectionMode {
     /// A correction for each token, clamped to the bounds.
     TokenTruncate,
-    /// A correction for each token; tokens beyond the bounds are left out.
+    /// A correction for each token; tokens outside the bounds are left out.
     TokenMask,
     /// One correction for the sequence, clamped to the bounds.
     SequenceTruncate,
-    /// One correction for the sequence; a sequence beyond the bounds is left out.
+    /// One correction for the sequence; a sequence outside the bounds is left out.
     #[default]
     SequenceMask,
 }
@@ -55,26 +55,26 @@ impl Default for Correction {
 /// The importance-sampling corrections of one sequence.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    /// Corrections before bounds: one per token, or a single one. Empty: 1 for all tokens.
+    /// Corrections before the bounds are applied: one per token, or a single one. Empty means 1 for all tokens.
     raw: Vec<f64>,
     bounded: Vec<f64>,
-    of_sequence: bool,
+    per_sequence: bool,
 }
 
 impl Weights {
-    /// Computes the corrections of a sequence. A token whose sampler log-probability is unknown (NaN) has the
-    /// correction 1.
+    /// Computes the corrections of a sequence. If the sampler log-probability of a token is unknown (NaN), its
+    /// correction is 1.
     pub fn new<T: Float>(config: &Correction, old_logps: &[T], sampler_logps: &[T], mask: &[bool]) -> Weights {
         if !config.enabled {
-            return Weights { raw: Vec::new(), bounded: Vec::new(), of_sequence: false };
+            return Weights { raw: Vec::new(), bounded: Vec::new(), per_sequence: false };
         }
         let difference = |t: usize| {
             let sampler = sampler_logps[t].f64();
             if mask[t] && !sampler.is_nan() { old_logps[t].f64() - sampler } else { 0.0 }
         };
         use CorrectionMode::{SequenceMask, SequenceTruncate, TokenMask, TokenTruncate};
-        let of_sequence = matches!(config.mode, SequenceTruncate | SequenceMask);
-        let raw: Vec<f64> = if of_sequence {
+        let per_sequence = matches!(config.mode, SequenceTruncate | SequenceMask);
+        let raw: Vec<f64> = if per_sequence {
             vec![libm::exp((0..mask.len()).map(difference).sum())]
         } else {
             (0..mask.len()).map(|t| libm::exp(difference(t))).collect()
@@ -85,13 +85,13 @@ impl Weights {
             TokenMask | SequenceMask if c < low || c > high => 0.0,
             TokenMask | SequenceMask => c,
         };
-        Weights { bounded: raw.iter().map(bound).collect(), raw, of_sequence }
+        Weights { bounded: raw.iter().map(bound).collect(), raw, per_sequence }
     }
 
     /// The correction of token `t`.
     pub fn at(&self, t: usize) -> f64 {
         match self.bounded.as_slice() {
-            [one] if self.of_sequence => *one,
+            [one] if self.per_sequence => *one,
             [] => 1.0,
             many => many[t],
         }
@@ -128,22 +128,22 @@ impl Extremes {
     }
 }
 
-/// Metrics of how far the sampler was from the old policy, over an optimizer batch.
+/// Metrics of the distance between sampler and old policy, over an optimizer batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingMetrics {
-    /// Smallest, mean and largest correction before its bounds, over tokens or sequences.
+    /// Minimum, mean and maximum of the correction before its bounds are applied, over tokens or sequences.
     pub importance_sampling_ratio: [f64; 3],
     /// Share of corrections that the bounds changed.
     pub bounded_ratio: f64,
-    /// Mean and largest |log π_old − log π_sampler| over tokens: how far the sampler was from the old policy.
+    /// Mean and maximum of |log π_old − log π_sampler| over tokens: the distance between sampler and old policy.
     pub sampling_logp_difference: [f64; 2],
 }
 
 impl SamplingSums {
     /// Adds a sequence to the sums.
     pub fn add<T: Float>(&mut self, weights: &Weights, old_logps: &[T], sampler_logps: &[T], mask: &[bool]) {
-        // A correction per sequence counts even if no token is kept, as in TRL.
-        let kept = |t: usize| weights.of_sequence || mask[t];
+        // A per-sequence correction counts even if the mask keeps no token, as in TRL.
+        let kept = |t: usize| weights.per_sequence || mask[t];
         for (t, (&raw, &bounded)) in weights.raw.iter().zip(&weights.bounded).enumerate() {
             if kept(t) {
                 self.ratio.add(raw);
@@ -155,8 +155,8 @@ impl SamplingSums {
         }
     }
 
-    /// Computes the metrics from the sums; none if no token in the loss has a known sampler log-probability. (The
-    /// corrections of such sequences are 1 by definition, and not measured.)
+    /// Computes the metrics from the sums. `None` if no token in the loss has a known sampler log-probability. (The
+    /// corrections of such sequences are 1 by definition, not by measurement.)
     pub fn metrics(&self) -> Option<SamplingMetrics> {
         let difference = self.difference.mean()?;
         Some(SamplingMetrics {
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mean_of_one_is_that_one() {
+    fn the_mean_of_one_value_is_that_value() {
         let mut sums = Extremes::default();
         assert_eq!(sums.mean(), None);
         sums.add(3.0);

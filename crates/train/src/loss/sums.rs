@@ -17,11 +17,11 @@ pub struct LossSums {
     pub means: Means,
     /// Sum of the token entropies in the entropy bonus.
     pub entropy: f64,
-    /// Statistics of the importance-sampling correction; none if there is no correction.
+    /// Statistics of the importance-sampling correction; `None` without a correction.
     pub sampling: Option<SamplingSums>,
     low: f64,
     high: f64,
-    /// The number that `low` and `high` are counted among: tokens, or sequences if ratios are per sequence.
+    /// The total for `low` and `high`: the number of tokens, or of sequences if ratios are per sequence.
     counted: u64,
     low_min: f64,
     high_max: f64,
@@ -46,15 +46,15 @@ impl Default for LossSums {
 }
 
 impl LossSums {
-    /// Mean estimated KL divergence per token; none if no token is in the loss.
+    /// Mean estimated KL divergence per token; `None` if no token is in the loss.
     pub fn kl_mean(&self) -> Option<f64> {
         over(self.kl, self.tokens)
     }
 
-    /// The clip ratios; none if no token is in the loss, or if the loss does not clip. (TRL has NaN for minimum and
+    /// The clip ratios; `None` if no token is in the loss or the loss does not clip. (TRL logs NaN for minimum and
     /// maximum, and 0 for the means.)
     pub fn clip_ratios(&self) -> Option<ClipRatios> {
-        // Per-sequence ratios count a sequence without a token, too, as in TRL, unless there are only such sequences.
+        // As in TRL, a per-sequence ratio counts even for a sequence without tokens, unless all sequences are such.
         let per = |x: f64| over(x, self.counted).filter(|_| self.tokens > 0);
         Some(ClipRatios {
             low_mean: per(self.low)?,
@@ -65,8 +65,8 @@ impl LossSums {
         })
     }
 
-    /// Adds the numbers of tokens clipped below (`low`) and above (`high`) among `of` tokens of a sequence.
-    /// Per-sequence ratios have `of` = 1.
+    /// Adds the numbers of tokens clipped below (`low`) and above (`high`) among `of` tokens of a sequence. For
+    /// per-sequence ratios, `of` is 1.
     pub(super) fn count_clipped(&mut self, low: u64, high: u64, of: u64) {
         self.low += low as f64;
         self.high += high as f64;

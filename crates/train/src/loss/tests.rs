@@ -10,8 +10,8 @@ use crate::ClipRatios;
 use kernels::check::{directional_error, normal};
 use sampling::{Correction, CorrectionMode};
 
-/// Five sequences of odd lengths, one of them without a token in the loss and one empty, with ratios on both sides of
-/// the clip.
+/// Five sequences of odd lengths, one without a token in the loss and one empty, with ratios inside and outside the
+/// clip range.
 struct Case {
     logps: Vec<Vec<f64>>,
     entropies: Vec<Vec<f64>>,
@@ -45,7 +45,7 @@ impl Case {
     fn normalizer(&self) -> Normalizer {
         Normalizer::of(&self.masks)
     }
-    /// Evaluates J and its gradient at these log-probabilities (those of all sequences, concatenated).
+    /// Evaluates J and its gradient at the given log-probabilities (concatenated over sequences).
     fn evaluate(&self, config: &LossConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
         self.evaluate_with(config, &self.normalizer(), flat)
     }
@@ -72,7 +72,7 @@ impl Case {
 const LEVELS: [ImportanceSamplingLevel; 2] = [ImportanceSamplingLevel::Token, ImportanceSamplingLevel::Sequence];
 
 #[test]
-fn values_and_gradients_are_the_oracles() {
+fn values_and_gradients_match_the_oracle() {
     let mut case = case();
     let flat: Vec<f64> = case.logps.concat();
     for tokens in [false, true] {
@@ -124,7 +124,7 @@ fn values_and_gradients_are_the_oracles() {
 }
 
 #[test]
-fn on_policy_the_ratio_is_one_and_the_gradient_is_the_plain_policy_gradient() {
+fn the_on_policy_gradient_is_the_plain_policy_gradient() {
     let mut case = case();
     case.old = case.logps.clone();
     let config = LossConfig { loss_type: LossType::Bnpo, ..LossConfig::default() };
@@ -151,7 +151,7 @@ fn one(ratio: f64, advantage: f64, delta: Option<f64>) -> Term {
 }
 
 #[test]
-fn each_side_of_the_clip() {
+fn the_surrogate_is_clipped_on_both_sides() {
     let close = |term: Term, value: f64, slope: f64, low: bool, high: bool| {
         assert!((term.value - value).abs() < 1e-12 && (term.d_log_ratio - slope).abs() < 1e-12, "{term:?}");
         assert_eq!((term.low, term.high), (low, high));
@@ -167,10 +167,10 @@ fn each_side_of_the_clip() {
 }
 
 #[test]
-fn nothing_in_the_loss_gives_nothing() {
+fn sequences_without_a_token_in_the_loss_contribute_nothing() {
     let mut case = case();
     case.masks.iter_mut().for_each(|m| m.fill(false));
-    // Values outside the mask are never read.
+    // Elements outside the mask are never read.
     case.old.iter_mut().chain(&mut case.sampler).for_each(|x| x.fill(f64::NAN));
     for (_, loss_type) in LossType::NAMES {
         for importance_sampling_level in LEVELS {
@@ -198,7 +198,7 @@ fn reduce(loss: &impl PolicyLoss, values: &[Vec<f64>], masks: &[Vec<bool>]) -> f
 }
 
 #[test]
-fn reductions_on_the_known_vectors() {
+fn reductions_match_known_values() {
     let check = |values: &[Vec<f64>], masks: &[Vec<bool>], per_sequence: f64, per_token: f64| {
         assert!((reduce(&grpo::Grpo, values, masks) - per_sequence).abs() < 5e-5);
         assert!((reduce(&bnpo::Bnpo, values, masks) - per_token).abs() < 5e-5);
@@ -214,7 +214,7 @@ fn reductions_on_the_known_vectors() {
 }
 
 #[test]
-fn supervised_is_the_mean_over_tokens() {
+fn the_supervised_loss_is_the_mean_over_tokens() {
     let (logps, mask) = (vec![-1.0f64, -2.0, -4.0], vec![true, false, true]);
     let (mut d, mut sums) = (vec![f64::NAN; 3], LossSums::default());
     supervised::supervised(

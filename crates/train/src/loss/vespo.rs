@@ -8,8 +8,8 @@
 //! ```
 //!
 //! ρ_t = log π_θ(t) − log π_old(t), summed and not averaged. c_t is the token's importance-sampling
-//! [correction](super::sampling), which is a factor of w and not of L. k and λ are `vespo_k_pos` and `vespo_lambda_pos`
-//! if A ≥ 0, else `vespo_k_neg` and `vespo_lambda_neg`. ∂L/∂log π_θ = −φ A.
+//! [correction](super::sampling), which is a factor of w, not of L. k and λ are `vespo_k_pos` and `vespo_lambda_pos` if
+//! A ≥ 0, else `vespo_k_neg` and `vespo_lambda_neg`. ∂L/∂log π_θ = −φ A.
 
 use super::sampling::Weights;
 use super::{LossConfig, LossSums, Normalizer, PolicyLoss, Term, Token, Whole};
@@ -45,7 +45,7 @@ impl Vespo {
         };
         let lambda = lambda.max(1e-4);
         let phi = libm::exp(lambda + k * self.log_weight - lambda * libm::exp(self.log_weight));
-        // A NaN weight becomes 0 in TRL; here it stays NaN, so that it shows.
+        // In TRL a NaN weight becomes 0. Here it stays NaN, so that it makes the loss non-finite.
         if phi == f64::INFINITY { 0.0 } else { phi }
     }
 }

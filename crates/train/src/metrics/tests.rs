@@ -1,9 +1,9 @@
-//! Metrics under TRL's names.
+//! Tests of the metrics and their names.
 
 use super::*;
 
 #[test]
-fn means_extremes_and_sums_are_kept_apart() {
+fn means_extremes_and_sums_are_separate_metrics() {
     let mut means = Means::default();
     for (value, least, greatest) in [(3.0, 3.0, 3.0), (-1.0, -1.0, 3.0), (5.0, -1.0, 5.0)] {
         means.least("least", value);

@@ -1,4 +1,4 @@
-//! The inputs of each loss, and the errors if they are missing.
+//! Tests of the inputs of each loss, and of the errors for missing inputs.
 
 use super::*;
 use crate::{Response, StepRewards};
@@ -24,7 +24,7 @@ fn all() -> [(&'static str, Objective); 8] {
     ]
 }
 
-/// A sample with everything that any loss needs.
+/// A sample with all columns that any loss needs.
 fn sample(tokens: usize) -> Sample {
     let numbers = || vec![-1.0; tokens];
     let names = [SAMPLER_LOGPS, REF_LOGPS, VALUES, RETURNS];
@@ -40,23 +40,23 @@ fn pair() -> PreferencePair {
 }
 
 #[test]
-fn each_loss_accepts_its_kind_and_refuses_the_other() {
+fn each_loss_accepts_either_samples_or_pairs() {
     let (samples, pairs) = ([sample(2), sample(3)], [pair(), pair()]);
     for (name, loss) in all() {
-        let (of_samples, of_pairs) = (loss.check(samples[..].into()), loss.check(pairs[..].into()));
+        let (on_samples, on_pairs) = (loss.check(samples[..].into()), loss.check(pairs[..].into()));
         let told = |result: Result<()>| result.map_err(|e| e.to_string());
         if loss.is_of_pairs() {
-            assert_eq!(told(of_pairs), Ok(()), "{name}");
-            assert_eq!(told(of_samples), Err("the loss is of pairs, and there are none".into()), "{name}");
+            assert_eq!(told(on_pairs), Ok(()), "{name}");
+            assert_eq!(told(on_samples), Err("the loss needs preference pairs, got single samples".into()), "{name}");
         } else {
-            assert_eq!(told(of_samples), Ok(()), "{name}");
-            assert_eq!(told(of_pairs), Err("the loss is not of pairs".into()), "{name}");
+            assert_eq!(told(on_samples), Ok(()), "{name}");
+            assert_eq!(told(on_pairs), Err("the loss needs single samples, got preference pairs".into()), "{name}");
         }
     }
 }
 
 #[test]
-fn a_missing_part_of_a_sample_is_an_error_for_losses_that_need_it() {
+fn a_missing_column_of_a_sample_is_an_error_if_the_loss_needs_it() {
     let refusers = |change: &dyn Fn(&mut Sample)| -> Vec<(&'static str, String)> {
         let mut samples = [sample(2), sample(3)];
         change(&mut samples[1]);
@@ -68,22 +68,22 @@ fn a_missing_part_of_a_sample_is_an_error_for_losses_that_need_it() {
     };
     let every = ["policy", "rloo", "ppo", "value", "supervised", "dft"];
     let policies = ["policy", "rloo", "ppo"];
-    let mask = "mask has 2 elements, and the completion 3 tokens";
+    let mask = "mask must have one element per completion token (3), got 2";
     assert_eq!(refusers(&|s| s.loss_mask.truncate(2)), told(&every, mask));
-    let column = "ref_logps has 4 elements, and the completion 3 tokens";
+    let column = "ref_logps must have one element per completion token (3), got 4";
     assert_eq!(refusers(&|s| s.columns.set(REF_LOGPS, vec![0.0; 4])), told(&every, column));
-    let sampler = told(&policies, "it has no sampler_logps");
+    let sampler = told(&policies, "sampler_logps is missing");
     assert_eq!(refusers(&|s| drop(s.columns.remove(SAMPLER_LOGPS))), sampler);
-    let versions = "versions has 2 elements, and the completion 3 tokens";
+    let versions = "versions must have one element per completion token (3), got 2";
     assert_eq!(refusers(&|s| s.versions.truncate(2)), told(&policies, versions));
     for name in [VALUES, RETURNS] {
-        let learned = told(&["value"], "it has no values and returns to learn from");
+        let learned = told(&["value"], "values or returns are missing");
         assert_eq!(refusers(&|s| drop(s.columns.remove(name))), learned);
     }
     assert_eq!(refusers(&|s| drop(s.columns.remove(REF_LOGPS))), []);
-    let number = told(&["rloo"], "RLOO's advantage is one number per completion, not one per token");
+    let number = told(&["rloo"], "RLOO needs one advantage per completion, got one per token");
     assert_eq!(refusers(&|s| s.advantage = Advantage::Tokens(vec![1.0; 3])), number);
-    let long = told(&["policy", "ppo"], "advantage has 4 elements, and the completion 3 tokens");
+    let long = told(&["policy", "ppo"], "advantage must have one element per completion token (3), got 4");
     let found = refusers(&|s| s.advantage = Advantage::Tokens(vec![1.0; 4]));
     assert_eq!(found.into_iter().filter(|(name, _)| *name != "rloo").collect::<Vec<_>>(), long);
     let kl = policy_with(|c| c.beta = 0.1);
@@ -91,11 +91,11 @@ fn a_missing_part_of_a_sample_is_an_error_for_losses_that_need_it() {
     let mut without = sample(2);
     without.columns.remove(REF_LOGPS);
     let error = kl.check([without][..].into()).unwrap_err().to_string();
-    assert_eq!(error, "sample 0: beta is not 0, and there are no ref_logps");
+    assert_eq!(error, "sample 0: ref_logps is missing, and beta is not 0");
 }
 
 #[test]
-fn a_missing_part_of_a_pair_is_an_error() {
+fn a_missing_column_of_a_pair_is_an_error_if_the_loss_needs_it() {
     let check = |loss: &Objective, change: &dyn Fn(&mut PreferencePair)| {
         let mut pairs = [pair(), pair(), pair()];
         change(&mut pairs[2]);
@@ -108,19 +108,22 @@ fn a_missing_part_of_a_pair_is_an_error() {
                 change(if rejected { &mut pair.rejected } else { &mut pair.chosen });
             };
             let empty = check(loss, &|pair| of(pair, &|r| r.ids.clear()));
-            assert_eq!(empty, Err("sample 2: a response of a pair needs at least one token".into()));
+            assert_eq!(empty, Err("sample 2: each response of a pair must have at least one token".into()));
             let without = check(loss, &|pair| of(pair, &|r| drop(r.columns.remove(REF_LOGPS))));
-            let needs = "sample 2: a pair needs the reference's log-probabilities (ref_logps)";
+            let needs = "sample 2: ref_logps (the reference's log-probabilities) is missing";
             assert_eq!(without, if loss.is_of_scores() { Ok(()) } else { Err(needs.to_owned()) });
             let long = check(loss, &|pair| of(pair, &|r| r.columns.set(REF_LOGPS, vec![0.0; 9]))).unwrap_err();
             let tokens = if rejected { 3 } else { 2 };
-            assert_eq!(long, format!("sample 2: ref_logps has 9 elements, and the completion {tokens} tokens"));
+            assert_eq!(
+                long,
+                format!("sample 2: ref_logps must have one element per completion token ({tokens}), got 9")
+            );
         }
     }
 }
 
 #[test]
-fn a_pair_is_ranked_by_its_last_scores() {
+fn a_pair_is_ranked_by_the_scores_of_its_last_tokens() {
     let pairs = [PreferencePair { margin: 0.5, ..pair() }];
     let config = RankingConfig { center_rewards_coefficient: Some(0.25) };
     let normalizer = Normalizer { sequences: 4, ..Normalizer::default() };
@@ -153,7 +156,7 @@ fn a_pair_is_ranked_by_its_last_scores() {
 }
 
 #[test]
-fn skipped_sequences_count_as_far_as_they_are_known() {
+fn skipped_sequences_count_with_their_known_values() {
     let normalizer = Normalizer { sequences: 1, tokens: 3, ..Normalizer::default() };
     let evaluate = |loss: &Objective, mask: &[bool], on_policy: bool| {
         let mut sums = LossSums::default();
@@ -166,8 +169,12 @@ fn skipped_sequences_count_as_far_as_they_are_known() {
     let vespo = policy_with(|c| c.loss_type = LossType::Vespo);
     let (phi, before) = (vec!["before".to_owned(), "vespo/phi_seq_mean".to_owned()], vec!["before".to_owned()]);
     assert_eq!(evaluate(&vespo, &[true; 3], true), (0.0, 3, phi.clone()));
-    assert_eq!(evaluate(&vespo, &[true; 3], false), (0.0, 3, before.clone()), "its ratio is unknown");
-    assert_eq!(evaluate(&vespo, &[false; 3], false), (0.0, 0, phi), "without a token the ratio is 1");
+    assert_eq!(
+        evaluate(&vespo, &[true; 3], false),
+        (0.0, 3, before.clone()),
+        "off-policy, the ratio of a skipped sequence is unknown"
+    );
+    assert_eq!(evaluate(&vespo, &[false; 3], false), (0.0, 0, phi), "without a token in the loss the ratio is 1");
     for on_policy in [true, false] {
         assert_eq!(evaluate(&policy_with(|_| {}), &[true; 3], on_policy), (0.0, 3, before.clone()));
     }

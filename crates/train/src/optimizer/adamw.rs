@@ -1,5 +1,5 @@
-//! AdamW. The update is computed by [`kernels::ops::adamw`]; this file decides which parameters get weight decay and
-//! which random bits round bf16 moments.
+//! AdamW. The update is computed by [`kernels::ops::adamw`]; this file selects the parameters with weight decay and the
+//! random bits that round bf16 moments.
 
 use super::{Definition, OptimizerKind, Rule, StateTree, Step};
 use crate::Result;
@@ -10,7 +10,7 @@ use model::weights::{ParamSpec, Params};
 /// Constant that separates the random bits for rounding moments from other uses of the seed.
 const ROUNDING: u64 = 0x4d4f_4d45_4e54_5300;
 
-/// The names that transformers gives to implementations of AdamW, which all compute the same.
+/// The names that transformers gives to its implementations of AdamW. All of them compute the same update.
 pub(super) const DEFINITION: Definition = Definition {
     names: &[
         "adamw_torch",
@@ -43,14 +43,14 @@ impl Rule for AdamW {
     }
 }
 
-/// Takes a step on the parameters that `of` selects. `trees` has the first and second moments.
+/// Takes a step on the parameters for which `of` returns true. `trees` has the first and second moments.
 pub(super) fn step_on(ctx: &Context, step: Step<'_, '_>, of: impl Fn(&ParamSpec) -> bool) -> Result<()> {
     let Step { weights, masters, trees, grads, norm, number, learning_rate, config, .. } = step;
     let [m, v] = trees else { unreachable!("AdamW keeps two moments") };
     let chosen: Vec<(bool, bool)> = weights.specs().iter().map(|spec| (of(spec), spec.matrix)).collect();
     let mut first_block = 0;
     let moments = m.tensors_mut().into_iter().zip(v.tensors_mut());
-    // Adapters come last, and have no f32 master.
+    // Adapters come last and have no f32 master weights.
     let mut masters = masters.map(Params::tensors_mut).unwrap_or_default().into_iter();
     for (((weight, grad), (m, v)), (chosen, decays)) in
         weights.tensors_mut().into_iter().zip(grads.tensors()).zip(moments).zip(chosen)

@@ -1,8 +1,8 @@
-//! Optimizers: they compute the next weights from gradients, with clipping by the global gradient norm.
+//! Optimizers compute the next weights from gradients, with clipping by the global gradient norm.
 //!
-//! Each optimizer is a [`Rule`] in its own file: `adamw.rs`, `muon.rs`. This file has the shared parts: the f32
-//! master weights of models that compute in bf16, the gradient norm, the step count, and the state that a checkpoint
-//! stores. A new optimizer is a file, and entries in [`OPTIMIZERS`], [`OptimizerKind`] and [`OptimizerKind::rule`].
+//! Each optimizer is a [`Rule`] in its own file: `adamw.rs`, `muon.rs`. This file has the shared parts: f32 master
+//! weights of models that compute in bf16, the gradient norm, the step count, and the state for checkpoints. A new
+//! optimizer needs a file, and entries in [`OPTIMIZERS`], [`OptimizerKind`] and [`OptimizerKind::rule`].
 
 mod adamw;
 mod muon;
@@ -16,7 +16,7 @@ use model::{FileDType, Grads, LoraConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The dtype in which AdamW's moments are kept.
+/// The dtype of AdamW's moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MomentsDType {
@@ -40,7 +40,7 @@ pub enum OptimizerKind {
 
 /// How configurations select an optimizer.
 struct Definition {
-    /// Names of the optimizer, those of transformers if it has them; the usual one first.
+    /// Names of the optimizer (those of transformers, if it has the optimizer). The usual name comes first.
     names: &'static [&'static str],
     /// Parses the optimizer's arguments from `optim_args`.
     parse: fn(&mut Args) -> std::result::Result<OptimizerKind, String>,
@@ -49,7 +49,7 @@ struct Definition {
 const OPTIMIZERS: &[Definition] = &[adamw::DEFINITION, muon::DEFINITION];
 
 impl OptimizerKind {
-    /// Every name that [`parse`](Self::parse) accepts; the first is the default optimizer's.
+    /// All names that [`parse`](Self::parse) accepts. The first one is the default.
     pub fn names() -> impl Iterator<Item = &'static str> {
         OPTIMIZERS.iter().flat_map(|definition| definition.names).copied()
     }
@@ -67,8 +67,8 @@ impl OptimizerKind {
     /// The error message for a name that is not in [`names`](Self::names).
     pub fn unknown(optim: &str) -> String {
         format!(
-            "there is no optimizer `{optim}`: expected one of {}; AdamW in half the memory is adamw_torch with \
-             adam_moments_dtype = \"bf16\"",
+            "unknown optimizer `{optim}`: expected one of {}. For AdamW with half the memory, set \
+             optim = \"adamw_torch\" and adam_moments_dtype = \"bf16\"",
             OptimizerKind::names().collect::<Vec<_>>().join(", ")
         )
     }
@@ -92,7 +92,7 @@ impl Args {
     fn parse(text: &str) -> std::result::Result<Args, String> {
         let pairs = text.split(',').filter(|pair| !pair.trim().is_empty()).map(|pair| match pair.split_once('=') {
             Some((key, value)) => Ok((key.trim().to_owned(), value.trim().to_owned())),
-            None => Err(format!("`{}` in optim_args is not of the form key=value", pair.trim())),
+            None => Err(format!("optim_args: `{}` must have the form key=value", pair.trim())),
         });
         Ok(Args { pairs: pairs.collect::<std::result::Result<_, _>>()?, known: Vec::new() })
     }
@@ -101,7 +101,7 @@ impl Args {
         self.known.push(key);
         let Some(at) = self.pairs.iter().position(|(name, _)| name == key) else { return Ok(default) };
         let (_, value) = self.pairs.remove(at);
-        value.to_lowercase().parse().map_err(|_| format!("optim_args: `{value}` is not a value of `{key}`"))
+        value.to_lowercase().parse().map_err(|_| format!("optim_args: `{value}` is not a valid value for `{key}`"))
     }
     fn all_read(self, optim: &str) -> std::result::Result<(), String> {
         let Some((key, _)) = self.pairs.first() else { return Ok(()) };
@@ -110,8 +110,8 @@ impl Args {
             known => known.join(", "),
         };
         Err(format!(
-            "optim_args: the optimizer {optim} has no argument `{key}`; its arguments: {known} (AdamW's are the keys \
-             adam_beta1, adam_beta2, adam_epsilon and weight_decay)"
+            "optim_args: the optimizer {optim} has no argument `{key}`; its arguments: {known} (AdamW's settings are \
+             the keys adam_beta1, adam_beta2, adam_epsilon and weight_decay)"
         ))
     }
 }
@@ -129,11 +129,11 @@ pub struct OptimizerConfig {
     pub adam_epsilon: f64,
     /// Coefficient of decoupled weight decay, for matrices only; biases and norm weights do not decay.
     pub weight_decay: f64,
-    /// Largest L2 norm of the gradient, which is scaled down to it; 0 for no clipping.
+    /// Maximum L2 norm of the gradient, to which larger gradients are scaled down; 0 for no clipping.
     pub max_grad_norm: f64,
-    /// The dtype in which AdamW's moments are kept.
+    /// The dtype of AdamW's moments.
     pub moments: MomentsDType,
-    /// Seed of the random numbers of a step: rounding of bf16 moments, and LoRA dropout.
+    /// Seed of the random numbers of a step, for rounding bf16 moments and for LoRA dropout.
     pub seed: u64,
 }
 
@@ -161,24 +161,24 @@ pub struct GradNorm {
     pub finite: bool,
 }
 
-/// A kind of optimizer state: one number per parameter, stored in checkpoints under this name.
+/// A kind of optimizer state, with one number per parameter. Checkpoints store it under this name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateTree {
     /// torch's name of the state, such as `exp_avg`.
     pub name: &'static str,
-    /// Whether this state is kept in the dtype [`OptimizerConfig::moments`]; else it is f32.
+    /// Whether this state has the dtype [`OptimizerConfig::moments`]. Otherwise it is f32.
     pub in_moments_dtype: bool,
-    /// Which parameters have this state.
+    /// Selects the parameters that have this state.
     pub keeps: fn(&ParamSpec) -> bool,
 }
 
 /// The update rule of an optimizer.
 pub(crate) trait Rule: Send {
-    /// The kinds of state that the optimizer keeps. Checkpoints write each to its own file, and the memory plan
+    /// The kinds of state that the optimizer keeps. A checkpoint writes each to its own file, and the memory plan
     /// counts them.
     fn trees(&self) -> &'static [StateTree];
 
-    /// Allocates the memory that steps need.
+    /// Allocates the memory for steps.
     fn reserve(&mut self, _memory: &Memory, _model: &ModelConfig, _adapter: Option<&LoraConfig>) {}
 
     /// Takes one step on every parameter that has a gradient.
@@ -187,18 +187,18 @@ pub(crate) trait Rule: Send {
 
 /// Arguments of [`Rule::step`].
 pub(crate) struct Step<'a, 'w> {
-    /// The next version of the weights, *written* from the current one, or from the f32 masters with rounding if there
-    /// are masters. Parameters that the rule does not write stay unchanged.
+    /// The next version of the weights. *Written* from the current version, or rounded from the f32 masters if there
+    /// are any. Parameters that the rule does not write stay unchanged.
     pub weights: &'a mut NextParams<'w>,
     /// f32 master weights of a model that computes in bf16; adapters have none. *Updated.*
     pub masters: Option<&'a mut Params>,
     /// Optimizer state, in the order of [`Rule::trees`]. *Updated.*
     pub trees: &'a mut [Params],
-    /// Gradients; frozen parameters have no elements.
+    /// Gradients. Frozen parameters have no elements.
     pub grads: &'a Params,
     /// The gradient norm `[2]`, as [`grad_norm::global`] writes it.
     pub norm: &'a Tensor,
-    /// Factor on gradients: 1, or less if the norm is above `max_grad_norm`.
+    /// Factor for gradients: 1, or less if the norm is above `max_grad_norm`.
     pub clip: f32,
     /// Index of this step, counted from 1.
     pub number: u64,
@@ -218,8 +218,8 @@ pub struct Optimizer {
     pub(crate) steps: u64,
 }
 
-/// An optimizer's state for every trained parameter, in the order of the weights in memory, and the f32 master weights
-/// of a model that computes in bf16. In f32 the weights are their own masters.
+/// The optimizer's state of every trained parameter, in the order of the weights in memory, and the f32 master weights
+/// of a model that computes in bf16. A model that computes in f32 has no separate masters.
 pub struct OptimizerState {
     masters: Option<Params>,
     kinds: &'static [StateTree],
@@ -227,18 +227,18 @@ pub struct OptimizerState {
     trees: Vec<Params>,
 }
 
-/// A kind of optimizer state, as one file of a checkpoint.
+/// A kind of optimizer state, stored as one file of a checkpoint.
 pub struct SavedTree<'a> {
     /// torch's name of the state, such as `exp_avg`.
     pub name: &'static str,
     /// The dtype in which the state is stored.
     pub dtype: FileDType,
-    /// The numbers, under the names and in the row-major order of Hugging Face files.
+    /// The values, with the names and the row-major order of Hugging Face files.
     pub tensors: Named<'a>,
 }
 
 impl Optimizer {
-    /// An optimizer with a state of zeros, for every parameter or only for the adapter if there is one. Memory is
+    /// An optimizer with zero state, for all parameters or, if there is an adapter, for the adapter only. The memory is
     /// booked under "optimizer".
     pub fn new(
         memory: &Memory,
@@ -272,18 +272,18 @@ impl Optimizer {
         &self.state
     }
 
-    /// A shared pointer to the state, from which a checkpoint is written in the background. [`step`](Self::step) is an
-    /// error until it is dropped.
+    /// A shared pointer to the state, from which a checkpoint is written in the background. Until it is dropped,
+    /// [`step`](Self::step) fails.
     pub fn hold(&self) -> Arc<OptimizerState> {
         self.state.clone()
     }
 
-    /// The state, to overwrite when a training run is resumed.
+    /// The state, to overwrite when a training run resumes.
     pub fn state_mut(&mut self) -> Result<&mut OptimizerState> {
         Arc::get_mut(&mut self.state).ok_or(Error::Held)
     }
 
-    /// Computes the global norm of `grads`, which the next [`step`](Self::step) clips by.
+    /// Computes the global norm of `grads`, by which the next [`step`](Self::step) clips.
     pub fn measure(&mut self, ctx: &Context, grads: &Grads) -> Result<GradNorm> {
         let views: Vec<_> = grads.params.tensors().iter().map(|t| t.view()).collect();
         grad_norm::global(ctx, &views, self.norm.view_mut())?;
@@ -323,7 +323,7 @@ impl Optimizer {
 }
 
 impl OptimizerState {
-    /// Initialises the master weights from the weights, before the first step.
+    /// Before the first step, initialises the master weights from the weights.
     fn adopt(&mut self, weights: &Params) {
         let Some(masters) = &mut self.masters else { return };
         for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {
@@ -333,13 +333,13 @@ impl OptimizerState {
         }
     }
 
-    /// The f32 master weights of a model that computes in bf16, under the names and in the row-major order of Hugging
-    /// Face files.
+    /// The f32 master weights of a model that computes in bf16, with the names and the row-major order of Hugging Face
+    /// files.
     pub fn masters(&self) -> Option<Named<'_>> {
         self.masters.as_ref().map(|params| Named { params })
     }
 
-    /// The master weights, to overwrite when a training run is resumed.
+    /// The master weights, to overwrite when a training run resumes.
     pub fn masters_mut(&mut self) -> Option<NamedMut<'_>> {
         self.masters.as_mut().map(|params| NamedMut { params })
     }
@@ -353,7 +353,7 @@ impl OptimizerState {
         })
     }
 
-    /// The kinds of optimizer state by name, to overwrite when a training run is resumed.
+    /// The kinds of optimizer state by name, to overwrite when a training run resumes.
     pub fn trees_mut(&mut self) -> impl Iterator<Item = (&'static str, NamedMut<'_>)> {
         self.kinds.iter().map(|kind| kind.name).zip(self.trees.iter_mut().map(|params| NamedMut { params }))
     }
@@ -385,20 +385,20 @@ mod tests {
     }
 
     #[test]
-    fn bf16_moments_of_each_tensor_are_rounded_with_noise_of_their_own() {
+    fn bf16_moments_of_each_tensor_are_rounded_with_different_noise() {
         let ctx = Context::cpu(Isa::best(), 1);
         let (mut weights, mut optimizer, grads) = parts(&ctx);
         optimizer.measure(&ctx, &grads).unwrap();
         optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 1e-3).unwrap();
         let m = optimizer.state().trees().next().unwrap().tensors;
-        let of_layer = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
-        let (first, second) = (of_layer(0), of_layer(1));
-        // All values are the same number, rounded up or down.
+        let layer_moment = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
+        let (first, second) = (layer_moment(0), layer_moment(1));
+        // All values are the same number, rounded either up or down.
         assert!(first != second && first.iter().chain(&second).all(|x| (x / first[0] - 1.0).abs() < 0.01));
     }
 
     #[test]
-    fn one_element_of_nan_makes_the_gradient_not_finite() {
+    fn one_nan_element_makes_the_gradient_non_finite() {
         let ctx = Context::cpu(Isa::best(), 1);
         let (_, mut optimizer, mut grads) = parts(&ctx);
         let measured = optimizer.measure(&ctx, &grads).unwrap();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_is_read_as_transformers_writes_it() {
+    fn optimizer_names_and_arguments_of_transformers_are_parsed() {
         assert_eq!(OptimizerKind::parse("adamw_torch_fused", ""), Ok(OptimizerKind::AdamW));
         let mut names: Vec<&str> = OptimizerKind::names().collect();
         assert!(names.iter().all(|name| OptimizerKind::parse(name, "").is_ok()));
@@ -423,13 +423,13 @@ mod tests {
         let count = names.len();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), count, "two optimizers of one name");
+        assert_eq!(names.len(), count, "two optimizers have the same name");
         let muon = OptimizerKind::parse("muon", "momentum=0.9, nesterov=False,adjust_lr_fn=match_rms_adamw").unwrap();
         let expected =
             MuonConfig { momentum: 0.9, nesterov: false, adjust_lr: AdjustLr::MatchRmsAdamW, ..Default::default() };
         assert_eq!(muon, OptimizerKind::Muon(expected));
         for (optim, args, why) in [
-            ("no_such_name", "", "no optimizer `no_such_name`: expected one of adamw_torch, "),
+            ("no_such_name", "", "unknown optimizer `no_such_name`: expected one of adamw_torch, "),
             ("adamw_torch", "momentum=0.9", "no argument `momentum`; its arguments: none"),
             ("muon", "beta=0.9", "no argument `beta`; its arguments: momentum, nesterov, ns_steps, eps, adjust_lr_fn"),
             ("muon", "momentum", "key=value"),

@@ -12,8 +12,8 @@
 //! p ← p (1 − lr · weight_decay) − lr · s · X,   s = √max(1, rows/cols), or 0.2 √max(rows, cols)
 //! ```
 //!
-//! q, k, v, gate and up are updated as separate matrices, although two or three of them are in one tensor. torch
-//! iterates in bf16, which changes singular values by some percent; the iterations here are f32 matmuls.
+//! q, k, v, gate and up are updated as separate matrices, although two or three of them share a tensor. torch iterates
+//! in bf16, which changes singular values by some percent; here the iterations are f32 matmuls.
 
 use super::{Args, Definition, OptimizerKind, Rule, StateTree, Step, adamw};
 use crate::Result;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 /// Coefficients a, b, c of the quintic Newton-Schulz iteration: steep at 0, so that small singular values grow quickly.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
-/// The factor on the learning rate that depends on a matrix's shape.
+/// The factor for the learning rate that depends on the shape of a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdjustLr {
@@ -47,9 +47,9 @@ pub struct MuonConfig {
     pub nesterov: bool,
     /// Number of Newton-Schulz iterations.
     pub ns_steps: u32,
-    /// Lower bound of the norm that the update is divided by.
+    /// Lower bound of the norm by which the update is divided.
     pub eps: f64,
-    /// Factor on the learning rate by a matrix's shape: torch's `adjust_lr_fn`.
+    /// The learning-rate factor that depends on the matrix shape: torch's `adjust_lr_fn`.
     pub adjust_lr: AdjustLr,
 }
 
@@ -73,17 +73,19 @@ impl MuonConfig {
             adjust_lr: match args.take("adjust_lr_fn", "original".to_owned())?.as_str() {
                 "original" => AdjustLr::Original,
                 "match_rms_adamw" => AdjustLr::MatchRmsAdamW,
-                other => return Err(format!("optim_args: adjust_lr_fn is original or match_rms_adamw, not `{other}`")),
+                other => {
+                    return Err(format!("optim_args: adjust_lr_fn must be original or match_rms_adamw, got `{other}`"));
+                }
             },
         };
         if !(0.0..1.0).contains(&config.momentum) {
-            return Err(format!("optim_args: momentum is {}, expected at least 0 and below 1", config.momentum));
+            return Err(format!("optim_args: momentum must be at least 0 and below 1, got {}", config.momentum));
         }
         if config.ns_steps == 0 || config.ns_steps > 100 {
-            return Err(format!("optim_args: ns_steps is {}, expected at least 1 and at most 100", config.ns_steps));
+            return Err(format!("optim_args: ns_steps must be at least 1 and at most 100, got {}", config.ns_steps));
         }
         if !(config.eps > 0.0 && config.eps.is_finite()) {
-            return Err(format!("optim_args: eps is {}, expected above 0", config.eps));
+            return Err(format!("optim_args: eps must be finite and above 0, got {}", config.eps));
         }
         Ok(config)
     }
@@ -91,8 +93,8 @@ impl MuonConfig {
 
 /// Whether Muon updates this parameter: a matrix of a decoder layer.
 fn is_hidden_matrix(spec: &ParamSpec) -> bool {
-    let of_layer = |part: &Part| part.name.contains(".layers.");
-    spec.matrix && spec.role == Role::Base && spec.parts.iter().all(of_layer)
+    let is_in_layer = |part: &Part| part.name.contains(".layers.");
+    spec.matrix && spec.role == Role::Base && spec.parts.iter().all(is_in_layer)
 }
 
 /// Muon for the matrices of decoder layers, and AdamW for all other parameters.
@@ -106,8 +108,8 @@ impl Muon {
         Muon { config, iterations: None }
     }
 
-    /// Takes a step on one matrix `param: [rows, cols]`, row-major. `update` has the clipped gradient, and is used as
-    /// scratch.
+    /// Takes a step on one row-major matrix `param: [rows, cols]`. `update` has the clipped gradient, and is
+    /// overwritten.
     #[allow(clippy::too_many_arguments)]
     fn matrix_step(
         &self,
@@ -150,7 +152,7 @@ impl Rule for Muon {
     }
 
     fn reserve(&mut self, memory: &Memory, model: &ModelConfig, adapter: Option<&LoraConfig>) {
-        // If an adapter is trained, no matrix of a decoder layer is.
+        // If an adapter is trained, the matrices of decoder layers are frozen.
         let shapes = if adapter.is_some() { Vec::new() } else { Params::shapes(model) };
         let shapes = shapes.into_iter().filter(is_hidden_matrix).flat_map(|spec| spec.parts).map(|part| part.shape);
         let sides = shapes.map(|shape| (shape[0].min(shape[1]), shape[0].max(shape[1])));
@@ -159,13 +161,13 @@ impl Rule for Muon {
 
     fn step(&mut self, ctx: &Context, step: Step<'_, '_>) -> Result<()> {
         let Step { weights, mut masters, trees, grads, norm, clip, number, learning_rate, config } = step;
-        let (buffers, moments) = trees.split_first_mut().expect("momentum, then AdamW's moments");
-        let of_layers =
+        let (buffers, moments) = trees.split_first_mut().expect("trees are momentum, then AdamW's moments");
+        let matrices =
             weights.specs().iter().zip(grads.tensors()).filter(|(s, g)| is_hidden_matrix(s) && g.bytes() > 0);
-        let parts: Vec<Part> = of_layers.flat_map(|(spec, _)| spec.parts.clone()).collect();
+        let parts: Vec<Part> = matrices.flat_map(|(spec, _)| spec.parts.clone()).collect();
         let mut iterations = self.iterations.take().expect("reserved");
         for Part { name, shape, .. } in parts {
-            let read = |params: &Params| params.read(&name).expect("a tensor of this name");
+            let read = |params: &Params| params.read(&name).expect("every parameter has a tensor of its name");
             let (mut buffer, mut update) = (read(buffers), read(grads));
             for g in &mut update {
                 *g *= clip;
@@ -186,7 +188,7 @@ impl Rule for Muon {
     }
 }
 
-/// Memory of the Newton-Schulz iterations, for each shape `[m, n]` with m ≤ n of the model's matrices.
+/// Buffers of the Newton-Schulz iterations, for each shape `[m, n]` with m ≤ n of the model's matrices.
 struct NewtonSchulz {
     memory: Memory,
     shapes: Vec<Iteration>,
@@ -201,7 +203,7 @@ struct Iteration {
     /// G = X Xᵀ and its square `[m, m]`.
     gram: Tensor,
     square: Tensor,
-    /// X, its transpose and G in the layout that matmuls read.
+    /// X, its transpose, and G, in the layout that matmuls read.
     packed: Matrix,
     transposed: Matrix,
     packed_gram: Matrix,
@@ -226,7 +228,7 @@ impl NewtonSchulz {
         NewtonSchulz { memory: memory.clone(), shapes: sides.into_iter().map(iteration).collect() }
     }
 
-    /// Replaces the row-major matrix `u: [rows, cols]` by an approximation of U Vᵀ, where U and V are from its singular
+    /// Replaces the row-major matrix `u: [rows, cols]` by an approximation of U Vᵀ, with U and V from its singular
     /// value decomposition.
     fn orthogonalise(
         &mut self,
@@ -329,12 +331,12 @@ mod tests {
         x.iter().map(|&x| f64::from(x)).collect()
     }
 
-    fn of_layer(name: &str) -> bool {
+    fn is_layer_matrix(name: &str) -> bool {
         name.contains(".layers.") && name.ends_with("proj.weight")
     }
 
     #[test]
-    fn every_matrix_of_a_layer_is_orthogonalised_by_itself_and_the_rest_is_adamw_s() {
+    fn each_matrix_of_a_layer_is_orthogonalised_and_adamw_updates_the_rest() {
         for compute in [DType::F32, DType::Bf16] {
             for isa in Isa::present() {
                 let ctx = Context::cpu(isa, 2);
@@ -362,7 +364,7 @@ mod tests {
                     optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 0.02).unwrap();
                     adamw.step(&ctx, &mut NextParams::in_place(&mut plain.params), &grads, 0.02).unwrap();
                     let clip = (2.0 / (norm + 1e-6)).min(1.0);
-                    for (i, spec) in specs.iter().enumerate().filter(|(_, spec)| of_layer(&spec.name)) {
+                    for (i, spec) in specs.iter().enumerate().filter(|(_, spec)| is_layer_matrix(&spec.name)) {
                         let momentum = |(&g, b): (&f32, &mut f64)| {
                             let g = clip * f64::from(g);
                             *b += 0.1 * (g - *b);
@@ -379,17 +381,17 @@ mod tests {
                 let tolerance = if compute == DType::F32 { 1e-5 } else { 1e-2 };
                 for (spec, expected) in specs.iter().zip(&expected) {
                     let (muon, adamw) = (weights.get(&spec.name).unwrap(), plain.get(&spec.name).unwrap());
-                    if of_layer(&spec.name) {
+                    if is_layer_matrix(&spec.name) {
                         let worst = in_f64(&muon).iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                         assert!(worst < tolerance, "{}, {isa:?}, {compute:?}: {worst}", spec.name);
                     } else {
-                        assert!(muon == adamw, "{} is AdamW's", spec.name);
+                        assert!(muon == adamw, "{} must be updated by AdamW", spec.name);
                     }
                 }
                 let trees: Vec<(&str, usize)> =
                     optimizer.state().trees().map(|tree| (tree.name, tree.tensors.tensors().len())).collect();
-                // Each layer has seven matrices. AdamW updates the embedding, the norm and the head, and three biases
-                // and two norms of each layer.
+                // Each layer has seven matrices. AdamW updates the embedding, the last norm and the lm head, and per
+                // layer three biases and two norms.
                 assert_eq!(trees, [("momentum_buffer", 14), ("exp_avg", 13), ("exp_avg_sq", 13)]);
             }
         }
@@ -398,7 +400,7 @@ mod tests {
     /// Compares with fixtures of `conformance/muon_fixtures.py`: the steps of torch.optim.Muon, and the same steps with
     /// iterations in f32.
     #[test]
-    fn the_steps_are_torch_s() {
+    fn muon_steps_match_torch() {
         #[derive(Deserialize)]
         struct Made {
             learning_rate: f64,
@@ -435,14 +437,14 @@ mod tests {
                     let far = |other: &[f32]| param.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                     assert!(far(exact) < 1e-5, "{rows} × {cols}, {isa:?}: {}", far(exact));
                     assert!(far(torch) < 2e-2, "{rows} × {cols}, {isa:?}: {}", far(torch));
-                    assert!(far(&case.start) > 1e-2, "the matrix moves");
+                    assert!(far(&case.start) > 1e-2, "the steps must change the matrix");
                 }
             }
         }
     }
 
     #[test]
-    fn singular_values_come_near_one() {
+    fn newton_schulz_brings_singular_values_near_one() {
         let ctx = Context::cpu(Isa::best(), 1);
         for (rows, cols) in [(8, 8), (5, 33), (33, 5), (1, 7), (64, 24)] {
             let (m, n) = (rows.min(cols), rows.max(cols));
@@ -452,7 +454,7 @@ mod tests {
             iterations.orthogonalise(&ctx, &mut u, rows, cols, &MuonConfig::default()).unwrap();
             let worst = u.iter().zip(&exact).map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
             assert!(worst < 1e-5, "{rows} × {cols}: {worst}");
-            // The mean of σ² if all singular values σ are between 0.7 and 1.2.
+            // The mean of σ² must fit singular values σ between 0.7 and 1.2.
             let squares: f32 = u.iter().map(|x| x * x).sum();
             assert!((0.4..1.5).contains(&(squares / m as f32)), "{rows} × {cols}: {squares}");
             let mut zero = vec![0.0; rows * cols];

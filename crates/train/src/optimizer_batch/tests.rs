@@ -1,4 +1,4 @@
-//! The sequences and groups of an optimizer batch.
+//! Tests of the sequences and groups of an optimizer batch.
 
 use super::*;
 use crate::loss::bradley_terry::RankingConfig;
@@ -14,7 +14,7 @@ fn pair(prompt: &Arc<Prompt>, chosen: &[u32], rejected: &[u32]) -> PreferencePai
 }
 
 #[test]
-fn responses_of_a_pair_are_two_sequences_the_chosen_first() {
+fn a_pair_becomes_two_sequences_with_the_chosen_one_first() {
     let prompt = Prompt::new([1, 2]);
     let pairs = [pair(&prompt, &[3, 4], &[5]), pair(&prompt, &[6], &[7, 8, 9])];
     let found = |loss: &Objective| -> Vec<(Vec<u32>, Vec<bool>, bool)> {
@@ -28,7 +28,7 @@ fn responses_of_a_pair_are_two_sequences_the_chosen_first() {
         (vec![7, 8, 9], vec![true; 3], false),
     ];
     assert_eq!(found(&Objective::Preference(DpoConfig::default())), preference);
-    // The score of a whole response is read at one more token.
+    // The score of a response is read at one extra token.
     let ranking = [
         (vec![3, 4, 4], vec![false, false, true], true),
         (vec![5, 5], vec![false, true], false),
@@ -39,7 +39,7 @@ fn responses_of_a_pair_are_two_sequences_the_chosen_first() {
 }
 
 #[test]
-fn neighbours_with_one_prompt_are_a_group() {
+fn consecutive_samples_with_the_same_prompt_form_a_group() {
     let json = r#"{"model_type": "llama", "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 10}"#;
     let config = ModelConfig::parse(json).unwrap();
@@ -48,7 +48,7 @@ fn neighbours_with_one_prompt_are_a_group() {
     let samples = [of(&a, &[3]), of(&a, &[]), of(&b, &[4]), of(&a, &[5, 6])];
     let all = sequences(&Objective::Supervised, (&samples[..]).into()).unwrap();
     let found: Vec<usize> = groups(&config, &all).unwrap().iter().map(|g| g.completions.len()).collect();
-    assert_eq!(found, [2, 1, 1], "equal prompts are not the same one");
+    assert_eq!(found, [2, 1, 1], "equal but separate prompts are not shared");
     let none: &[Sample] = &[];
     let error = sequences(&Objective::Supervised, none.into()).err().unwrap().to_string();
     assert_eq!(error, "an optimizer step needs at least one sample");
@@ -56,12 +56,16 @@ fn neighbours_with_one_prompt_are_a_group() {
     let told = |loss: &Objective, samples: Samples<'_>| {
         groups(&config, &sequences(loss, samples).unwrap()).unwrap_err().to_string()
     };
-    let outside = "token 10 is not in the vocabulary of 10";
+    let outside = "token id 10 is outside the vocabulary of 10 tokens";
     let bad = [of(&a, &[3]), of(&a, &[4]), of(&b, &[10])];
     assert_eq!(told(&Objective::Supervised, (&bad[..]).into()), format!("sample 2: {outside}"));
     for (chosen, rejected) in [([3], [10]), ([10], [3])] {
         let pairs = [pair(&a, &[3], &[4]), pair(&b, &chosen, &rejected)];
         let loss = Objective::Preference(DpoConfig::default());
-        assert_eq!(told(&loss, (&pairs[..]).into()), format!("sample 1: {outside}"), "the pair is counted");
+        assert_eq!(
+            told(&loss, (&pairs[..]).into()),
+            format!("sample 1: {outside}"),
+            "the error must have the index of the pair"
+        );
     }
 }

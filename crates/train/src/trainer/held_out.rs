@@ -1,4 +1,4 @@
-//! The loss on held-out samples, computed without a gradient.
+//! The loss on held-out samples, without a gradient.
 
 use super::TrainState;
 use crate::loss::entropy::{quantile, with_bonus};
@@ -8,17 +8,17 @@ use crate::{Error, Result, Sample, Samples, Trainer, UpdateMetrics};
 use kernels::mean::over;
 use model::net::Scores;
 
-/// The loss of held-out samples, and the metrics that a step on them would report.
+/// The loss of held-out samples, and the metrics that a training step on them would report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldOut {
     /// The loss, with its entropy bonus.
     pub loss: f64,
-    /// Metrics of the loss, under TRL's names: `entropy`, `kl`, `clip_ratio/…` and those of single losses.
+    /// Metrics of the loss, with TRL's names: `entropy`, `kl`, `clip_ratio/…` and those of single losses.
     pub metrics: Vec<(String, f64)>,
 }
 
 impl Trainer {
-    /// The coefficient of the entropy bonus in the next step; none if the loss has no bonus.
+    /// The coefficient of the entropy bonus in the next step; `None` if the loss has no bonus.
     pub fn entropy_coef(&self) -> Option<f64> {
         self.state.entropy_coef()
     }
@@ -30,27 +30,27 @@ impl Trainer {
 }
 
 impl TrainState {
-    /// The coefficient of the entropy bonus in the next step; none if the loss has no bonus.
+    /// The coefficient of the entropy bonus in the next step; `None` if the loss has no bonus.
     pub fn entropy_coef(&self) -> Option<f64> {
         self.config.objective.entropy().is_on().then_some(self.entropy.coef)
     }
 
     /// The loss of `samples`, treated as one optimizer batch, given the model's log-probabilities and entropies in
-    /// `scores`; none if no token is in the loss. The entropy bonus has the coefficient of the next step.
+    /// `scores`. `None` if no token is in the loss. The entropy bonus has the coefficient of the next step.
     pub fn held_out(&self, samples: &[Sample], scores: &[Scores]) -> Result<Option<HeldOut>> {
         let objective = &self.config.objective;
         objective.check(Samples::Sequences(samples))?;
         if samples.len() != scores.len() {
-            return Err(Error::Config(format!("{} samples and the scores of {}", samples.len(), scores.len())));
+            return Err(Error::Config(format!("expected scores for {} samples, got {}", samples.len(), scores.len())));
         }
         let masks: Vec<Vec<bool>> = samples.iter().map(|sample| objective.loss_mask(sample)).collect();
         let bonus = objective.entropy();
         let mut normalizer = Normalizer { entropy_coef: self.entropy.applied(&bonus), ..Normalizer::of(&masks) };
         if let Some(q) = objective.entropy_quantile() {
-            let of_sample = |(scores, mask): (&Scores, &Vec<bool>)| -> Vec<f32> {
+            let kept_entropies = |(scores, mask): (&Scores, &Vec<bool>)| -> Vec<f32> {
                 scores.entropies.iter().zip(mask).filter(|(_, kept)| **kept).map(|(entropy, _)| *entropy).collect()
             };
-            let entropies: Vec<f32> = scores.iter().zip(&masks).flat_map(of_sample).collect();
+            let entropies: Vec<f32> = scores.iter().zip(&masks).flat_map(kept_entropies).collect();
             normalizer.entropy_threshold = quantile(entropies.clone(), q);
             normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
         }
@@ -78,7 +78,7 @@ impl TrainState {
         Ok(Some(HeldOut {
             loss: with_bonus(sums.loss, &bonus, &normalizer, entropy),
             metrics: metrics
-                .of_loss()
+                .loss_entries()
                 .into_iter()
                 .chain(sums.means.entries())
                 .map(|(name, x)| (name.to_owned(), x))

@@ -1,39 +1,36 @@
-//! One micro-batch of a [`TrainState`]: forward pass on the device, loss on the host, backward pass on the device; and
-//! the check of groups that are skipped.
+//! One micro-batch of a [`TrainState`]: forward pass on the device, loss on the host, backward pass on the device. Also
+//! the comparison of log-probabilities for skipped groups.
 //!
-//! With LoRA dropout, the gradient is that of a forward pass with dropout. A policy loss compares its log-probabilities
-//! with those of the sampler and the reference model, which use no dropout. So they come from a pass without dropout,
-//! the loss's gradient ∂J/∂log π_θ is computed there, and a second pass with dropout is differentiated:
+//! With LoRA dropout, the gradient is that of a forward pass with dropout. But a policy loss compares its
+//! log-probabilities with those of the sampler and the reference model, which use no dropout. So the loss and its
+//! gradient ∂J/∂log π_θ are computed from a pass without dropout, and a second pass with dropout is differentiated:
 //!
 //! ∇ = Σ_t ∂J/∂log π_θ(t) ∇ log π_θ,dropped(t)
 //!
-//! This costs a second forward pass. The other losses (supervised, pairs, scores) are computed from the pass with
-//! dropout alone.
+//! This costs a second forward pass. The other losses (supervised, pairs, scores) need only the pass with dropout.
 
 use super::TrainState;
-use super::passes::{Forward, LossBatch, Measured, Passes};
+use super::passes::{Compute, Forward, LossBatch, Measured};
 use super::skip::{Skipped, only};
 use crate::Result;
 use crate::objective::{Objective, Scored};
 use crate::optimizer_batch::Sequence;
-use kernels::{Context, Tensor};
+use kernels::Tensor;
 use model::batch::Dropout;
 use model::net;
 use model::packing::{longest, micro_batches};
-use model::{BatchTensors, MicroBatch, ModelView, PromptGroup, Updates};
+use model::{BatchTensors, MicroBatch, PromptGroup, Updates};
 use std::time::Instant;
 
 impl TrainState {
-    /// Probability that an input of the LoRA adapter is dropped.
+    /// Probability with which an input of the LoRA adapter is dropped.
     pub(crate) fn dropout(&self) -> f64 {
         self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
     }
 
     pub(crate) fn forward(
         &self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         batch: &LossBatch<'_>,
         micro: &MicroBatch<'_>,
         forward_time_s: &mut f64,
@@ -44,7 +41,7 @@ impl TrainState {
         let p = self.dropout();
         let mut dropout = (p > 0.0).then(|| {
             let samples: Vec<u32> = micro.scored().map(|i| (batch.before + i) as u32).collect();
-            // Skipped steps count, so that no two steps have the same noise.
+            // Skipped steps count, too, so that no two steps have the same noise.
             let step = self.optimizer.steps + self.skipped_total;
             Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &packed, &samples)
         });
@@ -52,32 +49,27 @@ impl TrainState {
             tensors.set_dropout(dropout.take());
         }
         *forward_time_s += start.elapsed().as_secs_f64();
-        let (logps, entropies) = self.pass(passes, ctx, model, batch.loss, &tensors, forward_time_s)?;
+        let (logps, entropies) = self.pass(compute, batch.loss, &tensors, forward_time_s)?;
         Ok(Forward { tensors, dropout, logps, entropies })
     }
 
     fn pass(
         &self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         loss: &Objective,
         tensors: &BatchTensors,
         forward_time_s: &mut f64,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
         let start = Instant::now();
-        let outputs = passes.forward(ctx, model, tensors, self.config.temperature, loss.is_of_scores())?;
+        let outputs = compute.forward(tensors, self.config.temperature, loss.is_of_scores())?;
         *forward_time_s += start.elapsed().as_secs_f64();
         Ok(outputs)
     }
 
-    /// Computes the loss and the backward pass of a micro-batch. Its forward pass must be the last one on the tape.
-    #[expect(clippy::too_many_arguments, reason = "the passes, the threads and the weights are the caller's")]
+    /// Computes the loss and the backward pass of a micro-batch. The tape must hold its forward pass.
     pub(crate) fn backward(
         &mut self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         batch: &LossBatch<'_>,
         micro: &MicroBatch<'_>,
         mut forward: Forward,
@@ -85,8 +77,9 @@ impl TrainState {
     ) -> Result<()> {
         if let Some(dropout) = forward.dropout.take() {
             forward.tensors.set_dropout(Some(dropout));
-            self.pass(passes, ctx, model, batch.loss, &forward.tensors, &mut measured.forward_time_s)?;
+            self.pass(compute, batch.loss, &forward.tensors, &mut measured.forward_time_s)?;
         }
+        let (ctx, model) = (compute.ctx, compute.model);
         let start = Instant::now();
         let (d_logps, d_entropies) = loss_and_gradient(batch, model.version().trained(), micro, &forward, measured);
         measured.forward_time_s += start.elapsed().as_secs_f64();
@@ -94,7 +87,7 @@ impl TrainState {
         let (start, tensors) = (Instant::now(), &forward.tensors);
         let workspace = self.memory.part("workspace");
         let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], &d_logps);
-        let (tape, rope) = passes.parts();
+        let (tape, rope) = compute.passes.parts();
         if batch.loss.is_of_scores() {
             net::score_backward(ctx, model, tensors, d_logps.view(), tape, &mut self.grads)?;
         } else {
@@ -108,19 +101,16 @@ impl TrainState {
         Ok(())
     }
 
-    /// Whether the trainer skips groups without a gradient for this loss.
+    /// Whether the trainer skips groups without gradient for this loss.
     pub(crate) fn skips(&self, loss: &Objective) -> bool {
         self.config.skip_zero_gradients && loss.can_skip()
     }
 
-    /// Counts the skipped groups and their rows, and computes the forward passes of those whose log-probabilities are
+    /// Counts the skipped groups and their rows, and runs the forward passes of those whose log-probabilities are
     /// compared.
-    #[expect(clippy::too_many_arguments, reason = "the passes, the threads and the weights are the caller's")]
     pub(crate) fn check_skipped(
         &mut self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         batch: &LossBatch<'_>,
         groups: &[PromptGroup<'_>],
         skipped: &Skipped,
@@ -129,14 +119,14 @@ impl TrainState {
         let rows = |&place: &usize| groups[place].capacity(self.config.prefix_sharing).tokens as u64;
         measured.skipped_groups += skipped.groups.len() as u64;
         measured.skipped_tokens += skipped.groups.iter().map(rows).sum::<u64>();
-        let version = model.version().trained();
+        let version = compute.model.version().trained();
         let checked = only(groups, |place| skipped.checked.contains(&place));
         let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        // There is nothing to compare if other weights sampled the tokens.
-        let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
-        for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
-            self.reserve_for(passes, model.config(), std::slice::from_ref(micro), longest(&checked))?;
-            let forward = self.forward(passes, ctx, model, batch, micro, &mut measured.forward_time_s)?;
+        // If the tokens were sampled with other weights, there is nothing to compare.
+        let is_comparable = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
+        for micro in micro.iter().filter(|micro| micro.scored().any(is_comparable)) {
+            self.reserve_for(compute, std::slice::from_ref(micro), longest(&checked))?;
+            let forward = self.forward(compute, batch, micro, &mut measured.forward_time_s)?;
             let mut logps = &forward.logps[..];
             for i in micro.scored() {
                 let Sequence { source, completion, .. } = &batch.sequences[i];

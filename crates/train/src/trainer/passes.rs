@@ -1,4 +1,4 @@
-//! The passes over one micro-batch, whose activations are on the tape, and the types of what they give.
+//! The passes over one micro-batch, whose activations are on the tape, and the types of their results.
 
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::Objective;
@@ -11,8 +11,8 @@ use model::scoring::grow_rope;
 use model::{BatchTensors, Capacity, ModelConfig, ModelView, StopCheck, Updates};
 use std::cell::Cell;
 
-/// The tape with the activations of one micro-batch, and the tables that its passes need. Several states of one shape
-/// of model can take turns with it.
+/// The tape with the activations of one micro-batch, and the tables that its passes need. States of models with the
+/// same shape can share it.
 pub struct Passes {
     memory: Memory,
     /// Whether the tape keeps only each layer's input.
@@ -28,7 +28,7 @@ impl Passes {
         Passes { memory: memory.clone(), checkpointing, rope: None, tape: None, stop: StopCheck::default() }
     }
 
-    /// Makes the passes check `stop` before each layer, and end with [`model::Error::Stopped`] once it says so.
+    /// Sets a check before each layer. Once `stop` returns true, the passes fail with [`model::Error::Stopped`].
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.stop = stop.into();
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
@@ -45,39 +45,47 @@ impl Passes {
         grow_rope(&mut self.rope, &self.memory, model, positions);
     }
 
-    /// The tape and the tables, which were reserved.
+    /// The tape and the tables, which must have been reserved.
     pub(super) fn parts(&mut self) -> (&mut Tape, &Rope) {
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
         (tape, rope)
     }
+}
 
+/// A model with the threads and the passes that compute it.
+pub(crate) struct Compute<'a> {
+    pub(crate) passes: &'a mut Passes,
+    pub(crate) ctx: &'a Context,
+    pub(crate) model: ModelView<'a>,
+}
+
+impl Compute<'_> {
     /// Runs a forward pass, keeping activations on the tape. Returns log-probabilities at `temperature` and entropies,
-    /// or the scores of a model that scores.
+    /// or the scores if the model has a score head.
     pub(super) fn forward(
         &mut self,
-        ctx: &Context,
-        model: ModelView<'_>,
         tensors: &BatchTensors,
         temperature: f64,
         is_of_scores: bool,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
-        let (tape, rope) = self.parts();
-        net::forward(ctx, model, rope, tensors, tape)?;
+        let Compute { passes, ctx, model } = self;
+        let (tape, rope) = passes.parts();
+        net::forward(ctx, *model, rope, tensors, tape)?;
         if is_of_scores {
-            net::score_forward(ctx, model, tensors, tape)?;
+            net::score_forward(ctx, *model, tensors, tape)?;
             let scores = tape.scores().to_vec_f32();
             let entropies = vec![0.0; scores.len()];
             return Ok((scores, entropies));
         }
-        net::head_forward(ctx, model, tensors, net::inv_temperature(temperature), tape)?;
+        net::head_forward(ctx, *model, tensors, net::inv_temperature(temperature), tape)?;
         Ok((tape.logps().to_vec_f32(), tape.entropies().to_vec_f32()))
     }
 }
 
-/// The model's output for the scored tokens of a micro-batch. The tape holds the activations.
+/// The model's output for the scored tokens of a micro-batch, whose activations are on the tape.
 pub(crate) struct Forward {
     pub(super) tensors: BatchTensors,
-    /// Dropout of the second pass, which is differentiated; none if there is no second pass.
+    /// Dropout of the second pass, which is differentiated; `None` without a second pass.
     pub(super) dropout: Option<Dropout>,
     pub(crate) logps: Vec<f32>,
     pub(crate) entropies: Vec<f32>,
@@ -88,7 +96,7 @@ pub(crate) struct Forward {
 pub(crate) struct Measured {
     pub(crate) sums: LossSums,
     pub(crate) entropy: f64,
-    /// Number of tokens in the loss with unknown entropy, because their group was skipped.
+    /// Number of tokens in the loss whose entropy is unknown because their group was skipped.
     pub(crate) unknown_entropies: usize,
     pub(crate) skipped_groups: u64,
     pub(crate) skipped_tokens: u64,
@@ -106,14 +114,14 @@ pub(crate) struct LossBatch<'a> {
     pub(crate) sequences: &'a [Sequence<'a>],
     /// Number of sequences of the optimizer batch that earlier calls accumulated.
     pub(crate) before: usize,
-    /// Indices of sequences of skipped groups that are not counted in the metrics yet, ascending.
+    /// Indices of sequences of skipped groups that the metrics do not include yet, ascending.
     pub(crate) skipped: Cell<&'a [usize]>,
 }
 
 impl Measured {
-    /// Counts the tokens whose log-probability recorded by the sampler differs in any bit from the trainer's, if all
-    /// tokens of the sample were sampled with weights of `version`. Tokens that the loss may not use (such as tool
-    /// output) are not compared.
+    /// Counts the tokens whose log-probability differs in any bit between sampler and trainer, if all tokens of the
+    /// sample were sampled with weights of `version`. Tokens that cannot be in the loss (such as tool output) are not
+    /// compared.
     pub(crate) fn compare(&mut self, sample: &Sample, logps: &[f32], version: Updates) {
         if !sample.is_of_version(version) {
             return;
@@ -124,7 +132,7 @@ impl Measured {
                 self.compared += 1;
                 self.mismatches += u64::from(recorded.to_bits() != logp.to_bits());
                 let difference = (f64::from(recorded) - f64::from(logp)).abs();
-                // Once the maximum is NaN it stays NaN, so that it shows.
+                // A NaN maximum stays NaN, so that it is visible in the metric.
                 if difference > self.max_difference || difference.is_nan() {
                     self.max_difference = difference;
                 }

@@ -1,13 +1,13 @@
-//! Skips groups whose gradient is known to be 0 beforehand: those in which no token is in the loss and has an
-//! advantage. Neither forward nor backward pass is computed for their completions and prompt.
+//! Skips groups whose gradient is known to be 0 in advance: no token in the loss has an advantage. Neither forward nor
+//! backward pass is computed for their completions and prompt.
 //!
-//! Only whole groups are skipped. Sums over tokens are cut into chunks that begin with a group's first row, so the
+//! Only whole groups are skipped. Sums over tokens are cut into chunks that begin at the first row of a group, so the
 //! contributions of other groups, and the total, keep their bits (docs/arithmetic.md, "Groups that are left out"). The
-//! counts that losses divide by, and the indices that determine dropout noise, remain those of the whole batch.
+//! counts by which losses divide, and the indices that determine dropout noise, remain those of the whole batch.
 //!
-//! The log-probabilities of skipped groups are not compared with the sampler's. To notice differences all the same, the
-//! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed only for the
-//! comparison.
+//! The log-probabilities of skipped groups are not compared with the sampler's. To detect differences nevertheless, the
+//! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed for the comparison
+//! only.
 
 use super::passes::{LossBatch, Measured};
 use crate::loss::Normalizer;
@@ -22,14 +22,14 @@ use std::borrow::Cow;
 pub(crate) struct Skipped {
     /// Indices of the skipped groups among all groups, ascending.
     pub(super) groups: Vec<usize>,
-    /// Indices of the skipped groups whose forward pass is computed all the same, to compare log-probabilities.
+    /// Indices of the skipped groups whose forward pass is computed anyway, to compare log-probabilities.
     pub(super) checked: Vec<usize>,
     /// Indices of the sequences of skipped groups that have a completion, ascending.
     pub(crate) sequences: Vec<usize>,
 }
 
 impl Skipped {
-    /// Finds the groups to skip. `groups` has consecutive `sequences` that share a prompt.
+    /// Finds the groups to skip. `groups` are runs of consecutive `sequences` that share a prompt.
     pub(crate) fn of(groups: &[PromptGroup<'_>], sequences: &[Sequence<'_>]) -> Skipped {
         let (mut skipped, mut first) = (Skipped::default(), 0);
         for (place, group) in groups.iter().enumerate() {
@@ -64,16 +64,16 @@ pub(super) fn only<'a>(groups: &[PromptGroup<'a>], keeps: impl Fn(usize) -> bool
     places.map(|(place, group)| if keeps(place) { group.clone() } else { group.left_out() }).collect()
 }
 
-/// Whether no token of the sequence is in the loss and has a non-zero advantage. A NaN advantage counts as non-zero, so
-/// that it shows.
+/// Whether no token of the sequence is in the loss with a non-zero advantage. A NaN advantage counts as non-zero, so
+/// that it makes the loss non-finite.
 fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
     let Some(sample) = source.sample() else { return false };
     mask.iter().enumerate().all(|(t, &m)| !m || sample.advantage.at(t) == 0.0)
 }
 
-/// Whether this skipped group is checked: one in 64, spread evenly over consecutive groups (Fibonacci hashing:
-/// multiplication by 2⁶⁴ / φ). So a dataset whose length is a power of two does not have the same prompts checked in
-/// every epoch.
+/// Whether this skipped group is checked: one in 64, spread evenly over consecutive groups by Fibonacci hashing
+/// (multiplication by 2⁶⁴ / φ). So in a dataset whose length is a power of two, it is not always the same prompts that
+/// are checked.
 fn is_checked(group: GroupId) -> bool {
     group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
 }
@@ -85,7 +85,7 @@ impl LossBatch<'_> {
         self.skipped.set(after);
         for Sequence { source, mask, .. } in before.iter().map(|&i| &self.sequences[i]) {
             let Some(sample) = source.sample() else { continue };
-            // With the same weights, the sampler recorded what this pass would compute.
+            // With the same weights, the sampler recorded the values that this pass would compute.
             let on_policy = sample.is_of_version(version);
             match sample.columns.f32(ENTROPIES).filter(|_| on_policy) {
                 Some(entropies) => {
@@ -100,7 +100,7 @@ impl LossBatch<'_> {
 }
 
 impl Measured {
-    /// Mean entropy over the tokens in the loss whose entropy is known; none if it is known for none.
+    /// Mean entropy over the tokens in the loss whose entropy is known; `None` if there are none.
     pub(crate) fn mean_entropy(&self, normalizer: &Normalizer) -> Option<f64> {
         over(self.entropy, (normalizer.tokens - self.unknown_entropies) as u64)
     }
@@ -116,7 +116,7 @@ mod tests {
             let checked = (first..first + 6400).filter(|&n| is_checked(GroupId(n))).count();
             assert!((98..=102).contains(&checked), "{checked} from {first}");
         }
-        // The same prompt of a dataset of 64 is checked about once in 64 epochs.
+        // In a dataset of 64 prompts, the same prompt is checked about once in 64 epochs.
         for prompt in 0..64 {
             let checked = (0..640).filter(|epoch| is_checked(GroupId(64 * epoch + prompt))).count();
             assert!((5..=16).contains(&checked), "{checked} of prompt {prompt}");

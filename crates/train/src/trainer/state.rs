@@ -1,14 +1,14 @@
-//! What training changes of one model: gradients, the optimizer's moments, counters.
+//! The state that training changes, for one model: gradients, the optimizer's moments, counters.
 //!
 //! The stages of a step: samples → groups → micro-batches → forward pass → log-probabilities → loss and its gradient →
 //! backward pass, accumulating gradients → clipping → optimizer. The loss is computed on the host from
-//! log-probabilities and entropies alone, a few numbers per token.
+//! log-probabilities and entropies only, which are a few numbers per token.
 //!
 //! A step consists of [`accumulate`](TrainState::accumulate), once or for each part of the optimizer batch,
 //! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
 //! ([`TrainState::normalizer`]), which are known beforehand, so the gradients of the parts add up to the same bits.
 
-use super::passes::{Forward, LossBatch, Measured, Passes};
+use super::passes::{Compute, Forward, LossBatch, Measured, Passes};
 use super::skip::Skipped;
 use super::{MAX_SKIPPED_IN_A_ROW, StepParams, TrainerConfig, TrainerState};
 use crate::loss::Normalizer;
@@ -35,12 +35,12 @@ pub struct TrainState {
     pub(super) skipped_in_a_row: u32,
     pub(crate) skipped_total: u64,
     pub(crate) entropy: EntropyControl,
-    /// Loss, counts and measurements accumulated since the last step; none if nothing was accumulated.
+    /// Loss, counts and measurements accumulated since the last step; `None` if there are none.
     accumulated: Option<Accumulated>,
 }
 
-/// Loss, counts and measurements that the calls of [`TrainState::accumulate`] in one step add up to (the gradients are
-/// elsewhere).
+/// The sums of loss, counts and measurements over the calls of [`TrainState::accumulate`] in one step. (Gradients are
+/// accumulated separately.)
 struct Accumulated {
     /// The loss function of these calls.
     loss: Objective,
@@ -53,7 +53,7 @@ struct Accumulated {
     is_reduced: bool,
 }
 
-/// Forward passes that were computed to obtain the [`Normalizer`], and are reused for the gradient.
+/// Forward passes that were run to obtain the [`Normalizer`], and are reused for the gradient.
 #[derive(Default)]
 struct Ahead {
     forwards: Vec<Forward>,
@@ -64,7 +64,7 @@ impl TrainState {
     /// The state of a model of this configuration, with zero moments.
     pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: TrainerConfig) -> Result<TrainState> {
         if !(config.temperature.is_finite() && config.temperature > 0.0) {
-            let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
+            let why = "for training it must be finite and above 0; at 0 every completion would have probability 1";
             return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
         }
         Ok(TrainState {
@@ -79,8 +79,8 @@ impl TrainState {
         })
     }
 
-    /// Computes the gradient on all of `samples`, for the [`step`](Self::step) that follows. Together they are an
-    /// [`update`](super::Trainer::update); this part does not change the weights.
+    /// Computes the gradient on all of `samples`, for the following [`step`](Self::step). Both together are an
+    /// [`update`](super::Trainer::update). This part does not change the weights.
     pub fn gradient<'a>(
         &mut self,
         passes: &mut Passes,
@@ -90,13 +90,14 @@ impl TrainState {
     ) -> Result<()> {
         let (samples, loss) = (samples.into(), self.config.objective.clone());
         self.accumulated = None;
-        let (normalizer, ahead) = self.normalize(passes, ctx, model, samples, &loss)?;
-        self.accumulate_after(passes, ctx, model, samples, &loss, &normalizer, ahead)?;
+        let compute = &mut Compute { passes, ctx, model };
+        let (normalizer, ahead) = self.normalize(compute, samples, &loss)?;
+        self.accumulate_after(compute, samples, &loss, &normalizer, ahead)?;
         self.reduce(ctx)
     }
 
-    /// Computes the counts that `loss` divides by, if `samples` are the whole optimizer batch. If the loss leaves out
-    /// the tokens of lowest entropy, this runs the model to get the entropies; else it only counts.
+    /// Computes the counts by which `loss` divides, if `samples` are the whole optimizer batch. If the loss leaves out
+    /// tokens of low entropy, this runs the model to get the entropies; otherwise it only counts.
     pub fn normalizer(
         &mut self,
         passes: &mut Passes,
@@ -105,11 +106,11 @@ impl TrainState {
         samples: Samples<'_>,
         loss: &Objective,
     ) -> Result<Normalizer> {
-        Ok(self.normalize(passes, ctx, model, samples, loss)?.0)
+        Ok(self.normalize(&mut Compute { passes, ctx, model }, samples, loss)?.0)
     }
 
-    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the accumulated
-    /// gradient since the last step.
+    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the gradient
+    /// accumulated since the last step.
     pub fn accumulate(
         &mut self,
         passes: &mut Passes,
@@ -119,10 +120,11 @@ impl TrainState {
         loss: &Objective,
         normalizer: &Normalizer,
     ) -> Result<()> {
-        self.accumulate_after(passes, ctx, model, samples, loss, normalizer, Ahead::default())
+        let compute = &mut Compute { passes, ctx, model };
+        self.accumulate_after(compute, samples, loss, normalizer, Ahead::default())
     }
 
-    /// Finishes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
+    /// Completes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
     /// `Accumulated` would be added here, in the order of the ranks.
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
@@ -133,8 +135,8 @@ impl TrainState {
         Ok(())
     }
 
-    /// Takes the optimizer step, unless the loss or the gradient is not finite: clipping, optimizer, and the next
-    /// version of `model`.
+    /// Takes the optimizer step, unless loss or gradient are not finite: clipping, optimizer, and the next version of
+    /// `model`.
     pub fn step(&mut self, ctx: &Context, model: &mut impl Trainable, params: StepParams) -> Result<UpdateMetrics> {
         let Some(accumulated) = self.accumulated.take().filter(|a| a.is_reduced) else {
             return Err(nothing_accumulated());
@@ -182,14 +184,12 @@ impl TrainState {
         })
     }
 
-    /// As [`normalizer`](Self::normalizer), and returns the forward passes that can be reused: that of a single
-    /// micro-batch, whose activations are still on the tape, or all of them with dropout, where another pass follows
-    /// anyway.
+    /// As [`normalizer`](Self::normalizer), but also returns the forward passes that can be reused: the pass of a
+    /// single micro-batch, whose activations are still on the tape, or with dropout all passes, since another pass
+    /// follows anyway.
     fn normalize(
         &mut self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         samples: Samples<'_>,
         loss: &Objective,
     ) -> Result<(Normalizer, Ahead)> {
@@ -198,15 +198,15 @@ impl TrainState {
         let mut normalizer = Normalizer { entropy_coef, ..Normalizer::of(sequences.iter().map(|s| &s.mask)) };
         let mut ahead = Ahead::default();
         let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
-        let groups = groups(model.config(), &sequences)?;
+        let groups = groups(compute.model.config(), &sequences)?;
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        self.reserve_for(passes, model.config(), &micro, longest(&groups))?;
+        self.reserve_for(compute, &micro, longest(&groups))?;
         let keeps = micro.len() == 1 || self.dropout() > 0.0;
         let skipped = Cell::default();
         let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
         let mut entropies = Vec::with_capacity(normalizer.tokens);
         for micro in &micro {
-            let forward = self.forward(passes, ctx, model, &batch, micro, &mut ahead.forward_time_s)?;
+            let forward = self.forward(compute, &batch, micro, &mut ahead.forward_time_s)?;
             let mask = micro.scored().flat_map(|i| &sequences[i].mask);
             entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
             ahead.forwards.extend(keeps.then_some(forward));
@@ -216,48 +216,45 @@ impl TrainState {
         Ok((normalizer, ahead))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the passes, the threads and the weights are the caller's")]
     fn accumulate_after(
         &mut self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         samples: Samples<'_>,
         loss: &Objective,
         normalizer: &Normalizer,
         ahead: Ahead,
     ) -> Result<()> {
-        if model.lora() != self.config.adapter.as_ref() {
-            return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
+        if compute.model.lora() != self.config.adapter.as_ref() {
+            return Err(Error::Config("the weights must have the adapter that the trainer was created for".into()));
         }
         let sequences = sequences(loss, samples)?;
-        let all = groups(model.config(), &sequences)?;
+        let all = groups(compute.model.config(), &sequences)?;
         let skipped = if self.skips(loss) { Skipped::of(&all, &sequences) } else { Skipped::default() };
         let groups = skipped.others(&all);
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        let computed = self.reserve_for(passes, model.config(), &micro, longest(&groups))?;
+        let computed = self.reserve_for(compute, &micro, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {
             Some(accumulated) => accumulated,
             None => {
-                self.grads.zero(ctx);
+                self.grads.zero(compute.ctx);
                 Accumulated::new(loss.clone(), *normalizer)
             }
         };
-        let of_skipped = Cell::new(&skipped.sequences[..]);
+        let skipped_sequences = Cell::new(&skipped.sequences[..]);
         let before = accumulated.sequences;
-        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: of_skipped };
+        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: skipped_sequences };
         let measured = &mut accumulated.measured;
         measured.forward_time_s += ahead.forward_time_s;
         let mut ahead = ahead.forwards.into_iter();
         for micro in &micro {
             let forward = match ahead.next() {
                 Some(forward) => forward,
-                None => self.forward(passes, ctx, model, &batch, micro, &mut measured.forward_time_s)?,
+                None => self.forward(compute, &batch, micro, &mut measured.forward_time_s)?,
             };
-            self.backward(passes, ctx, model, &batch, micro, forward, measured)?;
+            self.backward(compute, &batch, micro, forward, measured)?;
         }
-        batch.count_skipped(sequences.len(), model.version().trained(), measured);
-        self.check_skipped(passes, ctx, model, &batch, &all, &skipped, measured)?;
+        batch.count_skipped(sequences.len(), compute.model.version().trained(), measured);
+        self.check_skipped(compute, &batch, &all, &skipped, measured)?;
         // Sequences with an empty completion are not computed, but count in the metrics.
         for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
             let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);
@@ -274,21 +271,20 @@ impl TrainState {
     /// Allocates memory for these micro-batches, and returns the number of their rows.
     pub(crate) fn reserve_for(
         &mut self,
-        passes: &mut Passes,
-        model: &ModelConfig,
+        compute: &mut Compute<'_>,
         micro: &[MicroBatch<'_>],
         positions: usize,
     ) -> Result<usize> {
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
         let rows = micro.iter().map(|m| m.capacity().tokens).sum();
         self.grads.reserve(rows);
-        passes.reserve(model, capacity, positions);
+        compute.passes.reserve(compute.model.config(), capacity, positions);
         self.memory.check()?;
         Ok(rows)
     }
 
-    /// Whether loss and gradient are finite, so that the step can be taken. An error after too many skipped steps in a
-    /// row.
+    /// Returns whether loss and gradient are finite, so that the step can be taken. Fails after too many consecutive
+    /// skipped steps.
     pub(super) fn check_finite(&mut self, loss: f64, norm: GradNorm) -> Result<bool> {
         if loss.is_finite() && norm.finite {
             self.skipped_in_a_row = 0;
@@ -337,5 +333,5 @@ impl Accumulated {
 }
 
 fn nothing_accumulated() -> Error {
-    Error::Config("a step follows `accumulate` and `reduce`".into())
+    Error::Config("`step` must be called after `accumulate` and `reduce`".into())
 }

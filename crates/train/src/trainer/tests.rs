@@ -1,4 +1,4 @@
-//! Steps of a trainer: errors, skipped groups, counts and restored state.
+//! Tests of trainer steps: errors, skipped groups, counts and restored state.
 
 use super::passes::Measured;
 use super::*;
@@ -40,12 +40,12 @@ fn trainer(objective: Objective) -> (Context, Weights, Trainer) {
 }
 
 #[test]
-fn a_temperature_is_a_number_above_0() {
+fn a_temperature_must_be_finite_and_above_zero() {
     let (ctx, weights) = model();
     for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let config = TrainerConfig { temperature, ..config(Objective::Supervised) };
         let error = Trainer::new(ctx.memory(), &weights.config, config).err().unwrap().to_string();
-        let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
+        let why = "for training it must be finite and above 0; at 0 every completion would have probability 1";
         assert_eq!(error, format!("temperature = {temperature}: {why}"));
     }
     let small = TrainerConfig { temperature: 1e-9, ..config(Objective::Supervised) };
@@ -53,14 +53,17 @@ fn a_temperature_is_a_number_above_0() {
 }
 
 #[test]
-fn the_third_step_in_a_row_that_is_not_finite_is_an_error() {
+fn the_third_consecutive_non_finite_step_is_an_error() {
     let (_, _, mut trainer) = trainer(Objective::Supervised);
     let (good, bad) = (GradNorm { norm: 2.0, finite: true }, GradNorm { norm: 3.0, finite: false });
     let counts = |t: &Trainer| (t.state.skipped_in_a_row, t.state.skipped_total);
     assert!(trainer.state.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 0));
     assert!(!trainer.state.check_finite(1.0, bad).unwrap() && !trainer.state.check_finite(f64::NAN, good).unwrap());
     assert_eq!(counts(&trainer), (2, 2));
-    assert!(trainer.state.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 2), "not in a row");
+    assert!(
+        trainer.state.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 2),
+        "a finite step resets the count of consecutive skipped steps"
+    );
     for (loss, norm, what, value) in
         [(f64::INFINITY, good, "the loss", f64::INFINITY), (1.0, bad, "the gradient norm", 3.0)]
     {
@@ -76,7 +79,7 @@ fn the_third_step_in_a_row_that_is_not_finite_is_an_error() {
 #[test]
 fn a_step_uses_the_accumulated_and_reduced_gradient() {
     let (ctx, mut weights, mut trainer) = trainer(Objective::Supervised);
-    let needs = "a step follows `accumulate` and `reduce`";
+    let needs = "`step` must be called after `accumulate` and `reduce`";
     let params = StepParams { learning_rate: 1e-3 };
     assert_eq!(trainer.reduce(&ctx).unwrap_err().to_string(), needs);
     assert_eq!(trainer.step(&ctx, &mut weights, params).unwrap_err().to_string(), needs);
@@ -86,7 +89,11 @@ fn a_step_uses_the_accumulated_and_reduced_gradient() {
     let normalizer = trainer.normalizer(&ctx, weights.view(), (&samples[..]).into(), &loss).unwrap();
     assert_eq!((normalizer.sequences, normalizer.tokens), (3, 4));
     trainer.accumulate(&ctx, weights.view(), (&samples[..2]).into(), &loss, &normalizer).unwrap();
-    assert_eq!(trainer.step(&ctx, &mut weights, params).unwrap_err().to_string(), needs, "it was not reduced");
+    assert_eq!(
+        trainer.step(&ctx, &mut weights, params).unwrap_err().to_string(),
+        needs,
+        "the gradient was not reduced"
+    );
     trainer.accumulate(&ctx, weights.view(), (&samples[..2]).into(), &loss, &normalizer).unwrap();
     trainer.accumulate(&ctx, weights.view(), (&samples[2..]).into(), &loss, &normalizer).unwrap();
     trainer.reduce(&ctx).unwrap();
@@ -108,12 +115,12 @@ fn a_step_uses_the_accumulated_and_reduced_gradient() {
     let adapted = TrainerConfig { adapter: Some(LoraConfig::default()), ..config(Objective::Supervised) };
     let mut other = Trainer::new(ctx.memory(), &weights.config, adapted).unwrap();
     let error = other.update(&ctx, &mut weights, &samples[..], 1e-3).unwrap_err().to_string();
-    assert_eq!(error, "the weights do not have the adapter that the trainer was made for");
+    assert_eq!(error, "the weights must have the adapter that the trainer was created for");
 }
 
-/// Two models whose passes take turns, micro-batch by micro-batch, learn the same as each model alone.
+/// Two models that share passes, alternating between micro-batches, must learn the same as each model alone.
 #[test]
-fn states_take_turns_with_the_same_passes() {
+fn two_states_can_share_the_same_passes() {
     let sample = |prompt: u32, completion: &[u32]| Sample::supervised(Prompt::new([prompt]), completion.to_vec());
     let data = [
         vec![sample(1, &[3, 4, 5]), sample(2, &[6])],
@@ -154,7 +161,7 @@ fn states_take_turns_with_the_same_passes() {
 }
 
 #[test]
-fn a_state_is_carried_from_step_to_step() {
+fn trainer_state_is_kept_between_steps() {
     let entropy = EntropyConfig { entropy_coef: 0.5, use_adaptive_entropy: true, ..EntropyConfig::default() };
     let adaptive = Objective::Policy(LossConfig { entropy, ..LossConfig::default() });
     let fixed = EntropyConfig { use_adaptive_entropy: false, ..entropy };
@@ -179,7 +186,7 @@ fn a_state_is_carried_from_step_to_step() {
 }
 
 #[test]
-fn recorded_log_probabilities_are_compared_to_the_bit() {
+fn recorded_log_probabilities_are_compared_bit_for_bit() {
     let sample = |versions: &[u64], recorded: &[f32]| Sample {
         versions: versions.iter().copied().map(Updates).collect(),
         loss_mask: vec![true, false, true],
@@ -191,13 +198,21 @@ fn recorded_log_probabilities_are_compared_to_the_bit() {
         measured.compare(sample, logps, Updates(7));
         (measured.compared, measured.mismatches, measured.max_difference)
     };
-    assert_eq!(compare(&sample(&[7, 7, 6], &[9.0; 3]), &[0.0; 3]), (0, 0, 0.0), "other weights sampled it");
-    assert_eq!(compare(&sample(&[7; 3], &[-1.0, 5.0, -2.0]), &[-1.0, 6.0, -2.0]), (2, 0, 0.0), "one was inserted");
+    assert_eq!(compare(&sample(&[7, 7, 6], &[9.0; 3]), &[0.0; 3]), (0, 0, 0.0), "the sample comes from other weights");
+    assert_eq!(
+        compare(&sample(&[7; 3], &[-1.0, 5.0, -2.0]), &[-1.0, 6.0, -2.0]),
+        (2, 0, 0.0),
+        "the inserted token is not compared"
+    );
     assert_eq!(compare(&sample(&[7; 3], &[-1.0, 5.0, -2.5]), &[-1.25, 6.0, -2.0]), (4, 2, 0.5));
-    assert_eq!(compare(&sample(&[7; 3], &[-1.0, 5.0, 0.0]), &[-1.25, 6.0, -0.0]), (6, 4, 0.5), "a sign is a bit");
+    assert_eq!(
+        compare(&sample(&[7; 3], &[-1.0, 5.0, 0.0]), &[-1.25, 6.0, -0.0]),
+        (6, 4, 0.5),
+        "−0.0 and 0.0 differ in a bit"
+    );
     let (compared, mismatches, difference) = compare(&sample(&[7; 3], &[f32::NAN, 5.0, 0.0]), &[1.0, 6.0, 0.0]);
     assert!((compared, mismatches) == (8, 5) && difference.is_nan());
-    assert!(compare(&sample(&[7; 3], &[-9.0, 5.0, 0.0]), &[1.0, 6.0, 0.0]).2.is_nan(), "it stays, so that it shows");
+    assert!(compare(&sample(&[7; 3], &[-9.0, 5.0, 0.0]), &[1.0, 6.0, 0.0]).2.is_nan(), "a NaN maximum must stay NaN");
     // The mean entropy is taken over the tokens whose entropy is known.
     let normalizer = Normalizer { tokens: 6, ..Normalizer::default() };
     let of = |entropy, unknown_entropies| Measured { entropy, unknown_entropies, ..Measured::default() };
@@ -207,7 +222,7 @@ fn recorded_log_probabilities_are_compared_to_the_bit() {
 }
 
 #[test]
-fn the_loss_of_given_scores_is_that_of_one_batch() {
+fn the_held_out_loss_equals_the_loss_of_one_batch() {
     let (_, _, supervised) = trainer(Objective::Supervised);
     let sample = |completion: &[u32]| Sample::supervised(Prompt::new([1]), completion.to_vec());
     let samples = [sample(&[3, 4, 5]), sample(&[6])];
@@ -218,8 +233,8 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     };
     assert_eq!(loss_of(&supervised, &samples, &given).unwrap(), Some(3.0));
     let error = loss_of(&supervised, &samples, &given[..1]).unwrap_err().to_string();
-    assert_eq!(error, "2 samples and the scores of 1");
-    // With a bonus for only the tokens of highest entropy, the bonus is a mean over these tokens.
+    assert_eq!(error, "expected scores for 2 samples, got 1");
+    // With a bonus on only the tokens of highest entropy, the bonus is a mean over these tokens.
     let entropy = EntropyConfig { entropy_coef: 0.5, ..EntropyConfig::default() };
     let config = LossConfig { entropy, top_entropy_quantile: 0.5, ..LossConfig::default() };
     let (_, _, policy) = trainer(Objective::Policy(config));
@@ -230,15 +245,15 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
         sample.advantage = Advantage::Sequence(2.0);
     }
     let given = [scores(&[-1.0, -2.0, -3.0], &[1.0, 4.0, 2.0]), scores(&[-6.0], &[3.0])];
-    // The two of four tokens above the median 2.5 stay: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
+    // The two of four tokens above the median 2.5 are kept: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
     let held_out = policy.held_out(&samples, &given).unwrap().unwrap();
     assert_eq!(held_out.loss, -2.0 * 2.0 / 4.0 - 0.5 * 3.5);
-    // The entropy is that of all tokens, and the loss without the bonus is a metric.
+    // The entropy covers all tokens, and the loss without the bonus is a metric.
     let metric = |name: &str| held_out.metrics.iter().find(|(own, _)| own == name).map(|(_, value)| *value);
     let names = ["entropy", "policy_loss", "entropy_coef", "kl", "clip_ratio/region_mean"];
     assert_eq!(names.map(metric), [Some(2.5), Some(-1.0), Some(0.5), None, Some(0.0)]);
     let masked = samples.clone().map(|sample| Sample { loss_mask: vec![false; sample.completion.len()], ..sample });
-    assert_eq!(loss_of(&policy, &masked, &given).unwrap(), None, "the loss of no tokens is missing");
+    assert_eq!(loss_of(&policy, &masked, &given).unwrap(), None, "without tokens in the loss, the loss is missing");
     samples[0].columns.remove(SAMPLER_LOGPS);
     assert!(loss_of(&policy, &samples, &given).is_err());
 }

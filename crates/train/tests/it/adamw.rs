@@ -1,11 +1,11 @@
-//! The optimizer's arithmetic against torch: four steps, two of them clipped, one with gradient 0.
+//! The optimizer's arithmetic compared with torch: four steps, two of them clipped, one with a zero gradient.
 
 use crate::common::{Fixture, get, model::context};
 use kernels::ops::{adamw, grad_norm};
 use kernels::{DType, Tensor};
 
 #[test]
-fn four_steps_are_torchs() {
+fn four_adamw_steps_match_torch() {
     let fixture = Fixture::load();
     let (ctx, json) = (context(1), &fixture.json["adamw"]);
     let start: Vec<f32> = get(&json["start"]);

@@ -1,5 +1,5 @@
-//! Steps on an adapter with dropout: the compared log-probabilities are computed without dropout, the gradient with it,
-//! and the noise depends only on the seed and the step.
+//! Steps on an adapter with dropout: log-probabilities are compared without dropout, the gradient uses dropout, and the
+//! noise depends only on the seed and the step.
 
 use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::check::{normal, relative_error};
@@ -45,7 +45,7 @@ fn loss() -> LossConfig {
     LossConfig { beta: 0.04, max_completion_length: 70, ..LossConfig::default() }
 }
 
-/// Three groups; one completion has no token.
+/// Three groups. One completion has no tokens.
 fn samples(ctx: &Context, weights: &AdaptedWeights) -> Vec<Sample> {
     let mut stream = kernels::rng::Stream::new(7, 7);
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
@@ -68,7 +68,7 @@ fn samples(ctx: &Context, weights: &AdaptedWeights) -> Vec<Sample> {
     out
 }
 
-/// The metrics, without those that may differ between equal steps.
+/// The metrics without those that may differ between equal steps.
 fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics { micro_batches: 0, forward_time_s: 0.0, backward_time_s: 0.0, optimizer_time_s: 0.0, ..metrics }
 }
@@ -112,7 +112,7 @@ fn elements(weights: &AdaptedWeights) -> Vec<u32> {
 }
 
 #[test]
-fn the_loss_compares_without_dropout_and_the_gradient_has_it() {
+fn log_probabilities_are_compared_without_dropout_and_gradients_use_it() {
     let ctx = context(1);
     let step = |dropout: f64, loss: LossConfig| {
         let mut weights = adapted(&ctx, dropout);
@@ -130,10 +130,10 @@ fn the_loss_compares_without_dropout_and_the_gradient_has_it() {
     }
 }
 
-/// On-policy, with advantage 1 and completions of one length, the gradient of a policy loss equals the supervised
+/// On-policy, with advantage 1 and completions of equal length, the gradient of a policy loss equals the supervised
 /// gradient with the same noise.
 #[test]
-fn the_gradient_is_that_of_the_pass_with_dropout() {
+fn the_gradient_comes_from_the_pass_with_dropout() {
     let ctx = context(2);
     let gradient = |dropout: f64, supervised: bool, seed: u64| {
         let mut weights = adapted(&ctx, dropout);
@@ -171,9 +171,9 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
     }
 }
 
-/// The noise of a sequence depends on its place in the optimizer batch, however the batch is split.
+/// The noise of a sequence depends on its index in the optimizer batch, however the batch is split.
 #[test]
-fn accumulated_parts_have_the_noise_of_the_whole() {
+fn accumulated_parts_have_the_dropout_noise_of_the_whole_batch() {
     let ctx = context(1);
     let new = || {
         let weights = adapted(&ctx, 0.2);
@@ -195,7 +195,7 @@ fn accumulated_parts_have_the_noise_of_the_whole() {
 }
 
 #[test]
-fn the_step_after_a_skipped_one_has_other_noise() {
+fn the_step_after_a_skipped_step_has_different_dropout_noise() {
     let ctx = context(1);
     let gradient = |skipped: usize| {
         let mut weights = adapted(&ctx, 0.2);
@@ -213,19 +213,21 @@ fn the_step_after_a_skipped_one_has_other_noise() {
 }
 
 #[test]
-fn another_adapter_than_the_trainers_is_refused() {
+fn weights_with_another_adapter_are_refused() {
     let ctx = context(1);
     let mut weights = adapted(&ctx, 0.0);
     let samples = samples(&ctx, &weights);
     let mut trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(0.2, loss())).expect("trainer");
     match trainer.update(&ctx, &mut weights, &samples, 1e-3) {
-        Err(Error::Config(message)) => assert!(message.contains("adapter that the trainer was made for"), "{message}"),
+        Err(Error::Config(message)) => {
+            assert!(message.contains("adapter that the trainer was created for"), "{message}")
+        }
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn continues_from_saved_counters_a_skipped_step_among_them() {
+fn a_trainer_resumes_from_saved_counters_after_a_skipped_step() {
     let ctx = context(1);
     let mut weights = adapted(&ctx, 0.2);
     let good = samples(&ctx, &weights);
@@ -242,8 +244,8 @@ fn continues_from_saved_counters_a_skipped_step_among_them() {
         let slot = again.adapter.as_mut().expect("an adapter");
         slot.overwrite(|a| NamedMut { params: &mut a.params }.put(&spec.name, &from)).expect("tensor");
     }
-    let of_resumed = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
-    for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(of_resumed) {
+    let resumed_trees = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
+    for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(resumed_trees) {
         for spec in from.tensors() {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }

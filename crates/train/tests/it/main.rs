@@ -1,4 +1,4 @@
-//! The formulas and steps of this crate against TRL, torch and slow references: one executable, which links once.
+//! Compares the formulas and steps of this crate with TRL, torch and slow references. One executable, which links once.
 
 mod adamw;
 mod common;

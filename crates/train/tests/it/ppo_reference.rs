@@ -1,5 +1,5 @@
-//! PPO's rewards, advantages, losses, gradients and metrics against `conformance/ppo_reference.py`, a slow reference in
-//! f64.
+//! PPO's rewards, advantages, losses, gradients and metrics compared with `conformance/ppo_reference.py`, a slow
+//! reference in f64.
 
 use kernels::check::relative_error;
 use serde_json::Value;
@@ -23,7 +23,7 @@ fn rows_close(got: &Rows<f64>, expected: &Value, what: &str) {
 }
 
 fn close(got: f64, expected: &Value, what: &str) {
-    let expected = expected.as_f64().unwrap_or_else(|| panic!("no {what}"));
+    let expected = expected.as_f64().unwrap_or_else(|| panic!("the reference lacks {what}"));
     assert!((got - expected).abs() <= TOLERANCE * expected.abs().max(1e-3), "{what}: {got}, reference {expected}");
 }
 
@@ -32,7 +32,7 @@ fn narrow(rows: &Rows<f64>) -> Rows<f32> {
 }
 
 #[test]
-fn every_number_of_the_reference() {
+fn all_ppo_quantities_match_the_reference() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/ppo/cases.json");
     let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture");
     let inputs = &fixture["inputs"];
@@ -69,7 +69,7 @@ fn every_number_of_the_reference() {
         gae::whiten(&mut advantages, &masks, true);
         rows_close(&advantages, &case["advantages"], "advantages");
         rows_close(&returns, &case["returns"], "returns");
-        let explained = gae::explained_variance(&returns, &old_values, &masks).expect("returns vary");
+        let explained = gae::explained_variance(&returns, &old_values, &masks).expect("the returns must vary");
         close(explained, &case["metrics"]["val/explained_variance"], "explained variance");
 
         let policy = PpoConfig { cliprange: number("cliprange"), entropy_coef: number("entropy_coef") };
@@ -78,7 +78,7 @@ fn every_number_of_the_reference() {
         let returns: Rows<f64> = narrow(&returns).iter().map(|r| r.iter().map(|&x| f64::from(x)).collect()).collect();
         let zeros = || -> Rows<f64> { masks.iter().map(|m| vec![f64::NAN; m.len()]).collect() };
         let (mut d_logps, mut d_entropies, mut d_values) = (zeros(), zeros(), zeros());
-        let (mut of_policy, mut of_values) = (LossSums::default(), LossSums::default());
+        let (mut policy_sums, mut value_sums) = (LossSums::default(), LossSums::default());
         for i in 0..n {
             let actions = Actions {
                 logps: &logps[i],
@@ -87,17 +87,17 @@ fn every_number_of_the_reference() {
                 mask: &masks[i],
                 advantage: &advantages[i],
             };
-            ppo::policy(&policy, &normalizer, &actions, &mut d_logps[i], &mut d_entropies[i], &mut of_policy);
+            ppo::policy(&policy, &normalizer, &actions, &mut d_logps[i], &mut d_entropies[i], &mut policy_sums);
             let states =
                 States { values: &values[i], old_values: &old_values[i], returns: &returns[i], mask: &masks[i] };
-            ppo::value(&value, &normalizer, &states, &mut d_values[i], &mut of_values);
+            ppo::value(&value, &normalizer, &states, &mut d_values[i], &mut value_sums);
         }
-        close(of_policy.loss, &case["policy_loss"], "policy loss");
-        close(of_values.loss, &case["value_loss"], "value loss");
+        close(policy_sums.loss, &case["policy_loss"], "policy loss");
+        close(value_sums.loss, &case["value_loss"], "value loss");
         rows_close(&d_logps, &case["d_logps"], "d_logps");
         rows_close(&d_entropies, &case["d_entropies"], "d_entropies");
         rows_close(&d_values, &case["d_values"], "d_values");
-        let means: Vec<(&str, f64)> = of_policy.means.entries().chain(of_values.means.entries()).collect();
+        let means: Vec<(&str, f64)> = policy_sums.means.entries().chain(value_sums.means.entries()).collect();
         assert_eq!(means.len(), 7);
         for (name, mean) in means {
             close(mean, &case["metrics"][name], name);

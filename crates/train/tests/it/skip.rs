@@ -1,5 +1,5 @@
-//! Groups that the update leaves out because their gradient is known to be 0: weights, moments, gradient norm and loss
-//! keep their bits, metrics of other groups keep their values, and skipped tokens are not counted as equal.
+//! Groups that an update skips because their gradient is known to be 0: weights, moments, gradient norm and loss keep
+//! their bits, metrics of other groups keep their values, and skipped tokens do not count as compared.
 
 use crate::common::model::{bits, context, context_of, policy};
 use kernels::check::normal;
@@ -21,8 +21,8 @@ use train::{
 };
 
 const TEMPERATURE: f64 = 0.7;
-/// (group, prompt length, lengths of completions). One completion has no token. The forward pass of group 0 is checked
-/// although it is skipped.
+/// (group, prompt length, completion lengths). One completion has no tokens. Group 0 is the one whose forward pass is
+/// checked although it is skipped.
 const GROUPS: [(u64, usize, [usize; 3]); 4] =
     [(1, 5, [3, 1, 0]), (0, 69, [70, 2, 9]), (2, 2, [4, 66, 5]), (3, 33, [12, 40, 7])];
 
@@ -68,7 +68,7 @@ fn weights(ctx: &Context, dtype: DType, adapter: Option<&LoraConfig>) -> Adapted
     AdaptedWeights::new(ctx.memory(), weights, adapter)
 }
 
-/// Samples with the record of their sampler; the groups of these numbers have no advantage.
+/// Samples with the sampler's log-probabilities. The groups in `without` have no advantage.
 fn samples(ctx: &Context, weights: &AdaptedWeights, without: &[u64]) -> Vec<Sample> {
     let mut stream = kernels::rng::Stream::new(7, 7);
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
@@ -77,11 +77,11 @@ fn samples(ctx: &Context, weights: &AdaptedWeights, without: &[u64]) -> Vec<Samp
         let prompt = Prompt::new(draw(prompt));
         for n in completions {
             let loss_mask = (0..n).map(|t| t % 5 != 3).collect();
-            // A zero advantage of either sign counts as no advantage.
+            // Zero advantages of either sign count as no advantage.
             let a = if without.contains(&group) { [0.0, -0.0][n % 2] } else { 0.3 * (n as f32 % 7.0) - 1.0 };
             let (versions, advantage) = (vec![weights.version(); n], Advantage::Sequence(a));
             let sample = Sample::supervised(prompt.clone(), draw(n));
-            let finish_reason = FinishReason::of_ended(n > 60);
+            let finish_reason = FinishReason::from_truncated(n > 60);
             out.push(Sample { group: GroupId(group), loss_mask, versions, advantage, finish_reason, ..sample });
         }
     }
@@ -95,10 +95,10 @@ fn samples(ctx: &Context, weights: &AdaptedWeights, without: &[u64]) -> Vec<Samp
     out
 }
 
-/// Results that must not depend on skipping.
+/// The results, which must not depend on skipping.
 type Kept = (Vec<UpdateMetrics>, Vec<u32>, Vec<Vec<u32>>);
 
-/// Three steps on the same samples: the metrics of each, weights, and the optimizer's state.
+/// Takes three steps on the same samples. Returns the metrics of each, the weights, and the optimizer's state.
 fn steps(ctx: &Context, weights: &mut AdaptedWeights, samples: &[Sample], config: TrainerConfig) -> Kept {
     let mut trainer = Trainer::new(ctx.memory(), weights.config(), config).expect("trainer");
     let metrics = (0..3).map(|_| trainer.update(ctx, weights, samples, 1e-3).expect("update")).collect();
@@ -110,7 +110,7 @@ fn steps(ctx: &Context, weights: &mut AdaptedWeights, samples: &[Sample], config
     (metrics, trained, state)
 }
 
-/// The metrics, without counts of computed work and means over that work.
+/// The metrics without counts of computed work and means over that work.
 fn lasting(metrics: &UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics {
         entropy: None,
@@ -126,7 +126,7 @@ fn lasting(metrics: &UpdateMetrics) -> UpdateMetrics {
     }
 }
 
-/// Checks that steps with and without skipping leave the same bits. Returns the metrics of the steps with skipping.
+/// Checks that steps with and without skipping give the same bits. Returns the metrics of the steps with skipping.
 fn same(
     title: &str,
     isa: Isa,
@@ -146,16 +146,16 @@ fn same(
     for (step, (a, b)) in skipped.iter().zip(&all).enumerate() {
         let mut expected = lasting(b);
         if config.objective == Objective::Policy(LossConfig { loss_type: LossType::Vespo, ..dapo() }) && step > 0 {
-            // Off-policy, the ratios of skipped tokens are not known.
+            // Off-policy, the ratios of skipped tokens are unknown.
             expected.means = a.means.clone();
         }
         assert_eq!(lasting(a), expected, "{title}, step {step}");
         assert_eq!(a.grad_norm.to_bits(), b.grad_norm.to_bits(), "{title}, step {step}");
         assert_eq!(a.loss.to_bits(), b.loss.to_bits(), "{title}, step {step}");
-        let (rows, of_all) = (a.computed_tokens + a.skipped_tokens.unwrap_or(0), b.computed_tokens);
-        assert_eq!(rows, of_all, "{title}, step {step}");
+        let (rows, all_rows) = (a.computed_tokens + a.skipped_tokens.unwrap_or(0), b.computed_tokens);
+        assert_eq!(rows, all_rows, "{title}, step {step}");
     }
-    assert_eq!(skipped[0].entropy, all[0].entropy, "{title}: recorded entropies are the trainer's");
+    assert_eq!(skipped[0].entropy, all[0].entropy, "{title}: recorded entropies must equal the trainer's");
     assert!(weights == expected, "{title}: other weights");
     assert!(state == expected_state, "{title}: other moments");
     skipped
@@ -170,7 +170,7 @@ fn without(groups: &'static [u64]) -> impl Fn(&mut Vec<Sample>) {
     }
 }
 
-/// Every policy loss that can skip.
+/// All policy losses that can skip groups.
 fn objectives() -> Vec<Objective> {
     let mut all: Vec<LossConfig> =
         LossType::NAMES.into_iter().map(|(_, loss_type)| LossConfig { loss_type, ..dapo() }).collect();
@@ -188,11 +188,11 @@ fn objectives() -> Vec<Objective> {
 }
 
 #[test]
-fn every_loss_keeps_its_bits() {
+fn skipping_changes_no_bit_of_any_loss() {
     for objective in objectives() {
         let metrics = same(&format!("{objective:?}"), Isa::best(), DType::F32, &config(objective), &without(&[0, 3]));
         assert!(metrics.iter().all(|m| m.skipped_groups == Some(2)));
-        // Group 0 is checked as long as its record comes from the current weights.
+        // Group 0 is compared as long as its log-probabilities were recorded with the current weights.
         let (checked, computed) = (70 + 2 + 9, 3 + 1 + 4 + 66 + 5);
         let foreign = |n: u64| (0..n).filter(|t| t % 5 == 3).count() as u64;
         let foreign: u64 = [70, 2, 9, 3, 1, 4, 66, 5].map(foreign).into_iter().sum();
@@ -202,21 +202,21 @@ fn every_loss_keeps_its_bits() {
 }
 
 #[test]
-fn whichever_groups_are_left_out() {
+fn skipping_any_set_of_groups_changes_no_bit() {
     let objective = Objective::Policy(dapo());
     for (groups, count) in [(&[][..], 0), (&[1][..], 1), (&[3], 1), (&[0, 2], 2), (&[1, 0, 2], 3), (&[1, 0, 2, 3], 4)] {
         let metrics = same(&format!("{groups:?}"), Isa::best(), DType::F32, &config(objective.clone()), &|samples| {
             without(groups)(samples)
         });
         assert!(metrics.iter().all(|m| m.skipped_groups == Some(count)), "{groups:?}");
-        // If the record comes from other weights, the entropies of skipped groups are unknown.
+        // If the samples come from other weights, the entropies of skipped groups are unknown.
         assert_eq!(metrics[1].entropy.is_none(), count == 4, "{groups:?}");
     }
 }
 
 /// A step decays weights and moments even if no group was computed.
 #[test]
-fn a_batch_without_a_remaining_group_still_steps() {
+fn a_step_is_taken_even_if_all_groups_are_skipped() {
     let ctx = context(1);
     let mut weights = weights(&ctx, DType::F32, None);
     let (learned, nothing) = (samples(&ctx, &weights, &[]), samples(&ctx, &weights, &[0, 1, 2, 3]));
@@ -228,9 +228,9 @@ fn a_batch_without_a_remaining_group_still_steps() {
     assert!(!metrics.skipped && weights.version() == before.1.next() && bits(weights.base.current()) != before.0);
 }
 
-/// If the first update computes nothing, a tape does not exist yet.
+/// If the first update computes nothing, no tape exists yet.
 #[test]
-fn the_first_step_may_compute_nothing() {
+fn the_first_step_may_skip_all_groups() {
     let change = |samples: &mut Vec<Sample>| {
         for s in samples.iter_mut() {
             s.group = s.group.after(1);
@@ -242,7 +242,7 @@ fn the_first_step_may_compute_nothing() {
 }
 
 #[test]
-fn dtypes_shapes_and_optimizers_keep_their_bits() {
+fn skipping_changes_no_bit_for_any_dtype_shape_or_optimizer() {
     let plain = config(Objective::Policy(dapo()));
     for isa in Isa::present() {
         same(&format!("{isa:?}"), isa, DType::F32, &plain, &without(&[1, 2]));
@@ -272,9 +272,9 @@ fn dtypes_shapes_and_optimizers_keep_their_bits() {
     }
 }
 
-/// The noise of a sequence depends on its place in the full batch.
+/// The noise of a sequence depends on its index in the full batch.
 #[test]
-fn adapters_and_their_dropout_keep_their_bits() {
+fn skipping_changes_no_bit_with_adapters_and_dropout() {
     for dropout in [0.0, 0.2] {
         let config = TrainerConfig { adapter: Some(lora(dropout)), ..config(Objective::Policy(dapo())) };
         for (dtype, groups) in [(DType::F32, &[1][..]), (DType::F32, &[0, 1]), (DType::Bf16, &[1, 2])] {
@@ -287,10 +287,9 @@ fn adapters_and_their_dropout_keep_their_bits() {
     }
 }
 
-/// A group has no gradient if all its tokens are masked, if no token has an advantage, or if each token is one or the
-/// other.
+/// A group has no gradient if every token is masked or has no advantage.
 #[test]
-fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
+fn groups_are_skipped_if_every_token_is_masked_or_has_no_advantage() {
     let change = |samples: &mut Vec<Sample>| {
         for sample in samples.iter_mut() {
             let n = sample.completion.len();
@@ -312,7 +311,7 @@ fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
     };
     let metrics = same("masks", Isa::best(), DType::F32, &config(Objective::Policy(dapo())), &change);
     assert_eq!(metrics[0].skipped_groups, Some(3));
-    // Truncated completions are not in the loss. Here one is the only completion of the third group with an advantage.
+    // Truncated completions are not in the loss. Here the only completion of the third group with an advantage is one.
     let masked = LossConfig { mask_truncated_completions: true, ..dapo() };
     let change = |samples: &mut Vec<Sample>| {
         let others = samples.iter_mut().filter(|s| s.group.0 == 2 && !s.truncated());
@@ -322,9 +321,9 @@ fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
     assert_eq!(metrics[0].skipped_groups, Some(1));
 }
 
-/// A NaN advantage must show, and does not count as 0.
+/// A NaN advantage does not count as 0, so that it makes the loss non-finite.
 #[test]
-fn an_advantage_that_is_not_a_number_is_computed() {
+fn a_group_with_a_nan_advantage_is_not_skipped() {
     let ctx = context(1);
     let mut weights = weights(&ctx, DType::F32, None);
     let mut samples = samples(&ctx, &weights, &[1]);
@@ -334,9 +333,9 @@ fn an_advantage_that_is_not_a_number_is_computed() {
     assert!(metrics.skipped && metrics.skipped_groups == Some(0));
 }
 
-/// No group is skipped if a group without an advantage still has a gradient, or if other groups need its entropies.
+/// No group is skipped if a group without an advantage can still have a gradient, or if its entropies are needed.
 #[test]
-fn losses_that_cannot_skip_compute_everything() {
+fn losses_that_cannot_skip_compute_all_groups() {
     let bonus = EntropyConfig { entropy_coef: 0.01, ..EntropyConfig::default() };
     let adaptive = EntropyConfig { use_adaptive_entropy: true, ..EntropyConfig::default() };
     let refused = [
@@ -356,10 +355,10 @@ fn losses_that_cannot_skip_compute_everything() {
     }
 }
 
-/// A record that differs from the trainer's values is found if its group is the one skipped group in 64 that is
-/// checked. In the other skipped groups it is not counted as equal, because it is not compared.
+/// A recorded log-probability that differs from the trainer's is detected if its group is the one skipped group in 64
+/// that is checked. Other skipped groups are not compared, and do not count as compared.
 #[test]
-fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
+fn a_planted_mismatch_is_detected_in_the_checked_group() {
     let ctx = context(1);
     let of = |spoiled: usize, number: u64| {
         let mut weights = weights(&ctx, DType::F32, None);
@@ -376,17 +375,17 @@ fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
     };
     let (mismatches, compared, differs) = of(3, 0);
     assert_eq!((mismatches, differs), (1, true));
-    // Group 5 is not among the compared groups.
+    // Group 5 is not compared.
     let (mismatches, fewer, differs) = of(3, 5);
     assert_eq!((mismatches, differs), (0, false));
     assert_eq!(compared - fewer, 56 + 2 + 7);
-    assert_eq!(of(7, 5).0, 1, "what is computed is compared");
+    assert_eq!(of(7, 5).0, 1, "computed groups are compared");
 }
 
 /// If the loss has an importance-sampling correction, the sampler's distance from the old policy is known without a
 /// forward pass.
 #[test]
-fn the_samplers_distance_is_that_of_all_tokens() {
+fn the_samplers_distance_includes_skipped_tokens() {
     let change = |samples: &mut Vec<Sample>| {
         for sample in samples.iter_mut() {
             let recorded = sample.columns.sampler_logps().expect("recorded").to_vec();
@@ -412,13 +411,13 @@ fn the_samplers_distance_is_that_of_all_tokens() {
     assert!(weights == expected && state == expected_state);
     assert!(all[0].sampling.expect("corrected").sampling_logp_difference[1] > 0.01);
     assert_eq!(skipped.iter().map(lasting).collect::<Vec<_>>(), all.iter().map(lasting).collect::<Vec<_>>());
-    // The mean entropy is taken over the tokens that were computed.
+    // The mean entropy is taken over the computed tokens.
     assert!(skipped[0].entropy.is_some() && skipped[0].entropy != all[0].entropy);
 }
 
-/// An optimizer batch in parts, one of which has nothing to compute.
+/// An optimizer batch in several parts, one of which has nothing to compute.
 #[test]
-fn parts_of_a_batch_add_up() {
+fn accumulated_parts_with_skipped_groups_equal_the_whole_batch() {
     let ctx = context(1);
     let loss = Objective::Policy(dapo());
     let how = TrainerConfig { adapter: Some(lora(0.2)), ..config(loss.clone()) };

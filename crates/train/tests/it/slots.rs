@@ -1,4 +1,4 @@
-//! Updates that write to another slot while every version is held have the bits of updates in place, and copy nothing.
+//! Updates that write to another slot while all versions are held have the bits of updates in place, and copy nothing.
 
 use crate::common::model::{context_of, policy};
 use kernels::{Context, DType, Isa};
@@ -7,7 +7,7 @@ use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, Prompt, TargetModu
 use std::sync::Arc;
 use train::{MomentsDType, Objective, OptimizerConfig, OptimizerKind, Sample, Trainer, TrainerConfig};
 
-/// A training run: the dtype it computes in, its optimizer and moments, and whether it trains an adapter.
+/// A training run: compute dtype, optimizer, dtype of the moments, and whether an adapter is trained.
 struct Case {
     compute: DType,
     optim: &'static str,
@@ -30,7 +30,7 @@ fn lora() -> LoraConfig {
     LoraConfig { r: 3, target_modules: TargetModules::AllLinear, ..LoraConfig::default() }
 }
 
-/// The bits of weights, masters and optimizer state after four updates; and the copied bytes.
+/// The bits of weights, masters and optimizer state after four updates, and the number of copied bytes.
 fn updated(isa: Isa, threads: usize, case: &Case, hold: bool) -> (Vec<Vec<u32>>, u64, u64) {
     let ctx = context_of(isa, threads);
     let mut weights = weights(&ctx, case);
@@ -67,7 +67,7 @@ fn updated(isa: Isa, threads: usize, case: &Case, hold: bool) -> (Vec<Vec<u32>>,
         trainer.update(&ctx, &mut weights, &samples, 1e-2).expect("update");
         for (before, version) in &held {
             let trained = version.adapter.as_ref().map_or(&version.base.params, |adapter| &adapter.params);
-            assert!(&bits_of(trained) == before, "what is held stays");
+            assert!(&bits_of(trained) == before, "held versions must not change");
         }
     }
     let mut all = bits_of(&weights.base.current().params);
@@ -85,7 +85,7 @@ fn bits(data: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn from_slot_to_slot_the_bits_are_those_of_updates_in_place_and_nothing_is_copied() {
+fn updates_into_another_slot_keep_the_bits_and_copy_nothing() {
     use DType::{Bf16, F32};
     use MomentsDType::{Bf16 as HALF, F32 as FULL};
     for (compute, optim, moments, adapter) in [

@@ -1,5 +1,5 @@
-//! A step on preference pairs, through the model, against TRL 1.16's `DPOTrainer`. `conformance/dpo_fixtures.py`
-//! computed TRL's numbers.
+//! A step on preference pairs, through the model, compared with TRL 1.16's `DPOTrainer`. TRL's numbers come from
+//! `conformance/dpo_fixtures.py`.
 
 use crate::common::model::{bits, context, policy, scaled};
 use crate::common::{close, get};
@@ -48,7 +48,7 @@ fn trainer_config(config: DpoConfig, max_tokens_per_micro_batch: usize, prefix_s
 }
 
 #[test]
-fn every_step_is_trls() {
+fn every_step_matches_trl() {
     let (fixture, ctx) = (fixture(), context(1));
     let pairs = pairs(&ctx, &fixture);
     for case in fixture["cases"].as_array().expect("cases") {
@@ -100,7 +100,7 @@ fn threads_and_budget_change_no_bit_and_margins_grow() {
 }
 
 #[test]
-fn refuses_what_a_pair_lacks() {
+fn pairs_without_required_columns_are_refused() {
     let ctx = context(1);
     let good = pairs(&ctx, &fixture());
     let mut weights = policy(ctx.memory());

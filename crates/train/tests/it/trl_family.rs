@@ -1,5 +1,6 @@
-//! Whole optimizer steps, through the model, against TRL 1.16: the losses, masks, corrections and bonuses beyond the
-//! clipped surrogate, GDPO's advantages, and RLOOTrainer. `conformance/trl_family_fixtures.py` computed TRL's numbers.
+//! Whole optimizer steps, through the model, compared with TRL 1.16: losses other than the clipped surrogate, masks,
+//! corrections and bonuses, GDPO's advantages, and RLOOTrainer. TRL's numbers come from
+//! `conformance/trl_family_fixtures.py`.
 
 use crate::common::model::{context, policy, scaled};
 use crate::common::{Fixture, close, get};
@@ -19,7 +20,7 @@ use train::{
 struct Family {
     base: Fixture,
     json: Value,
-    /// Log-probabilities under the initial weights, and under the reference's.
+    /// Log-probabilities under the initial weights and under the reference weights.
     on: Vec<Vec<f32>>,
     reference: Vec<Vec<f32>>,
 }
@@ -53,7 +54,7 @@ impl Family {
     fn samples(&self, case: &Value) -> Vec<Sample> {
         let changed = case["policy"] == "changed";
         let old = if changed { &self.base.old_logps } else { &self.on };
-        // GRPOTrainer gets the sampler's log-probabilities; RLOOTrainer does not.
+        // GRPOTrainer gets the sampler's log-probabilities, RLOOTrainer does not.
         let told = case["config"]["algorithm"] != "rloo";
         let recorded: Vec<Vec<f32>> = get(&self.json[if changed { "sampler_logps" } else { "sampler_logps_on" }]);
         let limit: usize = get(&self.base.json["common"]["max_completion_length"]);
@@ -66,7 +67,7 @@ impl Family {
                 (REF_LOGPS, self.reference[i].clone()),
             ]),
             versions: vec![Updates(u64::MAX); completion.len()],
-            finish_reason: FinishReason::of_ended(completion.len() == limit),
+            finish_reason: FinishReason::from_truncated(completion.len() == limit),
             ..Sample::supervised(prompts[i / self.base.num_generations()].clone(), completion.clone())
         };
         self.base.completions.iter().enumerate().map(sample).collect()
@@ -168,11 +169,11 @@ fn number(config: &Value, name: &str, default: f64) -> f64 {
     config[name].as_f64().unwrap_or(default)
 }
 
-/// Compares TRL's logged metrics of a step with our `entries`. Every name of TRL's must be among them, except names
-/// with a prefix in `skipped`.
+/// Compares TRL's logged metrics of a step with our `entries`. All of TRL's names must be among them, except names with
+/// a prefix in `skipped`.
 fn compare(logged: &Value, entries: &[(String, f64)], skipped: &[&str], title: &str) {
     for (name, theirs) in logged["metrics"].as_object().expect("metrics") {
-        // TRL logs no number if there was nothing to average.
+        // Without values to average, TRL logs null.
         let Some(theirs) = theirs.as_f64() else { continue };
         if skipped.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
@@ -187,7 +188,7 @@ fn compare(logged: &Value, entries: &[(String, f64)], skipped: &[&str], title: &
 }
 
 #[test]
-fn every_step_is_trls() {
+fn every_step_matches_trl() {
     let family = Family::load();
     let ctx = context(1);
     assert_eq!(family.cases().len(), 54);
@@ -198,17 +199,16 @@ fn every_step_is_trls() {
         let advantages = family.advantages(case, &samples);
         let theirs: Vec<f64> = get(&case["advantages"]);
         for ((sample, ours), theirs) in samples.iter_mut().zip(&advantages.advantages).zip(theirs) {
-            // Advantages that carry a KL term inherit the rounding of f32 log-probabilities.
+            // Advantages with a KL term inherit the rounding of f32 log-probabilities.
             close(ours.mean().expect("tokens"), theirs, 1e-4, &format!("{title} advantage"));
             sample.advantage = ours.clone();
         }
-        // TRL's f32 turns an advantage of 0 into about 1e-9, and clipped tokens are counted by the sign of the
-        // advantage.
+        // In TRL's f32, an advantage of 0 becomes about 1e-9, whose sign affects the count of clipped tokens.
         let zeros = samples.iter().zip(get::<Vec<f64>>(&case["advantages"])).any(|(s, theirs)| {
             s.advantage.mean().is_some_and(|a| a.abs() < 1e-6) && theirs != 0.0 && theirs.abs() < 1e-6
         });
-        // TRL logs the ratio after its bounds are applied, and Lockstep the raw ratio. They are comparable if the
-        // bounds are out of reach.
+        // TRL logs the ratio after its bounds are applied, Lockstep before. They are comparable only if the bounds are
+        // out of reach.
         let bounded = number(&case["config"], "vllm_importance_sampling_clip_max", f64::INFINITY) < 1e6;
         let skipped: Vec<&str> = [(zeros, "clip_ratio/"), (bounded, "sampling/importance_sampling_ratio/")]
             .into_iter()
@@ -219,7 +219,8 @@ fn every_step_is_trls() {
         let steps = case.get("steps").map_or(std::slice::from_ref(case), |s| s.as_array().expect("steps"));
         for (number, logged) in steps.iter().enumerate() {
             if number > 0 {
-                // TRL takes the next step on-policy: the old log-probabilities are its own at that moment.
+                // TRL takes the next step on-policy: the old log-probabilities are those of the weights after the first
+                // step.
                 let pair = |s: &Sample| (s.prompt.clone(), s.completion.clone());
                 let pairs: Vec<_> = samples.iter().map(pair).collect();
                 let pairs: Vec<_> =
@@ -241,7 +242,7 @@ fn every_step_is_trls() {
 }
 
 #[test]
-fn cutting_the_batch_changes_no_bit() {
+fn splitting_the_batch_changes_no_bit() {
     let family = Family::load();
     let ctx = context(2);
     for case in family.cases() {

@@ -1,12 +1,12 @@
-//! Advantages, losses, gradients with respect to log-probabilities, metrics, AdamW and the schedules against TRL 1.16
-//! and torch, given the log-probabilities that TRL computed. `trl_step.rs` tests the same through the model.
+//! Advantages, losses, gradients with respect to log-probabilities, metrics, AdamW and the schedules compared with TRL
+//! 1.16 and torch, given TRL's log-probabilities. `trl_step.rs` tests the same through the model.
 
 use crate::common::{Fixture, close, distance, get};
 use train::loss::{LossSums, Normalizer, Sequence, policy};
 use train::{Schedule, ScheduleArguments, ScheduleKind};
 
 #[test]
-fn advantages_and_reward_metrics() {
+fn advantages_and_reward_metrics_match_trl() {
     let fixture = Fixture::load();
     for case in &fixture.cases {
         let ours = fixture.advantages(case);
@@ -23,7 +23,7 @@ fn advantages_and_reward_metrics() {
 }
 
 #[test]
-fn losses_gradients_and_metrics() {
+fn losses_gradients_and_metrics_match_trl() {
     let fixture = Fixture::load();
     assert_eq!(fixture.cases.len(), 112);
     let mut clipped = 0;
@@ -69,7 +69,7 @@ fn losses_gradients_and_metrics() {
 }
 
 #[test]
-fn schedules_are_transformers() {
+fn schedules_match_transformers() {
     let fixture = Fixture::load();
     for (name, rates) in fixture.json["schedules"].as_object().expect("schedules") {
         let mut words = name.split(' ');

@@ -1,5 +1,5 @@
-//! A step of a reward model, trunk and head, against TRL 1.16's `RewardTrainer`. `conformance/reward_fixtures.py`
-//! computed TRL's numbers.
+//! A step of a reward model, trunk and head, compared with TRL 1.16's `RewardTrainer`. TRL's numbers come from
+//! `conformance/reward_fixtures.py`.
 
 use crate::common::model::{bits, config, context, policy};
 use crate::common::{close, get};
@@ -46,7 +46,7 @@ fn trainer_config(c: Option<f64>, max_tokens_per_micro_batch: usize, prefix_shar
 }
 
 #[test]
-fn every_step_is_trls() {
+fn every_step_matches_trl() {
     let (fixture, ctx) = (fixture(), context(1));
     let cases = fixture["cases"].as_array().expect("cases");
     assert_eq!(cases.len(), 7);
@@ -70,9 +70,9 @@ fn every_step_is_trls() {
     }
 }
 
-/// The cases distinguish the options: a step that ignores the margin or the centering term would be noticed.
+/// Margin and centering must change the results of the fixture, so that a step which ignores them would be detected.
 #[test]
-fn the_fixture_would_show_a_missing_option() {
+fn margin_and_centering_change_the_results() {
     let fixture = fixture();
     let losses: Vec<f64> = fixture["cases"].as_array().expect("cases").iter().map(|c| get(&c["loss"])).collect();
     for (i, a) in losses[..6].iter().enumerate() {
@@ -85,7 +85,7 @@ fn the_fixture_would_show_a_missing_option() {
 }
 
 #[test]
-fn threads_and_budget_change_no_bit_and_pairs_are_learned() {
+fn threads_and_budget_change_no_bit_and_the_loss_falls() {
     let fixture = fixture();
     let run = |threads: usize, budget: usize| {
         let ctx = context(threads);
@@ -105,7 +105,7 @@ fn threads_and_budget_change_no_bit_and_pairs_are_learned() {
 }
 
 #[test]
-fn a_pair_needs_both_responses() {
+fn pairs_without_prompt_or_responses_are_refused() {
     let (fixture, ctx) = (fixture(), context(1));
     let good = pairs(&fixture, true);
     let mut weights = scorer(ctx.memory(), &fixture);
@@ -119,12 +119,12 @@ fn a_pair_needs_both_responses() {
         }
     };
     assert!(refuse(&|p| p.rejected.ids.clear()).contains("at least one token"));
-    assert!(refuse(&|p| p.prompt = Prompt::new([])).contains("no token"));
+    assert!(refuse(&|p| p.prompt = Prompt::new([])).contains("the prompt is empty"));
 }
 
-/// Scoring held-out pairs takes another code path than training, and must give the same scores.
+/// Scoring held-out pairs uses another code path than training, and must give the same scores.
 #[test]
-fn values_are_the_scores_that_training_sees() {
+fn held_out_scores_equal_the_scores_in_training() {
     let (fixture, ctx) = (fixture(), context(1));
     let weights = scorer(ctx.memory(), &fixture);
     let pairs = pairs(&fixture, false);

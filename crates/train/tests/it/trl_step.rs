@@ -1,5 +1,5 @@
-//! A whole optimizer step, through the model, against TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and
-//! weights. `conformance/trl_fixtures.py` computed TRL's numbers.
+//! A whole optimizer step, through the model, compared with TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and
+//! weights. TRL's numbers come from `conformance/trl_fixtures.py`.
 
 use crate::common::model::{context, elements, policy, scaled};
 use crate::common::{Fixture, close, get};
@@ -40,7 +40,7 @@ fn reference_scale(fixture: &Fixture) -> f32 {
 }
 
 #[test]
-fn log_probabilities_and_entropies() {
+fn log_probabilities_and_entropies_match_trl() {
     let fixture = Fixture::load();
     let memory = context(1).memory().clone();
     let (logps, entropies) = score(&fixture, &policy(&memory));
@@ -57,7 +57,7 @@ fn log_probabilities_and_entropies() {
 }
 
 #[test]
-fn every_step_is_trls() {
+fn every_step_matches_trl() {
     let fixture = Fixture::load();
     let ctx = context(1);
     let (on, _) = score(&fixture, &policy(ctx.memory()));
@@ -77,7 +77,7 @@ fn every_step_is_trls() {
         let metrics = trainer.update(&ctx, &mut weights, &samples, rate).expect("update");
 
         let title = &case.title;
-        // On-policy the terms of a loss cancel, up to about 1e-7 from f32 log-probabilities.
+        // On-policy, the terms of a loss cancel up to about 1e-7 in f32 log-probabilities.
         close(metrics.loss, get(&case.json["loss"]), 1e-4, &format!("{title} loss"));
         close(metrics.grad_norm, get(&case.json["grad_norm"]), 1e-3, &format!("{title} grad_norm"));
         let clip = metrics.clip.expect("a policy loss");
@@ -108,7 +108,7 @@ fn every_step_is_trls() {
             let theirs = elements(&model::weights::Named { params: &after });
             let change = |x: &[f32]| -> Vec<f32> { x.iter().zip(&before).map(|(a, b)| a - b).collect() };
             let error = kernels::check::relative_error(&change(&elements(&weights)), &change(&theirs));
-            assert!(error < 1e-3, "the weights moved otherwise: {error}");
+            assert!(error < 1e-3, "the weights differ from TRL's: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Properties of an optimizer step besides its numbers: the same bits for any micro-batches, exact continuation,
+//! Properties of an optimizer step other than its numbers: the same bits for any micro-batches, exact resumption,
 //! skipped steps.
 
 use crate::common::model::{bits, config, context, context_of, policy};
@@ -36,7 +36,7 @@ fn trainer_config(max_tokens_per_micro_batch: usize, gradient_checkpointing: boo
     }
 }
 
-/// Three groups with prompts of 5, 69 and 2 tokens. Completions cross a page; one has no token, and one is completely
+/// Three groups with prompts of 5, 69 and 2 tokens. Completions cross a page. One has no tokens, and one is fully
 /// masked.
 fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
     let mut stream = Stream::new(7, 7);
@@ -62,7 +62,7 @@ fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
     out
 }
 
-/// The metrics, without those that may differ between equal steps.
+/// The metrics without those that may differ between equal steps.
 fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics { micro_batches: 0, forward_time_s: 0.0, backward_time_s: 0.0, optimizer_time_s: 0.0, ..metrics }
 }
@@ -74,9 +74,9 @@ fn threads_budget_and_checkpointing_change_no_bit() {
     }
 }
 
-/// On tiles sums over tokens pair them in thirty-twos: from the start of each group, so that the budget changes no bit.
+/// On tiles, sums over tokens add pairs of 32 from the start of each group, so the budget changes no bit.
 #[test]
-fn nor_in_bf16() {
+fn threads_budget_and_checkpointing_change_no_bit_in_bf16() {
     same_bits(Isa::best(), DType::Bf16);
     same_bits(Isa::AMX_EMULATED, DType::Bf16);
 }
@@ -125,9 +125,9 @@ fn same_bits(isa: Isa, dtype: DType) {
     }
 }
 
-/// An optimizer batch accumulated in parts equals the whole batch accumulated at once.
+/// An optimizer batch accumulated in parts must equal the whole batch accumulated at once.
 #[test]
-fn accumulated_parts_are_the_whole() {
+fn accumulated_parts_equal_the_whole_batch() {
     let ctx = context(1);
     let new = || {
         let weights = policy(ctx.memory());
@@ -139,7 +139,7 @@ fn accumulated_parts_are_the_whole() {
     let whole = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
     let loss = trainer_config(100, false).objective;
     let params = StepParams { learning_rate: 1e-3 };
-    assert!(in_parts.step(&ctx, &mut parted, params).is_err(), "nothing is accumulated");
+    assert!(in_parts.step(&ctx, &mut parted, params).is_err(), "without an accumulated gradient a step must fail");
     let normalizer = in_parts.normalizer(&ctx, (&parted).into(), (&samples).into(), &loss).expect("counts");
     for part in [&samples[..3], &samples[3..]] {
         in_parts.accumulate(&ctx, (&parted).into(), part.into(), &loss, &normalizer).expect("a part");
@@ -150,39 +150,39 @@ fn accumulated_parts_are_the_whole() {
     assert!(bits(&weights) == bits(&parted));
 }
 
-/// Copies between host and device in an update. For each micro-batch, its rows, its lists, the gradients of its losses
-/// and, as the embedding is tied, the sums that its tokens are added to are copied to the device; log-probabilities and
-/// entropies are copied back. Once per update, the tokens of those sums are copied to the device, and the gradient norm
-/// is copied back.
+/// Copies between host and device in an update. Per micro-batch, its rows, its lists, the gradients of its losses and
+/// (as the embedding is tied) the indices of its embedding sums are copied to the device; log-probabilities and
+/// entropies are copied back. Per update, the tokens of the embedding sums are copied to the device, and the gradient
+/// norm is copied back.
 #[test]
-fn copies_of_an_update_are_a_few_for_each_micro_batch() {
-    let [of_micro_batch, others] = copies_of_an_update(&Context::cpu_checked(Isa::best(), 1));
+fn an_update_makes_a_fixed_number_of_copies_per_micro_batch() {
+    let [per_micro_batch, others] = copies_of_an_update(&Context::cpu_checked(Isa::best(), 1));
     let copies = |to_device, to_host| Copies { to_device, to_host, ..Copies::default() };
-    assert_eq!([of_micro_batch, others], [copies(4, 2), copies(1, 1)]);
+    assert_eq!([per_micro_batch, others], [copies(4, 2), copies(1, 1)]);
 }
 
-/// Besides these copies, each layer copies which rows see a page, for the gradients of keys and values. The host waits
-/// for the device wherever something is copied back.
+/// In addition, each layer copies which rows see a page, for the gradients of keys and values. The host waits for the
+/// device whenever something is copied back.
 #[test]
-fn so_they_are_on_emulated_cuda_and_launches_and_waits_are_known() {
+fn an_update_on_emulated_cuda_has_fixed_copies_launches_and_waits() {
     let Ok(ctx) = Context::cuda_emulated() else {
         testing::skip::<()>("no C++ compiler to emulate CUDA with");
         return;
     };
     let layers = config().num_layers as u64;
-    let [of_micro_batch, others] = copies_of_an_update(&ctx);
-    // The forward pass launches what a decode step launches, with log-probabilities in place of the draw; the backward
-    // pass launches 56 operations for two layers.
+    let [per_micro_batch, others] = copies_of_an_update(&ctx);
+    // The forward pass has the launches of a decode step, with log-probabilities instead of the draw. The backward pass
+    // launches 56 operations for two layers.
     let launches = 11 * layers + 6 + 56;
     let expected = Copies { to_device: 4 + layers, to_host: 2, launches, waits: 2, ..Copies::default() };
-    assert_eq!(of_micro_batch, expected);
-    // The embedding's sums; of each tensor, 8 to a layer, its squares and its step; the norm.
+    assert_eq!(per_micro_batch, expected);
+    // The embedding's sums; for each tensor (8 per layer) its squares and its step; the norm.
     let tensors = 8 * layers + 2;
     let expected = Copies { to_device: 1, to_host: 1, launches: 2 * tensors + 2, waits: 1, ..Copies::default() };
     assert_eq!(others, expected);
 }
 
-/// Copies per micro-batch, and other copies of an update; bytes are ignored.
+/// The copies per micro-batch, and the other copies of an update. Bytes are ignored.
 fn copies_of_an_update(ctx: &Context) -> [Copies; 2] {
     let mut weights = policy(ctx.memory());
     let samples = samples(ctx, &weights);
@@ -195,21 +195,21 @@ fn copies_of_an_update(ctx: &Context) -> [Copies; 2] {
         let copies = Copies { to_device_bytes: 0, to_host_bytes: 0, ..ctx.memory().copies() - before };
         (metrics.micro_batches, copies)
     };
-    let ((whole, of_whole), (cut, of_cut)) = (updated(10_000), updated(1));
+    let ((whole, whole_copies), (cut, cut_copies)) = (updated(10_000), updated(1));
     assert_eq!((whole, cut), (1, 3));
-    let more = of_cut - of_whole;
-    let of_micro_batch = Copies {
+    let more = cut_copies - whole_copies;
+    let per_micro_batch = Copies {
         to_device: more.to_device / 2,
         to_host: more.to_host / 2,
         launches: more.launches / 2,
         waits: more.waits / 2,
         ..Copies::default()
     };
-    [of_micro_batch, of_whole - of_micro_batch]
+    [per_micro_batch, whole_copies - per_micro_batch]
 }
 
 #[test]
-fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
+fn shared_and_copied_prompts_give_the_same_results() {
     let ctx = context(2);
     let run = |prefix_sharing| {
         let mut weights = policy(ctx.memory());
@@ -223,7 +223,7 @@ fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
     let ((shared, gradients), (copied, others)) = (run(true), run(false));
     assert_eq!((shared.logp_mismatch_tokens, copied.logp_mismatch_tokens), (0, 0));
     assert_eq!((shared.loss, shared.kl, shared.entropy), (copied.loss, copied.kl, copied.entropy));
-    // The sums over rows have other terms in another order: no gradient may differ by more than that, tensor by tensor.
+    // The sums over rows have terms in another order, so each tensor's gradient may differ by rounding errors only.
     let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     for (i, (a, b)) in gradients.iter().zip(&others).enumerate() {
         let error = norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied());
@@ -233,9 +233,9 @@ fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
     assert!(shared.computed_tokens + 100 < copied.computed_tokens);
 }
 
-/// Prompts are shared by identity: two separate prompts of the same length stay separate.
+/// Prompts are shared by identity: two separate prompts stay separate even if they have the same length.
 #[test]
-fn prompts_of_one_length_are_not_one_prompt() {
+fn separate_prompts_of_the_same_length_are_not_shared() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples = [[5, 6, 7], [8, 9, 10]].map(|prompt| Sample::supervised(Prompt::new(prompt), vec![11, 12])).to_vec();
@@ -250,7 +250,7 @@ fn prompts_of_one_length_are_not_one_prompt() {
 }
 
 #[test]
-fn the_weight_of_an_adaptive_entropy_bonus_is_kept() {
+fn the_adaptive_entropy_coefficient_is_saved_and_restored() {
     let ctx = context(1);
     let entropy = EntropyConfig {
         entropy_coef: 0.5,
@@ -274,7 +274,7 @@ fn the_weight_of_an_adaptive_entropy_bonus_is_kept() {
 }
 
 #[test]
-fn continues_from_saved_moments() {
+fn a_trainer_resumes_from_saved_moments() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples = samples(&ctx, &weights);
@@ -286,8 +286,8 @@ fn continues_from_saved_moments() {
     let (mut again, mut resumed) = (policy(ctx.memory()), new());
     for spec in TensorSource::tensors(&weights) {
         again.put(&spec.name, &weights.get(&spec.name).expect("tensor")).expect("tensor");
-        let of_resumed = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
-        for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(of_resumed) {
+        let resumed_trees = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
+        for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(resumed_trees) {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }
     }
@@ -301,7 +301,7 @@ fn continues_from_saved_moments() {
 }
 
 #[test]
-fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
+fn non_finite_steps_are_skipped_and_three_in_a_row_are_an_error() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let good = samples(&ctx, &weights);
@@ -324,9 +324,9 @@ fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
     assert_eq!((after.skipped_total, weights.version.0), (5, 3));
 }
 
-/// A recorded log-probability that differs in one bit is counted, and a NaN shows.
+/// A recorded log-probability that differs in one bit is counted, and a NaN is visible in the metric.
 #[test]
-fn a_record_that_is_not_the_trainers_is_counted() {
+fn recorded_log_probabilities_that_differ_are_counted() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let good = samples(&ctx, &weights);
@@ -336,7 +336,7 @@ fn a_record_that_is_not_the_trainers_is_counted() {
         let mut logps = samples[4].columns.sampler_logps().expect("recorded").to_vec();
         spoil(&mut logps[1]);
         samples[4].columns.set(SAMPLER_LOGPS, logps);
-        // The learning rate is 0, so the weights stay those of the record.
+        // The learning rate is 0, so the weights remain those of the recorded log-probabilities.
         let mut trainer = Trainer::new(ctx.memory(), &weights.config, config.clone()).expect("trainer");
         let version = weights.version;
         let metrics = trainer.update(&ctx, &mut weights, &samples, 0.0).expect("update");
@@ -353,7 +353,7 @@ fn a_record_that_is_not_the_trainers_is_counted() {
 }
 
 #[test]
-fn supervised_loss_is_the_mean_and_falls() {
+fn the_supervised_loss_is_the_token_mean_and_falls() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples: Vec<Sample> =
@@ -372,7 +372,7 @@ fn supervised_loss_is_the_mean_and_falls() {
 }
 
 #[test]
-fn refuses_what_does_not_fit() {
+fn invalid_samples_are_refused() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let zero = TrainerConfig { temperature: 0.0, ..trainer_config(100, false) };
@@ -387,16 +387,16 @@ fn refuses_what_does_not_fit() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(refuse(&|s| s.prompt = Prompt::new([])).contains("no token"));
+    assert!(refuse(&|s| s.prompt = Prompt::new([])).contains("the prompt is empty"));
     assert!(refuse(&|s| s.completion[0] = 50).contains("token 50"));
     assert!(refuse(&|s| drop(s.columns.remove(REF_LOGPS))).contains("beta"));
     assert!(refuse(&|s| s.loss_mask.truncate(0)).contains("mask"));
     assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
 }
 
-/// A gradient that is cancelled at any layer of any micro-batch leaves behind only values that are never read.
+/// A gradient that is cancelled at any layer of any micro-batch must not affect later steps.
 #[test]
-fn a_gradient_that_is_cancelled_changes_nothing() {
+fn a_cancelled_gradient_changes_nothing() {
     let ctx = context(2);
     let weights = policy(ctx.memory());
     let samples = samples(&ctx, &weights);
@@ -420,20 +420,20 @@ fn a_gradient_that_is_cancelled_changes_nothing() {
                     break;
                 }
             }
-            assert_eq!(looks.load(Ordering::Relaxed), look, "it ends with the first look that says so");
+            assert_eq!(looks.load(Ordering::Relaxed), look, "the pass must end at the first check that returns true");
             let step = stopped.step(&ctx, &mut own, StepParams { learning_rate: 1e-3 });
-            assert!(matches!(step, Err(Error::Config(_))), "there is no gradient to step with");
+            assert!(matches!(step, Err(Error::Config(_))), "a step must fail without a gradient");
         }
-        // Three micro-batches check for a stop in forward and backward pass, at each layer and the head.
+        // Three micro-batches check for a stop in forward and backward pass, at each layer and at the head.
         assert_eq!(most, 3 * 2 * (weights.config.num_layers + 1));
         let again = stopped.step(&ctx, &mut own, StepParams { learning_rate: 1e-3 }).expect("a step");
         assert_eq!((lasting(again), bits(&own)), (lasting(metrics), bits(&expected)));
     }
 }
 
-/// An evaluation reports the loss that a step on the same samples would minimise.
+/// An evaluation must report the loss that a step on the same samples would minimise.
 #[test]
-fn the_loss_without_a_step_is_that_of_the_step() {
+fn the_held_out_loss_equals_the_loss_of_a_step() {
     let ctx = context(2);
     let entropy = EntropyConfig { entropy_coef: 0.3, ..EntropyConfig::default() };
     let plain = trainer_config(200, false);
@@ -456,8 +456,7 @@ fn the_loss_without_a_step_is_that_of_the_step() {
         let step = trainer.update(&ctx, &mut weights, &samples[..], 0.01).expect("step");
         let taken = step.loss;
         assert!((held_out - taken).abs() <= 1e-12 && held_out != 0.0, "{held_out} and {taken} of {config:?}");
-        // The evaluation's metrics are those of the step, too. (The coefficient is that before the step, which adapts
-        // it.)
+        // The evaluation's metrics equal those of the step, too, except the entropy coefficient, which the step adapts.
         let entries = step.entries();
         assert!(["entropy", "clip_ratio/region_mean"].iter().all(|name| metrics.iter().any(|(n, _)| n == name)));
         for (name, value) in metrics.iter().filter(|(name, _)| name != "entropy_coef") {

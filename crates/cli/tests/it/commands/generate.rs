@@ -7,7 +7,7 @@ fn generate(dir: &Path, more: &[&str]) -> Ran {
 }
 
 #[test]
-fn the_small_story_teller_tells_its_story() {
+fn a_pretrained_model_generates_its_documented_story() {
     let Some(stories) = testing::shared("models/stories260k") else { return };
     let stories = stories.canonicalize().unwrap();
     let arguments = ["generate", "--model", stories.to_str().unwrap(), "--prompt", "Once upon a time"];
@@ -18,9 +18,9 @@ fn the_small_story_teller_tells_its_story() {
     assert!(text.starts_with(story), "{text}");
 }
 
-/// As transformers: the string is looked for in the text that continues from the prompt.
+/// As in transformers, a stop string is also matched across the boundary between prompt and completion.
 #[test]
-fn a_stop_string_may_begin_with_the_space_before_a_word_or_in_the_prompt() {
+fn a_stop_string_may_begin_with_a_space_or_inside_the_prompt() {
     let Some(stories) = testing::shared("models/stories260k") else { return };
     let stories = stories.canonicalize().unwrap();
     for (stop, tokens) in [(" time", 1), ("a time", 1), (", there", 3), ("no such words", 9)] {
@@ -38,7 +38,7 @@ fn score_gives_the_log_probabilities_that_generate_recorded() {
     let sampled = ["--prompt", "hello", "--n", "3", "--seed", "5", "--top-k", "10", "--json"];
     let out = generate(dir.path(), &sampled).ok();
     assert_eq!(out.lines().count(), 3);
-    // `score` can read these lines.
+    // `score` reads the output lines of `generate --json`.
     let scored = lockstep(dir.path(), &["score", "--model", "model", "--input", "-"], &out).ok();
     let mut texts = Vec::new();
     for (i, (made, scored)) in out.lines().zip(scored.lines()).enumerate() {
@@ -53,11 +53,11 @@ fn score_gives_the_log_probabilities_that_generate_recorded() {
         texts.push(made["text"].as_str().unwrap().to_owned());
     }
     assert!(texts[0] != texts[1] && texts[1] != texts[2], "{texts:?}");
-    assert_eq!(generate(dir.path(), &sampled).ok(), out, "the seed decides");
+    assert_eq!(generate(dir.path(), &sampled).ok(), out, "an equal seed must give equal completions");
 }
 
 #[test]
-fn streamed_text_is_the_whole_text() {
+fn streamed_text_equals_the_whole_text() {
     let dir = model();
     let arguments = ["--prompt", "hello", "--seed", "3"];
     let streamed = generate(dir.path(), &arguments).ok();

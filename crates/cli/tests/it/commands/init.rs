@@ -5,7 +5,7 @@ fn weights(dir: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn the_seed_decides_the_weights() {
+fn the_seed_determines_the_weights() {
     let dir = model();
     for (seed, out) in [("7", "same"), ("8", "other")] {
         lockstep(dir.path(), &["init", "--config", "config.json", "--seed", seed, "--out", out], "").ok();
@@ -17,11 +17,11 @@ fn the_seed_decides_the_weights() {
 }
 
 #[test]
-fn nothing_is_overwritten_and_nothing_is_left_half_written() {
+fn existing_files_are_kept_and_no_partial_directory_remains() {
     let dir = model();
     let before = weights(&dir.path().join("model"));
     let to = |out, config| lockstep(dir.path(), &["init", "--config", config, "--out", out], "");
-    assert!(to("model", "config.json").refused().contains("nothing is overwritten"));
+    assert!(to("model", "config.json").refused().contains("files are not overwritten"));
     assert_eq!(weights(&dir.path().join("model")), before);
 
     std::fs::create_dir(dir.path().join("empty")).unwrap();
@@ -38,12 +38,12 @@ fn nothing_is_overwritten_and_nothing_is_left_half_written() {
 }
 
 #[test]
-fn characters_become_a_tokenizer() {
+fn characters_define_a_tokenizer() {
     let dir = model();
     std::fs::write(dir.path().join("own.json"), CONFIG.replace("\"eos_token_id\": 2", "\"eos_token_id\": 1")).unwrap();
     let with =
         |text, out| lockstep(dir.path(), &["init", "--config", "own.json", "--characters", text, "--out", out], "");
-    // A character that occurs twice, a line feed, and characters of several bytes have one token each.
+    // A repeated character, a line feed, and multi-byte characters have one token each.
     with("abca\né日", "made").ok();
     let tokenizer = model::Tokenizer::load(&dir.path().join("made")).expect("a tokenizer");
     assert_eq!(tokenizer.encode("ab\n日éc").expect("ids"), [2, 3, 5, 7, 6, 4]);
@@ -53,7 +53,7 @@ fn characters_become_a_tokenizer() {
     );
     assert!(tokenizer.encode("x").is_err());
 
-    assert!(with("", "none").refused().contains("--characters: the text is empty"));
+    assert!(with("", "none").refused().contains("--characters must not be empty"));
     let many: String = ('!'..='~').collect();
     assert!(with(&many, "none").refused().contains("40 rows"));
     let other = ["init", "--config", "config.json", "--characters", "ab", "--out", "none"];

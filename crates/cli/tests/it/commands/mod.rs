@@ -1,4 +1,4 @@
-//! The program as its users run it: `init`, `score`, `generate`, `plan`, on small random models.
+//! Tests of `init`, `score`, `generate` and `plan` on small random models, through the command line.
 
 mod generate;
 mod init;
@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-/// A small Qwen 3 with every part that the family has.
+/// A small Qwen 3 that uses every feature of its family.
 const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "max_position_embeddings": 128,
   "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "initializer_range": 0.3,
@@ -23,13 +23,13 @@ struct Ran {
 }
 
 impl Ran {
-    /// Standard output of a run that succeeded.
+    /// The standard output of a command that must succeed.
     #[track_caller]
     fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.err);
         self.out
     }
-    /// The message of a run that refused its input.
+    /// The error message of a command that must refuse its input.
     #[track_caller]
     fn refused(self) -> String {
         assert_eq!(self.code, Some(2), "{}{}", self.out, self.err);
@@ -38,13 +38,13 @@ impl Ran {
     }
 }
 
-/// Runs the program on `arguments`, in the directory `dir`, with `input`.
+/// Runs `lockstep` with `arguments` in the directory `dir`, with `input` on standard input.
 fn lockstep(dir: &Path, arguments: &[&str], input: &str) -> Ran {
     let mut command = crate::support::command(dir, arguments);
     command.env("LOCKSTEP_THREADS", "2");
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program");
-    // A program that refuses its arguments does not read its input.
+    // A command that refuses its arguments does not read its input.
     let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
     let Output { status, stdout, stderr } = child.wait_with_output().expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::Value;
 
-/// The bytes of each part, and their planned sum.
+/// The planned bytes of each part, and their sum.
 fn plan(dir: &Path, more: &[&str]) -> (serde_json::Map<String, Value>, u64) {
     let base = ["plan", "--json", "--model", "model", "--set", "max_completion_length=32"];
     let out: Value = serde_json::from_str(&lockstep(dir, &[&base, more].concat(), "").ok()).expect("JSON");
@@ -10,7 +10,7 @@ fn plan(dir: &Path, more: &[&str]) -> (serde_json::Map<String, Value>, u64) {
     (parts, out["total_bytes"].as_u64().expect("a number"))
 }
 
-/// There is a slot for each version of the weights that workers may read, and one for the version in training.
+/// A learner has a slot for each version of the weights that workers may read, and one for the version in training.
 #[test]
 fn a_learner_has_a_slot_for_each_version() {
     let dir = model();
@@ -21,14 +21,14 @@ fn a_learner_has_a_slot_for_each_version() {
     let (one, _) = weights(&["--set", "max_staleness=2"]);
     assert_eq!(weights(&["--distributed", "--set", "max_staleness=0"]), (one, false));
     assert_eq!(weights(&["--distributed", "--set", "max_staleness=2"]), (3 * one, false));
-    // With an adapter, only the adapter is in slots.
+    // With an adapter, slots hold only the adapter.
     let lora = ["--distributed", "--set", "max_staleness=2", "--set", "use_peft=true"];
     let parts = plan(dir.path(), &lora).0;
     assert_eq!(parts["weights"].as_u64().unwrap(), one, "{parts:?}");
 }
 
 #[test]
-fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
+fn the_parts_follow_from_the_shape_and_the_keys() {
     let dir = model();
     let (parts, total) = plan(dir.path(), &[]);
     let bytes = |parts: &serde_json::Map<String, Value>, name: &str| {
@@ -36,18 +36,18 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     };
     assert_eq!(total, parts.values().filter_map(Value::as_u64).sum::<u64>());
 
-    // Weights are stored in panels of 32 rows: the embedding's 40 rows become 64, and the 96 rows of gate and up and
-    // the 64 of q, k and v stay.
+    // Weights are stored in panels of 32 rows, so the embedding's 40 rows are padded to 64. The 96 rows of gate and up
+    // and the 64 rows of q, k and v need no padding.
     let (hidden, head_dim, ffn) = (32, 8, 48);
     let layer = 64 * hidden + 32 * hidden + 2 * ffn * hidden + 32 * ffn + 2 * hidden + 2 * head_dim;
     let embedding = 64 * hidden;
     let weights = 4 * (embedding + 2 * layer + hidden);
     assert_eq!(bytes(&parts, "weights"), weights);
-    // The embedding's gradient as the input of a tied matrix is summed separately, for tokens that occur: here all 40
-    // may.
+    // The tied embedding's gradient as an input matrix is accumulated separately, for the tokens that occur: at most
+    // all 40.
     assert_eq!(bytes(&parts, "training: gradients"), weights + 4 * 40 * hidden);
     assert_eq!(bytes(&parts, "training: optimizer"), 2 * weights + 8);
-    // Keys and values: 9 sequences (a generation has 8 completions) of 128 tokens, 2 layers, 2 heads of 8.
+    // KV cache: 9 sequences (a generation has 8 completions) of 128 tokens, 2 layers, 2 heads of dimension 8.
     let sequence = 128 * 2 * 2 * 2 * 8 * 4;
     assert_eq!(bytes(&parts, "generation: kv cache"), 9 * sequence);
     for (key, sequences) in [("max_num_seqs=4", 4), ("generation_batch_size=24", 24), ("generation_batch_size=640", 64)]
@@ -63,20 +63,20 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     }
     let with_reference = plan(dir.path(), &["--set", "beta=0.1"]).0;
     assert_eq!(bytes(&with_reference, "reference: weights"), weights);
-    // The model without its adapter is the reference.
+    // The model without its adapter is the reference, so no second model is loaded.
     let adapted = plan(dir.path(), &["--set", "beta=0.1", "--set", "use_peft=true"]).0;
     assert!(bytes(&adapted, "reference: workspace") > 0 && !adapted.contains_key("reference: weights"), "{adapted:?}");
 }
 
-/// The memory of a reward model; a replayed file with the reference's log-probabilities needs no reference.
+/// A reward model adds its memory. A replayed file with log-probabilities of the reference needs no reference model.
 #[test]
-fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
+fn reward_models_are_counted_and_unused_references_are_not() {
     let dir = model();
     let root = dir.path();
     std::fs::write(root.join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
     let head = "{\"architectures\": [\"Qwen3ForSequenceClassification\"], \"id2label\": {\"0\": \"LABEL_0\"}, ";
     let scorer = CONFIG.replacen('{', head, 1);
-    // Planning does not read weights: the directory has none.
+    // The directory has no weights, since planning does not read any.
     std::fs::create_dir(root.join("rm")).unwrap();
     std::fs::write(root.join("rm/config.json"), scorer).unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -87,15 +87,15 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     let (with, total) = rewarded("model:rm");
     let of_reward: u64 =
         with.iter().filter(|(name, _)| name.starts_with("reward ")).map(|(_, b)| b.as_u64().unwrap()).sum();
-    // The score head is one panel of 32 rows, and the rest of the model has the same size.
+    // The score head is one panel of 32 rows; the rest of the model has the same size.
     let weights = plain["weights"].as_u64().unwrap();
     assert_eq!(with["reward model: weights"].as_u64().unwrap(), weights + 4 * 32 * 32);
-    // It reads one token more than the completion has: the end-of-sequence token.
+    // A reward model reads one token more than the completion has: the end-of-sequence token.
     let longer = ["--dataset", "data.jsonl", "--set", "beta=0.1", "--set", "max_completion_length=33"];
     let (longer, _) = plan(root, &longer);
     assert_eq!(with["reward model: workspace"], longer["reference: workspace"]);
     assert!(plain.len() < with.len(), "{with:?}");
-    // Two processes are compared: what each of them has resident differs by a little.
+    // The totals come from two processes, whose resident memory differs a little.
     assert!(total.abs_diff(plain_total + of_reward) < 4 << 20, "{total} {plain_total} {of_reward}");
 
     let line = |more: &str| {
@@ -128,7 +128,7 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
 }
 
 #[test]
-fn the_longest_prompt_is_that_of_the_data() {
+fn the_longest_prompt_is_taken_from_the_data() {
     let dir = model();
     let rows = "{\"prompt\":\"abc\"}\n{\"prompt\":\"a longer one\"}\n";
     std::fs::write(dir.path().join("data.jsonl"), rows).unwrap();
@@ -140,7 +140,7 @@ fn the_longest_prompt_is_that_of_the_data() {
 }
 
 #[test]
-fn without_data_the_longest_prompt_is_what_the_configuration_allows() {
+fn the_longest_prompt_is_bounded_by_the_configuration_without_data() {
     let dir = model();
     let longest = |set: &[&str]| {
         let arguments = ["plan", "--model", "model", "--json", "--set", "max_completion_length=32"];
@@ -153,7 +153,7 @@ fn without_data_the_longest_prompt_is_what_the_configuration_allows() {
 }
 
 #[test]
-fn a_model_larger_than_any_machine_is_counted_and_training_it_refused() {
+fn a_model_larger_than_any_machine_is_planned_but_not_trained() {
     let dir = model();
     let config = CONFIG.replace("\"hidden_size\": 32", "\"hidden_size\": 32768");
     let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 800");
@@ -193,7 +193,7 @@ fn a_supervised_run_is_planned_by_the_longest_row() {
         serde_json::from_str(&lockstep(dir.path(), &[&arguments, more].concat(), "").ok()).unwrap()
     };
     let out = planned(&[]);
-    // Seven letters and the end of the text.
+    // Seven letters and the end-of-sequence token.
     assert_eq!((&out["longest_prompt"], &out["longest_completion"]), (&1.into(), &8.into()));
     let names = |out: &Value| -> Vec<String> {
         out["parts"].as_array().unwrap().iter().map(|p| p["part"].as_str().unwrap().to_owned()).collect()
@@ -203,10 +203,10 @@ fn a_supervised_run_is_planned_by_the_longest_row() {
     assert!(names(&evaluated).iter().any(|n| n == "evaluation: workspace"), "{evaluated}");
 }
 
-/// On a device, tokens of a truncated or penalised distribution are drawn from whole rows of logits: as many rows as
-/// 256 MiB hold, of several words each.
+/// On a device, truncated or penalised distributions are sampled from whole rows of logits: as many rows as fit into
+/// 256 MiB, with several words per logit.
 #[test]
-fn memory_of_the_sampler_is_counted() {
+fn the_plan_includes_the_memory_of_the_sampler() {
     let dir = model();
     let root = dir.path();
     let vocab: u64 = 151_936;
@@ -229,7 +229,7 @@ fn memory_of_the_sampler_is_counted() {
         let more = drawn(key);
         assert!(more > whole && more < whole + whole / 8, "{key}: {more}, {whole}");
     }
-    // In a run that replays a file only the evaluation samples, and greedy sampling does not truncate.
+    // In a replay only the evaluation samples, and greedy sampling does not truncate.
     let line =
         "{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], [-1]]}\n";
     std::fs::write(root.join("r.jsonl"), line).unwrap();

@@ -22,7 +22,7 @@ fn probabilities_of_every_next_token_sum_to_1_and_give_the_entropy() {
     let sum: f64 = logprobs.iter().map(|p| p.exp()).sum();
     let entropy: f64 = -logprobs.iter().map(|p| p.exp() * p).sum::<f64>();
     assert!((sum - 1.0).abs() < 1e-5, "{sum}");
-    assert!(logprobs.iter().any(|p| (p - logprobs[0]).abs() > 0.1), "no uniform model: {logprobs:?}");
+    assert!(logprobs.iter().any(|p| (p - logprobs[0]).abs() > 0.1), "the model must not be uniform: {logprobs:?}");
     for line in out.lines() {
         assert!((number(line, "entropies") - entropy).abs() < 1e-5, "{line} {entropy}");
     }
@@ -65,7 +65,7 @@ fn broken_lines_are_refused_with_file_and_line() {
 }
 
 #[test]
-fn bf16_scores_are_those_of_f32_but_for_rounding() {
+fn bf16_scores_equal_f32_scores_up_to_rounding() {
     let dir = model();
     let line = r#"{"prompt_ids":[1,7,9],"completion_ids":[2,5,3]}"#;
     let score = |dtype: &str| -> Vec<f64> {
@@ -78,9 +78,9 @@ fn bf16_scores_are_those_of_f32_but_for_rounding() {
     assert!(exact.iter().zip(&rounded).all(|(a, b)| (a - b).abs() < 0.15), "{exact:?} {rounded:?}");
 }
 
-/// The model was made for 128 positions, and scores more: a warning names the line.
+/// The input has more tokens than the model's 128 positions: a warning names the line.
 #[test]
-fn a_line_longer_than_the_context_is_warned_of() {
+fn a_line_longer_than_the_context_gives_a_warning() {
     let dir = model();
     let line = |completion: usize| format!("{{\"prompt_ids\":[1],\"completion_ids\":{:?}}}\n", vec![5; completion]);
     let output = score(dir.path(), &(line(3) + &line(127)));

@@ -24,7 +24,7 @@ fn solutions() -> tempfile::TempDir {
 }
 
 #[test]
-fn scores_are_summed_up_with_failures_and_examples() {
+fn scores_are_summarised_with_failures_and_examples() {
     let dir = solutions();
     let printed =
         score(dir.path(), &["--reward", "gsm8k", "--reward", "keyword:two", "--json", "--out", "s.jsonl"]).ok();
@@ -56,13 +56,13 @@ fn scores_are_summed_up_with_failures_and_examples() {
     }
 }
 
-/// A program gets the same groups as in a run: consecutive lines with the same prompt.
+/// A program gets the same groups as in a training run: consecutive lines with the same prompt.
 #[test]
-fn a_program_is_asked_by_group() {
+fn a_program_is_called_once_per_group() {
     let dir = solutions();
     let table = r#"reward_funcs = [{ kind = "command", command = "sh sizes.sh", name = "sizes", by_group = true }]"#;
     std::fs::write(dir.path().join("c.toml"), table).unwrap();
-    // Scores each completion with the size of its batch.
+    // The score of each completion is the size of its batch.
     let script = r#"while read -r line; do
         case "$line" in *'"18","18"'*) echo '{"rewards": [2, 2]}';; *) echo '{"rewards": [1]}';; esac
     done"#;
@@ -77,7 +77,7 @@ fn a_program_is_asked_by_group() {
 }
 
 #[test]
-fn token_ids_are_the_files_or_a_tokenizers() {
+fn token_ids_come_from_the_file_or_from_a_tokenizer() {
     let dir = model();
     let row = json!({"completion": "hello"});
     std::fs::write(dir.path().join("c.jsonl"), format!("{row}\n")).unwrap();
@@ -97,20 +97,20 @@ fn token_ids_are_the_files_or_a_tokenizers() {
 fn bad_input_is_refused_by_name() {
     let dir = solutions();
     let refused = |arguments: &[&str]| score(dir.path(), arguments).refused();
-    assert!(refused(&[]).contains("no reward to try"));
+    assert!(refused(&[]).contains("no reward is given"));
     assert!(refused(&["--reward", "gsm8"]).contains("did you mean `gsm8k`?"));
     let missing = refused(&["--reward", "gsm8k:solution"]);
     assert!(missing.contains("`solution`") && missing.contains("c.jsonl, row 1"), "{missing}");
     assert!(refused(&["--reward", "gsm8k", "--set", "completion_column=text"]).contains("`text`"));
     let absent = lockstep(dir.path(), &["score-rewards", "--input", "no.jsonl", "--reward", "gsm8k"], "").refused();
     assert!(absent.contains("no.jsonl"), "{absent}");
-    // A reward without any score is a failure, not an empty success.
+    // A reward that scores no completion is a failure.
     let unscored = directory(&[json!({"completion": "5", "answer": "because"})]);
     let ran = score(unscored.path(), &["--reward", "gsm8k"]);
     assert!(ran.code == Some(1) && ran.err.contains("scored no completion"), "{}", ran.err);
 }
 
-/// A function's exception is the headline; text of a completion in it cannot move the terminal's cursor.
+/// An exception is printed without escape sequences, even if it quotes a completion.
 #[test]
 fn a_functions_exception_is_printed_without_escape_sequences() {
     let Some(()) = testing::program("python3") else { return };
@@ -122,7 +122,7 @@ fn a_functions_exception_is_printed_without_escape_sequences() {
     for text in [&ran.out, &ran.err] {
         assert!(!text.chars().any(|c| c.is_control() && c != '\n') && !text.contains("IndexError"), "{text:?}");
     }
-    // An argument that clap quotes, and a file's name.
+    // Escape sequences in an argument that clap quotes, and in a file name.
     for arguments in [&["--no-\u{1b}[2Jsuch"][..], &["--reward", "python:\u{1b}[2J.py:f"]] {
         let ran = score(dir.path(), arguments);
         assert!(ran.code == Some(2) && !ran.err.contains('\u{1b}'), "{:?}", ran.err);

@@ -1,7 +1,6 @@
-//! Runs the commands in the documents as they are printed there, and compares their output and the numbers of the
-//! pages.
-//! A page is marked with [`page::MARK`]. What takes longer than seconds (it trains the demo's model) is run by `cargo
-//! xtask nightly pages`.
+//! Runs the commands in the documents exactly as printed, and compares their output and the numbers on the pages.
+//! Marked pages have the comment [`page::MARK`]. `cargo xtask nightly pages` runs the slow pages, which train the
+//! demo's model.
 
 mod page;
 
@@ -15,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use testing::wait_until;
 
-/// The marked pages: those whose commands all run in seconds, and the others.
+/// The marked pages: those whose commands all take seconds, and the slow ones.
 const QUICK: [&str; 2] = ["on-a-cluster.md", "the-result.md"];
 const LONG: [&str; 3] = ["from-nothing.md", "tutorial.md", "writing-a-reward.md"];
 
@@ -27,7 +26,7 @@ fn text_of(name: &str) -> String {
     fs::read_to_string(repository().join("docs").join(name)).unwrap()
 }
 
-/// A shell in its own directory, where `lockstep` is the program.
+/// A shell in a temporary directory, with `lockstep` in its `PATH`.
 struct Shell {
     dir: tempfile::TempDir,
     path: String,
@@ -55,7 +54,7 @@ impl Shell {
         command
     }
 
-    /// Runs a command to its end, which must succeed. Returns everything that it printed.
+    /// Runs a command, which must succeed. Returns everything that it printed.
     fn run(&self, words: &str) -> String {
         let Output { status, stdout, stderr } = self.command(words).output().unwrap();
         let printed = String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap();
@@ -63,8 +62,8 @@ impl Shell {
         printed
     }
 
-    /// Writes the files of a page and runs its commands, except those that were run here already. Each must print what
-    /// the page shows.
+    /// Writes the files of a page and runs its commands, except commands that already ran here. Each command must print
+    /// the output that the page shows.
     fn follow(&mut self, name: &str) {
         let page = text_of(name);
         assert!(page.contains(MARK), "{name} is not marked");
@@ -79,7 +78,7 @@ impl Shell {
     }
 
     fn take(&mut self, page: &str, words: &str, output: &[String]) {
-        // The page shows a file that the reader writes.
+        // The page shows a file that the reader has to create.
         if let Some(file) = words.strip_prefix("cat ").filter(|file| !self.root().join(file).exists()) {
             fs::write(self.root().join(file), output.join("\n") + "\n").unwrap();
         }
@@ -112,7 +111,7 @@ fn reverse() -> Shell {
 }
 
 #[test]
-fn every_page_whose_commands_are_tested_is_marked_and_no_other() {
+fn exactly_the_tested_pages_are_marked() {
     let entries = fs::read_dir(repository().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let marked: BTreeSet<String> = entries
         .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
@@ -122,9 +121,9 @@ fn every_page_whose_commands_are_tested_is_marked_and_no_other() {
     assert_eq!(marked, QUICK.iter().chain(&LONG).map(|name| (*name).to_owned()).collect());
 }
 
-/// Runs those parts of the long pages that need no trained model.
+/// Runs those parts of the slow pages that need no trained model.
 #[test]
-fn the_first_commands_of_the_long_pages_run() {
+fn the_first_commands_of_the_slow_pages_run() {
     let mut shell = reverse();
     let page = text_of("from-nothing.md");
     let long = ["lockstep sft", "lockstep train", "lockstep eval", "lockstep generate"];
@@ -153,9 +152,9 @@ fn the_first_commands_of_the_long_pages_run() {
     assert_eq!(run, 2, "cat and score-rewards");
 }
 
-/// The placeholders of the page are names of directories: a model `BASE`, and a run `OUT` that left an adapter.
+/// The page's placeholders are used as directory names: a model `BASE`, and a run `OUT` that trained an adapter.
 #[test]
-fn the_commands_of_what_to_do_with_the_result_run() {
+fn the_commands_of_the_page_about_the_result_run() {
     let dir = directory();
     fs::rename(dir.path().join("model"), dir.path().join("BASE")).unwrap();
     let set = ["use_peft=true", "lora_r=2", "max_steps=2", "max_completion_length=4", "num_generations=2"];
@@ -171,10 +170,10 @@ fn the_commands_of_what_to_do_with_the_result_run() {
     assert!(shell.root().join("merged/model.safetensors").is_file());
 }
 
-/// The job script of the page, with a stand-in for Slurm's `scontrol`: stopped by SIGUSR1, it asks to be put into the
-/// queue again, and the next start ends with the bits of a job that was never stopped.
+/// Runs the page's job script with a fake `scontrol`: on SIGUSR1 the script requeues itself, and the next start ends
+/// with the bits of an uninterrupted job.
 #[test]
-fn the_job_script_of_the_cluster_page_stops_and_continues() {
+fn the_job_script_of_the_cluster_page_resumes_after_a_signal() {
     let page = text_of("on-a-cluster.md");
     assert!(page.contains(MARK));
     let script = page.split("```\n").find(|block| block.starts_with("#!/bin/bash\n")).expect("the page has a script");
@@ -183,7 +182,7 @@ fn the_job_script_of_the_cluster_page_stops_and_continues() {
     fs::write(root.join("job.sh"), script).unwrap();
     fs::write(root.join(".bin/scontrol"), "#!/bin/sh\necho \"$@\" >> queue\n").unwrap();
     shell.run("chmod +x .bin/scontrol");
-    // The reward waits while there is a file, so that the job is stopped in the middle.
+    // The reward waits while a file exists, so that the job is stopped in the middle.
     let reward = "import os, time\n\ndef letters(completions, **kwargs):\n    \
                   while os.path.exists('wait'):\n        time.sleep(0.01)\n    \
                   return [float(len(set(text))) for text in completions]\n";
@@ -216,24 +215,24 @@ fn the_job_script_of_the_cluster_page_stops_and_continues() {
     assert!(!root.join("queue").exists());
     assert_eq!(job("stopped", true), Some(138));
     assert_eq!(fs::read_to_string(root.join("queue")).unwrap(), "requeue 77\n");
-    assert!(!root.join("stopped/model").exists(), "it was not stopped in the middle");
+    assert!(!root.join("stopped/model").exists(), "the job must be stopped before it ends");
     assert_eq!(job("stopped", false), Some(0));
     let weights = |out: &str| fs::read(root.join(out).join("model/model.safetensors")).unwrap();
     assert_eq!(weights("whole"), weights("stopped"));
-    // The other commands of the page need a network or Slurm.
+    // All other commands of the page need a network or Slurm.
     assert_eq!(pieces(&page), []);
 }
 
 #[test]
 #[ignore = "five minutes; `cargo xtask nightly pages` runs it"]
-fn a_model_from_nothing_gives_the_numbers_of_its_page() {
+fn training_from_scratch_gives_the_numbers_on_its_page() {
     reverse().follow("from-nothing.md");
     println!("from-nothing.md: every command prints what the page shows");
 }
 
 #[test]
 #[ignore = "ten minutes; `cargo xtask nightly pages` runs it"]
-fn the_tutorial_gives_its_numbers() {
+fn the_tutorial_gives_the_numbers_on_its_page() {
     let mut shell = Shell::new(tempfile::tempdir().unwrap());
     shell.follow("tutorial.md");
     let wrong = numbers_of_the_tutorial(&shell);
@@ -248,7 +247,7 @@ fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut same = |what: &str, page: &str, found: &str| {
         if page != found {
-            wrong.push(format!("{what}: the page has {page}, the run {found}"));
+            wrong.push(format!("{what}: the page has {page}, but the run has {found}"));
         }
     };
     let texts = |values: &Value, digits: usize| -> String {
@@ -259,7 +258,7 @@ fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
     let rows = table(&page, "completion_ids");
     assert_eq!((rows.len(), group.len()), (4, 4));
     for (row, line) in rows.iter().zip(&group) {
-        // The digit d is the token d + 2, and token 1 is the end.
+        // The digit d is the token d + 2; token 1 ends a completion.
         let ids = line["completion_ids"].as_array().unwrap().iter().filter_map(Value::as_u64);
         let text: String = ids.filter(|id| *id > 1).map(|id| (id - 2).to_string()).collect();
         same("completion", &row[0], &text);
@@ -279,7 +278,7 @@ fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
         same("after", &row[2], &format!("{after:.4}"));
         same("probability", &row[3], &format!("{} → {} %", digits(before), digits(after)));
     }
-    // Values that the text quotes from metrics.jsonl.
+    // Values from metrics.jsonl that the text quotes.
     let metrics = fs::read_to_string(shell.root().join("one/metrics.jsonl")).unwrap();
     let quoted: Vec<&str> = page.split('`').filter(|part| part.starts_with('"') && part.contains("\":")).collect();
     assert!(quoted.len() >= 3, "{quoted:?}");
@@ -287,13 +286,13 @@ fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
         let is_there = metrics.contains(&format!("{part},")) || metrics.contains(&format!("{part}}}"));
         same("metrics.jsonl", part, if is_there { part } else { "has no such value" });
     }
-    // With a learning rate that is too high.
+    // The run with too high a learning rate.
     shell.run("lockstep train step.toml --set learning_rate=1e-3 --out far");
     let far = shell.json_lines("lockstep score --model far/model --input group.jsonl");
     let share = format!("{:.3} %", 100.0 * libm::exp(first(&far[2])));
     let printed = page.split_once("falls to ").and_then(|(_, rest)| rest.split_once(". A gradient")).unwrap().0;
     same("the probability of 93 at 1e-3", &printed.split_whitespace().collect::<Vec<_>>().join(" "), &share);
-    // The rewards of the last minute.
+    // The rewards in the page's last run.
     let metrics = fs::read_to_string(shell.root().join("two/steps.jsonl")).unwrap();
     let rewards: Vec<f64> =
         metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["reward"].as_f64().unwrap()).collect();

@@ -1,5 +1,4 @@
-//! A page of the documents as a shell session: its fenced commands, the files that it shows, and the output that it
-//! promises.
+//! Parses a page of the documents as a shell session: fenced commands, files that the page shows, and expected output.
 //!
 //! ````text
 //! <!-- A test runs the commands of this page. -->      marks the page
@@ -15,20 +14,20 @@
 //! <!-- not run: it needs torch -->                     the next block is left out
 //! ````
 
-/// The comment of a page whose commands a test runs.
+/// The comment that marks pages whose commands are tested.
 pub const MARK: &str = "<!-- A test runs the commands of this page. -->";
 const NOT_RUN: &str = "<!-- not run: ";
 
-/// The contents of a page, in order.
+/// A part of a page, in order.
 #[derive(Debug, PartialEq)]
 pub enum Piece {
-    /// A file with its text.
+    /// A file: its name and its text.
     File(String, String),
-    /// A command, and lines of its output.
+    /// A command, and lines of its expected output.
     Command(String, Vec<String>),
 }
 
-/// The commands and files of a page.
+/// Returns the commands and files of a page.
 pub fn pieces(page: &str) -> Vec<Piece> {
     let mut out = Vec::new();
     let mut lines = page.lines();
@@ -79,8 +78,8 @@ fn read_block(language: &str, block: &[&str], out: &mut Vec<Piece>) {
     }
 }
 
-/// The first promised line that is not in the output, in order. The time before a line of the log and the width of a
-/// space are ignored; in the table of steps, so are the speeds and times to the right of `grad`.
+/// The first expected line that is missing from the output, in order. Timestamps of log lines and the width of blanks
+/// are ignored; so are the speeds and times to the right of `grad` in the table of steps.
 pub fn missing(output: &str, promised: &[String]) -> Option<String> {
     let actual: Vec<&str> = output.lines().map(without_clock).collect();
     let actual = without_times(&actual);
@@ -119,7 +118,7 @@ fn without_times(lines: &[&str]) -> Vec<String> {
     out
 }
 
-/// Whether the line matches the pattern, in which `…` stands for any text.
+/// Whether the line matches the pattern; `…` in the pattern matches any text.
 fn fits(pattern: &str, line: &str) -> bool {
     let mut parts = pattern.split('…');
     let Some(mut rest) = parts.next().and_then(|first| line.strip_prefix(first)) else { return false };
@@ -133,7 +132,7 @@ fn fits(pattern: &str, line: &str) -> bool {
     last.is_empty() || rest.is_empty() || line.ends_with(last)
 }
 
-/// The rows of the page's first table whose head has this cell, without code marks.
+/// The rows of the first table that has `head` among its column names, without code marks.
 pub fn table(page: &str, head: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split(" | ").map(|cell| cell.trim().replace('`', "").replace('−', "-")).collect()
@@ -144,7 +143,7 @@ pub fn table(page: &str, head: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn a_page_is_a_session() {
+fn a_page_is_parsed_into_files_and_commands() {
     let page = "\
 # Page
 
@@ -198,7 +197,7 @@ fourth
 }
 
 #[test]
-fn promised_lines_are_found_in_the_output() {
+fn expected_lines_are_found_in_the_output() {
     let found = |output: &str, promised: &[&str]| {
         let promised: Vec<String> = promised.iter().map(|line| (*line).to_owned()).collect();
         missing(output, &promised).is_none()
@@ -234,7 +233,7 @@ fn promised_lines_are_found_in_the_output() {
 }
 
 #[test]
-fn a_table_is_found_by_a_cell_of_its_head() {
+fn a_table_is_found_by_a_column_name() {
     let page =
         "| a | b |\n|---|---|\n| 1 | 2 |\n\n| `c` | d |\n|---|---:|\n| `x`, wrong | −4.5 |\n| y | 6 |\ntext\n| z |\n";
     assert_eq!(table(page, "c"), [["x, wrong", "-4.5"], ["y", "6"]]);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::runs::of_lines;
 
-/// The listed files in a directory that a run has written must be those of the model.
+/// Asserts that the listed files in a directory that a run has written equal those of the model.
 #[track_caller]
 fn has_all(model: &Path, written: &Path, is_adapter: bool) {
     let copied = FILES.iter().map(|(name, _)| *name).chain(OTHERS[..5].iter().copied()).chain(["tokenizer.json"]);
@@ -38,16 +38,16 @@ fn checkpoints_results_and_merged_models_have_all_listed_files() {
     has_all(&model, &root.join("new"), false);
     good(root, &["fork", "grpo", "--at", "1", "--out", "fork"]);
     has_all(&model, &root.join("fork/checkpoints/step-000001"), false);
-    // The best model is linked from a checkpoint that is not the last.
+    // The best model comes from a checkpoint that is not the last.
     let best = ["eval_strategy=steps", "eval_steps=1", "save_steps=1", "load_best_model_at_end=true"];
     let best = [&best[..], &["metric_for_best_model=loss"]].concat();
     good(root, &arguments("sft", "best", &[&keys("sft", &[])[..], &best].concat()));
     has_all(&model, &root.join("best/model"), false);
 }
 
-/// Rows with tools are rendered by the template `tool_use`, with the original model and with the result.
+/// Rows with tools use the template `tool_use`, with the original model and with the result.
 #[test]
-fn a_result_renders_tools_as_the_model_does() {
+fn a_result_renders_tools_like_the_original_model() {
     let dir = conversations();
     let root = dir.path();
     let tool = json!({"type": "function", "function": {"name": "f"}});
@@ -64,5 +64,5 @@ fn a_result_renders_tools_as_the_model_does() {
     let from_model = tokens("model", "one");
     assert_eq!((from_model.len(), tokens("one/model", "two")), (1, from_model.clone()));
     fs::remove_dir_all(root.join("model/additional_chat_templates")).unwrap();
-    assert_ne!(tokens("model", "three"), from_model, "the template of tools makes a difference");
+    assert_ne!(tokens("model", "three"), from_model, "the template for tools must change the prompt");
 }

@@ -3,11 +3,11 @@
 use super::*;
 use crate::support::runs::{metrics, rollouts};
 
-/// Days in February and December 1970, in seconds.
+/// Seconds since 1970 of days in February and December 1970.
 const PAST: u64 = 40 * 86_400;
 const LATER: u64 = 800 * 86_400;
 
-/// Moves the start of a run into the past. The run then begins anew, as if it had been killed before its first
+/// Moves the start of a run into the past. The run then starts again, as if it had been killed before its first
 /// checkpoint.
 fn begun_in_the_past(root: &Path, command: &str, out: &str, set: &[&str], more: &[&str]) {
     good(root, &arguments(command, out, set));
@@ -26,7 +26,7 @@ fn first_start_at(run: &Path, time: u64) {
     write_record(run, &record);
 }
 
-/// The year in each recorded prompt, with the step that learned from it.
+/// The year in each recorded prompt, with the step that trained on it.
 fn years(root: &Path, run: &str) -> Vec<(u64, String)> {
     let tokenizer = Tokenizer::load(&root.join("model")).unwrap();
     let year = |line: &Value| {
@@ -40,13 +40,13 @@ fn years(root: &Path, run: &str) -> Vec<(u64, String)> {
 #[track_caller]
 fn all_of(root: &Path, run: &str, last: u64, expected: &str) {
     let years = years(root, run);
-    // A batch of PPO serves several steps, and is recorded with the first.
+    // A batch of PPO is used for several steps, and is recorded at the first one.
     assert!(!years.is_empty() && years.iter().all(|(step, _)| *step <= last), "{run}: {years:?}");
     assert!(years.iter().all(|(_, year)| year == expected), "{run}: {years:?}");
 }
 
 #[test]
-fn every_start_of_a_run_renders_the_date_of_the_first() {
+fn every_start_of_a_run_renders_the_date_of_the_first_start() {
     let dir = conversations();
     let root = dir.path();
     good(root, &arguments("train", "now", &keys("train", &[])));
@@ -67,7 +67,7 @@ fn every_start_of_a_run_renders_the_date_of_the_first() {
         for at in ["0", "1", "2", "3"] {
             let fork = format!("{kind}-{at}");
             good(root, &["fork", kind, "--at", at, "--out", &fork]);
-            // A fork ends at the last step that it was to have in common with the original.
+            // A fork ends at the last step that it shares with the original.
             all_of(root, &fork, if at < "3" { 2 } else { 4 }, "1970");
         }
     }
@@ -78,7 +78,7 @@ fn supervised_runs_keep_the_date_too() {
     let dir = conversations();
     let root = dir.path();
     for (kind, command, own) in KINDS.into_iter().filter(|(_, command, _)| *command != "train") {
-        // The schedule of the learning rate follows the number of steps.
+        // The learning rate schedule depends on the number of steps, so it is constant here.
         let set = [&keys(command, own)[..], &["lr_scheduler_type=constant"]].concat();
         let longer = [&set[..], &["max_steps=4"]].concat();
         begun_in_the_past(root, command, "whole", &longer, &[]);
@@ -90,14 +90,14 @@ fn supervised_runs_keep_the_date_too() {
             lines.filter(|line| !line.contains("eval_")).collect::<Vec<_>>()
         };
         assert_eq!(of("whole"), of("resumed"), "{kind}");
-        assert_ne!(of("whole"), of("now"), "{kind}: the year is part of what is learned");
+        assert_ne!(of("whole"), of("now"), "{kind}: the year must affect the weights");
         for run in &["whole", "resumed", "now"] {
             fs::remove_dir_all(root.join(run)).unwrap();
         }
     }
 }
 
-/// Each start by an older version rendered its own date.
+/// Each start by an older version rendered the date of that start.
 #[test]
 fn a_run_of_an_older_version_is_verified_with_the_dates_of_its_starts() {
     let dir = conversations();
@@ -121,7 +121,7 @@ fn a_run_of_an_older_version_is_verified_with_the_dates_of_its_starts() {
     };
     assert_eq!(years_of(root, "run"), expected_until(4));
     good(root, &["verify", "run", "--all"]);
-    // In the steps in common, a fork has the original's prompts.
+    // In the shared steps, a fork has the original's prompts.
     for at in 1..4 {
         let out = at.to_string();
         good(root, &["fork", "run", "--at", &out, "--out", &out]);

@@ -1,4 +1,4 @@
-//! Changes of a file in a run from an untrusted source.
+//! Changes to a file of a run from an untrusted source.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -29,7 +29,7 @@ pub const CHANGES: [Change; 8] = [
     Change::Sparse,
 ];
 
-/// Numbers drawn by a seed.
+/// Pseudo-random numbers from a seed.
 pub struct Random(pub u64);
 
 impl Random {
@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// Makes the directory to which links lead, with files that must stay as they are.
+/// Creates the directory to which links lead, with files that must not change.
 pub fn make_outside(outside: &Path) {
     fs::create_dir_all(outside.join("deep")).unwrap();
     for name in ["thesis", ".profile", "deep/letter", "step-000002", "000000"] {
@@ -47,7 +47,7 @@ pub fn make_outside(outside: &Path) {
     }
 }
 
-/// Changes the file at `path`. Links lead to `outside`. Returns a description.
+/// Changes the file at `path`. Links point to `outside`. Returns a description.
 pub fn apply(change: Change, path: &Path, outside: &Path, random: &mut Random) -> String {
     let bytes = fs::read(path).unwrap();
     let length = bytes.len() as u64;
@@ -57,7 +57,7 @@ pub fn apply(change: Change, path: &Path, outside: &Path, random: &mut Random) -
         Change::Cut => {
             let left = random.below(length);
             file().set_len(left).unwrap();
-            describe(format!("cut to {left}"))
+            describe(format!("truncated to {left} bytes"))
         }
         Change::Flipped => {
             let (at, bit) = (random.below(length), random.below(8));
@@ -84,14 +84,14 @@ pub fn apply(change: Change, path: &Path, outside: &Path, random: &mut Random) -
                 file.set_len(0).unwrap();
             }
             file.set_len(length + (3 << 30)).unwrap();
-            describe(format!("made sparse, {}", if keep { "behind its bytes" } else { "without its bytes" }))
+            describe(format!("made sparse, {}", if keep { "after its contents" } else { "without its contents" }))
         }
         Change::Link => {
             let targets = [outside.join("thesis"), outside.to_owned(), "/dev/zero".into(), "nothing".into()];
             let target = targets[random.below(targets.len() as u64) as usize].clone();
             fs::remove_file(path).unwrap();
             symlink(&target, path).unwrap();
-            describe(format!("made a link to {}", target.display()))
+            describe(format!("replaced by a link to {}", target.display()))
         }
         Change::Directory => {
             fs::remove_file(path).unwrap();
@@ -102,7 +102,7 @@ pub fn apply(change: Change, path: &Path, outside: &Path, random: &mut Random) -
         Change::Fifo => {
             fs::remove_file(path).unwrap();
             assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
-            describe("made a named pipe".to_owned())
+            describe("replaced by a named pipe".to_owned())
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The commands that open a run, and the page.
+//! The commands that open a run, and the dashboard.
 
 use crate::support::command;
 use std::path::Path;
@@ -8,9 +8,9 @@ use std::process::Command;
 pub struct Tried {
     pub name: &'static str,
     arguments: &'static [&'static str],
-    /// The file with the result, if the command computes something: its bits do not depend on what was changed.
+    /// The result file, if the command computes something: its bits must not depend on the change.
     pub result: Option<&'static str>,
-    /// Whether the command is only for runs with workers.
+    /// Whether the command requires a run with workers.
     pub needs_fleet: bool,
 }
 
@@ -47,7 +47,7 @@ pub const COMMANDS: [Tried; 16] = [
 ];
 
 impl Tried {
-    /// The command. The page is started, everything that it shows is requested, and it is stopped.
+    /// The command line. The page is started, all its views are requested, and it is stopped.
     pub fn command(&self, root: &Path) -> Command {
         if self.name != "the page" {
             return command(root, self.arguments);
@@ -59,7 +59,7 @@ impl Tried {
     }
 }
 
-/// Starts the page, requests everything that it shows, and stops it. Fails if an answer does not come.
+/// Starts the page, requests all its views, and stops it. Fails if a response is missing.
 const PAGE: &str = r#"
 import subprocess, sys, urllib.request
 page = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -1,6 +1,6 @@
 //! Opens run directories from untrusted sources: with links that lead out of them, named pipes, devices, sparse files,
-//! and changed files. Every command and the page either gives the right result or names the file; nothing outside the
-//! run changes, and no command hangs, panics or takes much memory.
+//! and modified files. Every command and the page must either give the right result or name the file. Nothing outside
+//! the run may change, and no command may hang, panic or take much memory.
 
 mod changes;
 mod commands;
@@ -18,12 +18,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use watched::{Seen, family, watched};
 
-/// The amount by which the memory of two runs of the same command may differ.
+/// How much the memory of two executions of the same command may differ.
 const NOISE: u64 = 24 << 20;
-/// The additional memory that a sparse or irregular file may cost.
+/// How much additional memory a sparse or irregular file may cost.
 const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
-/// Runs with all files that are changed: by one process, in chunks, and with workers that were killed.
+/// Runs with every file that is changed: by one process, in chunks, and with workers that were killed.
 const BASES: [(&str, &[&str]); 3] = [
     ("one", &["max_staleness=1", "num_iterations=2", "steps_per_generation=2"]),
     ("chunks", &["max_staleness=2", "partial_rollout_tokens=2"]),
@@ -39,8 +39,8 @@ const OWN: [&str; 7] = [
     "save_total_limit=9",
 ];
 
-/// The files that are changed, of which run, and whether the change has to be noticed by its content: the others are
-/// read as they are, by whoever shows them.
+/// A run, a file of it, and whether a change of the file's contents must be detected. Other files are displayed as they
+/// are.
 const FILES: [(&str, &str); 23] = [
     ("one", "checkpoints/step-000003/run_state.json"),
     ("one", "checkpoints/step-000003/generation_batch.bin"),
@@ -69,13 +69,13 @@ const FILES: [(&str, &str); 23] = [
 
 /// A command and a run.
 type Call = (&'static str, &'static str);
-/// The result of a command: its end, and the weights that it leaves.
+/// The outcome of a command: how it ended, and the weights that it wrote.
 type Done = (Seen, Option<Vec<u8>>);
 
-/// A directory with the runs, and outside of them what must stay as it is.
+/// A directory with the runs, and files outside of the runs that must not change.
 struct World {
     dir: tempfile::TempDir,
-    /// The result of each command on each unchanged run.
+    /// The outcome of each command on each unmodified run.
     unchanged: BTreeMap<Call, Done>,
     outside: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -89,7 +89,7 @@ impl World {
         World { dir, unchanged: BTreeMap::new(), outside }
     }
 
-    /// Makes a run that is copied, unless it is there.
+    /// Creates the original of a run, unless it exists.
     fn make(&self, base: &str) -> PathBuf {
         let (root, place) = (self.root(), self.root().join(format!("base-{base}")));
         if place.exists() {
@@ -133,7 +133,7 @@ impl World {
         if !self.unchanged.contains_key(&(base, tried.name)) {
             self.fresh(base);
             let (seen, result) = self.run(tried);
-            // A run that was killed is not proven as a whole, which is exit code 2.
+            // A killed run cannot be verified as a whole, which is exit code 2.
             let is_verify = tried.name == "verify" && base == "killed" && seen.code == Some(2);
             assert!(seen.code == Some(0) || is_verify, "{} of the unchanged run {base}: {}", tried.name, seen.printed);
             assert!(result.as_ref().is_none_or(|result| !result.is_empty()), "{} of {base}", tried.name);
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// Changes a file and runs a command. Returns what is wrong with the outcome.
+    /// Changes a file and runs a command. Returns the first violated rule.
     fn case(
         &mut self,
         (base, file): (&'static str, &str),
@@ -161,28 +161,32 @@ impl World {
             wrong.push("it hangs".to_owned());
         }
         if !matches!(seen.code, Some(0..=2)) || seen.printed.contains("panicked") {
-            wrong.push(format!("it ends with {:?}", seen.code));
+            wrong.push(format!("the exit code is {:?}", seen.code));
         }
         let more = match change {
             Change::Cut | Change::Flipped | Change::Grown | Change::Emptied => 4 * length + NOISE,
             Change::Link | Change::Directory | Change::Fifo | Change::Sparse => MAX_EXTRA_BYTES,
         };
         if seen.peak > expected.peak + more {
-            wrong.push(format!("it takes {} MiB, and {} for the unchanged run", seen.peak >> 20, expected.peak >> 20));
+            wrong.push(format!(
+                "the command takes {} MiB, but {} for the unchanged run",
+                seen.peak >> 20,
+                expected.peak >> 20
+            ));
         }
         if contents(&self.root().join("outside")) != self.outside {
-            wrong.push("it changes files outside of the run".to_owned());
+            wrong.push("files outside of the run changed".to_owned());
         }
         // A configuration has no checksum, because users edit it.
         let is_bound = file != "config.toml";
         let name = path.file_name().unwrap().to_string_lossy();
-        // A verification that fails names what differs, and where.
+        // A failed verification names the difference and its place.
         let is_convicted = seen.code == Some(1) && seen.printed.contains("DIFFERS");
         if is_bound && seen.code != expected.code && !is_convicted && !seen.printed.contains(&*name) {
-            wrong.push(format!("it does not name {name}"));
+            wrong.push(format!("the error does not name {name}"));
         }
         if is_bound && seen.code == expected.code && result != *of_unchanged && !seen.printed.contains(&*name) {
-            wrong.push(format!("the result is another, and it does not name {name}"));
+            wrong.push(format!("the result differs, and no error names {name}"));
         }
         wrong
             .iter()
@@ -197,7 +201,7 @@ fn last(text: &str) -> String {
     lines[lines.len().saturating_sub(6)..].iter().map(|line| format!("    {line}\n")).collect()
 }
 
-/// The file that a pattern names; `*` is the first name.
+/// The file that matches a pattern; `*` is the first name.
 fn find(run: &Path, pattern: &str) -> PathBuf {
     match pattern.strip_suffix("/*") {
         None => run.join(pattern),
@@ -209,7 +213,7 @@ fn find(run: &Path, pattern: &str) -> PathBuf {
     }
 }
 
-/// The paths below a directory, with the bytes of files.
+/// The paths below a directory, with the contents of files.
 fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(next) = open.pop() {
@@ -226,15 +230,15 @@ fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
-/// A reward that needs a ticket for each answer, while the directory of tickets exists.
+/// A reward that needs a ticket file for each answer, while the directory of tickets exists.
 const TICKETS: &str = r#"while read -r line; do
     while [ -d tickets ] && ! rmdir tickets/* 2>/dev/null; do sleep 0.02; done
     echo '{"rewards": [1, 0.5]}'
 done
 "#;
 
-/// A run of three steps that is resumed with a worker, and all of whose processes are killed while jobs are waiting,
-/// done, and part of batches.
+/// A run of three steps that is resumed with a worker. All its processes are killed while some jobs are pending, some
+/// complete, and some part of batches.
 fn kill_in_the_middle(root: &Path, set: &[&str]) {
     fs::write(root.join("tickets.sh"), TICKETS).unwrap();
     let reward = r#"reward_funcs=[{ kind = "command", command = "sh tickets.sh", by_group = true }]"#;
@@ -251,12 +255,12 @@ fn kill_in_the_middle(root: &Path, set: &[&str]) {
             all(name).next().is_some()
         });
     };
-    // A batch is kept until the next checkpoint. A stopped learner collects no answers.
+    // A batch is kept until the next checkpoint. A paused learner collects no results.
     answer_until("batches");
     let learner = learner_of(&run).expect("a learner that learns");
     signal(learner, "STOP");
-    // A learner that is stopped while it computes keeps its cores, and the worker waits for them. So the learner is
-    // continued for a moment now and then, without tickets.
+    // A learner that is paused while it computes keeps its cores, and the worker waits for them. So the learner
+    // continues for a moment now and then, without tickets.
     let mut looks = 0;
     testing::wait_until("an answer that is not collected", || {
         looks += 1;
@@ -274,15 +278,15 @@ fn kill_in_the_middle(root: &Path, set: &[&str]) {
     }
     let _ = child.wait();
     if all("pending").next().is_none() {
-        // The worker has claimed all jobs, and returned this one at its end.
-        let job = all("processing_by_dev1").next().expect("a job that nobody has answered");
+        // The worker had claimed all jobs, and returned this one when it exited.
+        let job = all("processing_by_dev1").next().expect("a job without a result");
         fs::rename(job.path(), run.join("fleet/pending").join(job.file_name())).unwrap();
     }
     assert!(all("complete_from_dev1").next().is_some() && all("batches").next().is_some());
     fs::remove_dir_all(tickets).unwrap();
 }
 
-/// Runs cases and reports all that are wrong together.
+/// Runs cases, and reports all failures together.
 fn all_right(world: &mut World, cases: impl Iterator<Item = (usize, Change, usize, u64)>) -> usize {
     let (mut wrong, mut done) = (Vec::new(), 0);
     for (file, change, command, seed) in cases {
@@ -290,7 +294,7 @@ fn all_right(world: &mut World, cases: impl Iterator<Item = (usize, Change, usiz
         if COMMANDS[command].needs_fleet && base != "killed" {
             continue;
         }
-        // Shown if a case hangs or fails.
+        // Shown only if a case hangs or fails.
         eprintln!("{name}: {change:?}, {}, seed {seed}", COMMANDS[command].name);
         wrong.extend(world.case((base, name), change, &COMMANDS[command], seed));
         done += 1;
@@ -299,9 +303,9 @@ fn all_right(world: &mut World, cases: impl Iterator<Item = (usize, Change, usiz
     done
 }
 
-/// Some files, by changes and commands that a seed draws.
+/// Some files, with changes and commands that a seed selects.
 #[test]
-fn a_changed_run_gives_the_same_bits_or_an_error_that_names_the_file() {
+fn some_changed_runs_give_the_same_bits_or_an_error_naming_the_file() {
     let mut world = World::new();
     let mut random = Random(42);
     let mut draw = |n: usize| random.below(n as u64) as usize;
@@ -310,10 +314,10 @@ fn a_changed_run_gives_the_same_bits_or_an_error_that_names_the_file() {
     all_right(&mut world, cases.into_iter());
 }
 
-/// Makes 200 changes to each file, so that every command meets each kind of change.
+/// Makes 200 changes to each file, so that every command is tested with each kind of change.
 #[test]
 #[ignore = "hours: cargo xtask nightly strangers_run"]
-fn every_command_meets_every_change_of_every_file() {
+fn all_changed_runs_give_the_same_bits_or_an_error_naming_the_file() {
     let count = std::env::var("LOCKSTEP_CHANGES").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
     let mut world = World::new();
     let cases = (0..FILES.len()).flat_map(|file| {
@@ -329,7 +333,8 @@ fn every_command_meets_every_change_of_every_file() {
     );
 }
 
-/// Files and directories of a run that are links out of it, each with a command that would write or delete there.
+/// Files and directories of a run that are replaced by links out of it, each with a command that would write or delete
+/// there.
 const LINKS: [(&str, &str, &str); 21] = [
     ("killed", "fleet", "resume by workers"),
     ("killed", "fleet/batches", "resume by workers"),
@@ -354,7 +359,7 @@ const LINKS: [(&str, &str, &str); 21] = [
     ("one", "completions", "resume"),
 ];
 
-/// Runs a command with a link in the run. Returns what is wrong with the outcome.
+/// Runs a command with a link in the run. Returns the first violated rule.
 fn with_link(world: &mut World, base: &'static str, link: &str, tried: &'static Tried) -> Option<String> {
     world.learn(base, tried);
     let path = world.fresh(base).join(link);
@@ -368,7 +373,7 @@ fn with_link(world: &mut World, base: &'static str, link: &str, tried: &'static 
     if contents(&world.root().join("outside")) != world.outside {
         fs::remove_dir_all(world.root().join("outside")).unwrap();
         make_outside(&world.root().join("outside"));
-        return Some(format!("it changes files outside: {case}"));
+        return Some(format!("files outside of the run changed: {case}"));
     }
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     let is_named = seen.code == world.unchanged[&(base, tried.name)].0.code || seen.printed.contains(&name);
@@ -377,7 +382,7 @@ fn with_link(world: &mut World, base: &'static str, link: &str, tried: &'static 
 }
 
 #[test]
-fn no_command_writes_or_deletes_through_a_link() {
+fn some_commands_do_not_write_or_delete_through_links() {
     let mut world = World::new();
     let find = |name: &str| COMMANDS.iter().find(|tried| tried.name == name).unwrap();
     let one = |(base, link, command)| with_link(&mut world, base, link, find(command));
@@ -387,7 +392,7 @@ fn no_command_writes_or_deletes_through_a_link() {
 
 #[test]
 #[ignore = "minutes: cargo xtask nightly strangers_run"]
-fn no_command_at_all_writes_or_deletes_through_a_link() {
+fn all_commands_do_not_write_or_delete_through_links() {
     let mut world = World::new();
     let mut wrong = Vec::new();
     for (base, link, _) in LINKS {
@@ -400,7 +405,7 @@ fn no_command_at_all_writes_or_deletes_through_a_link() {
 
 /// A fork copies only files of the checkpoint: neither other files in the directory nor targets of links.
 #[test]
-fn a_fork_has_the_files_of_the_checkpoint_and_no_others() {
+fn a_fork_copies_only_files_of_the_checkpoint() {
     let world = World::new();
     let rows: [(&str, Option<&str>, Option<&str>); 8] = [
         ("checkpoints/step-000003/notes.txt", Some("outside/thesis"), None),

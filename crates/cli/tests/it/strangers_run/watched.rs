@@ -1,4 +1,4 @@
-//! Runs a command and observes how it ends, how much memory it takes, and whether it ends at all.
+//! Runs a command and observes its exit, its peak memory, and whether it hangs.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -8,23 +8,24 @@ use std::time::{Duration, Instant};
 
 /// The time after which a command counts as hanging. Commands take seconds on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
-/// A process with this much memory is killed, to protect the machine that runs the tests.
+/// A process with this much memory is killed, to protect the test machine.
 const FAR_TOO_MUCH: u64 = 3 << 30;
 
-/// The end of a command.
+/// The outcome of a command.
 #[derive(Debug)]
 pub struct Seen {
-    /// The exit code; none if a signal ended the process.
+    /// The exit code; none if a signal killed the process.
     pub code: Option<i32>,
     /// Standard output and standard error.
     pub printed: String,
-    /// The most memory that one of its processes held, in bytes.
+    /// The peak memory of its largest process, in bytes.
     pub peak: u64,
-    /// True if the command did not end by itself.
+    /// True if the command did not exit by itself.
     pub hangs: bool,
 }
 
-/// Runs a command to its end. Its output is in files, so that no process that it leaves behind keeps a pipe open.
+/// Runs a command to its end. Its output goes to files, so that processes that it leaves behind cannot keep a pipe
+/// open.
 pub fn watched(command: Command) -> Seen {
     let mut output = tempfile::tempfile().unwrap();
     let child = start(command, &output);
@@ -75,7 +76,7 @@ pub fn family(pid: u32) -> Vec<u32> {
     all
 }
 
-/// The most resident memory that a process ever had, in bytes; 0 if it has ended.
+/// The peak resident memory of a process, in bytes; 0 if it has ended.
 pub fn peak_of(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -16,16 +16,16 @@ pub struct RunOutput {
     pub err: String,
 }
 
-/// The command `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables except for those
-/// of the emulator.
+/// The command `lockstep` with `arguments` in `directory`, with the default action for SIGHUP. The caller's `LOCKSTEP_`
+/// variables are removed, except those of the emulator.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    let mut command = testing::with_default_hangup(env!("CARGO_BIN_EXE_lockstep"));
     without_settings(&mut command);
     command.args(arguments).current_dir(directory).env("HF_HUB_OFFLINE", "1");
     command
 }
 
-/// Removes the caller's `LOCKSTEP_` variables from a command, except for those of the emulator.
+/// Removes the caller's `LOCKSTEP_` variables from a command, except those of the emulator.
 pub fn without_settings(command: &mut Command) {
     let ours = |name: &str| name.starts_with("LOCKSTEP_") && !name.starts_with("LOCKSTEP_EMULATOR_");
     for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
@@ -71,14 +71,14 @@ pub fn tensors(bytes: &[u8]) -> Vec<(String, Vec<f32>)> {
     found
 }
 
-/// A file of weights as other programs write it: without the checksum that would notice what a test changes.
+/// Removes the checksum from a weight file, as other programs write it, so that a test can change the file.
 pub fn without_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
     let at = bytes.windows(6).position(|name| name == b"\"xxh3\"").unwrap();
     bytes[at + 4] = b'X';
     bytes
 }
 
-/// Runs the program, which must refuse its arguments: exit code 2, one paragraph with all of `words`, and no files.
+/// Runs the program, which must refuse its arguments: exit code 2, one paragraph with all `words`, and no new files.
 pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let before = listing(directory);
     let printed = lockstep(directory, arguments);
@@ -86,11 +86,11 @@ pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
     assert_eq!(printed.code, Some(2), "exit code; {all}");
     let paragraphs: Vec<&str> = printed.err.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(paragraphs.len(), 1, "one paragraph; {all}");
-    assert_eq!(printed.err.lines().last(), paragraphs.first().copied(), "nothing after it; {all}");
+    assert_eq!(printed.err.lines().last(), paragraphs.first().copied(), "the error must come last; {all}");
     for word in words {
-        assert!(paragraphs[0].contains(word), "`{word}` is missing; {all}");
+        assert!(paragraphs[0].contains(word), "the word `{word}` is missing; {all}");
     }
-    assert_eq!(listing(directory), before, "something was written; {all}");
+    assert_eq!(listing(directory), before, "files were written; {all}");
 }
 
 /// The shape of the tiny model.
@@ -104,7 +104,7 @@ pub fn model(directory: &Path) {
     model_of(directory, CONFIG);
 }
 
-/// [`model`] of a shape with 40 rows of vocabulary.
+/// Like [`model`], with another configuration whose vocabulary size is 40.
 pub fn model_of(directory: &Path, config: &str) {
     let ctx = Context::cpu(Isa::best(), 1);
     let config = Arc::new(ModelConfig::parse(config).unwrap());

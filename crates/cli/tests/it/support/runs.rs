@@ -1,5 +1,4 @@
-//! Short training runs on a tiny Qwen3-shaped model, and the parts of a finished run that must have the same bits
-//! however the run was executed.
+//! Short training runs of a tiny Qwen 3 model, and functions that compare the bits of finished runs.
 
 use super::{RunOutput, lockstep, model_of};
 use lockstep::wire::file::GroupFile;
@@ -13,7 +12,7 @@ const QWEN3: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Twelve steps, with pending sums at checkpoints, logged completions, and evaluations between checkpoints.
+/// Twelve steps, with unlogged metric sums at checkpoints, logged completions, and evaluations between checkpoints.
 const COMMON: &[&str] = &[
     "per_device_train_batch_size=4",
     "max_steps=12",
@@ -27,7 +26,7 @@ const COMMON: &[&str] = &[
 const GRPO: &[&str] =
     &["num_generations=2", "max_completion_length=6", "log_completions=true", "num_completions_to_print=0"];
 
-/// A directory with a model, ten rows of training data and two held-out rows, as prompts and as pairs.
+/// A directory with a model, ten training rows and two held-out rows, as prompts and as pairs.
 pub fn directory() -> tempfile::TempDir {
     directory_of(QWEN3)
 }
@@ -42,7 +41,7 @@ pub fn directory_of(config: &str) -> tempfile::TempDir {
     let words = ["ab", "sun", "moon", "tree", "x", "river", "a long road", "sky", "ice", "oak"];
     fs::write(dir.path().join("d.jsonl"), rows(&words)).unwrap();
     fs::write(dir.path().join("e.jsonl"), rows(&["sea", "hill"])).unwrap();
-    // Pairs of the same prompts, in which the better answer ends in a full stop.
+    // Pairs for the same prompts; the better answer ends in a full stop.
     let pairs = |words: &[&str]| -> String {
         let row = |w: &&str| format!("{{\"prompt\": \"{w} \", \"chosen\": \"{w}.\", \"rejected\": \"{w}?\"}}\n");
         words.iter().map(row).collect()
@@ -74,7 +73,7 @@ pub fn listing_names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Runs the program to its end, which must succeed.
+/// Runs the program, which must succeed.
 pub fn good(directory: &Path, arguments: &[&str]) -> RunOutput {
     let output = lockstep(directory, arguments);
     assert_eq!(output.code, Some(0), "{arguments:?}\n{}{}", output.out, output.err);
@@ -87,13 +86,13 @@ fn measured(name: &str) -> bool {
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")
-        // The number of draft tokens depends on measured times of steps.
+        // The number of draft tokens depends on measured step times.
         || name.starts_with("rollout/spec_decode_")
         || name.starts_with("async/") && !name.starts_with("async/lag")
         || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
-/// The rollouts that a run recorded: a line for each completion.
+/// The recorded rollouts of a run, one JSON object per completion.
 pub fn rollouts(run: &Path) -> Vec<Value> {
     let file = GroupFile::open(&run.join("rollouts.bin")).unwrap();
     file.groups().flat_map(|group| group.unwrap().lines()).map(Value::Object).collect()
@@ -104,20 +103,20 @@ fn lasting(mut record: Map<String, Value>) -> Map<String, Value> {
     record
 }
 
-/// The lines of metrics.jsonl without the fields of time, memory and throughput.
+/// The lines of metrics.jsonl without fields that measure time, memory or throughput.
 pub fn metrics(run: &Path) -> Vec<String> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     assert!(text.ends_with('\n'));
     text.lines().map(|line| Value::Object(lasting(serde_json::from_str(line).unwrap())).to_string()).collect()
 }
 
-/// The value of `name` in every line that has it.
+/// The values of `name`, from every line that has it.
 pub fn of_lines(run: &Path, name: &str) -> Vec<f64> {
     let lines = metrics(run).into_iter().map(|l| serde_json::from_str::<Value>(&l).unwrap());
     lines.filter_map(|l| l[name].as_f64()).collect()
 }
 
-/// Steps, tags and values of a run's TensorBoard file, without time, memory and throughput.
+/// Steps, tags and values in a run's TensorBoard file, without time, memory and throughput.
 pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
     let (path, _) = super::listing(&run.join("tensorboard")).pop().unwrap();
     let bytes = fs::read(path).unwrap();
@@ -127,7 +126,7 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
         let event = &bytes[at + 12..at + 12 + length];
         at += length + 16;
         // An event has the time as a double, a one-byte step, and the summary with its value, tag and, at the end,
-        // number. For strings and histograms, which are longer, the bytes count.
+        // number. For text and histograms, which are longer, the raw bytes are compared.
         if event[9] == 0x10 && event[12] >= 0x80 {
             let bytes = event[9..].iter().fold(0u32, |hash, &byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
             found.push((event[10].into(), "long".to_owned(), bytes));
@@ -137,7 +136,7 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
             found.push((event[10].into(), tag, value));
         }
     }
-    // The hyperparameters come before the first step, and may differ between compared runs.
+    // The hyperparameters precede the first step, and may differ between compared runs.
     let metric = |tag: &str| match tag.split_once('/') {
         Some(("train", name)) => name.to_owned(),
         Some(("eval", name)) => format!("eval_{name}"),
@@ -147,7 +146,7 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
     found
 }
 
-/// The files of a finished run, by relative path: weights, optimizer state, run state, completions, rollouts.
+/// The files of a finished run by relative path: weights, optimizer state, run state, completions, rollouts.
 pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for (path, _) in super::listing(run) {
@@ -179,23 +178,23 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Two finished runs must have the same bits.
+/// Asserts that two finished runs have the same bits.
 #[track_caller]
 pub fn same(expected: &Path, found: &Path) {
     same_files(expected, found, files);
 }
 
-/// The same for runs whose rewards are configured differently but give the same scores: their lineages differ.
+/// The same, for runs with differently configured rewards that give the same scores: their lineages differ.
 #[track_caller]
 pub fn same_but_lineage(expected: &Path, found: &Path) {
     let without_lineage = |run: &Path| {
         let mut files = files(run);
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("run_state.json")) {
             let mut state: Value = serde_json::from_slice(bytes).unwrap();
-            // PPO keeps the state of its pipeline beside others.
+            // PPO stores the state of its pipeline among other fields.
             let task = if state["task"].get("lineage").is_some() { "/task" } else { "/task/pipeline" };
             let task = state.pointer_mut(task).and_then(Value::as_object_mut).expect("a task");
-            task.remove("lineage").expect("a run knows its lineage");
+            task.remove("lineage").expect("the state must have a lineage");
             *bytes = state.to_string().into_bytes();
         }
         files
@@ -203,18 +202,18 @@ pub fn same_but_lineage(expected: &Path, found: &Path) {
     same_files(expected, found, without_lineage);
 }
 
-/// Compares a run of one process with a run with workers, except for files that only workers have.
+/// Compares a single-process run with a run with workers, except for files that only runs with workers have.
 #[track_caller]
 pub fn same_but_workers(expected: &Path, found: &Path) {
     same_files(expected, found, |run| {
         let mut files = files(run);
         files.retain(|name, _| !name.ends_with("fleet.json"));
-        // The file has the workers' scores of a batch; the groups that are trained on are compared.
+        // The file has workers' scores of an unfinished batch; the groups that are trained on are compared.
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("frontier.begun.bin")) {
             bytes.clear();
         }
-        // Batches generated ahead have the seconds that they took. So only their length is compared, and the data that
-        // are trained on.
+        // Batches that were generated ahead contain the seconds that they took, so only their length is compared. The
+        // data that is trained on is compared in full.
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("frontier.bin")) {
             *bytes = bytes.len().to_string().into_bytes();
         }
@@ -246,7 +245,7 @@ fn same_files(expected: &Path, found: &Path, files: impl Fn(&Path) -> BTreeMap<S
     assert!(differing.is_empty(), "these files differ: {differing:?}, the first of them {first}");
 }
 
-/// The first place at which two files differ, with some bytes around it.
+/// The first offset at which two files differ, with the surrounding bytes.
 fn difference(expected: &[u8], found: &[u8]) -> String {
     let at = expected.iter().zip(found).take_while(|(a, b)| a == b).count();
     let around =

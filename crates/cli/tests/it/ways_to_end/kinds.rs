@@ -1,4 +1,4 @@
-//! The kinds of runs with workers, and the runs of each kind that were not interrupted.
+//! The kinds of runs with workers, and the uninterrupted runs of each kind.
 
 use crate::support::runs::{arguments, directory, good};
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ pub struct Kind {
     pub name: &'static str,
     /// The keys that select this kind.
     set: &'static [&'static str],
-    /// The number of completions that its slow reward scores at once.
+    /// The number of completions that its slow reward scores in one call.
     scored: usize,
-    /// Whether workers call the slow reward, and not the learner.
+    /// Whether workers call the slow reward, instead of the learner.
     by_group: bool,
 }
 
@@ -32,7 +32,7 @@ pub const KINDS: [Kind; 9] = [
     kind("audits", &["max_staleness=1", "trust=audit", "audit_share=1.0"]),
 ];
 
-/// The uninterrupted runs that others are compared with, created on demand.
+/// The uninterrupted runs to compare with, created on demand.
 pub struct Runs {
     dir: tempfile::TempDir,
     made: Mutex<BTreeMap<String, PathBuf>>,
@@ -44,7 +44,7 @@ impl Runs {
         for scored in KINDS.iter().map(|kind| kind.scored) {
             let scores: Vec<String> = (0..scored).map(|place| (place * 7 % 4).to_string()).collect();
             let (file, scores) = (format!("reward-{scored}.sh"), scores.join(", "));
-            // A run that will be interrupted has the variable, and is slow until the file is gone.
+            // A run that will be interrupted has the variable SLOW, and is slow until the file is deleted.
             let script = format!(
                 "while read -r line; do if [ -n \"$SLOW\" ] && [ -e \"$SLOW\" ]; then sleep 0.25; fi; \
                  echo '{{\"rewards\": [{scores}]}}'; done\n"
@@ -70,9 +70,9 @@ impl Runs {
         arguments("train", out, &set).into_iter().map(str::to_owned).collect()
     }
 
-    /// The run whose steps `make` does, created once.
+    /// The run that `make` executes, created once.
     fn made(&self, kind: &Kind, what: &str, make: impl FnOnce(&str)) -> PathBuf {
-        // One row creates it; other rows that need it wait.
+        // One row creates the run; other rows that need it wait.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("{what}-{}", KINDS.iter().position(|other| other.name == kind.name).unwrap());
         if !made.contains_key(&name) {
@@ -87,12 +87,12 @@ impl Runs {
         good(self.root(), &all.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
-    /// A run that nothing ends before its last step.
+    /// A run that is not interrupted.
     pub fn whole(&self, kind: &Kind) -> PathBuf {
         self.made(kind, "whole", |out| self.train(kind, out, &[]))
     }
 
-    /// A run that was to do four steps, and then does twelve.
+    /// A run of four steps, resumed to twelve steps.
     pub fn raised(&self, kind: &Kind) -> PathBuf {
         self.made(kind, "raised", |out| {
             self.train(kind, out, &["max_steps=4"]);

@@ -1,4 +1,4 @@
-//! Whole reports of small runs, and the parts of them at their limits.
+//! Complete reports of small runs, and sections at their limits.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn write(root: &Path, name: &str, text: &str) {
     fs::write(root.join(name), text).unwrap();
 }
 
-/// A run's report without anything in it.
+/// A run's report without contents.
 fn empty(name: &str) -> Report {
     Report {
         name: name.to_owned(),
@@ -34,7 +34,7 @@ fn profile(seconds: f64, steps: u64, stages: &[(&str, f64, f64, f64)]) -> Profil
 }
 
 #[test]
-fn a_report_in_markdown_is_this_text() {
+fn a_markdown_report_matches_the_expected_text() {
     let mut report = empty("a|b");
     report.facts = vec![("model", "x\ny".to_owned())];
     report.alarms = vec!["it\n is".to_owned()];
@@ -119,7 +119,7 @@ fn active_alarms_are_listed_without_notes() {
 }
 
 #[test]
-fn a_sample_has_the_completions_with_the_most_and_the_least_reward() {
+fn a_sample_has_the_best_and_the_worst_completion() {
     let group =
         |completions: Value| json!({"step": 3, "prompt": "p", "weights": [1.0, -2.0], "completions": completions});
     let one = |rewards: Value, text: &str| json!({"rewards": rewards, "text": text});
@@ -134,7 +134,7 @@ fn a_sample_has_the_completions_with_the_most_and_the_least_reward() {
     assert!(
         sample(&json!({"step": null, "weights": [], "completions": [one(json!([]), "a")], "prompt": "p"})).is_none()
     );
-    // Three groups of the last step: the ones with the largest spread of rewards.
+    // The three groups of the last step with the largest spread of rewards.
     let dir = tempfile::tempdir().unwrap();
     let recorded_group = |id: u64| {
         let completion = |place: usize| Completion {

@@ -37,7 +37,11 @@ fn metrics_are_exported_for_prometheus() {
         of.map(|sample| (sample.value, others(sample))).collect()
     };
     let plain = |value: f64| vec![(value, String::new())];
-    assert_eq!(values("lockstep_reward", "a"), plain(1.0), "the latest value of a metric that step 11 lacks");
+    assert_eq!(
+        values("lockstep_reward", "a"),
+        plain(1.0),
+        "step 11 lacks the metric, so the last earlier value is exported"
+    );
     assert_eq!(values("lockstep_rewards_mean", "a"), [(0.25, "name=a b".to_owned())]);
     assert_eq!(values("lockstep_my_own", "a"), [(-1e300, "metric=my/own".to_owned())]);
     assert_eq!(
@@ -58,7 +62,7 @@ fn metrics_are_exported_for_prometheus() {
 }
 
 #[test]
-fn the_token_that_guards_the_runs_guards_their_metrics() {
+fn the_metrics_route_requires_the_token() {
     let server = Server::bind("0.0.0.0", 0, Runs::new(Vec::new())).unwrap();
     let (port, token) =
         (server.listener.local_addr().unwrap().port(), server.url.split_once("#token=").unwrap().1.to_owned());

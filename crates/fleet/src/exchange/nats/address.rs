@@ -16,26 +16,26 @@ pub struct Address {
 impl Address {
     /// Parses `nats://HOST:PORT/NAME` or `tls://HOST:PORT/NAME`. The port defaults to 4222 and the name to `run`.
     pub fn parse(text: &str) -> Result<Address> {
-        let bad = |why: &str| Error::Refused(format!("{text:?} is no address of a NATS server: {why}"));
+        let bad = |why: &str| Error::Refused(format!("{text:?} is not the address of a NATS server: {why}"));
         let (scheme, rest) = match text.split_once("://") {
             Some(("nats", rest)) => ("nats", rest),
             Some(("tls", rest)) => ("tls", rest),
             _ => {
                 return Err(bad(
-                    "it is nats://HOST:PORT, or tls://HOST:PORT, and /NAME where a server has several runs",
+                    "expected nats://HOST:PORT or tls://HOST:PORT, and /NAME if the server has several runs",
                 ));
             }
         };
         let (place, name) = rest.trim_end_matches('/').split_once('/').unwrap_or((rest.trim_end_matches('/'), "run"));
         if place.contains('@') {
             return Err(bad(
-                "a secret in it would be seen by `ps`; give it by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+                "`ps` would show a secret in the address; pass it by --nats-token-file or LOCKSTEP_NATS_TOKEN",
             ));
         }
-        WorkerName::new(name).map_err(|_| bad("the run's name has 1 to 64 letters, digits, - and _"))?;
-        // An IPv6 address has its colons in brackets.
+        WorkerName::new(name).map_err(|_| bad("the run's name must have 1 to 64 letters, digits, - and _"))?;
+        // The colons of an IPv6 address are in brackets.
         let (host, port) = match place.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
-            Some((host, port)) => (host, port.parse().map_err(|_| bad("its port is not a number from 1 to 65535"))?),
+            Some((host, port)) => (host, port.parse().map_err(|_| bad("the port must be a number from 1 to 65535"))?),
             None => (place, 4222),
         };
         if host.is_empty() {
@@ -59,7 +59,7 @@ impl Address {
         &self.name
     }
 
-    /// The address of the server alone, without the run.
+    /// The address of the server, without the run.
     pub(super) fn server(&self) -> String {
         format!("{}://{}", self.scheme, self.place())
     }
@@ -76,7 +76,7 @@ mod tests {
     use super::Address;
 
     #[test]
-    fn addresses_have_a_port_and_a_name() {
+    fn an_address_gets_a_default_port_and_name() {
         let of = |text: &str| Address::parse(text).unwrap().to_string();
         assert_eq!(of("nats://10.0.0.5"), "nats://10.0.0.5:4222/run");
         assert_eq!(of("nats://node-1:4333/a_b/"), "nats://node-1:4333/a_b");
@@ -89,21 +89,24 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_its_parts_and_each_fault_its_words() {
+    fn an_address_is_parsed_and_each_fault_has_its_message() {
         let address = Address::parse("tls://node:65535/x").unwrap();
         assert_eq!((address.is_tls(), address.name(), address.place()), (true, "x", "node:65535".to_owned()));
         assert_eq!(address.server(), "tls://node:65535");
         assert!(!Address::parse("nats://node").unwrap().is_tls());
         for (bad, why) in [
-            ("nats:/a", "it is nats://HOST:PORT, or tls://HOST:PORT, and /NAME where a server has several runs"),
+            ("nats:/a", "expected nats://HOST:PORT or tls://HOST:PORT, and /NAME if the server has several runs"),
             ("nats://", "the host is missing"),
             ("nats://:1", "the host is missing"),
-            ("nats://a:65536", "its port is not a number from 1 to 65535"),
-            ("nats://a/b c", "the run's name has 1 to 64 letters, digits, - and _"),
-            ("nats://a@b", "a secret in it would be seen by `ps`; give it by --nats-token-file or LOCKSTEP_NATS_TOKEN"),
+            ("nats://a:65536", "the port must be a number from 1 to 65535"),
+            ("nats://a/b c", "the run's name must have 1 to 64 letters, digits, - and _"),
+            (
+                "nats://a@b",
+                "`ps` would show a secret in the address; pass it by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+            ),
         ] {
             let error = Address::parse(bad).unwrap_err().to_string();
-            assert_eq!(error, format!("{bad:?} is no address of a NATS server: {why}"));
+            assert_eq!(error, format!("{bad:?} is not the address of a NATS server: {why}"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Everything that a learner has heard from the NATS server and from its workers.
+//! The messages that a learner has received from the NATS server and from its workers.
 
 use super::{ANSWER, Beat, Control, PART, RUN, SILENCE};
 use crate::exchange::{Scan, Seen};
@@ -7,10 +7,10 @@ use async_nats::jetstream::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A worker name can be used by another process this long after it was last heard.
+/// Another process can use a worker name this long after the last message from its previous owner.
 const FREE: Duration = Duration::from_secs(5);
 
-/// How far an offered job has got.
+/// The state of an offered job.
 #[derive(Clone, Copy)]
 pub(super) enum Offered {
     /// The job has been sent.
@@ -19,15 +19,15 @@ pub(super) enum Offered {
     There(Instant),
 }
 
-/// A worker that the learner has heard.
+/// A worker that has sent messages to the learner.
 pub(super) struct Known {
     pub beat: Beat,
     pub heard: Instant,
-    /// If the learner has dropped the worker: its progress counter at that time, until the counter changes.
+    /// Set if the learner has dropped the worker: its progress counter at that time. Cleared when the counter changes.
     pub expelled: Option<u64>,
 }
 
-/// A result that has not been acknowledged.
+/// A result that the learner has not acknowledged.
 struct Held {
     content: (Lineage, Answer),
     /// The result, until it is taken.
@@ -46,24 +46,23 @@ pub(super) struct Inbox {
     /// Parts of results that were sent in several messages, by subject and hash of the whole result.
     parts: BTreeMap<(String, String), BTreeMap<usize, Message>>,
     pub problems: Vec<String>,
-    /// The number of scans made while the server was disconnected.
+    /// The number of scans made while disconnected from the server.
     outage: u64,
 }
 
 impl Inbox {
-    /// An empty inbox of a learner that has `problems` to report.
+    /// An empty inbox with `problems` to report.
     pub fn new(problems: Vec<String>) -> Inbox {
         Inbox { problems, ..Inbox::default() }
     }
 
-    /// Handles a worker's message about itself. Returns the message for the worker, if it needs one.
+    /// Handles a worker's message about itself. Returns a message for the worker, if it needs one.
     pub fn hear(&mut self, name: &WorkerName, beat: Beat) -> Option<Control> {
         let known = self.workers.get(name);
         if let Some(other) = known.filter(|known| known.beat.id != beat.id && known.is_there(FREE)) {
             let (host, pid) = (&other.beat.host, other.beat.status.pid);
-            let why = format!(
-                "a worker named {name} is there already: process {pid} of {host}. Give this one another --name"
-            );
+            let why =
+                format!("a worker named {name} is already running: process {pid} on {host}. Choose another --name");
             return Some(Control::Refused(beat.id, why));
         }
         let moved = |progress: u64| progress != beat.status.progress;
@@ -75,12 +74,12 @@ impl Inbox {
         (!unwanted.is_empty()).then_some(Control::Withdrawn(unwanted))
     }
 
-    /// Handles a message with a result or a part of one. Returns useless messages, which must be acknowledged.
+    /// Handles a message with a result or a part of one. Returns messages that are not needed and must be acknowledged.
     pub fn receive(&mut self, run: &str, message: Message) -> Vec<Message> {
         let header =
             |name: &str| message.headers.as_ref().and_then(|headers| headers.get(name)).map(ToString::to_string);
         if header(RUN).as_deref() != Some(run) {
-            // The result is of an earlier run with this name. Its lineage would be refused, too.
+            // The result belongs to an earlier run with this name.
             return vec![message];
         }
         let subject = message.subject.to_string();
@@ -103,7 +102,7 @@ impl Inbox {
                 let (key, content) = ((result.worker.clone(), result.job), (result.lineage, result.answer));
                 let held =
                     self.results.entry(key).or_insert(Held { content, result: Some(result), messages: Vec::new() });
-                // Delivered once more, it is acknowledged by its last delivery.
+                // If a result is delivered again, the last delivery is the one to acknowledge.
                 held.messages = messages;
                 Vec::new()
             }
@@ -114,7 +113,7 @@ impl Inbox {
         }
     }
 
-    /// Takes the list of jobs that the server has; `asked` is when the list was requested.
+    /// Handles the list of jobs that the server has, which was requested at `asked`.
     pub fn listed(&mut self, jobs: &BTreeSet<JobName>, asked: Instant) {
         self.offers.retain(|job, offered| match offered {
             Offered::There(since) if *since < asked => jobs.contains(job),
@@ -129,11 +128,11 @@ impl Inbox {
         self.offers.insert(job, Offered::Sent);
     }
 
-    /// Takes the server's reply to an offer: the job's position in the stream, or `None` if the server may not have the
-    /// job.
+    /// Handles the server's reply to an offer: the job's position in the stream, or `None` if the server may not have
+    /// the job.
     pub fn offered(&mut self, job: JobName, sequence: Option<u64>) {
         let Some(offered) = self.offers.get_mut(&job) else { return };
-        // Without a position the job counts as lost, unless the next list has it.
+        // Without a position the job counts as lost, unless the next list contains it.
         let since = if sequence.is_some() { Instant::now() } else { Instant::now() - ANSWER };
         *offered = Offered::There(since);
         self.sequences.extend(sequence.map(|sequence| (job, sequence)));
@@ -143,7 +142,7 @@ impl Inbox {
     pub fn withdraw(&mut self, job: JobName) -> Option<u64> {
         self.offers.remove(&job);
         self.withdrawn.insert(job);
-        // Workers no longer do jobs that were withdrawn long ago.
+        // The oldest withdrawals are removed: workers have dropped those jobs long ago.
         while self.withdrawn.len() > 1 << 16 {
             self.withdrawn.pop_first();
         }
@@ -169,7 +168,7 @@ impl Inbox {
         done.into_iter().flat_map(|(worker, job)| self.discard(&worker, job)).collect()
     }
 
-    /// All messages that are kept. The server must be told regularly, so that it does not deliver them again.
+    /// All messages that are kept. Unless the server is told regularly that they are in work, it delivers them again.
     pub fn kept(&self) -> Vec<Message> {
         let held = self.results.values().flat_map(|held| &held.messages);
         held.chain(self.parts.values().flat_map(BTreeMap::values)).cloned().collect()
@@ -185,7 +184,7 @@ impl Inbox {
         self.workers.values().all(|known| known.beat.status.ended || !known.is_there(SILENCE))
     }
 
-    /// A scan of the exchange. `knows` returns whether a result has been reported before.
+    /// A scan of the exchange. `knows` returns whether a result has already been reported.
     pub fn scan(&mut self, is_connected: bool, knows: impl Fn(&WorkerName, JobName) -> bool) -> Scan {
         if !is_connected {
             self.outage += 1;
@@ -195,8 +194,8 @@ impl Inbox {
         for (name, known) in &self.workers {
             let Beat { id, status, .. } = &known.beat;
             let alive = known.is_there(SILENCE) && known.expelled.is_none() && !status.ended;
-            // The reason for the end of a process on another machine is unknown, and a network failure is not the job's
-            // fault.
+            // `ended: true`: the end of a remote process is not blamed on its jobs, since its reason is unknown and may
+            // be the network. While disconnected, `outage` counts as progress, so that workers do not look stalled.
             let progress = status.progress.wrapping_add(self.outage);
             scan.workers.insert(name.clone(), Seen { incarnation: *id, alive, ended: true, failures: 0, progress });
             if alive {

@@ -24,13 +24,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// How often the server is asked which jobs it has.
+/// The interval between requests for the list of the server's jobs.
 const LIST: Duration = Duration::from_millis(500);
-/// How long a starting learner listens for another learner of the same name, and for workers.
+/// The time that a starting learner listens for workers and for another learner with the same name.
 const LISTEN: Duration = Duration::from_millis(1500);
-/// How long a learner that has ended waits until its workers know this.
+/// The maximum time that a learner which has ended waits for its workers to hear of the end.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// The name of the learner's consumer of results.
+/// The name of the learner's consumer of the results stream.
 const CONSUMER: &str = "learner";
 
 /// The learner's side of an exchange over a NATS server.
@@ -43,7 +43,7 @@ pub struct NatsLearner {
     /// The lock that shows that a learner is running.
     _lock: FileLock,
     has_ended: bool,
-    /// When each worker's status was last written for `lockstep status`.
+    /// The last time that each worker's status was written for `lockstep status`.
     written: BTreeMap<WorkerName, Instant>,
 }
 
@@ -76,11 +76,11 @@ impl Shared {
 }
 
 impl NatsLearner {
-    /// Opens the exchange for the run directory `out`. Jobs that an earlier learner offered are deleted; results that
-    /// have arrived are kept. It is an error if another learner is running in this directory, or with this name on the
+    /// Opens the exchange for the run directory `out`. Jobs that an earlier learner offered are deleted, and results
+    /// that have arrived are kept. Fails if another learner is running in this directory, or with this name on the
     /// server.
     pub fn open(out: &Path, options: &NatsOptions) -> Result<NatsLearner> {
-        let layout = Layout::of_run(out);
+        let layout = Layout::in_run(out);
         layout.create()?;
         create_dir(&layout.batches())?;
         let who = format!("a learner of {}", out.display());
@@ -102,15 +102,17 @@ impl NatsLearner {
         if let Some(Some(other)) = link.wait(listen(shared.clone(), link.client.clone())) {
             let (host, pid, name) = (&other.host, other.state.pid, options.address.name());
             return Err(Error::Refused(format!(
-                "a learner has the name {name} on this NATS server already: process {pid} of {host}. Stop it, or give \
+                "a learner already uses the name {name} on this NATS server: process {pid} on {host}. Stop it, or give \
                  this one another name: --nats {}/OTHER",
                 options.address.server()
             )));
         }
         let prepared = link.wait(prepare(shared.clone(), link.jetstream.clone()));
-        prepared.unwrap_or_else(|| Err("it does not answer".to_owned())).map_err(|why| {
+        prepared.unwrap_or_else(|| Err("the server did not answer in time".to_owned())).map_err(|why| {
             let server = options.address.server();
-            Error::Refused(format!("the NATS server {server} has no JetStream for this run (nats-server -js): {why}"))
+            Error::Refused(format!(
+                "the NATS server {server} cannot create this run's JetStream streams (was it started with -js?): {why}"
+            ))
         })?;
         let (commands, queue) = unbounded_channel();
         link.spawn(send(shared.clone(), link.client.clone(), link.jetstream.clone(), queue));
@@ -118,7 +120,7 @@ impl NatsLearner {
         link.spawn(receive(shared.clone(), link.client.clone(), link.jetstream.clone()));
         link.spawn(announce(shared.clone(), link.client.clone()));
         link.spawn(keep(shared.clone()));
-        // Results from an earlier learner are received first, so that they are not made again.
+        // Receive the results from an earlier learner first, so that they are not recomputed.
         std::thread::sleep(PAUSE);
         let (observer, written) = Default::default();
         Ok(NatsLearner { link, shared, commands, observer, layout, _lock: lock, has_ended: false, written })
@@ -148,7 +150,7 @@ impl NatsLearner {
             let is_due = self.written.get(&name).is_none_or(|at| heard > *at && (all || at.elapsed() > BEAT));
             if is_due && let Ok(text) = serde_json::to_vec(&status) {
                 self.written.insert(name.clone(), heard);
-                // The status file is only shown to people.
+                // The file is only for display, so a failure is ignored.
                 let _ = create_dir(&self.layout.workers().join(name.as_str()))
                     .and_then(|()| write(&self.layout.status(&name), &text, false));
             }
@@ -173,7 +175,7 @@ impl Exchange for NatsLearner {
     }
 
     fn release(&mut self, _worker: &WorkerName, _job: JobName) -> Result<()> {
-        // The job's worker is gone. If it comes back, it may finish the job: the bits are the same.
+        // Nothing to take away: the worker is gone. If it comes back and finishes the job, the bits are the same.
         Ok(())
     }
 
@@ -204,8 +206,8 @@ impl Exchange for NatsLearner {
     }
 
     fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
-        // The worker has its own copy of the weights and does not read memory that is overwritten here, so forgetting
-        // it is enough.
+        // The worker cannot be killed from here. Dropping it is enough, since it has its own copy of the weights and
+        // does not read memory that the learner overwrites.
         self.shared.inbox().expel(worker);
         Ok(true)
     }
@@ -221,7 +223,7 @@ impl Exchange for NatsLearner {
     fn waiter(&self) -> Result<Waiter> {
         let shared = self.shared.clone();
         Ok(Box::new(move |at_most| {
-            // After a spurious wake-up the caller checks again and waits.
+            // A spurious wake-up is harmless: the caller checks again and waits.
             drop(shared.changed.wait_timeout(shared.inbox(), at_most));
         }))
     }
@@ -234,7 +236,7 @@ impl Exchange for NatsLearner {
 impl Drop for NatsLearner {
     fn drop(&mut self) {
         let since = Instant::now();
-        // Workers on other machines learn of the end only by messages.
+        // Messages are the only way in which workers on other machines learn of the end.
         while self.has_ended && since.elapsed() < FAREWELL && !self.shared.inbox().all_have_ended() {
             self.shared.tell.notify_one();
             std::thread::sleep(PAUSE);
@@ -250,8 +252,7 @@ impl Drop for NatsLearner {
     }
 }
 
-/// The run's identifier in messages. It is made once and kept in the run's directory, so that a resumed learner has the
-/// same.
+/// The run's identifier in messages. It is stored in the run's directory, so that a resumed learner uses the same one.
 fn name_of_run(layout: &Layout) -> Result<String> {
     let file = layout.root().join("run");
     match disk::read_to_string(&file, disk::most::STATE) {
@@ -264,7 +265,7 @@ fn name_of_run(layout: &Layout) -> Result<String> {
     Ok(name)
 }
 
-/// Another learner of the same name, if it is heard.
+/// Returns another learner with the same name, if one is heard within [`LISTEN`].
 async fn listen(shared: Arc<Shared>, client: Client) -> Option<Announced> {
     let mut states = client.subscribe(shared.names.state()).await.ok()?;
     let heard = async {
@@ -279,14 +280,14 @@ async fn listen(shared: Arc<Shared>, client: Client) -> Option<Announced> {
     tokio::time::timeout(LISTEN, heard).await.ok().flatten()
 }
 
-/// Makes the streams, and deletes the jobs of an earlier learner.
+/// Creates the streams, and deletes the jobs of an earlier learner.
 async fn prepare(shared: Arc<Shared>, jetstream: Context) -> std::result::Result<(), String> {
     let names = &shared.names;
     make_streams(names, &jetstream).await?;
     let jobs = jetstream.get_stream_no_info(&names.jobs).await.map_err(|e| e.to_string())?;
     jobs.purge().await.map_err(|e| e.to_string())?;
     let results = jetstream.get_stream_no_info(&names.results).await.map_err(|e| e.to_string())?;
-    // Results that an earlier learner received and did not acknowledge are delivered again at once.
+    // The server then redelivers results that an earlier learner received but did not acknowledge.
     let _ = results.delete_consumer(CONSUMER).await;
     Ok(())
 }
@@ -300,14 +301,14 @@ async fn make_streams(names: &Names, jetstream: &Context) -> std::result::Result
         max_messages_per_subject: per_subject,
         ..Config::default()
     };
-    // A job that is offered again replaces its old message.
+    // With a limit of one message per subject, a job that is offered again replaces its old message.
     for config in [stream(&names.jobs, names.all_jobs(), 1), stream(&names.results, names.all_results(), -1)] {
         jetstream.get_or_create_stream(config).await.map_err(|e| e.to_string())?;
     }
     Ok(())
 }
 
-/// Receives what workers report about themselves.
+/// Receives the workers' messages about themselves.
 async fn hear(shared: Arc<Shared>, client: Client) {
     let Ok(mut statuses) = client.subscribe(shared.names.worker("*")).await else { return };
     while let Some(message) = statuses.next().await {
@@ -330,7 +331,7 @@ async fn hear(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Publishes the learner's state, when it changes and regularly as a sign of life.
+/// Publishes the learner's state when it changes, and regularly as a heartbeat.
 async fn announce(shared: Arc<Shared>, client: Client) {
     let host = host();
     loop {
@@ -346,7 +347,7 @@ async fn announce(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Sends the queued messages. If one fails, the next list of the server's jobs shows it.
+/// Sends the queued messages. A failed offer is noticed when the next list lacks the job.
 async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue: UnboundedReceiver<Command>) {
     let mut headers = HeaderMap::new();
     headers.insert(RUN, shared.run.as_str());
@@ -368,7 +369,7 @@ async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue
                 });
             }
             Command::Withdraw(sequence) => {
-                // Not a purge of the job's subject: nats-server 2.9 then skips messages that arrive at that moment.
+                // Not by purging the job's subject: nats-server 2.9 then skips messages that arrive at the same moment.
                 if let Ok(stream) = jetstream.get_stream_no_info(&shared.names.jobs).await {
                     let _ = stream.delete_message(sequence).await;
                 }
@@ -382,7 +383,7 @@ async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue
     }
 }
 
-/// Regularly asks which jobs the server has. If the server has lost the streams, makes them again.
+/// Requests the list of the server's jobs regularly. If the server has lost the streams, creates them again.
 async fn list(shared: Arc<Shared>, client: Client, jetstream: Context) {
     loop {
         tokio::time::sleep(LIST).await;
@@ -406,7 +407,7 @@ async fn jobs_of(names: &Names, jetstream: &Context) -> Option<BTreeSet<JobName>
     Some(jobs)
 }
 
-/// Receives results as they come.
+/// Receives results as they arrive.
 async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
     let mut unanswered = 0;
     loop {
@@ -421,14 +422,14 @@ async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
                     let _ = message.ack().await;
                 }
             }
-            // With heartbeats it would have lasted longer.
+            // If the stream answered, its heartbeats kept the request open for longer than two timeouts.
             unanswered = if asked.elapsed() > 2 * ANSWER { 0 } else { unanswered + usize::from(is_connected(&client)) };
             if unanswered == UNANSWERED {
                 unanswered = 0;
                 let _ = jetstream.delete_stream(&shared.names.results).await;
             }
         } else {
-            // Perhaps only this stream is gone.
+            // The results stream may be the only one that is gone.
             let _ = make_streams(&shared.names, &jetstream).await;
         }
         tokio::time::sleep(PAUSE).await;
@@ -449,8 +450,7 @@ async fn results(names: &Names, jetstream: &Context) -> Option<pull::Stream> {
     pulled.messages().await.ok()
 }
 
-/// Regularly tells the server that results are still being kept for their batch, so that it does not deliver them
-/// again.
+/// Tells the server regularly that results are still in use for their batch, so that it does not deliver them again.
 async fn keep(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(ACK_WAIT / 3).await;

@@ -1,4 +1,4 @@
-//! The connection to a NATS server, with its own thread.
+//! The connection to a NATS server, on its own thread.
 
 use super::{ANSWER, NatsOptions, PAUSE};
 use crate::error::{Error, Result};
@@ -10,23 +10,23 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// The longest time that connecting may take.
+/// The timeout of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How often the connection is checked with a ping.
+/// The interval between pings that check the connection.
 const PING: Duration = Duration::from_secs(2);
-/// How often a starting process tries to connect.
+/// The number of attempts to connect when a process starts.
 const TRIES: usize = 3;
 
 pub(super) struct Link {
-    /// `None` while the connection is being closed.
+    /// `None` only while the connection is being closed.
     runtime: Option<Runtime>,
     pub client: Client,
     pub jetstream: Context,
 }
 
 impl Link {
-    /// Connects to the server. A wrong token or a missing server is an error with the reason. If the connection is lost
-    /// later, it is re-established as long as this value lives.
+    /// Connects to the server. Fails with the reason if the server cannot be reached or refuses the token. A connection
+    /// that is lost later is re-established for as long as this value lives.
     pub fn connect(options: &NatsOptions, who: &str) -> Result<Link> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
@@ -39,7 +39,7 @@ impl Link {
                 .ping_interval(PING)
                 .max_reconnects(None)
                 .reconnect_delay_callback(|tries| Duration::from_millis(100 * tries.min(10) as u64))
-                // Behind a cut network only the address that was given leads to the server.
+                // Other servers of a cluster may not be reachable from here, so only the given address is used.
                 .ignore_discovered_servers()
                 .require_tls(options.address.is_tls());
             if let Some(token) = &options.token {
@@ -64,7 +64,7 @@ impl Link {
             tries += 1;
             std::thread::sleep(PAUSE);
         };
-        // The JetStream context starts a task of its own.
+        // The JetStream context spawns a task, which needs the runtime.
         let entered = runtime.enter();
         let mut jetstream = async_nats::jetstream::new(client.clone());
         jetstream.set_timeout(ANSWER);
@@ -91,7 +91,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // The runtime's tasks are cancelled, so this does not wait for their I/O.
+        // The runtime's tasks are cancelled, so shutting down does not wait for their I/O.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -114,14 +114,14 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
     let why = chain.last().map_or_else(|| error.to_string(), |last| format!("{error}: {last}"));
     Error::Refused(match (error.kind(), &options.token) {
         (ConnectErrorKind::AuthorizationViolation, Some(_)) => {
-            format!("the NATS server {server} refuses the token: it is another one")
+            format!("the NATS server {server} refuses the token: it is the wrong one")
         }
         (ConnectErrorKind::AuthorizationViolation, None) => {
-            format!("the NATS server {server} asks for a token: give it by --nats-token-file or LOCKSTEP_NATS_TOKEN")
+            format!("the NATS server {server} requires a token: pass it by --nats-token-file or LOCKSTEP_NATS_TOKEN")
         }
         // A certificate error may also arrive as an I/O error.
         _ if error.kind() == ConnectErrorKind::Tls || why.contains("certificate") => {
-            format!("the NATS server {server} cannot be trusted: {why} (--nats-ca names who signed it)")
+            format!("the NATS server {server} cannot be trusted: {why} (--nats-ca names its authority)")
         }
         _ => format!("no NATS server answers at {server}: {why}"),
     })

@@ -3,17 +3,17 @@
 //! ```text
 //! LOCKSTEP_NAME_JOBS      lockstep.NAME.jobs.000123.0            offered; a work queue, one message for each job
 //! LOCKSTEP_NAME_RESULTS   lockstep.NAME.results.dev1.000123.0    acknowledged once the batch file is synced
-//! (no stream)             lockstep.NAME.state                    what the learner tells everybody, twice a second
-//! (no stream)             lockstep.NAME.workers.dev1             what a worker does, with its progress counter
-//! (no stream)             lockstep.NAME.control.dev1             jobs that are not wanted any more; a refused name
+//! (no stream)             lockstep.NAME.state                    the learner's state, twice a second
+//! (no stream)             lockstep.NAME.workers.dev1             a worker's status, with its progress counter
+//! (no stream)             lockstep.NAME.control.dev1             jobs to withdraw; a refused name
 //! ```
 //!
 //! The run does not depend on the server's data. The server acknowledges before it syncs, and it may be restarted, lose
 //! its data or become unreachable; all of that costs only time. The learner compares its offered jobs with the server's
 //! list, and offers missing jobs again. Workers keep their results until the server has them. A stream that does not
-//! answer is deleted, so that the learner finds it missing. Every message carries the run's identifier.
+//! answer is deleted, so that the learner recreates it. Every message carries the run's identifier.
 //!
-//! Whether a process on another machine is alive cannot be observed directly. A worker that has not been heard for
+//! Whether a process on another machine is alive cannot be observed directly. A worker that has been silent for
 //! [`SILENCE`] counts as gone, but not as failed: its jobs are offered again, and if it comes back, its results have
 //! the same bits. Time in which the learner itself is disconnected does not count.
 
@@ -47,26 +47,27 @@ pub struct NatsOptions {
     pub certificates: Option<PathBuf>,
 }
 
-/// A worker that has not been heard for this long counts as gone.
+/// A worker that has been silent for this long counts as gone.
 pub const SILENCE: Duration = Duration::from_secs(10);
 /// The server delivers a message again if its receiver has not responded for this long.
 const ACK_WAIT: Duration = Duration::from_secs(15);
-/// How often learner and workers send a sign of life.
+/// The interval between heartbeats of learner and workers.
 const BEAT: Duration = Duration::from_millis(400);
-/// The shortest time between two status messages of a worker.
+/// The minimum time between two status messages of a worker.
 const STATUS: Duration = Duration::from_millis(50);
-/// How long a reply of the server is waited for.
+/// The timeout of a request to the server.
 const ANSWER: Duration = Duration::from_secs(5);
-/// The pause before a failed operation is tried again.
+/// The pause before a failed operation is retried.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A stream that leaves this many requests in a row unanswered is deleted, and the learner makes it again. nats-server
-/// 2.9.10, restarted on an emptied store, sometimes has a stream that takes messages and does not send any.
+/// A stream that leaves this many requests in a row unanswered is deleted, and the learner recreates it. nats-server
+/// 2.9.10, restarted on an emptied store, sometimes has a stream that accepts messages but never delivers any.
 const UNANSWERED: usize = 10;
 /// The message header with the run's identifier.
 const RUN: &str = "Lockstep-Run";
-/// The message header for a result in several messages: index and number of the part, and the hash of the whole.
+/// The message header for a result that was split into several messages: index and number of the part, and the hash of
+/// the whole result.
 const PART: &str = "Lockstep-Part";
-/// The largest number of unacknowledged messages of a consumer.
+/// The maximum number of unacknowledged messages of a consumer.
 const MOST_PENDING: i64 = 1 << 20;
 
 /// The learner's message on the subject `state`.
@@ -94,9 +95,9 @@ struct Beat {
 /// A learner's message to one worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Control {
-    /// These jobs are no longer needed.
+    /// These jobs are not needed any more.
     Withdrawn(Vec<JobName>),
-    /// Another process has the worker's name. The process with this identifier must end, for the given reason.
+    /// Another process uses the worker's name. The process with this identifier must end, for the given reason.
     Refused(u64, String),
 }
 
@@ -130,7 +131,7 @@ impl Names {
         format!("{}.jobs.{job}", self.prefix)
     }
 
-    /// The job that a subject names.
+    /// The job to which a subject belongs.
     fn job_of(&self, subject: &str) -> Option<JobName> {
         subject.strip_prefix(&self.prefix)?.strip_prefix(".jobs.")?.parse().ok()
     }

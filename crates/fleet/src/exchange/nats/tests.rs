@@ -1,4 +1,4 @@
-//! The state that learner and worker keep of received messages, without a server: the tests make the messages.
+//! Tests of the learner's inbox and of names, without a server. The tests construct the received messages.
 
 use super::inbox::{Inbox, Known, Offered, part};
 use super::link::Link;
@@ -21,7 +21,7 @@ fn result(number: u64) -> JobResult {
     JobResult { job: job(number), lineage: Lineage([1; 16]), worker: name("dev1"), answer: Answer::of(&bytes), bytes }
 }
 
-/// Makes messages. Its client never connects.
+/// Constructs messages. Its client never connects.
 struct Post(Link);
 
 impl Post {
@@ -52,13 +52,16 @@ fn subjects(messages: &[Message]) -> Vec<&str> {
 }
 
 #[test]
-fn streams_and_subjects_have_these_names() {
+fn the_names_of_streams_and_subjects_are_fixed() {
     let names = Names::of(&Address::parse("nats://a/x").unwrap());
     assert_eq!((names.jobs.as_str(), names.results.as_str()), ("LOCKSTEP_x_JOBS", "LOCKSTEP_x_RESULTS"));
     let all = [names.state(), names.all_jobs(), names.job(job(3)), names.all_results()];
     assert_eq!(all, ["lockstep.x.state", "lockstep.x.jobs.>", "lockstep.x.jobs.000003.0", "lockstep.x.results.>"]);
-    let of_worker = [names.result(&name("dev1"), job(3)), names.worker("*"), names.control(&name("dev1"))];
-    assert_eq!(of_worker, ["lockstep.x.results.dev1.000003.0", "lockstep.x.workers.*", "lockstep.x.control.dev1"]);
+    let worker_subjects = [names.result(&name("dev1"), job(3)), names.worker("*"), names.control(&name("dev1"))];
+    assert_eq!(
+        worker_subjects,
+        ["lockstep.x.results.dev1.000003.0", "lockstep.x.workers.*", "lockstep.x.control.dev1"]
+    );
     assert_eq!(names.job_of("lockstep.x.jobs.000003.0"), Some(job(3)));
     assert_eq!(
         ["lockstep.y.jobs.000003.0", "lockstep.x.jobs.x", "lockstep.x.state"].map(|text| names.job_of(text)),
@@ -68,12 +71,14 @@ fn streams_and_subjects_have_these_names() {
 }
 
 #[test]
-fn a_name_is_refused_to_a_second_process_while_the_first_is_heard() {
+fn a_second_process_of_a_name_is_refused_while_the_first_is_alive() {
     let mut inbox = Inbox::default();
     let dev1 = name("dev1");
     assert!(inbox.hear(&dev1, beat(1, 0, &[])).is_none());
-    let Some(Control::Refused(2, why)) = inbox.hear(&dev1, beat(2, 0, &[])) else { panic!("it is refused") };
-    assert_eq!(why, "a worker named dev1 is there already: process 7 of box. Give this one another --name");
+    let Some(Control::Refused(2, why)) = inbox.hear(&dev1, beat(2, 0, &[])) else {
+        panic!("a second process must be refused")
+    };
+    assert_eq!(why, "a worker named dev1 is already running: process 7 on box. Choose another --name");
     assert_eq!(inbox.ids(), BTreeMap::from([(dev1.clone(), 1)]));
     let heard = |inbox: &mut Inbox, ago: u64| {
         inbox.workers.get_mut(&name("dev1")).unwrap().heard =
@@ -82,14 +87,14 @@ fn a_name_is_refused_to_a_second_process_while_the_first_is_heard() {
     heard(&mut inbox, 4);
     assert!(inbox.hear(&dev1, beat(2, 0, &[])).is_some());
     heard(&mut inbox, 6);
-    assert!(inbox.hear(&dev1, beat(2, 0, &[])).is_none(), "the first is silent");
+    assert!(inbox.hear(&dev1, beat(2, 0, &[])).is_none(), "the first process has been silent");
     let mut ends = beat(2, 1, &[]);
     ends.status.ended = true;
     inbox.hear(&dev1, ends);
-    assert!(inbox.all_have_ended() && inbox.hear(&dev1, beat(3, 0, &[])).is_none(), "or has ended");
+    assert!(inbox.all_have_ended() && inbox.hear(&dev1, beat(3, 0, &[])).is_none(), "the second process has ended");
     assert!(!inbox.all_have_ended());
     heard(&mut inbox, 11);
-    assert!(inbox.all_have_ended(), "who is silent hears nothing either");
+    assert!(inbox.all_have_ended(), "a silent worker counts as ended");
 }
 
 #[test]
@@ -100,31 +105,31 @@ fn a_withdrawal_is_sent_to_the_worker_of_the_job() {
     inbox.offered(job(9), Some(41));
     assert_eq!((inbox.withdraw(job(0)), inbox.withdraw(job(0)), inbox.withdraw(job(9))), (Some(40), None, None));
     let Some(Control::Withdrawn(jobs)) = inbox.hear(&name("dev1"), beat(1, 0, &[0, 1])) else {
-        panic!("it is reported")
+        panic!("the worker must be told about the withdrawal")
     };
     assert_eq!(jobs, [job(0)]);
     inbox.offer(job(0));
-    assert!(inbox.hear(&name("dev1"), beat(1, 0, &[0, 1])).is_none(), "it is wanted again");
+    assert!(inbox.hear(&name("dev1"), beat(1, 0, &[0, 1])).is_none(), "job 0 was offered again");
     for number in 0..=1 << 16 {
         let _ = inbox.withdraw(job(100 + number));
     }
-    assert!(inbox.hear(&name("dev1"), beat(1, 0, &[100])).is_none(), "that is long ago");
+    assert!(inbox.hear(&name("dev1"), beat(1, 0, &[100])).is_none(), "the withdrawal was long ago");
     assert!(inbox.hear(&name("dev1"), beat(1, 0, &[101])).is_some());
 }
 
 #[test]
-fn the_servers_list_shows_lost_jobs() {
+fn jobs_missing_from_the_servers_list_are_lost() {
     let mut inbox = Inbox::default();
     (0..4).for_each(|number| inbox.offer(job(number)));
     (0..3).for_each(|number| inbox.offered(job(number), (number < 2).then_some(number)));
     let later = Instant::now() + Duration::from_secs(1);
     inbox.listed(&BTreeSet::from([job(1)]), later);
     let left: Vec<JobName> = inbox.offers.keys().copied().collect();
-    assert_eq!(left, [job(1), job(3)], "3 is on its way");
+    assert_eq!(left, [job(1), job(3)], "job 3 was sent, and not confirmed yet");
     assert!(matches!(inbox.offers[&job(3)], Offered::Sent));
     assert_eq!((inbox.withdraw(job(0)), inbox.withdraw(job(1))), (None, Some(1)));
-    // A list that was requested before a job was confirmed does not count as proof that the job is lost, unless the
-    // offer was never confirmed.
+    // A list that was requested before a job was confirmed does not prove that the job is lost, unless the offer was
+    // never confirmed.
     inbox.offer(job(5));
     inbox.offer(job(6));
     let asked = Instant::now();
@@ -135,7 +140,7 @@ fn the_servers_list_shows_lost_jobs() {
 }
 
 #[test]
-fn a_scan_shows_the_workers_and_their_jobs() {
+fn a_scan_contains_the_workers_and_their_jobs() {
     let mut inbox = Inbox::default();
     inbox.offer(job(0));
     inbox.hear(&name("dev1"), beat(3, 5, &[1, 2]));
@@ -146,13 +151,13 @@ fn a_scan_shows_the_workers_and_their_jobs() {
     assert_eq!(scan.pending, BTreeSet::from([job(0)]));
     assert_eq!(scan.processing, BTreeSet::from([(name("dev1"), job(1))]));
     assert_eq!(scan.workers, BTreeMap::from([(name("dev1"), seen(true, 5))]));
-    // Silence does not count against a worker while the learner is disconnected.
+    // While the learner is disconnected, silence does not count against a worker.
     let ago = |inbox: &mut Inbox, seconds| {
         let known: &mut Known = inbox.workers.get_mut(&name("dev1")).unwrap();
         known.heard = Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
     };
     ago(&mut inbox, 60);
-    assert_eq!(look(&mut inbox, false).workers[&name("dev1")], seen(true, 6), "and its counter moves");
+    assert_eq!(look(&mut inbox, false).workers[&name("dev1")], seen(true, 6), "an outage counts as progress");
     assert_eq!(look(&mut inbox, true).workers[&name("dev1")], seen(true, 6));
     ago(&mut inbox, 9);
     assert!(look(&mut inbox, true).workers[&name("dev1")].alive);
@@ -165,7 +170,7 @@ fn a_scan_shows_the_workers_and_their_jobs() {
     inbox.expel(&name("nobody"));
     assert!(!look(&mut inbox, true).workers[&name("dev1")].alive);
     inbox.hear(&name("dev1"), beat(3, 5, &[1]));
-    assert!(!look(&mut inbox, true).workers[&name("dev1")].alive, "it stands still");
+    assert!(!look(&mut inbox, true).workers[&name("dev1")].alive, "its counter has not changed");
     inbox.hear(&name("dev1"), beat(3, 6, &[1]));
     assert!(look(&mut inbox, true).workers[&name("dev1")].alive);
     let mut ended = beat(3, 7, &[1]);
@@ -181,7 +186,7 @@ fn results_are_kept_until_they_are_acknowledged() {
     let of = |number: u64, subject: &str| post.message(subject, &run, result(number).to_bytes());
     for headers in [&[][..], &[(RUN, "other")]] {
         let useless = inbox.receive("run", post.message("old", headers, result(0).to_bytes()));
-        assert_eq!(subjects(&useless), ["old"], "of another run");
+        assert_eq!(subjects(&useless), ["old"], "the message belongs to another run");
     }
     assert!(inbox.receive("run", of(0, "first")).is_empty());
     assert!(inbox.receive("run", of(0, "again")).is_empty());
@@ -204,7 +209,7 @@ fn results_are_kept_until_they_are_acknowledged() {
 }
 
 #[test]
-fn a_result_in_parts_is_put_together_in_their_order() {
+fn a_split_result_is_reassembled_in_order() {
     let (post, mut inbox) = (Post::new(), Inbox::default());
     let bytes = result(4).to_bytes();
     let cut = bytes.chunks(bytes.len().div_ceil(3)).map(<[u8]>::to_vec).collect::<Vec<_>>();
@@ -219,7 +224,7 @@ fn a_result_in_parts_is_put_together_in_their_order() {
     for (index, whole) in [(2, "h"), (0, "h"), (0, "h"), (1, "other")] {
         assert!(inbox.receive("run", same(index, whole)).is_empty());
     }
-    assert_eq!((inbox.kept().len(), inbox.scan(true, |_, _| false).results.len()), (3, 0), "it is not whole");
+    assert_eq!((inbox.kept().len(), inbox.scan(true, |_, _| false).results.len()), (3, 0), "one part is missing");
     assert!(inbox.receive("run", same(1, "h")).is_empty());
     assert_eq!(inbox.take(&name("dev1"), job(4)), Some(result(4)));
     assert_eq!(inbox.acknowledge(&BTreeSet::from([job(4)])).len(), 3);

@@ -20,34 +20,34 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use twox_hash::XxHash3_128;
 
-/// A fetched job that the worker does not take within this time is returned to the server.
+/// A fetched job that the worker does not claim within this time is returned to the server.
 const OFFERED: Duration = Duration::from_millis(500);
-/// How long a pull request waits at the server.
+/// The server-side timeout of a pull request.
 const PULL: Duration = Duration::from_secs(1);
-/// After a result was sent, its job stays in the worker's list of jobs for this long, so that the learner has surely
-/// seen the result.
+/// After a result was sent, its job stays in the worker's list of jobs for this long, so that the learner receives the
+/// result before the job leaves the list.
 const SETTLED: Duration = Duration::from_secs(2);
-/// How long an ending worker waits until its results are sent.
+/// The maximum time that an ending worker waits for its results to be sent.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// How long a worker tries to get a name that another process has. That process may just have been killed.
+/// The time that a worker waits for a name that another process uses. That process may just have been killed.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(8);
-/// Bytes of a message that are reserved for headers.
+/// The bytes of a message that are reserved for headers.
 const HEADROOM: usize = 4096;
-/// The name of the workers' consumer of jobs.
+/// The name of the workers' consumer of the jobs stream.
 const CONSUMER: &str = "workers";
 
-/// A worker's side of an exchange over a NATS server. When dropped, it first sends the remaining results.
+/// A worker's side of an exchange over a NATS server. Dropping this value first sends the remaining results.
 pub struct NatsWorker {
     link: Link,
     shared: Arc<Shared>,
 }
 
-/// The last state that a worker received from its learner. Clones share it.
+/// The last state that a worker received from its learner. Clones share the state.
 #[derive(Clone)]
 pub struct LearnerWatch(Arc<Shared>);
 
 impl LearnerWatch {
-    /// The state of the learner; `None` before the learner was heard.
+    /// The state of the learner; `None` before the first message from the learner.
     pub fn learner(&self) -> Option<LearnerState> {
         self.0.desk().learner.as_ref().map(|announced| announced.state.clone())
     }
@@ -70,9 +70,9 @@ struct Shared {
 struct Desk {
     learner: Option<Announced>,
     refused: Option<String>,
-    /// A job that was fetched and not taken yet.
+    /// A job that was fetched but not claimed yet.
     ready: Option<(Job, Message)>,
-    /// The last time that the worker wanted a job.
+    /// The last time that the worker asked for a job.
     wanted: Option<Instant>,
     held: BTreeMap<JobName, Message>,
     withdrawn: BTreeSet<JobName>,
@@ -97,7 +97,7 @@ impl Shared {
 }
 
 impl NatsWorker {
-    /// Joins the run with this name on the server, which may not have a learner yet.
+    /// Joins the run of this name on the server. The run's learner may start later.
     pub fn join(options: &NatsOptions, name: WorkerName) -> Result<NatsWorker> {
         let link = Link::connect(options, &format!("lockstep worker {name}"))?;
         let shared = Arc::new(Shared {
@@ -122,7 +122,7 @@ impl NatsWorker {
         Ok(NatsWorker { link, shared })
     }
 
-    /// The learner's last state, for other parts of this process.
+    /// A handle to the learner's last state, for other parts of this process.
     pub fn watch(&self) -> LearnerWatch {
         LearnerWatch(self.shared.clone())
     }
@@ -159,7 +159,7 @@ impl WorkerExchange for NatsWorker {
         let run = desk.learner.as_ref().map(|announced| announced.run.clone());
         if message.headers.as_ref().and_then(|headers| headers.get(RUN)).map(ToString::to_string) != run {
             drop(desk);
-            // The message is left over from another run of this name.
+            // The message is left over from an earlier run with this name.
             self.answer(message, AckKind::Term);
             return Ok(None);
         }
@@ -206,7 +206,7 @@ impl WorkerExchange for NatsWorker {
     fn wait(&mut self, at_most: Duration) {
         let desk = self.shared.desk();
         if desk.ready.is_none() {
-            // After a spurious wake-up the caller checks again and waits.
+            // A spurious wake-up is harmless: the caller checks again and waits.
             drop(self.shared.changed.wait_timeout(desk, at_most));
         }
     }
@@ -232,7 +232,7 @@ impl Drop for NatsWorker {
     }
 }
 
-/// Receives what the learner publishes for all workers.
+/// Receives the state that the learner publishes.
 async fn listen(shared: Arc<Shared>, client: Client) {
     let Ok(mut states) = client.subscribe(shared.names.state()).await else { return };
     while let Some(message) = states.next().await {
@@ -240,7 +240,7 @@ async fn listen(shared: Arc<Shared>, client: Client) {
         {
             let mut desk = shared.desk();
             if desk.learner.as_ref().is_some_and(|before| before.run != announced.run) {
-                // Another run has the name now: the jobs of this run are not wanted any more.
+                // A new run uses this name now, so the jobs of the old run are dropped.
                 let held: Vec<JobName> = desk.held.keys().copied().collect();
                 desk.withdrawn.extend(held);
             }
@@ -250,7 +250,7 @@ async fn listen(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Receives what the learner tells this worker.
+/// Receives the learner's messages to this worker.
 async fn obey(shared: Arc<Shared>, client: Client) {
     let Ok(mut controls) = client.subscribe(shared.names.control(&shared.name)).await else { return };
     while let Some(message) = controls.next().await {
@@ -263,7 +263,7 @@ async fn obey(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Regularly reports that this worker is alive, and what it does.
+/// Publishes this worker's status regularly, as a heartbeat.
 async fn beat(shared: Arc<Shared>, client: Client) {
     loop {
         if is_connected(&client) {
@@ -323,7 +323,7 @@ async fn pull_jobs(shared: Arc<Shared>, client: Client, jetstream: Context) {
             consumer = None;
             continue;
         };
-        // A server without the stream never answers.
+        // If the server does not have the stream, it never answers.
         let Ok(answer) = tokio::time::timeout(PULL + PAUSE, batch.next()).await else {
             consumer = None;
             unanswered += 1;
@@ -340,7 +340,7 @@ async fn pull_jobs(shared: Arc<Shared>, client: Client, jetstream: Context) {
                     shared.desk().ready = Some((job, message));
                     shared.changed.notify_all();
                 }
-                // The learner notices the missing job, and offers it again.
+                // The job cannot be read. The learner notices that it is missing and offers it again.
                 Err(_) => drop(message.ack_with(AckKind::Term).await),
             },
             Some(Err(_)) => {
@@ -361,12 +361,11 @@ async fn jobs(names: &Names, jetstream: &Context) -> Option<async_nats::jetstrea
         max_waiting: 1 << 14,
         ..pull::Config::default()
     };
-    // An emptied server does not have the consumer. The learner makes the stream again, and the first worker the
-    // consumer.
+    // A server that lost its data has no consumer. The learner recreates the stream, and the first worker the consumer.
     jetstream.get_stream_no_info(&names.jobs).await.ok()?.create_consumer(config).await.ok()
 }
 
-/// Sends results, and repeats this until the server has them.
+/// Sends results, and retries until the server has them.
 async fn send_results(shared: Arc<Shared>, client: Client, jetstream: Context) {
     loop {
         let next = shared.desk().unsent.front().cloned();
@@ -384,14 +383,14 @@ async fn send_results(shared: Arc<Shared>, client: Client, jetstream: Context) {
             desk.unsent.pop_front();
             desk.sent.push_back((unsent.job, Instant::now()));
         }
-        // The job is acknowledged only now: if this process dies before, the server delivers the job again.
+        // Acknowledge the job last: if this process dies earlier, the server delivers the job again.
         if let Some(message) = unsent.message {
             let _ = message.ack().await;
         }
     }
 }
 
-/// Sends a result, in several messages if it exceeds the size limit. Returns whether the server has confirmed it.
+/// Sends a result, split into several messages if it exceeds the size limit. Returns whether the server confirmed all.
 async fn publish(shared: &Shared, client: &Client, jetstream: &Context, unsent: &Unsent) -> bool {
     let room = client.max_payload().saturating_sub(HEADROOM).max(HEADROOM);
     let parts: Vec<&[u8]> = unsent.bytes.chunks(room).collect();
@@ -412,7 +411,7 @@ async fn publish(shared: &Shared, client: &Client, jetstream: &Context, unsent: 
     true
 }
 
-/// Regularly tells the server that jobs are still being done, so that it does not deliver them to other workers.
+/// Tells the server regularly that jobs are still in work, so that it does not deliver them to other workers.
 async fn keep(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(ACK_WAIT / 3).await;

@@ -19,19 +19,19 @@ pub struct SpoolLearner {
     _lock: FileLock,
     holder: Holder,
     observer: Observer,
-    /// Results that were read, and not yet taken or deleted.
+    /// Results that were read, but not yet taken or deleted.
     results: BTreeMap<(WorkerName, JobName), JobResult>,
     workers: Vec<WorkerName>,
     problems: Vec<String>,
-    /// Workers that stand still and cannot be killed, and that were reported.
+    /// Stalled workers that cannot be killed and were reported.
     unreachable: BTreeSet<(WorkerName, u64)>,
 }
 
 impl SpoolLearner {
-    /// Opens the spool of the run directory `out`. Jobs that an earlier learner offered are deleted; results and taken
-    /// jobs are kept. If a learner is already running, the error names its process.
+    /// Opens the spool of the run directory `out`. Jobs that an earlier learner offered are deleted; results and
+    /// claimed jobs are kept. If a learner is already running, the error names its process.
     pub fn open(out: &Path) -> Result<SpoolLearner> {
-        let layout = Layout::of_run(out);
+        let layout = Layout::in_run(out);
         layout.create()?;
         let lock = layout.root().join("learner.lock");
         let remedy = "Wait until it has ended, or stop it";
@@ -64,8 +64,8 @@ impl SpoolLearner {
     fn look(&self, worker: &WorkerName) -> Result<Seen> {
         let status: WorkerStatus = read_json(&self.layout.status(worker)).unwrap_or_default();
         let holder = holder(&self.layout.alive(worker))?;
-        // A process that has just taken the lock may not have written its number yet: it does not count as alive until
-        // then.
+        // A process that has just taken the lock may not have written its number yet. Until then it does not count as
+        // alive.
         let alive = holder.is_some_and(|holder| holder.incarnation > 0);
         let incarnation = holder.map_or(status.incarnation, |holder| holder.incarnation);
         let is_its = status.incarnation == incarnation;
@@ -78,14 +78,16 @@ impl SpoolLearner {
         })
     }
 
-    /// Reads a new result. If it cannot be read, it is deleted, and its job is done again.
+    /// Reads a new result. An unreadable result is deleted, and its job is done again.
     fn read_result(&mut self, worker: &WorkerName, job: JobName) -> Result<Option<(Lineage, Answer)>> {
         let path = self.layout.complete(worker).join(job.to_string());
         let Some(bytes) = read(&path)? else { return Ok(None) };
         let fits = |result: &JobResult| result.job == job && result.worker == *worker;
         let result = match JobResult::from_bytes(&bytes) {
             Ok(result) if fits(&result) => result,
-            Ok(result) => return self.refuse(&path, &format!("it is {} of {}", result.job, result.worker)),
+            Ok(result) => {
+                return self.refuse(&path, &format!("the file contains job {} by {}", result.job, result.worker));
+            }
             Err(why) => return self.refuse(&path, &why),
         };
         let content = (result.lineage, result.answer);
@@ -93,15 +95,15 @@ impl SpoolLearner {
         Ok(Some(content))
     }
 
-    /// Kills the process that is proven to have the worker's lock.
+    /// Kills the process that is proven to hold the worker's lock.
     pub(super) fn kill_with(&mut self, locks: &Locks, worker: &WorkerName) -> Result<bool> {
         use rustix::process::{Signal, pidfd_send_signal};
         let path = self.layout.alive(worker);
-        // The lock is held, so its text names the present holder.
+        // The lock is held, so the file names its current holder.
         let Some(before) = holder(&path)? else { return Ok(true) };
         let owner = read(&path)?.and_then(|text| owner(&String::from_utf8_lossy(&text)));
         let why = match locks.handle(before.pid, owner.as_ref(), &path) {
-            // A thread of this process.
+            // The worker is a thread of this process.
             Ok(_) if before.pid == std::process::id() => return Ok(true),
             Ok(process) => match holder(&path)? {
                 Some(now) if now == before => match pidfd_send_signal(&process, Signal::KILL) {
@@ -114,8 +116,8 @@ impl SpoolLearner {
         };
         if self.unreachable.insert((worker.clone(), before.incarnation)) {
             self.problems.push(format!(
-                "worker {worker} stands still, and process {} is not killed: {why}. Its jobs are offered to others; \
-                 end it where it runs",
+                "worker {worker} is stalled, but process {} was not killed: {why}. Its jobs are offered to other \
+                 workers; end the process on its machine",
                 before.pid
             ));
         }
@@ -171,12 +173,12 @@ impl Exchange for SpoolLearner {
     }
 
     fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
-        self.kill_with(&Locks::of_system(), worker)
+        self.kill_with(&Locks::system(), worker)
     }
 
     fn poll(&mut self) -> Result<Vec<Event>> {
         let mut scan = Scan::default();
-        // Read in the order in which a job moves, so that a job that moves meanwhile is not missed.
+        // Directories are read in the order in which a job moves through them, so that no move is missed.
         scan.pending.extend(jobs(&self.layout.pending())?);
         self.workers = self.layout.known_workers()?;
         for worker in self.workers.clone() {

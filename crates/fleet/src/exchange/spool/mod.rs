@@ -1,19 +1,19 @@
-//! An exchange in a directory of files. `ls` shows its state, a worker takes a job by renaming its file, and it works
-//! without a server.
+//! An exchange in a directory of files. No server is needed, `ls` shows the state, and a worker claims a job by
+//! renaming its file.
 //!
 //! ```text
-//! fleet/learner.json                     what the learner tells everybody: renamed into place
+//! fleet/learner.json                     the learner's state: renamed into place
 //! fleet/learner.lock                     held by the learner
 //! fleet/pending/000123.0                 offered                                  (learner)
 //! fleet/processing_by_dev1/000123.0      claimed by rename                        (worker)
 //! fleet/complete_from_dev1/000123.0      tokens, log-probabilities, scores        (worker: write, rename)
 //! fleet/batches/000015                   a batch, synced before the update        (learner)
 //! fleet/workers/dev1/alive.lock          held by the worker as long as it lives
-//! fleet/workers/dev1/status.json         what it does, with its progress counter
+//! fleet/workers/dev1/status.json         the worker's status, with its progress counter
 //! ```
 //!
 //! A file with a leading dot in its name is still being written; if its writer died, the next process deletes it. The
-//! kernel releases a lock when its holder ends, so no clock decides whether a process lives. Directories have mode
+//! kernel releases a lock when its holder ends, so no clock decides whether a process is alive. Directories have mode
 //! 0700, files 0600.
 
 mod learner;
@@ -43,7 +43,7 @@ pub struct Layout {
 
 impl Layout {
     /// The spool of the run directory `out`.
-    pub fn of_run(out: &Path) -> Layout {
+    pub fn in_run(out: &Path) -> Layout {
         disk::no_links_below(out);
         Layout { root: out.join("fleet") }
     }
@@ -93,34 +93,34 @@ impl Layout {
         self.workers().join(worker.as_str()).join("status.json")
     }
 
-    /// All workers that ever joined, sorted by name.
+    /// All workers that have ever joined, sorted by name.
     pub fn known_workers(&self) -> Result<Vec<WorkerName>> {
         Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
     }
 
-    /// Whether the learner that wrote this state is running. A killed learner leaves its state behind. The next learner
-    /// replaces the state only after it has loaded its model.
+    /// Whether the learner that wrote this state is still running. A killed learner leaves its state behind, and the
+    /// next learner overwrites it only after it has loaded its model.
     pub fn is_of_learner(&self, state: &LearnerState) -> Result<bool> {
         let holder = holder(&self.root.join("learner.lock"))?;
-        // Learners of older versions do not write it.
+        // Learners of older versions do not write `incarnation`.
         Ok(holder.is_some_and(|holder| [0, holder.incarnation].contains(&state.incarnation)))
     }
 
-    /// The process of the present or last learner; `None` without a learner, or if its version is older.
+    /// The process of the current or last learner; `None` if there was none, or if it was an older version.
     pub fn learner_process(&self) -> Option<Owner> {
         owner(&String::from_utf8_lossy(&read(&self.root.join("learner.lock")).ok()??))
     }
 
     /// Deletes all results, including those in batch files.
     pub fn forget_results(&self) -> Result<()> {
-        let of_workers = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
-        for directory in of_workers.chain([self.batches()]) {
+        let worker_results = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
+        for directory in worker_results.chain([self.batches()]) {
             names(&directory)?.iter().try_for_each(|name| remove(&directory.join(name)))?;
         }
         Ok(())
     }
 
-    /// Makes the directories that learner and workers need, accessible only to this user.
+    /// Creates the directories that learner and workers need, accessible only to this user.
     pub fn create(&self) -> Result<()> {
         create_dir(&self.root)?;
         create_dir(&self.pending())?;
@@ -128,9 +128,9 @@ impl Layout {
     }
 }
 
-/// Makes a directory and its parents, accessible only to this user.
+/// Creates a directory and its parents, accessible only to this user.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    // An existing directory only gets its mode set.
+    // Creating an existing directory only sets its mode.
     let doing = if path.is_dir() { "protect" } else { "create" };
     disk::create_private_dir_all(path).or_unusable(doing, path)
 }
@@ -144,7 +144,7 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
     Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
 
-/// The jobs with files in a directory. A file that is still being written does not have the name of a job.
+/// The jobs that have files in a directory. A file that is still being written does not parse as a job name.
 pub(crate) fn jobs(directory: &Path) -> Result<Vec<JobName>> {
     Ok(names(directory)?.iter().filter_map(|name| name.parse().ok()).collect())
 }
@@ -174,7 +174,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
 
 fn write_by(path: &Path, sync: bool, fill: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Error::Refused(format!("{} is no file", path.display())));
+        return Err(Error::Refused(format!("{} is not the path of a file", path.display())));
     };
     let temporary = directory.join(format!(".{}", name.to_string_lossy()));
     let written = (|| {
@@ -187,7 +187,7 @@ fn write_by(path: &Path, sync: bool, fill: impl FnOnce(&mut File) -> std::io::Re
         if sync { disk::sync_dir(directory) } else { Ok(()) }
     })();
     if written.is_err() {
-        // On a full disk, half a file would take the space that other writers need.
+        // On a full disk, a partial file would take the space that other writers need.
         let _ = disk::remove_file(&temporary);
     }
     written.or_io("write", path)
@@ -201,25 +201,25 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Deletes files that a dead process was still writing.
+/// Deletes the partial files of a process that died while writing.
 pub(crate) fn sweep(directory: &Path) -> Result<()> {
     let mut half = names(directory)?.into_iter().filter(|name| name.starts_with('.'));
     half.try_for_each(|name| remove(&directory.join(name)))
 }
 
-/// The process that holds a lock, as the lock file names it.
+/// The process that holds a lock, as recorded in the lock file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub pid: u32,
     pub incarnation: u64,
 }
 
-/// The lock of a file, which this process holds until it is dropped.
+/// A file lock. Dropping this value releases it.
 pub(crate) struct FileLock {
     file: File,
-    /// Set if the file system does not support locks: refreshes the owner in the file; the file's text.
+    /// The heartbeat in the lock file and the file's content. Set only if the file system does not support locks.
     beat: Option<(Heartbeat, Vec<u8>)>,
-    /// A warning for the user about a file system without locks.
+    /// A warning for the user if the file system does not support locks.
     pub warning: Option<String>,
 }
 
@@ -227,18 +227,18 @@ impl Drop for FileLock {
     fn drop(&mut self) {
         if let Some((beat, text)) = self.beat.take() {
             drop(beat);
-            // The first line stays: it counts the holders.
+            // Keep the first line, which counts the holders.
             let first = text.iter().position(|&byte| byte == b'\n').map_or(0, |end| end as u64 + 1);
             if is_unchanged(&self.file, &text) {
                 let _ = self.file.set_len(first);
             }
         }
-        // Closing is not enough: a child between fork and exec has copies of the open files.
+        // Closing the file is not enough: a child process between fork and exec has a copy of the descriptor.
         let _ = self.file.unlock();
     }
 }
 
-/// The owner in the second line of a lock file. Older versions wrote it only on file systems without locks.
+/// The owner in the second line of a lock file. Older versions wrote this line only on file systems without locks.
 pub(crate) fn owner(text: &str) -> Option<Owner> {
     serde_json::from_str(text.lines().nth(1)?).ok()
 }
@@ -252,10 +252,10 @@ impl Holder {
     }
 }
 
-/// Takes the lock on a file that is never deleted, and writes this process into it. It tries several times, because a
-/// process that checks a lock holds it for a moment. `who` names the lock's owner in the error.
+/// Takes the lock of a file that is never deleted, and writes this process into the file. Retries for a moment, because
+/// a process that only checks a lock holds it briefly. `who` names the owner of the lock in the error.
 pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(FileLock, Holder)> {
-    take_lock_with(&Locks::of_system(), path, who, remedy)
+    take_lock_with(&Locks::system(), path, who, remedy)
 }
 
 fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result<(FileLock, Holder)> {
@@ -278,7 +278,7 @@ fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result
         };
         let holder = read_at_most(path, disk::most::STATE)?.and_then(|text| Holder::parse(&text));
         let by = holder.map_or("another process".to_owned(), |holder| format!("process {}", holder.pid));
-        return Err(Error::Refused(format!("{who} is there already: {by}{why}. {remedy}")));
+        return Err(Error::Refused(format!("{who} is already running: {by}{why}. {remedy}")));
     }
     let mut before = Vec::new();
     std::io::Seek::rewind(&mut file).or_io("read", path)?;
@@ -301,9 +301,9 @@ fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result
     Ok((FileLock { file, beat, warning }, holder))
 }
 
-/// The process that holds a lock now; `None` if the lock is free.
+/// The process that currently holds a lock; `None` if the lock is free.
 pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
-    holder_with(&Locks::of_system(), path)
+    holder_with(&Locks::system(), path)
 }
 
 fn holder_with(locks: &Locks, path: &Path) -> Result<Option<Holder>> {

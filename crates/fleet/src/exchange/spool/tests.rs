@@ -1,4 +1,4 @@
-//! The spool directory: file modes, claims, torn files, a full disk, and wake-ups by new jobs.
+//! Tests of the spool directory: file modes, claims, corrupt files, a full disk, and wake-ups by new jobs.
 
 use super::{Layout, SpoolLearner, SpoolWorker, write_by};
 use crate::batches::BatchFiles;
@@ -42,7 +42,7 @@ fn everything(directory: &Path, check: &mut impl FnMut(&Path, u32)) {
 }
 
 #[test]
-fn a_job_goes_its_way_and_only_this_user_can_read_it() {
+fn jobs_and_results_pass_through_the_spool_and_only_this_user_can_read_them() {
     let out = tempfile::tempdir().unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -68,43 +68,43 @@ fn a_job_goes_its_way_and_only_this_user_can_read_it() {
     let (worker_name, of, answer) = (name("dev1"), result.lineage, result.answer);
     let event = Event::Result { worker: worker_name.clone(), job: result.job, lineage: of, answer };
     assert_eq!(learner.poll().unwrap(), std::slice::from_ref(&event));
-    assert_eq!(learner.poll().unwrap(), [], "it is told once");
+    assert_eq!(learner.poll().unwrap(), [], "a result is reported once");
     assert_eq!(learner.take(&worker_name, result.job), Some(result.clone()));
-    // The next learner sees the results that an earlier learner did not acknowledge; acknowledged results are gone.
+    // The next learner sees results that the earlier learner did not acknowledge. Acknowledged results are gone.
     drop(learner);
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let events = learner.poll().unwrap();
     assert!(events.contains(&event) && events.contains(&Event::Joined(worker_name)), "{events:?}");
-    assert_eq!(worker.claim(&[]).unwrap(), None, "a new learner offers what it wants");
+    assert_eq!(worker.claim(&[]).unwrap(), None, "the old offers were deleted");
     learner.acknowledge(&[result.job]).unwrap();
     drop(learner);
     assert!(!SpoolLearner::open(out.path()).unwrap().poll().unwrap().contains(&event));
 }
 
 #[test]
-fn a_result_that_is_torn_or_of_another_name_is_made_again() {
+fn a_corrupt_or_misnamed_result_is_deleted() {
     let out = tempfile::tempdir().unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let whole = result(&job(0, ""), "dev1").to_bytes();
     let mut flipped = whole.clone();
     flipped[60] ^= 1;
-    let complete = Layout::of_run(out.path()).complete(&name("dev1"));
+    let complete = Layout::in_run(out.path()).complete(&name("dev1"));
     for (number, bytes) in [(0, &whole[..40]), (1, &flipped[..]), (2, &whole[..])] {
         learner.offer(&job(number, "")).unwrap();
         worker.claim(&[]).unwrap().unwrap();
         learner.poll().unwrap();
         std::fs::write(complete.join(job(number, "").name.to_string()), bytes).unwrap();
-        std::fs::remove_file(Layout::of_run(out.path()).processing(&name("dev1")).join(format!("00000{number}.0")))
+        std::fs::remove_file(Layout::in_run(out.path()).processing(&name("dev1")).join(format!("00000{number}.0")))
             .unwrap();
         let returned = Event::Returned { worker: name("dev1"), job: job(number, "").name, faulty: false };
         assert_eq!(learner.poll().unwrap(), [returned], "{number}");
         let problems = learner.take_problems();
-        let expected = ["checksum", "checksum", "it is 000000.0 of dev1"][number as usize];
+        let expected = ["checksum", "checksum", "the file contains job 000000.0 by dev1"][number as usize];
         assert!(problems.len() == 1 && problems[0].contains(expected), "{problems:?}");
-        assert_eq!(std::fs::read_dir(&complete).unwrap().count(), 0, "it is deleted");
+        assert_eq!(std::fs::read_dir(&complete).unwrap().count(), 0, "the file must be deleted");
     }
-    // A job that was torn is found nowhere, and told of at the second look.
+    // A corrupt job file is neither pending nor claimed, and the second scan reports the job as lost.
     learner.offer(&job(3, "")).unwrap();
     std::fs::write(out.path().join("fleet/pending/000003.0"), b"half").unwrap();
     assert_eq!(worker.claim(&[]).unwrap(), None);
@@ -113,19 +113,19 @@ fn a_result_that_is_torn_or_of_another_name_is_made_again() {
 }
 
 #[test]
-fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
+fn jobs_of_a_dead_worker_are_returned_and_its_partial_files_deleted() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     learner.offer(&job(0, "")).unwrap();
     worker.claim(&[]).unwrap().unwrap();
     assert_eq!(learner.poll().unwrap().len(), 2);
-    let half = Layout::of_run(out.path()).complete(&name("dev1")).join(".000000.0");
+    let half = Layout::in_run(out.path()).complete(&name("dev1")).join(".000000.0");
     std::fs::write(&half, b"half").unwrap();
     drop(worker);
     assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), how: HowEnded::Vanished });
     assert!(!half.exists());
-    // A withdrawn job's file is deleted.
+    // Withdrawing a job deletes its file.
     learner.offer(&job(7, "")).unwrap();
     learner.withdraw(job(7, "").name).unwrap();
     assert!(!out.path().join("fleet/pending/000007.0").exists());
@@ -133,7 +133,7 @@ fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
     learner.offer(&job(0, "")).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     assert!(worker.claim(&[]).unwrap().is_some());
-    // A worker that rejoins at once is a new process, without the jobs of the old one.
+    // A worker that rejoins immediately is a new process, without the jobs of the old one.
     learner.poll().unwrap();
     drop(worker);
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -142,14 +142,14 @@ fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
         events[..2],
         [Event::Ended { worker: name("dev1"), how: HowEnded::Vanished }, Event::Joined(name("dev1"))]
     );
-    assert!(worker.claim(&[]).unwrap().is_some(), "its job was given back");
+    assert!(worker.claim(&[]).unwrap().is_some(), "the job of the dead worker is pending again");
     learner.poll().unwrap();
-    // A worker that reported its end did not die of its job.
+    // A worker that reported its end did not die while doing its job.
     worker.report(&WorkerStatus { ended: true, ..WorkerStatus::default() }).unwrap();
     drop(worker);
     let events = learner.poll().unwrap();
     assert_eq!(events[0], Event::Ended { worker: name("dev1"), how: HowEnded::Asked });
-    // A failed worker reports its failure, which is read even if the next process has already started.
+    // A failed worker reports its failure, and the failure is noticed even if the next process has already started.
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     learner.poll().unwrap();
     worker.report(&WorkerStatus { failures: 1, ..WorkerStatus::default() }).unwrap();
@@ -161,7 +161,7 @@ fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
 }
 
 #[test]
-fn a_full_disk_is_reported_and_half_files_are_deleted() {
+fn a_full_disk_is_reported_and_partial_files_are_deleted() {
     let out = tempfile::tempdir().unwrap();
     let files = BatchFiles::open(out.path()).unwrap();
     let full = |file: &mut File| {
@@ -177,7 +177,7 @@ fn a_full_disk_is_reported_and_half_files_are_deleted() {
 }
 
 #[test]
-fn a_job_wakes_a_worker_that_waits() {
+fn a_new_job_wakes_a_waiting_worker() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -188,7 +188,7 @@ fn a_job_wakes_a_worker_that_waits() {
             while claims < rounds {
                 let since = Instant::now();
                 worker.wait(testing::HANG);
-                assert!(since.elapsed() < testing::HANG, "nothing wakes it");
+                assert!(since.elapsed() < testing::HANG, "the new job did not wake the worker");
                 claims += worker.claim(&[]).unwrap().iter().count() as u64;
             }
         });

@@ -1,4 +1,4 @@
-//! Sleeps until a directory changes: with inotify on Linux, otherwise by waking every few milliseconds.
+//! Sleeps until a directory changes: with inotify on Linux, elsewhere by waking every few milliseconds.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,11 +16,12 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn new() -> Watch {
         use rustix::fs::inotify::{CreateFlags, init};
-        // Without inotify (the user's limit is reached) every wait is short.
+        // If inotify is unavailable (the user's limit is reached), every wait is short.
         Watch { inotify: init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok() }
     }
 
-    /// Watches a directory: a file created in it or renamed into it ends a wait. Adding a directory again does nothing.
+    /// Watches a directory: a file that is created in it or renamed into it ends a wait. Adding a directory twice is
+    /// harmless.
     pub(super) fn add(&mut self, directory: &Path) {
         use rustix::fs::inotify::{WatchFlags, add_watch};
         if let Some(inotify) = &self.inotify
@@ -40,7 +41,7 @@ impl Watch {
         };
         let seconds = i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX);
         let at_most = Timespec { tv_sec: seconds, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        // A signal ends the wait, too: the caller checks for a stop request.
+        // A signal also ends the wait, so that the caller can check for a stop request.
         let _ = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&at_most));
         let (mut events, mut has_changed) = ([0; 4096], false);
         while rustix::io::read(inotify, &mut events).is_ok_and(|read| read > 0) {
@@ -69,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_name_in_a_watched_directory_ends_a_wait() {
+    fn a_new_file_in_a_watched_directory_ends_a_wait() {
         let dir = tempfile::tempdir().unwrap();
         let mut watch = Watch::new();
         watch.add(dir.path());
         watch.add(&dir.path().join("none"));
-        assert!(watch.inotify.is_some(), "it does not have to look every few milliseconds");
+        assert!(watch.inotify.is_some(), "inotify must be available, or the test checks only polling");
         assert!(!watch.wait(Duration::from_millis(30)), "nothing has happened");
         for how in ["created", "renamed"] {
             let path = dir.path().join(how);
@@ -84,6 +85,6 @@ mod tests {
             }
             assert!(watch.wait(testing::HANG), "{how}");
         }
-        assert!(!watch.wait(Duration::from_millis(30)), "an event that was seen does not wake again");
+        assert!(!watch.wait(Duration::from_millis(30)), "an event must wake only once");
     }
 }

@@ -17,32 +17,32 @@ pub struct SpoolWorker {
     /// The lock that shows that this worker is alive.
     _alive: FileLock,
     holder: Holder,
-    /// How many earlier processes of this name have failed.
+    /// The number of earlier processes with this name that failed.
     failures: u64,
     watch: Watch,
-    /// The state of a learner that had already ended before this worker joined.
+    /// The state of a learner that had already ended when this worker joined.
     old: Option<LearnerState>,
-    /// Device and inode of a `learner.json` that could not be read when this worker joined. Each learner renames a new
-    /// file into place, so a new file has another inode.
+    /// Device and inode of a `learner.json` that was unreadable when this worker joined. Each learner renames a new
+    /// file into place, so the file of the next learner has another inode.
     damaged: Option<(u64, u64)>,
 }
 
-/// Device and inode of the file at a path; a link is not followed.
+/// Device and inode of the file at a path. Does not follow a link.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl SpoolWorker {
-    /// Joins the run in the directory `out`, which may not have a learner yet. If a worker of this name is already
+    /// Joins the run in the directory `out`. The run's learner may start later. If a worker of this name is already
     /// running, the error names its process. Jobs that an earlier process of this name left unfinished are returned.
     pub fn join(out: &Path, name: WorkerName) -> Result<SpoolWorker> {
-        let layout = Layout::of_run(out);
+        let layout = Layout::in_run(out);
         layout.create()?;
         for directory in [layout.workers().join(name.as_str()), layout.processing(&name), layout.complete(&name)] {
             create_dir(&directory)?;
         }
         let who = format!("a worker named {name} of {}", out.display());
-        let (alive, holder) = take_lock(&layout.alive(&name), &who, "Give this one another --name")?;
+        let (alive, holder) = take_lock(&layout.alive(&name), &who, "Choose another --name")?;
         sweep(&layout.complete(&name))?;
         let mut watch = Watch::new();
         watch.add(layout.root());
@@ -63,7 +63,7 @@ impl SpoolWorker {
         &self.name
     }
 
-    /// Reads a job before it is taken, and returns whether it has one of these profiles.
+    /// Reads a pending job, and returns whether it has one of these profiles.
     fn fits(&self, job: JobName, profiles: &[String]) -> Result<bool> {
         if profiles.is_empty() {
             return Ok(true);
@@ -82,11 +82,12 @@ impl WorkerExchange for SpoolWorker {
         let state = match read(&path).and_then(|bytes| bytes.map(parse).transpose()) {
             Ok(None) => return Ok(None),
             Ok(Some(state)) => state,
-            // The damaged file is older than this worker; the next learner replaces it.
+            // The unreadable file is older than this worker; the next learner replaces it.
             Err(_) if self.damaged.is_some() && identity(&path) == self.damaged => return Ok(None),
             Err(error) => return Err(error),
         };
-        // The next learner may not be running yet: processes may start in any order.
+        // This state is from an earlier learner. The next one may not be running yet, since processes start in any
+        // order.
         Ok(Some(state).filter(|state| self.old.as_ref() != Some(state)))
     }
 
@@ -100,14 +101,14 @@ impl WorkerExchange for SpoolWorker {
             }
             let (from, to) = (pending.join(job.to_string()), self.layout.processing(&self.name).join(job.to_string()));
             match disk::rename(&from, &to) {
-                // Another worker was faster.
+                // Another worker claimed the job first.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 renamed => renamed.or_io("claim", &from)?,
             }
             let Some(bytes) = read(&to)? else { continue };
             match Job::from_bytes(&bytes) {
                 Ok(read) if read.name == job => return Ok(Some(read)),
-                // The learner notices the missing job, and offers it again.
+                // The file is corrupt. The learner notices that the job is missing and offers it again.
                 _ => remove(&to)?,
             }
         }
@@ -140,7 +141,7 @@ impl WorkerExchange for SpoolWorker {
     }
 
     fn wait(&mut self, at_most: Duration) {
-        // A job that arrived before the last event was read does not cause a wake-up.
+        // A job that arrived before the last event was read would not cause a wake-up.
         let is_there = names(&self.layout.pending()).is_ok_and(|names| names.iter().any(|name| !name.starts_with('.')));
         self.watch.wait(if is_there { Duration::from_millis(2).min(at_most) } else { at_most });
     }

@@ -1,4 +1,4 @@
-//! The moves that are possible in a state of the simulated run.
+//! The possible moves in a state of the simulated run.
 
 use super::{Doing, Move, TORN, World, tokens};
 use crate::coordinator::Event;
@@ -6,7 +6,8 @@ use crate::ids::BatchId;
 use crate::job::{Answer, JobName, JobResult};
 
 impl World {
-    /// All possible moves, each with whether it is a fault. The end of a run must be reachable without further faults.
+    /// All possible moves, and for each whether it is a fault. The end of a run must be reachable without further
+    /// faults.
     pub fn moves(&self) -> Vec<(Move, bool)> {
         let mut moves = Vec::new();
         let budget = &self.budget;
@@ -22,7 +23,7 @@ impl World {
                     moves.push((Move::Tick(1), false));
                 }
                 if self.environment.liar && learner.trains.is_some_and(|batch| self.has_lie(batch)) && !learner.begun {
-                    // The lie is found before any other move.
+                    // The lie is detected before any other move.
                     return vec![(Move::Expel(0), false)];
                 }
                 if learner.written.is_some() {
@@ -34,7 +35,7 @@ impl World {
                         moves.push((Move::Save, false));
                     }
                 } else if learner.trains.is_some() {
-                    // A checkpoint is on the disk before the next step is taken.
+                    // A checkpoint must be on disk before the next optimizer step.
                     if self.environment.halves && !learner.begun {
                         moves.extend([(Move::Begin(false), false), (Move::Begin(true), false)]);
                     } else {
@@ -89,10 +90,10 @@ impl World {
 
     pub(super) fn sample(&mut self, i: usize) {
         let Doing::Sampling(job, weights) = self.workers[i].doing.clone() else { return };
-        // An ended learner's memory stays as long as a process has it mapped.
+        // The memory of an ended learner survives while a process has it mapped.
         let is_torn = !self.environment.pins && self.learner.is_some() && self.weights_for(&job) != Some(weights);
         let (mut tokens, more) = tokens(job.name, if is_torn { TORN } else { weights }, &job.payload);
-        // Every group is continued then.
+        // With a liar, every group continues after its first chunk.
         let more = more || self.environment.liar;
         tokens ^= u64::from(self.environment.liar && i == 0 && job.payload.is_empty());
         let mut bytes = tokens.to_le_bytes().to_vec();
@@ -102,7 +103,7 @@ impl World {
         }
         let worker = self.workers[i].name.clone();
         let answer = Answer { fingerprint: tokens, more };
-        let lineage = job.lineage.of_result(job.continues);
+        let lineage = job.lineage.for_result(job.continues);
         let result = JobResult { job: job.name, lineage, worker, answer, bytes };
         self.workers[i].doing = Doing::Made(result);
     }
@@ -120,7 +121,7 @@ impl World {
         expected != Some(result.answer.fingerprint)
     }
 
-    /// Whether a wrong answer to the first chunk of a group in this batch is in use.
+    /// Whether the run uses a wrong answer to the first chunk of a group in this batch.
     fn has_lie(&self, batch: BatchId) -> bool {
         let Some(learner) = &self.learner else { return false };
         let jobs = self.plan.groups_of(batch).map(JobName::first);
@@ -128,7 +129,7 @@ impl World {
         results.any(|result| self.is_lie(result))
     }
 
-    /// Expels the lying worker. Its results in this batch and later ones are made again, together with the chunks that
+    /// Expels the lying worker. Its results in this batch and later ones are recomputed, and so are the chunks that
     /// continue them.
     fn expel_liar(&mut self) -> Result<(), String> {
         let Some(batch) = self.learner.as_ref().and_then(|learner| learner.trains) else { return Ok(()) };
@@ -152,7 +153,7 @@ impl World {
         self.tell(Event::Expelled(name, jobs))
     }
 
-    /// Expels a worker. All results of the first batch that is not trained on count as wrong results of this worker.
+    /// Expels a worker. All results of the first batch that was not trained on count as its wrong results.
     pub(super) fn expel(&mut self, i: usize) -> Result<(), String> {
         if self.environment.liar {
             return self.expel_liar();
@@ -162,8 +163,8 @@ impl World {
         let Some(learner) = &mut self.learner else { return Ok(()) };
         let batch = learner.coordinator.open_batch();
         let plan = &self.plan;
-        let of_batch = |job: &JobName| plan.batch_of(job.group) == batch && learner.coordinator.can_remake(*job);
-        let jobs: Vec<JobName> = learner.kept.keys().copied().filter(of_batch).collect();
+        let is_in_batch = |job: &JobName| plan.batch_of(job.group) == batch && learner.coordinator.can_remake(*job);
+        let jobs: Vec<JobName> = learner.kept.keys().copied().filter(is_in_batch).collect();
         let name = self.workers[i].name.clone();
         if jobs.is_empty() {
             return self.tell(Event::Expelled(name, jobs));
@@ -171,9 +172,9 @@ impl World {
         learner.trains = learner.trains.filter(|trains| *trains < batch);
         learner.kept.retain(|job, _| !jobs.contains(job));
         self.files.retain(|file, _| *file < batch);
-        // An earlier learner may have learned from it.
+        // An earlier learner may have trained on the removed results.
         self.published.retain(|version, _| *version <= batch.version());
-        // No exchange tells of a result that it has not got any more.
+        // An exchange does not report a result that it no longer has.
         self.mail.retain(|event| !matches!(event, Event::Result { job, .. } if jobs.contains(job)));
         for job in &jobs {
             self.queue.complete.remove(&(name.clone(), *job));
@@ -181,7 +182,7 @@ impl World {
         self.tell(Event::Expelled(name, jobs))
     }
 
-    /// Tells a new learner which workers are expelled, as the file `expelled.jsonl` does in a real run.
+    /// Tells a new learner which workers are expelled. In a real run, the file `expelled.jsonl` lists them.
     pub(super) fn tell_of_expelled(&mut self) -> Result<(), String> {
         let expelled = self.workers.iter().filter(|worker| worker.expelled).map(|worker| worker.name.clone());
         let expelled: Vec<_> = expelled.collect();

@@ -1,7 +1,7 @@
-//! A context that shares its cores holds no cores while its thread waits, whatever it waits for.
+//! A context that shares its cores must hold no core while its thread waits for anything.
 //!
-//! In each test the awaited event happens only after somebody else has held all cores. So a wait that kept a core would
-//! never end, on any number of cores and at any speed.
+//! In each test, the awaited event happens only after another process has reserved all cores. So a wait that keeps a
+//! core never ends, on any machine.
 
 use super::*;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, Once, OnceLock, RwLock};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-/// A wait for the event that a message reports. The path may be used for files.
+/// A way to wait for an event, which a message announces. The path is a directory for files.
 type Wait = fn(Receiver<()>, &Path);
 
 /// Calls `then` on another thread when the event has happened.
@@ -28,10 +28,13 @@ fn after(event: Receiver<()>, then: impl FnOnce() + Send + 'static) {
 
 const WAITS: [(&str, Wait); 22] = [
     ("a channel", |event, _| event.recv().unwrap()),
-    ("a channel, with looks between", |event, _| {
-        while event.recv_timeout(Duration::from_millis(1)) == Err(RecvTimeoutError::Timeout) {}
-    }),
-    ("a channel without room", |event, _| {
+    (
+        "a channel, polled",
+        |event, _| {
+            while event.recv_timeout(Duration::from_millis(1)) == Err(RecvTimeoutError::Timeout) {}
+        },
+    ),
+    ("a full channel", |event, _| {
         let (full, emptied) = sync_channel(1);
         full.send(1).unwrap();
         after(event, move || assert_eq!(emptied.iter().count(), 2));
@@ -90,7 +93,7 @@ const WAITS: [(&str, Wait); 22] = [
             });
         });
         has_begun.recv().unwrap();
-        once.call_once(|| unreachable!("the other thread does it"));
+        once.call_once(|| unreachable!("the other thread initialises it"));
     }),
     ("a cell that another thread sets", |event, _| {
         let cell = Arc::new(OnceLock::new());
@@ -109,7 +112,7 @@ const WAITS: [(&str, Wait); 22] = [
             std::thread::park();
         }
     }),
-    ("a flag, asleep between looks", |event, _| {
+    ("a flag, polled with sleeps", |event, _| {
         let happened = Arc::new(AtomicBool::new(false));
         let other = happened.clone();
         after(event, move || other.store(true, Ordering::SeqCst));
@@ -117,7 +120,7 @@ const WAITS: [(&str, Wait); 22] = [
             sleep(Duration::from_micros(100));
         }
     }),
-    ("a flag, awake", |event, _| {
+    ("a flag, polled without sleeping", |event, _| {
         let happened = Arc::new(AtomicBool::new(false));
         let other = happened.clone();
         after(event, move || other.store(true, Ordering::SeqCst));
@@ -125,7 +128,7 @@ const WAITS: [(&str, Wait); 22] = [
             std::thread::yield_now();
         }
     }),
-    ("a flag, asleep for longer than a turn", |event, _| {
+    ("a flag, polled with sleeps longer than a turn", |event, _| {
         let happened = Arc::new(AtomicBool::new(false));
         let other = happened.clone();
         after(event, move || other.store(true, Ordering::SeqCst));
@@ -139,7 +142,7 @@ const WAITS: [(&str, Wait); 22] = [
         after(event, move || drop(input));
         assert!(child.wait().unwrap().success());
     }),
-    ("an answer of a process", |event, _| {
+    ("a response from a process", |event, _| {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut input = child.stdin.take().unwrap();
         after(event, move || input.write_all(b"it is").unwrap());
@@ -154,7 +157,7 @@ const WAITS: [(&str, Wait); 22] = [
             sleep(Duration::from_millis(1));
         }
     }),
-    ("a lock of a file", |event, path| {
+    ("a file lock", |event, path| {
         let [file, other] = [(); 2].map(|()| std::fs::File::create(path).unwrap());
         other.lock().unwrap();
         after(event, move || other.unlock().unwrap());
@@ -171,7 +174,7 @@ const WAITS: [(&str, Wait); 22] = [
         after(event, move || drop(TcpStream::connect(address).unwrap()));
         drop(listener.accept().unwrap());
     }),
-    ("an answer of a server", |event, _| {
+    ("a response from a server", |event, _| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         after(event, move || listener.accept().unwrap().0.write_all(b"x").unwrap());
@@ -179,7 +182,7 @@ const WAITS: [(&str, Wait); 22] = [
     }),
 ];
 
-/// Test configurations: cores of the machine, threads of the context, rows that it computes.
+/// Test configurations: number of cores, threads of the context, rows to compute.
 const SHAPES: [(usize, usize, usize); 5] = [(1, 1, 2), (1, 4, 200), (3, 2, 2), (2, 2, 200), (3, 4, 200)];
 
 fn scratch(name: &str) -> PathBuf {
@@ -199,7 +202,7 @@ fn has_all(tokens: &CoreTokens) -> bool {
     tokens.acquire(usize::MAX).unwrap().count() == tokens.cores()
 }
 
-/// Computes, waits with `wait` until somebody else has held all cores, and computes again.
+/// Computes, waits with `wait` until another process has reserved all cores, and computes again.
 fn wait_beside_others(dir: &Path, (cores, threads, rows): (usize, usize, usize), wait: Wait) {
     let tokens = CoreTokens::create(&dir.join("cores"), cores).unwrap();
     let context = Context::cpu(Isa::PORTABLE, threads);
@@ -218,7 +221,7 @@ fn wait_beside_others(dir: &Path, (cores, threads, rows): (usize, usize, usize),
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
 fn a_context_holds_no_core_while_its_thread_waits() {
     let dir = scratch("one");
     let (ended, ends) = channel();
@@ -247,8 +250,8 @@ fn a_context_holds_no_core_while_its_thread_waits() {
 
 /// Two contexts with one core each wait for each other's result in turn, like a learner and its worker.
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn contexts_that_wait_for_each_other_take_turns_at_one_core() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn two_waiting_contexts_share_one_core_in_turns() {
     let dir = scratch("two");
     let tokens = CoreTokens::create(&dir, 1).unwrap();
     let contexts = [2, 3].map(|threads| {
@@ -280,8 +283,8 @@ fn contexts_that_wait_for_each_other_take_turns_at_one_core() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it locks files")]
-fn the_cores_are_free_once_no_thread_of_a_context_computes() {
+#[cfg_attr(miri, ignore = "Miri cannot lock files")]
+fn an_idle_context_releases_all_cores() {
     let dir = scratch("threads");
     let tokens = CoreTokens::create(&dir, 2).unwrap();
     let context = Context::cpu(Isa::PORTABLE, 2);

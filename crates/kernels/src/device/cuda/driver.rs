@@ -31,7 +31,7 @@ impl Arg {
     pub(crate) fn after<T>(self, elements: usize) -> Arg {
         match self {
             Arg::Pointer(at) => Arg::Pointer(at + (elements * size_of::<T>()) as u64),
-            other => panic!("{other:?} points to nothing"),
+            other => panic!("{other:?} is not a pointer"),
         }
     }
     /// The letter for the argument's type in the emulator's signatures.
@@ -134,7 +134,7 @@ impl Grid {
 /// Number of blocks for `count` elements, as a grid's first dimension. CUDA allows 2³¹ − 1 blocks: 2³⁹ elements, more
 /// than any device can store.
 fn blocks(count: usize) -> u32 {
-    i32::try_from(count).expect("a grid's blocks fit 31 bits") as u32
+    i32::try_from(count).expect("the number of blocks fits 31 bits") as u32
 }
 
 /// Handle of a kernel that a driver has loaded.
@@ -148,7 +148,7 @@ pub(crate) struct Event(pub usize);
 /// The result of a driver call; the error is the driver's message.
 pub(crate) type Outcome<T> = std::result::Result<T, String>;
 
-/// A device with one stream. Copies and launches happen in the order of the calls, at some time before the next
+/// A device with one stream. Copies and launches execute in the order of the calls, at the latest before the next
 /// [`synchronise`](Driver::synchronise) returns.
 pub(crate) trait Driver: Send + Sync {
     /// The family of the device's tensor cores, which determines how they compute; `None` if the device has no tensor
@@ -156,15 +156,13 @@ pub(crate) trait Driver: Send + Sync {
     fn tensor_cores(&self) -> Option<Family>;
     /// Allocates device memory with unspecified contents. Returns `Ok(None)` if there is not enough memory.
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>>;
-    /// Frees device memory once the calls before this one have happened.
+    /// Frees device memory after all earlier calls have executed.
     fn free(&self, at: Address);
     /// Allocates pinned host memory, which copies may use while the host continues. It lives as long as the driver.
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8>;
-    /// # Safety
-    /// `from` is readable and does not change until the copy has happened; `to` is memory of this stream.
+    /// # Safety `from` is readable and does not change until the copy has executed; `to` is memory of this stream.
     unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()>;
-    /// # Safety
-    /// `to` is writable until the copy has happened; `from` is memory of this stream.
+    /// # Safety `to` is writable until the copy has executed; `from` is memory of this stream.
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()>;
     /// Fills device memory with `count` copies of the `width` (2 or 4) lowest bytes of `word`.
     ///
@@ -177,13 +175,13 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// The arguments have the types that the kernel declares, and point to as much memory as the kernel accesses.
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()>;
-    /// Waits until all calls so far have happened.
+    /// Waits until all earlier calls have executed.
     fn synchronise(&self) -> Outcome<()>;
     /// Total and free bytes of the device's memory. `None` if the device uses the host's memory.
     fn memory(&self) -> Outcome<Option<[u64; 2]>>;
     /// The largest number of bytes that this driver has allocated at once.
     fn peak(&self) -> Outcome<u64>;
-    /// Records an event, which happens when all calls before it have.
+    /// Records an event, which occurs once all earlier calls have executed.
     fn event(&self) -> Outcome<Event>;
     /// Seconds from event `from` to event `to`. Waits for `to`.
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64>;

@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 const EMULATOR: &str = include_str!("emulator.h");
-/// The source without kernels, which allocates device memory.
+/// An empty source, whose module allocates device memory.
 const MEMORY: Source = Source { name: "emulator", text: "" };
 
 /// The struct `Launch` of `emulator.h`.
@@ -86,11 +86,11 @@ fn compile(source: &Source) -> Outcome<Module> {
         let run = Command::new(compiler).args(&options).arg(&input).arg("-o").arg(output).output();
         let _ = std::fs::remove_file(&input);
         let run = run.map_err(|e| format!("{compiler}: {e}"))?;
-        let said = String::from_utf8_lossy(&run.stderr);
+        let messages = String::from_utf8_lossy(&run.stderr);
         if run.status.success() {
             Ok(())
         } else {
-            Err(format!("{compiler} refused {}.cu:\n{}", source.name, said.trim()))
+            Err(format!("{compiler} failed to compile {}.cu:\n{}", source.name, messages.trim()))
         }
     })?;
     let fail = |e: libloading::Error| format!("{}: {e}", path.display());
@@ -122,7 +122,7 @@ fn module(source: &Source) -> Outcome<Module> {
 /// The number in environment variable `name`, or `default`.
 fn number(name: &str, default: u32) -> Outcome<u32> {
     match std::env::var(name) {
-        Ok(text) if !text.is_empty() => text.parse().map_err(|_| format!("{name}={text} is not a whole number")),
+        Ok(text) if !text.is_empty() => text.parse().map_err(|_| format!("{name}={text}: expected an integer")),
         _ => Ok(default),
     }
 }
@@ -130,7 +130,7 @@ fn number(name: &str, default: u32) -> Outcome<u32> {
 fn family() -> Outcome<Family> {
     match std::env::var("LOCKSTEP_EMULATOR_FAMILY") {
         Ok(name) if !name.is_empty() => Family::named(&name)
-            .ok_or_else(|| format!("LOCKSTEP_EMULATOR_FAMILY={name}: there are volta, turing, ampere and hopper")),
+            .ok_or_else(|| format!("LOCKSTEP_EMULATOR_FAMILY={name}: expected volta, turing, ampere or hopper")),
         _ => Ok(HOPPER),
     }
 }
@@ -161,8 +161,8 @@ pub(super) struct Emulated {
     held: Mutex<Held>,
 }
 
-/// The emulated device's memory, and the pending copies. Copies happen as late as the stream's order allows, so that a
-/// host that changes its buffer too early is detected.
+/// The emulated device's memory, and the pending copies. Copies execute as late as the stream's order allows, so that
+/// tests detect a host that changes its buffer too early.
 #[derive(Default)]
 struct Held {
     allocations: BTreeMap<u64, usize>,
@@ -172,7 +172,7 @@ struct Held {
     last_event: usize,
     copies: Vec<(u64, *const u8, usize)>,
     pinned: Vec<Vec<u64>>,
-    /// A message about writes next to an allocation, which were detected when it was freed.
+    /// An error about writes just outside an allocation, detected when the allocation was freed.
     spoiled: Option<String>,
 }
 
@@ -192,9 +192,9 @@ impl Held {
         let above = self.allocations.range(fault..).next();
         match (below, above) {
             (Some((&at, &bytes)), _) if fault - at < bytes as u64 + (1 << 20) => {
-                format!("{} bytes past the end of one of {bytes} bytes", fault - at - bytes as u64)
+                format!("{} bytes past the end of an allocation of {bytes} bytes", fault - at - bytes as u64)
             }
-            (_, Some((&at, &bytes))) => format!("{} bytes before one of {bytes} bytes", at - fault),
+            (_, Some((&at, &bytes))) => format!("{} bytes before an allocation of {bytes} bytes", at - fault),
             _ => format!("at {fault:#x}"),
         }
     }
@@ -242,7 +242,7 @@ impl Driver for Emulated {
         held.bytes[0] -= bytes as u64;
         // SAFETY: allocated with the same number of bytes, and nobody uses it any more.
         if unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } == 0 {
-            held.spoiled = Some(format!("a kernel wrote beside an allocation of {bytes} bytes"));
+            held.spoiled = Some(format!("a kernel wrote outside an allocation of {bytes} bytes"));
         }
     }
 
@@ -295,7 +295,7 @@ impl Driver for Emulated {
         let given: Vec<u8> = args.iter().map(|arg| arg.kind()).collect();
         if given != expected {
             let text = String::from_utf8_lossy;
-            return Err(format!("a kernel of arguments {} is called with {}", text(expected), text(&given)));
+            return Err(format!("a kernel with the parameters {} was called with {}", text(expected), text(&given)));
         }
         let mut held = lock(&self.held);
         held.catch_up();
@@ -353,7 +353,8 @@ impl Driver for Emulated {
 
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64> {
         let held = lock(&self.held);
-        let at = |event: Event| held.events.get(&event.0).ok_or_else(|| format!("{event:?} is none of this device's"));
+        let at =
+            |event: Event| held.events.get(&event.0).ok_or_else(|| format!("{event:?} does not belong to this device"));
         Ok((*at(to)? - *at(from)?).as_secs_f64())
     }
 

@@ -16,8 +16,8 @@ use std::sync::{Mutex, OnceLock};
 type Handle = *mut c_void;
 
 functions! {
-    /// The driver's functions as cuda.h declares them. A name with a version is the one to which cuda.h's macro
-    /// expands.
+    /// The driver's functions as cuda.h declares them. Names with a version suffix are those to which cuda.h's macros
+    /// expand.
     Functions {
         init = "cuInit"(c_uint);
         device_count = "cuDeviceGetCount"(*mut c_int);
@@ -31,7 +31,7 @@ functions! {
         set_context = "cuCtxSetCurrent"(Handle);
         pool = "cuDeviceGetDefaultMemPool"(*mut Handle, c_int);
         set_pool = "cuMemPoolSetAttribute"(Handle, c_int, *mut c_void);
-        of_pool = "cuMemPoolGetAttribute"(Handle, c_int, *mut c_void);
+        pool_attribute = "cuMemPoolGetAttribute"(Handle, c_int, *mut c_void);
         create_event = "cuEventCreate"(*mut Handle, c_uint);
         record_event = "cuEventRecord"(Handle, Handle);
         await_event = "cuEventSynchronize"(Handle);
@@ -122,7 +122,7 @@ pub(super) struct LibCuda {
     stream: Handle,
     pool: Handle,
     capability: (c_int, c_int),
-    /// The GPU's compute capability in the form of a compiler option, such as "90".
+    /// The GPU's compute capability as compilers spell it, such as "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
     /// Kernels and their sources by the driver's handle, for error messages.
@@ -141,7 +141,7 @@ unsafe impl Sync for LibCuda {}
 pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
     let functions = Functions::get()?;
     let (nvrtc, shipped) = (Nvrtc::get(), sources::shipped());
-    // A machine with a driver but without a compiler should report it before it has loaded a model.
+    // A machine with a driver but no compiler must report this error before it loads a model.
     if shipped.is_empty() {
         nvrtc.clone()?;
     }
@@ -159,7 +159,7 @@ pub(super) fn open_with(
     cuda.check("cuDeviceGetCount", unsafe { (cuda.device_count)(&mut count) })?;
     if c_int::from(number) >= count {
         return Err(match count {
-            0 => "there is no device".into(),
+            0 => "this machine has no CUDA device".into(),
             1 => "there is one device: cuda".into(),
             2 => "there are 2 devices: cuda and cuda:1".into(),
             _ => format!("there are {count} devices: cuda to cuda:{}", count - 1),
@@ -190,7 +190,9 @@ pub(super) fn open_with(
         });
         let (major, minor) = (major?, minor?);
         if major < 7 || pools? == 0 {
-            return Err(format!("compute capability {major}.{minor}: 7.0 is the least, with a driver for CUDA 11.2"));
+            return Err(format!(
+                "compute capability {major}.{minor}: expected at least 7.0, and a driver for at least CUDA 11.2"
+            ));
         }
         driver.capability = (major, minor);
         driver.arch = format!("{major}{minor}");
@@ -230,7 +232,12 @@ impl LibCuda {
     fn compiled(&self, source: &Source) -> Outcome<PathBuf> {
         let nvrtc = self.nvrtc.clone().map_err(|why| match self.shipped.first() {
             Some(place) => {
-                format!("{} has no {}.cu of this program for sm_{}; {why}", place.display(), source.name, self.arch)
+                format!(
+                    "{} has no kernels compiled from this version's {}.cu for sm_{}; {why}",
+                    place.display(),
+                    source.name,
+                    self.arch
+                )
             }
             None => why,
         })?;
@@ -282,7 +289,7 @@ impl Driver for LibCuda {
     }
 
     fn free(&self, at: Address) {
-        // An error here has occurred and been reported before.
+        // An error here was already reported.
         if self.enter().is_ok() {
             // SAFETY: allocated memory, freed once, after all work that used it.
             unsafe { (self.cuda.free)(at.0, self.stream) };
@@ -353,7 +360,7 @@ impl Driver for LibCuda {
         self.enter()?;
         // SAFETY: our stream.
         let waited = self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) });
-        // A kernel's fault is reported here, long after its launch.
+        // The fault of a kernel is reported here, possibly long after its launch.
         waited.map_err(|why| {
             let last = self.name(self.launched.load(Ordering::Relaxed));
             format!(
@@ -373,7 +380,7 @@ impl Driver for LibCuda {
     fn peak(&self) -> Outcome<u64> {
         let mut bytes = 0u64;
         // SAFETY: a pool, and a place for a 64-bit number, which is the type of the attribute.
-        let code = unsafe { (self.cuda.of_pool)(self.pool, USED_MOST, std::ptr::from_mut(&mut bytes).cast()) };
+        let code = unsafe { (self.cuda.pool_attribute)(self.pool, USED_MOST, std::ptr::from_mut(&mut bytes).cast()) };
         self.cuda.check("cuMemPoolGetAttribute", code).map(|()| bytes)
     }
 

@@ -1,4 +1,4 @@
-//! Opens NVIDIA's libraries at run time, when they are needed. Each library may be missing.
+//! Opens NVIDIA's libraries at run time, when they are first needed. Any of them may be missing.
 
 use super::driver::Outcome;
 use libloading::Library;
@@ -24,7 +24,7 @@ macro_rules! functions {
             pub(super) fn of(library: &libloading::Library) -> $crate::device::cuda::driver::Outcome<$name> {
                 Ok($name {
                     $($field: {
-                        let missing = |error| format!("{} is not in the library: {error}", $symbol);
+                        let missing = |error| format!("the library has no function {}: {error}", $symbol);
                         // SAFETY: the type is the one that NVIDIA's header declares for this name.
                         *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.map_err(missing)?
                     },)*

@@ -1,9 +1,9 @@
 //! The CUDA backend: kernels in CUDA C++ (`ops/*/*.cu`). NVRTC compiles them at run time for a GPU; for tests, the
 //! host's C++ compiler compiles them for the CPU.
 //!
-//! [`stream`] is one stream of a device: memory, copies and launches. It uses a [`driver`], of which there are two:
-//! [`libcuda`] and the emulator ([`emulated`]). An operation's `cuda.rs` receives a [`Cuda`] after the checks, and
-//! launches its kernels with it. Every kernel's source begins with `kernel.cuh`.
+//! [`stream`] is one stream of a device: memory, copies and launches. It uses one of two [`driver`]s: [`libcuda`] or
+//! the emulator ([`emulated`]). An operation's `cuda.rs` receives a [`Cuda`] after the checks, and launches its kernels
+//! with it. Every kernel's source begins with `kernel.cuh`.
 
 pub(crate) mod driver;
 mod emulated;
@@ -67,11 +67,11 @@ impl Cuda {
     }
     /// The error for an operation or a dtype without a CUDA kernel.
     pub(crate) fn lacks(&self, what: &str) -> Error {
-        Error::Device(format!("{}: {what} is not there yet; the device \"cpu\" has it", self.device().name()))
+        Error::Device(format!("{}: {what} is not supported yet; use the device \"cpu\"", self.device().name()))
     }
     /// Runs a kernel; an empty grid launches nothing. The arguments must have the types that the kernel declares, and
-    /// point to as much memory as the kernel accesses. Operations have checked the shapes, and the emulator checks the
-    /// rest.
+    /// point to as much memory as the kernel accesses. Operations check the shapes, and the emulator checks types and
+    /// memory accesses in tests.
     pub(crate) fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         // SAFETY: as above; only operations of this crate launch.
         unsafe { self.stream.launch(source, kernel, grid, args) }

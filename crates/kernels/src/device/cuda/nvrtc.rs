@@ -35,13 +35,13 @@ pub(super) struct Nvrtc {
 /// The result of compiling a source.
 pub(super) struct Compiled {
     pub cubin: Vec<u8>,
-    #[cfg_attr(not(test), allow(dead_code, reason = "what the compile gate looks at"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "only the test that compiles all kernels reads it"))]
     pub ptx: String,
-    #[cfg_attr(not(test), allow(dead_code, reason = "what the compile gate looks at"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "only the test that compiles all kernels reads it"))]
     pub log: String,
 }
 
-/// Compiler options: no `a·b + c` is contracted to a fused multiply-add unless the source writes one, and nothing is
+/// Compiler options: `a·b + c` becomes a fused multiply-add only where the source has one, and no instruction is
 /// approximate. Division and square roots are rounded correctly, and denormals are kept.
 const OPTIONS: [&str; 7] =
     ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-w", "--ptxas-options=-v"];
@@ -72,7 +72,7 @@ impl Nvrtc {
         // SAFETY: two places to write to.
         let code = unsafe { (functions.version)(&mut major, &mut minor) };
         if code != 0 {
-            return Err(format!("nvrtcVersion gives {code}"));
+            return Err(format!("nvrtcVersion failed with code {code}"));
         }
         Ok(Nvrtc { functions, version: (major, minor) })
     }
@@ -93,7 +93,7 @@ impl Nvrtc {
         // SAFETY: null-terminated strings that live until the program was created; no headers.
         let made = unsafe { (f.create)(&mut program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
         if made != 0 {
-            return Err(format!("nvrtcCreateProgram gives {made}"));
+            return Err(format!("nvrtcCreateProgram failed with code {made}"));
         }
         // SAFETY: a program; the count of options is right, and they are null-terminated strings.
         let code = unsafe { (f.compile)(program, options.len() as c_int, options.as_ptr()) };

@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 pub struct CudaProbe {
     /// Path at which NVIDIA's driver library is expected.
     pub driver_path: String,
-    /// The driver, or the reason why there is no driver.
+    /// The driver, or the reason why it is missing.
     pub driver: Result<CudaDriver, String>,
     /// Paths at which NVRTC, which compiles kernels, is expected.
     pub nvrtc_paths: Vec<String>,

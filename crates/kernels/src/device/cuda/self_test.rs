@@ -1,5 +1,5 @@
-//! Compares a device's tensor cores with the formula of their family: a few thousand dot products when a process first
-//! uses the tensor cores, and any number in tests.
+//! Compares a device's tensor cores with the formula of their family. A process compares a few thousand dot products
+//! before it first uses the tensor cores; tests can compare any number.
 
 use super::driver::{Grid, Outcome};
 use super::sources::Source;
@@ -35,8 +35,8 @@ pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     match report.first.first() {
         None => Ok(()),
         Some(first) => Err(format!(
-            "{} of {} dot products in bf16 are not those of the formula of {:?} (docs/arithmetic.md), so bits could \
-             not be promised; dtype = \"f32\" does without tensor cores. The first: {first}",
+            "{} of {} bf16 dot products differ from the formula of {:?} (docs/arithmetic.md), so results would not be \
+             reproducible; dtype = \"f32\" does not use tensor cores. The first: {first}",
             report.differ, report.compared, family.name
         )),
     }
@@ -77,8 +77,8 @@ struct Operands {
 impl Operands {
     fn random(number: usize, seed: u64) -> Operands {
         let mut stream = Stream::new(seed, number as u64);
-        // The kinds are: ordinary; of all sizes; near and below the smallest normal number; cancelling; infinities and
-        // NaN.
+        // The kinds of operands: ordinary numbers, numbers of any size, numbers near the smallest normal number, terms
+        // that cancel, infinities and NaN.
         let kind = [0, 1, 0, 2, 3, 0, 1, 4][number % 8];
         let mut factor = || {
             let random = stream.next_u64();
@@ -134,7 +134,7 @@ impl Operands {
                     let hex =
                         |x: &[bf16]| x.iter().map(|x| format!("{:04x}", x.to_bits())).collect::<Vec<_>>().join(" ");
                     report.first.push(format!(
-                        "c {:08x}, a {}, b {}: {:08x}, the formula gives {:08x}",
+                        "c {:08x}, a {}, b {}: got {:08x}, expected {:08x}",
                         c.to_bits(),
                         hex(a),
                         hex(b),

@@ -74,10 +74,7 @@ pub(super) fn cached(
         return Ok(path);
     }
     std::fs::create_dir_all(&directory).map_err(|e| {
-        format!(
-            "{} cannot be made: {e}; set LOCKSTEP_KERNEL_CACHE to a directory that can be written",
-            directory.display()
-        )
+        format!("{} cannot be created: {e}; set LOCKSTEP_KERNEL_CACHE to a writable directory", directory.display())
     })?;
     // Containers that share the cache may have processes with the same PID.
     let unique = RandomState::new().hash_one(std::process::id());
@@ -85,7 +82,7 @@ pub(super) fn cached(
     let made = compile(&unfinished).and_then(|()| {
         std::fs::rename(&unfinished, &path).map_err(|e| format!("{} cannot be written: {e}", path.display()))
     });
-    // A compiler that failed may have left a file.
+    // A failed compilation may leave an incomplete file.
     let _ = std::fs::remove_file(&unfinished);
     made.map(|()| path)
 }

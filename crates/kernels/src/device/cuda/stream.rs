@@ -75,7 +75,7 @@ impl CudaStream {
     pub(crate) fn tensor_cores(&self, compare: impl FnOnce(Family) -> Outcome<()>) -> Result<Family> {
         let find = || {
             let family = self.driver.tensor_cores().filter(|family| family.has_bf16());
-            let family = family.ok_or_else(|| "its tensor cores, if it has any, do not multiply bf16".to_owned())?;
+            let family = family.ok_or_else(|| "it has no tensor cores for bf16".to_owned())?;
             compare(family).map(|()| family)
         };
         self.tensor_cores.get_or_init(find).clone().map_err(|why| self.error(&why))
@@ -126,7 +126,7 @@ impl CudaStream {
         }
         let mut staging = lock(&self.staging);
         if staging.used + bytes > STAGING {
-            // Copies from the old contents may not have happened yet.
+            // Copies from the old contents may still be pending.
             self.note(self.wait());
             staging.used = 0;
         }
@@ -150,7 +150,7 @@ impl CudaStream {
         count(&self.counters.to_host, bytes);
         let (mut host, mut staging) = (Vec::new(), lock(&self.staging));
         let to: *mut u8 = if bytes <= STAGING {
-            // Pending copies from the staging memory happen before this one, in the stream's order.
+            // Pending copies from the staging memory execute before this one, in the stream's order.
             staging.start
         } else {
             host = host_bytes(bytes);
@@ -160,7 +160,7 @@ impl CudaStream {
         self.note(unsafe { self.driver.to_host(from, to, bytes) });
         self.note(self.wait());
         staging.used = 0;
-        self.check().unwrap_or_else(|error| panic!("a copy from a device that failed: {error}"));
+        self.check().unwrap_or_else(|error| panic!("cannot copy from a device that has failed: {error}"));
         let result = read(to);
         drop((staging, host));
         result
@@ -224,7 +224,7 @@ impl CudaStream {
     fn error(&self, why: &str) -> Error {
         Error::Device(format!("{}: {why}", self.device.name()))
     }
-    /// Fails if an operation has failed so far, as far as the host knows without waiting.
+    /// Fails if the host already knows, without waiting, that an operation has failed.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.failure).as_ref().map_or(Ok(()), |why| Err(self.error(why)))
     }

@@ -29,7 +29,7 @@ const NAN: f32 = f32::from_bits(0x7fff_ffff);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Factor {
     Bf16,
-    #[cfg_attr(not(test), allow(dead_code, reason = "for V100 and T4, whose kernels there are none of yet"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "for V100 and T4, which have no kernels yet"))]
     F16,
 }
 
@@ -123,7 +123,7 @@ impl Family {
 
     /// The result of one step: `c` plus at most `depth` products.
     pub(crate) fn step(self, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f32 {
-        assert!(terms.len() <= self.depth, "more terms than a step takes");
+        assert!(terms.len() <= self.depth, "a step must have at most `depth` terms");
         if let Some(sum) = special(c, terms) {
             return sum;
         }
@@ -138,7 +138,7 @@ impl Family {
             aligned(Parts { negative: a.negative != b.negative, significand, exponent }, 2 * format.fraction)
         });
         let all = || products.clone().chain([aligned(Parts::of(c, F32), F32.fraction)]);
-        let largest = all().map(|(_, _, exponent)| exponent).max().expect("c is a term");
+        let largest = all().map(|(_, _, exponent)| exponent).max().expect("c is always a term");
         let sum: i64 = all()
             .map(|(negative, significand, exponent)| {
                 let units = (significand >> (largest - exponent).min(63)) as i64;

@@ -49,8 +49,8 @@ fn emulated_with(set: impl FnOnce(&mut Emulated)) -> Option<Cuda> {
 pub(crate) fn device(schedule: u32) -> Option<Cuda> {
     match Device::from_env().expect("a device") {
         gpu @ Device::Cuda(_) => {
-            // CUDA creates a context when a process first opens the GPU, and destroys it with the last user. This takes
-            // tenths of a second, which tests would spend on every case.
+            // CUDA creates a context when a process first opens the GPU, and destroys it with the last user. Each time
+            // takes tenths of a second, so tests keep one context.
             static KEPT: OnceLock<Cuda> = OnceLock::new();
             KEPT.get_or_init(|| Cuda::open(gpu).expect("the GPU"));
             Some(Cuda::open(gpu).expect("the GPU"))
@@ -60,7 +60,7 @@ pub(crate) fn device(schedule: u32) -> Option<Cuda> {
 }
 
 /// Devices that multiply bf16, with their families: the GPU that `LOCKSTEP_DEVICE` names, or the emulator as each
-/// family. A GPU is not compared with its formula first, so that a test shows the differences.
+/// family. A GPU is not compared with its formula first, so that tests can report the differences.
 pub(crate) fn with_tensor_cores(schedule: u32) -> Vec<(Cuda, Family)> {
     if let Device::Cuda(_) = Device::from_env().expect("a device") {
         let Some(cuda) = device(schedule) else { return Vec::new() };
@@ -127,7 +127,7 @@ pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C
             }
         }
     }
-    assert!(wrong.is_empty(), "not the CPU's bits:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "bits differ from the CPU's:\n{}", wrong.join("\n"));
 }
 
 /// The first element in which the results differ, and the number of such elements. Any NaN equals any other, because
@@ -163,14 +163,14 @@ pub(crate) fn random(ctx: &Context, seed: u64, shape: &[usize]) -> Tensor {
 }
 
 #[test]
-fn the_difference_of_results_names_the_first_and_counts_all() {
+fn difference_names_the_first_differing_element_and_counts_all() {
     let of = |y: &[f32], z: &[f32]| -> Results {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect();
         vec![("y", bits(y)), ("z", bits(z))]
     };
     let other_nan = f32::from_bits(0xffc0_0001);
     let expected = of(&[1.0, 2.0, f32::NAN], &[0.0, 5.0]);
-    for (got, said) in [
+    for (got, message) in [
         (of(&[1.0, 2.0, f32::NAN], &[0.0, 5.0]), None),
         (of(&[1.0, 2.0, other_nan], &[0.0, 5.0]), None),
         (
@@ -193,13 +193,13 @@ fn the_difference_of_results_names_the_first_and_counts_all() {
             Some("element 0 of y (result 0) is NaN (7fc00000), the CPU's is 1e0 (3f800000); 1 of 3 elements differ"),
         ),
     ] {
-        assert_eq!(difference(&expected, &got).as_deref(), said);
+        assert_eq!(difference(&expected, &got).as_deref(), message);
     }
 }
 
 /// Every case is tried, and the failure lists all cases that differ or fail.
 #[test]
-fn all_cases_that_differ_are_listed() {
+fn same_lists_all_cases_that_differ_or_fail() {
     if emulated(0).is_none() {
         return;
     }

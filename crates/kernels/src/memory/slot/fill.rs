@@ -27,10 +27,11 @@ impl SlotFiller {
     pub fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
         let writer = &self.0.0;
         if !Self::is_locked(&self.0) {
-            return Err(writer.place.error("filled without its lock".into()));
+            return Err(writer.place.error("must be locked before it is filled".into()));
         }
         if at.checked_add(bytes.len()).is_none_or(|end| end > writer.head.bytes) {
-            let message = format!("has {} bytes: {} from {at} on do not fit", writer.head.bytes, bytes.len());
+            let message =
+                format!("has {} bytes: {} bytes from offset {at} on do not fit", writer.head.bytes, bytes.len());
             return Err(writer.place.error(message));
         }
         // SAFETY: inside the mapping. Nobody else writes or refers to these bytes: this owns the only handle of the

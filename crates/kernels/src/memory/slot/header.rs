@@ -62,7 +62,7 @@ impl Head {
         out
     }
 
-    /// Reads the constant part of the header, and the present contents of the slot.
+    /// Reads the constant part of the header, and the current contents of the slot.
     pub fn read(file: &std::fs::File) -> Result<(Head, Contents)> {
         let (header, contents) = read(file)?;
         let word = |at: usize| usize::try_from(number(&header, at)).map_err(invalid);
@@ -80,7 +80,7 @@ impl Head {
             layout: String::from_utf8(layout).map_err(invalid)?,
         };
         if head.layout_hash() != number(&header, 32) {
-            return Err(invalid("its layout does not have the hash of its header"));
+            return Err(invalid("its layout does not match the hash in its header"));
         }
         Ok((head, contents))
     }
@@ -95,10 +95,10 @@ pub(super) fn read(file: &std::fs::File) -> Result<([u8; BYTES], Contents)> {
     let mut header = [0; BYTES];
     file.read_exact_at(&mut header, 0)?;
     if header[..8] != MAGIC {
-        return Err(invalid("it is no slot of weights of this version of Lockstep"));
+        return Err(invalid("it is not a weight slot of this version of Lockstep"));
     }
     if XxHash3_64::oneshot(&header[..120]) != number(&header, 120) {
-        return Err(invalid("its header does not have its checksum"));
+        return Err(invalid("its header does not match its checksum"));
     }
     let contents = Contents {
         number: number(&header, 72),

@@ -5,8 +5,8 @@
 //! and readers build the same tree of tensors in the same order, so they compute the same addresses, and nothing is
 //! copied or packed again.
 //!
-//! The kernel's file lock on a slot determines who may access it. The lock is released when its process dies, but not
-//! while the process is only stopped:
+//! The kernel's file lock on a slot determines who may access it. The system releases the lock when the process dies,
+//! but not while the process is stopped:
 //!
 //! - A reader's memory comes from a [`Pin`], which is a shared lock. It is read-only. Every tensor in it keeps the pin.
 //! - A writer's memory is writable while the writer holds the exclusive lock, which [`SlotWriter::publish`] releases.
@@ -106,7 +106,7 @@ impl Arena {
         if let Hold::Writer(writer) = &self.hold {
             writer.live.fetch_add(1, Ordering::SeqCst);
         }
-        Some(HostBytes::of_slot(start, self.hold.clone()))
+        Some(HostBytes::in_slot(start, self.hold.clone()))
     }
 
     /// Whether the allocations belong to a reader, and so are read-only.
@@ -129,7 +129,7 @@ impl Hold {
 }
 
 impl SlotWriter {
-    /// Creates a slot of zeros, locked for writing. The system allocates its memory now, so that a lack of memory is an
+    /// Creates a slot of zeros, locked for writing. The system allocates the memory now, so that missing memory is an
     /// error here and not a signal later.
     pub fn create(options: SlotOptions<'_>) -> Result<SlotWriter> {
         let head = Head::new(&options);
@@ -151,7 +151,7 @@ impl SlotWriter {
     /// A [`Memory`] that allocates in the slot and counts in `memory`'s ledger. Available once.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         if self.0.taken.swap(true, Ordering::SeqCst) {
-            return Err(self.0.place.error("its memory was given out already".into()));
+            return Err(self.0.place.error("its memory was already handed out".into()));
         }
         memory.in_slot(Arena::new(Hold::Writer(self.0.clone())))
     }
@@ -178,13 +178,13 @@ impl SlotWriter {
         let all = buffers.iter().all(|buffer| buffer.slot().is_some_and(|hold| hold.is_of(writer)));
         let live = writer.live.load(Ordering::SeqCst);
         if !all || live != buffers.len() {
-            let message = format!("published with {} tensors, and {live} live in it", buffers.len());
+            let message = format!("published with {} tensors, but has {live} live tensors", buffers.len());
             return Err(writer.place.error(message));
         }
         if !writer.locked.load(Ordering::SeqCst) {
-            return Err(writer.place.error("published without its lock".into()));
+            return Err(writer.place.error("must be locked before it is published".into()));
         }
-        // The caller's references are exclusive, so nobody is writing the slot, and from here on nobody can.
+        // The caller's references are exclusive, so nobody is writing the slot; from now on nobody can.
         writer.locked.store(false, Ordering::SeqCst);
         writer.write_head(&writer.summed(contents, checksum), false);
         writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
@@ -195,7 +195,7 @@ impl SlotWriter {
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
         let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };
-        let writer = Arc::try_unwrap(self.0).map_err(|_| fail("sealed while somebody holds it"))?;
+        let writer = Arc::try_unwrap(self.0).map_err(|_| fail("cannot be sealed while it is in use"))?;
         writer.write_head(&writer.summed(contents, checksum), false);
         let Writer { map, place, .. } = writer;
         drop(map);

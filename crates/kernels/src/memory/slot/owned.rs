@@ -1,10 +1,10 @@
-//! The files of slots in a directory, and the locks that tell which process owns them.
+//! The files of slots in a directory, and the locks that mark a slot as owned by a running process.
 //!
 //! Beside each slot `NAME.slot` is a file `NAME.lock`, which the slot's writer keeps locked as long as it lives. (The
-//! slot's own lock determines who may access its bytes, and is free while nobody does.) A process that can take the
-//! lock of another slot knows that its writer is gone, and deletes both files. The writer's PID in the name is only for
-//! people: a directory may be shared by containers, in each of which the PID belongs to another process. Slots of older
-//! versions have no such lock, and are not deleted.
+//! slot's own lock determines who may access its bytes, and is free while nobody does.) If a process can take the lock
+//! of another slot, the slot's writer has ended, and the process deletes both files. The writer's PID in the name is
+//! only for people: a directory may be shared by containers, in each of which the PID belongs to another process. Slots
+//! of older versions have no such lock, and are not deleted.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -39,7 +39,7 @@ impl Owned {
             };
             match lock.try_lock() {
                 Ok(()) if is_in_place(&lock, &path) => {}
-                // Another process mistook the file for a leftover.
+                // Another process deleted the file, or is about to, because the file was not locked yet.
                 Ok(()) | Err(TryLockError::WouldBlock) => continue,
                 Err(TryLockError::Error(error)) => {
                     let _ = std::fs::remove_file(&path);
@@ -57,7 +57,7 @@ impl Owned {
                 }
             }
         }
-        Err(Error::new(ErrorKind::AlreadyExists, "other processes have made files of the same names"))
+        Err(Error::new(ErrorKind::AlreadyExists, "other processes have created files with the same names"))
     }
 
     /// The slot's file.
@@ -70,8 +70,7 @@ impl Drop for Owned {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.slot);
         let _ = std::fs::remove_file(&self.path);
-        // Closing the file is not enough: a child process that is being started has copies of open files until its
-        // program runs.
+        // Closing the file is not enough: between fork and exec, a child process has copies of all open files.
         let _ = self.lock.unlock();
     }
 }
@@ -125,14 +124,16 @@ mod tests {
         dir
     }
 
-    /// Files that exist in the directory before another process creates a slot there, and whether they stay.
+    /// The cases list files that exist before another process creates a slot in the directory, and whether the files
+    /// are kept.
     #[test]
-    #[cfg_attr(miri, ignore = "it locks files")]
-    fn only_slots_of_writers_that_are_gone_are_removed() {
-        // No process has a PID above the maximum.
+    #[cfg_attr(miri, ignore = "Miri cannot lock files")]
+    fn only_slots_of_terminated_writers_are_removed() {
+        // The first PID is above the maximum, so no process has it.
         let (gone, own) = (4_194_305, std::process::id());
         let (free, held) = (false, true);
-        // Each case has a name without its ending, the existing files, and whether another process holds the lock.
+        // Each case: a name without extension, the extensions of existing files, whether another process holds the
+        // lock, and whether the files are kept.
         let both: &[&str] = &["lock", "slot"];
         let rows: Vec<(String, &[&str], bool, bool)> = vec![
             (format!("lockstep-01234567-{gone}-0"), both, free, false),
@@ -177,7 +178,7 @@ mod tests {
                 }
             }
         }
-        // A link leads out of the directory, and a fifo has no writer.
+        // A symbolic link must not lead out of the directory, and a FIFO must not block.
         let (elsewhere, link, fifo) =
             (directory("elsewhere"), dir.join("lockstep-01234567-7-7.lock"), dir.join("lockstep-01234567-8-8.lock"));
         fs::write(elsewhere.join("precious"), "x").unwrap();
@@ -192,7 +193,7 @@ mod tests {
         }
         assert!(link.is_symlink() && elsewhere.join("precious").exists() && fifo.exists());
         assert!(rows.len() >= 20);
-        // The process's own slot is not mistaken for a leftover, and is deleted at the end.
+        // The process does not delete its own slot as a leftover, but deletes it at the end.
         let (own, begin) = (owned.slot().to_owned(), format!("lockstep-07070707-{own}-"));
         assert!(own.file_name().unwrap().to_str().unwrap().starts_with(&begin), "{own:?}");
         remove_left_behind(&dir);
@@ -201,18 +202,19 @@ mod tests {
         assert!(!own.exists() && !own.with_extension("lock").exists());
         locks.clear();
         remove_left_behind(&dir);
-        assert!(!path("lockstep-89abcdef-2-0", "slot").exists(), "its writer is gone now");
+        assert!(!path("lockstep-89abcdef-2-0", "slot").exists(), "the writer has ended");
         for dir in &[dir, elsewhere] {
             fs::remove_dir_all(dir).unwrap();
         }
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it locks files")]
-    fn a_name_that_another_container_has_is_left_to_it() {
+    #[cfg_attr(miri, ignore = "Miri cannot lock files")]
+    fn a_slot_name_taken_by_another_container_is_not_reused() {
         let dir = directory("names");
         let next = MADE.load(Ordering::Relaxed);
-        // Both files, or one, of writers with this process's number and run; tests beside this one take numbers, too.
+        // Takes the next names of this process, as a process of the same run with the same PID in another container
+        // would. There are 200, because other tests also use up names.
         for count in next..next + 200 {
             let name = dir.join(format!("lockstep-05050505-{}-{count}.slot", std::process::id()));
             fs::write(&name, "theirs").unwrap();
@@ -223,7 +225,7 @@ mod tests {
             let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
             names.filter(|name| name.ends_with(end)).count()
         };
-        assert_eq!((of(".slot"), of(".lock")), (201, 1), "no lock is left of a name that was taken");
+        assert_eq!((of(".slot"), of(".lock")), (201, 1), "no lock file may be left under a name that was taken");
         drop(owned);
         assert!(Owned::create(&dir.join("none"), &[5; 16]).is_err());
         fs::remove_dir_all(&dir).unwrap();

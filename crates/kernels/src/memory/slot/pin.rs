@@ -37,8 +37,7 @@ pub(in crate::memory) struct Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child process that is being started has copies of open files until its
-        // program runs.
+        // Closing the file is not enough: between fork and exec, a child process has copies of all open files.
         let _ = self.lock.unlock();
     }
 }
@@ -105,8 +104,8 @@ impl SlotReader {
             }
         };
         Err(self.0.place.error(format!(
-            "holds weights of another layout: {:016x}, expected {:016x}; the first difference: `{other}`, expected \
-             `{own}`. Reader and writer need the same model, dtype and program",
+            "contains weights with another layout: {:016x}, expected {:016x}; the first difference: `{other}`, \
+             expected `{own}`. Reader and writer need the same model, dtype and program",
             hash(theirs),
             hash(layout)
         )))
@@ -118,7 +117,7 @@ impl SlotReader {
         let fail = |what: &str, error: &std::io::Error| place.error(format!("{what}: {error}"));
         let own = format!("/proc/self/fd/{}", place.file.as_raw_fd());
         let lock = match File::open(own) {
-            // The machine may not have /proc.
+            // Without /proc, the file is opened by its path.
             Err(_) if is_in_place(&place.file, &place.path) => File::open(&place.path),
             opened => opened,
         };
@@ -153,26 +152,29 @@ impl Pin {
     pub fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
         let Reader { place, head, .. } = &*self.0.reader;
         if at.checked_add(out.len()).is_none_or(|end| end > head.bytes) {
-            return Err(place.error(format!("has {} bytes: {} from {at} on are not there", head.bytes, out.len())));
+            return Err(place.error(format!(
+                "has {} bytes: {} bytes from offset {at} on are out of range",
+                head.bytes,
+                out.len()
+            )));
         }
         let read = self.0.lock.read_exact_at(out, (head.data + at) as u64);
         read.map_err(|e| place.error(format!("cannot be read: {e}")))
     }
 
-    /// Compares the slot's bytes with the checksum that the writer published. Fails if they differ, or if there is no
-    /// checksum.
+    /// Compares the slot's bytes with the checksum that the writer published. Fails if they differ, or if the checksum
+    /// is missing.
     pub fn audit(&self) -> Result<()> {
         let Reader { place, map, head } = &*self.0.reader;
-        // SAFETY: initialised bytes inside the mapping. The pin prevents the writer from changing them. A process of
-        // this user that ignores it could change them meanwhile; then the hash, which reads plain bytes, would only
-        // have another value.
+        // SAFETY: initialised bytes inside the mapping. The pin prevents the writer from changing them. If a process of
+        // this user ignores the pin and changes them, the hash of these plain bytes only gets another value.
         let data = unsafe { std::slice::from_raw_parts(map.as_ptr().add(head.data), head.bytes) };
         let found = twox_hash::XxHash3_64::oneshot(data);
         match self.0.contents.checksum {
             Some(checksum) if checksum == found => Ok(()),
             Some(checksum) => {
                 let message =
-                    format!("its weights have the checksum {found:016x}, and were published with {checksum:016x}");
+                    format!("its weights have the checksum {found:016x}, but were published with {checksum:016x}");
                 Err(place.error(message))
             }
             None => Err(Error::Slot { path: place.path.clone(), message: "was published without a checksum".into() }),

@@ -29,7 +29,7 @@ impl Place {
         if available.is_some_and(|available| length as u64 > available) {
             let available = available.unwrap_or(0);
             return Err(fail(format!(
-                "a slot of weights takes {:.1} MB, and {:.1} MB of memory are available: use a smaller max_staleness \
+                "a weight slot takes {:.1} MB, but only {:.1} MB of memory are available: use a smaller max_staleness \
                  (it has max_staleness + 1 slots), an adapter, or dtype = \"bf16\"",
                 length as f64 / 1e6,
                 available as f64 / 1e6
@@ -38,13 +38,14 @@ impl Place {
         let place = match options.dir {
             None => {
                 let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-                let file = memfd_create("lockstep-weights", flags).map_err(|e| fail(format!("no memfd: {e}")))?;
+                let file =
+                    memfd_create("lockstep-weights", flags).map_err(|e| fail(format!("cannot create a memfd: {e}")))?;
                 let (file, number) = (File::from(file), std::process::id());
                 let path = PathBuf::from(format!("/proc/{number}/fd/{}", file.as_raw_fd()));
                 if !is_in_place(&file, &path) {
                     return Err(fail(format!(
-                        "other processes cannot open it by {}, since /proc is missing or of other processes: give \
-                         --weights-dir a directory, /dev/shm",
+                        "other processes cannot open it at {}, since /proc is missing or belongs to another pid \
+                         namespace: set --weights-dir to a directory, such as /dev/shm",
                         path.display()
                     )));
                 }
@@ -52,7 +53,7 @@ impl Place {
             }
             Some(dir) => {
                 let made = Owned::create(dir, &options.run);
-                let (file, owned) = made.map_err(|e| fail(format!("no file for weights can be made here: {e}")))?;
+                let (file, owned) = made.map_err(|e| fail(format!("cannot create a file for weights here: {e}")))?;
                 Place { file, path: owned.slot().to_owned(), is_memfd: false, owned: Some(owned) }
             }
         };
@@ -75,7 +76,7 @@ impl Place {
         let map = MmapOptions::new().map_raw(&self.file).map_err(|e| self.no_room(head.data + head.bytes, &e))?;
         // Huge pages are an optimisation, so the advice may fail.
         let _ = map.advise_range(Advice::HugePage, head.data, head.bytes);
-        // This comes before `fallocate`, which allocates small pages.
+        // This must run before `fallocate`, which allocates small pages.
         let populate = || match head.bytes {
             0 => Ok(()),
             bytes => map.advise_range(Advice::PopulateWrite, head.data, bytes),
@@ -83,8 +84,8 @@ impl Place {
         let has_errno = |error: &std::io::Error, errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
         let populated = populate();
         match &populated {
-            // Kernels before 5.14 do not support it. If pages are unavailable, it reports a bad address, and
-            // `fallocate` then reports the actual lack.
+            // Linux before 5.14 does not support `MADV_POPULATE_WRITE`. If memory is missing, it reports a bad address;
+            // `fallocate` then reports the actual error.
             Err(error) if !has_errno(error, Errno::INVAL) && !has_errno(error, Errno::FAULT) => {
                 return Err(self.no_room(head.data + head.bytes, error));
             }
@@ -115,7 +116,7 @@ impl Place {
     pub fn seal_content(&self) -> Result<()> {
         if !self.is_memfd {
             let read_only = self.file.set_permissions(Permissions::from_mode(0o400));
-            return read_only.map_err(|e| self.error(format!("cannot be made read-only: {e}")));
+            return read_only.map_err(|e| self.error(format!("cannot be set to read-only: {e}")));
         }
         self.seal(SealFlags::WRITE | SealFlags::SEAL)
     }
@@ -133,11 +134,11 @@ impl Place {
 
     pub(super) fn no_room(&self, length: usize, error: &std::io::Error) -> Error {
         let fix = if self.owned.is_some() {
-            "give weights_dir a directory with more room"
+            "set weights_dir to a directory with more free space"
         } else {
             "use a smaller max_staleness, or a container with more memory"
         };
-        self.error(format!("there is no room for a slot of weights of {:.1} MB ({error}): {fix}", length as f64 / 1e6))
+        self.error(format!("not enough space for a weight slot of {:.1} MB ({error}): {fix}", length as f64 / 1e6))
     }
 }
 

@@ -13,7 +13,7 @@ fn contents(checksum: Option<u64>) -> Contents {
 }
 
 #[test]
-fn the_data_begins_on_the_page_after_header_and_layout() {
+fn slot_data_starts_on_the_page_after_header_and_layout() {
     for (layout, bytes, data) in [
         (0, 64, 4096),
         (4096 - 128, 64, 4096),
@@ -29,7 +29,7 @@ fn the_data_begins_on_the_page_after_header_and_layout() {
 }
 
 #[test]
-fn a_header_lies_where_readers_look_for_it() {
+fn the_slot_header_has_the_documented_offsets() {
     let head = Head::new(&options("one f32 [3]\n", 192));
     let bytes = head.encode(&contents(Some(0x11)));
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -55,8 +55,8 @@ fn file(name: &str, header: &[u8], layout: &str, length: u64) -> std::fs::File {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it writes files")]
-fn a_header_is_read_back_or_refused_with_a_reason() {
+#[cfg_attr(miri, ignore = "Miri cannot write files")]
+fn a_damaged_slot_header_is_refused_with_a_reason() {
     let head = Head::new(&options("one\n", 192));
     for contents in [contents(Some(3)), contents(None), Contents { number: WRITING, ..Contents::default() }] {
         let (read, found) = Head::read(&file("good", &head.encode(&contents), "one\n", 4096 + 192)).unwrap();
@@ -78,10 +78,10 @@ fn a_header_is_read_back_or_refused_with_a_reason() {
     let mut flipped = good;
     flipped[72] ^= 1;
     let (short, sizes) = ("it is shorter than its header says", "its sizes are too large");
-    let other = "its layout does not have the hash of its header";
+    let other = "its layout does not match the hash in its header";
     for (name, header, layout, length, message) in [
-        ("magic", changed(&[(0, 1)]), "one\n", 4288, "it is no slot of weights of this version of Lockstep"),
-        ("flipped", flipped, "one\n", 4288, "its header does not have its checksum"),
+        ("magic", changed(&[(0, 1)]), "one\n", 4288, "it is not a weight slot of this version of Lockstep"),
+        ("flipped", flipped, "one\n", 4288, "its header does not match its checksum"),
         ("short", good, "one\n", 4287, short),
         ("offset", changed(&[(8, 4097)]), "one\n", 9000, short),
         ("inside", changed(&[(8, 0)]), "one\n", 4288, short),
@@ -98,8 +98,8 @@ fn a_header_is_read_back_or_refused_with_a_reason() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
-fn allocations_follow_each_other_until_there_is_no_room() {
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
+fn slot_allocations_are_contiguous_until_the_slot_is_full() {
     let slot = SlotWriter::create(options("l\n", 256)).unwrap();
     let ledger = Memory::new(Device::Cpu);
     let memory = slot.memory(&ledger).unwrap();
@@ -112,21 +112,21 @@ fn allocations_follow_each_other_until_there_is_no_room() {
     let at: Vec<usize> = tensors.iter().map(|t| t.view().f32(&cpu).as_ptr().addr() - start).collect();
     assert_eq!(at, [0, 64, 128], "aligned to 64");
     let _none = Tensor::zeros(&memory, &[1], DType::F32);
-    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: other: 4 bytes could not be had");
+    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: other: cannot allocate 4 bytes");
     drop(tensors);
     assert_eq!(live(), 0);
     let message = slot.memory(&ledger).err().unwrap().to_string();
-    assert!(message.ends_with(": its memory was given out already"), "{message}");
+    assert!(message.ends_with(": its memory was already handed out"), "{message}");
     let other = slot.clone().memory(&Memory::new(Device::CpuChecked)).err().unwrap().to_string();
-    assert!(other.contains("given out already"), "once, whatever the device: {other}");
+    assert!(other.contains("already handed out"), "the memory is handed out only once: {other}");
     let fresh = SlotWriter::create(options("l\n", 64)).unwrap();
     let message = fresh.memory(&Memory::new(Device::CpuChecked)).err().unwrap().to_string();
-    assert_eq!(message, "weights in shared memory are for the CPU, and this is cpu-checked");
+    assert_eq!(message, "weights in shared memory require the device cpu, got cpu-checked");
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
-fn a_memfd_is_sealed_as_far_as_its_use_allows() {
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
+fn a_memfd_gets_the_seals_that_its_use_allows() {
     use rustix::fs::{SealFlags, fcntl_get_seals};
     let seals = |slot: &SlotWriter| fcntl_get_seals(&slot.0.place.file).unwrap();
     let length = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
@@ -137,7 +137,7 @@ fn a_memfd_is_sealed_as_far_as_its_use_allows() {
     let path = later.path().to_owned();
     let second = later.clone();
     let message = later.seal(Contents::default(), false).err().unwrap().to_string();
-    assert_eq!(message, format!("weights in {}: sealed while somebody holds it", path.display()));
+    assert_eq!(message, format!("weights in {}: cannot be sealed while it is in use", path.display()));
     let reader = second.seal(Contents { number: 3, ..Contents::default() }, true).unwrap();
     let sealed = fcntl_get_seals(std::fs::File::open(reader.path()).unwrap()).unwrap();
     assert_eq!(sealed, length | SealFlags::WRITE | SealFlags::SEAL);
@@ -146,15 +146,18 @@ fn a_memfd_is_sealed_as_far_as_its_use_allows() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
-fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
+fn a_reader_names_the_first_difference_from_its_own_layout() {
     let mut slot = SlotFiller::create(options("a f32 [1]\nb f32 [2]\n", 128)).unwrap();
-    assert!(slot.try_lock().unwrap(), "it is locked already");
+    assert!(slot.try_lock().unwrap(), "the slot is already locked");
     slot.write_at(0, &[1; 64]).unwrap();
     slot.write_at(64, &[2; 64]).unwrap();
     let says = |result: Result<()>| result.unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
-    assert_eq!(says(slot.write_at(65, &[0; 64])), "has 128 bytes: 64 from 65 on do not fit");
-    assert_eq!(says(slot.write_at(usize::MAX, &[0; 2])), format!("has 128 bytes: 2 from {} on do not fit", usize::MAX));
+    assert_eq!(says(slot.write_at(65, &[0; 64])), "has 128 bytes: 64 bytes from offset 65 on do not fit");
+    assert_eq!(
+        says(slot.write_at(usize::MAX, &[0; 2])),
+        format!("has 128 bytes: 2 bytes from offset {} on do not fit", usize::MAX)
+    );
     slot.publish(contents(None)).unwrap();
     let reader = SlotReader::open(slot.path()).unwrap();
     assert_eq!((reader.run(), reader.layout(), reader.bytes()), ([7; 16], "a f32 [1]\nb f32 [2]\n", 128));
@@ -168,8 +171,8 @@ fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
         ("a f32 [1]\nb f32 [2]", "", ""),
     ] {
         let expected = format!(
-            "holds weights of another layout: {:016x}, expected {:016x}; the first difference: `{theirs}`, expected \
-             `{own}`. Reader and writer need the same model, dtype and program",
+            "contains weights with another layout: {:016x}, expected {:016x}; the first difference: `{theirs}`, \
+             expected `{own}`. Reader and writer need the same model, dtype and program",
             hash("a f32 [1]\nb f32 [2]\n"),
             hash(layout)
         );
@@ -180,11 +183,11 @@ fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
     let mut two = [0; 2];
     pin.read_at(63, &mut two).unwrap();
     assert_eq!(two, [1, 2]);
-    assert_eq!(says(pin.read_at(127, &mut two)), "has 128 bytes: 2 from 127 on are not there");
+    assert_eq!(says(pin.read_at(127, &mut two)), "has 128 bytes: 2 bytes from offset 127 on are out of range");
     assert!(!slot.try_lock().unwrap(), "pinned");
     drop(pin);
     assert!(slot.try_lock().unwrap());
-    assert!(reader.pin().unwrap().is_none(), "it is being written");
+    assert!(reader.pin().unwrap().is_none(), "the slot is being written");
     slot.publish(contents(Some(0))).unwrap();
     let pin = reader.pin().unwrap().unwrap();
     pin.audit().unwrap();
@@ -199,43 +202,44 @@ fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it writes files")]
-fn a_file_goes_with_its_slot_and_is_read_only_once_it_is_sealed() {
+#[cfg_attr(miri, ignore = "Miri cannot write files")]
+fn a_slot_file_is_deleted_with_its_slot_and_read_only_once_sealed() {
     let dir = std::env::temp_dir().join(format!("lockstep-sealed-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let slot = SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap();
     let reader = slot.seal(Contents::default(), false).unwrap();
     assert!(std::fs::metadata(reader.path()).unwrap().permissions().readonly());
-    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "the slot and its lock");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "the slot and its lock file");
     drop(reader);
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
-fn available_memory_is_read_in_bytes() {
+fn available_memory_is_converted_to_bytes() {
     use super::place::available;
     assert_eq!(available("MemTotal:  9 kB\nMemAvailable:   12345 kB\nBuffers: 1 kB\n"), Some(12_641_280));
     assert_eq!((available("MemTotal: 9 kB\n"), available("MemAvailable: some kB\n")), (None, None));
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
-fn without_room_the_size_and_the_fix_are_said() {
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
+fn a_full_disk_error_names_the_slot_size_and_the_fix() {
     let full = std::io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
-    let said = |slot: &SlotWriter| slot.0.place.no_room(2_510_000, &full).to_string();
-    let words = said(&SlotWriter::create(options("l\n", 64)).unwrap());
-    assert!(words.contains("there is no room for a slot of weights of 2.5 MB (No space left"), "{words}");
+    let message = |slot: &SlotWriter| slot.0.place.no_room(2_510_000, &full).to_string();
+    let words = message(&SlotWriter::create(options("l\n", 64)).unwrap());
+    assert!(words.contains("not enough space for a weight slot of 2.5 MB (No space left"), "{words}");
     assert!(words.ends_with("use a smaller max_staleness, or a container with more memory"), "{words}");
     let dir = std::env::temp_dir();
-    let words = said(&SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap());
-    assert!(words.ends_with("give weights_dir a directory with more room"), "{words}");
+    let words = message(&SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap());
+    assert!(words.ends_with("set weights_dir to a directory with more free space"), "{words}");
 }
 
-/// A slot's file lies in a directory that others may share (`weights_dir`), and its path comes from a file of the run.
+/// A slot's file may be in a shared directory (`weights_dir`), and its path comes from a file of the run, so a reader
+/// must check what it opens.
 #[test]
-#[cfg_attr(miri, ignore = "it writes files")]
-fn a_changed_slot_is_refused_by_name_or_read_as_it_was() {
+#[cfg_attr(miri, ignore = "Miri cannot write files")]
+fn a_corrupted_slot_is_refused_or_read_unchanged() {
     let dir = std::env::temp_dir().join(format!("lockstep-changed-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let layout = "a f32 [100]\n";
@@ -250,7 +254,7 @@ fn a_changed_slot_is_refused_by_name_or_read_as_it_was() {
         let _ = std::fs::remove_file(&path);
         let at = i.wrapping_mul(0x9e37_79b9) % whole.len();
         let mut bytes = whole.clone();
-        // A flipped bit is either in the header and the layout, or in the data.
+        // Half of the flipped bits are in the header and the layout, the others in the data.
         let flipped = if i % 16 < 8 { at % (128 + layout.len()) } else { at };
         match i % 8 {
             0 => bytes.truncate(at),

@@ -56,7 +56,7 @@ pub(super) struct Factors {
 
 impl Factors {
     pub(super) fn new(h: &Hyper) -> Factors {
-        // The step as f64: this is what Python's `beta ** step` computes.
+        // The step is an f64, as in Python's `beta ** step`.
         let t = h.step as f64;
         Factors {
             decay: (1.0 - h.lr * h.weight_decay) as f32,
@@ -238,8 +238,8 @@ impl StepBf16<'_> {
     }
 }
 
-/// Rounds `x` to bf16 stochastically. Adding 16 random bits to the 16 bits that are cut off produces a carry, which
-/// rounds up, with the right probability.
+/// Rounds `x` to bf16 stochastically. Adding 16 random bits to the 16 discarded bits produces a carry, which rounds up,
+/// with the right probability.
 #[inline(always)]
 pub(super) fn rounded(x: f32, random: u32) -> bf16 {
     let bits = x.to_bits();

@@ -40,13 +40,13 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [(1, [3.0, 1.0], 1.0), (1000, [0.5, 1.0], 1.0), (37, [9.0, 1.0], 0.0), (5, [1.0, 0.0], 1.0)];
         let cases = [DType::F32, DType::Bf16].into_iter().flat_map(|moments| cases.map(|case| (moments, case)));
         same(cases, |&(moments, (len, norm, max_norm)), ctx| {
             let [mut param, grad, mut rounded, mut next] = [1, 2, 5, 6].map(|seed| random(ctx, seed, &[len]));
             let [mut m, mut v] = [3, 4].map(|_| Tensor::zeros(ctx.memory(), &[len], moments));
-            // The values are so large that one of them becomes infinite after a step.
+            // Some values are so large that one becomes infinite in a step.
             let mut before = normal::<f32>(3, len);
             before[len / 2] = f32::MAX;
             m.view_mut().copy_from_f32(&before);
@@ -55,7 +55,7 @@ mod tests {
             let norm = Tensor::from_f32(ctx.memory(), &[2], &norm);
             for t in 1..=3 {
                 let hyper = Hyper { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: t };
-                // The last step goes from slot to slot.
+                // The last step writes to another slot.
                 let (param, from) = match t {
                     3 => (next.view_mut(), Some(param.view())),
                     _ => (param.view_mut(), None),

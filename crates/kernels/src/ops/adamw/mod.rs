@@ -15,9 +15,9 @@
 //!
 //! The moments m and v are f32, or bf16 with stochastic rounding. In bf16 they are widened, the step is computed in
 //! f32, and the parameter is updated with the new moments before these are rounded. Then each moment is rounded up to
-//! the next bf16 with a probability proportional to its distance from the bf16 below. So a change of less than half a
-//! bf16 step is kept on average; the change of v by 1 − β2 is such a change. The 16 random bits for each moment are
-//! Philox of (key, step, element), and depend neither on threads nor on the instruction set.
+//! the next bf16 with a probability proportional to its distance from the bf16 below. So changes of less than half a
+//! bf16 step, such as that of v by a factor of β2, are kept on average. The 16 random bits for each moment are Philox
+//! of (key, step, element), and depend neither on threads nor on the instruction set.
 //!
 //! ```text
 //! word = philox(key, counter = [block, step])[element mod 4], block = first_block + element / 4
@@ -116,14 +116,14 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
         expect_floats(OP, "rounded", rounded.view(), rounded.shape())?;
         expect_shape(OP, "rounded", &[rounded.shape().iter().product()], &[len])?;
         if rounded.dtype() == DType::Bf16 && !len.is_multiple_of(cpu::TWO_INPUTS) {
-            let message = format!("{len} elements to round to bf16 are not panels with an even number of inputs");
+            let message = format!("{len} elements to round to bf16 must be panels with an even number of inputs");
             return Err(Error::Value { op: OP, message });
         }
     }
     expect(OP, "norm", norm, DType::F32, &[2])?;
     if hyper.step == 0 || max_norm.is_nan() || max_norm < 0.0 {
         let message =
-            format!("step {} and max_norm {max_norm}: steps count from 1, norms are not negative", hyper.step);
+            format!("step must be at least 1 and max_norm at least 0, got step {} and max_norm {max_norm}", hyper.step);
         return Err(Error::Value { op: OP, message });
     }
     count(15 * len as u64, ((3 * size_of::<f32>() + 4 * moments.bytes()) * len) as u64);

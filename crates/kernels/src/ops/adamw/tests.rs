@@ -35,7 +35,7 @@ fn fast(ctx: &Context, state: &mut State, grad: &[f32], hyper: Hyper, norm: [f32
 
 /// Three steps of `torch.optim.AdamW` 2.15 in f64 after `clip_grad_norm_(…, 10)`.
 #[test]
-fn equals_torch() {
+fn adamw_steps_equal_torch() {
     let param = [0.5, -1.25, 2.0, 1e-3, -0.75];
     let expected = [0.4699452454665246, -1.2163560290519404, 1.994005998, -0.027535767985453645, -0.776712308871872];
     let moment = [1.5735717301744865, -0.9855190462920855, 0.0, 0.0005245239100581622, 1.6639805449356935];
@@ -63,7 +63,7 @@ fn equals_torch() {
 }
 
 #[test]
-fn same_bits_everywhere_and_near_the_oracle() {
+fn adamw_gives_the_same_bits_everywhere_and_is_near_the_oracle() {
     for len in [0, 1, 15, 129, 2 * cpu::ELEMENTS + 3] {
         let start = || State {
             param: normal(1, len),
@@ -95,7 +95,7 @@ fn same_bits_everywhere_and_near_the_oracle() {
 }
 
 #[test]
-fn clips_only_above_the_norm_and_skips_what_is_not_finite() {
+fn a_step_clips_only_above_max_norm_and_skips_non_finite_gradients() {
     let ctx = Context::cpu(Isa::best(), 1);
     let start = || State { param: vec![1.0; 3], m: vec![0.0; 3], v: vec![0.0; 3] };
     let after = |norm: [f32; 2], max_norm| {
@@ -104,7 +104,7 @@ fn clips_only_above_the_norm_and_skips_what_is_not_finite() {
         state
     };
     let plain = after([2.29, 1.0], 0.0);
-    assert_eq!(plain.m, after([2.29, 1.0], 3.0).m, "below the largest norm");
+    assert_eq!(plain.m, after([2.29, 1.0], 3.0).m, "a norm below max_norm must not be clipped");
     let ratio = after([2.0, 1.0], 1.0).m[0] / plain.m[0];
     assert!((ratio - 0.5).abs() < 1e-6, "{ratio}");
     let skipped = after([f32::NAN, 0.0], 1.0);
@@ -119,7 +119,7 @@ fn padding_of_a_packed_matrix_stays_zero() {
 }
 
 #[test]
-fn a_step_counts_from_one() {
+fn adamw_steps_are_counted_from_one() {
     let memory = Memory::new(Device::Cpu);
     let [mut p, g, mut m, mut v] = [0; 4].map(|_| Tensor::zeros(&memory, &[1], DType::F32));
     let norm = Tensor::zeros(&memory, &[2], DType::F32);
@@ -165,7 +165,7 @@ fn narrow(values: Vec<f32>) -> Vec<f32> {
 }
 
 #[test]
-fn bf16_moments_are_the_formula_on_every_instruction_set() {
+fn bf16_moments_match_the_formula_on_every_instruction_set() {
     let rounding = Rounding { key: 0x1234_5678_9abc, first_block: (1 << 32) - 3 };
     for len in [0, 1, 15, 129, 2 * cpu::ELEMENTS + 3] {
         let start = || State {
@@ -195,13 +195,13 @@ fn bf16_moments_are_the_formula_on_every_instruction_set() {
         if len > 100 {
             let other = Rounding { key: rounding.key + 1, ..rounding };
             let got = bf16_steps(&Context::cpu(Isa::PORTABLE, 1), &start(), &grads, other);
-            assert!(got.m != m && got.v != v, "the key decides");
+            assert!(got.m != m && got.v != v, "another key must give other bits");
         }
     }
 }
 
 #[test]
-fn rounding_is_right_on_average_and_keeps_what_bf16_has() {
+fn stochastic_rounding_is_unbiased_and_keeps_exact_bf16_values() {
     let up = half::bf16::from_f32(1.0 + 1.0 / 128.0);
     let quarter = 1.0 + 1.0 / 512.0;
     let ups = (0..1 << 16).filter(|&random| cpu::rounded(quarter, random) == up).count();
@@ -214,7 +214,7 @@ fn rounding_is_right_on_average_and_keeps_what_bf16_has() {
 
 /// With β2 = 0.999 a step changes v by less than half a bf16 step, so rounding to nearest would never change it.
 #[test]
-fn small_changes_are_kept_on_average() {
+fn small_changes_of_bf16_moments_are_kept_on_average() {
     let ctx = Context::cpu(Isa::best(), 1);
     let (len, steps) = (4096, 400);
     let memory = Memory::new(Device::Cpu);
@@ -237,7 +237,7 @@ fn small_changes_are_kept_on_average() {
 /// A step from slot to slot gives the bits of a step in place, for f32 and bf16 moments, and does not change its
 /// source.
 #[test]
-fn slot_to_slot_has_the_bits_of_a_step_in_place() {
+fn a_step_to_another_slot_has_the_bits_of_a_step_in_place() {
     let memory = Memory::new(Device::Cpu);
     for (moments, len) in
         [DType::F32, DType::Bf16].into_iter().flat_map(|m| [1, 15, 129, 2 * cpu::ELEMENTS + 3].map(|len| (m, len)))
@@ -278,14 +278,14 @@ fn slot_to_slot_has_the_bits_of_a_step_in_place() {
                 assert!(run(isa, threads, true, [2.0, 1.0]) == in_place, "{isa:?} {threads} {moments:?} {len}");
             }
         }
-        // If gradients are not finite, nothing is written.
+        // Non-finite gradients change nothing.
         assert!(run(Isa::best(), 1, true, [f32::NAN, 0.0]).0 == tensor(9).to_vec_f32());
     }
 }
 
-/// The random words of steps that need more than 32 bits; and of two tensors that share no block.
+/// Steps that need more than 32 bits get different random words, and so do tensors without a common block.
 #[test]
-fn rounding_takes_all_bits_of_the_step() {
+fn stochastic_rounding_uses_all_bits_of_the_step() {
     let memory = Memory::new(Device::Cpu);
     let (len, number) = (21, (5 << 32) + 9);
     let (start, grad): (Vec<f32>, Vec<f32>) = (normal(1, len), normal(2, len));
@@ -327,7 +327,7 @@ fn a_norm_near_zero_is_clipped_as_in_torch() {
     };
     let whole = after(1.0, 0.0);
     assert!((after(1e-6, 1e-6) / whole - 0.5).abs() < 1e-6);
-    // The factor is never above 1.
+    // The clip factor is at most 1.
     assert_eq!(after(1e-6, 2e-6), whole);
     assert_eq!(after(0.0, 1.0), whole);
 }

@@ -5,7 +5,7 @@ use crate::Matrix;
 use crate::ops::sample::RowParams;
 use crate::ops::{linear, lm_head, lora, sample};
 
-/// FLOPs and bytes of a matmul of `[m, k]` by `[k, n]`, which moves `weight` bytes of the other operand.
+/// FLOPs and bytes of a matmul of `[m, k]` by `[k, n]`, whose second operand moves `weight` bytes.
 fn matmul(m: usize, n: usize, k: usize, weight: usize) -> [usize; 2] {
     [2 * m * n * k, weight + 4 * m * (n + k)]
 }
@@ -20,7 +20,7 @@ fn sum<const N: usize>(counts: [[usize; 2]; N]) -> [usize; 2] {
 }
 
 #[test]
-fn of_linear_layers() {
+fn linear_layers_refuse_wrong_arguments_and_count_their_work() {
     let x = || floats("x", &[2, 3]).leads();
     let args = [x().blames(&["y", ""]), f32("bias", &[5]), f32("y", &[2, 5])];
     check("linear::forward", matmul(2, 5, 3, panel(3)), args, |ctx, [x, bias, y]| {
@@ -36,9 +36,9 @@ fn of_linear_layers() {
         x().blames(&["d_y", ""]),
         f32("d_y", &[2, 5]),
         f32("d_bias", &[5]),
-        ids("segments", &[2], &[0, 2]).blames(&["segments do not ascend from 0 to 2"]),
+        ids("segments", &[2], &[0, 2]).blames(&["segments must ascend from 0 to 2"]),
     ];
-    // The gradient of the weight is read and written.
+    // The bytes include the gradient of the weight twice, because it is read and written.
     check("linear::backward_weight", matmul(2, 5, 3, 2 * panel(3)), args, |ctx, [x, d_y, d_bias, segments]| {
         let (mut d_w, x, d_y) = (Matrix::zeros(ctx.memory(), 5, 3), x.view(), d_y.view());
         let (d_bias, segments) = (Some(d_bias.view_mut()), Some(segments.view()));
@@ -47,9 +47,10 @@ fn of_linear_layers() {
 }
 
 #[test]
-fn of_the_lm_head() {
+fn the_lm_head_refuses_wrong_arguments_and_counts_its_work() {
     let weight = |ctx: &Context| Matrix::zeros(ctx.memory(), 5, 4);
-    // Of two rows: 2 · 2 · 4 · 5 operations for each matmul; the hidden rows and each pass over the weight.
+    // Two rows: each matmul has 2 · 2 · 4 · 5 operations. The bytes are those of the hidden rows and of each pass over
+    // the weight.
     let counts = |matmuls: usize, passes: usize| [matmuls * 80, passes * panel(4) + 4 * 8];
     let hidden = || floats("hidden", &[2, 4]).leads();
     let args = [hidden().blames(&["logits", ""]), f32("logits", &[2, 5]), f32("lse", &[2])];
@@ -79,7 +80,7 @@ fn of_the_lm_head() {
             f32("d_entropies", &[2]),
             f32("entropies", &[2]),
             f32("d_hidden", &[2, 4]),
-            ids("segments", &[2], &[0, 2]).blames(&["segments do not ascend from 0 to 2"]),
+            ids("segments", &[2], &[0, 2]).blames(&["segments must ascend from 0 to 2"]),
         ]
     };
     let backward =
@@ -100,7 +101,8 @@ fn of_the_lm_head() {
             };
             lm_head::backward(ctx, args)
         };
-    // The logits, the gradient of the hidden rows, and the gradient of the weight, which is read and written.
+    // The three matmuls compute the logits, the gradient of the hidden rows, and the gradient of the weight. The latter
+    // is read and written.
     check("lm_head::backward", counts(3, 4), args(), |ctx, all| backward(ctx, all, 5));
     check("lm_head::backward", counts(2, 2), args(), |ctx, all| backward(ctx, all, 0));
     let ctx = Context::cpu(Isa::PORTABLE, 1);
@@ -111,12 +113,12 @@ fn of_the_lm_head() {
     };
     let message = "lm_head::backward: d_weight has shape [6, 4], expected [5, 4]";
     assert_eq!(with(6, &|_| ()), message);
-    let message = "lm_head::backward: targets[1] is 5, which is not below 5";
+    let message = "lm_head::backward: targets[1] is 5, expected below 5";
     assert_eq!(with(5, &|all| all[1].view_mut().copy_from_u32(&[4, 5])), message);
-    let message = "lm_head::backward: d_entropies is given without entropies";
+    let message = "lm_head::backward: d_entropies requires entropies";
     assert_eq!(with(5, &|all| all[5] = zeros(&ctx, &[0], F32)), message);
 
-    // A weight is read once for each block of 512 rows. An element of hidden rows in bf16 has two bytes.
+    // A weight is read once for each block of 512 rows. An element of bf16 hidden rows has two bytes.
     let weight = Matrix::zeros(ctx.memory(), 3, 2);
     for (rows, dtype, bytes) in [(512, F32, 5 * panel(2) + 8 * 512), (513, Bf16, 10 * panel(2) + 4 * 513)] {
         let before = counted();
@@ -127,7 +129,7 @@ fn of_the_lm_head() {
 }
 
 #[test]
-fn of_sampling() {
+fn sampling_refuses_wrong_arguments_and_counts_its_work() {
     let forward = |ctx: &Context, vocab: usize, [hidden, ids, logps, truncated, packed]: [&mut Tensor; 5]| {
         let weight = Matrix::zeros(ctx.memory(), vocab, 4);
         let args = sample::Forward {
@@ -149,11 +151,11 @@ fn of_sampling() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let mut all = args().map(|arg| arg.of(&ctx, arg.shape, arg.dtype));
     let message = refused(forward(&ctx, 0, all.each_mut()));
-    assert_eq!(message, "sample::forward: there is no vocabulary to draw from");
+    assert_eq!(message, "sample::forward: the vocabulary is empty");
     assert!(forward(&ctx, 1, all.each_mut()).is_ok());
 }
 
-/// Matrices of an adapter of two blocks: 2 of the ranks for 3 columns of 5, 3 for one.
+/// An adapter with two blocks: rank 2 for 3 of 5 columns, and rank 3 for one column.
 struct Lora {
     a: Matrix,
     b: Vec<Matrix>,
@@ -181,20 +183,20 @@ impl Lora {
     }
 }
 
-fn of_rows_of_adapters() -> [Arg; 2] {
+fn dropout_rows() -> [Arg; 2] {
     [ids("dropout.samples", &[2], &[1, 1]), ids("dropout.positions", &[2], &[0, 1])]
 }
 
 /// The cost of scaling 2 rows of 5 elements.
 const SCALED: [usize; 2] = [10, 8 * 10];
-/// A block begins inside a panel of A where the one before ends, and a matmul at the panel's start.
+/// The second block starts inside a panel of A, but its matmul starts at the beginning of the panel.
 const WIDTHS: [usize; 2] = [2, 5];
 
 #[test]
-fn of_adapters() {
+fn adapters_refuse_wrong_arguments_and_count_their_work() {
     const INPUTS: &str = "a has shape [5, 7], expected [5, 8]";
     for p in [None, Some(0.25)] {
-        let [samples, positions] = of_rows_of_adapters();
+        let [samples, positions] = dropout_rows();
         // Columns of y beyond the blocks are not changed.
         let args = [
             floats("x", &[2, 7]).leads().blames(&["y", INPUTS]),
@@ -227,10 +229,10 @@ fn of_adapters() {
 }
 
 #[test]
-fn of_the_gradients_of_adapters() {
+fn adapter_gradients_refuse_wrong_arguments_and_count_their_work() {
     const INPUTS: &str = "a has shape [5, 7], expected [5, 8]";
     let args = || {
-        let [samples, positions] = of_rows_of_adapters();
+        let [samples, positions] = dropout_rows();
         [
             floats("x", &[2, 7]).leads().blames(&["d_y", INPUTS]),
             f32("d_y", &[2, 5]).leads().blames(&["", "-"]),
@@ -239,17 +241,17 @@ fn of_the_gradients_of_adapters() {
             positions,
         ]
     };
-    // Of each block: the gradient of xa, and that of B, which is read and written.
-    let of_blocks = [
+    // For each block: the gradient of xa, and the gradient of B, which is read and written.
+    let block_costs = [
         matmul(2, 3, 2, panel(2)),
         matmul(2, 1, 3, panel(3)),
         matmul(2, 3, 2, 2 * panel(2)),
         matmul(2, 1, 3, 2 * panel(3)),
     ];
-    // xa again, then the gradients of A (read and written) and of x.
-    let of_dropped =
+    // The recomputed xa, and the gradients of A (read and written) and of x.
+    let dropped_cost =
         |width: usize| sum([matmul(2, width, 7, 4 * width * 7), matmul(2, width, 2 * 7, 3 * 4 * width * 7)]);
-    let counts = sum([sum(of_blocks), SCALED, SCALED, sum(WIDTHS.map(of_dropped))]);
+    let counts = sum([sum(block_costs), SCALED, SCALED, sum(WIDTHS.map(dropped_cost))]);
     check("lora::backward", counts, args(), |ctx, all| Lora::new(ctx).backward(ctx, Some(0.25), all));
 
     let ctx = Context::cpu(Isa::PORTABLE, 1);
@@ -262,7 +264,7 @@ fn of_the_gradients_of_adapters() {
     with(None, &|_| ()).unwrap();
     let after = counted();
     let lowered = [matmul(2, 5, 7, panel(7)), matmul(2, 5, 2 * 7, 3 * panel(7))];
-    let counts = sum([sum(of_blocks), SCALED, SCALED, sum(lowered)]);
+    let counts = sum([sum(block_costs), SCALED, SCALED, sum(lowered)]);
     assert_eq!([after.0 - before.0, after.1 - before.1], counts.map(|n| n as u64));
 
     let zeros = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);
@@ -282,10 +284,10 @@ fn of_the_gradients_of_adapters() {
         assert_eq!(refused(with(None, change)), format!("lora::backward: {message}"));
     }
     for (p, shown) in [(1.0, "1"), (-0.5, "-0.5"), (f64::NAN, "NaN")] {
-        let message = format!("lora::backward: dropout p = {shown} is not in [0, 1)");
+        let message = format!("lora::backward: dropout p must be in [0, 1), got {shown}");
         assert_eq!(refused(with(Some(p), &|_| ())), message);
     }
-    // Without blocks or rows nothing is added, with or without dropout.
+    // Without blocks or rows, no gradient changes, with or without dropout.
     let before = counted();
     for p in [None, Some(0.5)] {
         let none = |l: &mut Lora| {

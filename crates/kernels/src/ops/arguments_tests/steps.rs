@@ -5,7 +5,7 @@ use crate::Matrix;
 use crate::ops::{adamw, embedding, glu, grad_norm, lerp, qk_norm, residual, rmsnorm, rope, rows, softmax, zero};
 
 #[test]
-fn of_rows() {
+fn row_gathers_refuse_wrong_arguments_and_count_their_work() {
     let args = [
         floats("x", &[4, 3]).leads().blames(&["-", "out"]),
         ids("rows", &[2], &[3, 1]).blames(&["out"]),
@@ -28,8 +28,8 @@ fn of_rows() {
     let rows = Tensor::from_u32(ctx.memory(), &[3], &[3, 4, 9]);
     let args = rows::ScatterAdd { d_out: d_out.view(), rows: rows.view(), d_x: d_x.view_mut() };
     let message = refused(rows::scatter_add(&ctx, args));
-    assert_eq!(message, "rows::scatter_add: rows[1] is 4, which is not below 4", "the first of two");
-    // Rows of bf16 take half as many bytes, and stay bf16.
+    assert_eq!(message, "rows::scatter_add: rows[1] is 4, expected below 4", "the first of two wrong indices is named");
+    // bf16 rows take half as many bytes, and the output is bf16.
     let (x, mut out) = (zeros(&ctx, &[10, 3], Bf16), zeros(&ctx, &[3, 3], Bf16));
     let before = counted();
     rows::gather(&ctx, rows::Gather { x: x.view(), rows: rows.view(), out: out.view_mut() }).unwrap();
@@ -37,7 +37,7 @@ fn of_rows() {
 }
 
 #[test]
-fn of_embeddings() {
+fn embeddings_refuse_wrong_arguments_and_count_their_work() {
     let args = [ids("ids", &[2], &[4, 1]).blames(&["out"]), f32("out", &[2, 3])];
     check("embedding::forward", [0, 8 * 6], args, |ctx, [ids, out]| {
         let table = Matrix::zeros(ctx.memory(), 5, 3);
@@ -53,11 +53,11 @@ fn of_embeddings() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let ids = Tensor::from_u32(ctx.memory(), &[2], &[4, 5]);
     let message = refused(backward(&ctx, &ids, &zeros(&ctx, &[2, 3], F32)));
-    assert_eq!(message, "embedding::backward: ids[1] is 5, which is not below 5");
+    assert_eq!(message, "embedding::backward: ids[1] is 5, expected below 5");
 }
 
 #[test]
-fn of_softmax() {
+fn softmax_refuses_wrong_arguments_and_counts_its_work() {
     let (first, end) = (ids("first", &[2], &[0, 1]), ids("end", &[2], &[5, 3]));
     let args = [f32("x", &[2, 5]).leads().blames(&["y", "y"]), first, end, f32("y", &[2, 5])];
     check("softmax::forward", [20 * 10, 8 * 10], args, |ctx, [x, first, end, y]| {
@@ -76,15 +76,15 @@ fn of_softmax() {
     let end = Tensor::from_u32(ctx.memory(), &[1], &[3]);
     let (y, first) = (y.view(), end.view());
     let args = softmax::Backward { y, scale: 1.0, first, end: end.view(), d_y: y, d_x: d_x.view_mut() };
-    assert_eq!(refused(softmax::backward(&ctx, args)), "softmax::backward: end[0] is 3, which is not below 3");
+    assert_eq!(refused(softmax::backward(&ctx, args)), "softmax::backward: end[0] is 3, expected below 3");
 }
 
 #[test]
-fn of_rotations() {
+fn rope_refuses_wrong_arguments_and_counts_its_work() {
     let table = |ctx: &Context| rope::Table::new(ctx.memory(), &[1.0, 0.5], 1.0, 7);
     const WIDER: &str = "2 heads of 4 in rows of 13 with a table of 2 angles";
     type Rotate = fn(&Context, rope::Rotate<'_>) -> Result<()>;
-    // 6 operations and 16 bytes for each of the 2 · 2 · 2 pairs.
+    // There are 2 · 2 · 2 pairs, with 6 operations and 16 bytes each.
     for (op, rotate) in [("rope::forward", rope::forward as Rotate), ("rope::backward", rope::backward)] {
         let args = [f32("x", &[2, 12]).leads().blames(&["positions", WIDER]), ids("positions", &[2], &[6, 3])];
         check(op, [6 * 8, 16 * 8], args, |ctx, [x, positions]| {
@@ -105,18 +105,18 @@ fn of_rotations() {
         let (x, positions) = (x.view_mut(), positions.view());
         rope::backward(&ctx, rope::Rotate { x, heads, head_dim, positions, table: &table(&ctx) })
     };
-    assert!(with(3, 4, 6).is_ok(), "all heads of a row, the last position");
-    assert_eq!(refused(with(3, 4, 7)), "rope::backward: positions[0] is 7, which is not below 7");
+    assert!(with(3, 4, 6).is_ok(), "all heads of a row and the last position are valid");
+    assert_eq!(refused(with(3, 4, 7)), "rope::backward: positions[0] is 7, expected below 7");
     assert_eq!(
         refused(with(4, 4, 0)),
         "rope::backward: 4 heads of 4 in rows of 12 with a table of 2 angles",
-        "more than a row has"
+        "more heads than a row has"
     );
     assert_eq!(refused(with(2, 6, 0)), "rope::backward: 2 heads of 6 in rows of 12 with a table of 2 angles");
 }
 
 #[test]
-fn of_gated_units() {
+fn gated_units_refuse_wrong_arguments_and_count_their_work() {
     let activation = glu::Activation::Silu;
     let args = [f32("gate_up", &[2, 6]), f32("kept", &[2, 6]), floats("y", &[2, 3]).leads().blames(&["kept", "kept"])];
     check("glu::forward", [20 * 6, 12 * 6], args, |ctx, [gate_up, kept, y]| {
@@ -129,7 +129,7 @@ fn of_gated_units() {
         let (gate_up, d_y, d_gate_up) = (gate_up.view(), d_y.view(), d_gate_up.view_mut());
         glu::backward(ctx, glu::Backward { activation, gate_up, d_y, d_gate_up, y: Some(y.view_mut()) })
     });
-    // The matmul of [2, 4] by [4, 64], whose 64 · 4 weights are read, and the gates.
+    // The work is a matmul of [2, 4] by [4, 64], which reads 64 · 4 weights, and the gates.
     let args = [
         floats("x", &[2, 4]),
         f32("bias", &[64]),
@@ -146,9 +146,9 @@ fn of_gated_units() {
 
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let mut all = [&[2, 4][..], &[64], &[2, 64], &[2, 32]].map(|shape| zeros(&ctx, shape, F32));
-    let message = "glu::fused: a weight of 128 rows for 32 columns, which come in panels of 32";
+    let message = "glu::fused: the weight has 128 rows, but 32 outputs need twice as many, in whole panels of 32";
     assert_eq!(refused(fused(&ctx, 128, all.each_mut())), message);
-    // In bf16, gate and up and their gradients may be f32 or bf16, but nothing else.
+    // If `y` is bf16, gate and up and their gradients may be f32 or bf16, but no other dtype.
     let (words, mut y) = (zeros(&ctx, &[2, 6], U32), zeros(&ctx, &[2, 3], Bf16));
     let args = glu::Forward { activation, gate_up: words.view(), kept: None, y: y.view_mut() };
     assert_eq!(refused(glu::forward(&ctx, args)), "glu::forward: gate_up is U32, expected F32");
@@ -162,7 +162,7 @@ fn of_gated_units() {
 }
 
 #[test]
-fn of_norms() {
+fn norms_refuse_wrong_arguments_and_count_their_work() {
     let args = [
         f32("x", &[2, 3]).leads().blames(&["y", "weight"]),
         f32("delta", &[2, 3]),
@@ -189,7 +189,7 @@ fn of_norms() {
         f32("d_y", &[2, 3]),
         f32("d_x", &[2, 3]),
         f32("d_weight", &[3]),
-        ids("segments", &[2], &[0, 2]).blames(&["segments do not ascend from 0 to 2"]),
+        ids("segments", &[2], &[0, 2]).blames(&["segments must ascend from 0 to 2"]),
     ];
     check("rmsnorm::backward", [10 * 6, 16 * 6], args, |ctx, [x, weight, rstd, d_y, d_x, d_weight, segments]| {
         let (x, weight, rstd, d_y, d_x) = (x.view(), weight.view(), rstd.view(), d_y.view(), d_x.view_mut());
@@ -203,12 +203,12 @@ fn of_norms() {
         let (delta, sum) = ((!with_sum).then(|| x.view()), with_sum.then(|| sum.view_mut()));
         let (x, weight, y, rstd) = (x.view(), weight.view(), y.view_mut(), rstd.view_mut());
         let args = rmsnorm::Forward { x, delta, sum, weight, offset: 0.0, eps: 1e-6, y, rstd };
-        assert_eq!(refused(rmsnorm::forward(&ctx, args)), "rmsnorm::forward: sum is given exactly if delta is");
+        assert_eq!(refused(rmsnorm::forward(&ctx, args)), "rmsnorm::forward: sum and delta must be given together");
     }
 }
 
 #[test]
-fn of_residuals() {
+fn residual_additions_refuse_wrong_arguments_and_count_their_work() {
     let x = f32("x", &[2, 3]).leads().blames(&["y", "y"]);
     let args = [x, f32("delta", &[2, 3]), f32("sum", &[2, 3]), floats("y", &[2, 3])];
     check("residual::forward", [6, 8 * 6], args, |ctx, [x, delta, sum, y]| {
@@ -224,14 +224,14 @@ fn of_residuals() {
     for with_sum in [false, true] {
         let (delta, sum) = ((!with_sum).then(|| x.view()), with_sum.then(|| sum.view_mut()));
         let message = refused(residual::forward(&ctx, residual::Forward { x: x.view(), delta, sum, y: y.view_mut() }));
-        assert_eq!(message, "residual::forward: sum is given exactly if delta is");
+        assert_eq!(message, "residual::forward: sum and delta must be given together");
     }
 }
 
 /// Two query heads and a key head of 3, and a value head.
 #[test]
-fn of_the_norms_of_heads() {
-    // A weight whose length is not that of a head must cover all heads together.
+fn qk_norms_refuse_wrong_arguments_and_count_their_work() {
+    // A weight that is not as long as a head must be as long as all heads together.
     const WHOLE: &str = "q_weight has shape [4], expected [6]";
     let (heads, kv_heads, head_dim, offset) = (2, 1, 3, 0.0);
     let args = || {
@@ -255,7 +255,7 @@ fn of_the_norms_of_heads() {
         f32("d_x", &[2, 12]),
         f32("d_q_weight", &[3]),
         f32("d_k_weight", &[3]),
-        ids("segments", &[2], &[0, 2]).blames(&["segments do not ascend from 0 to 2"]),
+        ids("segments", &[2], &[0, 2]).blames(&["segments must ascend from 0 to 2"]),
     ];
     check("qk_norm::backward", [10 * 2 * 9, 12 * 2 * 12], args, |ctx, [x, q, k, rstd, d_y, d_x, d_q, d_k, s]| {
         let (x, q_weight, k_weight, rstd) = (x.view(), q.view(), k.view(), rstd.view());
@@ -280,7 +280,7 @@ fn of_the_norms_of_heads() {
 }
 
 #[test]
-fn of_whole_tensors() {
+fn whole_tensor_operations_refuse_wrong_arguments_and_count_their_work() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let of = |shape: &[usize], dtype: DType| zeros(&ctx, shape, dtype);
     let counts = |run: &mut dyn FnMut()| {
@@ -303,14 +303,14 @@ fn of_whole_tensors() {
 
     let blend =
         |mut y: Tensor, x: Tensor, alpha: f64| lerp::lerp(&ctx, lerp::Lerp { y: y.view_mut(), x: x.view(), alpha });
-    // Shapes do not matter, but lengths do.
+    // Only the lengths of the tensors must agree, not their shapes.
     assert_eq!(counts(&mut || blend(of(&[2, 3], F32), of(&[6], F32), 0.5).unwrap()), [3 * 6, 12 * 6]);
     let refusals = [
         (blend(of(&[6], F32), of(&[7], F32), 0.5), "lerp: x has shape [7], expected [6]"),
         (blend(of(&[6], Bf16), of(&[6], F32), 0.5), "lerp: y is Bf16, expected F32"),
         (blend(of(&[6], F32), of(&[6], U32), 0.5), "lerp: x is U32, expected F32"),
-        (blend(of(&[6], F32), of(&[6], F32), -0.25), "lerp: alpha is -0.25, which is not in 0 ..= 1"),
-        (blend(of(&[6], F32), of(&[6], F32), f64::NAN), "lerp: alpha is NaN, which is not in 0 ..= 1"),
+        (blend(of(&[6], F32), of(&[6], F32), -0.25), "lerp: alpha must be in 0 ..= 1, got -0.25"),
+        (blend(of(&[6], F32), of(&[6], F32), f64::NAN), "lerp: alpha must be in 0 ..= 1, got NaN"),
     ];
     for (result, message) in refusals {
         assert_eq!(refused(result), message);
@@ -341,7 +341,7 @@ fn adamw_with(t: [Tensor; 7], step: u64, max_norm: f32) -> Result<()> {
 }
 
 #[test]
-fn of_the_optimizer() {
+fn adamw_refuses_wrong_arguments_and_counts_its_work() {
     const NAMES: [&str; 7] = ["param", "from", "rounded", "grad", "m", "v", "norm"];
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let right = || [&[6][..], &[2, 3], &[6], &[3, 2], &[6], &[6], &[2]].map(|shape| zeros(&ctx, shape, F32));
@@ -362,13 +362,13 @@ fn of_the_optimizer() {
         }
         let (longer, blamed) = match name {
             "norm" => ([3], "norm has shape [3], expected [2]".to_owned()),
-            // The parameter's length is compared with that of the gradient.
+            // With a wrong parameter, the error names the gradient.
             "param" => ([7], "grad has shape [6], expected [7]".to_owned()),
             _ => ([7], format!("{name} has shape [7], expected [6]")),
         };
         assert_eq!(with(&longer, F32), format!("adamw::step: {blamed}"));
     }
-    // Moments of bf16 take half as many bytes; both must have the same dtype.
+    // bf16 moments take half as many bytes. Both moments must have the same dtype.
     let mut narrow = right();
     (narrow[4], narrow[5]) = (zeros(&ctx, &[6], Bf16), zeros(&ctx, &[6], Bf16));
     let before = counted();
@@ -377,7 +377,7 @@ fn of_the_optimizer() {
     let mut mixed = right();
     mixed[4] = zeros(&ctx, &[6], Bf16);
     assert_eq!(refused(adamw_with(mixed, 1, 0.0)), "adamw::step: v is F32, expected Bf16");
-    // A matrix of bf16 has two inputs of 32 rows side by side.
+    // A bf16 matrix stores the inputs of 32 rows in pairs.
     let of = |len: usize| {
         let mut all = NAMES.map(|name| zeros(&ctx, &[if name == "norm" { 2 } else { len }], F32));
         all[2] = zeros(&ctx, &[len], Bf16);
@@ -386,11 +386,12 @@ fn of_the_optimizer() {
     assert!(of(64).is_ok() && of(128).is_ok());
     assert_eq!(
         refused(of(96)),
-        "adamw::step: 96 elements to round to bf16 are not panels with an even number of inputs"
+        "adamw::step: 96 elements to round to bf16 must be panels with an even number of inputs"
     );
     for (step, max_norm, shown) in [(0, 0.0, "0"), (1, -1.0, "-1"), (1, f32::NAN, "NaN")] {
-        let message =
-            format!("adamw::step: step {step} and max_norm {shown}: steps count from 1, norms are not negative");
+        let message = format!(
+            "adamw::step: step must be at least 1 and max_norm at least 0, got step {step} and max_norm {shown}"
+        );
         assert_eq!(refused(adamw_with(right(), step, max_norm)), message);
     }
     assert!(adamw_with(right(), 1, f32::INFINITY).is_ok());

@@ -72,14 +72,14 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
-            // Both are transposed, but only the used slots, because short sequences fill little of a page.
+            // Only used slots are transposed, because short sequences fill little of a page.
             let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
             for (slot, to) in page.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
             }
             for (i, to) in page.values.chunks_exact_mut(BLOCK).enumerate() {
-                let of_slot = |slot: usize| values[slot * hd + i].widen();
-                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = of_slot(slot));
+                let slot_value = |slot: usize| values[slot * hd + i].widen();
+                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = slot_value(slot));
             }
             for run in &visit.rows {
                 for start in run.clone().step_by(rows_of_tile) {
@@ -126,9 +126,9 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
 
         // Scores, computed as in the forward pass, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
-        let (a, out, of_hd) = (&*w.q, &mut *w.p, k.clone());
+        let (a, out, dims) = (&*w.q, &mut *w.p, k.clone());
         let b = &self.of.keys[at..at + BLOCK * hd];
-        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<E>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: dims, accumulate }.compute::<E>(self.isa);
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
         Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
         for (i, row) in tile.clone().enumerate() {
@@ -213,7 +213,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     for offsets in offsets.windows(2) {
         let group = Group::new(&g, &places, offsets[0] as usize..offsets[1] as usize, &mut pages);
         if unit.is_some() {
-            // On tiles, the steps of queries are counted from the group's first row, so the group stays whole.
+            // On tiles, steps of queries are counted from the group's first row, so a group is not split.
             first.push(group.whole());
             continue;
         }

@@ -3,8 +3,8 @@
 //! A task is a group of rows (a prompt with its completions) under one kv head, as in `backward.rs`. Its queries (row,
 //! query head), row by row, are cut into steps of 32 from the group's first query, the same steps for every KV-cache
 //! page. So the gradient of a page is a sum over these steps, and does not depend on the rows of other groups. Scores
-//! and their gradients are computed transposed, with keys as rows and queries as columns, because the matmuls that sum
-//! over queries read them so:
+//! and their gradients are computed transposed, with keys as rows and queries as columns, as the matmuls that sum over
+//! queries need them:
 //!
 //! | matmul              | left operand A    | right operand B     | summed in steps of 32                           |
 //! |---------------------|-------------------|---------------------|-------------------------------------------------|
@@ -36,7 +36,7 @@ use std::ops::Range;
 /// Steps of 32 queries that are processed together.
 const STEPS: usize = if cfg!(test) { 2 } else { 4 };
 const PAIRS: usize = STEPS * DEPTH;
-/// Limits the pages that are processed together: pages times padded hd. Their tiles and gradients stay in the
+/// Limit of pages times padded hd that are processed together. The tiles and gradients of these pages stay in the
 /// second-level cache, and queries are packed once for all of them.
 const WIDTH: usize = if cfg!(test) { 64 } else { 512 };
 
@@ -140,10 +140,10 @@ impl Tasks for BackwardTasks<'_> {
 
         let lens = [at_once * Page::len(padded), Batch::len(padded), BLOCK * padded];
         let memory = aligned(scratch, lens.iter().sum::<usize>() + pairs);
-        let (of_pages, rest) = memory.split_at_mut(lens[0]);
-        let (of_batch, rest) = rest.split_at_mut(lens[1]);
+        let (page_memory, rest) = memory.split_at_mut(lens[0]);
+        let (batch_memory, rest) = rest.split_at_mut(lens[1]);
         let (room, deltas) = rest.split_at_mut(lens[2]);
-        let (mut batch, room) = (Batch::new(of_batch, padded), halves(room));
+        let (mut batch, room) = (Batch::new(batch_memory, padded), halves(room));
         for (pair, delta) in deltas.iter_mut().enumerate() {
             let at = (rows.start + pair / per) * g.heads + head * per + pair % per;
             *delta =
@@ -157,25 +157,25 @@ impl Tasks for BackwardTasks<'_> {
 
         let mut visits = &visits[..];
         while !visits.is_empty() {
-            // A page that is visited twice, as two blocks, is not processed twice at the same time.
+            // A page that serves as two blocks is visited twice, but must not be processed twice at the same time.
             let twice = |i: &usize| visits[..*i].iter().any(|v| v.page == visits[*i].page);
             let count = (1..visits.len().min(at_once)).find(twice).unwrap_or(visits.len().min(at_once));
             let (now, later) = visits.split_at(count);
             visits = later;
-            for (visit, memory) in now.iter().zip(of_pages.chunks_exact_mut(Page::len(padded))) {
+            for (visit, memory) in now.iter().zip(page_memory.chunks_exact_mut(Page::len(padded))) {
                 self.load_page::<V>(visit, head, Page::new(memory, padded), room);
             }
             for first in (0..pairs).step_by(PAIRS) {
-                let of_batch = first..pairs.min(first + PAIRS);
-                let steps = of_batch.len().div_ceil(DEPTH);
+                let batch_pairs = first..pairs.min(first + PAIRS);
+                let steps = batch_pairs.len().div_ceil(DEPTH);
                 let mut loaded = false;
-                for (visit, memory) in now.iter().zip(of_pages.chunks_exact_mut(Page::len(padded))) {
-                    let looked = self.look(visit, rows.start, of_batch.clone(), &mut batch);
+                for (visit, memory) in now.iter().zip(page_memory.chunks_exact_mut(Page::len(padded))) {
+                    let looked = self.look(visit, rows.start, batch_pairs.clone(), &mut batch);
                     let mut step = 0;
                     while step < steps {
                         let end = (step..steps).find(|&s| looked[s].is_none()).unwrap_or(steps);
                         if step < end && !loaded {
-                            self.load_batch::<V>(&mut batch, rows.start, head, of_batch.clone(), deltas);
+                            self.load_batch::<V>(&mut batch, rows.start, head, batch_pairs.clone(), deltas);
                             loaded = true;
                         }
                         if step < end {
@@ -185,14 +185,14 @@ impl Tasks for BackwardTasks<'_> {
                     }
                 }
                 if loaded {
-                    for (i, pair) in of_batch.enumerate() {
+                    for (i, pair) in batch_pairs.enumerate() {
                         // SAFETY: only this task accesses this row's queries under this kv head.
                         unsafe { self.of.d_qkv.slice(self.query(rows.start, head, pair)) }
                             .copy_from_slice(&batch.d_q[i * padded..i * padded + hd]);
                     }
                 }
             }
-            for (visit, memory) in now.iter().zip(of_pages.chunks_exact_mut(Page::len(padded))) {
+            for (visit, memory) in now.iter().zip(page_memory.chunks_exact_mut(Page::len(padded))) {
                 let page = Page::new(memory, padded);
                 // SAFETY: this is the task, and no page is in work twice.
                 let [d_keys, d_values] = unsafe { self.gradients_of(visit, head) };
@@ -232,16 +232,16 @@ impl BackwardTasks<'_> {
     fn load_page<V: Simd>(&self, visit: &Visit, head: usize, page: Page<'_>, room: &mut [bf16]) {
         let (hd, padded) = (self.of.geometry.head_dim, padded(self.of.geometry.head_dim));
         let at = (visit.page * self.of.geometry.kv_heads + head) * BLOCK * hd;
-        let of_page = [&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]];
-        let [keys, values] = pages::tiles::<V>(of_page, hd, visit.end, room);
+        let page_kv = [&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]];
+        let [keys, values] = pages::tiles::<V>(page_kv, hd, visit.end, room);
         let steps = padded / DEPTH;
         for (i, from) in keys.chunks_exact(2 * TILE).enumerate() {
             let line = i % steps * BLOCK + i / steps * DEPTH;
             pairs_to_lines::<V>(from, SIDE, &mut page.keys[line * DEPTH..][..2 * TILE]);
         }
         page.keys.chunks_exact_mut(BLOCK * DEPTH).for_each(|keys| keys[visit.end * DEPTH..].fill(bf16::ZERO));
-        let of_steps = page.keys.chunks_exact(2 * TILE).zip(page.key_pairs.chunks_exact_mut(2 * TILE));
-        of_steps.for_each(|(lines, to)| zip_lines::<V>(lines, to));
+        let step_lines = page.keys.chunks_exact(2 * TILE).zip(page.key_pairs.chunks_exact_mut(2 * TILE));
+        step_lines.for_each(|(lines, to)| zip_lines::<V>(lines, to));
         // The values of two keys lie side by side: 32 dimensions each.
         for (from, to) in values.chunks_exact(2 * DEPTH).zip(page.values.chunks_exact_mut(2 * DEPTH)) {
             let (even, odd) = to.split_at_mut(DEPTH);
@@ -253,8 +253,8 @@ impl BackwardTasks<'_> {
         page.d_values.fill(0.0);
         if !visit.first {
             // SAFETY: this is the task, and the page is not in work yet.
-            let of_visit = unsafe { self.gradients_of(visit, head) };
-            for (from, to) in of_visit.into_iter().zip([page.d_keys, page.d_values]) {
+            let gradients = unsafe { self.gradients_of(visit, head) };
+            for (from, to) in gradients.into_iter().zip([page.d_keys, page.d_values]) {
                 for (from, to) in from.chunks_exact(hd).zip(to.chunks_exact_mut(padded)).take(visit.end) {
                     to[..hd].copy_from_slice(from);
                 }
@@ -315,25 +315,25 @@ impl BackwardTasks<'_> {
             batch.d_q[i * padded..i * padded + hd].copy_from_slice(from);
         }
         for (step, first) in pairs.clone().step_by(DEPTH).enumerate() {
-            let of_step = first..pairs.end.min(first + DEPTH);
+            let step_pairs = first..pairs.end.min(first + DEPTH);
             for at in (0..padded).step_by(DEPTH) {
                 let dims = at..hd.min(at + DEPTH);
                 let [mut q, mut d_out] = [(); 2].map(|()| Lines([bf16::ZERO; 2 * TILE]));
                 let lines = q.0.chunks_exact_mut(DEPTH).zip(d_out.0.chunks_exact_mut(DEPTH));
-                for (pair, (q, d_out)) in of_step.clone().zip(lines) {
+                for (pair, (q, d_out)) in step_pairs.clone().zip(lines) {
                     let query = self.query(group_start, head, pair).start;
                     narrowed::<V>(Elements::Bf16(&self.of.qkv[query + dims.start..query + dims.end]), q);
                     let row = ((group_start + pair / per) * g.heads + head * per + pair % per) * hd;
                     narrowed::<V>(Elements::F32(&self.of.d_out[row + dims.start..row + dims.end]), d_out);
                 }
-                let of_columns = (step * padded + at) * DEPTH;
-                let of_pairs = (at / DEPTH * STEPS + step) * 2 * TILE;
+                let columns_at = (step * padded + at) * DEPTH;
+                let pairs_at = (at / DEPTH * STEPS + step) * 2 * TILE;
                 for (lines, to) in [(&q.0, &mut batch.q), (&d_out.0, &mut batch.d_out)] {
-                    let columns = &mut to.columns[of_columns..of_columns + 2 * TILE];
+                    let columns = &mut to.columns[columns_at..columns_at + 2 * TILE];
                     for (half, from) in lines.chunks_exact(TILE).enumerate() {
                         transpose_pairs::<V>(from, DEPTH, SIDE, &mut columns[half * DEPTH..], 2 * DEPTH);
                     }
-                    zip_lines::<V>(lines, &mut to.pairs[of_pairs..of_pairs + 2 * TILE]);
+                    zip_lines::<V>(lines, &mut to.pairs[pairs_at..pairs_at + 2 * TILE]);
                 }
             }
         }
@@ -379,7 +379,7 @@ impl BackwardTasks<'_> {
 
         for step in steps.clone() {
             self.gradients::<V>(b, step, looked[step] == Some(true));
-            // 32 keys of the step's queries, transposed: first the rows of two keys side by side, then queries as rows.
+            // Transposes the gradients for 32 keys: first to rows of two keys side by side, then to queries as rows.
             for (half, from) in b.d_s[step * 2 * 2 * TILE..][..2 * 2 * TILE].chunks_exact(2 * TILE).enumerate() {
                 let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
                 zip_lines::<V>(from, &mut zipped.0);
@@ -389,7 +389,7 @@ impl BackwardTasks<'_> {
         }
 
         // Gradients of values and keys: 64 keys by 32 dimensions.
-        let of_page = |a: &[bf16], b: &[bf16], c: *mut f32, panel: usize| TileMatmul {
+        let page_matmul = |a: &[bf16], b: &[bf16], c: *mut f32, panel: usize| TileMatmul {
             a: a[steps.start * BLOCK * DEPTH..].as_ptr(),
             b: b[(panel * STEPS + steps.start) * 2 * TILE..].as_ptr(),
             c: c.wrapping_add(panel * DEPTH),
@@ -406,7 +406,7 @@ impl BackwardTasks<'_> {
         };
         let (d_keys, d_values) = (page.d_keys.as_mut_ptr(), page.d_values.as_mut_ptr());
         let d_q = b.d_q[steps.start * DEPTH * padded..].as_mut_ptr();
-        let of_queries = |panel: usize| TileMatmul {
+        let query_matmul = |panel: usize| TileMatmul {
             a: b.d_s_rows[steps.start * DEPTH * DEPTH..].as_ptr(),
             b: page.key_pairs[panel * DEPTH * BLOCK..].as_ptr(),
             c: d_q.wrapping_add(panel * DEPTH),
@@ -422,11 +422,11 @@ impl BackwardTasks<'_> {
             rows,
         };
         let panels = 0..padded / DEPTH;
-        let matmuls = panels.clone().map(|panel| of_page(b.p, b.d_out.pairs, d_values, panel));
-        let matmuls = matmuls.chain(panels.clone().map(|panel| of_page(b.d_s, b.q.pairs, d_keys, panel)));
+        let matmuls = panels.clone().map(|panel| page_matmul(b.p, b.d_out.pairs, d_values, panel));
+        let matmuls = matmuls.chain(panels.clone().map(|panel| page_matmul(b.d_s, b.q.pairs, d_keys, panel)));
         // SAFETY: lines of 64 keys, or of the steps' pairs, for each step; tiles of 32 dimensions for each; rows of 32
         // dimensions of the page's 64 slots and the steps' pairs; all this task's.
-        unsafe { run_all(self.unit, matmuls.chain(panels.map(of_queries))) };
+        unsafe { run_all(self.unit, matmuls.chain(panels.map(query_matmul))) };
     }
 
     /// Backward pass of the softmax for one step of 32 queries. Scores become probabilities p = exp(z − lse), and d_out
@@ -438,10 +438,10 @@ impl BackwardTasks<'_> {
         let lines = b.p[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH);
         let lines = lines.zip(b.d_s[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH));
         let matmuls = b.s.chunks_exact(PAIRS).zip(b.d_p.chunks_exact(PAIRS));
-        let of_step = step * DEPTH..(step + 1) * DEPTH;
-        let [lse, delta, start, end] = [&*b.lse, &*b.delta, &*b.start, &*b.end].map(|x| &x[of_step.clone()]);
+        let step_pairs = step * DEPTH..(step + 1) * DEPTH;
+        let [lse, delta, start, end] = [&*b.lse, &*b.delta, &*b.start, &*b.end].map(|x| &x[step_pairs.clone()]);
         for (slot, ((p, d_s), (s, d_p))) in lines.zip(matmuls).enumerate() {
-            let (s, d_p, slot) = (&s[of_step.clone()], &d_p[of_step.clone()], V::splat(slot as f32));
+            let (s, d_p, slot) = (&s[step_pairs.clone()], &d_p[step_pairs.clone()], V::splat(slot as f32));
             for at in [0, LANES] {
                 let z = V::load(&s[at..]).mul(scale).sub(V::load(&lse[at..]));
                 let mut probability = exp_finite(z);

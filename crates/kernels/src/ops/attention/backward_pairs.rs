@@ -67,7 +67,7 @@ impl Tasks for BackwardTasks<'_> {
         let (part, head) = (&self.of.parts[index / g.kv_heads], index % g.kv_heads);
         let Part { rows, visits, .. } = part;
         let rows_of_tile = rows_of_tile(g);
-        // An even number, so that every row has a partner.
+        // The number of pairs is even, so that every row has a partner.
         let pairs = (rows_of_tile * per).next_multiple_of(2);
 
         let scratch = scratch.f32(rows.len() * per + BLOCK * hd + pairs * (4 * hd + 3 * BLOCK));
@@ -160,8 +160,8 @@ impl BackwardTasks<'_> {
 
         // Scores, computed as in the forward pass, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
-        let (a, b, out, of_hd) = (&*w.q, page.as_chunks::<2>().0, &mut *w.p, k.clone());
-        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<bf16>(self.isa);
+        let (a, b, out, dims) = (&*w.q, page.as_chunks::<2>().0, &mut *w.p, k.clone());
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: dims, accumulate }.compute::<bf16>(self.isa);
         let (a, b, out) = (&*w.d_out, w.values.as_chunks::<2>().0, &mut *w.d_s);
         Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
         for (i, row) in tile.clone().enumerate() {

@@ -4,8 +4,8 @@
 //! A task is a tile of consecutive rows under one kv head. It goes through the blocks of 64 keys in ascending order.
 //! The rows of the tile that attend to the same KV-cache page are computed as one matmul. Each query has an
 //! online-softmax state (m, l, O): m is the largest score so far; l is 16 partial sums of exp(z − m), one for each
-//! vector lane (lane = slot mod 16); O is the unnormalised weighted sum of values. Rescaling has one rule: if a block's
-//! largest score is greater than m, l and O are multiplied by α = exp(m − new m). Otherwise they are left alone.
+//! vector lane (lane = slot mod 16); O is the unnormalised weighted sum of values. There is one rescaling rule: if a
+//! block's largest score is greater than m, l and O are multiplied by α = exp(m − new m); otherwise they do not change.
 //!
 //! So the bits of a row depend only on its query and on the keys and values of its own positions. They do not depend on
 //! the tile, the other rows of the batch, the indices of the pages or the number of threads.
@@ -180,7 +180,7 @@ fn online_softmax<V: Simd, E: Element>(
     o: &mut [f32],
 ) {
     let (scale, minus_infinity) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
-    // Vectors that contain a slot that the query attends to. The others are never read.
+    // The vectors that contain a slot to which the query attends. Other vectors are never read.
     let vectors = slots.start / LANES..slots.end.div_ceil(LANES);
     let mut z = [minus_infinity; BLOCK / LANES];
     let mut largest = minus_infinity;

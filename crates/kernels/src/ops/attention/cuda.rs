@@ -10,8 +10,8 @@ use crate::device::cuda::{Arg, Grid, Source, source};
 const SOURCE: Source = source!("attention");
 /// Largest head_dim for which each thread can have its share of the output in registers.
 const MOST_DIM: usize = 256;
-/// Threads that share one dimension when the gradients of pages are gathered into rows. Each of them reads the whole
-/// list of writes.
+/// Number of threads per dimension that gather the gradients of pages into rows. Each thread reads the whole list of
+/// writes.
 const RESIDUES: u32 = 16;
 
 impl Geometry {
@@ -24,7 +24,7 @@ impl Geometry {
     }
     fn fits(&self, cuda: &Cuda) -> Result<()> {
         if self.head_dim > MOST_DIM {
-            Err(cuda.lacks(&format!("a head_dim of {}, above {MOST_DIM},", self.head_dim)))
+            Err(cuda.lacks(&format!("head_dim = {}, above {MOST_DIM},", self.head_dim)))
         } else {
             Ok(())
         }
@@ -151,7 +151,7 @@ mod tests {
     /// number of shared pages, on sequences of these lengths, whose pages are scattered among pages of NaN. All
     /// sequences but the first share their first pages with the first.
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [
             ([1, 1, 2], None, 0, &[1usize][..]),
             ([4, 2, 10], None, 0, &[70, 3, 64]),
@@ -177,17 +177,17 @@ mod tests {
             };
             let tables: Vec<u32> =
                 (0..lengths.len()).flat_map(|s| (0..longest).map(move |b| page(s, b) as u32)).collect();
-            let (mut positions, mut of_rows, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut positions, mut row_tables, mut slots) = (Vec::new(), Vec::new(), Vec::new());
             for (s, &len) in lengths.iter().enumerate() {
                 for p in if s > 0 { shared * BLOCK } else { 0 }..len {
                     positions.push(p as u32);
-                    of_rows.push(s as u32);
+                    row_tables.push(s as u32);
                     slots.push((page(s, p / BLOCK) * BLOCK + p % BLOCK) as u32);
                 }
             }
             let t = positions.len();
             let list = |list: &[u32]| Tensor::from_u32(ctx.memory(), &[list.len()], list);
-            let (positions, of_rows, slots) = (list(&positions), list(&of_rows), list(&slots));
+            let (positions, row_tables, slots) = (list(&positions), list(&row_tables), list(&slots));
             let rows = list(&(0..t as u32).collect::<Vec<_>>());
             let tables = Tensor::from_u32(ctx.memory(), &[lengths.len(), longest], &tables);
             let qkv = random(ctx, 1, &[t, width]);
@@ -200,13 +200,13 @@ mod tests {
             write_kv(ctx, WriteKv { qkv: qkv.view(), geometry, rows, slots, pages: pages_mut })?;
             copy_block(ctx, 0, pages as u32 - 1, PagesMut { keys: keys.view_mut(), values: values.view_mut() })?;
             let (mut out, mut lse) = (random(ctx, 4, &[t, heads * head_dim]), random(ctx, 5, &[t, heads]));
-            let rows = Rows { positions: positions.view(), tables_of_rows: of_rows.view(), tables: tables.view() };
+            let rows = Rows { positions: positions.view(), tables_of_rows: row_tables.view(), tables: tables.view() };
             let pages = Pages { keys: keys.view(), values: values.view() };
             let (qkv, out_mut, lse_mut) = (qkv.view(), out.view_mut(), Some(lse.view_mut()));
             forward(ctx, Forward { qkv, geometry, rows, pages, out: out_mut, lse: lse_mut })?;
             let (d_out, mut d_qkv) = (random(ctx, 6, &[t, heads * head_dim]), random(ctx, 7, &[t, width]));
             let (mut d_keys, mut d_values) = (random(ctx, 8, keys.shape()), random(ctx, 9, values.shape()));
-            // One row is written twice, and another to a page that no row attends to.
+            // One row is written twice, and another row to a page that no row attends to.
             let last = (keys.shape()[0] - 1) * BLOCK;
             let mut write_rows: Vec<u32> = (0..t as u32).collect();
             let mut write_slots = slots.indices().to_vec();
@@ -239,7 +239,7 @@ mod tests {
         for (head_dim, fits) in [(256, true), (257, false)] {
             let geometry = Geometry { heads: 1, kv_heads: 1, head_dim, scale: 1.0, window: None };
             let message = geometry.fits(&cuda).err().map(|error| error.to_string());
-            let expected = "cuda-emulated: a head_dim of 257, above 256, is not there yet; the device \"cpu\" has it";
+            let expected = "cuda-emulated: head_dim = 257, above 256, is not supported yet; use the device \"cpu\"";
             assert_eq!(message.as_deref(), (!fits).then_some(expected));
         }
     }

@@ -1,6 +1,6 @@
-//! The small matmul of which attention on the CPU consists, computed in register tiles: out (+)= a · b. Each output
-//! element is one chain of fused multiply-adds in ascending order of terms. Operands in bf16 are widened to f32 when
-//! they are loaded, or multiplied two terms at a time; both give the same bits.
+//! The small matmul that attention on the CPU uses, computed in register tiles: out (+)= a · b. Each output element is
+//! one chain of fused multiply-adds in ascending order of terms. Operands in bf16 are widened to f32 when they are
+//! loaded, or multiplied two terms at a time; both give the same bits.
 
 use crate::Isa;
 use crate::simd::{Element, Kernel, LANES, Simd};
@@ -142,7 +142,7 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
         if self.rows == 0 || self.columns == 0 || (self.k.is_empty() && self.accumulate) {
             return;
         }
-        // The checks of the largest indices cover every unchecked access below.
+        // These checks of the largest indices cover every unchecked access below.
         if let Some(k) = self.k.clone().last() {
             let k = k / B::TERMS;
             assert!((self.rows - 1) * self.a_row + k * self.a_k < self.a.len());

@@ -52,7 +52,7 @@ use crate::{Context, DType, Error, Result, View, ViewMut};
 pub const BLOCK: usize = 64;
 
 /// KV-cache pages of one layer, read-only. Keys, values, fused rows and outputs are all f32 or all bf16. With bf16,
-/// inputs are widened to f32 when read and outputs rounded when written. The exp(z − m) that multiply values are
+/// inputs are widened to f32 when read and outputs rounded when written. The factors exp(z − m) of the values are
 /// rounded too, but their sum is not.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
@@ -210,7 +210,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
     let pages = check_pages(OP, &g, args.qkv.dtype(), args.pages.keys, args.pages.values)?;
     if check_pages(OP, &g, F32, args.d_pages.keys.view(), args.d_pages.values.view())? < pages {
-        return Err(Error::Value { op: OP, message: format!("d_pages has fewer than {pages} pages") });
+        return Err(Error::Value { op: OP, message: format!("d_pages must have at least {pages} pages") });
     }
     let seen = check_rows(OP, &g, args.rows, rows, pages)?;
     check_writes(OP, args.write_rows, args.write_slots, rows, pages)?;
@@ -231,10 +231,13 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
 fn check_geometry(op: &'static str, g: &Geometry, qkv: View<'_>) -> Result<usize> {
     let fail = |message| Err(Error::Value { op, message });
     if g.kv_heads == 0 || g.heads == 0 || g.head_dim == 0 || !g.heads.is_multiple_of(g.kv_heads) {
-        return fail(format!("{} query heads on {} kv heads of {}", g.heads, g.kv_heads, g.head_dim));
+        return fail(format!(
+            "invalid heads: {} query heads, {} kv heads, head_dim {}",
+            g.heads, g.kv_heads, g.head_dim
+        ));
     }
     if g.window == Some(0) {
-        return fail("a window of 0 sees nothing".into());
+        return fail("the sliding window must be at least 1, got 0".into());
     }
     let rows = two_dims(op, "qkv", qkv)?[0];
     expect_floats(op, "qkv", qkv, &[rows, g.width()])?;
@@ -273,11 +276,11 @@ fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: 
     Ok(seen)
 }
 
-fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, of_rows: usize, pages: usize) -> Result<()> {
+fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, row_count: usize, pages: usize) -> Result<()> {
     let writes = rows.shape().first().copied().unwrap_or(0);
     expect(op, "rows", rows, U32, &[writes])?;
     expect(op, "slots", slots, U32, &[writes])?;
-    expect_below(op, "rows", rows.indices(), of_rows)?;
+    expect_below(op, "rows", rows.indices(), row_count)?;
     expect_below(op, "slots", slots.indices(), pages * BLOCK)
 }
 
@@ -290,28 +293,28 @@ fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, 
     let (rows, table_len) = (at.positions.shape()[0], at.tables.shape()[1]);
     let ascending = offsets.windows(2).all(|o| o[0] <= o[1]);
     if !ascending || offsets.first() != Some(&0) || offsets.last().map(|&o| o as usize) != Some(rows) {
-        return fail(format!("groups {offsets:?} do not cover {rows} rows"));
+        return fail(format!("groups {offsets:?} must cover {rows} rows"));
     }
     let mut owner = vec![u32::MAX; pages];
-    let (positions, of_rows, tables) = (at.positions.indices(), at.tables_of_rows.indices(), at.tables.indices());
+    let (positions, row_tables, tables) = (at.positions.indices(), at.tables_of_rows.indices(), at.tables.indices());
     for (group, o) in offsets.windows(2).enumerate() {
         // Block table of the previous row, and its range of blocks that are known to belong to this group.
         let mut known = (u32::MAX, 0..0);
         for row in o[0] as usize..o[1] as usize {
             let keys = g.seen(positions[row] as usize);
             let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
-            if known.0 == of_rows[row] && known.1.start <= blocks.start && blocks.end <= known.1.end {
+            if known.0 == row_tables[row] && known.1.start <= blocks.start && blocks.end <= known.1.end {
                 continue;
             }
-            let start = of_rows[row] as usize * table_len;
+            let start = row_tables[row] as usize * table_len;
             for &page in &tables[start + blocks.start..start + blocks.end] {
                 let owner = &mut owner[page as usize];
                 if *owner != u32::MAX && *owner != group as u32 {
-                    return fail(format!("page {page} is in groups {owner} and {group}"));
+                    return fail(format!("groups {owner} and {group} must not share page {page}"));
                 }
                 *owner = group as u32;
             }
-            known = (of_rows[row], blocks);
+            known = (row_tables[row], blocks);
         }
     }
     Ok(())

@@ -131,14 +131,14 @@ pub(super) fn tiles<'a, V: Simd>(
     end: usize,
     room: &'a mut [bf16],
 ) -> [&'a [bf16]; 2] {
-    let of_page = BLOCK * padded(hd);
-    let (of_keys, of_values) = room.split_at_mut(of_page);
+    let page_len = BLOCK * padded(hd);
+    let (key_room, value_room) = room.split_at_mut(page_len);
     if kept(hd) {
         if end == BLOCK {
             return [keys, values];
         }
-        let of_values = &mut of_values[..of_page];
-        for (from, to) in values.chunks_exact(DEPTH * BLOCK).zip(of_values.chunks_exact_mut(DEPTH * BLOCK)) {
+        let value_room = &mut value_room[..page_len];
+        for (from, to) in values.chunks_exact(DEPTH * BLOCK).zip(value_room.chunks_exact_mut(DEPTH * BLOCK)) {
             let whole = end / 2 * PAIRS;
             to[..whole].copy_from_slice(&from[..whole]);
             to[whole..].fill(bf16::ZERO);
@@ -146,18 +146,18 @@ pub(super) fn tiles<'a, V: Simd>(
                 (whole..whole + PAIRS).step_by(2).for_each(|i| to[i] = from[i]);
             }
         }
-        return [keys, of_values];
+        return [keys, value_room];
     }
     let steps = padded(hd) / DEPTH;
-    for (i, to) in of_keys[..of_page].chunks_exact_mut(2 * TILE).enumerate() {
+    for (i, to) in key_room[..page_len].chunks_exact_mut(2 * TILE).enumerate() {
         let (panel, first) = (i / steps * DEPTH, i % steps * DEPTH);
         let row = |i: usize| Elements::Bf16(&keys[i * BLOCK + panel..i * BLOCK + panel + DEPTH]);
         zip::<V>(first..hd.min(first + DEPTH), row, to);
     }
-    for (i, to) in of_values[..of_page].chunks_exact_mut(2 * TILE).enumerate() {
+    for (i, to) in value_room[..page_len].chunks_exact_mut(2 * TILE).enumerate() {
         let (panel, first) = (i / 2 * DEPTH, i % 2 * DEPTH);
         let row = |slot: usize| Elements::Bf16(&values[slot * hd + panel..slot * hd + hd.min(panel + DEPTH)]);
         zip::<V>(first..end.clamp(first, first + DEPTH), row, to);
     }
-    [of_keys, of_values]
+    [key_room, value_room]
 }

@@ -22,7 +22,8 @@ impl<'a> Parts<'a> {
         if count < 2 {
             return whole;
         }
-        // Two pages with the same bit count as one page. Then there is only one part, which is slower but correct.
+        // Two pages with the same bit count as one page. The list may then be a single part, which is slower but
+        // correct.
         const BITS: usize = 1 << 16;
         let mut seen = [0u64; BITS / 64];
         for i in (0..slots.len()).filter(|&i| whole.begins_page(i)) {
@@ -72,10 +73,10 @@ mod tests {
         assert_eq!(parts(&slots, 2), [0..2, 2..4]);
         assert_eq!(parts(&slots, 8), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(parts(&slots, 1), whole(4));
-        // Three pages of a prompt, the last of them partly filled.
+        // Three pages of a prompt, of which the last is partly filled.
         let slots: Vec<u32> = (64..64 + 140).collect();
         assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
-        // One page appears twice, and two pages share a bit.
+        // In the first case a page appears twice, in the second two pages share a bit.
         assert_eq!(parts(&[5, 70, 6], 2), whole(3));
         assert_eq!(parts(&[5, (1 << 16) * 64], 2), whole(2));
         assert_eq!(parts(&[], 4), []);

@@ -149,7 +149,7 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
 ///
 /// A masked key may be NaN, so it must not even be multiplied by 0. Where rows differ in what they attend to, a few
 /// rows are taken at a time (about six queries: `per` is the count of query heads that share a kv head). The slots that
-/// all of them see are one matmul; slots before and after these are computed row by row.
+/// all of these rows attend to are one matmul; slots before and after them are computed row by row.
 #[inline(always)]
 pub(super) fn mask_blocks(
     rows: Range<usize>,

@@ -27,7 +27,7 @@ fn probabilities<F: Float>(g: &Geometry, qkv: &[F], keys: &Keys, row: usize, hea
     let first = g.window.map_or(0, |w| x.len().saturating_sub(w));
     let scale = F::of(f64::from(g.scale));
     let p = softmax::forward(&x, x.len(), scale, &[first as u32], &[x.len() as u32]);
-    // From p = exp(z − lse) at the largest score: lse = z − ln p.
+    // At the largest score z, p = exp(z − lse), so lse = z − ln p.
     let best = (first..x.len()).fold(first, |best, j| if x[j] > x[best] { j } else { best });
     let lse = x[best] * scale - p[best].ln();
     (p, lse)

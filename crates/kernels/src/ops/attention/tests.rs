@@ -59,15 +59,15 @@ fn layout(groups: &[(usize, &[usize])], seed: u64) -> Layout {
             l.keys.push(keys.into_iter().chain([this]).collect());
             this
         };
-        let mut of_prefix = Vec::new();
+        let mut prefix_rows = Vec::new();
         for position in 0..prefix {
             let straddles = position >= prefix / BLOCK * BLOCK;
             let written = first..if straddles { tables.len() } else { first + 1 };
-            let this = row(position, first, written, of_prefix.clone());
-            of_prefix.push(this);
+            let this = row(position, first, written, prefix_rows.clone());
+            prefix_rows.push(this);
         }
         for (i, &branch) in branches.iter().enumerate() {
-            let mut keys = of_prefix.clone();
+            let mut keys = prefix_rows.clone();
             for position in prefix..prefix + branch {
                 let this = row(position, first + i, first + i..first + i + 1, keys.clone());
                 keys.push(this);
@@ -89,8 +89,8 @@ fn layout(groups: &[(usize, &[usize])], seed: u64) -> Layout {
         table.resize(l.table_len, 0);
         l.tables.extend(table);
     }
-    let of_page = |slot: u32| number[slot as usize / BLOCK] * BLOCK as u32 + slot % BLOCK as u32;
-    l.write_slots.iter_mut().for_each(|slot| *slot = of_page(*slot));
+    let renumbered = |slot: u32| number[slot as usize / BLOCK] * BLOCK as u32 + slot % BLOCK as u32;
+    l.write_slots.iter_mut().for_each(|slot| *slot = renumbered(*slot));
     l
 }
 
@@ -98,14 +98,14 @@ fn geometry(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize
     Geometry { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
 }
 
-/// Of f32 or bf16.
+/// A tensor of f32 or bf16 with the elements of `data`.
 fn tensor(ctx: &Context, shape: &[usize], dtype: DType, data: &[f32]) -> Tensor {
     let mut t = Tensor::zeros(ctx.memory(), shape, dtype);
     t.view_mut().copy_from_f32(data);
     t
 }
 
-/// Pages in which every unwritten slot is NaN.
+/// The inputs of attention, with KV-cache pages in which every unwritten slot is NaN.
 struct Run {
     ctx: Context,
     g: Geometry,
@@ -141,7 +141,7 @@ impl Run {
         let tables = self.layout.tables.len().checked_div(self.layout.table_len).unwrap_or(0);
         Tensor::from_u32(self.ctx.memory(), &[tables, self.layout.table_len], &self.layout.tables)
     }
-    /// out and lse of these rows.
+    /// The attention output and the log-sum-exp of these rows.
     fn forward(&self, rows: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
         let (g, m, t) = (self.g, self.ctx.memory(), rows.len());
         let positions = Tensor::from_u32(m, &[t], &self.layout.positions[rows.clone()]);
@@ -165,7 +165,7 @@ impl Run {
     fn all(&self) -> (Vec<f32>, Vec<f32>) {
         self.forward(0..self.layout.positions.len())
     }
-    /// d_qkv.
+    /// The gradient of `qkv`.
     fn backward(&self, d_out: &[f32]) -> Vec<f32> {
         let (g, m, l) = (self.g, self.ctx.memory(), &self.layout);
         let t = l.positions.len();
@@ -205,7 +205,7 @@ impl Run {
 type OwnedGroups = Vec<(usize, Vec<usize>)>;
 type Groups<'a> = &'a [(usize, &'a [usize])];
 
-/// Geometries and layouts that are odd in some way.
+/// Unusual geometries and layouts.
 fn cases() -> Vec<(Geometry, OwnedGroups)> {
     vec![
         (geometry(1, 1, 8, None), vec![(0, vec![1])]),
@@ -228,12 +228,12 @@ fn of(groups: &[(usize, Vec<usize>)], seed: u64) -> Layout {
 fn inputs(g: &Geometry, l: &Layout) -> (Vec<f32>, Vec<f32>) {
     let t = l.positions.len();
     let qkv: Vec<f32> = normal(3, t * g.width());
-    // Scores are large enough that maxima change and rescaling happens.
+    // Scores are so large that maxima change and outputs are rescaled.
     (qkv.iter().map(|x| 1.5 * x).collect(), normal(4, t * g.heads * g.head_dim))
 }
 
 #[test]
-fn forward_is_the_documented_formula_bit_for_bit_on_every_isa() {
+fn forward_matches_the_documented_formula_on_every_isa() {
     for (g, groups) in cases() {
         let l = of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -259,7 +259,7 @@ fn forward_is_the_documented_formula_bit_for_bit_on_every_isa() {
 }
 
 #[test]
-fn a_row_is_the_same_alone_in_other_pages_and_without_sharing() {
+fn a_rows_bits_do_not_depend_on_other_rows_pages_or_sharing() {
     for (g, groups) in cases() {
         let l = of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -293,7 +293,7 @@ fn a_row_is_the_same_alone_in_other_pages_and_without_sharing() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     for (g, groups) in
         [(geometry(3, 1, 5, None), vec![(3, vec![2, 4])]), (geometry(2, 2, 4, Some(3)), vec![(2, vec![5, 1])])]
     {
@@ -305,14 +305,14 @@ fn the_oracle_is_its_own_gradient() {
         let f = |x: &[f64]| reference::forward(&g, x, &l.keys).0.iter().zip(&d_out).map(|(o, d)| o * d).sum();
         let mut d = reference::backward(&g, &qkv, &l.keys, &d_out);
         assert!(directional_error(&qkv, &d, f) < 1e-7, "{g:?}");
-        // The last value is changed, because a first row's query has gradient 0.
+        // The last value is changed; the gradient of a first row's query is 0, so scaling it would change nothing.
         *d.last_mut().unwrap() *= 1.01;
-        assert!(directional_error(&qkv, &d, f) > 1e-7, "a spoiled gradient passes, {g:?}");
+        assert!(directional_error(&qkv, &d, f) > 1e-7, "a wrong gradient passes, {g:?}");
     }
 }
 
 #[test]
-fn backward_is_the_oracles_on_every_isa_and_any_thread_count() {
+fn backward_matches_the_oracle_on_every_isa_and_thread_count() {
     for (g, groups) in cases() {
         let l = of(&groups, 1);
         let (qkv, d_out) = inputs(&g, &l);
@@ -331,7 +331,7 @@ fn backward_is_the_oracles_on_every_isa_and_any_thread_count() {
             assert!(*bits.get_or_insert_with(formula) == d, "{} {} {g:?}", ctx.describe(), ctx.threads());
             let last = d.len() - 1;
             d[last] += 0.01 * oracle.iter().map(|x| x * x).sum::<f64>().sqrt() as f32;
-            assert!(relative_error(&d, &oracle) > 1e-5, "a spoiled gradient passes");
+            assert!(relative_error(&d, &oracle) > 1e-5, "a wrong gradient passes");
         }
         let elsewhere = Run::new(&Context::cpu(Isa::best(), 2), g, &of(&groups, 7), &qkv).backward(&d_out);
         assert!(bits.unwrap() == elsewhere, "other pages, {g:?}");
@@ -339,7 +339,7 @@ fn backward_is_the_oracles_on_every_isa_and_any_thread_count() {
 }
 
 #[test]
-fn a_groups_gradient_is_the_same_in_any_batch() {
+fn a_groups_gradient_does_not_depend_on_its_batch() {
     let g = geometry(4, 2, 16, None);
     let all: Groups<'_> = &[(70, &[3, 9]), (4, &[2]), (65, &[1, 1, 5])];
     let l = layout(all, 1);
@@ -356,7 +356,7 @@ fn a_groups_gradient_is_the_same_in_any_batch() {
 }
 
 #[test]
-fn no_rows_and_wrong_arguments() {
+fn no_rows_are_accepted_and_invalid_pages_are_refused() {
     let g = geometry(2, 1, 8, None);
     let ctx = Context::cpu(Isa::best(), 2);
     let l = layout(&[(3, &[2])], 1);
@@ -365,11 +365,11 @@ fn no_rows_and_wrong_arguments() {
     assert_eq!(run.forward(0..0), (vec![], vec![]));
     run.layout.tables[0] = 99;
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.all()));
-    assert!(caught.is_err(), "a page that does not exist is an error");
+    assert!(caught.is_err(), "a page that does not exist must be an error");
 }
 
 #[test]
-fn a_page_is_copied_whole() {
+fn copy_block_copies_a_whole_page() {
     let ctx = Context::cpu(Isa::best(), 1);
     let data: Vec<f32> = normal(1, 3 * 2 * 8 * BLOCK);
     let page = data.len() / 3;
@@ -387,11 +387,11 @@ fn a_page_is_copied_whole() {
 /// A caller that flushes denormals does not change a bit.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn the_callers_float_settings_do_not_matter() {
+fn the_callers_float_settings_do_not_change_attention() {
     let g = geometry(2, 1, 8, None);
     let l = layout(&[(3, &[2, 70])], 1);
     let (qkv, d_out) = inputs(&g, &l);
-    // Some products are in the range of denormals.
+    // Some of the products are denormal.
     let qkv: Vec<f32> = qkv.iter().enumerate().map(|(i, x)| if i % 3 == 0 { x * 1e-39 } else { *x }).collect();
     let run = Run::new(&Context::cpu(Isa::best(), 2), g, &l, &qkv);
     let expected = (run.all(), run.backward(&d_out));

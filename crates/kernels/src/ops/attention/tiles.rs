@@ -80,7 +80,7 @@ impl Tasks for ForwardTasks<'_> {
         let rows = rows(tile, self.rows_of_tile, self.places.positions.len());
         let pairs = rows.len() * group;
 
-        // Each length but the last is a multiple of a cache line.
+        // All lengths except the last are multiples of a cache line.
         let lens = [pairs * padded / 2, BLOCK * pairs / 2, BLOCK * padded, pairs * BLOCK, pairs * padded];
         let memory = aligned(scratch, lens.iter().sum::<usize>() + pairs * (LANES + 1));
         let (q, rest) = memory.split_at_mut(lens[0]);
@@ -147,13 +147,13 @@ impl ForwardTasks<'_> {
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
         let (_, any_sees) = span(run.clone().map(slots));
         let at = (page * g.kv_heads + head) * BLOCK * hd;
-        let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
-        let [keys, values] = pages::tiles::<V>(of_page, hd, any_sees.end, t.room);
+        let page_kv = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
+        let [keys, values] = pages::tiles::<V>(page_kv, hd, any_sees.end, t.room);
         let (first, count) = ((run.start - start) * group, run.len() * group);
         assert!(first + count <= t.pairs && keys.len() == BLOCK * padded && values.len() == keys.len());
 
-        // Scores, 32 keys at a time. Columns past the last key that any row attends to are not computed, and masked
-        // later.
+        // Computes scores for 32 keys at a time. Columns past the last key that any row attends to are not computed;
+        // they are masked later.
         let panels = any_sees.end.div_ceil(DEPTH);
         for (cut, blocks, rows) in cuts(count) {
             let pair = first + cut;
@@ -255,7 +255,7 @@ fn online_softmax<V: Simd>(
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>, unit: Unit) {
     let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let rows = places.positions.len();
-    // Tasks have fewer rows if threads would otherwise be idle, but enough to fill the tiles.
+    // Tasks have fewer rows if threads would otherwise be idle, but at least enough to fill the tiles.
     let for_threads = (rows * g.kv_heads).div_ceil(2 * cpu.threads()).max(FEWEST / g.group());
     let rows_of_tile = (PAIRS / g.group()).min(for_threads).max(1);
     let tasks = ForwardTasks {

@@ -65,8 +65,9 @@ impl Group {
             }
             let (p0, p1) = (places.positions[start] as usize, places.positions[end - 1] as usize);
             for block in g.seen(p0).start / BLOCK..p1 / BLOCK + 1 {
-                // Rows of the run that attend to the block: from the first at or after it to the last whose window
-                // reaches it. There is one: the first row's window reaches the first of these blocks.
+                // The rows of the run that attend to the block: from the first row at or after the block's start to the
+                // last row whose window reaches the block. At least one row does, because the window of the run's first
+                // row reaches the first of these blocks.
                 let from = (block * BLOCK).max(p0);
                 let to = g.window.map_or(p1, |w| p1.min(block * BLOCK + BLOCK - 1 + w - 1));
                 let page = places.page(start, block);
@@ -139,9 +140,9 @@ mod tests {
     /// visited.
     fn parts(g: &Geometry, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]]) -> Vec<(Range<usize>, bool, Vec<usize>)> {
         let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
-        let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
+        let row_tables: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
         let places =
-            Places { positions: &positions, tables_of_rows: &of_rows, tables: tables.as_flattened(), table_len: 3 };
+            Places { positions: &positions, tables_of_rows: &row_tables, tables: tables.as_flattened(), table_len: 3 };
         let mut pages = vec![Page::default(); 16];
         let (shared, own) = Group::new(g, &places, 0..positions.len(), &mut pages).split();
         let of = |part: Part| (part.rows, part.begins, part.visits.iter().map(|v| v.page).collect());
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_part_where_their_prompt_ends() {
+    fn a_group_is_split_into_its_prompt_and_single_sequences() {
         // A prompt of 70 tokens. Two completions have copies of its last page.
         let rows = [(0, 0..70), (1, 70..140), (2, 70..80)];
         let tables = [[1, 2, 0], [1, 3, 4], [1, 5, 0]];
@@ -167,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn one_sequence_is_one_part() {
+    fn a_group_of_one_sequence_is_not_split() {
         assert_eq!(parts(&WIDE, &[(0, 0..130)], &[[1, 2, 3]]), [(0..130, true, vec![1, 2, 3])]);
     }
 
     #[test]
-    fn what_cannot_wait_for_one_another_in_parts_stays_whole() {
-        // In one case a page serves as two blocks; in the other a shared page follows a page that is not shared.
+    fn a_group_with_a_page_in_two_blocks_or_out_of_order_is_not_split() {
+        // In the first case a page serves as two blocks; in the second a shared page follows a page that is not shared.
         for tables in [[[1, 2, 0], [2, 3, 0]], [[1, 3, 0], [2, 3, 0]]] {
             let parts = parts(&WIDE, &[(0, 0..100), (1, 0..100)], &tables);
             assert_eq!(parts.len(), 1, "{parts:?}");
@@ -185,12 +186,12 @@ mod tests {
     type Visits = Vec<(usize, usize, bool, usize, Vec<Range<usize>>)>;
 
     #[test]
-    fn a_page_is_visited_by_the_rows_that_see_it() {
+    fn a_page_is_visited_by_the_rows_that_attend_to_it() {
         let visits = |window, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]], written: &[(usize, usize)]| -> Visits {
             let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
-            let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
+            let row_tables: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
             let (tables, table_len) = (tables.as_flattened(), 3);
-            let places = Places { positions: &positions, tables_of_rows: &of_rows, tables, table_len };
+            let places = Places { positions: &positions, tables_of_rows: &row_tables, tables, table_len };
             let mut pages = vec![Page::default(); 16];
             for &(page, end) in written {
                 pages[page].end = end;
@@ -213,7 +214,7 @@ mod tests {
         let expected = [(0, 1, true, 64, one(0..67)), (1, 2, true, 6, one(64..70))];
         assert_eq!(visits(Some(4), &rows, &[[1, 2, 0]], &[]), expected);
         assert_eq!(visits(Some(1), &rows, &[[1, 2, 0]], &[])[0].4, one(0..64));
-        // Rows far behind the window's first block; and right behind it.
+        // Rows whose window does not reach the first block visit only the second; position 66 visits both.
         assert_eq!(visits(Some(4), &[(0, 80..90)], &[[1, 2, 0]], &[]), [(1, 2, true, 26, one(0..10))]);
         assert_eq!(visits(Some(4), &[(0, 67..68)], &[[1, 2, 0]], &[]), [(1, 2, true, 4, one(0..1))]);
         let both = [(0, 1, true, 64, one(0..1)), (1, 2, true, 3, one(0..1))];
@@ -222,7 +223,7 @@ mod tests {
         let expected = [(0, 1, true, 64, vec![0..64, 64..70]), (1, 3, true, 6, one(64..70))];
         assert_eq!(visits(None, &[(0, 0..64), (1, 64..70)], &[[1, 9, 0], [1, 3, 0]], &[]), expected);
         assert_eq!(visits(None, &[(0, 0..2), (0, 5..7)], &[[1, 9, 0]], &[]), [(0, 1, true, 7, vec![0..2, 2..4])]);
-        // A page that serves as two blocks is visited twice; its gradient starts at 0 once.
+        // A page that serves as two blocks is visited twice; only the first visit sets its gradient to 0.
         let expected = [(0, 2, true, 64, one(0..66)), (1, 2, false, 64, one(64..66))];
         assert_eq!(visits(None, &[(0, 0..66)], &[[2, 2, 0]], &[]), expected);
     }

@@ -118,8 +118,8 @@ impl Tasks for GatherTasks<'_> {
                 let from = &self.d_values[start + slot * hd..start + (slot + 1) * hd];
                 to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
             } else {
-                let [of_slot, of_dim] = self.key_strides;
-                let from = self.d_keys[start..start + BLOCK * hd].iter().skip(slot * of_slot).step_by(of_dim);
+                let [slot_stride, dim_stride] = self.key_strides;
+                let from = self.d_keys[start..start + BLOCK * hd].iter().skip(slot * slot_stride).step_by(dim_stride);
                 to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
             }
         }

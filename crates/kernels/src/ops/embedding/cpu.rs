@@ -62,8 +62,8 @@ struct BackwardTasks<'a> {
 }
 
 impl Tasks for BackwardTasks<'_> {
-    /// Adds the gradients of all tokens, in order, for some columns. So tasks write disjoint columns, and each sum has
-    /// one fixed order.
+    /// Adds the gradients of all tokens, in order, for some columns. Tasks write disjoint columns, so each sum has one
+    /// fixed order.
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let hidden = self.hidden;

@@ -33,7 +33,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [(1, 1, &[0, 0][..]), (70, 33, &[69, 0, 31, 32, 69, 69, 5]), (33, 150, &[32]), (4, 3, &[])];
         same(cases, |&(v, h, ids), ctx| {
             let table = Matrix::from_f32(ctx.memory(), v, h, &normal(1, v * h));

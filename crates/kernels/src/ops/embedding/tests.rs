@@ -8,7 +8,7 @@ const SCALE: f32 = 33.941_125;
 const SHAPES: [(usize, usize, usize); 5] = [(1, 1, 1), (3, 5, 7), (40, 129, 70), (0, 4, 3), (70, 33, 130)];
 
 fn ids(tokens: usize, vocab: usize) -> Vec<u32> {
-    // Repeated ids, and the last row of the table.
+    // Some ids repeat, and one is the last row of the table.
     (0..tokens).map(|t| if t % 3 == 0 { vocab as u32 - 1 } else { (t * 7 % vocab) as u32 }).collect()
 }
 
@@ -35,7 +35,7 @@ fn scattered(ctx: &Context, [tokens, vocab, hidden]: [usize; 3], scale: f32, cut
 }
 
 #[test]
-fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
+fn the_result_equals_the_oracle_for_any_threads_and_split() {
     for ((tokens, vocab, hidden), scale) in SHAPES.into_iter().flat_map(|shape| [(shape, 1.0), (shape, SCALE)]) {
         let (ids, shape) = (ids(tokens, vocab), [tokens, vocab, hidden]);
         let out = reference::forward(hidden, &ids, &normal::<f32>(1, vocab * hidden), scale);
@@ -51,12 +51,12 @@ fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
                 }
             }
         }
-        assert_eq!(start == d_table, tokens == 0, "the check bites: a backward that does nothing is seen");
+        assert_eq!(start == d_table, tokens == 0, "the check must detect a missing gradient");
     }
 }
 
 #[test]
-fn oracle_gradient() {
+fn the_oracles_gradient_matches_finite_differences() {
     let (tokens, vocab, hidden) = (7, 5, 3);
     let (table, d_out): (Vec<f64>, Vec<f64>) = (normal(1, vocab * hidden), normal(3, tokens * hidden));
     let ids = ids(tokens, vocab);
@@ -67,23 +67,23 @@ fn oracle_gradient() {
     let mut gradient = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids, &d_out, 1.7, &mut gradient);
     assert!(directional_error(&table, &gradient, loss) < 1e-7);
-    // Here the last token is missing.
+    // A gradient without the last token is wrong.
     let mut spoiled = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids[..tokens - 1], &d_out, 1.7, &mut spoiled);
     assert!(directional_error(&table, &spoiled, loss) > 1e-3);
-    // Here the scale is missing.
+    // A gradient without the scale is wrong.
     let mut spoiled = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids, &d_out, 1.0, &mut spoiled);
     assert!(directional_error(&table, &spoiled, loss) > 1e-3);
 }
 
 #[test]
-fn an_id_past_the_vocabulary_is_an_error() {
+fn a_token_id_outside_the_vocabulary_is_an_error() {
     let memory = Memory::new(Device::Cpu);
     let table = Matrix::zeros(&memory, 4, 2);
     let ids = Tensor::from_u32(&memory, &[2], &[3, 4]);
     let mut out = Tensor::zeros(&memory, &[2, 2], DType::F32);
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let error = forward(&ctx, Forward { ids: ids.view(), table: &table, scale: 1.0, out: out.view_mut() }).unwrap_err();
-    assert_eq!(error.to_string(), "embedding::forward: ids[1] is 4, which is not below 4");
+    assert_eq!(error.to_string(), "embedding::forward: ids[1] is 4, expected below 4");
 }

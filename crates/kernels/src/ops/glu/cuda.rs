@@ -35,14 +35,14 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [(1, 1), (3, 5), (40, 131), (0, 4)].into_iter();
         let cases = cases.flat_map(|size| [(size, Activation::Silu), (size, Activation::GeluTanh)]);
         same(cases, |&((t, f), activation), ctx| {
             let wide = |seed| random(ctx, seed, &[t, 2 * f]);
             let (mut gate_up, mut kept, mut d_gate_up) = (wide(1), wide(2), wide(3));
             if t * f > 0 {
-                // These gates are so large that sigmoids are 0 or 1.
+                // Gates this large give sigmoids of 0 or 1.
                 gate_up.rows_mut(0..1).fill(-90.0);
             }
             let [d_y, mut y, mut again] = [4, 5, 6].map(|seed| random(ctx, seed, &[t, f]));

@@ -34,7 +34,7 @@ impl<A, E> FusedTasks<'_, A, E> {
     fn matmul(&self, rows: &Range<usize>, columns: Range<usize>, to: &mut [f32], scratch: &mut Scratch) {
         let [_, k, _] = self.shape;
         let bias = self.bias.map(|bias| &bias[columns.clone()]);
-        let operands = Operands::of_outputs((self.x, self.w), k, rows.clone(), columns.clone(), bias, to);
+        let operands = Operands::for_outputs((self.x, self.w), k, rows.clone(), columns.clone(), bias, to);
         let panels = columns.len() / crate::matrix::PANEL;
         // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
         unsafe { Matmul::new(self.isa, operands).block(0..rows.len(), 0..panels, scratch) };

@@ -117,7 +117,10 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
         expect(OP, "bias", bias, F32, &[2 * f])?;
     }
     if args.w.rows() != 2 * f || !f.is_multiple_of(PANEL) {
-        let message = format!("a weight of {} rows for {f} columns, which come in panels of {PANEL}", args.w.rows());
+        let message = format!(
+            "the weight has {} rows, but {f} outputs need twice as many, in whole panels of {PANEL}",
+            args.w.rows()
+        );
         return Err(Error::Value { op: OP, message });
     }
     count_matmul(t, 2 * f, k, args.w.data().bytes());

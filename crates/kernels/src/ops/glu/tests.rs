@@ -11,7 +11,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// y and d_gate_up.
+/// The output `y` and the gradient of `gate_up`.
 fn run(ctx: &Context, activation: Activation, [t, f]: [usize; 2], gate_up: &[f32], d_y: &[f32]) -> [Vec<f32>; 2] {
     let m = ctx.memory();
     let poisoned = |shape: &[usize]| {
@@ -31,7 +31,7 @@ fn run(ctx: &Context, activation: Activation, [t, f]: [usize; 2], gate_up: &[f32
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     let shapes = [[1, 1], [3, 5], [2, 129], [70, 300], [0, 4]];
     for (activation, shape) in ACTIVATIONS.into_iter().flat_map(|a| shapes.map(|shape| (a, shape))) {
         let [t, f] = shape;
@@ -43,7 +43,7 @@ fn equals_the_oracle_on_every_isa() {
         for ctx in contexts(&[1, 3]) {
             let got = run(&ctx, activation, shape, &gate_up, &d_y);
             let errors = [relative_error(&got[0], &y), relative_error(&got[1], &d)];
-            // A single gate far down the tail of GELU is the least exact one: see below.
+            // GELU is less accurate for a single gate far down its tail (see the next test).
             let bound = if activation == Activation::Silu { 1e-6 } else { 5e-6 };
             assert!(errors[0] < bound && errors[1] < 1e-5, "{activation:?} {} {t}×{f}: {errors:?}", ctx.describe());
             assert!(*bits.get_or_insert(got.clone()) == got, "{activation:?} {} {t}×{f}", ctx.describe());
@@ -51,14 +51,14 @@ fn equals_the_oracle_on_every_isa() {
                 && t > 0
             {
                 spoiled[0] += 0.1;
-                assert!(relative_error(&spoiled, &d) > 1e-5, "a spoiled gradient passes");
+                assert!(relative_error(&spoiled, &d) > 1e-5, "a wrong gradient passes");
             }
         }
     }
 }
 
-/// Element by element, where a norm over all of them would hide the small ones. What the argument of σ is off by, its
-/// power is off by too: an error that grows with −x.
+/// Compares element by element, because a norm over all elements would hide small ones. A relative error in the
+/// argument of σ becomes an error that grows with −x.
 #[test]
 fn gelu_is_accurate_down_its_tail() {
     let gates: Vec<f32> = (-1000..1000).map(|i| i as f32 / 100.0).collect();
@@ -73,7 +73,7 @@ fn gelu_is_accurate_down_its_tail() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let (t, f) = (3, 5);
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, t * 2 * f), normal(2, t * f));
     for a in ACTIVATIONS {
@@ -81,7 +81,7 @@ fn the_oracle_is_its_own_gradient() {
         let mut d = reference::backward(a, &x, f, &d_y);
         assert!(directional_error(&x, &d, loss) < 1e-7, "{a:?}");
         d[3] *= 1.01;
-        assert!(directional_error(&x, &d, loss) > 1e-7, "a spoiled gradient of {a:?} passes");
+        assert!(directional_error(&x, &d, loss) > 1e-7, "a wrong gradient of {a:?} passes");
     }
 }
 
@@ -97,8 +97,8 @@ fn large_gates_neither_overflow_nor_vanish() {
     assert!(y[0].is_nan() && d[0].is_nan());
 }
 
-/// y and kept of a matmul and its gates, in one pass or in two.
-fn of_matmul(
+/// The output `y` and the kept gate and up of a matmul with gates, in one pass or in two.
+fn matmul_outputs(
     ctx: &Context,
     activation: Activation,
     dtype: DType,
@@ -135,13 +135,14 @@ fn of_matmul(
 }
 
 #[test]
-fn in_one_pass_the_bits_are_those_of_two() {
+fn the_fused_pass_gives_the_bits_of_two_passes() {
     let isas = || Isa::present().into_iter().chain([Isa::AMX_EMULATED]);
     for (isa, dtype) in isas().flat_map(|isa| [DType::F32, DType::Bf16].map(|dtype| (isa, dtype))) {
         for shape in [[1, 2, 32], [3, 10, 64], [5, 64, 160], [130, 34, 96], [300, 8, 32]] {
             for (threads, bias, activation) in [(1, false, ACTIVATIONS[0]), (3, true, ACTIVATIONS[1])] {
                 let ctx = Context::cpu(isa, threads);
-                let [one, two] = [true, false].map(|in_one| of_matmul(&ctx, activation, dtype, shape, bias, in_one));
+                let [one, two] =
+                    [true, false].map(|in_one| matmul_outputs(&ctx, activation, dtype, shape, bias, in_one));
                 assert!(one == two, "{isa:?} {dtype:?} {shape:?} {threads} {activation:?}");
             }
         }
@@ -149,7 +150,7 @@ fn in_one_pass_the_bits_are_those_of_two() {
 }
 
 #[test]
-fn columns_that_are_no_panels_are_not_fused() {
+fn fusing_refuses_columns_that_are_not_whole_panels() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = ctx.memory();
     let (x, w, mut y) =
@@ -157,13 +158,16 @@ fn columns_that_are_no_panels_are_not_fused() {
     let (x, y) = (x.view(), y.view_mut());
     let args = Fused { activation: Activation::Silu, x, w: &w, bias: None, kept: None, y };
     let refused = fused(&ctx, args).unwrap_err();
-    assert_eq!(refused.to_string(), "glu::fused: a weight of 66 rows for 33 columns, which come in panels of 32");
+    assert_eq!(
+        refused.to_string(),
+        "glu::fused: the weight has 66 rows, but 33 outputs need twice as many, in whole panels of 32"
+    );
     assert!(!ctx.fuses_gates(&w));
 }
 
-/// A gradient in bf16 is that in f32, rounded.
+/// A bf16 gradient is the rounded f32 gradient.
 #[test]
-fn a_gradient_may_be_rounded_as_it_is_written() {
+fn a_gradient_can_be_written_in_bf16() {
     let (t, f) = (5, 70);
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);

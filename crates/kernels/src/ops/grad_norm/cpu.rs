@@ -14,8 +14,8 @@ pub(super) fn global(cpu: &Cpu, grads: &[View<'_>], out: ViewMut<'_>) {
     let mut sums = vec![0.0f64; chunks.len()];
     cpu.run(chunks.len(), &Squares { chunks: &chunks, sums: Disjoint::new(&mut sums) });
     let norm = sums.iter().sum::<f64>().sqrt() as f32;
-    // The square of an f32 cannot overflow an f64. So the norm is finite exactly if all elements are, unless the norm
-    // itself exceeds f32.
+    // The square of an f32 cannot overflow an f64. So the norm is finite if and only if all elements are finite and the
+    // norm fits an f32.
     out.f32(cpu).copy_from_slice(&[norm, f32::from(u8::from(norm.is_finite()))]);
 }
 

@@ -30,7 +30,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [&[][..], &[1], &[5, 0, 33], &[(1 << 16) + 7, 3, 1 << 16]].into_iter();
         let cases = cases.flat_map(|lens| [0.5, f32::INFINITY, 3e38].map(|last| (lens, last)));
         same(cases, |&(lens, last), ctx| {

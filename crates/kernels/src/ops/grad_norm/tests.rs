@@ -11,7 +11,7 @@ fn norm(ctx: &Context, grads: &[Vec<f32>]) -> Vec<f32> {
 }
 
 #[test]
-fn equals_the_oracle_and_itself_everywhere() {
+fn the_gradient_norm_matches_the_oracle_on_every_context() {
     let grads: Vec<Vec<f32>> = [1, 0, 129, 3 * cpu::CHUNK + 5].map(|n| normal(n as u64, n)).into();
     let slices: Vec<&[f32]> = grads.iter().map(Vec::as_slice).collect();
     let (oracle, finite) = reference::global(&slices);
@@ -27,7 +27,7 @@ fn equals_the_oracle_and_itself_everywhere() {
 }
 
 #[test]
-fn one_bad_element_anywhere_is_seen() {
+fn a_single_non_finite_gradient_is_detected() {
     let ctx = Context::cpu(Isa::best(), 2);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for at in [0, 17, 99] {

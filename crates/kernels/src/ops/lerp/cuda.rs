@@ -20,7 +20,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         same([0, 1, 5, 1000], |&len, ctx| {
             let (x, mut y) = (random(ctx, 1, &[len]), random(ctx, 2, &[len]));
             lerp(ctx, Lerp { y: y.view_mut(), x: x.view(), alpha: 0.3 })?;

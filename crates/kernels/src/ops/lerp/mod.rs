@@ -5,7 +5,7 @@
 //! y[i] = fma(α, x[i], (1 − α) · y[i])
 //! ```
 //!
-//! Both factors are computed in f64 and rounded to f32 once. There is no backward pass.
+//! Both factors are computed in f64 and rounded to f32 once. The operation has no backward pass.
 
 mod cpu;
 mod cuda;
@@ -38,7 +38,7 @@ pub fn lerp(ctx: &Context, args: Lerp<'_>) -> Result<()> {
     expect(OP, "x", x, DType::F32, x.shape())?;
     expect_shape(OP, "x", &[x.shape().iter().product()], &[len])?;
     if !(0.0..=1.0).contains(&alpha) {
-        return Err(Error::Value { op: OP, message: format!("alpha is {alpha}, which is not in 0 ..= 1") });
+        return Err(Error::Value { op: OP, message: format!("alpha must be in 0 ..= 1, got {alpha}") });
     }
     count(3 * len as u64, 12 * len as u64);
     match ctx.backend() {

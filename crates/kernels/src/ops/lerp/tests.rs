@@ -3,7 +3,7 @@ use crate::check::{normal, relative_error};
 use crate::{Device, Isa, Memory, Tensor};
 
 #[test]
-fn every_instruction_set_is_the_formula() {
+fn every_instruction_set_matches_the_formula() {
     let memory = Memory::new(Device::Cpu);
     for len in [0, 1, 15, 129, cpu::ELEMENTS + 17] {
         let (start, x): (Vec<f32>, Vec<f32>) = (normal(1, len), normal(2, len));
@@ -25,7 +25,7 @@ fn every_instruction_set_is_the_formula() {
 }
 
 #[test]
-fn lengths_and_alpha_are_checked() {
+fn wrong_lengths_and_alphas_are_refused() {
     let memory = Memory::new(Device::Cpu);
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let (mut y, x) = (Tensor::zeros(&memory, &[2], DType::F32), Tensor::zeros(&memory, &[3], DType::F32));

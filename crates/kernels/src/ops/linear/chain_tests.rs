@@ -12,7 +12,7 @@ fn contexts() -> impl Iterator<Item = Context> {
     chains.flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
 }
 
-/// Of operands where denormals begin, and of ordinary ones; what is accumulated into holds a bit of everything, too.
+/// Cases with ordinary operands, and cases with operands and accumulators near the denormals.
 fn cases() -> impl Iterator<Item = Case> {
     SHAPES.into_iter().chain([[100, 96, 1100], [40, 37, 2]]).flat_map(|[m, n, k]| {
         let plain = Case::new([m, n, k]);
@@ -32,7 +32,7 @@ fn cases() -> impl Iterator<Item = Case> {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for case in cases() {
         let of = |bias: Option<&[f32]>, start: Option<&[f32]>| {
             let (bias, start) = (bias.map(Flushed::all), start.map(Flushed::all));
@@ -49,7 +49,7 @@ fn forward_equals_the_formula_bit_for_bit() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for case in cases() {
         let (x, w) = (Flushed::all(&case.x), Flushed::all(&case.w));
         let d_y = Flushed::all(&rounded_to_bf16(&case.d_y));
@@ -64,7 +64,7 @@ fn backward_equals_the_formula_bit_for_bit() {
             let what = format!("{:?} {} {:?}", ctx.describe(), ctx.threads(), [case.m, case.n, case.k]);
             same(&case.backward_input(&ctx, false), &fresh, &what);
             same(&case.backward_input(&ctx, true), &continued, &what);
-            // Segments begin and batches are split anywhere, also after odd numbers of rows.
+            // Segments may start, and batches may be split, at any row, also after an odd number of rows.
             for segments in [vec![0, m], vec![0, m / 3, m / 3, m / 2 + 1, m]] {
                 for cuts in [vec![0, case.m], vec![0, segments[1] as usize, case.m]] {
                     same(&case.backward_weight(&ctx, &segments, &cuts), &d_w, &format!("d_w {cuts:?} {what}"));
@@ -74,7 +74,7 @@ fn backward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// The cases are decisive: chains that keep denormals, or add the odd term first, have other bits.
+/// The cases can distinguish formulas: chains that keep denormals, or that add the odd term first, give other bits.
 #[test]
 fn another_formula_gives_other_bits() {
     let case = cases().last().expect("some");

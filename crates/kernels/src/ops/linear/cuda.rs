@@ -155,7 +155,7 @@ mod tests {
     use crate::device::cuda::tests::{full, random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [
             (1, 1, 1, None),
             (3, 5, 2, Some(&[0, 1, 1, 3][..])),

@@ -7,7 +7,7 @@ use crate::device::cuda::tensor_core::{Factor, Family, HOPPER, TURING};
 use crate::device::cuda::tests::{emulated_as, full, schedules, with_tensor_cores};
 use crate::tensor::rounded_to_bf16;
 
-/// Operands, row-major, in f32 that bf16 can represent, except for `d_y`, which is rounded when it is used.
+/// Row-major operands. All of them are exact in bf16 except `d_y`, which matmuls round.
 struct Case {
     sizes: [usize; 3],
     x: Vec<f32>,
@@ -35,7 +35,7 @@ impl Case {
     }
 }
 
-/// Products of about −2⁻¹⁵⁰, which are cut off to −0 if nothing is added to them.
+/// Numbers whose products are −2⁻¹⁵⁰, which is truncated to −0 unless something is added.
 fn tiny(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     let sign = if seed % 2 == 1 { 1.0 } else { -1.0 };
     (0..rows * columns).map(|i| if i % columns == 0 { sign * 2.0f32.powi(-75) } else { 0.0 }).collect()
@@ -71,7 +71,7 @@ fn same(got: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// The bits of all three matmuls of a case, from 0 and continued.
+/// Checks the bits of all three matmuls, with sums from 0 and with accumulated sums.
 fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
     let [m, n, k] = case.sizes;
     let chain = |c: f32, terms: &mut dyn Iterator<Item = (f32, f32)>| family.chain(Factor::Bf16, c, terms);
@@ -99,7 +99,7 @@ fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
             same(&d_x.to_vec_f32(), &expected, &format!("{what} d_x of {dtype:?}"));
         }
     }
-    // Each segment is padded with zeros.
+    // The gradient of the weight: each segment is padded with zeros.
     let cuts = [0, m / 3, m / 3, m];
     let mut expected = case.d_w.clone();
     for rows in cuts.windows(2) {
@@ -115,7 +115,7 @@ fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: d_b, segments };
         backward_weight(ctx, args).unwrap();
         same(&d_w.unpack_rows(0..n), &expected, &format!("{what} d_w of {dtype:?}"));
-        // In chunks of 64 rows of a segment.
+        // The gradient of the bias: sums over chunks of 64 rows of a segment.
         let d_y = d_y.to_vec_f32();
         let sums = elements(n, 1, |j, _| {
             let mut sum = 0.0f32;
@@ -135,7 +135,7 @@ fn elements(rows: usize, columns: usize, element: impl Fn(usize, usize) -> f32) 
 }
 
 #[test]
-fn matmuls_have_the_bits_of_the_formula() {
+fn tensor_core_matmuls_have_the_bits_of_the_formula() {
     for schedule in 0..schedules() {
         for (cuda, family) in with_tensor_cores(schedule) {
             let ctx = Context::cuda(cuda);
@@ -148,7 +148,7 @@ fn matmuls_have_the_bits_of_the_formula() {
 
 /// A row's bits do not depend on the other rows.
 #[test]
-fn rows_do_not_depend_on_each_other() {
+fn tensor_core_rows_do_not_depend_on_each_other() {
     let Some((cuda, _)) = with_tensor_cores(0).pop() else { return };
     let ctx = Context::cuda(cuda);
     let (n, k) = (40, 50);
@@ -168,9 +168,9 @@ fn rows_do_not_depend_on_each_other() {
     }
 }
 
-/// A family without an instruction for bf16 is refused, and so are operands that would not be rounded.
+/// Tensor cores without bf16 are refused, and so is a matmul of f32 and bf16.
 #[test]
-fn what_cannot_be_multiplied_is_refused() {
+fn unsupported_families_and_dtypes_are_refused() {
     let refused = |family: Family, dtype: DType| {
         let ctx = Context::cuda(emulated_as(0, family)?);
         let (x, w) = (tensor(&ctx, &[2, 4], &[1.0; 8], dtype), matrix(&ctx, 3, 4, &[1.0; 12], DType::Bf16));
@@ -179,7 +179,7 @@ fn what_cannot_be_multiplied_is_refused() {
         Some(forward(&ctx, args).unwrap_err().to_string())
     };
     let Some(turing) = refused(TURING, DType::Bf16) else { return };
-    assert!(turing.ends_with("its tensor cores, if it has any, do not multiply bf16"), "{turing}");
+    assert!(turing.ends_with("it has no tensor cores for bf16"), "{turing}");
     let mixed = refused(HOPPER, DType::F32).unwrap();
-    assert!(mixed.contains("a matmul of f32 and bf16 is not there yet"), "{mixed}");
+    assert!(mixed.contains("a matmul of f32 and bf16 is not supported yet"), "{mixed}");
 }

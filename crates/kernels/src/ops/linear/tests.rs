@@ -4,7 +4,8 @@ use crate::device::cuda::tests::contexts;
 use crate::ops::lanes::segments_of;
 use crate::{Device, Isa, Memory, Tensor};
 
-/// Odd shapes `[M, N, K]`: one, tails of every kind, several depth blocks, several row blocks, and empty ones.
+/// Odd shapes `[M, N, K]`: ones, tails of every kind, several blocks of depth, several blocks of rows, and empty
+/// matrices.
 const SHAPES: [[usize; 3]; 14] = [
     [1, 1, 1],
     [3, 5, 7],
@@ -52,7 +53,7 @@ impl Case {
             b0: normal(8, n),
         }
     }
-    /// The contents of `y` afterwards; it starts as NaN unless it is accumulated into.
+    /// Runs the forward pass and returns `y`, which starts as NaN unless it is accumulated into.
     fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(ctx.memory(), shape, data);
@@ -72,7 +73,7 @@ impl Case {
         backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate }).unwrap();
         d_x.to_vec_f32()
     }
-    /// `d_w` and `d_bias` if the rows are given in two calls, split at `cut`, where a segment begins.
+    /// Computes `d_w` and `d_bias` in two calls, with the rows split at `cut`, where a segment begins.
     fn backward_weight(&self, ctx: &Context, segments: &[u32], cut: usize) -> (Vec<f32>, Vec<f32>) {
         let Case { m, n, k, .. } = *self;
         let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(ctx.memory(), shape, data);
@@ -109,7 +110,7 @@ fn f64s(x: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 1);
         for shape in SHAPES {
@@ -123,7 +124,7 @@ fn forward_equals_the_formula_bit_for_bit() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 1);
         for shape in SHAPES {
@@ -168,14 +169,14 @@ fn bits_do_not_depend_on_threads_or_batch() {
             let segments = [0, cut as u32, case.m as u32];
             let whole = case.backward_weight(&one, &segments, 0);
             assert_eq!(case.backward_weight(&one, &segments, cut), whole, "cut at {cut}");
-            assert_eq!(whole.0, d_w.0, "no segment changes d_w");
+            assert_eq!(whole.0, d_w.0, "segments must not change d_w of chains");
         }
     }
 }
 
-/// The oracle's gradients in f64: of x, w and b at once, along random directions.
+/// Checks the oracle's gradients of x, w and b together, in f64 along random directions.
 #[test]
-fn oracle_gradients() {
+fn the_oracles_gradients_match_finite_differences() {
     for [m, n, k] in [[1, 1, 1], [3, 5, 4], [2, 7, 3]] {
         let (x, w, b): (Vec<f64>, Vec<f64>, Vec<f64>) = (normal(1, m * k), normal(2, n * k), normal(3, n));
         let d_y: Vec<f64> = normal(4, m * n);
@@ -192,17 +193,17 @@ fn oracle_gradients() {
         reference::backward_bias(&d_y, &mut d_b, &[0, m as u32]);
         let gradient = [d_x, d_w, d_b].concat();
         assert!(directional_error(&all, &gradient, loss) < 1e-7);
-        // The check detects one element that is off by a hundredth.
+        // The check must detect an error of 1 % in one element.
         for spoiled in [0, m * k, m * k + n * k] {
             let mut g = gradient.clone();
             g[spoiled] = g[spoiled] * 1.01 + 1e-3;
-            assert!(directional_error(&all, &g, loss) > 1e-6, "element {spoiled} spoiled and not seen");
+            assert!(directional_error(&all, &g, loss) > 1e-6, "a wrong element {spoiled} passes");
         }
     }
 }
 
 #[test]
-fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+fn backward_is_near_the_f64_oracle_and_a_wrong_gradient_is_not() {
     let case = Case::new([33, 70, 45]);
     let (x, w, d_y) = (f64s(&case.x), f64s(&case.w), f64s(&case.d_y));
     let d_x = reference::backward_input(case.k, &d_y, &w, None);
@@ -215,7 +216,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
         let (fast_w, fast_b) = case.backward_weight(&ctx, &[0, 33], 0);
         assert!(relative_error(&fast_w, &d_w) < 1e-5);
         assert!(relative_error(&fast_b, &d_b) < 1e-5);
-        // The last row of d_y forgotten, in the fast backward itself.
+        // A backward pass that ignores the last row of d_y is detected.
         let mut forgetful = Case::new([33, 70, 45]);
         forgetful.d_y[32 * 70..].fill(0.0);
         assert!(relative_error(&forgetful.backward_weight(&ctx, &[0, 33], 0).0, &d_w) > 1e-2);
@@ -223,9 +224,9 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     }
 }
 
-/// Values that are not finite affect only their own row and column.
+/// A NaN affects only its own row of `y` and its own column of `d_w`.
 #[test]
-fn a_nan_does_not_spread() {
+fn a_nan_affects_only_its_own_row_and_column() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 1);
         let mut case = Case::new([5, 37, 9]);
@@ -241,12 +242,12 @@ fn a_nan_does_not_spread() {
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
         backward_weight(&ctx, args).unwrap();
         let nans = d_w.data().to_vec_f32().iter().filter(|x| x.is_nan()).count();
-        assert_eq!(nans, n, "one input of every output, and no padding");
+        assert_eq!(nans, n, "one input of every output must be NaN, and no padding");
     }
 }
 
 #[test]
-fn wrong_shapes_are_named() {
+fn the_error_names_a_wrong_shape() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = memory();
     let (x, w) = (Tensor::zeros(&m, &[2, 3], DType::F32), Matrix::zeros(&m, 5, 4));
@@ -257,7 +258,7 @@ fn wrong_shapes_are_named() {
 }
 
 #[test]
-fn work_is_booked() {
+fn matmuls_count_their_operations_and_bytes() {
     let before = crate::context::counted();
     let case = Case::new([3, 5, 7]);
     case.forward(&Context::cpu(Isa::PORTABLE, 1), 0..3, false, false);

@@ -10,8 +10,8 @@ use crate::simd::{Kernel, Simd};
 use crate::tensor::rounded_to_bf16;
 use crate::{Device, Isa, Memory, Tensor};
 
-/// `[M, N, K]`: one, tails of rows, columns and depth on either side of a tile, and in tests' small blocks several
-/// blocks of depth, chunks of panels and blocks of rows.
+/// Shapes `[M, N, K]`: ones, tails of rows, columns and depth around the size of a tile, and, with the small blocks of
+/// tests, several blocks of depth, chunks of panels and blocks of rows.
 pub(super) const SHAPES: [[usize; 3]; 15] = [
     [1, 1, 2],
     [3, 5, 6],
@@ -30,7 +30,7 @@ pub(super) const SHAPES: [[usize; 3]; 15] = [
     [200, 3, 4],
 ];
 
-/// The units and instruction sets with tiles on this machine.
+/// The instruction sets with tiles that this machine can run, emulated tiles included.
 fn isas() -> impl Iterator<Item = Isa> {
     [Isa::AMX_EMULATED].into_iter().chain(Isa::from_name("amx"))
 }
@@ -88,8 +88,7 @@ impl Case {
         w.pack_rows(0, &self.w);
         w
     }
-    /// What `y` holds afterwards, rows before and after those computed too; it starts as NaN unless it is accumulated
-    /// into.
+    /// Computes `rows` and returns all of `y`, which starts as NaN unless it is accumulated into.
     pub fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let (x, w, b) = (narrow(&[m, k], &self.x), self.weight(), wide(&[n], &self.bias));
@@ -106,7 +105,7 @@ impl Case {
         backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate }).unwrap();
         d_x.to_vec_f32()
     }
-    /// The rows if they are given in several calls, split at these points.
+    /// Computes `d_w` in several calls, with the rows split at `cuts`.
     pub fn backward_weight(&self, ctx: &Context, segments: &[u32], cuts: &[usize]) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let (x, d_y) = (narrow(&[m, k], &self.x), wide(&[m, n], &self.d_y));
@@ -121,8 +120,8 @@ impl Case {
         }
         let used = d_w.unpack_rows(0..n);
         let sum = |x: &[f32]| x.iter().map(|x| f64::from(x.abs())).sum::<f64>();
-        let (all, of_used) = (sum(&d_w.data().to_vec_f32()), sum(&used));
-        assert!((all - of_used).abs() <= 1e-9 * all, "padding was written");
+        let (all, used_sum) = (sum(&d_w.data().to_vec_f32()), sum(&used));
+        assert!((all - used_sum).abs() <= 1e-9 * all, "padding was written");
         used
     }
 }
@@ -137,7 +136,7 @@ pub(super) fn same(got: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for shape in SHAPES {
         let case = Case::new(shape);
         let plain = reference::forward_on_tiles(case.k, &case.x, &case.w, Some(&case.bias), None);
@@ -151,7 +150,7 @@ fn forward_equals_the_formula_bit_for_bit() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for shape in SHAPES {
         let case = Case::new(shape);
         let fresh = reference::backward_input_on_tiles(case.k, &case.d_y, &case.w, None);
@@ -163,7 +162,7 @@ fn backward_equals_the_formula_bit_for_bit() {
             for ctx in contexts() {
                 let what = format!("d_w {:?} {} {shape:?} {segments:?}", ctx.describe(), ctx.threads());
                 same(&case.backward_weight(&ctx, &segments, &[0, case.m]), &d_w, &what);
-                // Cut at a segment's end: the same bits.
+                // A split at the end of a segment must not change a bit.
                 let cuts = [0, segments[1] as usize, case.m];
                 same(&case.backward_weight(&ctx, &segments, &cuts), &d_w, &format!("{what} cut"));
             }
@@ -176,9 +175,9 @@ fn backward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// The way from operands to tiles and back is written once for all vectors; here it runs on each of them.
+/// The code that packs tiles is generic over vector types; this test runs it with each of them.
 #[test]
-fn every_vector_packs_alike() {
+fn every_vector_type_packs_tiles_alike() {
     struct Block<'a, 'b>(&'a Matmul<'b>, usize, usize);
     impl Kernel for Block<'_, '_> {
         type Output = ();
@@ -242,7 +241,7 @@ fn every_vector_packs_alike() {
     }
 }
 
-/// A row's bits do not depend on the other rows or on its place among them, and rows outside the range are not changed.
+/// A row's bits do not depend on the other rows or on its index, and rows outside the range are not changed.
 #[test]
 fn bits_do_not_depend_on_the_batch() {
     let case = Case::new([70, 45, 140]);
@@ -258,7 +257,7 @@ fn bits_do_not_depend_on_the_batch() {
 }
 
 #[test]
-fn a_nan_does_not_spread() {
+fn a_nan_affects_only_its_own_row_and_column() {
     let (m, n, k) = (35, 37, 42);
     let mut case = Case::new([m, n, k]);
     case.x[2 * k + 4] = f32::NAN;
@@ -270,13 +269,13 @@ fn a_nan_does_not_spread() {
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
         backward_weight(&ctx, args).unwrap();
         let nans = d_w.data().to_vec_f32().iter().filter(|x| x.is_nan()).count();
-        assert_eq!(nans, n, "one input of every output, and no padding");
+        assert_eq!(nans, n, "one input of every output must be NaN, and no padding");
     }
 }
 
-/// Near the f64 oracle of the same numbers; with a row of `d_y` forgotten, not.
+/// Results are near the f64 oracle. Without one row of `d_y` they are not.
 #[test]
-fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+fn backward_is_near_the_f64_oracle_and_a_wrong_gradient_is_not() {
     let mut case = Case::new([33, 70, 46]);
     let f64s = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let (x, w, d_y) = (f64s(&case.x), f64s(&case.w), f64s(&rounded_to_bf16(&case.d_y)));
@@ -294,9 +293,8 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     }
 }
 
-/// Numbers in f32 are none of the tiles' business.
 #[test]
-fn matmuls_in_f32_are_chains() {
+fn f32_matmuls_do_not_run_on_tiles() {
     let case = Case::new([17, 33, 100]);
     for ctx in contexts() {
         let (x, w) = (wide(&[17, 100], &case.x), Matrix::from_f32(&memory(), 33, 100, &case.w));
@@ -309,7 +307,7 @@ fn matmuls_in_f32_are_chains() {
 }
 
 #[test]
-fn segments_that_are_none_are_named() {
+fn the_error_names_invalid_segments() {
     let (x, d_y) = (wide(&[4, 3], &[0.0; 12]), wide(&[4, 2], &[0.0; 8]));
     let mut d_w = Matrix::zeros(&memory(), 2, 3);
     for wrong in [&[0, 3][..], &[1, 4], &[0, 3, 2, 4], &[], &[4]] {
@@ -317,6 +315,6 @@ fn segments_that_are_none_are_named() {
         let segments = Some(segments.view());
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments };
         let message = backward_weight(&Context::cpu(Isa::PORTABLE, 1), args).unwrap_err().to_string();
-        assert_eq!(message, "linear::backward_weight: segments do not ascend from 0 to 4");
+        assert_eq!(message, "linear::backward_weight: segments must ascend from 0 to 4");
     }
 }

@@ -22,7 +22,7 @@ const TASK_ROWS_ON_TILES: usize = 256;
 const WINDOW: usize = 8 * CHUNK;
 /// Statistics that are kept for each chunk of a row: m = max z, Σ exp(z−m), Σ exp(z−m)(z−m).
 pub(crate) const KEPT: usize = 3;
-/// Replaces −∞ where it is multiplied by its exponential, which is 0.
+/// Replaces −∞ where it is multiplied by its exponential, 0, to avoid NaN.
 const FAR: f32 = -1e4;
 
 /// The operands of the lm head: hidden rows, and the weight that maps them to logits.
@@ -67,7 +67,7 @@ impl<'a> Head<'a> {
     where
         'a: 'b,
     {
-        let operands = Operands::of_outputs((self.hidden, self.weight), self.width, rows, ids, None, to);
+        let operands = Operands::for_outputs((self.hidden, self.weight), self.width, rows, ids, None, to);
         Matmul::new(self.isa, operands)
     }
 
@@ -432,7 +432,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (d_hidden, segments) = (args.d_hidden.f32(cpu), args.segments.map(|s| s.u32(cpu)));
     let mut d_weight = args.d_weight.map(|w| w.data_mut().view_mut().f32(cpu));
     let h = head.width;
-    // In bf16 the gradients are stored rounded, as the matmuls read them: half the memory.
+    // In bf16, gradients are stored rounded, as the matmuls read them, which halves their memory.
     let rounds = MatmulDType::of(&[head.hidden, head.weight]) == MatmulDType::Bf16;
     for (rows, segments) in cut(head.rows, segments) {
         let hidden = head.hidden.range(rows.start * h..rows.end * h);

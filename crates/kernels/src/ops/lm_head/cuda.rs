@@ -40,12 +40,12 @@ impl Head {
         Sizes { m: rows.len(), n: ids.len(), k: self.width }
     }
     /// Address of the weight rows of `ids`, which start at a panel.
-    fn of_ids(&self, weight: Arg, ids: &Range<usize>) -> Arg {
+    fn weight_rows(&self, weight: Arg, ids: &Range<usize>) -> Arg {
         weight.after::<f32>(ids.start * self.width)
     }
     /// Computes unscaled logits into `to`: `[rows][ids]`.
     pub(crate) fn logits(&self, cuda: &Cuda, rows: &Range<usize>, ids: &Range<usize>, to: Arg) -> Result<()> {
-        let (weight, to) = (self.of_ids(self.weight, ids), Rows { at: to, width: ids.len() });
+        let (weight, to) = (self.weight_rows(self.weight, ids), Rows { at: to, width: ids.len() });
         matmul(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
     }
     pub(crate) fn chunks(&self) -> usize {
@@ -84,13 +84,13 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let partials = cuda.stream().scratch(most * chunks * KEPT * size_of::<f32>())?;
     let (logits, partials) = (logits.at(0), partials.at(0));
     for rows in blocks(0..all, BLOCK_ROWS) {
-        let of_rows = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
+        let block_column = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
         for ids in blocks(0..head.vocab, WINDOW) {
             head.logits(cuda, &rows, &ids, logits)?;
-            let (beta, picked) = (Beta::All(args.inv_temperature), [of_rows(targets), of_rows(logps)]);
+            let (beta, picked) = (Beta::All(args.inv_temperature), [block_column(targets), block_column(logps)]);
             head.statistics(cuda, rows.len(), &ids, logits, partials, picked, beta)?;
         }
-        let mut arguments = vec![partials, of_rows(logps), of_rows(lse), of_rows(entropies)];
+        let mut arguments = vec![partials, block_column(logps), block_column(lse), block_column(entropies)];
         arguments.extend([rows.len(), chunks].map(Arg::from));
         cuda.launch(&SOURCE, "lm_head_combine", Grid::each(rows.len().div_ceil(128), 128), &arguments)?;
     }
@@ -101,7 +101,7 @@ pub(super) fn logits(cuda: &Cuda, mut args: Logits<'_>) -> Result<()> {
     let (head, rows) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
     let (logits, lse, chunks) = (args.logits.f32_at(cuda)?, args.lse.f32_at(cuda)?, head.chunks());
     let partials = cuda.stream().scratch(rows * chunks * KEPT * size_of::<f32>())?;
-    // The combining kernel subtracts the log-sum-exp from a log-probability, which is not needed here.
+    // The combining kernel also computes log-probabilities, which are not used here.
     let unused = cuda.stream().scratch(rows * size_of::<f32>())?;
     head.logits(cuda, &(0..rows), &(0..head.vocab), logits)?;
     let beta = Beta::All(args.inv_temperature);
@@ -122,18 +122,18 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let logits = cuda.stream().scratch(all.min(BLOCK_ROWS) * head.vocab.min(WINDOW) * size_of::<f32>())?;
     let logits = logits.at(0);
     for rows in blocks(0..all, BLOCK_ROWS) {
-        let of_rows = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
+        let block_column = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
         for ids in blocks(0..head.vocab, WINDOW) {
             head.logits(cuda, &rows, &ids, logits)?;
-            let mut arguments = vec![logits, of_rows(targets), beta.into()];
-            arguments.extend([lse, d_logps, d_entropies, entropies].map(of_rows));
+            let mut arguments = vec![logits, block_column(targets), beta.into()];
+            arguments.extend([lse, d_logps, d_entropies, entropies].map(block_column));
             arguments.extend([rows.len(), ids.len(), ids.start].map(Arg::from));
             cuda.launch(&SOURCE, "lm_head_slopes", Grid::over(rows.len() * ids.len()), &arguments)?;
             let (sizes, d_logits) = (head.sizes(&rows, &ids), Rows { at: logits, width: ids.len() });
             let to = Rows { at: d_hidden.after::<f32>(rows.start * head.width), width: head.width };
-            matmul_of_inputs(cuda, sizes, d_logits, head.of_ids(head.weight, &ids), to, ids.start > 0)?;
+            matmul_of_inputs(cuda, sizes, d_logits, head.weight_rows(head.weight, &ids), to, ids.start > 0)?;
             if let Some(d_weight) = d_weight {
-                matmul_of_weight(cuda, sizes, head.rows(&rows), d_logits, head.of_ids(d_weight, &ids))?;
+                matmul_of_weight(cuda, sizes, head.rows(&rows), d_logits, head.weight_rows(d_weight, &ids))?;
             }
         }
     }
@@ -148,8 +148,8 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
-        // One chunk, several, several windows; more rows than a block.
+    fn cuda_gives_the_bits_of_the_cpu() {
+        // Cases with one chunk, several chunks, several windows, and more rows than a block.
         let cases = [(1, 1, 1), (3, 5, 40), (5, 9, 1100), (2, 3, 4200), (514, 2, 33), (0, 2, 3)];
         same(cases, |&(r, h, v), ctx| {
             let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(1, v * h));

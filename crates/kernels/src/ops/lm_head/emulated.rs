@@ -1,5 +1,5 @@
-//! The fast forward pass of the lm head written with scalars, whose bits every instruction set must give. Tests of
-//! other crates compare with it, too.
+//! The fast forward pass of the lm head, written with scalars. Every instruction set must give its bits; tests of other
+//! crates use it, too.
 
 use crate::check::Float;
 use crate::math;

@@ -147,7 +147,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     match (d_entropies, entropies) {
         (None, _) => {}
         (Some(_), None) => {
-            return Err(Error::Value { op: OP, message: "d_entropies is given without entropies".into() });
+            return Err(Error::Value { op: OP, message: "d_entropies requires entropies".into() });
         }
         (Some(d), Some(e)) => {
             expect(OP, "d_entropies", d, DType::F32, &[rows])?;

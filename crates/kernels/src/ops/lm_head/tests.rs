@@ -6,7 +6,8 @@ use crate::tensor::rounded_to_bf16;
 use crate::{Device, Isa, Memory, Tensor};
 use reference::Outputs;
 
-/// Odd shapes `[R, H, V]`: one, tails of panels and chunks, several tiles, several chunks, several windows, nothing.
+/// Odd shapes `[R, H, V]`: ones, tails of panels and chunks, several tiles, several chunks, several windows, and no
+/// rows.
 const SHAPES: [[usize; 3]; 9] = [
     [1, 1, 1],
     [3, 5, 7],
@@ -20,7 +21,7 @@ const SHAPES: [[usize; 3]; 9] = [
 ];
 
 struct Case {
-    /// Of hidden rows and weight.
+    /// The dtype of hidden rows and weight.
     dtype: DType,
     r: usize,
     h: usize,
@@ -50,7 +51,7 @@ impl Case {
             weight0: normal(6, v * h),
         }
     }
-    /// The same with hidden rows and weight rounded to bf16.
+    /// The same case with hidden rows and weight rounded to bf16.
     fn in_bf16(self) -> Case {
         let (hidden, weight) = (rounded_to_bf16(&self.hidden), rounded_to_bf16(&self.weight));
         Case { dtype: DType::Bf16, hidden, weight, ..self }
@@ -80,11 +81,11 @@ impl Case {
         forward(ctx, args).unwrap();
         Outputs { logps: logps.to_vec_f32(), lse: lse.to_vec_f32(), entropies: entropies.to_vec_f32() }
     }
-    /// `d_hidden` and `d_weight` if the rows are given in two calls, split at `cut`.
+    /// Computes `d_hidden` and `d_weight` in two calls, with the rows split at `cut`.
     fn backward(&self, ctx: &Context, cut: usize, spoil: impl Fn(&mut Vec<f32>)) -> (Vec<f32>, Vec<f32>) {
         self.backward_of(ctx, cut, &[], spoil)
     }
-    /// The same with segments that begin at these rows too.
+    /// Like `backward`, with segments that also begin at the rows `starts`.
     fn backward_of(
         &self,
         ctx: &Context,
@@ -150,7 +151,7 @@ fn f64s(x: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for shape in SHAPES {
         for beta in [1.0, 1.0 / 0.7] {
             let case = Case::new(shape, beta);
@@ -163,14 +164,14 @@ fn forward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// What has tiles here: the unit in plain Rust everywhere, and its instructions where they are.
+/// Contexts with tiles: emulated, and with instructions if the machine has them.
 fn on_tiles() -> impl Iterator<Item = Context> {
     let isas = [Isa::AMX_EMULATED].into_iter().chain(Isa::from_name("amx"));
     isas.flat_map(|isa| [1, 2].map(|threads| Context::cpu(isa, threads)))
 }
 
 #[test]
-fn forward_on_tiles_equals_the_formula_bit_for_bit() {
+fn forward_on_tiles_matches_the_formula_bit_for_bit() {
     for shape in [[1, 2, 1], [3, 6, 7], [2, 130, 33], [4, 10, 513], [70, 34, 1031]] {
         let case = Case::new(shape, 1.0 / 0.7).in_bf16();
         let dot = reference::dot_on_tiles;
@@ -181,8 +182,8 @@ fn forward_on_tiles_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// The gradients of the logits `[R, V]`, which are never in memory: what a row alone adds to the weights of an input
-/// that is 1, as the first one is.
+/// The gradients of the logits `[R, V]`, which the op never stores. The first input of every row is 1, so a row by
+/// itself adds the gradients of its logits to the first column of `d_weight`.
 fn d_logits(ctx: &Context, case: &Case) -> Vec<f32> {
     let row = |r: usize| {
         let hidden = case.hidden[r * case.h..][..case.h].to_vec();
@@ -195,9 +196,9 @@ fn d_logits(ctx: &Context, case: &Case) -> Vec<f32> {
     (0..case.r).flat_map(row).collect()
 }
 
-/// In bf16 the gradients of the logits are rounded before they are multiplied, and nothing else is.
+/// In bf16, only the gradients of the logits are rounded, before they are multiplied.
 #[test]
-fn backward_in_bf16_equals_the_formula_bit_for_bit() {
+fn backward_in_bf16_matches_the_formula_bit_for_bit() {
     let case = |dtype: DType| {
         let mut case = Case { dtype, ..Case::new([7, 40, 1100], 1.25).in_bf16() };
         case.hidden.iter_mut().step_by(40).for_each(|x| *x = 1.0);
@@ -222,8 +223,8 @@ fn backward_in_bf16_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// Tiles pair rows in thirty-twos from the start of each segment: a batch may be cut where a segment begins, and the
-/// operation cuts it itself wherever it likes.
+/// Tiles multiply rows in steps of 32 from the start of each segment. So splitting a batch between segments, or inside
+/// the op, must not change a bit.
 #[test]
 fn a_cut_between_segments_changes_no_bit_on_tiles() {
     let case = Case::new([290, 6, 70], 1.3).in_bf16();
@@ -231,12 +232,12 @@ fn a_cut_between_segments_changes_no_bit_on_tiles() {
     let (d_hidden, d_weight) = case.oracle_backward();
     for ctx in on_tiles() {
         let whole = case.backward_of(&ctx, 0, &starts, |_| {});
-        // The gradients of the logits are rounded.
+        // The bounds are wide, because the gradients of the logits are rounded.
         assert!(relative_error(&whole.0, &d_hidden) < 4e-3 && relative_error(&whole.1, &d_weight) < 4e-3);
         for cut in starts {
             assert_eq!(case.backward_of(&ctx, cut, &starts, |_| {}), whole, "cut at {cut}");
         }
-        assert!(case.backward_of(&ctx, 0, &[1, 40, 75], |_| {}).1 != whole.1, "segments that change nothing");
+        assert!(case.backward_of(&ctx, 0, &[1, 40, 75], |_| {}).1 != whole.1, "other segments must give other bits");
     }
 }
 
@@ -278,7 +279,7 @@ fn bits_do_not_depend_on_threads_or_batch() {
 }
 
 #[test]
-fn oracle_gradients() {
+fn the_oracles_gradients_match_finite_differences() {
     for [r, h, v] in [[1, 1, 1], [3, 5, 7], [2, 3, 9]] {
         let (hidden, weight): (Vec<f64>, Vec<f64>) = (normal(1, r * h), normal(2, v * h));
         let (d_logps, d_entropies): (Vec<f64>, Vec<f64>) = (normal(3, r), normal(4, r));
@@ -293,22 +294,22 @@ fn oracle_gradients() {
         let (d_hidden, d_weight) = reference::backward(h, &hidden, &weight, &targets, beta, &d_logps, &d_entropies);
         let (all, gradient) = ([hidden, weight].concat(), [d_hidden, d_weight].concat());
         if v == 1 {
-            // One token alone is certain: nothing moves it.
+            // With a vocabulary of one token, all gradients are 0.
             assert!(gradient.iter().all(|g| g.abs() < 1e-12));
             continue;
         }
         assert!(directional_error(&all, &gradient, loss) < 1e-7);
-        // The check bites: one element a hundredth off.
+        // The check must detect an error of 1 % in one element.
         for spoiled in [0, r * h] {
             let mut g = gradient.clone();
             g[spoiled] = g[spoiled] * 1.01 + 1e-3;
-            assert!(directional_error(&all, &g, loss) > 1e-6, "element {spoiled} spoiled and not seen");
+            assert!(directional_error(&all, &g, loss) > 1e-6, "a wrong element {spoiled} passes");
         }
     }
 }
 
 #[test]
-fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+fn backward_is_near_the_f64_oracle_and_a_wrong_gradient_is_not() {
     for shape in SHAPES {
         let case = Case::new(shape, 0.9);
         let (d_hidden, d_weight) = case.oracle_backward();
@@ -320,7 +321,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
             assert!(relative_error(&fast_weight, &d_weight) < 1e-5, "{} {shape:?}", ctx.describe());
         }
     }
-    // The log-sum-exp of one chunk too few, as if its probabilities had not been counted.
+    // A wrong log-sum-exp, as if a chunk had not been counted, must be detected.
     let case = Case::new([3, 20, 1700], 0.9);
     let (d_hidden, d_weight) = case.oracle_backward();
     let spoiled = case.backward(&Context::cpu(Isa::best(), 1), 0, |lse| lse.iter_mut().for_each(|lse| *lse -= 0.3));
@@ -328,9 +329,8 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     assert!(relative_error(&spoiled.1, &d_weight) > 1e-4);
 }
 
-/// An overflow in one row affects only that row.
 #[test]
-fn a_row_that_is_not_finite_says_so() {
+fn a_nan_in_a_hidden_row_affects_only_that_row() {
     let mut case = Case::new([3, 4, 600], 1.0);
     case.hidden[4] = f32::NAN;
     for isa in Isa::present() {
@@ -342,7 +342,7 @@ fn a_row_that_is_not_finite_says_so() {
 }
 
 #[test]
-fn wrong_arguments_are_named() {
+fn the_error_names_a_wrong_lm_head_argument() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = memory();
     let (hidden, weight) = (Tensor::zeros(&m, &[2, 4], DType::F32), Matrix::zeros(&m, 5, 4));
@@ -358,15 +358,15 @@ fn wrong_arguments_are_named() {
         entropies: None,
     };
     let message = forward(&ctx, args).unwrap_err().to_string();
-    assert_eq!(message, "lm_head::forward: targets[1] is 5, which is not below 5");
+    assert_eq!(message, "lm_head::forward: targets[1] is 5, expected below 5");
 }
 
 #[test]
-fn whole_rows_of_logits_give_the_log_probabilities_of_the_forward() {
+fn whole_rows_of_logits_give_the_log_probabilities_of_forward() {
     for ctx in contexts(&[2]) {
         for shape in SHAPES {
             let cases = [Case::new(shape, 0.8), Case::new(shape, 0.8).in_bf16()];
-            // bf16 takes an even number of inputs, and CUDA has none here yet.
+            // bf16 requires an even number of inputs, and this op has no bf16 on CUDA yet.
             let in_bf16 = ctx.memory().device() == Device::Cpu && shape[1].is_multiple_of(2);
             let computed = if in_bf16 { 2 } else { 1 };
             for case in &cases[..computed] {
@@ -382,8 +382,8 @@ fn whole_rows_of_logits_give_the_log_probabilities_of_the_forward() {
                 };
                 logits(&ctx, args).unwrap();
                 let (z, lse, forward) = (z.to_vec_f32(), lse.to_vec_f32(), case.forward(&ctx, 0..case.r));
-                let of_target = |r: usize| z[r * case.v + case.targets[r] as usize] - lse[r];
-                assert_eq!((0..case.r).map(of_target).collect::<Vec<_>>(), forward.logps, "{shape:?}");
+                let target_logp = |r: usize| z[r * case.v + case.targets[r] as usize] - lse[r];
+                assert_eq!((0..case.r).map(target_logp).collect::<Vec<_>>(), forward.logps, "{shape:?}");
                 assert_eq!(lse, forward.lse, "{shape:?}");
             }
         }

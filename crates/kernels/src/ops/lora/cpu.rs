@@ -23,7 +23,7 @@ impl Adapter<'_> {
         self.b.iter().zip(self.first).zip(ranks).map(|((b, &first), rank)| (b, first, rank))
     }
 
-    /// Elements of workspace that are needed beside `xa` and `dxa`: 0 without dropout.
+    /// Elements of workspace needed in addition to `xa` and `dxa`: 0 without dropout.
     fn spare(&self, m: usize, dropout: Option<&Dropout<'_>>) -> usize {
         dropout.map_or(0, |_| self.dropped_len(m))
     }

@@ -10,8 +10,8 @@ use crate::ops::lm_head::cpu::blocks;
 
 const SOURCE: Source = source!("lora");
 
-/// Most elements of the dropped-out input that are in memory at once, and as many dropout factors: 64 MiB each. (Few in
-/// tests, for several pieces.)
+/// Maximum number of elements of the dropped-out input in memory at once, with as many dropout factors: 64 MiB each.
+/// (Few in tests, for several pieces.)
 pub(crate) const DROPPED: usize = if cfg!(test) { 1 << 9 } else { 1 << 24 };
 
 fn scale(cuda: &Cuda, x: Arg, scale: f32, count: usize) -> Result<()> {
@@ -130,8 +130,8 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
-        // [first column, columns, rank] of each block; columns that none reaches.
+    fn cuda_gives_the_bits_of_the_cpu() {
+        // Each block is [first column, columns, rank]. Some columns belong to no block.
         let cases = [
             (1, 1, 1, None, &[[0, 1, 1]][..]),
             (5, 9, 50, None, &[[0, 20, 3], [33, 17, 5]]),

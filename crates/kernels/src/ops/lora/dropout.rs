@@ -9,9 +9,8 @@
 //! f = u < p · 2³² ? 0 : 1/(1 − p)                        rounded to f32
 //! ```
 //!
-//! So a factor depends on the key and on the identity of its row (sequence and position), and not on where the row is
-//! in the batch. However a batch is cut, in whatever order it is computed, and again in the backward pass, the factors
-//! are the same.
+//! So a factor depends on the key and on the identity of its row (sequence and position), and not on the row's index in
+//! the batch. The factors are the same for any split and any order of a batch, and in the backward pass.
 
 use super::Adapter;
 use crate::context::count_matmul;
@@ -57,7 +56,7 @@ impl Dropout<'_> {
     /// Checks that the probability is in [0, 1) and that samples and positions have `m` rows.
     pub(super) fn check(&self, op: &'static str, m: usize) -> Result<()> {
         if !(0.0..1.0).contains(&self.p) {
-            return Err(Error::Value { op, message: format!("dropout p = {} is not in [0, 1)", self.p) });
+            return Err(Error::Value { op, message: format!("dropout p must be in [0, 1), got {}", self.p) });
         }
         expect(op, "dropout.samples", self.samples, DType::U32, &[m])?;
         expect(op, "dropout.positions", self.positions, DType::U32, &[m])

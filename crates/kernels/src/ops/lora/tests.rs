@@ -6,7 +6,7 @@ use crate::ops::lm_head::cpu::with_workspace;
 use crate::{Device, Isa, Memory, Tensor};
 use reference::Block;
 
-/// Rows, inputs, outputs, and of each block its first output, its outputs and its rank.
+/// Number of rows, inputs and outputs; for each block: first output, number of outputs, and rank.
 type Case = (usize, usize, usize, &'static [[usize; 3]]);
 
 const CASES: [Case; 8] = [
@@ -17,7 +17,7 @@ const CASES: [Case; 8] = [
     (21, 50, 77, &[[0, 40, 16], [63, 14, 16]]),
     (9, 20, 70, &[[33, 37, 3], [0, 33, 5]]),
     (0, 3, 4, &[[0, 4, 2]]),
-    // More rows than dropout has in memory at once; more columns than a group of counters serves.
+    // More rows than dropout computes at once, and more columns than one group of counters covers.
     (131, 67, 6, &[[0, 6, 4]]),
     // Blocks that begin and end inside panels of A.
     (4, 70, 9, &[[0, 4, 31], [4, 2, 7], [6, 3, 40]]),
@@ -28,7 +28,7 @@ const KEY: u64 = 0x0123_4567_89ab_cdef;
 fn cpu(ctx: &Context) -> &Cpu {
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Cuda(_) => unreachable!("these tests make contexts of the CPU"),
+        Backend::Cuda(_) => unreachable!("these tests use CPU contexts"),
     }
 }
 
@@ -40,12 +40,12 @@ fn blocks(seed: u64, k: usize, of: &[[usize; 3]]) -> Vec<Block<f32>> {
     of.iter().enumerate().map(block).collect()
 }
 
-/// Samples and positions of m rows: sequences of five.
+/// Samples and positions of m rows, in sequences of five.
 fn rows_of(m: usize) -> (Vec<u32>, Vec<u32>) {
     (0..m as u32).map(|row| (7 + row / 5, row % 5)).unzip()
 }
 
-/// The same with what dropout does.
+/// The same blocks with the factors of dropout with probability `p`.
 fn dropping(p: Option<f64>, (m, k, _, of): Case, mut blocks: Vec<Block<f32>>) -> Vec<Block<f32>> {
     let (samples, positions) = rows_of(m);
     assert_eq!(blocks.len(), of.len());
@@ -57,7 +57,7 @@ fn dropping(p: Option<f64>, (m, k, _, of): Case, mut blocks: Vec<Block<f32>>) ->
 
 const DROPOUTS: [Option<f64>; 3] = [None, Some(0.3), Some(0.0)];
 
-/// A as one matrix and the B.
+/// The stacked A matrix, and the B matrix of each block.
 fn matrices(memory: &Memory, k: usize, blocks: &[Block<f32>]) -> (Matrix, Vec<Matrix>) {
     let rank: usize = blocks.iter().map(|b| b.rank).sum();
     let all: Vec<f32> = blocks.iter().flat_map(|b| b.a.clone()).collect();
@@ -85,11 +85,11 @@ fn fast(ctx: &Context, p: Option<f64>, (m, k, n, of): Case) -> Out {
     let dropout = |rows: std::ops::Range<usize>| {
         p.map(|p| Dropout { p, key: KEY, samples: samples.rows(rows.clone()), positions: positions.rows(rows) })
     };
-    // What lies in the workspace from before is not read.
+    // NaN in the workspace shows that old contents are not read.
     with_workspace(1 << 17, |all| all.fill(f32::NAN));
     forward(ctx, Forward { x: x.view(), adapter, dropout: dropout(0..m), y: y.view_mut() }).unwrap();
     with_workspace(1 << 17, |all| all.fill(f32::NAN));
-    // There are two calls, because the gradients of a batch may be split anywhere.
+    // The batch is split into two calls, which must not change the gradients.
     for rows in [0..m / 3, m / 3..m] {
         let args = Backward {
             x: x.rows(rows.clone()),
@@ -111,7 +111,7 @@ fn fast(ctx: &Context, p: Option<f64>, (m, k, n, of): Case) -> Out {
 }
 
 #[test]
-fn equals_the_oracle_bit_for_bit() {
+fn adapters_equal_the_oracle_bit_for_bit() {
     for (p, case) in DROPOUTS.into_iter().flat_map(|p| CASES.map(|case| (p, case))) {
         let (m, k, n, of) = case;
         let (x, mut g) = (normal::<f32>(1, m * k), blocks(20, k, of));
@@ -132,12 +132,12 @@ fn equals_the_oracle_bit_for_bit() {
 }
 
 #[test]
-fn oracle_gradients_in_f64_and_the_fast_ones_near_them() {
+fn oracle_gradients_match_finite_differences_and_fast_gradients() {
     gradients(None);
 }
 
 #[test]
-fn with_dropout_too() {
+fn oracle_gradients_with_dropout_match_finite_differences() {
     gradients(Some(0.3));
 }
 
@@ -182,14 +182,14 @@ fn gradients(p: Option<f64>) {
     assert!(directional_error(&all, &gradient, loss) < 1e-7);
     let mut start = 0;
     for len in std::iter::once(m * k).chain(at.iter().flat_map(|b| [b.a.len(), b.b.len()])) {
-        // The scale forgotten in one of them.
+        // A gradient without the scale is wrong.
         let mut spoiled = gradient.clone();
         spoiled[start..start + len].iter_mut().for_each(|g| *g /= scale);
         assert!(directional_error(&all, &spoiled, loss) > 1e-3);
         start += len;
     }
     if p.is_some() {
-        // The factors forgotten in the backward pass.
+        // A backward pass without the dropout factors is wrong.
         let (mut spoiled, mut g) = (vec![0.0; m * k], at.iter().map(zero).collect::<Vec<_>>());
         let kept: Vec<_> = at.iter().map(|b| Block { factors: Vec::new(), ..b.clone() }).collect();
         reference::backward(k, n, &x, &kept, scale, &d_y, &mut spoiled, &mut g);
@@ -209,12 +209,12 @@ fn gradients(p: Option<f64>) {
         }
         assert!(relative_error(&fast, &oracle) < 1e-5);
         fast[m * k] *= 1.1;
-        assert!(relative_error(&fast, &oracle) > 1e-5, "one spoiled element is seen");
+        assert!(relative_error(&fast, &oracle) > 1e-5, "a wrong element passes");
     }
 }
 
 #[test]
-fn a_zero_b_changes_no_bit() {
+fn an_adapter_with_zero_b_changes_no_bit() {
     let ctx = Context::cpu(Isa::best(), 1);
     let memory = Memory::new(Device::Cpu);
     let x = Tensor::from_f32(&memory, &[3, 7], &normal::<f32>(1, 21));
@@ -232,7 +232,7 @@ fn a_zero_b_changes_no_bit() {
 }
 
 #[test]
-fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
+fn dropout_drops_a_fraction_p_with_independent_masks() {
     let (ctx, memory) = (Context::cpu(Isa::best(), 2), Memory::new(Device::Cpu));
     let (m, k) = (150, 200);
     let (samples, positions) = rows_of(m);
@@ -252,7 +252,7 @@ fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
         for f in &masks {
             assert!(f.iter().all(|&f| f == 0.0 || f == (1.0 / (1.0 - p)) as f32));
             let dropped = f.iter().filter(|&&f| f == 0.0).count() as f64;
-            // Four standard deviations.
+            // The bound is four standard deviations.
             assert!((dropped / n - p).abs() < 4.0 * (p * (1.0 - p) / n).sqrt(), "p = {p}: {}", dropped / n);
             let rows: Vec<&[f32]> = f.chunks(k).collect();
             assert!(rows.windows(2).all(|two| two[0] != two[1]));
@@ -263,7 +263,7 @@ fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
             assert!((both / n - q).abs() < 4.0 * (q * (1.0 - q) / n).sqrt(), "p = {p}: {}", both / n);
         }
     }
-    // What is no chance, or is not of these rows, is refused.
+    // An invalid probability, or samples of other rows, are refused.
     let x = Tensor::from_f32(&memory, &[m, 2], &normal::<f32>(1, 2 * m));
     let (a, b) = (Matrix::from_f32(&memory, 1, 2, &[1.0; 2]), [Matrix::from_f32(&memory, 1, 1, &[1.0])]);
     let adapter = Adapter { a: &a, b: &b, first: &[0], scale: SCALE };
@@ -277,9 +277,9 @@ fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
     refused(Dropout { samples: samples.rows(1..m), ..dropout(0.5, KEY) });
 }
 
-/// A row's place in the batch, and the other rows, change nothing.
+/// A row's mask does not depend on its index in the batch or on the other rows.
 #[test]
-fn a_row_is_dropped_by_its_identity() {
+fn the_dropout_mask_of_a_row_depends_only_on_its_identity() {
     let ctx = Context::cpu(Isa::best(), 1);
     let memory = Memory::new(Device::Cpu);
     let (m, k) = (9, 70);
@@ -299,7 +299,7 @@ fn a_row_is_dropped_by_its_identity() {
 }
 
 #[test]
-fn rows_of_dropout_are_those_of_samples_and_positions() {
+fn a_range_of_dropout_rows_uses_their_samples_and_positions() {
     let memory = Memory::new(Device::Cpu);
     let (samples, positions) =
         (Tensor::from_u32(&memory, &[4], &[3, 1, 4, 1]), Tensor::from_u32(&memory, &[4], &[5, 9, 2, 6]));
@@ -311,9 +311,9 @@ fn rows_of_dropout_are_those_of_samples_and_positions() {
     assert_eq!([0.0, 0.75, 0.5].map(|p| of(p).kept()), [1.0, 4.0, 2.0]);
 }
 
-/// Factors and inputs of other lengths than the output are a panic, not a read beyond their end.
+/// Factors or inputs whose length differs from the output's cause a panic, not a read past the end.
 #[test]
-fn what_is_multiplied_has_one_length() {
+fn dropout_multiplication_panics_on_different_lengths() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let with = |f: usize, x: usize| {
         let (f, x, mut y) = (vec![2.0f32; f], vec![3.0f32; x], vec![1.0f32; 20]);

@@ -34,9 +34,9 @@ pub(super) fn backward(cuda: &Cuda, parts: Parts, mut args: Backward<'_>) -> Res
     let Some((mut d_q_weight, mut d_k_weight)) = args.d_weights else { return Ok(()) };
     let (segments, count) = segments_at(cuda, args.segments);
     let Parts { q, k, q_dim, k_dim, width } = parts;
-    let of_q = (d_q_weight.f32_at(cuda)?, [rows, q, q_dim, 0, 0, q + k, width]);
-    let of_k = (d_k_weight.f32_at(cuda)?, [rows, k, k_dim, q, q * q_dim, q + k, width]);
-    for (d_weight, sizes) in [of_q, of_k] {
+    let q_gradient = (d_q_weight.f32_at(cuda)?, [rows, q, q_dim, 0, 0, q + k, width]);
+    let k_gradient = (d_k_weight.f32_at(cuda)?, [rows, k, k_dim, q, q * q_dim, q + k, width]);
+    for (d_weight, sizes) in [q_gradient, k_gradient] {
         let dim = sizes[2];
         let mut arguments = vec![x, rstd, d_y, segments, d_weight, count];
         arguments.extend(sizes.map(Arg::from));
@@ -52,7 +52,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         // Norms of each head, and of all heads together.
         let cases =
             [(1, 1, 1, 2, false), (5, 3, 1, 20, false), (70, 2, 2, 16, false), (9, 4, 2, 6, true), (0, 1, 1, 4, false)];

@@ -34,7 +34,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// y, rstd, d_x, d_q_weight, d_k_weight (the last two added to `start`).
+/// Returns y, rstd, d_x, d_q_weight and d_k_weight. The last two are added to `start`.
 fn run(ctx: &Context, c: &Case, x: &[f32], w: [&[f32]; 2], d_y: &[f32], start: [&[f32]; 2]) -> [Vec<f32>; 5] {
     run_segments(ctx, c, x, w, d_y, start, &[0, c.t as u32])
 }
@@ -105,7 +105,7 @@ fn run_with(
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for c in CASES {
         let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
         let (q, k): (Vec<f32>, Vec<f32>) = (normal(3, c.hd), normal(4, c.hd));
@@ -119,8 +119,8 @@ fn equals_the_oracle_on_every_isa() {
         for ctx in contexts(&[1, 3]) {
             let got = run(&ctx, &c, &x, [&q, &k], &d_y, [&q0, &k0]);
             for (i, (got, oracle)) in got.iter().zip([&y, &rstd, &d_x, &d_q, &d_k]).enumerate() {
-                // d_x of a head of one element is all cancellation, so its error is measured relative to the terms that
-                // cancel.
+                // With one element per head, the terms of d_x cancel completely, so its error is relative to these
+                // terms.
                 let size = if c.hd == 1 && i == 2 { f64::from(q[0].abs()) * rstd[0] } else { 0.0 };
                 let error = relative_error(got, oracle);
                 let difference: f64 = got.iter().zip(oracle).map(|(&a, b)| (f64::from(a) - b).abs()).sum();
@@ -139,7 +139,7 @@ fn equals_the_oracle_on_every_isa() {
     }
 }
 
-/// An offset is weights that are larger by it; the oracle's test covers those.
+/// An offset has the same effect as larger weights, which the test against the oracle covers.
 #[test]
 fn an_offset_is_added_to_both_weights() {
     for c in CASES {
@@ -158,7 +158,7 @@ fn an_offset_is_added_to_both_weights() {
 }
 
 #[test]
-fn the_weights_gradients_do_not_know_at_which_segment_a_batch_is_cut() {
+fn the_weight_gradients_do_not_depend_on_the_split_between_segments() {
     let c = &CASES[4];
     let segments = [0, 1, 70, 70, 150];
     let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
@@ -178,7 +178,7 @@ fn the_weights_gradients_do_not_know_at_which_segment_a_batch_is_cut() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let c = &CASES[1];
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
     let (q, k): (Vec<f64>, Vec<f64>) = (normal(3, c.hd), normal(4, c.hd));
@@ -192,11 +192,11 @@ fn the_oracle_is_its_own_gradient() {
     assert!(directional_error(&q, &d_q, |q| loss(&x, q, &k)) < 1e-7);
     assert!(directional_error(&k, &d_k, |k| loss(&x, &q, k)) < 1e-7);
     d_k[0] *= 1.01;
-    assert!(directional_error(&k, &d_k, |k| loss(&x, &q, k)) > 1e-7, "a spoiled gradient passes");
+    assert!(directional_error(&k, &d_k, |k| loss(&x, &q, k)) > 1e-7, "a wrong gradient passes");
 }
 
 #[test]
-fn a_spoiled_fast_backward_is_seen() {
+fn a_wrong_fast_backward_is_detected() {
     let c = &CASES[1];
     let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
     let (q, k, zeros): (Vec<f32>, Vec<f32>, _) = (normal(3, c.hd), normal(4, c.hd), vec![0.0; c.hd]);
@@ -205,7 +205,7 @@ fn a_spoiled_fast_backward_is_seen() {
     let (d_x, d_q, d_k) = reference::backward(&xw, c.heads, c.kv_heads, &qw, &kw, &rstd, &wide(&d_y));
     for isa in Isa::present() {
         let good = run(&Context::cpu(isa, 2), c, &x, [&q, &k], &d_y, [&zeros, &zeros]);
-        // The two weights exchanged; the value heads normed too; one token's share of the weight gradient left out.
+        // Three errors: exchanged weights, normalised value heads, and a weight gradient without one token.
         let exchanged = run(&Context::cpu(isa, 2), c, &x, [&k, &q], &d_y, [&zeros, &zeros]);
         let mut values = good[2].clone();
         values.iter_mut().skip(c.normed() * c.hd).take(c.hd).for_each(|d| *d *= 1.5);
@@ -226,9 +226,9 @@ fn a_spoiled_fast_backward_is_seen() {
     }
 }
 
-/// One norm over all query heads and one over all key heads: `rmsnorm`'s oracle on these columns.
+/// Compares one norm over all query heads, and one over all key heads, with the oracle of `rmsnorm` on these columns.
 #[test]
-fn weights_as_wide_as_all_heads_norm_them_together() {
+fn weights_for_all_heads_normalise_all_heads_together() {
     use crate::ops::rmsnorm::reference as rmsnorm;
     for c in [Case { t: 70, heads: 4, kv_heads: 2, hd: 5 }, Case { t: 3, heads: 2, kv_heads: 1, hd: 10 }] {
         let (q_dim, k_dim) = (c.heads * c.hd, c.kv_heads * c.hd);

@@ -27,7 +27,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         same([(1, 1), (3, 5), (0, 4), (129, 143)], |&(t, h), ctx| {
             let (x, delta) = (random(ctx, 1, &[t, h]), random(ctx, 2, &[t, h]));
             let (mut y, mut sum, mut d_x) = (random(ctx, 3, &[t, h]), random(ctx, 4, &[t, h]), random(ctx, 5, &[t, h]));

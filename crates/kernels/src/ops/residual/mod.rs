@@ -53,7 +53,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
             expect(OP, "delta", *delta, F32, &[t, h])?;
             expect(OP, "sum", sum.view(), F32, &[t, h])?;
         }
-        _ => return Err(Error::Value { op: OP, message: "sum is given exactly if delta is".into() }),
+        _ => return Err(Error::Value { op: OP, message: "sum and delta must be given together".into() }),
     }
     crate::context::count((t * h) as u64, 8 * (t * h) as u64);
     match ctx.backend() {

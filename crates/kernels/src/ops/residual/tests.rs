@@ -4,7 +4,7 @@ use crate::tensor::rounded_to_bf16;
 use crate::{DType, Isa, Tensor};
 
 #[test]
-fn every_instruction_set_is_the_formula() {
+fn every_instruction_set_matches_the_formula() {
     for (t, h) in [(1, 1), (3, 5), (0, 4), (129, 143)] {
         let (x, delta, start): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, t * h));
         let sum = reference::forward(&x, &delta);
@@ -31,18 +31,18 @@ fn every_instruction_set_is_the_formula() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let (x, delta, d_y): (Vec<f64>, Vec<f64>, Vec<f64>) = (normal(1, 20), normal(2, 20), normal(3, 20));
     let loss = |x: &[f64]| reference::forward(x, &delta).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
     let mut d_x = vec![0.0; 20];
     reference::backward(&d_y, &mut d_x);
     assert!(directional_error(&x, &d_x, loss) < 1e-7);
     d_x[0] *= 1.01;
-    assert!(directional_error(&x, &d_x, loss) > 1e-7, "a spoiled gradient passes");
+    assert!(directional_error(&x, &d_x, loss) > 1e-7, "a wrong gradient passes");
 }
 
 #[test]
-fn shapes_are_checked() {
+fn wrong_residual_shapes_are_refused() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let tensor = |t: usize| Tensor::zeros(ctx.memory(), &[t, 2], DType::F32);
     let (x, other, mut y) = (tensor(3), tensor(2), tensor(3));

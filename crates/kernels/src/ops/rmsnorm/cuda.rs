@@ -46,7 +46,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [
             (1, 1, 0.0, &[0, 1][..]),
             (3, 5, 1.0, &[0, 2, 3]),

@@ -16,7 +16,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// y, rstd, sum.
+/// Returns y, rstd and sum.
 fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>; 3] {
     run_with(ctx, x, delta, w, 0.0)
 }
@@ -46,7 +46,7 @@ fn run_with(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32], offset: 
     [y.to_vec_f32(), rstd.to_vec_f32(), sum.to_vec_f32()]
 }
 
-/// d_x and d_weight, added to their previous contents.
+/// Returns d_x and d_weight, which are added to `start`.
 fn run_back(
     ctx: &Context,
     x: &[f32],
@@ -91,7 +91,7 @@ fn run_back_with(
 const SHAPES: [(usize, usize); 7] = [(1, 1), (3, 5), (2, 129), (7, 64), (40, 896), (0, 8), (251, 33)];
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for (t, h) in SHAPES {
         let (x, delta, d_y): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, t * h));
         let (w, d_x0, d_w0): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(4, h), normal(5, t * h), normal(6, h));
@@ -121,14 +121,14 @@ fn equals_the_oracle_on_every_isa() {
             }
             if t > 0 {
                 back[1][0] += 0.1;
-                assert!(relative_error(&back[1], &d_w) > 1e-5, "a spoiled gradient passes");
+                assert!(relative_error(&back[1], &d_w) > 1e-5, "a wrong gradient passes");
             }
         }
     }
 }
 
 #[test]
-fn the_weights_gradient_does_not_know_at_which_segment_a_batch_is_cut() {
+fn the_weight_gradient_does_not_depend_on_the_split_between_segments() {
     let (t, h, ctx) = (150, 37, Context::cpu(Isa::best(), 2));
     let segments = [0, 1, 70, 70, 149, 150];
     let (x, d_y, w): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, h));
@@ -145,7 +145,7 @@ fn the_weights_gradient_does_not_know_at_which_segment_a_batch_is_cut() {
     }
 }
 
-/// An offset is a weight that is larger by it: with the oracle of that weight, the gradient of both is one.
+/// An offset has the same effect as a larger weight, in the forward and in the backward pass.
 #[test]
 fn an_offset_is_added_to_the_weight() {
     for (t, h) in SHAPES {
@@ -164,7 +164,7 @@ fn an_offset_is_added_to_the_weight() {
             let back = |w, start| run_back_with(&ctx, &x, w, &rstd, &d_y, start, &segments);
             assert!(back((&w, 1.0), [&d_x0, &d_w0]) == back((&larger, 0.0), [&d_x0, &d_w0]), "{t}×{h}");
             let [got_x, got_w] = back((&w, 1.0), [&zeros[..t * h], &zeros[..h]]);
-            // d_x of a row of one element is all cancellation.
+            // With one element per row, the terms of d_x cancel completely.
             assert!(h == 1 || relative_error(&got_x, &d_x) < 1e-5, "{t}×{h}");
             assert!(relative_error(&got_w, &d_w) < 1e-5, "{t}×{h}");
             if t > 0 && h > 1 {
@@ -172,14 +172,14 @@ fn an_offset_is_added_to_the_weight() {
             }
         }
     }
-    // No offset leaves the weight's bits, of which −0 + 0 would lose one.
+    // An offset of 0 must keep the weight's bits; −0 + 0 would lose the sign.
     let ctx = Context::cpu(Isa::best(), 1);
     let [y, ..] = run(&ctx, &[1.0, 2.0], None, &[-0.0, 1.0]);
     assert!(y[0] == 0.0 && y[0].is_sign_negative());
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let (t, h) = (3, 5);
     let (x, w, d_y): (Vec<f64>, Vec<f64>, Vec<f64>) = (normal(1, t * h), normal(2, h), normal(3, t * h));
     let loss = |y: &[f64]| y.iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();

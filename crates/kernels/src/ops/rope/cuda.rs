@@ -40,7 +40,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [(1, 1, 1, 2), (5, 3, 4, 6), (70, 2, 3, 34), (0, 1, 1, 4)];
         same(cases, |&(t, heads, all, head_dim), ctx| {
             let freq: Vec<f32> = (0..head_dim / 2).map(|i| 0.7f32 / (1 + i) as f32).collect();

@@ -130,7 +130,8 @@ fn check(op: &'static str, x: View<'_>, heads: usize, hd: usize, positions: View
     expect(op, "x", x, F32, &[t, width])?;
     expect(op, "positions", positions, U32, &[t])?;
     if hd != 2 * half || width % hd.max(1) != 0 || heads * hd > width {
-        let message = format!("{heads} heads of {hd} in rows of {width} with a table of {half} angles");
+        let message =
+            format!("shapes do not fit: {heads} heads of {hd} in rows of {width} with a table of {half} angles");
         return Err(Error::Value { op, message });
     }
     expect_below(op, "positions", positions.indices(), limit)?;
@@ -140,7 +141,7 @@ fn check(op: &'static str, x: View<'_>, heads: usize, hd: usize, positions: View
 
 /// Cosine and sine of an angle ≥ 0, by reduction to |r| ≤ π/4 and Taylor series.
 fn cos_sin(angle: f64) -> (f64, f64) {
-    // π/2 in two parts, the first of 33 bits: its product with fewer than 2^20 quarter turns is exact.
+    // π/2 is split into two parts. The first has 33 bits, so its product with fewer than 2^20 quarter turns is exact.
     const HALF_PI_HI: f64 = f64::from_bits(0x3ff9_21fb_5440_0000);
     const HALF_PI_LO: f64 = 6.077_100_506_506_192e-11;
     let turns = (angle * std::f64::consts::FRAC_2_PI).round_ties_even();

@@ -17,10 +17,10 @@ fn run(ctx: &Context, x: &[f32], width: usize, heads: usize, positions: &[u32], 
 }
 
 #[test]
-fn cosines_and_sines_are_those_of_f64() {
+fn cosines_and_sines_match_f64() {
     let mut worst = 0.0f64;
     for i in 0..200_000u32 {
-        // Small angles, then large ones.
+        // Small and large angles alternate.
         let angle = f64::from(if i % 2 == 0 { i as f32 * 1e-3 } else { i as f32 * 7.9 });
         let (c, s) = cos_sin(angle);
         worst = worst.max((c - angle.cos()).abs()).max((s - angle.sin()).abs());
@@ -29,7 +29,7 @@ fn cosines_and_sines_are_those_of_f64() {
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for (t, all, heads, hd) in [(1, 1, 1, 2), (3, 5, 3, 10), (9, 4, 3, 64), (0, 3, 2, 8)] {
         let freq = inv_freq(hd / 2);
         let positions: Vec<u32> = (0..t as u32).map(|i| i * 37 % 301).collect();
@@ -52,7 +52,7 @@ fn equals_the_oracle_on_every_isa() {
 }
 
 #[test]
-fn the_way_back_is_the_transpose() {
+fn the_backward_rotation_is_the_transpose() {
     let (width, heads, freq, positions) = (18, 2, inv_freq(3), [5u32, 0, 77]);
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, 3 * width), normal(2, 3 * width));
     let rotated = |x: &[f64], sign: f64| {
@@ -62,11 +62,11 @@ fn the_way_back_is_the_transpose() {
     };
     let loss = |x: &[f64]| rotated(x, 1.0).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
     assert!(directional_error(&x, &rotated(&d_y, -1.0), loss) < 1e-7);
-    assert!(directional_error(&x, &rotated(&d_y, 1.0), loss) > 1e-3, "the wrong direction passes");
+    assert!(directional_error(&x, &rotated(&d_y, 1.0), loss) > 1e-3, "a rotation in the wrong direction passes");
 }
 
 #[test]
-fn a_spoiled_fast_backward_is_seen() {
+fn a_wrong_fast_backward_is_detected() {
     let (width, heads, freq, positions) = (18, 2, inv_freq(3), [5u32, 0, 77]);
     let d_y: Vec<f32> = normal(2, 3 * width);
     let mut oracle: Vec<f64> = d_y.iter().map(|&x| x.into()).collect();
@@ -75,14 +75,14 @@ fn a_spoiled_fast_backward_is_seen() {
         let ctx = Context::cpu(isa, 2);
         let table = Table::new(ctx.memory(), &freq, 1.25, 301);
         assert!(relative_error(&run(&ctx, &d_y, width, heads, &positions, &table, true), &oracle) < 1e-6);
-        // Turned the wrong way; turned by the neighbour's angle.
+        // A rotation in the wrong direction, or by another position's angle, is wrong.
         assert!(relative_error(&run(&ctx, &d_y, width, heads, &positions, &table, false), &oracle) > 1e-3);
         assert!(relative_error(&run(&ctx, &d_y, width, heads, &[5, 1, 77], &table, true), &oracle) > 1e-3);
     }
 }
 
 #[test]
-fn wrong_positions_and_shapes_are_errors() {
+fn wrong_positions_and_rope_shapes_are_errors() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let table = Table::new(ctx.memory(), &inv_freq(4), 1.0, 16);
     let mut x = Tensor::zeros(ctx.memory(), &[1, 24], DType::F32);
@@ -94,7 +94,7 @@ fn wrong_positions_and_shapes_are_errors() {
     assert!(fails(2, 8).contains("positions[0] is 16"));
     assert!(fails(4, 8).contains("4 heads of 8"));
     assert!(fails(2, 6).contains("2 heads of 6"));
-    // A plan on no device counts its bytes and computes nothing.
+    // On `Device::Meta`, a table only counts its bytes.
     let meta = Memory::new(crate::Device::Meta);
     Table::new(&meta, &inv_freq(4), 1.0, 16);
     assert_eq!(meta.usage()["other"].peak_bytes, 2 * 16 * 4 * 4);

@@ -33,7 +33,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [(1, 1, &[0, 0, 0][..]), (3, 5, &[2, 0, 2, 1, 2]), (40, 131, &[39, 0, 39, 16, 32, 0]), (2, 3, &[])];
         same(cases, |&(t, h, chosen), ctx| {
             let (x, mut d_x) = (random(ctx, 1, &[t, h]), random(ctx, 2, &[t, h]));

@@ -9,7 +9,7 @@ fn chosen(from: usize, count: usize) -> Vec<u32> {
 }
 
 #[test]
-fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
+fn the_result_equals_the_oracle_for_any_threads_and_split() {
     let memory = Memory::new(Device::Cpu);
     for (from, count, hidden) in SHAPES {
         let (x, d_out): (Vec<f32>, Vec<f32>) = (normal(1, from * hidden), normal(2, count * hidden));
@@ -37,7 +37,7 @@ fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
 }
 
 #[test]
-fn oracle_gradient() {
+fn the_oracles_gradient_matches_finite_differences() {
     let (from, count, hidden) = (4, 7, 3);
     let (x, d_out): (Vec<f64>, Vec<f64>) = (normal(1, from * hidden), normal(2, count * hidden));
     let rows = chosen(from, count);
@@ -47,16 +47,16 @@ fn oracle_gradient() {
     assert!(directional_error(&x, &gradient, loss) < 1e-7);
     let mut spoiled = vec![0.0; from * hidden];
     reference::scatter_add(hidden, &d_out, &rows[..count - 1], &mut spoiled);
-    assert!(directional_error(&x, &spoiled, loss) > 1e-3, "a forgotten row is seen");
+    assert!(directional_error(&x, &spoiled, loss) > 1e-3, "the check must detect a missing row");
 }
 
 #[test]
-fn a_row_past_the_end_is_an_error() {
+fn gathering_a_row_past_the_end_is_an_error() {
     let memory = Memory::new(Device::Cpu);
     let x = Tensor::zeros(&memory, &[2, 3], DType::F32);
     let rows = Tensor::from_u32(&memory, &[1], &[2]);
     let mut out = Tensor::zeros(&memory, &[1, 3], DType::F32);
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let error = gather(&ctx, Gather { x: x.view(), rows: rows.view(), out: out.view_mut() }).unwrap_err();
-    assert_eq!(error.to_string(), "rows::gather: rows[0] is 2, which is not below 2");
+    assert_eq!(error.to_string(), "rows::gather: rows[0] is 2, expected below 2");
 }

@@ -13,8 +13,8 @@ use std::ops::Range;
 
 /// Number of rows with truncation or penalty whose logits are in memory at once.
 const TRUNCATED_ROWS: usize = 16;
-/// The most logits (16 MiB) of all rows that are kept until tokens are drawn. If there are more, the logits of the
-/// chosen chunk are computed again, to the same bits. (Few in tests, so that both cases occur.)
+/// Maximum number of logits of all rows (16 MiB) that are kept until tokens are drawn. If there are more, the logits of
+/// the chosen chunk are recomputed, with the same bits. (Few in tests, so that both cases occur.)
 const KEPT_LOGITS: usize = if cfg!(test) { 1 << 12 } else { 1 << 22 };
 
 /// Outputs of the draws; each is `[R]`.
@@ -72,13 +72,13 @@ impl Draws<'_> {
     }
 
     fn plain(&self, cpu: &Cpu, rows: Range<usize>) {
-        let of_partials = rows.len() * self.head.chunks() * KEPT;
-        let of_logits = Some(rows.len() * self.head.vocab).filter(|&len| len <= KEPT_LOGITS);
-        with_workspace(of_partials + of_logits.unwrap_or(0), |workspace| {
-            let (partials, logits) = workspace.split_at_mut(of_partials);
+        let partials_len = rows.len() * self.head.chunks() * KEPT;
+        let logits_len = Some(rows.len() * self.head.vocab).filter(|&len| len <= KEPT_LOGITS);
+        with_workspace(partials_len + logits_len.unwrap_or(0), |workspace| {
+            let (partials, logits) = workspace.split_at_mut(partials_len);
             let (partials, logits) = (Disjoint::new(partials), Disjoint::new(logits));
             let beta = |row: usize| self.rows[row].inv_temperature();
-            let (head, beta, logits) = (&self.head, Beta::Each(&beta), of_logits.map(|_| &logits));
+            let (head, beta, logits) = (&self.head, Beta::Each(&beta), logits_len.map(|_| &logits));
             let chunks = Chunks { head, rows: rows.clone(), beta, partials: &partials, picked: None, logits };
             cpu.run(chunks.tasks(), &chunks);
             cpu.run(rows.len(), &Plain { draws: self, rows, partials: &partials, logits });
@@ -119,7 +119,7 @@ impl Tasks for Plain<'_> {
         let (chunk, left) = if greedy {
             (partials.chunks_exact(KEPT).position(|chunk| chunk[0] == whole.max).unwrap_or(0), 0.0)
         } else {
-            // The third statistic is not needed after `combine`: its place takes the chunk's weight.
+            // The third statistic is not needed after `combine`, so the chunk's weight overwrites it.
             for chunk in partials.chunks_exact_mut(KEPT) {
                 chunk[2] = chunk[1] * math::exp1::<V>(chunk[0] - whole.max);
             }

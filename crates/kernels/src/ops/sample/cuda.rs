@@ -71,9 +71,10 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (most, _) = block(all, vocab, whole);
     let logits = stream.scratch(most * vocab * size_of::<f32>())?;
     let partials = stream.scratch(most * chunks * KEPT * size_of::<f32>())?;
-    // Buffers for penalised logits, weights and kept ids; then the buffer to sort.
-    let of_whole = if whole { most * vocab * size_of::<f32>() } else { 0 };
-    let [warped, weights, kept] = [stream.scratch(of_whole), stream.scratch(of_whole), stream.scratch(of_whole)];
+    // Buffers for penalised logits, weights and kept ids, followed by the buffer for sorting.
+    let whole_bytes = if whole { most * vocab * size_of::<f32>() } else { 0 };
+    let [warped, weights, kept] =
+        [stream.scratch(whole_bytes), stream.scratch(whole_bytes), stream.scratch(whole_bytes)];
     let (warped, weights, kept) = (warped?, weights?, kept?);
     let sorted = stream.scratch(if whole { most * room * size_of::<u64>() } else { 0 })?;
     let own = match args.packed {
@@ -97,11 +98,11 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
         let here = &args.rows[rows.clone()];
         let (whole, plain) = (here.iter().any(RowParams::needs_logits), here.iter().any(plain));
         let [logits, partials, warped] = [&logits, &partials, &warped].map(|scratch| scratch.at(0));
-        let [first, all_rows, of_vocab] = [rows.start, all, vocab].map(Arg::from);
+        let [first, all_rows, vocab_size] = [rows.start, all, vocab].map(Arg::from);
         let outputs = [of(ids), of(logps), of(truncated)];
         head.logits(cuda, &rows, &(0..vocab), logits)?;
         if whole {
-            let arguments = [logits, words, warped, first, all_rows, of_vocab];
+            let arguments = [logits, words, warped, first, all_rows, vocab_size];
             cuda.launch(&SOURCE, "sample_penalise", Grid::each(rows.len(), 256), &arguments)?;
         }
         let betas = Beta::Each(words.after::<f32>(BETA * all + rows.start));
@@ -109,13 +110,13 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
         if whole {
             let mut arguments = vec![logits, partials, words, warped, weights.at(0), kept.at(0), sorted.at(0)];
             arguments.extend(outputs);
-            arguments.extend([first, all_rows, of_vocab, room.into(), chunks.into()]);
+            arguments.extend([first, all_rows, vocab_size, room.into(), chunks.into()]);
             cuda.launch(&SOURCE, "sample_whole", Grid::each(rows.len(), 256), &arguments)?;
         }
         if plain {
             let mut arguments = vec![logits, partials, words];
             arguments.extend(outputs);
-            arguments.extend([rows.len().into(), first, all_rows, of_vocab, CHUNK.into(), chunks.into()]);
+            arguments.extend([rows.len().into(), first, all_rows, vocab_size, CHUNK.into(), chunks.into()]);
             cuda.launch(&SOURCE, "sample_plain", Grid::each(rows.len().div_ceil(32), 32), &arguments)?;
         }
     }
@@ -158,14 +159,14 @@ mod tests {
         Ok(all)
     }
 
-    /// Hidden rows that give peaked distributions of tokens, but not certain ones.
+    /// Hidden rows with peaked token distributions in which several tokens are still likely.
     fn peaked(r: usize, h: usize) -> Vec<f32> {
         let scale = 3.0 / (h as f32).sqrt();
         normal::<f32>(1, r * h).into_iter().map(|x| x * scale).collect()
     }
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         same([(1, 1, 1), (50, 3, 37), (70, 5, 1300), (0, 2, 3)], |&(r, h, v), ctx| {
             let temperatures = [1.0, 0.7, 0.0, 3.0];
             let row = |i: usize| RowParams { temperature: temperatures[i % 4], counter: [i as u32, 7, 0, 1], ..PLAIN };
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn so_they_are_of_truncated_rows_in_any_company() {
+    fn truncated_draws_on_cuda_match_the_cpu_in_any_batch() {
         same([(20, 3, 700), (9, 7, 1031), (30, 2, 601)], |&(r, h, v), ctx| {
             let kinds = kinds();
             let row = |i: usize| RowParams { counter: [i as u32, 1, 2, 3], ..kinds[(i + r) % kinds.len()] };
@@ -184,10 +185,10 @@ mod tests {
         });
     }
 
-    /// Top-k, top-p and min-p that keep anything from one token to all of them, on logits with ties and with NaN and
-    /// infinities: the device draws the tokens of the CPU.
+    /// Top-k, top-p and min-p keep between one token and all of them. With ties, NaN and infinities in the logits, the
+    /// device draws the same tokens as the CPU.
     #[test]
-    fn so_they_are_whatever_stays() {
+    fn cuda_draws_match_the_cpu_for_any_truncation() {
         let mut rows = Vec::new();
         for top_k in [0, 1, 63, 99] {
             for top_p in [1.0, 0.999_999, 0.5] {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_other_rows_are_refused() {
+    fn packed_parameters_of_other_rows_are_refused() {
         let ctx = Context::cpu(crate::Isa::best(), 1);
         let Some(cuda) = crate::device::cuda::tests::emulated(0).map(Context::cuda) else { return };
         for ctx in [&ctx, &cuda] {

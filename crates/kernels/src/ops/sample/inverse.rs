@@ -1,4 +1,4 @@
-//! Inverse transform sampling: a uniform number, and the token at which the cumulated weight passes it.
+//! Inverse transform sampling: draws a uniform number, and finds the token at which the cumulative weight exceeds it.
 
 use super::RowParams;
 use crate::math;
@@ -27,7 +27,7 @@ pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) ->
         }
         below += weight;
     }
-    // Because of rounding, `u` fell past the end.
+    // Rounding can put `u` past the end.
     (last, 1.0 - f64::EPSILON)
 }
 

@@ -91,15 +91,15 @@ pub struct Forward<'a> {
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
     let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, .. } = args;
-    let of_hidden = lm_head::check(OP, hidden, weight)?;
-    expect_shape(OP, "rows", &[rows.len()], &[of_hidden])?;
+    let hidden_rows = lm_head::check(OP, hidden, weight)?;
+    expect_shape(OP, "rows", &[rows.len()], &[hidden_rows])?;
     expect(OP, "ids", ids.view(), DType::U32, &[rows.len()])?;
     expect(OP, "logps", logps.view(), DType::F32, &[rows.len()])?;
     if let Some(logps) = truncated_logps {
         expect(OP, "truncated_logps", logps.view(), DType::F32, &[rows.len()])?;
     }
     if weight.rows() == 0 && !rows.is_empty() {
-        return Err(Error::Value { op: OP, message: "there is no vocabulary to draw from".into() });
+        return Err(Error::Value { op: OP, message: "the vocabulary is empty".into() });
     }
     rows.iter().try_for_each(|row| row.check(OP, weight.rows()))?;
     expect_packed(OP, ctx.memory().device(), &args)?;

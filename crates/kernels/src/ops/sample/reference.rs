@@ -15,7 +15,7 @@ pub fn distribution(logits: &[f64], params: &RowParams<'_>) -> Vec<f64> {
         let z = &mut z[id as usize];
         *z = if *z < 0.0 { *z * params.repetition_penalty } else { *z / params.repetition_penalty };
     }
-    // Most likely token first. The sort is stable, so of equal logits the lowest id comes first.
+    // The most likely token comes first. The sort is stable, so the lowest id of equal logits comes first.
     let descending = |z: &[f64]| {
         let mut ids: Vec<usize> = (0..z.len()).collect();
         ids.sort_by(|&a, &b| z[b].total_cmp(&z[a]));

@@ -7,7 +7,7 @@ mod parameters;
 
 pub(super) const PLAIN: RowParams<'static> = RowParams { temperature: 1.0, key: 42, ..RowParams::GREEDY };
 
-/// Every kind of row.
+/// Parameters that cover every kind of sampling.
 pub(super) fn kinds() -> Vec<RowParams<'static>> {
     const SEEN: &[u32] = &[3, 5, 5, 17, 600, 2];
     vec![
@@ -39,7 +39,7 @@ struct Case {
 }
 
 impl Case {
-    /// Hidden rows of norm about 3: peaked, but not certain.
+    /// Hidden rows of norm about 3 give peaked distributions in which several tokens are likely.
     fn new(rows: usize, h: usize, v: usize) -> Case {
         let scale = 3.0 / (h as f32).sqrt();
         let hidden = normal::<f32>(1, rows * h).into_iter().map(|x| x * scale).collect();
@@ -50,7 +50,7 @@ impl Case {
         case.hidden = case.hidden.repeat(rows);
         case
     }
-    /// Ids, log-probabilities and truncated ones of hidden rows `first..`.
+    /// Samples from the hidden rows `first..`. Returns ids, log-probabilities and truncated log-probabilities.
     fn sample(&self, ctx: &Context, first: usize, rows: &[RowParams<'_>]) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
         let m = memory();
         let n = rows.len();
@@ -107,7 +107,7 @@ fn mixed(n: usize) -> Vec<RowParams<'static>> {
 }
 
 #[test]
-fn recorded_log_probabilities_are_the_bits_of_lm_head() {
+fn recorded_log_probabilities_have_the_bits_of_lm_head() {
     for v in [5 * 200, 1031, 700] {
         let case = Case::new(40, 19, v);
         let rows = mixed(40);
@@ -152,7 +152,7 @@ fn chi_square(ids: &[u32], p: &[f64]) -> f64 {
             chi += (count - p * n).powi(2) / (p * n);
             bins += 1.0;
         } else {
-            assert!(p > 0.0 || count == 0.0, "drawn, though impossible");
+            assert!(p > 0.0 || count == 0.0, "a token with probability 0 was drawn");
             rare = (rare.0 + count, rare.1 + p * n);
         }
     }
@@ -179,7 +179,7 @@ fn draws_follow_the_distribution() {
             assert!((f64::from(logp) - p[id as usize].ln()).abs() < 1e-4, "{kind:?}");
         }
         if kind.temperature > 0.0 {
-            // The test detects another temperature.
+            // Draws at another temperature must fail the test.
             let other = RowParams { temperature: kind.temperature * 1.5, ..kind };
             let p = reference::distribution(&case.logits(0), &other);
             let possible: Vec<u32> = ids.iter().copied().filter(|&id| p[id as usize] > 0.0).collect();
@@ -189,21 +189,21 @@ fn draws_follow_the_distribution() {
 }
 
 #[test]
-fn what_has_no_weight_is_never_drawn() {
+fn a_token_with_zero_weight_is_never_drawn() {
     let drawn = |weights: &[f32], u: f64| super::inverse::inverse_cdf(weights.iter().copied(), u);
     assert_eq!(drawn(&[0.0, 1.0], 0.0), (1, 0.0));
     assert_eq!(drawn(&[0.0, 1.0, 0.0, 3.0], 0.25), (3, 0.0));
     assert_eq!(drawn(&[1.0, 3.0, 0.0], 0.625), (1, 0.5));
-    // As where rounding leaves `u` at the very end.
+    // Rounding can put `u` at the very end.
     assert_eq!(drawn(&[1.0, 3.0, 0.0], 1.0), (1, 1.0 - f64::EPSILON));
-    // A weight that the fraction just reaches is passed.
+    // If `u` is exactly at the end of a weight, the next token is drawn.
     assert_eq!(drawn(&[1.0, 3.0], 0.25), (1, 0.0));
     assert_eq!(drawn(&[f32::NAN, 1.0], 0.5).0, 1);
     assert_eq!(drawn(&[0.0, 0.0], 0.5).0, 0);
 }
 
 #[test]
-fn greedy_takes_the_lowest_of_equals() {
+fn greedy_takes_the_lowest_id_of_equal_logits() {
     let mut case = Case::new(3, 8, 1300);
     let best: Vec<f32> = case.hidden[..8].iter().map(|x| x * 100.0).collect();
     for id in [530, 1250, 700] {
@@ -219,12 +219,12 @@ fn greedy_takes_the_lowest_of_equals() {
     }
 }
 
-/// Rows of one hidden number 1: logits as they are given.
-fn of_logits(logits: &[f32]) -> Case {
+/// A case with these logits: the hidden size is 1, and every hidden value is 1.
+fn case_with_logits(logits: &[f32]) -> Case {
     Case { h: 1, v: logits.len(), hidden: vec![1.0; 400], weight: logits.to_vec() }
 }
 
-/// The ids that 400 draws give, and the log-probability of each in the distribution drawn from.
+/// The ids of 400 draws, each with its log-probability in the truncated distribution.
 fn drawn(case: &Case, params: RowParams<'_>) -> std::collections::BTreeMap<u32, f32> {
     let rows: Vec<_> = (0..400).map(|i| RowParams { counter: [i, 0, 0, 5], ..params }).collect();
     let (ids, _, logps) = case.sample(&Context::cpu(Isa::best(), 1), 0, &rows);
@@ -233,26 +233,26 @@ fn drawn(case: &Case, params: RowParams<'_>) -> std::collections::BTreeMap<u32, 
 
 /// As in transformers' top-k, tokens that tie with the k-th token are kept.
 #[test]
-fn ties_with_the_kth_are_kept() {
-    let case = of_logits(&[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]);
+fn top_k_keeps_ties_with_the_kth_token() {
+    let case = case_with_logits(&[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]);
     let ids = |top_k| drawn(&case, RowParams { top_k, ..PLAIN }).into_keys().collect::<Vec<_>>();
     assert_eq!((ids(1), ids(2), ids(4)), (vec![1], vec![1, 2, 3, 5], vec![1, 2, 3, 5]));
     assert_eq!(ids(5), [0, 1, 2, 3, 5]);
 }
 
-/// Two equal logits: each is exactly as likely as the most likely, and a weight of min_p itself stays.
+/// Both of two equal logits are exactly as likely as the most likely token, so min_p = 1 keeps both.
 #[test]
-fn what_is_exactly_min_p_times_as_likely_is_kept() {
-    let case = of_logits(&[2.0, 2.0, 1.0]);
+fn min_p_keeps_a_token_exactly_at_the_threshold() {
+    let case = case_with_logits(&[2.0, 2.0, 1.0]);
     let drawn = drawn(&case, RowParams { min_p: 1.0, ..PLAIN });
     assert_eq!(drawn.keys().copied().collect::<Vec<_>>(), [0, 1]);
     assert!(drawn.values().all(|logp| (logp + std::f32::consts::LN_2).abs() < 1e-6), "{drawn:?}");
 }
 
-/// However often a token stands in the history, its logit is divided (or, below 0, multiplied) once.
+/// However often a token occurs in the history, its logit is divided by the penalty (or, below 0, multiplied) once.
 #[test]
-fn a_token_is_penalised_once() {
-    let case = of_logits(&[4.0, -1.0, 0.5]);
+fn a_repeated_token_is_penalised_once() {
+    let case = case_with_logits(&[4.0, -1.0, 0.5]);
     let logps = |history| drawn(&case, RowParams { repetition_penalty: 2.0, history, ..PLAIN });
     let once = logps(&[0, 1]);
     assert_eq!(logps(&[0, 1, 0, 0, 1, 0]), once);
@@ -263,26 +263,26 @@ fn a_token_is_penalised_once() {
     }
 }
 
-/// A nucleus that needs more than the first few, and one that everything belongs to.
+/// The nucleus has half of 3,000 tokens, all of them, or a single one.
 #[test]
-fn a_wide_nucleus_is_whole() {
+fn top_p_keeps_a_nucleus_of_many_tokens() {
     let case = Case { h: 1, v: 3000, hidden: vec![1.0], weight: vec![0.25; 3000] };
     let ctx = Context::cpu(Isa::best(), 1);
     for (top_p, kept) in [(0.5, 1500.0f64), (0.9999, 3000.0), (1e-9, 1.0)] {
         let (ids, _, logp) = case.sample(&ctx, 0, &[RowParams { top_p, ..PLAIN }]);
         assert!((f64::from(logp[0]) + kept.ln()).abs() < 1e-5, "top_p {top_p}");
-        assert!(f64::from(ids[0]) < kept, "of equals, the lowest ids are kept");
+        assert!(f64::from(ids[0]) < kept, "top_p must keep the lowest ids of equal logits");
     }
 }
 
-/// Logits as they are.
+/// A case with a single row of these logits.
 fn logits(row: &[f32]) -> Case {
     Case { h: 1, v: row.len(), hidden: vec![1.0], weight: row.to_vec() }
 }
 
 #[test]
-fn a_token_that_was_seen_twice_is_penalised_once() {
-    // 4 / 1.2 is more than 3, 4 / 1.44 is not.
+fn greedy_penalises_a_token_seen_twice_once() {
+    // 4 / 1.2 is above 3, but 4 / 1.2² is below.
     let seen_twice = RowParams { temperature: 0.0, repetition_penalty: 1.2, history: &[0, 0], ..PLAIN };
     for isa in Isa::present() {
         assert_eq!(logits(&[4.0, 3.0, 1.0]).sample(&Context::cpu(isa, 1), 0, &[seen_twice]).0, [0]);
@@ -290,7 +290,7 @@ fn a_token_that_was_seen_twice_is_penalised_once() {
 }
 
 #[test]
-fn what_is_as_likely_as_the_last_that_stays_stays() {
+fn top_k_and_min_p_keep_ties() {
     let ctx = Context::cpu(Isa::best(), 1);
     let kept = |row: &[f32], params: RowParams<'_>| -> f64 {
         let (ids, _, logps) = logits(row).sample(&ctx, 0, &[params]);
@@ -304,7 +304,7 @@ fn what_is_as_likely_as_the_last_that_stays_stays() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_ends_with_a_log_probability_that_says_so() {
+fn a_non_finite_row_gets_a_non_finite_log_probability() {
     let mut case = Case::new(9, 8, 700);
     case.hidden.fill(f32::NAN);
     let (ids, logps, _) = case.sample(&Context::cpu(Isa::best(), 1), 0, &kinds());
@@ -312,8 +312,8 @@ fn a_row_that_is_not_finite_ends_with_a_log_probability_that_says_so() {
 }
 
 #[test]
-fn wrong_values_are_named() {
-    let message = |params| parameters::says(params).expect("it is refused");
+fn the_error_names_an_invalid_sampling_parameter() {
+    let message = |params| parameters::says(params).expect("the parameter must be refused");
     assert_eq!(
         message(RowParams { temperature: -1.0, ..PLAIN }),
         "sample::forward: temperature is -1, expected 0 or more"

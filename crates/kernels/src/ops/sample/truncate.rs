@@ -19,7 +19,7 @@ pub(super) fn penalise(logits: &[f32], beta: f32, params: &RowParams<'_>, warped
     }
     if params.repetition_penalty != 1.0 {
         let penalty = params.repetition_penalty as f32;
-        // Computed from the original logit, so that a token that occurs twice is penalised once.
+        // The penalty is applied to the original logit, so that a token that occurs twice is penalised once.
         for &id in params.history {
             let z = logits[id as usize];
             warped[id as usize] = if z < 0.0 { z * penalty } else { z / penalty } * beta;
@@ -100,15 +100,15 @@ const DIGITS: [u32; 3] = [12, 10, 10];
 /// twice that. If the sums before and after the found id are farther than that from `goal`, the sorted order ends at
 /// the same id.
 fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> Option<(u32, u32)> {
-    // Twice the bound, to cover the rounding of `goal` and of the sums here.
+    // The slack is twice the bound, to cover the rounding of `goal` and of the sums computed here.
     let slack = 2.0 * f64::EPSILON * ids.len() as f64 * total;
     let (mut before, mut prefix, mut shift) = (0.0, 0, u32::BITS);
     for bits in DIGITS {
-        let of_prefix = |key: u32| shift == u32::BITS || key >> shift == prefix;
+        let has_prefix = |key: u32| shift == u32::BITS || key >> shift == prefix;
         let mut sums = [0.0f64; 1 << DIGITS[0]];
         for &id in ids {
             let key = descending(z[id as usize]);
-            if of_prefix(key) {
+            if has_prefix(key) {
                 sums[(key >> (shift - bits)) as usize & ((1 << bits) - 1)] += f64::from(weights[id as usize]);
             }
         }
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Returns whether the selection without sorting decided; either way it must keep what the oracle keeps.
+    /// Checks that the nucleus equals the oracle's. Returns whether it was found without sorting.
     #[track_caller]
     fn same(top_p: f64, z: &[f32], ids: &[u32]) -> bool {
         let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -191,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn a_selected_nucleus_is_the_sorted_one() {
+    fn the_radix_select_keeps_the_nucleus_of_the_sort() {
         let (mut decided, mut all) = (0, 0);
         for (case, n) in [1usize, 2, 255, 256, 257, 3000, 20_000].into_iter().enumerate() {
             let drawn = normal::<f32>(case as u64, n);
             for scale in [0.0, 1e-3, 0.3, 4.0, 60.0] {
                 for top_p in [1e-9, 0.3, 0.5, 0.95, 0.999_99] {
-                    // As drawn, around other powers of two, and in steps that many share.
+                    // Logits as drawn, shifted to other powers of two, and rounded so that many are equal.
                     for step in [0.0, 0.25] {
                         let near = |x: &f32| 20.0 + scale * x;
                         let tied = |x: f32| if step > 0.0 { (x / step).round() * step } else { x };
@@ -210,12 +210,12 @@ mod tests {
                 }
             }
         }
-        // The rest is ties of weight 1 whose sums meet the goal, and tails that weigh less than rounding.
+        // The other cases are ties whose sums meet the goal exactly, and tails that weigh less than the rounding error.
         assert!(decided * 10 > all * 8, "{decided} of {all} without sorting");
     }
 
     #[test]
-    fn numbers_that_are_not_finite_and_both_zeros_keep_their_order() {
+    fn non_finite_logits_and_signed_zeros_keep_their_order() {
         let z = [0.0, -0.0, -f32::INFINITY, 1.0, -0.0, 0.0, -3.0, f32::MIN_POSITIVE / 2.0, -f32::MIN_POSITIVE / 2.0];
         let ids: Vec<u32> = (0..z.len() as u32).collect();
         for i in 1..100 {
@@ -224,12 +224,12 @@ mod tests {
         for odd in [f32::NAN, f32::INFINITY] {
             let mut z = z;
             z[4] = odd;
-            assert!(!same(0.5, &z, &ids), "nothing to select by");
+            assert!(!same(0.5, &z, &ids), "there is nothing to select");
         }
     }
 
     #[test]
-    fn goals_that_a_sum_meets_are_left_to_the_sort() {
+    fn the_radix_select_defers_to_the_sort_at_ambiguous_goals() {
         let ids: Vec<u32> = (0..1024).collect();
         assert!(!same(0.5, &[1.0; 1024], &ids));
         assert!(same(0.5 + 1e-6, &[1.0; 1024], &ids));

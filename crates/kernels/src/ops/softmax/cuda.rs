@@ -30,9 +30,9 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         same([(1, 1), (3, 5), (20, 131), (9, 16), (0, 4)], |&(r, c), ctx| {
-            // Rows that see nothing, one, some, all columns; and a first column after the end.
+            // Rows that see no column, one, some or all; for some rows, the first column is after the end.
             let end: Vec<u32> = (0..r).map(|i| (i * 7 % (c + 1)) as u32).collect();
             let first: Vec<u32> = (0..r).map(|i| (i * 3 % (c + 2)) as u32 / 2).collect();
             let list = |list: &[u32]| Tensor::from_u32(ctx.memory(), &[r], list);

@@ -6,7 +6,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// Row r sees a window of the columns; the first row none, if there are several.
+/// Each row sees a window of the columns. If there are several rows, the first row sees none.
 fn mask(rows: usize, columns: usize) -> (Vec<u32>, Vec<u32>) {
     let seen = |r: usize| {
         let end = (r * columns / rows + usize::from(rows == 1 || r > 0)).min(columns);
@@ -15,7 +15,7 @@ fn mask(rows: usize, columns: usize) -> (Vec<u32>, Vec<u32>) {
     (0..rows).map(seen).unzip()
 }
 
-/// y and d_x.
+/// Returns y and d_x.
 fn run(ctx: &Context, c: usize, x: &[f32], first: &[u32], end: &[u32], d_y: &[f32]) -> [Vec<f32>; 2] {
     let (m, r) = (ctx.memory(), first.len());
     let tensor = |x: &[f32]| Tensor::from_f32(m, &[r, c], x);
@@ -32,13 +32,13 @@ fn run(ctx: &Context, c: usize, x: &[f32], first: &[u32], end: &[u32], d_y: &[f3
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for (r, c) in [(1, 1), (3, 5), (2, 129), (30, 70), (0, 4)] {
         let (first, end) = mask(r, c);
         let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, r * c), normal(2, r * c));
         let y = reference::forward(&wide(&x), c, f64::from(0.3f32), &first, &end);
         let d_x = reference::backward(&y, c, f64::from(0.3f32), &first, &end, &wide(&d_y));
-        // What a row does not see may be anything.
+        // Masked columns may contain anything, such as NaN.
         let unseen = |i: usize| !(first[i / c]..end[i / c]).contains(&((i % c) as u32));
         let poison = |x: &[f32]| x.iter().enumerate().map(|(i, &x)| if unseen(i) { f32::NAN } else { x }).collect();
         let (x, d_y): (Vec<f32>, Vec<f32>) = (poison(&x), poison(&d_y));
@@ -54,7 +54,7 @@ fn equals_the_oracle_on_every_isa() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let (r, c) = (4, 7);
     let (first, end) = mask(r, c);
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, r * c), normal(2, r * c));
@@ -64,11 +64,11 @@ fn the_oracle_is_its_own_gradient() {
     assert!(directional_error(&x, &d, loss) < 1e-7);
     let largest = (0..d.len()).fold(0, |m, i| if d[i].abs() > d[m].abs() { i } else { m });
     d[largest] *= 1.01;
-    assert!(directional_error(&x, &d, loss) > 1e-7, "a spoiled gradient passes");
+    assert!(directional_error(&x, &d, loss) > 1e-7, "a wrong gradient passes");
 }
 
 #[test]
-fn a_spoiled_fast_backward_is_seen() {
+fn a_wrong_fast_backward_is_detected() {
     let (r, c) = (3, 21);
     let (first, end) = mask(r, c);
     let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, r * c), normal(2, r * c));
@@ -77,14 +77,14 @@ fn a_spoiled_fast_backward_is_seen() {
     for isa in Isa::present() {
         let [_, mut d_x] = run(&Context::cpu(isa, 2), c, &x, &first, &end, &d_y);
         assert!(relative_error(&d_x, &oracle) < 1e-5);
-        // The mean that softmax's Jacobian subtracts, forgotten in the last row.
+        // A gradient whose last row lacks the mean that softmax's Jacobian subtracts is wrong.
         (0..c).for_each(|i| d_x[(r - 1) * c + i] = (y[(r - 1) * c + i] * f64::from(d_y[(r - 1) * c + i]) * 0.3) as f32);
         assert!(relative_error(&d_x, &oracle) > 1e-3, "{isa:?}");
     }
 }
 
 #[test]
-fn a_mask_past_the_last_column_is_an_error() {
+fn a_softmax_mask_past_the_last_column_is_an_error() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = ctx.memory();
     let (x, mut y) = (Tensor::zeros(m, &[1, 2], DType::F32), Tensor::zeros(m, &[1, 2], DType::F32));

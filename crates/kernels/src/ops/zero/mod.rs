@@ -22,7 +22,7 @@ mod tests {
     use crate::{DType, Isa, Tensor};
 
     #[test]
-    fn every_element_is_zero_and_no_other() {
+    fn zero_clears_exactly_the_elements_of_its_view() {
         for (len, threads) in [(0, 1), (1, 2), (ELEMENTS, 3), (2 * ELEMENTS + 5, 3)] {
             let ctx = Context::cpu(Isa::best(), threads);
             let mut x = Tensor::zeros(ctx.memory(), &[len + 2], DType::F32);

@@ -8,35 +8,36 @@ use model::{LoraConfig, TargetModules};
 pub(in crate::config) const LORA: Row = TRL.needs("use_peft", "true");
 
 macro_rules! adapter_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Adapter" {
-    /// Train a low-rank adapter (LoRA) and freeze the model: no gradients and no moments of its weights. The run's
-    /// result is a PEFT directory. The reference model of beta > 0 then takes no memory for weights of its own
-    /// (ref_adapter). In a reward model the head is trained beside it. True by itself where the model is an adapter's
-    /// directory, whose adapter_config.json then gives the keys of this section; one that says otherwise is refused.
+    /// Train a low-rank adapter (LoRA) and freeze the model, which then needs neither gradients nor moments. The run's
+    /// result is a PEFT directory. A reference model (beta > 0) then needs no weights of its own (ref_adapter). In a
+    /// reward model the head is trained with the adapter. Set automatically if the model is an adapter's directory: its
+    /// adapter_config.json then gives the keys of this section, and other values are refused.
     use_peft: bool = false => TRL;
     /// The adapter's rank.
     lora_r: usize = 16 => LORA.range(at_least(1.0).at_most(MAX_COUNT));
     /// The adapter's scale is lora_alpha / lora_r.
     lora_alpha: f64 = 32.0 => LORA;
-    /// The chance that an input of the adapter is dropped, for the gradient of a training step alone: rollout and every
-    /// log-probability that is compared with it know no dropout, for which a policy's step computes a second forward.
+    /// The probability with which a training step's gradient drops an input of the adapter. Rollouts, and
+    /// log-probabilities that are compared with theirs, use no dropout; the policy therefore computes a second forward
+    /// pass.
     lora_dropout: f64 = 0.0 => LORA.trl_defaults(&[(ALL, "0.05")]).range(at_least(0.0).below(1.0));
     /// Train as if lora_dropout were 0.
     disable_dropout: bool = false => TRL.trl_defaults(&[(PAIRS, "true")]);
-    /// The modules that are adapted: names such as q_proj, one regular expression of whole names that matches linear
-    /// layers alone, or all-linear; not set: q_proj and v_proj. The adapter's files name the modules.
+    /// The modules to adapt: names such as q_proj, or one regular expression for whole names that matches only linear
+    /// layers, or all-linear; not set: q_proj and v_proj. The adapter's files list the modules.
     lora_target_modules: Option<Vec<String>> = None => LORA;
-    /// Scale by lora_alpha / √lora_r instead.
+    /// Scale the adapter by lora_alpha / √lora_r, instead of lora_alpha / lora_r.
     use_rslora: bool = false => LORA;
-    /// The reference model of beta > 0 and of DPO, where an adapter is trained and ref_model is not set: the model
-    /// without an adapter (none), or with the adapter from which training began (initial). Initial by itself where the
-    /// model is an adapter's directory, as in TRL; a new adapter is the same model as none.
+    /// The reference model, for beta > 0 and DPO, if an adapter is trained and ref_model is not set: the model without
+    /// an adapter (none), or with the adapter as it was before training (initial). The default is initial if the model
+    /// is an adapter's directory, as in TRL. For a new adapter both are the same.
     ref_adapter: RefAdapter = RefAdapter::None
         => OURS.read_by(REFERENCE.and(DPO)).needs("use_peft", "true").on_resume(Warn);
 } } } }
 pub(in crate::config) use adapter_keys;
 
 impl Config {
-    /// The adapter that is trained; `None` if all weights are.
+    /// The adapter to train; `None` if all weights are trained.
     pub(crate) fn adapter(&self) -> Option<LoraConfig> {
         let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
         let target_modules = match self.lora_target_modules.as_deref() {
@@ -56,12 +57,12 @@ impl Config {
     }
 }
 
-/// Checks the adapter keys, as far as that needs no model.
+/// Checks the adapter keys, as far as possible without the model.
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.use_peft && c.sync_ref_model {
         bad_input!(
-            "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, or with the \
-             adapter from which training began, which does not move: set sync_ref_model = false"
+            "`sync_ref_model` = true does not work with use_peft, whose reference model (the model without an adapter, \
+             or with the initial adapter) never changes: set sync_ref_model = false"
         );
     }
     Ok(())

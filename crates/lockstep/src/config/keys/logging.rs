@@ -1,7 +1,7 @@
 //! Configuration keys of what a run logs and prints.
 
 macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Logging" {
-    /// Optimizer steps between lines of metrics; means are taken over the steps between.
+    /// Optimizer steps between two lines of metrics, which average over these steps.
     logging_steps: u64 = 10 => TRL.range(at_least(1.0)).on_resume(Free);
     /// Log the first step too.
     logging_first_step: bool = false => TRL.on_resume(Free);
@@ -10,25 +10,26 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Optimizer steps between printed completions; not set: logging_steps.
     log_completions_steps: Option<u64> = None
         => OURS.range(at_least(1.0)).read_by(ONLINE).needs("log_completions", "true").on_resume(Free);
-    /// How many completions to print; not set: all of the step.
+    /// How many completions to print; not set: all of that step.
     num_completions_to_print: Option<usize> = None
         => TRL.read_by(ONLINE).needs("log_completions", "true").on_resume(Free);
     /// Write every group that is trained on to rollouts.bin in the run's directory, for `lockstep train --replay` and
     /// `lockstep rollouts`.
     record_rollouts: bool = false => OURS.read_by(ONLINE).on_resume(Free);
-    /// Bytes that rollouts.bin may have; with the group that would be beyond them recording ends, which the run says.
-    /// Not set: no limit but the disk's.
+    /// The largest size of rollouts.bin in bytes. Recording ends before the group that would exceed it, and the run
+    /// logs this. Not set: limited only by the disk.
     max_rollouts_bytes: Option<usize> = None
         => OURS.range(at_least(1.0)).read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
-    /// Record the entropy of the distribution that each token was drawn from, too. It takes another pass of the sampled
-    /// rows through the head; no bit of the run depends on it.
+    /// Also record the entropy of the distribution from which each token was drawn. This takes a second pass of the
+    /// sampled rows through the lm head; no bit of the run depends on it.
     record_entropies: bool = false
         => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
-    /// Record what an optimizer step did to the tokens that it learned from, too: their log-probabilities after it, in
-    /// updates.bin, of one group in as many as keep all recording near a hundredth of the run's processor time.
+    /// Also record, in updates.bin, the log-probabilities after each optimizer step of the tokens that it learned from.
+    /// Only a sample of the groups is recorded, so that this takes about a hundredth of the run's processor time.
     record_updates: bool = true
         => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
-    /// The optimizer steps whose spans go to trace.json, as "3-5" or "3-5,100"; not set: all, until it has 32 MiB.
+    /// The optimizer steps whose spans go to trace.json, as "3-5" or "3-5,100"; not set: all, until the file has 32
+    /// MiB.
     trace_steps: Option<String> = None => OURS.on_resume(Free);
     /// Write TensorBoard files too.
     tensorboard: bool = true => OURS.trl_has("report_to").on_resume(Free);
@@ -56,7 +57,7 @@ impl crate::config::Config {
         })
     }
 
-    /// Whether the run records how each optimizer step changed its tokens' log-probabilities.
+    /// Whether the run records how each optimizer step changed the log-probabilities of its tokens.
     pub(crate) fn records_updates(&self) -> bool {
         self.record_rollouts && self.record_updates
     }

@@ -15,34 +15,34 @@ pub(in crate::config) const ADAPTIVE_ENTROPY: Row = LOSS.needs("use_adaptive_ent
 pub(in crate::config) const CORRECTION: Row = LOSS.needs("vllm_importance_sampling_correction", "true");
 
 macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Loss" {
-    /// The policy loss: how the ratio weighs a token, and how tokens and sequences are averaged.
+    /// The policy loss: how the ratio weights each token, and how tokens and sequences are averaged.
     loss_type: LossType = LossType::Dapo => LOSS.instead(&[(DPO, "dpo_loss_type"), (SFT, "sft_loss_type")]);
     /// Supervised fine-tuning: "nll", the negative log-likelihood; "dft", dynamic fine-tuning, each token weighted by
     /// its own probability, which is held constant (`loss_type` in TRL's SFTConfig).
     sft_loss_type: SftLoss = SftLoss::Nll => TRL.trl_name("loss_type").read_by(SFT).on_resume(Warn);
     /// Whether each token or each sequence has its own importance ratio.
     importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token => LOSS;
-    /// The weight of the KL divergence to the reference model; 0: none is loaded. (In direct preference optimization:
-    /// how strongly the policy is held to its reference, by default TRL's there, 0.1.)
+    /// The weight of the KL divergence to the reference model; 0: no reference model is loaded. (In direct preference
+    /// optimization: how strongly the policy is kept near the reference; the default is TRL's, 0.1.)
     beta: f64 = 0.0, RLOO = 0.05, RPP = 0.01, DPO = 0.1
         => TRL.range(at_least(0.0)).read_by(REFERENCE.but(PPO).and(DPO)).instead(&[(PPO, "kl_coef")]);
     /// Let the reference model follow the policy: every ref_model_sync_steps steps it becomes ref_model_mixup_alpha ·
     /// policy + (1 − ref_model_mixup_alpha) · reference.
     sync_ref_model: bool = false => TRL.read_by(REFERENCE);
-    /// How far the reference model moves towards the policy: 0 not at all, 1 all the way.
+    /// How far each update moves the reference model towards the policy: 0 not at all, 1 all the way.
     ref_model_mixup_alpha: f64 = 0.6
         => TRL.range(at_least(0.0).at_most(1.0)).read_by(REFERENCE).needs("sync_ref_model", "true").on_resume(Warn);
-    /// Optimizer steps between two moves of the reference model.
+    /// Optimizer steps between two updates of the reference model.
     ref_model_sync_steps: u64 = 512
         => TRL.range(at_least(1.0)).read_by(REFERENCE).needs("sync_ref_model", "true").on_resume(Warn);
     /// The ratio is clipped below 1 − epsilon.
     epsilon: f64 = 0.2
         => TRL.range(at_least(0.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "cliprange")]).on_resume(Warn);
-    /// The ratio is clipped above 1 + epsilon_high; not set: epsilon. With loss_type "cispo" it is the largest ratio
-    /// itself (5 is recommended).
+    /// The ratio is clipped above 1 + epsilon_high; not set: epsilon. With loss_type "cispo" it is the bound of the
+    /// ratio itself (5 is recommended).
     epsilon_high: Option<f64> = None
         => TRL.range(at_least(0.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "cliprange")]).on_resume(Warn);
-    /// Upper bound of the ratio that is not clipped (two-sided clipping); above 1 + epsilon_high.
+    /// The upper bound of the unclipped ratio (two-sided clipping); it must be above 1 + epsilon_high.
     delta: Option<f64> = None => LOSS;
     /// loss_type "sapo": the temperature of its gate for tokens with an advantage above 0.
     sapo_temperature_pos: f64 = 1.0 => SAPO;
@@ -56,47 +56,48 @@ macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     vespo_k_neg: f64 = 3.0 => VESPO;
     /// loss_type "vespo": the decay λ of the sequence's weight where the advantage is negative.
     vespo_lambda_neg: f64 = 2.0 => VESPO;
-    /// Leave completions that the length limit cut out of the loss.
+    /// Exclude truncated completions from the loss.
     mask_truncated_completions: bool = false => TRL.read_by(ONLINE).on_resume(Warn);
-    /// Groups, by their numbers in the run, whose rewards teach nothing: their advantages are 0. What else there is of
-    /// a loss (KL, entropy) keeps their tokens. `lockstep fork --without-group` sets it.
+    /// Groups, by number in the run, whose advantages are set to 0, so that nothing is learned from their rewards.
+    /// Other terms of the loss (KL, entropy) still include their tokens. `lockstep fork --without-group` sets this key.
     without_groups: Vec<u64> = Vec::new() => OURS.read_by(ONLINE.but(PPO)).on_resume(Warn);
-    /// Leave groups whose gradient is known to be 0 out of the update: all of their rewards are equal, or all of their
-    /// completions masked. Weights, moments and the gradient norm keep their bits. Nothing is left out where such a
-    /// group has a gradient after all or others need it: with `beta` above 0, an entropy bonus, `top_entropy_quantile`
-    /// below 1, advantages centred over the batch (reinforce_plus_plus, GDPO, RLOO's `normalize_advantages`), a
-    /// teacher, and in PPO.
+    /// Skip groups whose gradient is known to be 0: all of their rewards are equal, or all of their completions masked.
+    /// Weights, moments and the gradient norm keep their bits. Nothing is skipped if such a group may have a gradient,
+    /// or if other groups depend on it: with `beta` above 0, an entropy bonus, `top_entropy_quantile` below 1,
+    /// advantages centred over the batch (reinforce_plus_plus, GDPO, RLOO's `normalize_advantages`), a teacher, and in
+    /// PPO.
     skip_zero_gradients: bool = true => OURS.read_by(ONLINE.but(PPO)).on_resume(Free);
     /// Multiply the KL estimate by the importance ratio, so that its gradient is unbiased.
     use_bias_correction_kl: bool = true => LOSS;
-    /// Train on this share of the tokens, those of highest entropy; 1: all. The KL term stays on all. The bound is
-    /// taken over the whole optimizer batch, which takes another forward pass where it is more than one micro-batch.
+    /// Train on this share of the tokens, those with the highest entropy; 1: all. The KL term still uses all tokens.
+    /// The threshold is computed over the whole optimizer batch; this takes another forward pass if the batch has more
+    /// than one micro-batch.
     top_entropy_quantile: f64 = 1.0 => LOSS.range(at_least(0.0).at_most(1.0));
-    /// Leave completions with a negative advantage out of the policy term where the policy has moved further than this
-    /// from what sampled them: the mean over tokens of log π_sampler − log π_θ.
+    /// Exclude completions with a negative advantage from the policy term if the policy has moved further than this
+    /// from their sampler: the mean over tokens of log π_sampler − log π_θ.
     off_policy_mask_threshold: Option<f64> = None => LOSS.range(above(0.0));
-    /// The weight of the entropy bonus: J − entropy_coef × mean entropy per token; adaptive: its first value.
+    /// The weight of the entropy bonus: J − entropy_coef × mean entropy per token. If adaptive, its initial value.
     entropy_coef: f64 = 0.0 => TRL.read_by(POLICY_LOSS.and(PPO)).on_resume(Warn);
-    /// Let the weight of the entropy bonus grow by entropy_coef_delta in steps whose entropy is at most entropy_target,
-    /// and shrink otherwise; it is applied after such steps only.
+    /// Adapt the weight of the entropy bonus: add entropy_coef_delta after a step with an entropy of at most
+    /// entropy_target, else subtract it. The bonus is applied only after such low-entropy steps.
     use_adaptive_entropy: bool = false => TRL.read_by(POLICY_LOSS);
-    /// The least adaptive weight.
+    /// The lower bound of the adaptive weight.
     entropy_coef_min: f64 = 0.0 => ADAPTIVE_ENTROPY;
-    /// The largest adaptive weight.
+    /// The upper bound of the adaptive weight.
     entropy_coef_max: f64 = 1.0 => ADAPTIVE_ENTROPY;
-    /// How much the adaptive weight changes in an optimizer step.
+    /// The change of the adaptive weight per optimizer step.
     entropy_coef_delta: f64 = 0.005 => ADAPTIVE_ENTROPY.range(at_least(0.0));
-    /// The entropy per token, in nats, below which the adaptive weight acts.
+    /// The entropy per token, in nats, up to which the adaptive weight is applied.
     entropy_target: f64 = 0.2 => ADAPTIVE_ENTROPY;
-    /// Correct for samples whose sampler was not the policy that this run had before training on them (a file's,
-    /// another version's): log π_old is computed when they come in, and the policy term is weighed with c = π_old /
-    /// π_sampler. Off: what the sampler recorded is log π_old. In a run that samples for itself c is exactly 1.
+    /// Correct for samples that another policy has drawn (from a file, or with another version of the weights): log
+    /// π_old is computed when they arrive, and the policy term is multiplied by c = π_old / π_sampler. If false, the
+    /// sampler's own log-probabilities are log π_old. In a run that samples for itself c is exactly 1.
     vllm_importance_sampling_correction: bool = false => LOSS.trl_defaults(&[(ALL, "true")]);
-    /// What c is of, the token or the sequence, and what happens outside its bounds: brought back, or left out.
+    /// Whether c is computed per token or per sequence, and whether values outside its bounds are truncated or masked.
     vllm_importance_sampling_mode: CorrectionMode = CorrectionMode::SequenceMask => CORRECTION;
-    /// The largest c.
+    /// The upper bound of c.
     vllm_importance_sampling_clip_max: Option<f64> = Some(3.0) => CORRECTION.range(above(0.0));
-    /// The smallest c.
+    /// The lower bound of c.
     vllm_importance_sampling_clip_min: Option<f64> = None => CORRECTION.range(at_least(0.0));
 } } } }
 pub(in crate::config) use loss_keys;
@@ -145,7 +146,7 @@ impl Config {
     }
 }
 
-/// Refuses contradictory keys of the policy loss. The notes are on values that work but are probably not meant.
+/// Refuses contradictory keys of the policy loss. The notes warn of valid values that are probably unintended.
 pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     if let Some(delta) = c.delta
         && delta <= 1.0 + c.epsilon_high()
@@ -175,13 +176,13 @@ pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     if c.vllm_importance_sampling_correction {
         if matches!(mode, SequenceTruncate | TokenTruncate) && low.is_none() && high.is_none() {
             bad_input!(
-                "`vllm_importance_sampling_mode` truncates, but there is nothing to truncate at: set \
-                 vllm_importance_sampling_clip_max or vllm_importance_sampling_clip_min"
+                "`vllm_importance_sampling_mode` truncates, but no bound is set: set vllm_importance_sampling_clip_max \
+                 or vllm_importance_sampling_clip_min"
             );
         }
         if c.loss_type == LossType::Vespo && !matches!(mode, TokenTruncate | TokenMask) {
             bad_input!(
-                "`loss_type` = \"vespo\" weighs sequences itself: set vllm_importance_sampling_mode to \
+                "`loss_type` = \"vespo\" weights sequences itself: set vllm_importance_sampling_mode to \
                  \"token_truncate\" or \"token_mask\""
             );
         }
@@ -190,8 +191,8 @@ pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     let mut notes = Vec::new();
     if c.loss_type == LossType::Cispo && c.epsilon_high() < 1.0 {
         notes.push(format!(
-            "loss_type \"cispo\" bounds the ratio at epsilon_high itself, here {}: unchanged tokens weigh less than 1; \
-             5.0 is recommended",
+            "loss_type \"cispo\" bounds the ratio at epsilon_high itself, here {}: unchanged tokens have a weight \
+             below 1; 5.0 is recommended",
             c.epsilon_high()
         ));
     }
@@ -200,7 +201,7 @@ pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     }
     if c.loss_type == LossType::Vespo && sequence {
         notes.push(
-            "loss_type \"vespo\" has the sequence's ratio itself: importance_sampling_level acts on the KL term only"
+            "loss_type \"vespo\" uses the sequence's ratio itself: importance_sampling_level affects only the KL term"
                 .to_owned(),
         );
     }

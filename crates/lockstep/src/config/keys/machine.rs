@@ -3,40 +3,41 @@
 use crate::config::keys::Config;
 
 macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Machine" {
-    /// What computes: cpu, cuda (an NVIDIA GPU, cuda:1 the second), or for tests cpu-checked and cuda-emulated; not
+    /// The device: cpu, cuda (an NVIDIA GPU; cuda:1 is the second), or for tests cpu-checked and cuda-emulated; not
     /// set: LOCKSTEP_DEVICE, else cpu. In f32 no bit depends on it.
     device: Option<Device> = None
         => OURS.trl_has("use_cpu = true for the CPU, else the GPUs that torch finds").on_resume(Free);
     /// Threads; not set: all cores that the process may use. No bit depends on it.
     threads: Option<usize> = None => OURS.range(at_least(1.0).at_most(4096.0)).on_resume(Free);
-    /// Rows (tokens) of one forward and backward pass. Less takes less memory; no bit depends on it.
+    /// The most tokens (rows) of one forward and backward pass. A smaller value takes less memory; no bit depends on
+    /// it.
     max_tokens_per_micro_batch: usize = 4096 => OURS.range(at_least(1.0).at_most(LONG)).on_resume(Free);
-    /// Keep only each layer's input and compute the rest again in the backward pass: less memory, more work. No bit
-    /// depends on it. (TRL's default, true, is for GPUs.)
+    /// Activation checkpointing: keep only each layer's input, and recompute the rest in the backward pass, for less
+    /// memory and more work. No bit depends on it. (TRL's default, true, is for GPUs.)
     gradient_checkpointing: bool = false => TRL.trl_defaults(&[(ALL, "true")]).on_resume(Free);
     /// Compute a prompt once for all completions of its group, in generation and training. Log-probabilities have the
     /// same bits either way; gradients differ in rounding, since their sums run in another order.
     prefix_sharing: bool = true => OURS.on_resume(Warn);
-    /// Put several groups into one training pass, up to max_tokens_per_micro_batch; off: one group each. No bit depends
-    /// on it.
+    /// Pack several groups into one training pass, up to max_tokens_per_micro_batch; false: one group per pass. No bit
+    /// depends on it.
     packing: bool = true
-        => OURS.trl_has("packing of SFTConfig, which cuts and joins rows (false there)").on_resume(Free);
-    /// The most sequences that are generated at the same time. No bit depends on it.
+        => OURS.trl_has("packing of SFTConfig, which splits and joins rows (default false)").on_resume(Free);
+    /// The most sequences generated at the same time. No bit depends on it.
     max_num_seqs: usize = 64 => OURS.range(at_least(1.0).at_most(65536.0)).read_by(ONLINE).on_resume(Free);
-    /// Memory of the KV cache in blocks of 64 tokens; not set: enough for max_num_seqs of max_model_len.
+    /// The size of the KV cache in blocks of 64 tokens; not set: enough for max_num_seqs sequences of max_model_len
+    /// tokens.
     kv_cache_blocks: Option<usize> = None
         => OURS.range(at_least(1.0).at_most(67_108_863.0)).read_by(ONLINE).on_resume(Free);
-    /// auto: while few completions are still written, guess their next tokens from text that is there (the prompt, the
-    /// group, what an earlier epoch wrote) and verify several in one pass, as many as have been right. No bit depends
-    /// on it.
+    /// Speculative decoding. auto: while few completions are still being generated, draft their next tokens from
+    /// existing text (the prompt, the group, earlier epochs) and verify several in one pass, as many as were accepted
+    /// before. No bit depends on it.
     speculative: Speculative = Speculative::Off
         => OURS.read_by(ONLINE).on_resume(Free);
-    /// The longest prompt + completion; not set: the model's context, or less where no prompt needs it.
+    /// The most tokens of prompt + completion; not set: the model's context, or less if no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
-    /// Resume where matmuls have another formula than the run began with: bf16 with and without AMX (other bits in the
-    /// last place).
+    /// Resume on a machine whose matmuls use another formula: bf16 with and without AMX (the last bits differ).
     allow_other_isa: bool = false => OURS.on_resume(Free);
-    /// Put an adapter on a model with other weights than those that it says it was trained on.
+    /// Use an adapter on a model with other weights than those recorded in the adapter's files.
     allow_other_base: bool = false => OURS.on_resume(Free);
 } } } }
 pub(in crate::config) use machine_keys;

@@ -64,7 +64,7 @@ pub struct Key {
     pub(in crate::config) read: fn(&mut Config, &toml::Value) -> Result<(), String>,
     pub(in crate::config) read_text: fn(&mut Config, &str) -> Result<(), String>,
     pub(in crate::config) write: fn(&Config) -> Option<toml::Value>,
-    /// The methods whose default differs from [`Config::default`], with a function that sets their default.
+    /// The methods that have other defaults than [`Config::default`], each with a function that sets its default.
     pub(in crate::config) defaults: &'static [(Methods, SetDefault)],
 }
 
@@ -131,7 +131,7 @@ impl Config {
         KEYS.iter().find(|key| key.name == name)
     }
 
-    /// The key whose name in TRL is `name`, if that differs from the key's name here.
+    /// The key whose TRL name is `name`, if that differs from its name here.
     pub fn key_of_trl(name: &str) -> Option<&'static Key> {
         KEYS.iter().find(|key| matches!(key.row.trl, Trl::Field { name: Some(theirs), .. } if theirs == name))
     }

@@ -2,18 +2,18 @@
 
 macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Model and run" {
     /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache); or the PEFT directory
-    /// of a low-rank adapter to continue with, on the model that its adapter_config.json names.
+    /// of a low-rank adapter to continue training, on the model named in its adapter_config.json.
     model_name_or_path: Option<String> = None => TRL.name().on_resume(Warn);
-    /// The reference model of the KL term and of DPO, frozen; not set: the model as it was at the start (of an
-    /// adapter: ref_adapter). It may be an adapter's directory. Loaded only if beta > 0.
+    /// The frozen reference model of the KL term and of DPO; not set: the model as it was at the start (for an adapter,
+    /// see ref_adapter). It may be an adapter's directory. Loaded only if beta > 0.
     ref_model: Option<String> = None => OURS.name().read_by(REFERENCE.and(DPO)).on_resume(Warn);
-    /// What matmuls read: f32; or bf16, which halves the memory of weights (beside f32 masters of what is trained), of
-    /// keys and values, and of what the backward pass keeps. Sums, gradients and moments stay f32.
+    /// The dtype of matmul inputs: f32; or bf16, which halves the memory of weights (trained weights also have f32
+    /// masters), of the KV cache, and of activations. Sums, gradients and moments stay f32.
     dtype: ComputeDType = ComputeDType::F32 => OURS.trl_has("float32 weights, computed with in bfloat16 (bf16 = true)");
-    /// The dtype of the weights in OUT/model, to which they are rounded: f32, bf16 or f16; "auto" is that of the files
-    /// that the run began with (bf16 where `dtype` is; a new adapter is f32). Checkpoints keep every bit.
+    /// The dtype to which the weights in OUT/model are rounded: f32, bf16 or f16; "auto": the dtype of the files that
+    /// the run began with (bf16 if `dtype` is bf16; f32 for a new adapter). Checkpoints keep every bit.
     save_dtype: SaveDType = SaveDType::Auto => OURS.trl_has("the dtype of the model in memory").on_resume(Free);
-    /// The run's directory. Other files may be there, which the run leaves alone; a run may be there only to be
+    /// The run's directory. Other files in it are left alone. If it already contains a run, that run can only be
     /// resumed.
     output_dir: Option<PathBuf> = None => TRL.trl_has("the same; not set, it is trainer_output").on_resume(Free);
     /// A name for the run, kept in its config.toml.
@@ -22,7 +22,7 @@ macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows
     seed: u64 = 42 => TRL;
     /// The seed of shuffling alone; not set: `seed`.
     data_seed: Option<u64> = None => TRL;
-    /// A preset that fills in columns, system prompt, rewards and what evaluation counts as right, where they are not
+    /// A preset for columns, system prompt, rewards and the criterion of evaluations; it fills in keys that are not
     /// set.
     task: Option<Task> = None => OURS;
 } } } }

@@ -6,24 +6,23 @@ use crate::config::values::OptimizerName;
 use crate::error::BadInput;
 
 macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Optimizer" {
-    /// The highest learning rate. (Where TRL's default is another, it is here too: 2e-5 in supervised fine-tuning, 1e-4
-    /// for reward models.)
+    /// The peak learning rate. (Other defaults are TRL's, too: 2e-5 in supervised fine-tuning, 1e-4 for reward models.)
     learning_rate: f64 = 1e-6, SFT = 2e-5, REWARD = 1e-4, PPO = 3e-6 => TRL.range(at_least(0.0)).on_resume(Warn);
     /// The learning-rate schedule after warm-up.
     lr_scheduler_type: ScheduleKind = ScheduleKind::Linear => TRL.on_resume(Warn);
-    /// Arguments of the schedule, as transformers names them, such as { min_lr_rate = 0.1 } of cosine_with_min_lr or
-    /// { num_decay_steps = 100 } of warmup_stable_decay.
+    /// Arguments of the schedule, as transformers names them, such as { min_lr_rate = 0.1 } for cosine_with_min_lr or {
+    /// num_decay_steps = 100 } for warmup_stable_decay.
     lr_scheduler_kwargs: Map<String, Json> = Map::new() => TRL.on_resume(Warn);
-    /// Steps of rising learning rate; a number below 1 is a share of all steps.
+    /// Warm-up steps, during which the learning rate rises; a number below 1 is a share of all steps.
     warmup_steps: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);
-    /// The same as a share of all steps, used where warmup_steps is 0.
+    /// Warm-up steps as a share of all steps, used if warmup_steps is 0.
     warmup_ratio: Option<f64> = None
         => OURS.trl_has("the same in transformers 4, now warmup_steps below 1")
             .range(at_least(0.0).at_most(1.0)).on_resume(Warn);
-    /// The optimizer. Names with adamw are all the same AdamW; muon orthogonalises the momentum of each matrix of a
-    /// layer and takes AdamW's step for the rest; not set: AdamW.
+    /// The optimizer. Names with adamw all mean the same AdamW; muon orthogonalises the momentum of each matrix in a
+    /// layer and uses AdamW for the rest; not set: AdamW.
     optim: Option<OptimizerName> = None => TRL;
-    /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` of
+    /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` for
     /// muon.
     optim_args: Option<String> = None => TRL;
     /// Decoupled weight decay; biases and norms do not decay.
@@ -34,10 +33,10 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     adam_beta2: f64 = 0.999 => TRL.range(at_least(0.0).below(1.0)).on_resume(Warn);
     /// AdamW's ε.
     adam_epsilon: f64 = 1e-8 => TRL.range(above(0.0)).on_resume(Warn);
-    /// What AdamW's moments are kept in: f32, or bf16 by stochastic rounding, which halves their memory. With muon
-    /// this applies to the parameters that AdamW updates; the momentum of matrices stays f32.
+    /// The dtype of AdamW's moments: f32, or bf16 with stochastic rounding, which halves their memory. With muon this
+    /// applies to the parameters that AdamW updates; the momentum of matrices stays f32.
     adam_moments_dtype: MomentsDType = MomentsDType::F32 => OURS;
-    /// Gradients are scaled down to this norm; 0: never.
+    /// Gradients with a larger norm are scaled down to it; 0: never.
     max_grad_norm: f64 = 1.0 => TRL.range(at_least(0.0)).on_resume(Warn);
 } } } }
 pub(in crate::config) use optimizer_keys;
@@ -46,7 +45,7 @@ impl Config {
     /// The optimizer that the keys describe.
     pub(crate) fn optimizer(&self) -> train::OptimizerConfig {
         train::OptimizerConfig {
-            optim: self.optimizer_kind().expect("it was checked"),
+            optim: self.optimizer_kind().expect("`optim` was checked"),
             adam_beta1: self.adam_beta1,
             adam_beta2: self.adam_beta2,
             adam_epsilon: self.adam_epsilon,

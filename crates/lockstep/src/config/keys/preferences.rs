@@ -6,13 +6,13 @@ use train::RankingConfig;
 use train::loss::dpo::{DpoConfig, DpoLoss};
 
 macro_rules! preferences_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Preference pairs" {
-    /// How strongly the scores of a pair are drawn to a mean of 0 (`lockstep reward` only; 0.01 is usual); not set: not
-    /// at all.
+    /// How strongly the scores of a pair are pulled to a mean of 0 (`lockstep reward` only; 0.01 is usual); not set:
+    /// not at all.
     center_rewards_coefficient: Option<f64> = None => TRL.range(at_least(0.0)).read_by(REWARD).on_resume(Warn);
-    /// Direct preference optimization: what is made of a pair's difference (`loss_type` in TRL's DPOConfig).
+    /// Direct preference optimization: the loss as a function of a pair's difference (`loss_type` in TRL's DPOConfig).
     dpo_loss_type: DpoLoss = DpoLoss::Sigmoid => TRL.trl_name("loss_type").read_by(DPO).on_resume(Warn);
-    /// dpo_loss_type "robust" and "exo_pair": the share of pairs that are the wrong way round, from 0 to below 0.5;
-    /// above 0 for "exo_pair".
+    /// dpo_loss_type "robust" and "exo_pair": the share of pairs with swapped preferences, from 0 to below 0.5; above 0
+    /// for "exo_pair".
     label_smoothing: f64 = 0.0 => TRL.range(at_least(0.0).below(0.5)).read_by(DPO).on_resume(Warn);
     /// dpo_loss_type "discopop": the temperature at which the logistic loss becomes the exponential one.
     discopop_tau: f64 = 0.05
@@ -40,15 +40,16 @@ impl Config {
 /// Checks the keys of direct preference optimization (DPO).
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.beta <= 0.0 {
-        bad_input!("`beta` = {} must be above 0: it is what holds the policy to its reference (0.1 is usual)", c.beta);
+        bad_input!("`beta` = {} must be above 0: it keeps the policy near its reference (0.1 is usual)", c.beta);
     }
     if c.sync_ref_model {
-        bad_input!("in direct preference optimization the reference does not move: remove sync_ref_model");
+        bad_input!("in direct preference optimization the reference never changes: remove sync_ref_model");
     }
     let smooths = matches!(c.dpo_loss_type, DpoLoss::Robust | DpoLoss::ExoPair);
     if c.label_smoothing != 0.0 && !smooths {
         bad_input!(
-            "`label_smoothing` = {} acts with dpo_loss_type = \"robust\" or \"exo_pair\" only: set one of them, or 0",
+            "`label_smoothing` = {} needs dpo_loss_type = \"robust\" or \"exo_pair\": set one of them, or \
+             label_smoothing = 0",
             c.label_smoothing
         );
     }

@@ -6,39 +6,39 @@ use train::MultiObjectiveAggregation;
 use train::advantages::process::ProcessRewards;
 
 macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Rewards" {
-    /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables
-    /// ({ kind = "length", target = 40 }); "model:DIR" is a reward model, "python:rewards.py:happy_reward" a function
-    /// of a file, as TRL calls it, "http://HOST/PATH" a service. { kind = "command", command = "./reward.py",
-    /// by_group = true } is asked about each group as soon as it has ended, while others are generated. "code:python"
-    /// runs the completion's program in a sandbox on the row's tests (docs/rewards.md).
+    /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables ({
+    /// kind = "length", target = 40 }); "model:DIR" is a reward model, "python:rewards.py:happy_reward" a function in a
+    /// file, called as in TRL, "http://HOST/PATH" a service. { kind = "command", command = "./reward.py", by_group =
+    /// true } scores each group as soon as it is complete, while other groups are generated. "code:python" runs the
+    /// completion's program in a sandbox on the row's tests (docs/rewards.md).
     reward_funcs: Vec<RewardSpec> = Vec::new()
         => OURS.trl_has("an argument of GRPOTrainer and RLOOTrainer").read_by(ONLINE);
     /// One weight for each reward; not set: all 1.
     reward_weights: Option<Vec<f64>> = None => TRL.read_by(ONLINE);
-    /// Leave special tokens out of the completions that rewards read and that are logged, as TRL does. False shows
-    /// them, except those that end or fill a text: for models whose think or answer tags are special tokens.
+    /// Remove special tokens from the completions that rewards read and logs show, as TRL does. False keeps them,
+    /// except end and padding tokens: for models whose think or answer tags are special tokens.
     skip_special_tokens: bool = true => OURS.read_by(ONLINE).on_resume(Warn);
-    /// Let a reward model read a text prompt with its answer as in its training, with the tokenizer's special tokens
-    /// and the end token. False: the text alone, as TRL. A conversation has what the chat template prints.
+    /// Give a reward model a text prompt and its completion as in its training, with the tokenizer's special tokens and
+    /// the end token. False: the text alone, as in TRL. Conversations always use the chat template.
     reward_model_end_token: bool = false => OURS.read_by(ONLINE).on_resume(Warn);
-    /// What follows when a reward no longer scores: the run writes a checkpoint and ends with the cause, or it
-    /// continues without it.
+    /// What a run does if a reward no longer scores: write a checkpoint and end with the error, or continue without
+    /// this reward.
     reward_errors: RewardErrors = RewardErrors::Stop => OURS.read_by(ONLINE).on_resume(Free);
-    /// Generations in a row in which a reward may score nothing, because it fails or because nobody scores, before
-    /// reward_errors applies. To a program that may not be started again (max_restarts) it applies at once.
+    /// Generation batches in a row in which a reward may score nothing, because it fails or because no scorer answers,
+    /// before reward_errors applies. It applies at once to a program that may not be started again (max_restarts).
     reward_patience: usize = 3 => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
-    /// What group advantages are divided by: the group's standard deviation, the batch's, or nothing.
+    /// The divisor of group advantages: the group's standard deviation, the batch's, or none.
     scale_rewards: ScaleRewards = ScaleRewards::Group => TRL.read_by(GROUPS);
-    /// How several rewards become one: their weighted sum is compared within the group, or each is, before they are
-    /// summed and compared within the batch (GDPO; scale_rewards then has no part).
+    /// How several rewards are combined: their weighted sum is normalised within the group; or each is, before they are
+    /// summed and normalised within the batch (GDPO; scale_rewards then has no effect).
     multi_objective_aggregation: MultiObjectiveAggregation = MultiObjectiveAggregation::SumThenNormalize
         => TRL.read_by(GROUPS);
-    /// What GRPO makes of rewards of steps (process rewards): their sum is the completion's reward, or each step has an
-    /// advantage of its own (DeepSeekMath). PPO places them at their tokens.
+    /// How GRPO uses rewards of steps (process rewards): their sum is the completion's reward, or each step has its own
+    /// advantage (DeepSeekMath). PPO assigns them to their tokens.
     process_rewards: ProcessRewards = ProcessRewards::Sum => OURS.read_by(GROUPS).on_resume(Warn);
     /// algorithm "rloo": bounds of the summed reward, as [low, high].
     reward_clip_range: Option<Vec<f64>> = None => TRL.read_by(RLOO);
-    /// algorithm "rloo": bring advantages to mean 0 and deviation 1 over the batch.
+    /// algorithm "rloo": normalise advantages to mean 0 and standard deviation 1 over the batch.
     normalize_advantages: bool = false => TRL.read_by(RLOO);
 } } } }
 pub(in crate::config) use rewards_keys;
@@ -50,7 +50,7 @@ impl Config {
     }
 }
 
-/// A note on weights that are all 0. TRL accepts them, too: a user may want to log rewards without learning from them.
+/// A note if all weights are 0. TRL accepts this, too: a user may want to log rewards without learning from them.
 pub(crate) fn unweighted(c: &Config) -> Option<String> {
     let weights = c.reward_weights.as_deref().filter(|weights| !weights.is_empty())?;
     weights.iter().all(|weight| *weight == 0.0).then(|| {
@@ -90,7 +90,7 @@ pub(crate) fn check(c: &Config, without: bool) -> anyhow::Result<()> {
         && weights.len() != c.reward_funcs.len()
     {
         bad_input!(
-            "`reward_weights` has {} numbers, but there are {} rewards: one weight for each",
+            "`reward_weights` must have one weight per reward: it has {}, and there are {} rewards",
             weights.len(),
             c.reward_funcs.len()
         );

@@ -9,42 +9,43 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
     /// The most tokens of a completion.
     max_completion_length: usize = 512
         => TRL.range(at_least(1.0).at_most(LONG)).read_by(ONLINE).instead(&[(SFT.and(PAIRS), "max_length")]);
-    /// Logits are divided by it, in sampling and in the loss.
+    /// The divisor of logits, in sampling and in the loss.
     temperature: f64 = 1.0 => TRL.range(at_least(0.0)).read_by(ONLINE.and(SFT));
-    /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all. Below 1, a training run's gradient
-    /// is biased (docs/algorithms.md, truncated sampling).
+    /// Sample from the most likely tokens whose probabilities reach this sum; 1: all. Below 1, a training run's
+    /// gradient is biased (docs/algorithms.md, truncated sampling).
     top_p: f64 = 1.0 => TRL.range(above(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
-    /// Sample from this many likeliest tokens; 0: all. Otherwise the gradient is biased, as with top_p.
+    /// Sample from this many most likely tokens; 0: all. Otherwise the gradient is biased, as with top_p.
     top_k: usize = 0 => TRL.read_by(ONLINE).on_resume(Warn);
-    /// Leave out tokens less likely than this times the likeliest. Above 0, the gradient is biased, as with top_p.
+    /// Exclude tokens less likely than this times the most likely token. Above 0, the gradient is biased, as with
+    /// top_p.
     min_p: Option<f64> = None => TRL.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
-    /// Makes tokens that stand in the text so far less likely (> 1) or likelier (< 1). Other than 1, the gradient is
-    /// biased, as with top_p.
+    /// Makes tokens that already occur in the text less likely (> 1) or more likely (< 1). Other than 1, the gradient
+    /// is biased, as with top_p.
     repetition_penalty: f64 = 1.0 => TRL.range(above(0.0)).read_by(ONLINE).on_resume(Warn);
     /// Draw fresh prompts in place of groups whose rewards are all equal (DAPO's dynamic sampling).
     dynamic_sampling: bool = false => OURS.read_by(ONLINE.but(PPO)).on_resume(Warn);
-    /// Rounds of generation for one batch at most, the first included; groups that still have equal rewards stay.
+    /// The most rounds of generation per batch, including the first; groups that still have equal rewards are kept.
     dynamic_sampling_max_rounds: usize = 10
         => OURS.range(at_least(1.0)).read_by(ONLINE.but(PPO)).needs("dynamic_sampling", "true").on_resume(Warn);
-    /// Texts that end a completion, which keeps them.
+    /// Strings that end a completion; the completion keeps the string.
     stop: Vec<String> = Vec::new() => OURS.trl_has("generation_kwargs.stop_strings").read_by(ONLINE).on_resume(Warn);
-    /// Token ids that end a completion, beside the model's own.
+    /// Token ids that end a completion, in addition to the model's own.
     stop_token_ids: Vec<u64> = Vec::new()
         => OURS.trl_has("generation_kwargs.eos_token_id").read_by(ONLINE).on_resume(Warn);
     /// transformers' generation arguments: temperature, top_p, top_k, min_p, repetition_penalty, stop_strings,
-    /// eos_token_id; each wins over the key of its name.
+    /// eos_token_id; each overrides the key of the same meaning.
     generation_kwargs: Map<String, Json> = Map::new() => TRL.read_by(ONLINE).on_resume(Warn);
-    /// Kinds of groups that are sampled in ways of their own, by name: each with its `share` of the groups (they sum to
-    /// 1) and any of max_completion_length, top_p, top_k, min_p and repetition_penalty. A group's number in the run
-    /// decides its profile. Evaluations have none.
+    /// Profiles by name, with sampling parameters of their own: each has its `share` of the groups (shares sum to 1)
+    /// and any of max_completion_length, top_p, top_k, min_p and repetition_penalty. A group's number in the run
+    /// decides its profile. Evaluations use no profile.
     sampling_profiles: Map<String, Json> = Map::new() => OURS.read_by(ONLINE).on_resume(Warn);
 } } } }
 pub(in crate::config) use sampling_keys;
 
-/// Refuses empty stop texts, since every completion would end at once.
+/// Refuses empty stop strings, since every completion would end at once.
 pub(in crate::config) fn check_stop(c: &Config) -> anyhow::Result<()> {
     if c.stop.iter().any(String::is_empty) {
-        bad_input!("`stop` has an empty text, with which every completion ends at once: remove it");
+        bad_input!("`stop` has an empty string, which would end every completion at once: remove it");
     }
     Ok(())
 }
@@ -53,8 +54,8 @@ pub(in crate::config) fn check_stop(c: &Config) -> anyhow::Result<()> {
 pub(in crate::config) fn check_temperature(c: &Config) -> anyhow::Result<()> {
     if c.temperature != 0.0 && c.temperature < LEAST_TEMPERATURE {
         bad_input!(
-            "`temperature` = {:e}: logits divided by it overflow: it must be at least {LEAST_TEMPERATURE:e} (1.0 is \
-             usual)",
+            "`temperature` = {:e} must be at least {LEAST_TEMPERATURE:e}, so that logits divided by it do not overflow \
+             (1.0 is usual)",
             c.temperature
         );
     }
@@ -91,35 +92,38 @@ fn check_staleness(c: &Config) -> anyhow::Result<()> {
     let k = c.max_staleness;
     if let (0, Some(tokens)) = (k, c.partial_rollout_tokens) {
         bad_input!(
-            "`partial_rollout_tokens` = {tokens} continues completions by newer weights, and with `max_staleness` = 0 \
-             every token is of the newest: set max_staleness to 1 or more, or leave partial_rollout_tokens unset"
+            "`partial_rollout_tokens` = {tokens} continues completions with newer weights, but with `max_staleness` = \
+             0 the newest weights sample every token: set max_staleness to 1 or more, or leave partial_rollout_tokens \
+             unset"
         );
     }
     if k > 0 && c.dynamic_sampling {
         bad_input!(
-            "`max_staleness` = {k} generates batches ahead, and `dynamic_sampling` draws prompts by what the rewards \
-             of a batch were, which later batches would have to wait for: set one of them to 0 or false"
+            "`max_staleness` = {k} generates batches ahead, but `dynamic_sampling` must know the rewards of a batch \
+             before it draws later prompts: set max_staleness to 0, or dynamic_sampling to false"
         );
     }
     if k > 0 && c.replay.is_some() {
-        bad_input!("`max_staleness` = {k} is of completions that are generated, and `replay` reads them: remove one");
+        bad_input!(
+            "`max_staleness` = {k} is for generated completions, but `replay` reads them from a file: remove one"
+        );
     }
     Ok(())
 }
 
-/// Refuses sampling settings from which nothing can be learned. The note is on a key that changes nothing.
+/// Refuses sampling settings from which nothing can be learned. The note warns of a key without effect.
 pub(crate) fn check(c: &Config) -> anyhow::Result<Option<String>> {
     if c.temperature == 0.0 {
         bad_input!(
-            "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it \
-             above 0 (1.0 is usual)"
+            "`temperature` = 0 makes all completions of a group the same, so that nothing can be learned: set it above \
+             0 (1.0 is usual)"
         );
     }
     check_staleness(c)?;
     let tokens = c.partial_rollout_tokens.filter(|&tokens| tokens >= c.max_completion_length);
     let note = |tokens| {
         format!(
-            "partial_rollout_tokens = {tokens} changes nothing: completions have at most {} tokens",
+            "partial_rollout_tokens = {tokens} has no effect: completions have at most {} tokens",
             c.max_completion_length
         )
     };

@@ -39,8 +39,8 @@ impl KeyValue for ScheduleKind {
         let expected = format!("expected one of {}, got {value}", names(", "));
         Err(if given.is_some_and(|name| OF_METRICS.contains(&name)) {
             format!(
-                "{expected}: it follows a metric, while a schedule here is a function of the step, so that a resumed \
-             run has it: take constant_with_warmup, or cosine_with_min_lr"
+                "{expected}: this schedule follows a metric, but a schedule must depend only on the step, so that runs \
+             can resume: use constant_with_warmup or cosine_with_min_lr"
             )
         } else {
             expected
@@ -64,7 +64,7 @@ impl Config {
     pub(crate) fn schedule(&self, total: u64) -> train::Schedule {
         train::Schedule {
             kind: self.lr_scheduler_type,
-            arguments: self.schedule_arguments().expect("they were checked"),
+            arguments: self.schedule_arguments().expect("`lr_scheduler_kwargs` was checked"),
             learning_rate: self.learning_rate,
             warmup_steps: self.warmup(total),
             total_steps: total,
@@ -116,7 +116,7 @@ impl Config {
     }
 }
 
-/// Sets an argument; the error is what was expected.
+/// Sets an argument; the error names the expected value.
 fn set(arguments: &mut ScheduleArguments, name: &str, value: &Json) -> Result<(), &'static str> {
     let number = || value.as_f64().filter(|x| x.is_finite()).ok_or("a number");
     let at_least_0 = || number().ok().filter(|x| *x >= 0.0).ok_or("a number of at least 0");
@@ -143,7 +143,7 @@ fn set(arguments: &mut ScheduleArguments, name: &str, value: &Json) -> Result<()
         "warmup_type" => arguments.warmup_type = ramp()?,
         "decay_type" => arguments.decay_type = ramp()?,
         "min_lr_ratio" => arguments.min_lr_ratio = at_least_0()?,
-        _ => unreachable!("arguments() names no others"),
+        _ => unreachable!("arguments() lists only these names"),
     }
     Ok(())
 }
@@ -159,7 +159,7 @@ mod tests {
     use crate::config::tests::{grpo, refused};
 
     #[test]
-    fn learning_rates_are_those_of_transformers() {
+    fn learning_rates_match_transformers() {
         let fixture: Json = serde_json::from_str(include_str!("../../../tests/fixtures/schedules.json")).unwrap();
         let cases = fixture["cases"].as_array().unwrap();
         assert!(cases.len() >= 35);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_a_schedule_lacks_or_needs_are_refused_by_name() {
+    fn missing_and_unknown_schedule_arguments_are_refused_by_name() {
         for (kind, kwargs, words) in [
             ("linear", "{num_cycles = 2}", "linear takes no arguments: remove `num_cycles`"),
             ("constant", "{power = 2}", "constant takes no arguments"),
@@ -208,7 +208,7 @@ mod tests {
             );
         }
         for kind in OF_METRICS {
-            let words = ["`lr_scheduler_type`", "it follows a metric", "take constant_with_warmup"];
+            let words = ["`lr_scheduler_type`", "this schedule follows a metric", "use constant_with_warmup"];
             refused(&[("lr_scheduler_type", kind)], &words);
         }
         refused(&[("lr_scheduler_type", "wavy")], &["expected one of constant, constant_with_warmup, linear", "wavy"]);

@@ -8,7 +8,7 @@ fn key(name: &str) -> &'static Key {
 }
 
 #[test]
-fn ranges_hold_at_their_ends() {
+fn ranges_include_or_exclude_their_bounds_as_documented() {
     let message = |name: &str, text: &str| {
         let mut config = Config::default();
         (key(name).read_text)(&mut config, text).unwrap();

@@ -1,4 +1,4 @@
-//! Files, environment and names of keys: how layers are read and merged, and the errors.
+//! Merging of configuration files, environment variables and flags, and the errors.
 
 use super::{REQUIRED, grpo, layers, resolve};
 use crate::config::resolved::Origin;
@@ -33,12 +33,15 @@ fn errors_in_a_file_are_reported() {
     );
     assert_eq!(message("c.toml", "beta = \"much\"\n"), "DIR/c.toml: `beta`: expected a number, got \"much\"");
     let twice = message("c.toml", "seed = 1\nbeta = 1\nseed = 2\n");
-    assert_eq!(twice, "DIR/c.toml, line 3: not valid TOML: the key `seed` is there twice");
+    assert_eq!(twice, "DIR/c.toml, line 3: not valid TOML: duplicate key `seed`");
     let broken = message("c.toml", "= 1\n");
-    assert!(broken.starts_with("DIR/c.toml, line 1: not valid TOML: ") && !broken.contains("it was taken"), "{broken}");
+    assert!(
+        broken.starts_with("DIR/c.toml, line 1: not valid TOML: ") && !broken.contains("it was read as"),
+        "{broken}"
+    );
     let broken = message("reward.py", "seed = 1\n\nimport sys\n");
     assert!(broken.starts_with("DIR/reward.py, line 3: not valid TOML: "), "{broken}");
-    let hint = "; it was taken for a configuration: put a reward's command of several words in quotes";
+    let hint = "; it was read as a configuration file: a reward command of several words must be quoted";
     assert!(broken.ends_with(hint), "{broken}");
     let refused = message("c.toml", "fp16 = true\n");
     assert!(refused.starts_with("DIR/c.toml: `fp16 = true`: compute is f32 or bf16 here"), "{refused}");
@@ -57,13 +60,13 @@ fn errors_in_a_file_are_reported() {
 }
 
 #[test]
-fn variables_of_the_environment() {
+fn environment_variables_set_keys_and_unknown_ones_are_refused() {
     let with = |variables: &[(&str, &str)]| {
         let mut layers = layers(Purpose::Show, &[]);
         layers.environment = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         layers.resolve()
     };
-    // Variables that set no key, are for tests, or are empty.
+    // These variables do not set a key: they are for tests, or empty, or belong to other settings.
     let others = [
         ("LOCKSTEP_DEVICE", "x"),
         ("LOCKSTEP_NATS_TOKEN", "x"),
@@ -83,7 +86,7 @@ fn variables_of_the_environment() {
 }
 
 #[test]
-fn names_of_keys() {
+fn unknown_keys_get_a_suggestion_or_the_reason_why_they_are_unsupported() {
     assert_eq!(unknown_key("sead"), "unknown key `sead`; did you mean `seed`?");
     assert_eq!(unknown_key("use_vlm"), "unknown key `use_vlm`; did you mean `use_vllm`?");
     assert_eq!(unknown_key("wibble_wobble"), "unknown key `wibble_wobble`");
@@ -91,13 +94,13 @@ fn names_of_keys() {
     assert_eq!(grpo(&[("use_vllm", "true")]).unwrap().notes, [note]);
     let refused = grpo(&[("use_dora", "true")]).unwrap_err().to_string();
     assert_eq!(refused, "command line: `use_dora = true`: adapters are plain LoRA here; remove it");
-    let anyway = "use_dora has no meaning here: it asks for what is done anyway";
+    let anyway = "use_dora has no meaning here: this value is the default behaviour";
     assert_eq!(grpo(&[("use_dora", "false")]).unwrap().notes, [anyway]);
 }
 
-/// A key that asks for a feature that is missing is accepted where its value asks for nothing.
+/// A key of an unsupported feature is accepted if its value leaves the feature off.
 #[test]
-fn values_that_ask_for_nothing() {
+fn unsupported_keys_are_accepted_if_their_value_leaves_the_feature_off() {
     let is_refused = |name: &str, value: Value| match unsupported_key(name, &value) {
         Some(UnsupportedKey::Refused(_)) => true,
         Some(UnsupportedKey::Ignored(_)) => false,
@@ -127,12 +130,11 @@ fn values_that_ask_for_nothing() {
 }
 
 #[test]
-fn presets_of_tasks() {
+fn each_task_has_a_preset_for_its_columns_and_rewards() {
     let set = |task| [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", task)];
     let prompts = resolve(Purpose::Grpo, &set("prompt_answer")).unwrap();
     assert_eq!(prompts.config.reward_funcs, ["exact_match".into()]);
-    // The preset's column is the default, and the preset does not have a system prompt: neither is attributed to the
-    // task.
+    // The preset's column equals the default, and the preset has no system prompt: the origin of both is not the task.
     assert_eq!(
         (prompts.origin("prompt_column"), prompts.origin("system_prompt")),
         (&Origin::Default, &Origin::Default)
@@ -150,7 +152,7 @@ fn presets_of_tasks() {
 }
 
 #[test]
-fn origins_have_names() {
+fn origins_of_values_are_printed_by_name() {
     let c = resolve(Purpose::Grpo, &[&REQUIRED[..], &[("algorithm", "rloo")]].concat()).unwrap();
     let names = ["num_generations", "algorithm", "seed"].map(|key| c.origin(key).to_string());
     assert_eq!(names, ["algorithm", "command line", "default"]);
@@ -165,7 +167,7 @@ fn origins_have_names() {
 }
 
 #[test]
-fn configurations_as_they_are_shown() {
+fn a_shown_configuration_lists_each_key_with_its_origin() {
     let resolved = resolve(Purpose::Show, &[("max_length", "none"), ("seed", "3")]).unwrap();
     let toml = resolved.to_toml();
     assert!(toml.starts_with("# Model and run\n"), "{toml}");
@@ -189,7 +191,7 @@ fn configurations_as_they_are_shown() {
 }
 
 #[test]
-fn changes_have_lines() {
+fn changed_keys_are_listed_with_old_and_new_values() {
     let began = grpo(&[]).unwrap().config;
     let now = grpo(&[("learning_rate", "0.5"), ("threads", "2"), ("max_length", "none")]).unwrap().config;
     let lines = ["max_length was 1024, now none", "learning_rate was 1e-6, now 0.5", "threads was none, now 2"];
@@ -201,24 +203,22 @@ fn changes_have_lines() {
          values, \
          or start a new run in another directory"
     );
-    // The file that is replayed counts by its content, which is hashed elsewhere.
+    // The content of a replayed file is hashed elsewhere, so a change of its path is not listed.
     let replayed = Config { replay: Some("/a/r.jsonl".into()), ..began.clone() };
     assert_eq!(settings_of_weights(&replayed), settings_of_weights(&began));
 }
 
 /// Values under a key's TRL name, where TRL's name differs.
 #[test]
-fn keys_that_are_not_read() {
+fn keys_that_a_command_does_not_read_are_reported() {
     let note =
         |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
-    let dpo = "without meaning in `lockstep dpo`: num_iterations, loss_type (dpo_loss_type in its place)";
+    let dpo = "not read by `lockstep dpo`: num_iterations, loss_type (use dpo_loss_type instead)";
     assert_eq!(note(Purpose::Dpo, &[("num_iterations", "2"), ("loss_type", "grpo")]), [dpo]);
     // An evaluation and `config show` accept the keys of every command.
     assert_eq!(note(Purpose::Show, &[("num_iterations", "2"), ("completion_only_loss", "true")]), [""; 0]);
-    let unmet = [
-        "lora_r, lora_alpha without use_peft = true changes nothing",
-        "kl_target without adap_kl_ctrl = true changes nothing",
-    ];
+    let unmet =
+        ["no effect without use_peft = true: lora_r, lora_alpha", "no effect without adap_kl_ctrl = true: kl_target"];
     let set = [("lora_r", "8"), ("kl_target", "3"), ("lora_alpha", "16")];
     let mut notes = note(Purpose::Show, &set);
     notes.sort();
@@ -228,9 +228,9 @@ fn keys_that_are_not_read() {
     // A key's default is not reported.
     assert_eq!(note(Purpose::Sft, &[("num_iterations", "1")]), [""; 0]);
     let refused = grpo(&[("algorithm", "rloo"), ("scale_rewards", "batch")]).unwrap_err().to_string();
-    assert_eq!(refused, "`scale_rewards` has no part in algorithm = \"rloo\": remove it");
+    assert_eq!(refused, "`scale_rewards` is not read by algorithm = \"rloo\": remove it");
     let refused = grpo(&[("kl_coef", "0.5")]).unwrap().notes;
-    assert_eq!(refused, ["kl_coef has no meaning with algorithm = \"grpo\""]);
+    assert_eq!(refused, ["kl_coef is not read by algorithm = \"grpo\""]);
     let ppo = grpo(&[("algorithm", "ppo"), ("epsilon", "0.3")]).unwrap().notes;
-    assert_eq!(ppo, ["epsilon has no meaning with algorithm = \"ppo\" (cliprange in its place)"]);
+    assert_eq!(ppo, ["epsilon is not read by algorithm = \"ppo\" (use cliprange instead)"]);
 }

@@ -41,7 +41,7 @@ pub(super) fn refused(set: &[(&str, &str)], words: &[&str]) {
 }
 
 #[test]
-fn later_layers_win_and_are_remembered() {
+fn later_layers_override_earlier_ones_and_are_recorded_as_origins() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.toml");
     std::fs::write(&file, "beta = 0.1\nseed = 1\ntemperature = 0.9\n").unwrap();
@@ -62,7 +62,7 @@ fn later_layers_win_and_are_remembered() {
 }
 
 #[test]
-fn shown_values_are_read_back() {
+fn a_shown_configuration_parses_to_the_same_values() {
     let set = [
         ("task", "gsm8k"),
         ("reward_funcs", r#"["gsm8k", {kind = "format", pattern = "a\"b\n.*"}]"#),
@@ -85,7 +85,7 @@ fn shown_values_are_read_back() {
 }
 
 #[test]
-fn texts_of_flags() {
+fn flags_are_parsed_by_the_type_of_their_key() {
     let c = grpo(&[("run_name", "3"), ("stop", "[\"a\", \"b\"]"), ("shuffle_dataset", "False"), ("max_steps", "1e3")]);
     let c = c.unwrap().config;
     assert_eq!((c.run_name.as_deref(), c.stop.len(), c.shuffle_dataset, c.max_steps), (Some("3"), 2, false, 1000));
@@ -112,15 +112,15 @@ fn trl_keys_without_meaning_are_reported_and_impossible_ones_refused() {
 fn keys_of_other_commands_are_reported() {
     let notes =
         |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
-    let of_train = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
-    let reported = notes(Purpose::Dpo, &of_train);
-    assert_eq!(reported, ["without meaning in `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
-    assert_eq!(notes(Purpose::Sft, &[("beta", "0.1")]), ["without meaning in `lockstep sft`: beta"]);
+    let train_keys = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
+    let reported = notes(Purpose::Dpo, &train_keys);
+    assert_eq!(reported, ["not read by `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
+    assert_eq!(notes(Purpose::Sft, &[("beta", "0.1")]), ["not read by `lockstep sft`: beta"]);
     assert_eq!(notes(Purpose::Dpo, &[("beta", "0.3"), ("num_generations", "8")]), [""; 0]);
     let reported = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
-    assert_eq!(reported, ["without meaning in `lockstep train`: dpo_loss_type"]);
-    // An algorithm's defaults do not apply to methods without an algorithm.
-    assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &of_train].concat()).unwrap().config.beta, 0.1);
+    assert_eq!(reported, ["not read by `lockstep train`: dpo_loss_type"]);
+    // An algorithm's defaults do not apply to commands without an algorithm.
+    assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &train_keys].concat()).unwrap().config.beta, 0.1);
     let ppo = resolve(Purpose::Sft, &[&REQUIRED[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
     assert_eq!((ppo.learning_rate, ppo.num_generations), (2e-5, 8));
     let recorded = |purpose| resolve(purpose, &[&REQUIRED[..], &[("record_rollouts", "true")]].concat()).unwrap();
@@ -128,20 +128,20 @@ fn keys_of_other_commands_are_reported() {
 }
 
 #[test]
-fn keys_that_change_nothing_are_reported() {
+fn keys_without_effect_are_reported() {
     let notes = |set: &[(&str, &str)]| grpo(set).unwrap().notes;
-    assert_eq!(notes(&[("vespo_k_pos", "1")]), ["vespo_k_pos without loss_type = \"vespo\" changes nothing"]);
+    assert_eq!(notes(&[("vespo_k_pos", "1")]), ["no effect without loss_type = \"vespo\": vespo_k_pos"]);
     assert_eq!(notes(&[("vespo_k_pos", "1"), ("loss_type", "vespo")]), [""; 0]);
     let lora = [("lora_r", "8"), ("lora_alpha", "16")];
-    assert_eq!(notes(&lora), ["lora_r, lora_alpha without use_peft = true changes nothing"]);
+    assert_eq!(notes(&lora), ["no effect without use_peft = true: lora_r, lora_alpha"]);
     let ppo = ("algorithm", "ppo");
-    assert_eq!(notes(&[ppo, ("beta", "0.1")]), ["beta has no meaning with algorithm = \"ppo\" (kl_coef in its place)"]);
+    assert_eq!(notes(&[ppo, ("beta", "0.1")]), ["beta is not read by algorithm = \"ppo\" (use kl_coef instead)"]);
     refused(&[("algorithm", "rloo"), ("sapo_temperature_pos", "2")], &["`sapo_temperature_pos`", "\"rloo\"", "remove"]);
     let dpo = resolve(Purpose::Dpo, &[&REQUIRED[..2], &[("loss_type", "grpo")]].concat()).unwrap().notes;
-    assert_eq!(dpo, ["without meaning in `lockstep dpo`: loss_type (dpo_loss_type in its place)"]);
+    assert_eq!(dpo, ["not read by `lockstep dpo`: loss_type (use dpo_loss_type instead)"]);
 }
 
-/// Groups without a gradient are left out only where possible, and a run reports why not.
+/// Groups without a gradient are skipped only where this is exact; otherwise the run logs the reason.
 #[test]
 fn every_combination_that_computes_all_groups_has_a_reason() {
     assert_eq!(grpo(&[]).unwrap().config.computes_every_group(), None);
@@ -191,9 +191,9 @@ fn a_task_fills_in_missing_keys() {
     assert_eq!((config.prompt_column.as_str(), config.system_prompt), ("q", None));
 }
 
-/// Keys that bits do not depend on stay as they are.
+/// Keys on which no bit depends keep their current value.
 #[test]
-fn changes_are_undone_from_their_lines() {
+fn old_values_are_restored_from_the_lines_that_list_changes() {
     let began = grpo(&[("stop", "[\"a, now b\", \"c\"]")]).unwrap().config;
     let set = [
         ("learning_rate", "1e-5"),
@@ -212,11 +212,11 @@ fn changes_are_undone_from_their_lines() {
     undo(&mut undone, &lines.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
     assert_eq!(undone, Config { threads: now.threads, ..began.clone() });
     // Two resumed starts; the second changes a value again.
-    let lines = ["max_steps was -1, now 5", "a reward is no key", "max_steps was 5, now 9"];
+    let lines = ["max_steps was -1, now 5", "a reward is not a key", "max_steps was 5, now 9"];
     undo(&mut undone, &lines).unwrap();
     assert_eq!(undone.max_steps, -1);
     assert!(undo(&mut undone, &["max_steps was many, now 5"]).unwrap_err().contains("max_steps"));
-    // A value that is ambiguous in the line is not guessed.
+    // A line with an ambiguous old value is an error.
     assert!(undo(&mut undone, &["stop was [\"a, now b\"], now []"]).is_err());
 }
 
@@ -233,7 +233,7 @@ fn changes_on_resume_are_free_reported_or_refused() {
 }
 
 #[test]
-fn settings_of_weights_are_the_keys_that_decide_bits() {
+fn settings_of_weights_list_the_keys_that_decide_bits() {
     let of = |set: &[(&str, &str)]| settings_of_weights(&grpo(set).unwrap().config);
     let own = of(&[]);
     assert_eq!(own, "reward_funcs = [\"gsm8k\"]\n");
@@ -265,11 +265,11 @@ fn settings_of_weights_are_the_keys_that_decide_bits() {
     for (key, _) in &decides {
         assert!(named(key).contains(&format!("{key} = ")), "{key}");
     }
-    // A program's place does not count, its name does.
+    // Only the file name of a reward program counts, not its directory.
     let reward = |path: &str| of(&[("reward_funcs", &format!("command:{path} -x"))]);
     assert_eq!(reward("/a/score.sh"), reward("/b/score.sh"));
     assert_ne!(reward("/a/score.sh"), reward("/a/other.sh"));
-    // Nor does the place of a script.
+    // The directory of a script does not count either.
     let scripts = ["a", "b"].map(|name| {
         let dir = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         std::fs::write(dir.path().join("score.py"), "").unwrap();
@@ -281,7 +281,7 @@ fn settings_of_weights_are_the_keys_that_decide_bits() {
 }
 
 #[test]
-fn every_example_is_a_configuration() {
+fn every_example_is_a_valid_configuration() {
     let examples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut count = 0;
     for entry in std::fs::read_dir(&examples).unwrap() {
@@ -290,15 +290,16 @@ fn every_example_is_a_configuration() {
             continue;
         }
         let text = std::fs::read_to_string(&file).unwrap();
-        // The command in the file's comment is its purpose.
+        // The command in the file's first comment decides the purpose.
         let purpose = [("lockstep dpo ", Purpose::Dpo), ("lockstep reward ", Purpose::Reward)]
             .into_iter()
             .find_map(|(command, purpose)| text.contains(command).then_some(purpose))
             .unwrap_or(Purpose::Grpo);
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
-        assert!(text.contains(&format!("examples/{name}")), "{name} does not say how it is run");
-        assert!(!text.contains("../shared"), "{name} needs what only this project's machines have");
-        // As `lockstep config show FILE` and as its command, which sets the keys that the file leaves open.
+        assert!(text.contains(&format!("examples/{name}")), "{name} does not contain the command that runs it");
+        assert!(!text.contains("../shared"), "{name} needs files that users do not have");
+        // Resolves the file as `lockstep config show FILE` does, then as its command does, which sets the keys that the
+        // file leaves open.
         let layers = |purpose, set| Layers { purpose, file: Some(file.clone()), set, ..Layers::default() };
         layers(Purpose::Show, Vec::new()).resolve().unwrap_or_else(|e| panic!("{name}: {e}"));
         let open = ["model_name_or_path", "dataset_name", "eval_dataset_name"].into_iter();

@@ -1,11 +1,11 @@
-//! Paths of configurations, and adapters that a run continues with.
+//! Paths in configurations, and runs that continue an adapter.
 
 use crate::config::resolved::Origin;
 use crate::config::{Layers, Purpose, Resolved, settings_of_weights};
 use crate::error::is_bad_input;
 use std::path::{Path, PathBuf};
 
-/// A directory with a configuration file of this text, and files of these names.
+/// A directory with a configuration file of this content, and empty files of these names.
 fn beside(text: &str, names: &[&str]) -> (tempfile::TempDir, Layers) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.toml");
@@ -18,7 +18,7 @@ fn beside(text: &str, names: &[&str]) -> (tempfile::TempDir, Layers) {
 }
 
 #[test]
-fn paths_of_a_file_are_relative_to_it() {
+fn paths_in_a_file_are_relative_to_its_directory() {
     let text = "output_dir = \"out\"\nreplay = \"r.jsonl\"\nmodel_name_or_path = \"there\"\n\
                 dataset_name = \"org/data\"\n\
                 eval_dataset_name = \"/abs\"\nref_model = \"\"\n\
@@ -31,13 +31,13 @@ fn paths_of_a_file_are_relative_to_it() {
     assert_eq!((config.output_dir, config.replay), (Some(at("out")), Some(at("r.jsonl"))));
     assert_eq!((config.model_name_or_path, config.dataset_name), (text("there"), Some("org/data".to_owned())));
     assert_eq!(config.eval_dataset_name.as_deref(), Some("/abs"));
-    assert_eq!(config.ref_model.as_deref(), Some(""), "which is no directory");
+    assert_eq!(config.ref_model.as_deref(), Some(""), "an empty name is not a path");
     assert_eq!(config.eval_datasets["a"], at("there").display().to_string().as_str());
     assert_eq!(config.eval_datasets["b"], "org/eval");
     let rewards = format!("{:?}", config.reward_funcs);
     assert!(rewards.contains(&format!("python:{}:f", at("there").display())), "{rewards}");
     assert!(rewards.contains("command:none -x"), "{rewards}");
-    // A default is not a path, even if there is a file of its name.
+    // A default is not a path, even if a file has its name.
     assert_eq!(config.value_model, "policy");
 }
 
@@ -54,15 +54,15 @@ fn paths_of_flags_are_relative_to_the_working_directory() {
 }
 
 #[test]
-fn a_path_that_is_only_in_the_working_directory_is_named() {
+fn a_path_that_exists_only_in_the_working_directory_is_refused() {
     let (dir, layers) = beside("model_name_or_path = \"Cargo.toml\"\n", &[]);
     let error = layers.resolve().unwrap_err();
     assert!(is_bad_input(&error));
     let working = std::env::current_dir().unwrap();
     let words = format!(
-        "{0}/c.toml: `model_name_or_path` = Cargo.toml: paths in a file are relative to it, and {0}/Cargo.toml does \
-         not \
-         exist; there is one in the working directory: write {1}/Cargo.toml, or give it on the command line",
+        "{0}/c.toml: `model_name_or_path` = Cargo.toml: paths in a file are relative to the file's directory, and \
+         {0}/Cargo.toml does not exist, but the working directory has one: write {1}/Cargo.toml, or set the key on the \
+         command line",
         dir.path().display(),
         working.display()
     );
@@ -88,7 +88,7 @@ fn with(dir: &Path, purpose: Purpose, set: &[(&str, &str)]) -> anyhow::Result<Re
 }
 
 #[test]
-fn an_adapter_gives_the_keys_of_its_section() {
+fn an_adapters_directory_sets_the_adapter_keys() {
     let dir = adapter(LORA);
     let resolved = with(dir.path(), Purpose::Grpo, &[]).unwrap();
     let c = &resolved.config;
@@ -104,7 +104,7 @@ fn an_adapter_gives_the_keys_of_its_section() {
     // The same values may be repeated, the modules in any order.
     let same = [("lora_r", "4"), ("lora_target_modules", "[\"q_proj\", \"v_proj\"]"), ("disable_dropout", "true")];
     assert_eq!(with(dir.path(), Purpose::Grpo, &same).unwrap().config.adapter().map(|lora| lora.dropout), Some(0.0));
-    // An evaluation takes the adapter as it is.
+    // An evaluation uses the adapter as it is.
     assert!(!with(dir.path(), Purpose::Eval, &[]).unwrap().config.use_peft);
     let model = dir.path().display();
     for (key, value, theirs, fix) in [
@@ -116,8 +116,8 @@ fn an_adapter_gives_the_keys_of_its_section() {
     ] {
         let error = with(dir.path(), Purpose::Grpo, &[(key, value)]).unwrap_err();
         let words = format!(
-            "`{key}` = {value}, but the model {model} is an adapter, and its adapter_config.json says {theirs}: leave \
-             the key out{fix}"
+            "`{key}` = {value}, but the model {model} is an adapter, and its adapter_config.json has {theirs}: remove \
+             the key{fix}"
         );
         assert_eq!((is_bad_input(&error), error.to_string()), (true, words));
     }
@@ -126,7 +126,7 @@ fn an_adapter_gives_the_keys_of_its_section() {
 }
 
 #[test]
-fn all_linear_layers_by_either_name() {
+fn all_linear_equals_the_list_of_all_linear_layers() {
     let names = "[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]";
     let dir = adapter(&LORA.replace("[\"v_proj\", \"q_proj\"]", names));
     let set = [("lora_target_modules", "all-linear")];
@@ -135,9 +135,9 @@ fn all_linear_layers_by_either_name() {
     assert!(with(dir.path(), Purpose::Grpo, &[("lora_target_modules", "q_proj")]).is_err());
 }
 
-/// A run of a version without `template_columns` did not pass a row's tools to the template, and resumes without them.
+/// A run from a version without `template_columns` passed no tools to the template, and resumes without them.
 #[test]
-fn the_configuration_of_an_older_run_passes_no_columns_to_the_template() {
+fn an_older_run_passes_no_columns_to_the_template() {
     let dir = tempfile::tempdir().unwrap();
     let place = |name: &str| dir.path().join(name);
     let columns = |file: &str| {
@@ -150,13 +150,14 @@ fn the_configuration_of_an_older_run_passes_no_columns_to_the_template() {
         std::fs::write(place(name), "seed = 3\n").unwrap();
     }
     let (new, settings) = columns("config.toml");
-    assert_eq!(new, both, "there is no run");
+    assert_eq!(new, both, "no run's configuration is in the directory");
     std::fs::write(place("record.json"), "{}").unwrap();
     assert_eq!(columns("mine.toml").0, both);
-    assert_eq!(columns("config.toml"), (Vec::new(), settings), "with the lineage that it had");
+    assert_eq!(columns("config.toml"), (Vec::new(), settings), "the lineage stays the same");
     std::fs::write(place("config.toml"), "template_columns = [\"tools\"]\n").unwrap();
     assert_eq!(columns("config.toml").0, ["tools"]);
-    for (value, error) in [("[\"documents\"]", "it may have tools and chat_template_kwargs"), ("3", "template_columns")]
+    for (value, error) in
+        [("[\"documents\"]", "may contain only tools and chat_template_kwargs"), ("3", "template_columns")]
     {
         let set = vec![("template_columns".to_owned(), value.to_owned())];
         let found = Layers { purpose: Purpose::Show, set, ..Layers::default() }.resolve().unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Every error of the checks of configuration keys, word for word, with the nearest accepted configuration.
+//! The exact error of each check of configuration keys, with the nearest accepted configuration.
 
 use super::{REQUIRED, grpo, resolve};
 use crate::config::{Config, Layers, Purpose};
@@ -6,7 +6,7 @@ use crate::error::is_bad_input;
 
 type Set<'a> = &'a [(&'a str, &'a str)];
 
-/// Asserts that this configuration gives this error, and that it is accepted with `fix` added.
+/// Asserts that this configuration gives this error, and that adding `fix` makes it valid.
 #[track_caller]
 fn of(purpose: Purpose, base: Set<'_>, set: Set<'_>, words: &str, fix: Set<'_>) {
     let error = resolve(purpose, &[base, set].concat()).expect_err(&format!("{set:?} was accepted"));
@@ -23,7 +23,7 @@ fn train(set: Set<'_>, words: &str, fix: Set<'_>) {
 }
 
 #[test]
-fn steps_and_columns() {
+fn invalid_steps_columns_and_stop_strings_are_refused() {
     for steps in ["0", "-2"] {
         let words = format!("`max_steps` must be at least 1, or -1 for num_train_epochs passes, but is {steps}");
         train(&[("max_steps", steps)], &words, &[("max_steps", "1")]);
@@ -35,7 +35,7 @@ fn steps_and_columns() {
     );
     train(
         &[("stop", "[\"a\", \"\"]")],
-        "`stop` has an empty text, with which every completion ends at once: remove it",
+        "`stop` has an empty string, which would end every completion at once: remove it",
         &[("stop", "[\"a\"]")],
     );
     for text in ["5-3", "0", "0-2", "x", "3-", "1,,2", ""] {
@@ -48,12 +48,14 @@ fn steps_and_columns() {
     assert_eq!((traced("\"1\""), traced("none")), (vec![1..=1], vec![]));
 }
 
-/// Logits divided by such a temperature overflow, and the run would end with an internal error in its first step.
+/// Logits divided by such a temperature overflow, so that the first step would end with an internal error.
 #[test]
 fn a_temperature_that_overflows_is_refused_in_every_command() {
     for (text, shown) in [("1e-45", "1e-45"), ("5e-324", "5e-324"), ("1e-39", "1e-39"), ("9.9e-21", "9.9e-21")] {
-        let words =
-            format!("`temperature` = {shown}: logits divided by it overflow: it must be at least 1e-20 (1.0 is usual)");
+        let words = format!(
+            "`temperature` = {shown} must be at least 1e-20, so that logits divided by it do not overflow (1.0 \
+                is usual)"
+        );
         train(&[("temperature", text)], &words, &[("temperature", "1e-20")]);
         let kwargs = format!("{{temperature = {text}}}");
         train(&[("generation_kwargs", &kwargs)], &words, &[("generation_kwargs", "{temperature = 0.5}")]);
@@ -75,10 +77,10 @@ fn weights_that_are_all_0_are_noted_and_accepted() {
 }
 
 #[test]
-fn reference_and_adapter() {
+fn sync_ref_model_with_an_adapter_is_refused() {
     let lora = [("use_peft", "true"), ("sync_ref_model", "true"), ("beta", "0.1")];
-    let words = "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, or with \
-                 the adapter from which training began, which does not move: set sync_ref_model = false";
+    let words = "`sync_ref_model` = true does not work with use_peft, whose reference model (the model without an \
+                 adapter, or with the initial adapter) never changes: set sync_ref_model = false";
     train(&lora, words, &[("use_peft", "false")]);
     train(&lora, words, &[("sync_ref_model", "false")]);
     let error = grpo(&[("optim_args", "momentum")]).unwrap_err().to_string();
@@ -89,7 +91,7 @@ fn reference_and_adapter() {
 }
 
 #[test]
-fn the_loss() {
+fn contradictory_loss_settings_are_refused() {
     train(
         &[("delta", "1.2")],
         "`delta` = 1.2 must be above 1 + epsilon_high = 1.2: it bounds ratios that the clip lets through",
@@ -119,7 +121,7 @@ fn the_loss() {
     let on = ("vllm_importance_sampling_correction", "true");
     for mode in ["token_truncate", "sequence_truncate"] {
         let set = [on, ("vllm_importance_sampling_mode", mode), ("vllm_importance_sampling_clip_max", "none")];
-        let words = "`vllm_importance_sampling_mode` truncates, but there is nothing to truncate at: set \
+        let words = "`vllm_importance_sampling_mode` truncates, but no bound is set: set \
                      vllm_importance_sampling_clip_max or vllm_importance_sampling_clip_min";
         train(&set, words, &[("vllm_importance_sampling_clip_min", "0.5")]);
         train(&set, words, &[("vllm_importance_sampling_clip_max", "2")]);
@@ -127,7 +129,7 @@ fn the_loss() {
         train(&set, words, &[("vllm_importance_sampling_correction", "false")]);
     }
     for mode in ["sequence_truncate", "sequence_mask"] {
-        let words = "`loss_type` = \"vespo\" weighs sequences itself: set vllm_importance_sampling_mode to \
+        let words = "`loss_type` = \"vespo\" weights sequences itself: set vllm_importance_sampling_mode to \
                      \"token_truncate\" or \"token_mask\"";
         let set = [on, ("loss_type", "vespo"), ("vllm_importance_sampling_mode", mode)];
         train(&set, words, &[("vllm_importance_sampling_mode", "token_mask")]);
@@ -135,8 +137,8 @@ fn the_loss() {
         train(&set, words, &[("loss_type", "grpo")]);
     }
     let notes = |set: Set<'_>| grpo(set).unwrap().notes;
-    let cispo = "loss_type \"cispo\" bounds the ratio at epsilon_high itself, here 0.5: unchanged tokens weigh less \
-                 than 1; 5.0 is recommended";
+    let cispo = "loss_type \"cispo\" bounds the ratio at epsilon_high itself, here 0.5: unchanged tokens have a weight \
+                 below 1; 5.0 is recommended";
     assert_eq!(notes(&[("loss_type", "cispo"), ("epsilon_high", "0.5")]), [cispo]);
     assert_eq!(notes(&[("loss_type", "cispo"), ("epsilon_high", "1")]), [""; 0]);
     let sequence = ("importance_sampling_level", "sequence");
@@ -144,13 +146,13 @@ fn the_loss() {
     assert_eq!(notes(&[("loss_type", "luspo")]), [luspo]);
     assert_eq!(notes(&[("loss_type", "luspo"), sequence]), [""; 0]);
     let vespo =
-        "loss_type \"vespo\" has the sequence's ratio itself: importance_sampling_level acts on the KL term only";
+        "loss_type \"vespo\" uses the sequence's ratio itself: importance_sampling_level affects only the KL term";
     assert_eq!(notes(&[("loss_type", "vespo"), sequence]), [vespo]);
     assert_eq!(notes(&[("loss_type", "vespo")]), [""; 0]);
 }
 
 #[test]
-fn rewards() {
+fn invalid_reward_settings_are_refused() {
     for range in ["[1]", "[2, 1]", "[1, 1]", "[1, 2, 3]"] {
         let numbers = range.replace('1', "1.0").replace('2', "2.0").replace('3', "3.0");
         let words = format!("`reward_clip_range` must be two numbers, the lower first, but is {numbers}");
@@ -165,7 +167,7 @@ fn rewards() {
     let none = "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, \
                 command:PROGRAM, python:FILE:FUNCTION, model:DIR), or reward_funcs in the configuration";
     train(&[("reward_funcs", "[]")], none, &[("reward_funcs", "length:3")]);
-    // Replayed rollouts have their rewards, unless there are evaluations.
+    // Replayed rollouts contain rewards, so reward_funcs are needed only for evaluations.
     let replay = [("reward_funcs", "[]"), ("replay", "r.jsonl")];
     grpo(&replay).unwrap();
     train(&[&replay[..], &[("eval_dataset_name", "e")]].concat(), none, &[("eval_dataset_name", "none")]);
@@ -173,7 +175,7 @@ fn rewards() {
     grpo(&teacher).unwrap();
     train(
         &[("reward_weights", "[1, 2]")],
-        "`reward_weights` has 2 numbers, but there are 1 rewards: one weight for each",
+        "`reward_weights` must have one weight per reward: it has 2, and there are 1 rewards",
         &[("reward_weights", "[0.5]")],
     );
     let weights = |set: Set<'_>| grpo(set).unwrap().config.weights_of_rewards();
@@ -182,36 +184,36 @@ fn rewards() {
 }
 
 #[test]
-fn sampling_and_staleness() {
+fn invalid_sampling_and_staleness_settings_are_refused() {
     train(
         &[("temperature", "0")],
-        "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it \
-         above 0 (1.0 is usual)",
+        "`temperature` = 0 makes all completions of a group the same, so that nothing can be learned: set it above 0 \
+         (1.0 is usual)",
         &[("temperature", "0.1")],
     );
     train(
         &[("partial_rollout_tokens", "8")],
-        "`partial_rollout_tokens` = 8 continues completions by newer weights, and with `max_staleness` = 0 every token \
-         is of the newest: set max_staleness to 1 or more, or leave partial_rollout_tokens unset",
+        "`partial_rollout_tokens` = 8 continues completions with newer weights, but with `max_staleness` = 0 the \
+         newest weights sample every token: set max_staleness to 1 or more, or leave partial_rollout_tokens unset",
         &[("max_staleness", "1")],
     );
-    let drawn = "`max_staleness` = 2 generates batches ahead, and `dynamic_sampling` draws prompts by what the rewards \
-                 of a batch were, which later batches would have to wait for: set one of them to 0 or false";
+    let drawn = "`max_staleness` = 2 generates batches ahead, but `dynamic_sampling` must know the rewards of a batch \
+                 before it draws later prompts: set max_staleness to 0, or dynamic_sampling to false";
     let both = [("max_staleness", "2"), ("dynamic_sampling", "true")];
     train(&both, drawn, &[("max_staleness", "0")]);
     train(&both, drawn, &[("dynamic_sampling", "false")]);
-    let replayed = "`max_staleness` = 2 is of completions that are generated, and `replay` reads them: remove one";
+    let replayed = "`max_staleness` = 2 is for generated completions, but `replay` reads them from a file: remove one";
     train(&[("max_staleness", "2"), ("replay", "r.jsonl")], replayed, &[("max_staleness", "0")]);
     let notes = |tokens: &str| {
         let set = [("max_staleness", "1"), ("max_completion_length", "8"), ("partial_rollout_tokens", tokens)];
         grpo(&set).unwrap().notes
     };
-    assert_eq!(notes("8"), ["partial_rollout_tokens = 8 changes nothing: completions have at most 8 tokens"]);
+    assert_eq!(notes("8"), ["partial_rollout_tokens = 8 has no effect: completions have at most 8 tokens"]);
     assert_eq!(notes("7"), [""; 0]);
 }
 
 #[test]
-fn generation_arguments_are_keys() {
+fn generation_kwargs_override_keys() {
     let all = "{temperature = 0.5, top_p = 0.9, top_k = 7, min_p = 0.25, repetition_penalty = 1.5, stop = \"x\", \
                eos_token_id = [3], max_new_tokens = 9, do_sample = true}";
     let c = grpo(&[("generation_kwargs", all), ("top_k", "20")]).unwrap().config;
@@ -233,7 +235,7 @@ fn generation_arguments_are_keys() {
 }
 
 #[test]
-fn evaluations_and_the_best() {
+fn invalid_evaluation_and_best_model_settings_are_refused() {
     let eval = [("eval_strategy", "steps"), ("eval_dataset_name", "e")];
     let reward = ("metric_for_best_model", "reward");
     for key in [("load_best_model_at_end", "true"), ("early_stopping_patience", "2")] {
@@ -246,7 +248,7 @@ fn evaluations_and_the_best() {
         train(
             &[key, eval[0], eval[1]],
             &format!(
-                "`{name}` needs to know what is better: set metric_for_best_model to an evaluation metric (\"reward\" \
+                "`{name}` needs a metric to compare: set metric_for_best_model to an evaluation metric (\"reward\" \
                  with rewards, else \"loss\")"
             ),
             &[reward],
@@ -255,7 +257,8 @@ fn evaluations_and_the_best() {
     let best = [eval[0], eval[1], reward, ("load_best_model_at_end", "true"), ("eval_steps", "20")];
     train(
         &[&best[..], &[("save_strategy", "epoch")]].concat(),
-        "`load_best_model_at_end` needs a checkpoint at every evaluation: set save_strategy as eval_strategy",
+        "`load_best_model_at_end` needs a checkpoint at every evaluation: set save_strategy to the value of \
+         eval_strategy",
         &[("eval_strategy", "epoch")],
     );
     for (save, multiple) in [("50", "60"), ("10", "20"), ("41", "60")] {
@@ -265,15 +268,15 @@ fn evaluations_and_the_best() {
         );
         train(&[&best[..], &[("save_steps", save)]].concat(), &words, &[("save_steps", multiple)]);
     }
-    // By epochs, steps do not count.
+    // With strategy "epoch", the step intervals are not checked.
     let epochs = [("save_strategy", "epoch"), ("eval_strategy", "epoch"), ("save_steps", "50")];
     grpo(&[&best[..], &epochs].concat()).unwrap();
     let k = |list| [eval[0], eval[1], ("eval_pass_at_k", list)];
-    let words = "`eval_pass_at_k` has 0: expected numbers of completions, each at least 1";
+    let words = "`eval_pass_at_k` has 0: each k must be at least 1";
     train(&k("[1, 0]"), words, &[("eval_pass_at_k", "[1]")]);
-    let words = "`eval_pass_at_k` has 9, and each prompt has 8 completions: set num_generations_eval = 9 or more";
+    let words = "`eval_pass_at_k` has 9, but each prompt has only 8 completions: set num_generations_eval = 9 or more";
     train(&k("[8, 9]"), words, &[("num_generations_eval", "9")]);
-    let words = "`eval_pass_at_k` has 2, and each prompt has 1 completion: set num_generations_eval = 2 or more";
+    let words = "`eval_pass_at_k` has 2, but each prompt has only 1 completion: set num_generations_eval = 2 or more";
     let greedy = ("eval_sampling", "greedy");
     train(&[&k("[1, 2]")[..], &[greedy]].concat(), words, &[("num_generations_eval", "2")]);
     for (name, data) in [("a b", "\"e\""), ("", "\"e\""), ("a", "3")] {
@@ -286,19 +289,22 @@ fn evaluations_and_the_best() {
     }
     train(
         &eval[..1],
-        "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy = \
-         \"no\"",
+        "`eval_strategy` needs evaluation data: set eval_dataset_name, or eval_strategy = \"no\"",
         &[("eval_datasets", "{ a = \"e\" }")],
     );
     let unused = "evaluation data is set, but eval_strategy is \"no\": nothing is evaluated during the run";
     assert_eq!(grpo(&eval[1..]).unwrap().notes, [unused]);
     assert_eq!(grpo(&eval).unwrap().notes, [""; 0]);
     let model_and_reward = [REQUIRED[0], REQUIRED[2], eval[1]];
-    assert_eq!(resolve(Purpose::Eval, &model_and_reward).unwrap().notes, [""; 0], "this is what is evaluated");
+    assert_eq!(
+        resolve(Purpose::Eval, &model_and_reward).unwrap().notes,
+        [""; 0],
+        "`lockstep eval` evaluates this dataset"
+    );
 }
 
 #[test]
-fn required_keys() {
+fn missing_required_keys_are_refused() {
     let without_model = "no model: give --model DIR, or model_name_or_path in the configuration";
     let without_data = "no training data: give --dataset FILE, or dataset_name in the configuration";
     for purpose in [Purpose::Grpo, Purpose::Sft, Purpose::Dpo, Purpose::Reward] {
@@ -335,20 +341,20 @@ fn required_keys() {
 }
 
 #[test]
-fn preference_pairs() {
+fn invalid_dpo_settings_are_refused() {
     let dpo = |set: Set<'_>, words: &str, fix: Set<'_>| of(Purpose::Dpo, &REQUIRED[..2], set, words, fix);
     dpo(
         &[("beta", "0")],
-        "`beta` = 0 must be above 0: it is what holds the policy to its reference (0.1 is usual)",
+        "`beta` = 0 must be above 0: it keeps the policy near its reference (0.1 is usual)",
         &[("beta", "0.01")],
     );
     dpo(
         &[("sync_ref_model", "true")],
-        "in direct preference optimization the reference does not move: remove sync_ref_model",
+        "in direct preference optimization the reference never changes: remove sync_ref_model",
         &[("sync_ref_model", "false")],
     );
-    let words =
-        "`label_smoothing` = 0.25 acts with dpo_loss_type = \"robust\" or \"exo_pair\" only: set one of them, or 0";
+    let words = "`label_smoothing` = 0.25 needs dpo_loss_type = \"robust\" or \"exo_pair\": set one of them, or \
+         label_smoothing = 0";
     for fix in [("label_smoothing", "0"), ("dpo_loss_type", "robust"), ("dpo_loss_type", "exo_pair")] {
         dpo(&[("label_smoothing", "0.25")], words, &[fix]);
     }
@@ -361,7 +367,7 @@ fn preference_pairs() {
 }
 
 #[test]
-fn profiles_and_workers() {
+fn invalid_profiles_and_workers_are_refused() {
     let base = [("max_completion_length", "64")];
     let profiles = |table: &str, words: &str, fix: &str| {
         of(
@@ -377,42 +383,45 @@ fn profiles_and_workers() {
         let is = share.trim_end_matches(".0");
         profiles(
             &format!("{{ a = {{ share = {share} }} }}"),
-            &format!("`sampling_profiles.a.share` is {is}: give the share of groups that have it, above 0 up to 1"),
+            &format!(
+                "`sampling_profiles.a.share` is {is}, but must be the share of groups with this profile, above 0 \
+                and at most 1"
+            ),
             &format!("{{ a = {{ share = {fix} }} }}"),
         );
     }
     for (key, bad, is, fix, good) in [
-        ("max_completion_length", "0", "0", "1 to max_completion_length, 64", "1"),
-        ("max_completion_length", "65", "65", "1 to max_completion_length, 64", "64"),
+        ("max_completion_length", "0", "0", "from 1 to max_completion_length = 64", "1"),
+        ("max_completion_length", "65", "65", "from 1 to max_completion_length = 64", "64"),
         ("top_p", "0.0", "0", "above 0 and at most 1", "1.0"),
         ("top_p", "1.5", "1.5", "above 0 and at most 1", "0.5"),
-        ("min_p", "-0.5", "-0.5", "0 to 1", "0.0"),
-        ("min_p", "1.5", "1.5", "0 to 1", "1.0"),
+        ("min_p", "-0.5", "-0.5", "from 0 to 1", "0.0"),
+        ("min_p", "1.5", "1.5", "from 0 to 1", "1.0"),
         ("repetition_penalty", "0.0", "0", "above 0", "0.5"),
         ("repetition_penalty", "-1.0", "-1", "above 0", "2.0"),
     ] {
         profiles(
             &one(&format!(", {key} = {bad}")),
-            &format!("`sampling_profiles.a.{key}` is {is}: {fix}"),
+            &format!("`sampling_profiles.a.{key}` is {is}, but must be {fix}"),
             &one(&format!(", {key} = {good}")),
         );
     }
     let halves = "{ a = { share = 0.5 }, b = { share = 0.5 } }";
     profiles(
         "{ a = { share = 0.5 }, b = { share = 0.25 } }",
-        "the shares of `sampling_profiles` sum to 0.75: they must sum to 1, so that every group has one",
+        "the shares of `sampling_profiles` must sum to 1, but sum to 0.75",
         halves,
     );
     profiles(
         "{ a = { share = 0.5 }, b = { share = 0.4999999985 } }",
-        "the shares of `sampling_profiles` sum to 0.9999999985: they must sum to 1, so that every group has one",
+        "the shares of `sampling_profiles` must sum to 1, but sum to 0.9999999985",
         halves,
     );
-    // The shares of thirds sum to 1 but for rounding.
+    // Shares that sum to 1 except for rounding are accepted.
     grpo(&[("sampling_profiles", "{ a = { share = 0.3333333333 }, b = { share = 0.6666666666 } }")]).unwrap();
     train(
         &[("sampling_profiles", halves), ("replay", "r.jsonl")],
-        "`sampling_profiles` is of completions that are generated, and `replay` reads them: remove one",
+        "`sampling_profiles` is for generated completions, but `replay` reads them from a file: remove one",
         &[("sampling_profiles", "{}")],
     );
     let workers = |kinds: &str, words: &str| {
@@ -420,17 +429,14 @@ fn profiles_and_workers() {
     };
     workers("[{}, { count = 0 }]", "`workers`, entry 2: count and threads must be at least 1");
     workers("[{ threads = 0 }]", "`workers`, entry 1: count and threads must be at least 1");
-    workers(
-        "[{}, { profiles = [\"a\", \"c\"] }]",
-        "`workers`, entry 2: there is no `[sampling_profiles.c]`; there are: a, b",
-    );
+    workers("[{}, { profiles = [\"a\", \"c\"] }]", "`workers`, entry 2: unknown profile `c`; the profiles are: a, b");
     workers(
         "[{ profiles = [\"a\"] }]",
-        "no entry of `workers` has the profile \"b\": no worker would generate its groups",
+        "no entry of `workers` lists the profile \"b\", so no worker would generate its groups",
     );
     train(
         &[("workers", "[{ profiles = [\"c\"] }]")],
-        "`workers`, entry 1: there is no `[sampling_profiles.c]`; there are: none",
+        "`workers`, entry 1: unknown profile `c`; the profiles are: none",
         &[("workers", "[{ count = 1 }]")],
     );
     let kinds = "[{ profiles = [\"a\"], threads = 1 }, { count = 3, profiles = [\"b\"] }]";
@@ -443,8 +449,8 @@ fn profiles_and_workers() {
 #[test]
 fn settings_that_bias_the_gradient_are_named() {
     let notes = |set: Set<'_>| grpo(set).unwrap().notes;
-    let rest = "the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is \
-                biased, and the importance ratio does not correct it (docs/algorithms.md)";
+    let rest = "the sampling distribution, but log-probabilities are those of the full distribution: the policy \
+                gradient is biased, and the importance ratio does not correct it (docs/algorithms.md)";
     for set in [("top_p", "0.9"), ("top_k", "1"), ("min_p", "0.01"), ("repetition_penalty", "1.1")] {
         assert_eq!(notes(&[set]), [format!("{} changes {rest}", set.0)]);
     }
@@ -481,9 +487,9 @@ fn settings_that_bias_the_gradient_are_named() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A program's configuration with `None` for a key that has a default value is refused.
+/// A program cannot unset a key that always has a value.
 #[test]
-fn a_configuration_of_a_program() {
+fn a_program_sets_keys_but_cannot_unset_required_ones() {
     let resolve =
         |config: Config| Layers { purpose: Purpose::Show, config: Some(config), ..Layers::default() }.resolve();
     let unset = resolve(Config { max_length: None, ..Config::default() }).unwrap_err();

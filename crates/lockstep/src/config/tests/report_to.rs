@@ -29,24 +29,24 @@ fn trls_values_are_accepted_and_send_nothing() {
     };
     assert_eq!((notes("tensorboard"), notes("all"), notes("[]")), (Vec::new(), Vec::new(), Vec::new()));
     for value in ["wandb", "none"] {
-        assert!(notes(value)[0].starts_with(&format!("report_to = {value}: this program sends to no service; ")));
+        assert!(notes(value)[0].starts_with(&format!("report_to = {value}: nothing is sent to these services; ")));
     }
     let several = notes("[\"wandb\", \"trackio\", \"tensorboard\"]");
     assert!(several.len() == 1 && several[0].starts_with("report_to = wandb, trackio: "), "{several:?}");
 }
 
-/// The configuration is written into files: no password may be in it, nor in an error's message.
+/// The configuration is written into files. Passwords in it are refused, and the error does not repeat them.
 #[test]
-fn passwords_and_typing_errors_are_refused() {
+fn passwords_and_misspelt_receivers_are_refused() {
     for (value, words) in [
         ("http://me:hush@h.example/", "`http://…` has a user or a password before `@`"),
         ("https://h.example/?a=1&api_key=hush", "`https://…` has `api_key` in its query"),
         ("command:curl https://h.example/?token=hush", "`https://…` has `token` in its query"),
-        ("htps://me:hush@h.example/", "`htps://…` is not a receiver: command:PROGRAM"),
-        ("http://", "`http://` is not an address such as"),
-        ("https:///x", "`https:///x` is not an address such as"),
-        ("command:", "`command:` names no program"),
-        ("command:a 'b", "a quote is left open in `command:a 'b`"),
+        ("htps://me:hush@h.example/", "`htps://…` is not a receiver: expected command:PROGRAM"),
+        ("http://", "`http://` must be a URL such as"),
+        ("https:///x", "`https:///x` must be a URL such as"),
+        ("command:", "`command:` must name a program"),
+        ("command:a 'b", "unclosed quote in `command:a 'b`"),
         ("wandbb", "`wandbb` is not a receiver"),
         ("", "`` is not a receiver"),
     ] {
@@ -56,15 +56,15 @@ fn passwords_and_typing_errors_are_refused() {
         assert!(!error.contains("hush"), "{error}");
     }
     let token = grpo(&[("report_to", "http://me@h.example/")]).unwrap_err().to_string();
-    assert!(token.contains("give a token by the environment's variable LOCKSTEP_REPORT_TOKEN"), "{token}");
+    assert!(token.contains("pass a token in the environment variable LOCKSTEP_REPORT_TOKEN"), "{token}");
     refused(&[("report_to", "[\"http://a/\", \"http://a/\"]")], &["names `http://a/` twice"]);
-    refused(&[("report_to", "[3]")], &["a text in quotes"]);
+    refused(&[("report_to", "[3]")], &["a string in quotes"]);
     let layers = Layers {
         purpose: Purpose::Show,
         environment: vec![("LOCKSTEP_REPORT_TOKEN".into(), "hush".into())],
         ..Layers::default()
     };
-    assert!(!layers.resolve().unwrap().to_toml().contains("hush"), "the token is not a key");
+    assert!(!layers.resolve().unwrap().to_toml().contains("hush"), "the token is not written to the configuration");
 }
 
 #[test]

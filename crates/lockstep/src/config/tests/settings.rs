@@ -1,4 +1,4 @@
-//! The settings of engine, trainer and optimizer that follow from a configuration.
+//! The settings of engine, trainer and optimizer as derived from a configuration.
 
 use super::{grpo, trainer_config};
 use crate::config::{Algorithm, Config, EvalSampling, SamplingPlan, Strategy, WorkloadBounds};
@@ -9,7 +9,7 @@ use serde_json::json;
 use train::{Objective, Schedule, ScheduleArguments, ScheduleKind};
 
 #[test]
-fn sampling_parameters() {
+fn sampling_parameters_follow_the_configuration() {
     let config = Config {
         temperature: 0.5,
         top_k: 7,
@@ -78,7 +78,7 @@ fn profiles_replace_the_parameters_that_they_name() {
     // Groups 0 and 1 are at 0 and at the golden ratio's 0.618.
     assert_eq!((plan.profile(GroupId(0)), plan.profile(GroupId(1))), (Some("a"), Some("b")));
     assert_eq!((&**plan.of(GroupId(0)), &**plan.of(GroupId(1))), (&own, &all));
-    // The group with the place nearest to 1: the rounding gap belongs to the last profile.
+    // The group whose hash is nearest to 1: the rounding gap belongs to the last profile.
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     let mut inverse = golden;
     (0..6).for_each(|_| inverse = inverse.wrapping_mul(2u64.wrapping_sub(golden.wrapping_mul(inverse))));
@@ -89,7 +89,7 @@ fn profiles_replace_the_parameters_that_they_name() {
 }
 
 #[test]
-fn sizes_of_the_engine() {
+fn engine_sizes_follow_the_configuration_and_the_prompts() {
     let config = Config {
         max_completion_length: 100,
         max_num_seqs: 8,
@@ -97,7 +97,7 @@ fn sizes_of_the_engine() {
         speculative: Speculative::Auto,
         ..Config::default()
     };
-    let bounds = |longest, sequences| WorkloadBounds::of_prompts(longest, sequences);
+    let bounds = |longest, sequences| WorkloadBounds::for_prompts(longest, sequences);
     let of = |config: &Config, context, bounds| {
         let sizes = engine_config(config, context, bounds);
         (sizes.max_num_seqs, sizes.max_model_len, sizes.kv_blocks, sizes.prefix_sharing, sizes.speculative)
@@ -110,7 +110,7 @@ fn sizes_of_the_engine() {
     let few = Config { kv_cache_blocks: Some(5), prefix_sharing: true, ..config.clone() };
     assert_eq!(of(&few, 1000, bounds(30, 6)), (6, 130, 5, true, Speculative::Auto));
     assert_eq!(bounds(3, 4), WorkloadBounds { longest_prompt: 3, sequences: 4, ref_logps: false, given: false });
-    // Prompts of a program may be as long as the configuration allows, and as leaves room for a completion.
+    // A program's prompts may be as long as the configuration and the context allow.
     for (most, context, longest) in
         [(None, 1000, 30), (Some(50), 1000, 50), (Some(20), 1000, 30), (Some(50), 140, 40), (Some(50), 90, 30)]
     {
@@ -122,7 +122,7 @@ fn sizes_of_the_engine() {
 }
 
 #[test]
-fn settings_of_trainers() {
+fn trainer_settings_follow_the_configuration() {
     let config = Config {
         temperature: 0.5,
         max_tokens_per_micro_batch: 77,
@@ -137,7 +137,7 @@ fn settings_of_trainers() {
     assert_eq!((policy.prefix_sharing, policy.gradient_checkpointing, policy.skip_zero_gradients), (false, true, true));
     assert_eq!((policy.optimizer, policy.adapter.map(|lora| lora.r)), (config.optimizer(), Some(4)));
     assert_eq!(policy.objective, config.objective());
-    // Scores do not use a temperature, and a value model does not have an adapter.
+    // Reward models use no temperature, and value models no adapter.
     for (objective, temperature, is_adapted) in [
         (Objective::Preference(config.dpo()), 1.0, true),
         (Objective::Ranking(config.ranking()), 1.0, true),
@@ -149,13 +149,13 @@ fn settings_of_trainers() {
     }
     let every_group = Config { beta: 0.1, ..config.clone() };
     assert!(!trainer_config(&every_group, every_group.objective()).skip_zero_gradients);
-    // Without packing each group has a separate pass.
+    // Without packing, each group is a pass of its own.
     let apart = Config { packing: false, ..config };
     assert_eq!(trainer_config(&apart, apart.objective()).max_tokens_per_micro_batch, 1);
 }
 
 #[test]
-fn adapters() {
+fn adapter_settings_follow_the_configuration() {
     let of = |set: &[(&str, &str)]| grpo(set).unwrap().config.adapter();
     assert_eq!(of(&[("lora_r", "4")]), None);
     assert_eq!(of(&[("use_peft", "true")]), Some(LoraConfig::default()));
@@ -182,7 +182,7 @@ fn adapters() {
 }
 
 #[test]
-fn optimizers_and_schedules() {
+fn optimizers_and_schedules_follow_the_configuration() {
     let config = Config {
         adam_beta1: 0.5,
         adam_beta2: 0.25,
@@ -214,7 +214,7 @@ fn optimizers_and_schedules() {
     let arguments = ScheduleArguments { num_cycles: 1.5, ..ScheduleArguments::of(kind) };
     let schedule = Schedule { kind, arguments, learning_rate: 0.01, warmup_steps: 3, total_steps: 50 };
     assert_eq!(config.schedule(50), schedule);
-    // Steps, a share of all below 1, and the ratio where steps are 0.
+    // Warm-up: a number of steps, a share of all steps below 1, and the ratio if steps are 0.
     let steps = |warmup_steps: f64, warmup_ratio| Config { warmup_steps, warmup_ratio, ..Config::default() }.warmup(30);
     assert_eq!((steps(1.0, None), steps(2.5, Some(0.5)), steps(0.99, None), steps(0.5, Some(0.1))), (1, 2, 30, 15));
     assert_eq!(
@@ -224,7 +224,7 @@ fn optimizers_and_schedules() {
 }
 
 #[test]
-fn losses_of_a_configuration() {
+fn losses_follow_the_configuration() {
     let config = Config {
         epsilon: 0.3,
         cliprange: 0.4,
@@ -248,14 +248,14 @@ fn losses_of_a_configuration() {
     assert_eq!(config.ranking().center_rewards_coefficient, Some(0.05));
 }
 
-/// Only a run that generates completions records them, and a replayed file is read once unless a key sets more.
+/// Only runs that generate completions record them. A replayed file is read once unless num_train_epochs is set.
 #[test]
-fn a_command_and_a_replay_change_defaults() {
+fn defaults_depend_on_the_command_and_on_replay() {
     let replay = |set: &[(&str, &str)]| grpo(&[&[("replay", "r.jsonl")], set].concat()).unwrap();
     assert_eq!(replay(&[]).config.num_train_epochs, 1.0);
     assert_eq!(replay(&[("num_train_epochs", "3")]).config.num_train_epochs, 3.0);
     assert_eq!(grpo(&[]).unwrap().config.num_train_epochs, 3.0);
-    let note = |key: &str| format!("{key} has no meaning here: the rollouts come from the file that `replay` names");
+    let note = |key: &str| format!("{key} is not used: the rollouts come from the file of `replay`");
     assert_eq!(replay(&[]).notes, [note("dataset_name")]);
     assert_eq!(replay(&[("dataset_name", "none")]).notes, [""; 0]);
     let both = replay(&[("dynamic_sampling", "true")]).notes;

@@ -1,4 +1,4 @@
-//! The rows of the table agree with each other and with TRL's configurations.
+//! The rows of the table of keys agree with each other and with TRL's configurations.
 
 use crate::config::keys::{KEYS, Key};
 use crate::config::methods::{DPO, GRPO, Methods, REWARD, RLOO, SFT, each};
@@ -29,27 +29,27 @@ fn trl_name(key: &Key) -> Option<&'static str> {
 }
 
 #[test]
-fn rows_name_existing_keys() {
+fn rows_are_documented_and_refer_to_existing_keys() {
     let mut names = BTreeSet::new();
     for key in KEYS {
-        assert!(names.insert(key.name), "{} stands twice in the table", key.name);
-        assert!(key.doc.trim().ends_with(['.', ')']), "{} is not explained in sentences", key.name);
+        assert!(names.insert(key.name), "{} is in the table twice", key.name);
+        assert!(key.doc.trim().ends_with(['.', ')']), "the documentation of {} is not a sentence", key.name);
         assert!(key.out_of_range(&Config::default()).is_none(), "{}'s default is out of its range", key.name);
         if let Some((needed, value)) = key.row.needs {
             let needed = Config::key(needed).unwrap_or_else(|| panic!("{} needs {needed}", key.name));
             (needed.read_text)(&mut Config::default(), value).unwrap();
         }
         for (methods, others) in key.row.instead {
-            assert!(!key.row.read_by.meet(*methods), "{} is read where {others} has its place", key.name);
+            assert!(!key.row.read_by.meet(*methods), "a method reads {}, although {others} replaces it", key.name);
             let known = others.split(" and ").all(|other| Config::key(other).is_some());
             assert!(known, "{} is replaced by {others}", key.name);
         }
     }
 }
 
-/// The names and defaults of TRL in `explain` and the documentation match TRL.
+/// The TRL names and defaults in the documentation of keys match TRL.
 #[test]
-fn names_and_defaults_of_trl() {
+fn documented_trl_names_and_defaults_match_trl() {
     let trl = trl();
     let mut wrong = Vec::new();
     for key in KEYS {
@@ -72,11 +72,11 @@ fn names_and_defaults_of_trl() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// TOML's text and JSON's value.
+/// Whether TOML text and a JSON value are equal.
 fn same(toml: &str, json: &Json) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
     match json {
-        // Python's None: not set, or nothing in it.
+        // Python's None: an unset key, or an empty list or table.
         Json::Null => ["none", "[]", "{}"].contains(&toml),
         Json::Number(n) => number(toml).is_some_and(|x| Some(x) == n.as_f64()),
         Json::Array(items) if items.len() == 1 => same(toml, &items[0]),
@@ -85,9 +85,9 @@ fn same(toml: &str, json: &Json) -> bool {
     }
 }
 
-/// Every field of TRL's configurations is supported, accepted without meaning, or refused with a remedy.
+/// Every field of TRL's configurations is supported, ignored with a reason, or refused with a fix.
 #[test]
-fn every_field_of_trl_has_an_answer() {
+fn every_trl_field_is_supported_ignored_or_refused() {
     let trl = trl();
     let answered: BTreeSet<&str> = KEYS
         .iter()
@@ -104,9 +104,9 @@ fn every_field_of_trl_has_an_answer() {
     assert!(count > 700, "{count} fields");
 }
 
-/// If some methods do not read a key, its meaning or its row names their replacement; every key has a reader.
+/// Every key has a reader, and a method with its own default for a key also reads the key.
 #[test]
-fn every_key_is_read() {
+fn every_key_has_a_reader() {
     for key in KEYS {
         assert!(each().any(|(method, _)| key.row.read_by.contain(method)), "nothing reads {}", key.name);
         for (methods, _) in key.defaults {
@@ -115,9 +115,9 @@ fn every_key_is_read() {
     }
 }
 
-/// A method's defaults are the same for a program and for a run.
+/// A method's defaults are the same in the library and in its runs.
 #[test]
-fn defaults_of_methods_are_those_of_their_runs() {
+fn a_methods_defaults_equal_those_of_its_runs() {
     let of = |purpose, algorithm| Config::defaults(purpose, algorithm);
     assert_eq!(of(Purpose::Grpo, Algorithm::Grpo), Config::default());
     let (sft, rloo) = (of(Purpose::Sft, Algorithm::Grpo), of(Purpose::Grpo, Algorithm::Rloo));
@@ -130,9 +130,9 @@ fn defaults_of_methods_are_those_of_their_runs() {
     assert_eq!((trl_name, max_length.trl_name()), (Some("loss_type"), None));
 }
 
-/// A program's values by name override a file, not the command line, and are checked like a file's.
+/// A program's values override a file but not the command line, and are checked like a file's.
 #[test]
-fn values_of_a_program() {
+fn values_from_a_program_override_a_file_but_not_flags() {
     let resolve = |values: &[(&str, toml::Value)], set: &[(&str, &str)]| {
         let values = values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -153,9 +153,9 @@ fn values_of_a_program() {
     }
 }
 
-/// The trainer's structs have their own defaults, for use without a configuration. They must equal the keys' defaults.
+/// The trainer's structs have their own defaults, for use without a configuration. These must equal the keys' defaults.
 #[test]
-fn defaults_of_the_trainer_are_those_of_the_keys() {
+fn trainer_defaults_equal_the_defaults_of_keys() {
     let c = Config::default();
     assert_eq!(c.loss(), train::LossConfig::default());
     assert_eq!(c.optimizer(), train::OptimizerConfig { seed: c.seed, ..Default::default() });

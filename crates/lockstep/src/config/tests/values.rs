@@ -1,4 +1,4 @@
-//! The values that types of keys accept, and their text.
+//! The values that each key type accepts, and how they are written.
 
 use crate::config::values::{KeyValue, toml_of_text, toml_on_one_line};
 use rewards::RewardSpec;
@@ -23,7 +23,7 @@ fn numbers_must_be_integers_in_range() {
         (Value::Float(f64::INFINITY), Err("expected an integer, got inf")),
         (text("7"), Err("expected an integer, got \"7\"")),
         (Value::Boolean(true), Err("expected an integer, got true")),
-        // A text of 18 digits is not a TOML integer for another reason than its length.
+        // A string of 18 digits fits a TOML integer, so it is refused as a string.
         (text("123456789012345678"), Err("expected an integer, got \"123456789012345678\"")),
         (
             text("1234567890123456789"),
@@ -46,14 +46,14 @@ fn numbers_must_be_integers_in_range() {
 }
 
 #[test]
-fn texts_paths_and_unset_values() {
+fn strings_paths_and_unset_values_are_parsed() {
     assert_eq!((toml_of_text("True"), toml_of_text("False")), (Value::Boolean(true), Value::Boolean(false)));
     assert_eq!((toml_of_text("true"), toml_of_text("3")), (Value::Boolean(true), Value::Integer(3)));
     assert_eq!(toml_of_text("1\nother = 2"), text("1\nother = 2"), "one value, not a file");
     assert_eq!(toml_of_text("plain words"), text("plain words"));
     assert_eq!(String::read_text("\"quoted\""), Ok("quoted".to_owned()));
     assert_eq!(String::read_text("0x10"), Ok("0x10".to_owned()));
-    assert_eq!(String::read(&Value::Integer(3)), Err("expected a text in quotes, got 3".to_owned()));
+    assert_eq!(String::read(&Value::Integer(3)), Err("expected a string in quotes, got 3".to_owned()));
     assert_eq!(PathBuf::read(&text("a/b")), Ok(PathBuf::from("a/b")));
     assert_eq!(PathBuf::read(&text("")), Err("expected a path in quotes, got \"\"".to_owned()));
     for word in ["none", "None", "null"] {
@@ -66,7 +66,7 @@ fn texts_paths_and_unset_values() {
 }
 
 #[test]
-fn lists_tables_and_rewards() {
+fn lists_tables_and_rewards_are_parsed() {
     assert_eq!(Vec::<u64>::read_text(""), Ok(vec![]));
     assert_eq!(Vec::<u64>::read_text("3"), Ok(vec![3]));
     assert_eq!(Vec::<u64>::read_text("[3, 4]"), Ok(vec![3, 4]));
@@ -90,7 +90,7 @@ fn lists_tables_and_rewards() {
 }
 
 #[test]
-fn values_on_one_line() {
+fn tables_are_written_on_one_line() {
     let file = "e = {}\nt = { \"\" = 1, \"a b\" = [1, 2.5], a_b-1 = { x = true } }\ns = \"a\\\"b\\n\\u007f\"\n";
     let Ok(values) = file.parse::<toml::Table>() else { panic!("TOML") };
     let line = |name: &str| toml_on_one_line(&values[name]);

@@ -10,7 +10,7 @@ use model::tokenizer::{SpecialTokens, Tokenizer};
 use serde_json::json;
 use std::path::Path;
 
-/// A kind of run, by how it reads rows.
+/// A kind of run, which decides how rows are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Online,
@@ -22,7 +22,7 @@ enum Kind {
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
                         {% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\n{% endfor %}";
 
-/// Reads a file of two rows; the second is `row`. The error is the message.
+/// The error for a file of two rows, of which the second is `row`.
 fn read(kind: Kind, row: &Value, columns: &[(&str, &str)]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
@@ -61,7 +61,7 @@ fn read_file(kind: Kind, path: &Path, columns: &[(&str, &str)]) -> anyhow::Resul
 }
 
 #[test]
-fn a_row_with_media_is_refused_by_its_line_in_every_kind_of_run() {
+fn a_row_with_media_is_refused_with_its_line_in_every_kind_of_run() {
     let stored = json!({"bytes": null, "path": "x.png"});
     let image = json!([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what"}]}]);
     let [answer, other] = ["b", "c"].map(|text| json!([{"role": "assistant", "content": text}]));
@@ -142,28 +142,28 @@ fn a_row_with_media_is_refused_by_its_line_in_every_kind_of_run() {
 }
 
 #[test]
-fn the_error_names_the_remedy_and_a_renamed_column_is_for_rewards() {
+fn the_error_of_a_media_column_suggests_renaming_it_for_rewards() {
     let row = json!({"prompt": "a", "image": "x.png"});
-    let words = "d.jsonl, line 2: `image` = \"x.png\", and models here read text only: leave out the row or the \
-                 column. If only reward functions need it, rename it, as in columns = { my_image = \"image\" }";
+    let words = "d.jsonl, line 2: `image` = \"x.png\", but models here read only text: remove the row or the column. \
+                 If only reward functions need it, rename it, as in columns = { my_image = \"image\" }";
     assert_eq!(read(Kind::Online, &row, &[]).unwrap_err(), words);
     let parts = json!({"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}]});
-    let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, and models here read text only: \
-                 leave out the part or the row";
+    let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, but models here read only text: \
+                 remove the part or the row";
     assert_eq!(read(Kind::Online, &parts, &[]).unwrap_err(), words);
     // The first row does not have the column.
     let error = read(Kind::Online, &row, &[("my_image", "image")]).unwrap_err();
-    assert!(error.starts_with("d.jsonl, line 1: there is no column `image`"), "{error}");
+    assert!(error.starts_with("d.jsonl, line 1: no column `image`"), "{error}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
     std::fs::write(&path, format!("{row}\n")).unwrap();
     read_file(Kind::Online, &path, &[("my_image", "image")]).unwrap();
 }
 
-/// Files as Hugging Face's datasets write them (conformance/parquet_fixtures.py): the second row has the value.
+/// Files as Hugging Face's datasets writes them (conformance/parquet_fixtures.py); the second row has an image.
 #[cfg(feature = "parquet")]
 #[test]
-fn images_that_are_stored_in_a_table_are_refused_by_their_row() {
+fn images_in_parquet_are_refused_with_their_row() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
     for (file, column) in [
         ("image.parquet", Some("`image` = \"plain\"")),
@@ -177,7 +177,7 @@ fn images_that_are_stored_in_a_table_are_refused_by_their_row() {
         let found = read_file(Kind::Online, &fixtures.join(file), &[]).map_err(|error| error.to_string());
         match (column, found) {
             (None, found) => found.unwrap(),
-            // The second row of this file has bytes that are not text, for which the whole file is refused.
+            // The second row of this file has bytes that are not UTF-8, so the whole file is refused.
             (Some(_), Err(error)) if file == "image.parquet" => {
                 assert!(error.contains("row 2: column `image`"), "{error}")
             }

@@ -5,7 +5,8 @@ use model::chat::ChatTemplate;
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use serde_json::{Map, json};
 
-/// Prints messages of users and assistants, and reads `enable_thinking`; with `tools`, prints the tools.
+/// A template that prints the messages of users and assistants, and reads `enable_thinking`. With `tools`, it prints
+/// the tools.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role in ['user', 'assistant', 'system'] %}{{ m.role }}:\
                         {{ m.content | trim }}\n{% endif %}{% endfor %}{% if enable_thinking %}t{% endif %}";
 const WITH_TOOLS: &str = "{% for t in tools %}{{ t.name }}{% endfor %}";
@@ -20,8 +21,8 @@ fn notices(template: &str, kwargs: Value, rows: &[Value]) -> Notices {
     for (row, columns) in rows.iter().enumerate() {
         let content = Content::read(&columns["prompt"]).unwrap();
         let columns: Map<String, Value> = columns.as_object().unwrap().clone();
-        let of_row = OfTemplate::of(&columns, encoder.kwargs).unwrap();
-        let own = of_row.encoder(&encoder);
+        let row_template = OfTemplate::of(&columns, encoder.kwargs).unwrap();
+        let own = row_template.encoder(&encoder);
         let text = own.render(&content).unwrap();
         looking.look(&own, row, &content, &text);
     }
@@ -33,11 +34,11 @@ fn chat(role: &str, content: &str) -> Value {
 }
 
 #[test]
-fn rows_of_which_something_is_not_used_are_counted() {
+fn rows_with_content_that_the_model_does_not_see_are_counted() {
     let user = chat("user", "hi");
     let spelled = "have the text of a special token in the prompt";
-    let left_out = "have a message whose text the chat template leaves out or changes";
-    let no_template = "but a text as the prompt";
+    let left_out = "have a message whose text the chat template drops or changes";
+    let no_template = "and a plain-text prompt";
     let no_tools = "have `tools`, which the chat template does not print";
     let unread = "in chat_template_kwargs, which the chat template does not read";
     let tools = json!([{"name": "add"}]);
@@ -66,7 +67,7 @@ fn rows_of_which_something_is_not_used_are_counted() {
         (json!({"prompt": [user], "chat_template_kwargs": {"enable_thinkin": true}}), vec![unread]),
         (json!({"prompt": [user], "tools": tools, "chat_template_kwargs": {"x": 1}}), vec![no_tools, unread]),
     ] {
-        // The second of three rows.
+        // The row is the second of three.
         let found = notices(TEMPLATE, json!({}), &[json!({"prompt": "a"}), row.clone(), json!({"prompt": "b"})]);
         let reported: Vec<String> = found.info().into_iter().chain(found.warnings()).collect();
         let is_right = reported.len() == expected.len()
@@ -81,17 +82,17 @@ fn rows_of_which_something_is_not_used_are_counted() {
 }
 
 #[test]
-fn all_rows_are_counted_and_the_first_is_named() {
+fn notices_count_all_rows_and_name_the_first() {
     let user = chat("user", "a <e>");
     let rows = [json!({"prompt": "x"}), json!({"prompt": [user]}), json!({"prompt": [user]})];
     let found = notices(TEMPLATE, json!({"enable_thinkin": false}), &rows);
-    let words = "d.jsonl: 2 of 3 rows have the text of a special token in the prompt (\"<e>\" in row 2): it becomes \
-                 that token, as in transformers";
+    let words = "d.jsonl: 2 of 3 rows have the text of a special token in the prompt (\"<e>\" in row 2): it is encoded \
+                 as that token, as in transformers";
     assert_eq!(found.info().as_deref(), Some(words));
     let words = "d.jsonl: 2 of 3 rows have `enable_thinkin` in chat_template_kwargs, which the chat template does not \
                  read: first row 2";
     assert_eq!(found.warnings(), [words]);
-    // A template that prints the tools.
+    // This template prints the tools.
     let printed = notices(
         &format!("{WITH_TOOLS}{TEMPLATE}"),
         json!({}),

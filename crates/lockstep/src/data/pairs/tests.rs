@@ -1,4 +1,4 @@
-//! Rows to pairs to ids, and the errors of broken ones.
+//! Preference pairs: from rows to token ids, and the errors of invalid rows.
 
 use super::*;
 use crate::Config;
@@ -41,12 +41,13 @@ fn refused(text: &str, words: &[&str]) {
 }
 
 #[test]
-fn texts_with_a_prompt_and_without() {
+fn text_pairs_are_read_with_and_without_a_prompt() {
     let text = "{\"prompt\": \"ab\", \"chosen\": \" c\", \"rejected\": \" d<e>\", \"margin\": 2}\n\
                 {\"chosen\": \"the sky is blue\", \"rejected\": \"the sky is green\"}\n\
                 {\"chosen\": \"long\", \"rejected\": \"longer\", \"margin\": null}\n";
     let (texts, pairs) = load(text, false, |_| {}).unwrap();
-    // The prompt is everything that the ids share; the common space belongs to the answers, as in TRL.
+    // The prompt is the longest common prefix of ids; the space that both answers begin with belongs to the answers, as
+    // in TRL.
     assert_eq!(texts[0], ["ab", " c<e>", " d<e>"]);
     assert_eq!(texts[1], ["the sky is", " blue<e>", " green<e>"]);
     assert_eq!(texts[2], ["lon", "g<e>", "ger<e>"]);
@@ -55,12 +56,12 @@ fn texts_with_a_prompt_and_without() {
 }
 
 #[test]
-fn conversations_as_the_template_renders_them() {
+fn conversation_pairs_are_rendered_by_the_template() {
     let user = json!({"role": "user", "content": "hi"});
     let assistant = |text: &str| json!({"role": "assistant", "content": text});
     let whole = json!({"chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
     let apart = json!({"prompt": [user], "chosen": [assistant("yo")], "rejected": [assistant("no")]});
-    // A text prompt with conversations repeats their beginning.
+    // A text prompt before conversations is their common beginning.
     let repeated = json!({"prompt": "hi", "chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
     let (texts, _) = load(&format!("{whole}\n{apart}\n{repeated}\n"), true, |_| {}).unwrap();
     for pair in texts {
@@ -69,11 +70,11 @@ fn conversations_as_the_template_renders_them() {
     let strange = json!({"chosen": [assistant("a")], "rejected": [user]});
     refused(&strange.to_string(), &["line 1", "do not begin with the same message", "`prompt`"]);
     let mixed = json!({"chosen": "a", "rejected": [user]});
-    refused(&mixed.to_string(), &["line 1", "one of `chosen` and `rejected` is a text"]);
+    refused(&mixed.to_string(), &["line 1", "`chosen` and `rejected` must both be strings"]);
 }
 
 #[test]
-fn other_names_and_long_pairs() {
+fn columns_are_renamed_and_long_pairs_skipped() {
     let text = "{\"q\": \"ab\", \"good\": \"c\", \"bad\": \"d\"}\n{\"q\": \"ab\", \"good\": \
                 \"cccccccccccccccccccccccccccccccccccccccccccccc\", \"bad\": \"d\"}\n";
     let renamed = |s: &mut DatasetSpec| {
@@ -82,7 +83,7 @@ fn other_names_and_long_pairs() {
     };
     let (texts, pairs) = load(text, false, renamed).unwrap();
     assert_eq!((texts[0][1].as_str(), texts.len(), pairs.left_out), ("c<e>", 1, 1));
-    // As long as allowed, with the end token: 2 + 38.
+    // These pairs are exactly as long as allowed, with the end token: 2 + 38.
     for (length, all) in [(37, 1), (38, 0)] {
         let row = json!({"prompt": "ab", "chosen": "d", "rejected": "c".repeat(length)}).to_string();
         let fits = load(&row, false, |_| ());
@@ -93,7 +94,7 @@ fn other_names_and_long_pairs() {
 }
 
 #[test]
-fn errors_are_named_with_their_line() {
+fn errors_of_invalid_pairs_name_the_line() {
     let good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
     refused(
         &format!("{good}{{\"prompt\": \"a\", \"chosen\": \"b\"}}"),
@@ -106,7 +107,7 @@ fn errors_are_named_with_their_line() {
     // An answer may be only the end token.
     let (texts, _) = load("{\"prompt\": \"a\", \"chosen\": \"\", \"rejected\": \"c\"}", true, |_| {}).unwrap();
     assert_eq!(texts, [["a", "<e>", "c<e>"].map(str::to_owned)]);
-    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a text"]);
+    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a string"]);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"b<e>\"}", &["line 1", "the same tokens"]);
     refused("{\"prompt\": \"\", \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1", "the prompt has no token"]);
     refused(
@@ -127,7 +128,7 @@ fn labelled_solutions_are_split_by_problem() {
     let rights =
         [[true, false, true], [true; 3], [false; 3], [false, false, true], [true, false, false], [false, true, true]];
     let text: String = rights.iter().zip('a'..).map(|(&r, name)| row(&name.to_string(), r) + "\n").collect();
-    let of_split = |split: &str| {
+    let load_split = |split: &str| {
         load(&text, false, |s| {
             s.task = Some(Task::Gsm8kSolutions);
             s.prompt_column = "question".into();
@@ -137,27 +138,27 @@ fn labelled_solutions_are_split_by_problem() {
     let flat = |texts: Vec<[String; 3]>| {
         texts.iter().map(|t| t.concat().replace('\n', "").replace("<e>", "")).collect::<Vec<_>>()
     };
-    assert_eq!(flat(of_split("train").unwrap().0), ["apq", "arq", "drp", "drq", "fqp", "frp"]);
-    assert_eq!(flat(of_split("test").unwrap().0), ["epq", "epr"]);
-    assert_eq!(of_split("test").unwrap().0[0], ["e", "\np<e>", "\nq<e>"]);
-    assert!(of_split("dev").unwrap_err().to_string().contains("splits train and test"));
+    assert_eq!(flat(load_split("train").unwrap().0), ["apq", "arq", "drp", "drq", "fqp", "frp"]);
+    assert_eq!(flat(load_split("test").unwrap().0), ["epq", "epr"]);
+    assert_eq!(load_split("test").unwrap().0[0], ["e", "\np<e>", "\nq<e>"]);
+    assert!(load_split("dev").unwrap_err().to_string().contains("splits train and test"));
 }
 
 #[test]
-fn rows_of_ids() {
+fn pairs_of_token_ids_are_read_and_invalid_ones_refused() {
     let text = "{\"prompt_ids\": [1, 2], \"chosen_ids\": [3, 0], \"rejected_ids\": [4], \"margin\": 2}\n\
                 {\"chosen_ids\": [1, 2, 3], \"rejected_ids\": [1, 2, 4, 5]}\n";
     let (texts, pairs) = load(text, false, |_| {}).unwrap();
     assert_eq!(texts, [["ab", "c<e>", "d"].map(str::to_owned), ["ab", "c", "de"].map(str::to_owned)]);
     assert_eq!(pairs.all[0].margin, Some(2.0));
-    refused("{\"chosen_ids\": [1], \"rejected_ids\": [2]}\n", &["line 1", "the prompt has no token", "`prompt_ids`"]);
+    refused("{\"chosen_ids\": [1], \"rejected_ids\": [2]}\n", &["line 1", "the prompt has no tokens", "`prompt_ids`"]);
     refused("{\"chosen_ids\": [1, 2], \"rejected_ids\": [1, 2]}\n", &["line 1", "`chosen_ids`", "the same"]);
     refused("{\"chosen_ids\": [1, 999], \"rejected_ids\": [1]}\n", &["line 1", "`chosen_ids` must be a list of token"]);
     refused("{\"prompt_ids\": [1], \"chosen_ids\": [], \"rejected_ids\": [1]}\n", &["line 1", "is empty"]);
 }
 
 #[test]
-fn prompts_that_answers_of_ids_share_leave_each_a_token() {
+fn a_shared_prompt_of_ids_leaves_each_answer_a_token() {
     let of = |row: Value| {
         let (_, pairs) = load(&row.to_string(), false, |_| {}).unwrap();
         let pair = pairs.all[0].clone();
@@ -168,7 +169,7 @@ fn prompts_that_answers_of_ids_share_leave_each_a_token() {
     assert_eq!(of(json!({"chosen_ids": [1, 2, 3], "rejected_ids": [1, 4, 3]})), (vec![1], vec![2, 3], vec![4, 3]));
     let whole = json!({"prompt_ids": [7], "chosen_ids": [1, 2], "rejected_ids": [1, 3]});
     assert_eq!(of(whole), (vec![7], vec![1, 2], vec![1, 3]));
-    // As long as allowed, counted with the longer answer.
+    // Pairs of exactly the allowed length are kept; the longer answer counts.
     for (length, fits) in [(37, true), (38, false)] {
         for (chosen, rejected) in [(length, 1), (1, length)] {
             let ids = |count: usize, last: u32| [vec![2; count - 1], vec![last]].concat();
@@ -176,16 +177,16 @@ fn prompts_that_answers_of_ids_share_leave_each_a_token() {
             assert_eq!(load(&row.to_string(), false, |_| {}).is_ok(), fits, "{chosen}, {rejected}");
         }
     }
-    // The last id of the vocabulary, and the first id outside.
+    // The last id of the vocabulary is accepted, and the next one refused.
     let last = |id: u32| json!({"prompt_ids": [1], "chosen_ids": [id], "rejected_ids": [1]}).to_string();
     assert!(load(&last(31), false, |_| {}).is_ok());
     refused(&last(32), &["`chosen_ids` must be a list of token ids from 0 to 31"]);
-    // Only one of the two columns is not a row of ids.
+    // With ids in only one of the two columns, the row is read as text.
     refused("{\"chosen_ids\": [1, 2], \"rejected\": \"b\"}", &["no column `chosen`"]);
 }
 
 #[test]
-fn margins_and_other_columns() {
+fn margins_are_read_and_missing_columns_named() {
     let margins = |row: Value, change: fn(&mut DatasetSpec)| {
         let (_, pairs) = load(&row.to_string(), false, change).unwrap();
         pairs.all.iter().map(|pair| pair.margin).collect::<Vec<_>>()
@@ -201,22 +202,22 @@ fn margins_and_other_columns() {
     assert_eq!(pairs.all[0].clone().into_preference_pair().margin, 0.0);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\", \"margin\": 1e300}", &["must be a number"]);
     let (texts, _) = load("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"\"}", false, |_| {}).unwrap();
-    assert_eq!(texts, [["a", "b<e>", "<e>"].map(str::to_owned)], "an answer of nothing is the end token");
+    assert_eq!(texts, [["a", "b<e>", "<e>"].map(str::to_owned)], "an empty answer is the end token alone");
     refused(
         "{\"prompt\": \"a\", \"chosen\": \"b\"}",
-        &["line 1: there is no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have \
+        &["line 1: no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have \
              `prompt` \
              and `margin`; here are `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
     );
-    refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a text"]);
-    // A null prompt counts as missing: the common beginning of both answers is used.
+    refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a string"]);
+    // With a null prompt, the common beginning of both answers is the prompt.
     let (texts, _) = load("{\"prompt\": null, \"chosen\": \"ab\", \"rejected\": \"ac\"}", false, |_| {}).unwrap();
     assert_eq!(texts, [["a", "b<e>", "c<e>"].map(str::to_owned)]);
     let stopped = load("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}", false, |s| s.stop.request());
     assert!(crate::stop::is_stopped(&stopped.unwrap_err()));
 }
 
-/// A pair with a far too long answer, chosen or rejected, is left out before it is encoded.
+/// A pair with a far too long answer, chosen or rejected, is skipped before it is encoded.
 #[test]
 fn a_far_too_long_answer_is_not_encoded() {
     let long = "A".repeat((1 << 20) + 1);
@@ -229,7 +230,7 @@ fn a_far_too_long_answer_is_not_encoded() {
 }
 
 #[test]
-fn solutions_without_pairs() {
+fn solutions_that_form_no_pair_are_skipped_or_refused() {
     let solve = |row: &str, split: &str| {
         let loaded = load(row, false, |s| {
             s.task = Some(Task::Gsm8kSolutions);
@@ -241,10 +242,10 @@ fn solutions_without_pairs() {
     };
     let solution = |right: bool, text: &str| json!({"is_correct": right, "solution": text});
     let reported = |row: Value| solve(&row.to_string(), "train").unwrap_or_default();
-    assert_eq!(reported(json!({"question": 3})), ", line 1: there is no text `question`");
+    assert_eq!(reported(json!({"question": 3})), ", line 1: `question` must be a string");
     let none = ", line 1: no column holds a solution {\"is_correct\": …, \"solution\": …}";
     assert_eq!(reported(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
-    // Solutions of only one kind, and a solution that is marked as right and as wrong.
+    // A problem needs a correct and an incorrect solution; a solution marked as both gives no pair.
     assert_eq!(reported(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
     assert_eq!(reported(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
     assert_eq!(reported(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
@@ -255,9 +256,9 @@ fn solutions_without_pairs() {
     assert_eq!(split.as_deref(), Some(words));
 }
 
-/// A reward model's pairs lose their padding while they are read; the error for a pair of only padding names its row.
+/// `change` removes the padding of a reward model's pairs; if only padding remains, the error names the row.
 #[test]
-fn a_pair_that_is_refused_is_named_with_its_row() {
+fn the_error_of_a_refused_pair_names_its_row() {
     let text = "{\"chosen\": \"aab\", \"rejected\": \"aac\"}\n\n{\"chosen\": \"aad\", \"rejected\": \"aae\"}\n";
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.jsonl");

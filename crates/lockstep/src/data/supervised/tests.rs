@@ -7,7 +7,7 @@ use serde_json::json;
 const TEMPLATE: &str = "{% if tools %}{{ tools | length }}{% endif %}{% for m in messages %}{{ m.role[0] }}\
                         {{ m.content }}{{ mark }}.{% endfor %}{% if add_generation_prompt %}a{% endif %}";
 
-/// The characters of a row, with learned ones as capitals.
+/// The characters of a row; learned ones are capitals.
 fn shown(learned: Learned, prompt: Value, completion: Value, columns: Value) -> anyhow::Result<String> {
     let special = SpecialTokens { eos: Some(".".into()), ..SpecialTokens::default() };
     let tokenizer = Tokenizer::characters("abcdefghijklmnopqrstuvwxyz.0123456789".chars(), &special).expect("letters");
@@ -28,7 +28,7 @@ fn shown(learned: Learned, prompt: Value, completion: Value, columns: Value) -> 
 const ALL: Learned = Learned { completion_only: None, assistant_only: false };
 
 #[test]
-fn the_learned_tokens_of_texts_and_conversations() {
+fn learned_tokens_of_texts_and_conversations_are_marked() {
     let show = |learned, prompt: Value, completion: Value| shown(learned, prompt, completion, json!({})).unwrap();
     let everything = Learned { completion_only: Some(false), ..ALL };
     assert_eq!(show(ALL, json!("ab"), json!("cd")), "abCD.!");
@@ -39,7 +39,7 @@ fn the_learned_tokens_of_texts_and_conversations() {
     let more = json!([{"role": "user", "content": "z"}, {"role": "assistant", "content": "w"}]);
     assert_eq!(show(ALL, talk.clone(), Value::Null), "UX.!AY.!");
     assert_eq!(show(assistant, talk.clone(), Value::Null), "ux.aY.!");
-    // Only the assistant's tokens in the completion are learned; with the prompt, in both.
+    // With a completion, only its assistant tokens are learned; with the prompt learned too, those of both.
     assert_eq!(show(assistant, talk.clone(), more.clone()), "ux.ay.uz.aW.!");
     assert_eq!(show(Learned { assistant_only: true, ..everything }, talk, more), "ux.aY.!uz.aW.!");
     let refused = shown(assistant, json!("ab"), Value::Null, json!({})).unwrap_err().to_string();
@@ -47,12 +47,13 @@ fn the_learned_tokens_of_texts_and_conversations() {
 }
 
 #[test]
-fn rows_of_ids() {
+fn rows_of_token_ids_are_learned_by_labels_or_masks() {
     let show = |learned, columns: Value| shown(learned, json!("q"), Value::Null, columns);
     assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3.0]})).unwrap(), "ABC");
     assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]})).unwrap(), "aBC");
     let masks = json!({"input_ids": [1, 2, 3, 4], "completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]});
-    // As in TRL, a completion's mask counts only with completion_only_loss. A row of ids alone does not turn this on.
+    // As in TRL, a completion's mask has an effect only with completion_only_loss, which rows of ids alone do not turn
+    // on.
     assert_eq!(show(ALL, masks.clone()).unwrap(), "ABcD");
     assert_eq!(show(Learned { completion_only: Some(true), ..ALL }, masks.clone()).unwrap(), "aBcD");
     assert_eq!(show(Learned { completion_only: Some(false), ..ALL }, masks.clone()).unwrap(), "ABcD");
@@ -65,8 +66,8 @@ fn rows_of_ids() {
         (json!({"input_ids": [0, 99]}), "`input_ids` must be a list of token ids from 0 to 36"),
         (json!({"input_ids": [0, -1]}), "`input_ids` must be a list of token ids"),
         (json!({"input_ids": "ab"}), "`input_ids` must be a list of token ids"),
-        (json!({"input_ids": [0, 1], "labels": [1]}), "`labels` must be a list of as many integers"),
-        (json!({"input_ids": [0, 1], "labels": [0, 2]}), "`labels` must be the ids of `input_ids`, or -100"),
+        (json!({"input_ids": [0, 1], "labels": [1]}), "`labels` must be a list of integers, as long as"),
+        (json!({"input_ids": [0, 1], "labels": [0, 2]}), "`labels` must equal `input_ids`, or be -100"),
         (json!({"input_ids": [0, 1], "completion_mask": [0, "x"]}), "`completion_mask` must be a list"),
     ] {
         let error = show(ALL, columns).unwrap_err().to_string();
@@ -86,20 +87,20 @@ fn tools_and_variables_of_a_row_reach_the_template() {
 }
 
 #[test]
-fn messages_of_other_names_are_read_as_role_and_content() {
+fn messages_with_from_and_value_are_read_as_role_and_content() {
     let other = json!([{"from": "user", "value": "x"}, {"from": "assistant", "value": "y"}]);
     assert_eq!(shown(ALL, other, Value::Null, json!({})).unwrap(), "UX.!AY.!");
     assert!(Content::read(&json!([{"from": "user"}])).unwrap_err().contains("no `role` or no `content`"));
 }
 
 #[test]
-fn marks_of_ids_and_their_allowed_values() {
+fn labels_override_masks_and_invalid_ids_are_refused() {
     let show = |learned, columns: Value| shown(learned, json!("q"), Value::Null, columns).map_err(|e| e.to_string());
     let assistant = Learned { assistant_only: true, ..ALL };
     let all = json!({"input_ids": [1, 2, 3], "labels": null, "completion_mask": null, "assistant_masks": null});
     assert_eq!(show(ALL, all.clone()), Ok("ABC".to_owned()));
     assert_eq!(show(assistant, all), Ok("ABC".to_owned()));
-    // Labels win over masks; any number but 0 marks a token.
+    // Labels override masks; any number except 0 marks a token.
     let both = json!({"input_ids": [1, 2, 3], "labels": [1, -100, 3.0], "completion_mask": [0, 0, 0]});
     assert_eq!(show(ALL, both), Ok("AbC".to_owned()));
     let explicit = Learned { completion_only: Some(true), ..ALL };
@@ -112,20 +113,19 @@ fn marks_of_ids_and_their_allowed_values() {
         (json!({"input_ids": 3}), "`input_ids` must be a list of token ids from 0 to 36"),
         (
             json!({"input_ids": [1, 2], "labels": [1, 2, 3]}),
-            "`labels` must be a list of as many integers as `input_ids` has",
+            "`labels` must be a list of integers, as long as `input_ids`",
         ),
         (
             json!({"input_ids": [1, 2], "labels": [1, 3]}),
-            "`labels` must be the ids of `input_ids`, or -100 where nothing is learned: put the label of another token \
-             into `input_ids`, or -100 in its place",
+            "`labels` must equal `input_ids`, or be -100 where nothing is learned",
         ),
         (
             json!({"input_ids": [1, 2], "assistant_masks": [1]}),
-            "`assistant_masks` must be a list of as many integers as `input_ids` has",
+            "`assistant_masks` must be a list of integers, as long as `input_ids`",
         ),
         (
             json!({"input_ids": [1, 2], "completion_mask": [1, 0.5]}),
-            "`completion_mask` must be a list of as many integers as `input_ids` has",
+            "`completion_mask` must be a list of integers, as long as `input_ids`",
         ),
     ] {
         assert_eq!(show(ALL, columns), Err(words.to_owned()));

@@ -1,4 +1,4 @@
-//! The files that are read, the encoding of rows, and each error word for word.
+//! Which files are read, how rows are encoded, and the exact text of each error.
 
 use super::files::files;
 use super::*;
@@ -8,7 +8,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use telemetry::record::sha256;
 
-/// A directory with files of these paths and texts.
+/// A directory with files of these paths and contents.
 fn directory(all: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in all {
@@ -19,7 +19,7 @@ fn directory(all: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-/// Names of the files that are read, or the error.
+/// The names of the files read, or the error.
 fn found(dir: &tempfile::TempDir, configuration: Option<&str>, split: &str) -> Result<Vec<String>, String> {
     let name = |path: PathBuf| path.strip_prefix(dir.path()).unwrap().display().to_string();
     let of = files(dir.path(), configuration, split).map(|all| all.into_iter().map(name).collect());
@@ -30,7 +30,7 @@ fn found(dir: &tempfile::TempDir, configuration: Option<&str>, split: &str) -> R
 }
 
 #[test]
-fn files_of_a_split() {
+fn the_files_of_a_split_are_found() {
     let names =
         ["train.jsonl", "train-1.jsonl", "train_2.jsonl", "training.jsonl", "a/train/0.jsonl", "dev.jsonl", "x.txt"];
     let dir = directory(&names.map(|name| (name, "")));
@@ -42,7 +42,7 @@ fn files_of_a_split() {
         "DIR has no file of split `test`; it has: a/train/0.jsonl, dev.jsonl, train-1.jsonl, train.jsonl, \
          train_2.jsonl, training.jsonl (dataset_split, eval_dataset_split and dataset_config choose)"
     );
-    // Each of these names makes a directory a directory of splits.
+    // A file of any of these names marks the directory as split.
     for name in ["train", "test", "validation", "dev"] {
         let dir = directory(&[(&format!("{name}.jsonl"), ""), ("other.jsonl", "")]);
         assert!(found(&dir, None, "mine").is_err(), "{name}");
@@ -51,7 +51,7 @@ fn files_of_a_split() {
 }
 
 #[test]
-fn files_of_a_configuration_and_below() {
+fn the_files_of_a_configuration_are_found_in_subdirectories() {
     let names = ["main/a.jsonl", "main-b/b.jsonl", "main-c.jsonl", "mainly/d.jsonl", "e.jsonl"];
     let dir = directory(&names.map(|name| (name, "")));
     let main = ["main/a.jsonl", "main-b/b.jsonl", "main-c.jsonl"].map(str::to_owned).to_vec();
@@ -65,10 +65,10 @@ fn files_of_a_configuration_and_below() {
         "DIR has no file of split `test` of configuration `main`; it has: main/train.jsonl (dataset_split, \
          eval_dataset_split and dataset_config choose)"
     );
-    // Three directories down, and not four.
+    // Files three directories down are found, those four directories down are not.
     let deep = directory(&[("a/b/c/3.jsonl", ""), ("a/b/c/d/4.jsonl", "")]);
     assert_eq!(found(&deep, None, "train"), Ok(vec!["a/b/c/3.jsonl".to_owned()]));
-    // The first twelve of many files are named.
+    // The error lists at most twelve files.
     let many: Vec<String> = (10..23).map(|i| format!("test-{i}.jsonl")).collect();
     let dir = directory(&many.iter().map(|name| (name.as_str(), "")).collect::<Vec<_>>());
     let message = found(&dir, None, "train").unwrap_err();
@@ -78,7 +78,7 @@ fn files_of_a_configuration_and_below() {
 }
 
 #[test]
-fn metadata_in_json_are_not_rows() {
+fn json_metadata_is_not_read_as_rows() {
     let dir = directory(&[("train.json", ""), ("rows/train.jsonl", "")]);
     assert_eq!(found(&dir, None, "train"), Ok(vec!["rows/train.jsonl".to_owned()]));
     let dir = directory(&[("train.json", ""), ("test.json", "")]);
@@ -105,7 +105,7 @@ fn config() -> Config {
 }
 
 #[test]
-fn datasets_of_a_configuration() {
+fn datasets_follow_the_configuration() {
     let config = config();
     let train = DatasetSpec::train(&config).unwrap();
     assert_eq!((train.name.as_str(), train.config.as_deref(), train.split.as_str()), ("d", Some("main"), "mine"));
@@ -130,9 +130,9 @@ fn datasets_of_a_configuration() {
     assert!(DatasetSpec::train(&Config { dataset_name: None, ..config }).is_none());
 }
 
-/// Several files are read in the order of their names, up to the limit, and only the files read are hashed.
+/// Several files are read in the order of their names, up to the limit, and only these are hashed.
 #[test]
-fn files_in_order_up_to_a_limit() {
+fn files_are_read_in_order_up_to_the_limit() {
     let (first, second) = ("{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n", "[{\"prompt\": \"c\"}, {\"prompt\": 4}]");
     let dir = directory(&[("1.jsonl", first), ("2.jsonl", "{\"prompt\": \"c\"}\n{\"prompt\": 4}\n")]);
     let load = |dir: &tempfile::TempDir, limit| DatasetSpec { max_samples: limit, ..spec(dir.path()) }.load();
@@ -148,9 +148,9 @@ fn files_in_order_up_to_a_limit() {
     };
     assert_eq!(
         message(&dir),
-        "DIR/2.jsonl, line 2: `prompt`: expected a text, or a list of messages {\"role\": …, \"content\": …}, got 4"
+        "DIR/2.jsonl, line 2: `prompt`: expected a string or a list of messages {\"role\": …, \"content\": …}, got 4"
     );
-    // A list counts rows, and so do lines in a file of that ending count lines.
+    // Errors count rows in a JSON list, but lines in a .json file of JSON lines.
     assert!(message(&directory(&[("2.json", second)])).starts_with("DIR/2.json, row 2: "));
     assert!(message(&directory(&[("2.json", "\n{\"prompt\": 4}\n")])).starts_with("DIR/2.json, line 2: "));
     assert!(message(&directory(&[("2.jsonl", "{\"prompt\": 4}\n")])).starts_with("DIR/2.jsonl, line 1: "));
@@ -176,13 +176,13 @@ fn rows_in_memory_are_counted_and_hashed() {
     assert!(is_stopped(&DatasetSpec { stop: stop.clone(), ..of(None) }.load().unwrap_err()));
     let dir = directory(&[("1.jsonl", "{\"prompt\": \"a\"}\n")]);
     assert!(is_stopped(&DatasetSpec { stop, ..spec(dir.path()) }.load().unwrap_err()));
-    // Each row can be changed before it is looked at.
+    // Each row can be changed before it is checked.
     let changed = of(None).load_with(&mut |row| drop(row.insert("prompt".into(), json!("z")))).unwrap();
     assert!(changed.examples.iter().all(|example| example.prompt == Content::from("z")));
 }
 
 #[test]
-fn columns_of_an_example() {
+fn examples_keep_the_columns_for_rewards_and_templates() {
     let example = |text: &str, change: fn(&mut DatasetSpec)| load(text, change).unwrap().examples.remove(0);
     let columns = |example: &Example| Value::Object(example.columns.clone());
     let row = "{\"prompt\": \"p\", \"completion\": \"cc\", \"old\": 3, \"tools\": []}";
@@ -194,11 +194,11 @@ fn columns_of_an_example() {
         s.columns = vec![("new".into(), "old".into())];
     });
     assert_eq!(columns(&needed), json!({"tools": [], "new": 3}));
-    // A row that is learned completely keeps the columns that the chat template reads.
+    // A row that is learned whole keeps the columns that the chat template reads.
     let whole = "{\"text\": \"whole\", \"old\": 3, \"tools\": [], \"chat_template_kwargs\": {}}";
-    let of_text = example(whole, |s| s.whole_texts = true);
-    assert_eq!((of_text.prompt.clone(), of_text.completion.clone()), (Content::from("whole"), None));
-    assert_eq!((columns(&of_text), of_text.bytes()), (json!({"tools": [], "chat_template_kwargs": {}}), 5));
+    let text_example = example(whole, |s| s.whole_texts = true);
+    assert_eq!((text_example.prompt.clone(), text_example.completion.clone()), (Content::from("whole"), None));
+    assert_eq!((columns(&text_example), text_example.bytes()), (json!({"tools": [], "chat_template_kwargs": {}}), 5));
     let both = "{\"messages\": [{\"role\": \"user\", \"content\": \"m\"}], \"text\": \"t\"}";
     assert_eq!(example(both, |s| s.whole_texts = true).prompt, Content::from("t"));
     let talk = "{\"conversations\": [{\"role\": \"user\", \"content\": \"m\"}]}";
@@ -208,7 +208,7 @@ fn columns_of_an_example() {
         s.columns = vec![("text".into(), "body".into())];
     });
     assert_eq!(renamed.prompt, Content::from("b"));
-    // A row with a prompt or a completion is not a single text, and ids are taken as they are.
+    // A row with a prompt or a completion is not a single text. Token ids are used as they are.
     let split = "{\"text\": \"t\", \"prompt\": \"p\"}";
     assert_eq!(example(split, |s| s.whole_texts = true).prompt, Content::from("p"));
     assert!(load("{\"text\": \"t\", \"completion\": \"c\"}", |s| s.whole_texts = true).is_err());
@@ -218,7 +218,7 @@ fn columns_of_an_example() {
 }
 
 #[test]
-fn lines_and_lists() {
+fn json_lines_and_json_lists_are_read() {
     let read = |name: &str, text: &[u8], limit: usize| {
         let rows = super::rows::read(Path::new(name), text, limit, &StopSignal::new());
         rows.map(|rows| rows.into_iter().map(|(place, row)| (place, row["x"].clone())).collect::<Vec<_>>())
@@ -228,13 +228,13 @@ fn lines_and_lists() {
     for text in ["{\"x\": 1}\n\n{\"x\": 2}\n{\"x\": 3}", "\u{feff}{\"x\": 1}\r\n \n{\"x\": 2}\n"] {
         assert_eq!(read("a.jsonl", text.as_bytes(), 2).unwrap(), two, "{text}");
     }
-    // Lines after the limit are not read. A byte order mark is accepted only at the beginning of a file.
+    // Lines after the limit are not read. A byte order mark is accepted only at the start of a file.
     assert_eq!(read("a.jsonl", b"{\"x\": 1}\nbroken", 1).unwrap(), two[..1]);
     let marked = read("a.jsonl", "{\"x\": 1}\n\u{feff}{\"x\": 2}".as_bytes(), 9).unwrap_err();
     assert!(marked.starts_with("a.jsonl, line 2, column 1: broken JSON: "), "{marked}");
     let broken = read("a.jsonl", b"{\"x\": 1}\n{\"x\": 1,}", 9).unwrap_err();
     assert_eq!(broken, "a.jsonl, line 2, column 9: broken JSON: trailing comma");
-    // An object over several lines, a list, and a truncated line.
+    // An object over several lines, an unfinished list, and a truncated line.
     for (text, line, column, what) in [
         ("{\n  \"x\": 1\n}\n", 1, 1, "an object"),
         ("{\"x\": 1}\n{\"x\": [1,\n2]}\n", 2, 9, "a value"),
@@ -243,7 +243,7 @@ fn lines_and_lists() {
         ("{\"x\":", 1, 5, "a value"),
     ] {
         let message = read("a.jsonl", text.as_bytes(), 9).unwrap_err();
-        let whole = "each line must hold one whole JSON object, so write an object of several lines as one";
+        let whole = "each line must hold one whole JSON object, so write the object on a single line";
         assert_eq!(
             message,
             format!("a.jsonl, line {line}, column {column}: broken JSON: EOF while parsing {what}: {whole}")
@@ -271,7 +271,7 @@ fn lines_and_lists() {
 }
 
 #[test]
-fn a_number_that_64_bits_do_not_hold_is_refused_with_its_place() {
+fn a_number_beyond_64_bits_is_refused_with_its_place() {
     let problem = |name: &str, text: &str| {
         let rows = super::rows::read(Path::new(name), text.as_bytes(), 9, &StopSignal::new());
         rows.map(|rows| rows.len()).map_err(|error| (is_bad_input(&error), error.to_string()))
@@ -307,7 +307,7 @@ fn a_number_that_64_bits_do_not_hold_is_refused_with_its_place() {
 
 #[cfg(feature = "parquet")]
 #[test]
-fn a_stop_ends_the_reading_of_a_table() {
+fn a_stop_interrupts_reading_a_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/none-1.parquet");
     let stop = StopSignal::new();
     stop.request();
@@ -316,7 +316,7 @@ fn a_stop_ends_the_reading_of_a_table() {
 }
 
 #[test]
-fn prompts_that_do_not_fit() {
+fn prompts_that_do_not_fit_the_context_are_refused() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs, tools: None };
     let data =
@@ -325,40 +325,38 @@ fn prompts_that_do_not_fit() {
     let kept = |most| encode(most, 10, 4).map(|all| (all.prompts.len(), all.left_out)).unwrap();
     assert_eq!((kept(Some(6)), kept(Some(5)), kept(Some(2))), ((2, 0), (1, 1), (1, 1)));
     for (context, room, fix) in [
-        (9, 4, "lower max_completion_length to 3, or set max_prompt_length = 5 to leave such rows out"),
-        (6, 3, "set max_prompt_length = 3 to leave such rows out"),
+        (9, 4, "lower max_completion_length to 3, or set max_prompt_length = 5 to skip such rows"),
+        (6, 3, "set max_prompt_length = 3 to skip such rows"),
     ] {
         let words = format!(
-            "d, row 2: the prompt has 6 tokens, and with max_completion_length = {room} that is more than the \
-             context of \
+            "d, row 2: the prompt's 6 tokens and max_completion_length = {room} together exceed the context of \
              {context} tokens: {fix}"
         );
         assert_eq!(encode(None, context, room).unwrap_err().to_string(), words);
     }
-    // Even the first row's prompt does not leave room for its completion.
+    // Even the first prompt leaves no room for its completion.
     for (context, room, fix) in [
-        (7, 8, "lower max_completion_length to 5, or below where a prompt is longer"),
+        (7, 8, "lower max_completion_length to 5 (less if other prompts are longer)"),
         (
             2,
             8,
-            "lower max_completion_length below 2, and set max_prompt_length to what is left, or raise max_model_len as \
-             far as the model's context goes",
+            "lower max_completion_length below 2 and set max_prompt_length to the rest, or raise max_model_len up to \
+             the model's context",
         ),
     ] {
         let words = format!(
-            "d, row 1: the prompt has 2 tokens, and with max_completion_length = {room} that is more than the \
-             context of \
+            "d, row 1: the prompt's 2 tokens and max_completion_length = {room} together exceed the context of \
              {context} tokens: {fix}"
         );
         assert_eq!(encode(None, context, room).unwrap_err().to_string(), words);
     }
     assert_eq!(
         encode(Some(1), 10, 4).unwrap_err().to_string(),
-        "d: every prompt has more than max_prompt_length = 1 tokens, and nothing is left to train on: raise it"
+        "d: every prompt has more than max_prompt_length = 1 tokens: raise max_prompt_length"
     );
     let empty = Dataset { name: "d".into(), ..load("{\"prompt\": \"\"}", |_| {}).unwrap() };
     let error = encode_all(&encoder, &empty, None, 10, 4, &StopSignal::new()).unwrap_err();
-    assert_eq!(error.to_string(), "d, row 1: the prompt is empty: it has no token");
+    assert_eq!(error.to_string(), "d, row 1: the prompt is empty: it has no tokens");
     let stop = StopSignal::new();
     stop.request();
     assert!(is_stopped(&encode_all(&encoder, &data, None, 10, 4, &stop).unwrap_err()));
@@ -368,9 +366,9 @@ fn prompts_that_do_not_fit() {
     assert!(std::sync::Arc::ptr_eq(&all[0].tokens, &all[2].tokens) && all[2].row == 2);
 }
 
-/// A text that is certainly too long is not encoded, which would take much memory.
+/// A prompt that is certainly too long is not encoded, since encoding it would take much memory.
 #[test]
-fn a_text_that_is_far_too_long_is_not_encoded() {
+fn a_far_too_long_prompt_is_not_encoded() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs, tools: None };
     let long = (1 << 20) + 1;
@@ -385,8 +383,8 @@ fn a_text_that_is_far_too_long_is_not_encoded() {
     assert_eq!(
         error.to_string(),
         format!(
-            "d, row 2: the prompt has {long} bytes, which are more than the context of 10 tokens (the longest has 3): \
-             set max_prompt_length to leave such rows out"
+            "d, row 2: the prompt has {long} bytes, too many for the context of 10 tokens (a token has at most 3 \
+             bytes): set max_prompt_length to skip such rows"
         )
     );
 }

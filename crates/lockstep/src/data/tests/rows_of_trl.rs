@@ -1,6 +1,6 @@
-//! Token ids and labels of training rows against TRL's: for SFT with each value of `completion_only_loss` and
-//! `assistant_only_loss`, for DPO with the place where the answers begin, and for reward models.
-//! `conformance/sft_rows_fixtures.py` made rows, tokenizers and TRL's results.
+//! Compares token ids and labels of training rows with TRL's: for SFT with each value of `completion_only_loss` and
+//! `assistant_only_loss`, for DPO with the end of the prompt, and for reward models. `conformance/sft_rows_fixtures.py`
+//! made rows, tokenizers and TRL's results.
 
 use super::*;
 use crate::Config;
@@ -10,10 +10,10 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The day on which the fixtures were made, 2026-11-28: some templates print the date.
+/// The date of the fixtures, 2026-11-28, which some templates print.
 const MADE: PromptTime = PromptTime(1_795_867_200);
 
-/// The result of a row: lists of ids with the stretches of learned tokens, or a refusal.
+/// The result of a row: lists of ids with the ranges of learned tokens, or a refusal.
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
     Refused(String),
@@ -22,7 +22,7 @@ enum Outcome {
     Pair(Vec<Vec<u32>>),
 }
 
-/// How many outcomes agree, and which do not.
+/// The numbers of outcomes that agree, and the outcomes that differ.
 #[derive(Debug, Default)]
 struct Table {
     equal: usize,
@@ -47,7 +47,7 @@ impl Table {
         }
     }
 
-    /// Fails unless every outcome is TRL's, but for the rows in `refused`, which only Lockstep refuses.
+    /// Fails unless every outcome is TRL's, except for the rows in `refused`, which only Lockstep refuses.
     fn check(&self, name: &str, refused: &[(&str, usize)], least: usize) {
         let alone: usize = self.refused_by_us_alone.values().sum();
         eprintln!(
@@ -75,7 +75,7 @@ fn numbers<T: TryFrom<u64>>(list: &Value) -> Vec<T> {
     list.as_array().expect("a list").iter().map(number).collect()
 }
 
-fn of_trl(found: &Value, make: impl Fn(&[Value]) -> Outcome) -> Outcome {
+fn trl_outcome(found: &Value, make: impl Fn(&[Value]) -> Outcome) -> Outcome {
     match found {
         Value::String(text) if text == "left out" => Outcome::LeftOut,
         Value::String(text) if text.starts_with("refused") => Outcome::Refused(text.clone()),
@@ -120,13 +120,13 @@ fn supervised(row: &Value, mode: &str, encoder: &PromptEncoder<'_>) -> Outcome {
     if stretches.is_empty() { Outcome::LeftOut } else { Outcome::Learned(ids, stretches) }
 }
 
-fn pair(row: &Value, of_reward: bool, encoder: &PromptEncoder<'_>) -> Outcome {
-    match Pairs::load(&spec(row), encoder, 4096, !of_reward, |_| Ok(())) {
+fn pair(row: &Value, for_reward: bool, encoder: &PromptEncoder<'_>) -> Outcome {
+    match Pairs::load(&spec(row), encoder, 4096, !for_reward, |_| Ok(())) {
         Err(error) => Outcome::Refused(error.to_string()),
         Ok(pairs) => {
             let Pair { prompt, chosen, rejected, .. } = &pairs.all[0];
             let prompt = &prompt.ids[..];
-            Outcome::Pair(if of_reward {
+            Outcome::Pair(if for_reward {
                 vec![[prompt, chosen].concat(), [prompt, rejected].concat()]
             } else {
                 vec![prompt.to_vec(), chosen.clone(), rejected.clone()]
@@ -135,7 +135,7 @@ fn pair(row: &Value, of_reward: bool, encoder: &PromptEncoder<'_>) -> Outcome {
     }
 }
 
-/// Compares all cases of a fixture. `template` gives the text of a chat template that is not in it.
+/// Compares all cases of a fixture. `template` returns the text of a chat template that the fixture lacks.
 fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
     let fixture: Value = serde_json::from_slice(&std::fs::read(fixtures().join(file)).unwrap()).unwrap();
     let mut tokenizers = BTreeMap::new();
@@ -145,7 +145,7 @@ fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
         let name = text("tokenizer").unwrap();
         let tokenizer = &*tokenizers.entry(name.clone()).or_insert_with(|| {
             let dir = match name.as_str() {
-                "qwen2.5" => testing::shared("models/qwen2.5-tokenizer").expect("it was there"),
+                "qwen2.5" => testing::shared("models/qwen2.5-tokenizer").expect("the directory exists"),
                 own => fixtures().join(own),
             };
             Tokenizer::load(&dir).unwrap()
@@ -161,11 +161,11 @@ fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
             let what = |how: &str| format!("{row_name} ({name}, {}) as {how}: {row}", group["template"]);
             for (how, found) in results.as_object().unwrap() {
                 if let "dpo" | "reward" = how.as_str() {
-                    let trl = of_trl(found, |lists| Outcome::Pair(lists.iter().map(ids_at).collect()));
+                    let trl = trl_outcome(found, |lists| Outcome::Pair(lists.iter().map(ids_at).collect()));
                     table.add(|| what(how), row_name, &pair(row, how == "reward", &encoder), &trl);
                     continue;
                 }
-                let trl = of_trl(found, |found| Outcome::Learned(ids_at(&found[0]), numbers(&found[1])));
+                let trl = trl_outcome(found, |found| Outcome::Learned(ids_at(&found[0]), numbers(&found[1])));
                 for mode in how.split(' ') {
                     table.add(|| what(mode), row_name, &supervised(row, mode, &encoder), &trl);
                 }
@@ -177,13 +177,13 @@ fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
 
 #[test]
 fn rows_have_the_ids_and_labels_of_trl() {
-    // Decision 0047 names these. Four of the nine tokenizers do not have a start token. Decision 0051 has the rows
-    // "parts": the fixture's templates do not print the text of a list of parts as text.
+    // Decision 0047 explains these. Four of the nine tokenizers have no start token. The rows "parts" are in decision
+    // 0051: the fixture's templates do not print a list of parts as text.
     let refused = [
-        ("ids: labels of others: put the label of another", 3),
-        ("pair: letters join: the prompt has no token:", 6),
-        ("pair: no prompt in common: the prompt has no token:", 8),
-        ("pair: one letter apart: the prompt has no token:", 8),
+        ("ids: labels of others: `labels` must equal `input_ids`, or", 3),
+        ("pair: letters join: the prompt has no tokens:", 6),
+        ("pair: no prompt in common: the prompt has no tokens:", 8),
+        ("pair: one letter apart: the prompt has no tokens:", 8),
         ("split: parts: write the content as one", 115),
         ("talk: parts: write the content as one", 115),
     ];
@@ -209,26 +209,26 @@ fn rows_have_the_ids_and_labels_of_each_training_template() {
     compare("known.json", read).check("rows of all training templates", &[("parts: write the content as one", 9)], 670);
 }
 
-/// Rows that TRL refuses, or encodes at random, and their treatment here.
+/// The errors of rows that TRL refuses, or encodes at random.
 #[test]
-fn a_refused_row_has_an_error_with_a_remedy() {
+fn errors_of_refused_rows_name_the_fix() {
     let tokenizer = Tokenizer::load(&fixtures().join("bytes")).unwrap();
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let template = ChatTemplate::new(source, tokenizer.special()).unwrap();
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &Map::new(), tools: None };
     let talk = json!([{"role": "user", "content": "a"}]);
     for (row, mode, words) in [
-        (json!({"input_ids": [5], "labels": [6]}), "default", "put the label of another token into `input_ids`"),
-        (json!({"prompt": "a", "completion": talk}), "default", "give both as texts, or both as lists of messages"),
-        (json!({"text": "a"}), "assistant", "remove the key, or give lists of messages"),
-        (json!({"messages": talk}), "assistant", "leave the row out, or assistant_only_loss"),
+        (json!({"input_ids": [5], "labels": [6]}), "default", "must equal `input_ids`, or be -100"),
+        (json!({"prompt": "a", "completion": talk}), "default", "give two strings or two lists of messages"),
+        (json!({"text": "a"}), "assistant", "remove the key, or use lists of messages"),
+        (json!({"messages": talk}), "assistant", "remove the row, or train without assistant_only_loss"),
     ] {
         let Outcome::Refused(why) = supervised(&row, mode, &encoder) else { panic!("{row} is taken") };
         assert!(why.contains(words), "{row}: {why}");
     }
     for (row, words) in [
         (json!({"prompt": "a", "chosen": "b", "rejected": "b"}), "remove it"),
-        (json!({"chosen": "b", "rejected": "c"}), "give a `prompt` column"),
+        (json!({"chosen": "b", "rejected": "c"}), "add a `prompt` column"),
     ] {
         let Outcome::Refused(why) = pair(&row, false, &encoder) else { panic!("{row} is taken") };
         assert!(why.contains(words), "{row}: {why}");

@@ -17,7 +17,7 @@ fn completion(generation: usize, ids: &[u32]) -> Completion {
     }
 }
 
-/// A job with the rewards `names`, and its answer of two completions; each further reward has one score more.
+/// A job with the rewards `names`, and its answer of two completions. Each further reward has one more score.
 fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
     let prompt = model::Prompt::new([1]);
     let job = GroupJob {
@@ -44,8 +44,8 @@ fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
     (job, GroupAnswer { group, scores: names.iter().enumerate().map(given).collect(), rollout_s: 1.5 })
 }
 
-/// The difference found in an answer with the rewards `a` and `b`, after `lie`, when `asked` are called again.
-fn said(asked: &[&str], lie: impl FnOnce(&mut GroupAnswer)) -> Option<String> {
+/// The difference in an answer with the rewards `a` and `b` after `lie`, if the rewards `asked` are called again.
+fn reported(asked: &[&str], lie: impl FnOnce(&mut GroupAnswer)) -> Option<String> {
     let (GroupJob { rewards, .. }, mut given) = remade(&["a", "b"]);
     lie(&mut given);
     let mut again = remade(&["a", "b"]);
@@ -55,56 +55,67 @@ fn said(asked: &[&str], lie: impl FnOnce(&mut GroupAnswer)) -> Option<String> {
 }
 
 #[test]
-fn the_first_bit_that_differs_is_named() {
-    let of = |lie: fn(&mut Completion)| said(&[], |given| lie(&mut given.group.completions[1])).unwrap();
-    assert_eq!(said(&["a", "b"], |_| {}), None);
-    assert_eq!(of(|c| c.ids[1] = 3), "completion 1, token 1, token: it said 3, and the job gives 8");
-    assert_eq!(of(|c| c.ids.truncate(1)), "completion 1, token 1, token: it said none, and the job gives 8");
-    assert_eq!(of(|c| c.ids.push(9)), "completion 1, token 2, token: it said 9, and the job gives none");
+fn the_first_difference_of_an_answer_is_named() {
+    let of = |lie: fn(&mut Completion)| reported(&[], |given| lie(&mut given.group.completions[1])).unwrap();
+    assert_eq!(reported(&["a", "b"], |_| {}), None);
+    assert_eq!(of(|c| c.ids[1] = 3), "completion 1, token 1, token: the worker sent 3, but the repeated job gives 8");
+    assert_eq!(
+        of(|c| c.ids.truncate(1)),
+        "completion 1, token 1, token: the worker sent none, but the repeated job gives 8"
+    );
+    assert_eq!(
+        of(|c| c.ids.push(9)),
+        "completion 1, token 2, token: the worker sent 9, but the repeated job gives none"
+    );
     assert_eq!(
         of(|c| c.columns.set(SAMPLER_LOGPS, vec![-0.5, -0.25])),
-        "completion 1, token 1, log-probability: it said -0.25 (0xbe800000), and the job gives -0.5 (0xbf000000)"
+        "completion 1, token 1, log-probability: the worker sent -0.25 (0xbe800000), but the repeated job gives -0.5 \
+         (0xbf000000)"
     );
     assert_eq!(
         of(|c| c.columns.set(SAMPLER_LOGPS, Vec::new())),
-        "completion 1, token 0, log-probability: it said none, and the job gives -0.5 (0xbf000000)"
+        "completion 1, token 0, log-probability: the worker sent none, but the repeated job gives -0.5 (0xbf000000)"
     );
     assert_eq!(
         of(|c| c.versions[0] = Updates(5)),
-        "completion 1, token 0, version of the weights: it said 5, and the job gives 6"
+        "completion 1, token 0, version of the weights: the worker sent 5, but the repeated job gives 6"
     );
-    let fields = "it said Length, [true, true], 1, and the job gives Stop, [true, true], 1";
+    let fields = "the worker sent Length, [true, true], 1, but the repeated job gives Stop, [true, true], 1";
     assert_eq!(
         of(|c| c.finish_reason = FinishReason::Length),
         format!("completion 1, finish reason and mask: {fields}")
     );
-    assert!(of(|c| c.sampled[0] = false).contains("it said Stop, [false, true], 1, and the job gives"));
-    assert!(of(|c| c.generation = 0).contains("it said Stop, [true, true], 0, and the job gives"));
-    let columns = "completion 1, columns of its tokens: it said others, and the job gives its own";
+    assert!(
+        of(|c| c.sampled[0] = false).contains("the worker sent Stop, [false, true], 1, but the repeated job gives")
+    );
+    assert!(of(|c| c.generation = 0).contains("the worker sent Stop, [true, true], 0, but the repeated job gives"));
+    let columns = "completion 1, columns of its tokens: the worker sent others, but the repeated job gives its own";
     assert_eq!(of(|c| c.columns.set(ENTROPIES, vec![1.0, 2.0])), columns);
-    // Of several differences, the first completion's is reported, and within it the earliest.
-    let several = said(&["a"], |given| {
+    // Of several differences, the first in the first completion is reported.
+    let several = reported(&["a"], |given| {
         given.scores[0].scores.values[0] = None;
         given.group.completions[0].versions[0] = Updates(5);
         given.group.completions[0].columns.set(SAMPLER_LOGPS, vec![-0.5, -0.5, 0.0]);
         given.group.completions[1].ids[0] = 0;
     });
-    assert!(several.unwrap().starts_with("completion 0, token 2, log-probability: it said 0 (0x00000000)"));
+    assert!(several.unwrap().starts_with("completion 0, token 2, log-probability: the worker sent 0 (0x00000000)"));
 }
 
 #[test]
-fn scores_are_compared_where_the_reward_was_called_again() {
+fn only_scores_of_rewards_that_are_called_again_are_compared() {
     let lie = |reward: usize, completion: usize, to: Option<f64>| {
         move |given: &mut GroupAnswer| given.scores[reward].scores.values[completion] = to
     };
-    let of_b = "completion 1, score of `b`: it said 2 (0x4000000000000000), and the job gives none";
-    assert_eq!(said(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
+    let b_differs =
+        "completion 1, score of `b`: the worker sent 2 (0x4000000000000000), but the repeated job gives none";
+    assert_eq!(reported(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
     // A difference in scores names its reward.
-    assert_eq!(said(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
-    assert_eq!((said(&["a"], lie(1, 1, Some(2.0))), said(&["b"], lie(0, 1, Some(2.0)))), (None, None));
-    let of_a = "completion 0, score of `a`: it said none, and the job gives 0.5 (0x3fe0000000000000)";
-    assert_eq!(said(&["a", "b"], lie(0, 0, None)).as_deref(), Some(of_a));
-    // Scores are compared by their bits.
+    assert_eq!(reported(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
+    assert_eq!((reported(&["a"], lie(1, 1, Some(2.0))), reported(&["b"], lie(0, 1, Some(2.0)))), (None, None));
+    let a_differs =
+        "completion 0, score of `a`: the worker sent none, but the repeated job gives 0.5 (0x3fe0000000000000)";
+    assert_eq!(reported(&["a", "b"], lie(0, 0, None)).as_deref(), Some(a_differs));
+    // Scores are compared bit by bit.
     let zero = |given: &mut GroupAnswer| given.scores[0].scores.values[0] = Some(-0.0);
     let mut again = remade(&["a"]);
     again.1.scores[0].scores.values[0] = Some(0.0);
@@ -122,7 +133,7 @@ fn full() -> (GroupJob, GroupAnswer) {
     job.sampling.entropies = true;
     for (given, name) in answer.scores.iter_mut().zip(["a", "b"]) {
         let problem = Problem { example: Some("x".into()), ..Problem::new(name, 1, "no number") };
-        given.scores.problems = vec![problem.of_kind(ProblemKind::BadData).at(vec![1])];
+        given.scores.problems = vec![problem.with_kind(ProblemKind::BadData).at(vec![1])];
         given.scores.steps = vec![Some(vec![StepScore { end: StepEnd::Char(2), score: 0.5 }]), None];
         given.scores.extra = vec![("note".into(), vec!["x".into(), 0.5.into()])];
         given.scores.metrics = vec![("no_answer".into(), 0.5), ("m".into(), -0.0)];
@@ -131,10 +142,10 @@ fn full() -> (GroupJob, GroupAnswer) {
     (job, answer)
 }
 
-/// Changes each column of an answer, with a correct checksum. The change is refused, found by an audit, or concerns a
-/// time.
+/// Changes each column of an answer, with a correct checksum. Every change must be refused or reported by the audit,
+/// unless the column is a time.
 #[test]
-fn a_lie_in_any_column_of_an_answer_is_found() {
+fn a_change_of_any_column_of_an_answer_is_noticed() {
     use crate::rollouts::wire::lies::{changed, columns, split, with_more, without};
     let (job, answer) = full();
     let records = split(&answer.to_bytes());
@@ -153,20 +164,20 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
             for (what, lie) in [("changed", lie), ("left out", without(record, &column))] {
                 let found: Result<(bool, Option<Difference>), String> = found(place, lie);
                 match found {
-                    // The answer is refused, and the job is repeated.
+                    // A refused answer means that the job is repeated.
                     Err(_) => {}
-                    Ok((is_same, None)) => assert!(is_same || is_time(&column), "`{column}` {what} is believed"),
+                    Ok((is_same, None)) => assert!(is_same || is_time(&column), "`{column}` {what} is not noticed"),
                     Ok((_, Some(_))) => assert!(!is_time(&column), "`{column}` {what}"),
                 }
                 rows += 1;
             }
         }
-        // Columns that an answer should not have are not read.
+        // Columns that do not belong to an answer are not read.
         let (is_same, differs) = found(place, with_more(record, "later")).unwrap();
         assert!(is_same && differs.is_none());
     }
     assert!(rows >= 40, "{rows} lies");
-    // A change is accepted only in columns that are not read, since the group's scores are in the first record.
+    // Changes are accepted only in columns that are not read: the group's scores come from the first record.
     let read =
         ["0.scored", "0.values", "0.steps", "0.problems", "0.extra", "0.metrics", "0.metric_values", "0.timed_out"];
     for column in read {
@@ -180,15 +191,15 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
 
 type Row = (&'static str, fn(&mut Scores), &'static str);
 
-/// Values that a worker may invent besides the scores of a built-in reward.
+/// Values that a worker may invent in a deterministic reward's result, besides scores.
 #[test]
-fn invented_values_of_a_deterministic_reward_are_found() {
+fn invented_values_of_a_deterministic_reward_are_noticed() {
     use rewards::{Problem, StepEnd, StepScore};
     let rows: [Row; 20] = [
         (
             "a problem",
             |s| s.problems.push(Problem::new("b", 1, "x").at(vec![1])),
-            "problems of `b`: it said [Problem {",
+            "problems of `b`: the worker sent [Problem {",
         ),
         ("a problem of another reward", |s| s.problems.push(Problem::new("a", 0, "x")), "problems of `b`"),
         ("a problem without completions", |s| s.problems.push(Problem::new("b", 0, "")), "problems of `b`"),
@@ -198,16 +209,28 @@ fn invented_values_of_a_deterministic_reward_are_found() {
         ("a fatal problem", |s| s.problems[0].fatal = true, "problems of `b`"),
         ("more rows", |s| s.problems[0].rows = 2, "problems of `b`"),
         ("another place", |s| s.problems[0].completions = vec![0], "problems of `b`"),
-        ("no problem", |s| s.problems.clear(), "problems of `b`: it said [], and the job gives [Problem {"),
+        (
+            "no problem",
+            |s| s.problems.clear(),
+            "problems of `b`: the worker sent [], but the repeated job gives [Problem {",
+        ),
         ("a column", |s| s.extra.push(("x".into(), vec![1.into(), 2.into()])), "columns of `b`"),
         ("another name of a column", |s| s.extra[0].0 = "y".into(), "columns of `b`"),
         ("another value of a column", |s| s.extra[0].1[1] = 0.25.into(), "columns of `b`"),
         ("no column", |s| s.extra.clear(), "columns of `b`"),
         ("a metric", |s| s.metrics.push(("x".into(), 1.0)), "metrics of `b`"),
         ("another value of a metric", |s| s.metrics[0].1 = 0.75, "metrics of `b`"),
-        ("another zero", |s| s.metrics[1].1 = 0.0, "metrics of `b`: it said [(\"no_answer\", 0.5), (\"m\", 0.0)]"),
+        (
+            "another zero",
+            |s| s.metrics[1].1 = 0.0,
+            "metrics of `b`: the worker sent [(\"no_answer\", 0.5), (\"m\", 0.0)]",
+        ),
         ("no metric", |s| s.metrics.clear(), "metrics of `b`"),
-        ("completions that ran out of time", |s| s.timed_out = 2, "completions that ran out of time of `b`: it said 2"),
+        (
+            "completions that ran out of time",
+            |s| s.timed_out = 2,
+            "completions that ran out of time of `b`: the worker sent 2",
+        ),
         (
             "the score of a step",
             |s| s.steps[0] = Some(vec![StepScore { end: StepEnd::Token(2), score: 0.5 }]),
@@ -218,21 +241,21 @@ fn invented_values_of_a_deterministic_reward_are_found() {
     for (what, lie, words) in rows {
         let mut given = answer.clone();
         lie(&mut given.scores[1].scores);
-        let said =
-            difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is believed")).to_string();
-        assert!(said.starts_with(words), "{what}: {said}");
-        // A reward program's scores are not recomputed.
-        let (mut of_job, mut again) = full();
-        of_job.rewards.truncate(1);
+        let text =
+            difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is not noticed")).to_string();
+        assert!(text.starts_with(words), "{what}: {text}");
+        // The scores of a reward program are not compared.
+        let (mut short_job, mut again) = full();
+        short_job.rewards.truncate(1);
         again.scores.truncate(1);
-        assert_eq!(difference(&given, &job.rewards, &(of_job, again)), None, "{what}");
+        assert_eq!(difference(&given, &job.rewards, &(short_job, again)), None, "{what}");
     }
-    // Strings of any length are shown only in part.
+    // Long strings are truncated in the message.
     let mut given = answer.clone();
     given.scores[1].scores.problems[0].message = "é".repeat(100_000);
-    let said = difference(&given, &job.rewards, &full()).unwrap().to_string();
-    assert!(said.chars().count() < 600 && said.contains('…'), "{said}");
-    // The same for a column of the prompt, which is always empty.
+    let text = difference(&given, &job.rewards, &full()).unwrap().to_string();
+    assert!(text.chars().count() < 600 && text.contains('…'), "{text}");
+    // So are long columns of the prompt, which must be empty.
     let mut given = answer;
     given.group.prompt_columns.set("lie", Vec::new());
     assert_eq!(difference(&given, &job.rewards, &full()).unwrap().what, "columns of the prompt");
@@ -245,7 +268,7 @@ fn columns_are_compared_by_their_bits() {
     let mut again = full();
     nan(&mut given.group.completions[1]);
     nan(&mut again.1.group.completions[1]);
-    assert_eq!(difference(&given, &job.rewards, &again), None, "an honest worker that has the same NaN");
+    assert_eq!(difference(&given, &job.rewards, &again), None, "an honest worker may compute the same NaN");
     given.group.completions[1].columns.set(ENTROPIES, vec![0.0; 2]);
     again.1.group.completions[1].columns.set(ENTROPIES, vec![-0.0; 2]);
     assert!(difference(&given, &job.rewards, &again).is_some());

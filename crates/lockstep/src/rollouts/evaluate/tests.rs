@@ -32,7 +32,7 @@ fn evaluation(config: &Config, sets: Vec<EvalSet>) -> anyhow::Result<Evaluation>
 }
 
 #[test]
-fn a_metric_is_found_with_and_without_its_prefix() {
+fn metrics_are_found_with_and_without_the_eval_prefix() {
     let metrics = named(&[("eval_reward", 1.0), ("eval_easy_reward", 2.0), ("loss", 3.0)]);
     let of = |name: &str| find(&metrics, name);
     assert_eq!(
@@ -77,8 +77,8 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
         names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
     };
     assert_eq!(metric_names(&config, &rewards), with(&["eval_"], &all));
-    // Further metrics of the loss: the divergence from a reference, and an entropy bonus; not every loss clips.
-    let of_loss = |change: fn(&mut Config)| {
+    // The loss metrics depend on the loss: a KL term, an entropy bonus, and whether the loss clips.
+    let loss_names = |change: fn(&mut Config)| {
         let mut config = Config { eval_pass_at_k: Vec::new(), ..config.clone() };
         change(&mut config);
         let names = metric_names(&config, &[]).into_iter().skip_while(|name| name != "eval_loss");
@@ -87,10 +87,10 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
             .map(|name| name["eval_".len()..].to_owned())
             .collect::<Vec<_>>()
     };
-    assert_eq!(of_loss(|c| c.beta = 0.1)[..3], ["loss", "entropy", "kl"]);
-    assert_eq!(of_loss(|c| (c.algorithm, c.beta) = (Algorithm::Rloo, 0.1))[..4], ["loss", "entropy", "kl", all[16]]);
-    assert_eq!(of_loss(|c| c.entropy_coef = 0.1)[..4], ["loss", "entropy", "policy_loss", "entropy_coef"]);
-    assert_eq!(of_loss(|c| c.loss_type = LossType::Cispo), ["loss", "entropy"]);
+    assert_eq!(loss_names(|c| c.beta = 0.1)[..3], ["loss", "entropy", "kl"]);
+    assert_eq!(loss_names(|c| (c.algorithm, c.beta) = (Algorithm::Rloo, 0.1))[..4], ["loss", "entropy", "kl", all[16]]);
+    assert_eq!(loss_names(|c| c.entropy_coef = 0.1)[..4], ["loss", "entropy", "policy_loss", "entropy_coef"]);
+    assert_eq!(loss_names(|c| c.loss_type = LossType::Cispo), ["loss", "entropy"]);
     config.eval_datasets.insert("easy".into(), "e".into());
     assert_eq!(metric_names(&config, &rewards), with(&["eval_", "eval_easy_"], &all));
     (config.eval_dataset_name, config.eval_loss, config.eval_pass_at_k) = (None, false, Vec::new());
@@ -110,16 +110,17 @@ fn completions_are_sampled_as_configured() {
     let right =
         |name: &str| evaluation(&Config { eval_pass_at_k_reward: Some(name.into()), ..config.clone() }, Vec::new());
     assert_eq!((right("a").unwrap().right, right("b").unwrap().right), (0, 1));
-    let words = "`eval_pass_at_k_reward` = c: no such reward; there are: a, b";
+    let words = "`eval_pass_at_k_reward` = c: unknown reward; the rewards are: a, b";
     assert_eq!(right("c").err().unwrap().to_string(), words);
 }
 
 #[test]
-fn the_metrics_of_a_set_are_of_its_scored_completions() {
+fn metrics_of_a_set_use_only_its_scored_completions() {
     let mut rollouts = round(&[(3, [Some(1.0), Some(0.5)]), (5, [None, Some(2.0)])]);
     rollouts.reward_names = vec!["a".into(), "b".into()];
     rollouts.reward_weights = vec![1.0, 0.0];
-    // The second reward, with weight 0, decides: one completion of the first two is right, and so is the single one.
+    // The second reward, with weight 0, decides pass@k: one of the first two completions is right, and the single one
+    // is, too.
     let second = [Some(1.0), Some(0.99), None, Some(1.5)];
     for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
         c.rewards.push(second[place]);
@@ -147,12 +148,12 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
     assert!(metric("frac_reward_zero_std").is_some_and(|share| (0.0..=1.0).contains(&share)));
     let lengths = ["min_length", "mean_terminated_length", "min_terminated_length", "max_terminated_length"];
     let lengths = lengths.map(|name| metric(&format!("completions/{name}")).unwrap());
-    assert_eq!(lengths, [2.0, 11.0 / 3.0, 2.0, 5.0], "the second one was cut");
+    assert_eq!(lengths, [2.0, 11.0 / 3.0, 2.0, 5.0], "the second completion was truncated");
     let plain = of("", &rollouts);
     assert_eq!(plain.metric("reward"), find(&plain.metrics, "eval_reward"));
     assert!(plain.metric("reward").is_some());
 
-    // Without rewards, and without completions.
+    // A set without rewards, and a set without completions.
     (rollouts.reward_names, rollouts.reward_weights) = (Vec::new(), Vec::new());
     rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).for_each(|c| c.rewards.clear());
     let bare = of("", &rollouts);

@@ -1,4 +1,4 @@
-//! Splits requests into jobs, and assembles answers in any order; no engine generates anything here.
+//! Requests are split into jobs, and answers assembled in any order. No engine generates anything here.
 
 use super::*;
 use crate::config::SamplingPlan;
@@ -38,13 +38,13 @@ fn length(name: &str, factor: f64) -> Box<dyn Reward> {
 fn assembler(asked: &Arc<Mutex<Vec<usize>>>) -> Assembler {
     Assembler {
         rewards: vec![length("here", 2.0), Box::new(Whole(asked.clone())), length("there", 3.0)],
-        of_workers: ["there".to_owned(), "whole".to_owned()].into(),
+        worker_rewards: ["there".to_owned(), "whole".to_owned()].into(),
         tokenizer: Arc::new(tokenizer()),
         stop: StopSignal::new(),
     }
 }
 
-/// The rows of the groups 7 and 8, each of which lacks a column that the other has.
+/// The rows of the groups 7 and 8. Each lacks a column of the other.
 fn prompts() -> Prompts {
     let prompt = |row: usize, column: &str| {
         let columns = Map::from_iter([(column.to_owned(), json!(row))]);
@@ -85,7 +85,7 @@ fn answer(job: &GroupJob, logp: f32) -> GroupAnswer {
 }
 
 #[test]
-fn a_request_is_a_job_for_each_group() {
+fn a_request_is_split_into_one_job_per_group() {
     let (plan, asked) = (plan(), Arc::default());
     let assembler = assembler(&asked);
     assert_eq!(assembler.asked_elsewhere(), (vec![2], vec!["there".to_owned()]));
@@ -125,7 +125,7 @@ fn answers(logp: f32) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn answers_in_any_order_are_a_collection() {
+fn answers_are_assembled_in_any_order() {
     let mut bytes = answers(-0.5);
     for _ in 0..2 {
         bytes.reverse();
@@ -144,23 +144,23 @@ fn answers_in_any_order_are_a_collection() {
 }
 
 #[test]
-fn every_job_is_answered_once() {
-    let said = |answers: &[Vec<u8>]| collect(answers, false).0.err().expect("refused");
+fn missing_and_duplicate_answers_are_refused() {
+    let refused = |answers: &[Vec<u8>]| collect(answers, false).0.err().expect("refused");
     let all = answers(-0.5);
-    assert_eq!(said(&all[..1]), "1 jobs of 2 were answered");
-    assert_eq!(said(&[]), "0 jobs of 2 were answered");
-    assert_eq!(said(&[&all[..], &all[1..]].concat()), "a job was answered twice");
+    assert_eq!(refused(&all[..1]), "1 of 2 jobs were answered");
+    assert_eq!(refused(&[]), "0 of 2 jobs were answered");
+    assert_eq!(refused(&[&all[..], &all[1..]].concat()), "a job was answered twice");
     let (plan, asked) = (plan(), Arc::default());
     let mut jobs = assembler(&asked).jobs(&request(&plan), Updates(6));
     jobs[1].group = GroupId(9);
     let other = answer(&jobs[1], -0.5).to_bytes();
-    let none = "a worker answered the job of group 9, which is none of these";
-    assert_eq!(said(&[all[0].clone(), other]), none);
+    let none = "a worker answered an unknown job, of group 9";
+    assert_eq!(refused(&[all[0].clone(), other]), none);
     jobs[1] = GroupJob { group: GroupId(8), updates: Updates(5), ..jobs[1].clone() };
     let older = answer(&jobs[1], -0.5).to_bytes();
     let version = "the answer to the job of group 8: completion 0 was sampled by weights of version 5, not 6";
-    assert_eq!(said(&[all[0].clone(), older]), version);
-    assert!(said(&[b"rubbish".to_vec()]).starts_with("a worker's answer: 7 bytes are no record"));
+    assert_eq!(refused(&[all[0].clone(), older]), version);
+    assert!(refused(&[b"rubbish".to_vec()]).starts_with("a worker's answer: 7 bytes are not a record"));
 }
 
 #[test]
@@ -185,9 +185,9 @@ fn a_worker_scores_with_the_rewards_that_its_job_names() {
     assert!(scored(&job, &stop).is_err(), "scores after a stop request may be wrong");
 }
 
-/// Workers must agree on these bytes, and they must not change: a run may resume with the answers of its last start.
+/// All workers must compute these bytes, and they must never change: a run may resume with answers from before.
 #[test]
-fn a_fingerprint_is_of_tokens_and_log_probabilities() {
+fn a_fingerprint_covers_tokens_and_log_probabilities() {
     let bytes: Vec<u8> = [
         &2u64.to_le_bytes()[..],
         &5u32.to_le_bytes(),

@@ -13,7 +13,7 @@ fn config(set: &[(&str, &str)]) -> Config {
     Layers { purpose: Purpose::Grpo, set, ..Layers::default() }.resolve().unwrap().config
 }
 
-/// A model's directory, whose tokenizer has these special tokens besides the end token `<e>`.
+/// A model directory whose tokenizer has these special tokens and the end token `<e>`.
 fn assets(special: &[&str]) -> ModelAssets {
     let dir = tempfile::tempdir().unwrap();
     let own = SpecialTokens { eos: Some("<e>".into()), pad: Some("<p>".into()), ..SpecialTokens::default() };
@@ -29,7 +29,7 @@ fn assets(special: &[&str]) -> ModelAssets {
     ModelAssets::load(dir.path(), Head::Lm, model::chat::PromptTime(0)).unwrap()
 }
 
-fn said(rewards: &Value, special: &[&str], prompts: &[&str], skip_special_tokens: bool) -> Vec<String> {
+fn messages(rewards: &Value, special: &[&str], prompts: &[&str], skip_special_tokens: bool) -> Vec<String> {
     let assets = assets(special);
     let reward_funcs = serde_json::from_value(rewards.clone()).unwrap();
     let config = Config { reward_funcs, skip_special_tokens, ..Config::default() };
@@ -77,40 +77,40 @@ fn tags_that_rewards_look_for_and_cannot_see_are_named() {
         (json!(["function:f"]), &think, a, vec!["reward `f` does not see <think>, </think>"]),
         (json!(["function:f"]), &["<start_of_turn>"], a, vec![]),
         (json!(["think_answer", "format:<think>"]), &think, a, vec!["reward `think_answer`", "reward `format`"]),
-        // Prompts that end with a tag, special or not.
-        (json!(["think_answer"]), &[], &["q <think>\n"], vec!["looks for <think>, with which 1 of 1 prompts end"]),
-        (json!(["think_answer"]), &[], &["q <think>", "q"], vec!["1 of 2 prompts end already"]),
-        (json!(["think_answer"]), &[], &["<think>\n\n</think>\n\n"], vec!["looks for </think>, with which 1 of 1"]),
+        // Prompts that end with a tag, whether it is a special token or not.
+        (json!(["think_answer"]), &[], &["q <think>\n"], vec!["looks for <think>, but 1 of 1 prompts already end"]),
+        (json!(["think_answer"]), &[], &["q <think>", "q"], vec!["1 of 2 prompts already end"]),
+        (json!(["think_answer"]), &[], &["<think>\n\n</think>\n\n"], vec!["looks for </think>, but 1 of 1"]),
         (table(json!({"kind": "think_answer", "think_in_prompt": true})), &[], &["q <think>\n"], vec![]),
-        (json!(["format:^<think>"]), &[], &["q <think>"], vec!["looks for <think>, with which"]),
+        (json!(["format:^<think>"]), &[], &["q <think>"], vec!["looks for <think>, but 1 of 1"]),
         (json!(["format:<answer>"]), &[], &["q <think>"], vec![]),
         (json!(["think_answer"]), &[], &["q <think> so"], vec![]),
         (json!(["length:3"]), &[], &["q <think>"], vec![]),
-        (json!(["think_answer"]), &think, &["q <think>"], vec!["special tokens", "with which 1 of 1 prompts"]),
+        (json!(["think_answer"]), &think, &["q <think>"], vec!["special tokens", "but 1 of 1 prompts"]),
     ] {
-        let found = said(&rewards, special, prompts, true);
+        let found = messages(&rewards, special, prompts, true);
         let is_right = found.len() == expected.len() && found.iter().zip(&expected).all(|(a, b)| a.contains(b));
         if !is_right {
             wrong.push(format!("{rewards}, {special:?}, {prompts:?}: {found:?}, not {expected:?}"));
         }
-        // With this key, special tokens are not hidden.
-        let shown = said(&rewards, special, prompts, false);
+        // With skip_special_tokens = false, special tokens are visible.
+        let shown = messages(&rewards, special, prompts, false);
         if shown.iter().any(|line| line.contains("special tokens")) {
             wrong.push(format!("{rewards} with skip_special_tokens = false: {shown:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let words = "reward `think_answer` looks for <think>, with which 1 of 1 prompts end already: a completion begins \
-                 after it and lacks it: set think_in_prompt = true in the reward's table \
-                 ({ kind = \"think_answer\", … })";
-    assert_eq!(said(&json!(["think_answer"]), &[], &["q <think>"], true), [words]);
-    let words = "reward `think_answer` looks for <think>, </think>, special tokens of the tokenizer, without which \
-                 completions are decoded: set skip_special_tokens = false to show them";
-    assert_eq!(said(&json!(["think_answer"]), &think, &["q"], true), [words]);
+    let words = "reward `think_answer` looks for <think>, but 1 of 1 prompts already end with it, so the completion \
+                 does not contain it: set think_in_prompt = true in the reward's table ({ kind = \"think_answer\", … \
+                 })";
+    assert_eq!(messages(&json!(["think_answer"]), &[], &["q <think>"], true), [words]);
+    let words = "reward `think_answer` looks for <think>, </think>, special tokens that are removed from completions: \
+                 set skip_special_tokens = false to keep them";
+    assert_eq!(messages(&json!(["think_answer"]), &think, &["q"], true), [words]);
 }
 
 #[test]
-fn settings_of_the_models_generation_that_are_not_used_are_named() {
+fn ignored_generation_settings_of_the_model_are_named() {
     let mut wrong = Vec::new();
     for (file, set, expected) in [
         (json!({}), &[][..], None),
@@ -137,7 +137,7 @@ fn settings_of_the_models_generation_that_are_not_used_are_named() {
         std::fs::write(dir.path().join("generation_config.json"), file.to_string()).unwrap();
         let found = other_sampling(&config(set), &ModelFiles::read(dir.path()).unwrap()).unwrap();
         let words = expected.map(|expected| {
-            format!("not used from the model's generation_config.json: {expected}; the keys of the run decide")
+            format!("ignored in the model's generation_config.json: {expected}; the run's own keys apply")
         });
         if found != words {
             wrong.push(format!("{file}, {set:?}: {found:?}, not {words:?}"));

@@ -30,34 +30,35 @@ fn named(specs: &[&str], injected: Vec<Box<dyn Reward>>) -> Result<Vec<(String, 
         .map_err(|error| error.to_string())?;
     let of = |reward: &ConfiguredReward| match reward {
         ConfiguredReward::Ready(reward, owner) => (reward.name().to_owned(), *owner),
-        ConfiguredReward::Model(_) => unreachable!("there is none"),
+        ConfiguredReward::Model(_) => unreachable!("no reward model is configured"),
     };
     Ok(all.iter().map(of).collect())
 }
 
 #[test]
-fn each_function_of_the_caller_is_named_once() {
+fn each_function_of_the_caller_must_be_named_once() {
     let both = || vec![function("x"), function("y")];
     let found = named(&["function:y", "unique_chars", "function:x"], both()).unwrap();
     let expected = [("y", Owner::Caller), ("unique_chars", Owner::Configuration), ("x", Owner::Caller)];
     assert_eq!(found, expected.map(|(name, owner)| (name.to_owned(), owner)));
-    let own = "reward function:z is a function of a program: start the run from that program";
+    let own = "reward function:z is a function of another program: start the run from that program";
     assert_eq!(named(&["function:z"], both()).unwrap_err(), own);
-    let left = "the function `x` was given, but reward_funcs has no \"function:x\" for it (or two have this name)";
+    let left = "the program passes the function `x`, but reward_funcs has no \"function:x\" (or two functions have \
+        this name)";
     assert_eq!(named(&["function:y"], both()).unwrap_err(), left);
     assert_eq!(
         named(&["function:x", "function:y"], vec![function("x"), function("x"), function("y")]).unwrap_err(),
         left
     );
     assert_eq!(named(&[], Vec::new()), Ok(vec![]));
-    // A stop request is not a failure of a reward.
+    // A stop request does not mean that a reward failed.
     let stop = StopSignal::new();
     stop.request();
     assert!(named_rewards(&config(&["unique_chars"]), Vec::new(), PromptTime(0), &stop).is_err());
 }
 
 #[test]
-fn workers_call_the_rewards_of_the_configuration() {
+fn workers_call_only_rewards_that_the_configuration_describes() {
     let all = || {
         let stop = StopSignal::new();
         let named = named_rewards(&config(&["unique_chars", "function:x"]), vec![function("x")], PromptTime(0), &stop);
@@ -77,7 +78,7 @@ fn workers_call_the_rewards_of_the_configuration() {
 }
 
 #[test]
-fn what_is_not_deterministic_is_silent_when_a_record_is_replayed() {
+fn nondeterministic_rewards_score_nothing_in_a_replay() {
     let all = rewards_of_record(&config(&["command:./no-such-program", "unique_chars"]), &StopSignal::new()).unwrap();
     let mut ready = ready_rewards(all, Vec::new(), &StopSignal::new());
     let [silent, asked] = &mut ready[..] else { panic!("two rewards") };
@@ -98,34 +99,34 @@ fn what_is_not_deterministic_is_silent_when_a_record_is_replayed() {
 }
 
 #[test]
-fn a_column_that_a_reward_reads_and_the_data_lack_is_named() {
+fn a_missing_column_of_a_reward_is_named() {
     let rewards = [
         ConfiguredReward::Ready(function("x"), Owner::Caller),
         ConfiguredReward::Ready(Box::new(Whole("whole")), Owner::Configuration),
     ];
-    let said = |columns: Value| {
+    let refused = |columns: Value| {
         let error = check_columns_of(columns.as_object().unwrap(), "d.jsonl", &rewards).err();
         error.map(|error| error.to_string())
     };
-    assert_eq!(said(json!({"answer": 1, "level": null})), None);
+    assert_eq!(refused(json!({"answer": 1, "level": null})), None);
     let lacks = |column: &str, present: &str| {
         Some(format!(
-            "reward whole reads column `{column}`, which d.jsonl lacks; its columns beside the prompt are: {present}. \
+            "reward whole reads column `{column}`, which d.jsonl lacks; its columns besides the prompt are: {present}. \
              Rename one with columns = {{ {column} = \"…\" }}"
         ))
     };
-    assert_eq!(said(json!({})), lacks("answer", "none"));
-    assert_eq!(said(json!({"answer": 1, "other": 2})), lacks("level", "answer, other"));
+    assert_eq!(refused(json!({})), lacks("answer", "none"));
+    assert_eq!(refused(json!({"answer": 1, "other": 2})), lacks("level", "answer, other"));
     let row = |columns: Value| {
         let columns = columns.as_object().unwrap().clone();
         let tokens = model::Prompt::new([1]);
         std::sync::Arc::new(crate::data::prompts::Prompt { row: 0, tokens, content: "x".into(), columns })
     };
-    let of_set = |all: Vec<_>| {
+    let refusal = |all: Vec<_>| {
         let prompts = PromptDataset { all, hash: String::new(), left_out: 0, notices: Default::default() };
         check_columns(&prompts, "d.jsonl", &rewards).err().map(|error| error.to_string())
     };
-    // All rows have the columns of the first.
-    assert_eq!(of_set(vec![]), None);
-    assert_eq!(of_set(vec![row(json!({})), row(json!({"answer": 1, "level": 1}))]), lacks("answer", "none"));
+    // The first row decides which columns a dataset has.
+    assert_eq!(refusal(vec![]), None);
+    assert_eq!(refusal(vec![row(json!({})), row(json!({"answer": 1, "level": 1}))]), lacks("answer", "none"));
 }

@@ -1,4 +1,4 @@
-//! Scores do not depend on the order in which groups end, and groups are scored while the engine generates.
+//! Scores do not depend on the order in which groups end. Groups are scored while others are generated.
 
 use super::*;
 use kernels::{Context, Isa};
@@ -17,10 +17,10 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::characters("abcdefghijklmnopqrstuvwxyz0123456789 ".chars(), &special).unwrap()
 }
 
-/// The number of the first group.
+/// The first group number.
 const FIRST: u64 = 40;
 
-/// Four prompts: one whose answer is not a number, one that lacks the column.
+/// Four prompts, one with an answer that is not a number, and one without the column.
 fn prompts() -> Prompts {
     let answer = [Some("7"), Some("none"), Some("nothing"), None];
     let prompt = |(row, answer): (usize, &Option<&str>)| {
@@ -53,7 +53,7 @@ fn groups(tokenizer: &Tokenizer) -> Vec<RolloutGroup> {
     prompts().iter().map(group).collect()
 }
 
-/// Passes the groups to the rewards as if they had ended in this order.
+/// Scores the groups as if they had ended in this order.
 fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     let (tokenizer, prompts) = (tokenizer(), prompts());
     let groups = groups(&tokenizer);
@@ -69,13 +69,13 @@ fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     })
 }
 
-/// Everything except the times.
+/// All fields except the times.
 fn lasting(output: &ScoredRollouts) -> String {
     let ScoredRollouts { rollouts, problems, metrics, .. } = output;
     format!("{rollouts:?}\n{problems:?}\n{metrics:?}")
 }
 
-/// A reward that is called once for the whole batch, which is the default.
+/// A reward that is called once for the whole batch (the default).
 struct Whole(Box<dyn Reward>);
 
 impl Reward for Whole {
@@ -87,7 +87,7 @@ impl Reward for Whole {
     }
 }
 
-/// A slow reward that takes a different time for each group, fails for one group, and returns NaN for another.
+/// A reward that takes a different time for each group, fails for one group, and returns NaN for another.
 #[derive(Clone, Default)]
 struct Slow {
     asked: Arc<Mutex<Vec<usize>>>,
@@ -122,7 +122,7 @@ impl Reward for Slow {
 }
 
 #[test]
-fn what_a_reward_has_explained_is_not_said_again() {
+fn a_reported_problem_suppresses_the_unscored_warning() {
     let rollouts = crate::rollouts::generation::tests::round(&[(1, [None, Some(1.0)]), (2, [None, None])]);
     let mut scored = ScoredRollouts { rollouts, ..ScoredRollouts::default() };
     assert_eq!(scored.unscored_warning().unwrap(), "no reward gave a score for 3 of 4 completions");
@@ -146,14 +146,14 @@ fn scores_do_not_depend_on_the_order_in_which_groups_end() {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         assert_eq!(lasting(&scored(&mut build(false), &order)), lasting(&expected), "{order:?}");
     }
-    // A reward's extra columns stay with their completion.
+    // A reward's extra columns belong to their completion.
     for group in &expected.rollouts.groups {
         assert!(group.completions.iter().all(|c| c.extra["row"] == group.prompt.row));
     }
     let problems: Vec<String> = expected.problems.iter().map(Problem::to_string).collect();
     let expected_problems = [
         "reward `gsm8k` gave no score for 6 completions: no number in column `answer`, for example in \"none\"",
-        "reward `exact_match` gave no score for 2 completions: column `answer` is empty there",
+        "reward `exact_match` gave no score for 2 completions: column `answer` has no answer in these rows",
         "reward `gsm8k` gave no score for 8 completions: the dataset has no column `solution`; it has `answer`",
         "reward `slow` gave no score for 2 completions: it crashed",
         "reward `slow` gave no score for 2 completions: it gave inf, which is not a finite number",
@@ -167,17 +167,17 @@ fn scores_do_not_depend_on_the_order_in_which_groups_end() {
             assert_eq!(own.count(), unscored(c), "{:?}", group.problems);
         }
     }
-    let of_slow = |group: usize| -> Vec<(usize, &str)> {
+    let slow_problems = |group: usize| -> Vec<(usize, &str)> {
         let problems = expected.rollouts.groups[group].problems.iter().filter(|problem| problem.reward == "slow");
         problems.map(|problem| (problem.rows, &*problem.message)).collect()
     };
-    assert_eq!([of_slow(0), of_slow(3)], [vec![], vec![]]);
-    assert_eq!(of_slow(1), [(2, "it crashed")]);
-    assert_eq!(of_slow(2), [(2, "it gave inf, which is not a finite number")]);
+    assert_eq!([slow_problems(0), slow_problems(3)], [vec![], vec![]]);
+    assert_eq!(slow_problems(1), [(2, "it crashed")]);
+    assert_eq!(slow_problems(2), [(2, "it gave inf, which is not a finite number")]);
 }
 
 #[test]
-fn a_reward_that_compares_completions_is_asked_once_about_all() {
+fn a_reward_that_compares_completions_is_called_once() {
     let (whole, group) = (Slow { whole: true, ..Slow::default() }, Slow::default());
     let mut rewards: Vec<Box<dyn Reward>> = vec![Box::new(whole.clone()), Box::new(group.clone())];
     let output = scored(&mut rewards, &[3, 0, 2, 1]);
@@ -187,7 +187,7 @@ fn a_reward_that_compares_completions_is_asked_once_about_all() {
     assert!(output.rollouts.completions().all(|c| c.rewards.len() == 2 && c.rewards[0] == c.rewards[1]));
 }
 
-/// A reward that reports each call, and then waits until it may answer.
+/// A reward that reports each call, then waits for permission to return.
 struct Gate {
     asked: Sender<String>,
     may_answer: Receiver<()>,
@@ -207,16 +207,16 @@ impl Reward for Gate {
     }
 }
 
-/// A [`Gate`], the receiver of its calls, and the sender that lets it answer.
+/// A [`Gate`], the receiver of its calls, and the sender of its permissions.
 fn gate() -> (Vec<Box<dyn Reward>>, Receiver<String>, Sender<()>) {
     let ((asked, was_asked), (answer, may_answer)) = (channel(), channel());
     (vec![Box::new(Gate { asked, may_answer })], was_asked, answer)
 }
 
-/// Does not use a clock. In the middle of generation the engine waits until the reward was called for the first group,
-/// and the reward answers only after the engine has generated another group.
+/// This test uses no clock. In the middle of generation, the engine waits until the reward was called for the first
+/// group. The reward returns only after the engine has generated another group.
 #[test]
-fn groups_are_scored_while_the_engine_writes_others() {
+fn groups_are_scored_while_others_are_generated() {
     let shape = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
         "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
@@ -224,7 +224,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
     let ctx = Context::cpu(Isa::best(), 1);
     let model = Arc::new(ModelConfig::parse(shape).unwrap());
     let weights = Weights::random(ctx.memory(), &model, 1).unwrap();
-    // The engine has room for one group at a time.
+    // The engine generates one group at a time.
     let sizes = EngineConfig { kv_blocks: 8, max_batched_tokens: 16, ..EngineConfig::new(GROUP, 16) };
     let mut engine = Engine::new(&ctx, &model, sizes).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
@@ -258,14 +258,14 @@ fn groups_are_scored_while_the_engine_writes_others() {
     assert_eq!((ended, output.rollouts.completions().count()), (4, 8));
     assert!(output.rollouts.completions().all(|c| c.rewards == [Some(1.0)]));
     assert!(!output.overlapped.is_empty() && output.overlapped.len() <= 4);
-    // Each content belongs to its completion.
+    // Each text belongs to its completion.
     for scored in output.rollouts.completions() {
         assert_eq!(scored.content, Content::Text(tokenizer.decode(&scored.completion.ids, true).unwrap()));
     }
 }
 
 #[test]
-fn a_generation_that_fails_waits_for_one_group_and_no_more() {
+fn a_failed_generation_waits_only_for_the_running_reward() {
     let (tokenizer, prompts) = (tokenizer(), prompts());
     let (mut rewards, was_asked, answer) = gate();
     std::thread::scope(|scope| {
@@ -279,12 +279,12 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
         drop(job);
         answer.send(()).unwrap();
     });
-    assert!(was_asked.try_recv().is_err(), "it continued scoring");
+    assert!(was_asked.try_recv().is_err(), "another group was scored");
 }
 
 #[test]
 #[should_panic(expected = "a bug in a reward")]
-fn a_panic_is_not_lost() {
+fn a_panic_in_a_reward_is_propagated() {
     struct Bug;
     impl Reward for Bug {
         fn name(&self) -> &str {
@@ -306,12 +306,12 @@ fn a_problem_is_reported_for_the_groups_that_it_concerns() {
     let of = |problem: &Problem, own: Range<usize>| {
         problem_of(problem, &own).map(|own| (own.rows, own.completions, own.example.is_some()))
     };
-    // The example belongs to the problem's first completion.
+    // The example is from the problem's first completion.
     assert_eq!(of(&problem, 0..2), Some((1, vec![1], true)));
     assert_eq!(of(&problem, 1..3), Some((2, vec![0, 1], true)));
     assert_eq!(of(&problem, 2..5), Some((2, vec![0, 2], false)));
     assert_eq!((of(&problem, 3..4), of(&problem, 5..9), of(&problem, 4..5)), (None, None, Some((1, vec![0], false))));
-    assert_eq!(of(&Problem::new("r", 2, "m"), 0..2), None, "it does not say of which");
+    assert_eq!(of(&Problem::new("r", 2, "m"), 0..2), None, "the problem does not name its completions");
 }
 
 #[test]
@@ -321,9 +321,9 @@ fn a_step_ends_at_the_token_with_its_last_character() {
     let at = |end: usize| token_of(&tokenizer, &ids, end).unwrap();
     assert_eq!([0, 1, 2, 3, 6, 7].map(at), [0, 0, 1, 2, 5, 5]);
     assert_eq!(token_of(&tokenizer, &[], 3).unwrap(), 0);
-    // A character of two tokens ends with the second token.
-    let of_bytes = crate::rollouts::pieces::tests::of_bytes().tokenizer();
-    let ends = [1, 2, 3, 4, 5].map(|end| token_of(&of_bytes, &[0, 1, 2, 3, 0], end).unwrap());
+    // A character of two tokens ends at the second token.
+    let byte_tokenizer = crate::rollouts::pieces::tests::byte_texts().tokenizer();
+    let ends = [1, 2, 3, 4, 5].map(|end| token_of(&byte_tokenizer, &[0, 1, 2, 3, 0], end).unwrap());
     assert_eq!(ends, [0, 2, 3, 3, 4]);
     let step = |end: StepEnd, score: f64| StepScore { end, score };
     let steps = vec![Some(vec![step(StepEnd::Char(2), 0.5), step(StepEnd::Token(4), 1.5)]), None, Some(vec![])];
@@ -332,7 +332,7 @@ fn a_step_ends_at_the_token_with_its_last_character() {
 }
 
 #[test]
-fn a_request_is_made_of_each_prompt() {
+fn each_prompt_becomes_a_request() {
     let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
     let made = requests(&prompts(), GROUP + 1, &SamplingPlan::alike(sampling.clone()));
     assert_eq!(made.iter().map(|request| request.group.0).collect::<Vec<_>>(), [40, 41, 42, 43]);
@@ -342,7 +342,7 @@ fn a_request_is_made_of_each_prompt() {
     }
 }
 
-/// Every input has each column that any row or any completion has; a value that is missing is null.
+/// Every input has each column of any row or completion; missing values are null.
 #[test]
 fn inputs_of_rewards_have_all_columns() {
     let (tokenizer, mut prompts) = (tokenizer(), prompts());
@@ -360,13 +360,13 @@ fn inputs_of_rewards_have_all_columns() {
     let own = make(GroupId(41), ids()).unwrap();
     let expected =
         [("answer".to_owned(), vec![Value::Null, json(2.into())]), ("x".to_owned(), vec![json(1.into()), Value::Null])];
-    assert_eq!(own.columns, BTreeMap::from(expected), "what is given of a completion comes before the row's");
+    assert_eq!(own.columns, BTreeMap::from(expected), "a completion's own values override the row's");
     assert_eq!((own.rows, own.completions[1].clone()), (vec![1, 1], Content::assistant("a")));
     let last = make(GroupId(43), ids()).unwrap();
     assert_eq!(last.columns["answer"], [Value::Null, Value::Null]);
 }
 
-/// A tokenizer whose special tokens are `<think>` and its like, an end `<e>` and a padding token `<p>`.
+/// A tokenizer with special tokens such as `<think>`, an end token `<e>` and a padding token `<p>`.
 fn tags(special: &[&str]) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     let own = SpecialTokens { eos: Some("<e>".into()), pad: Some("<p>".into()), ..SpecialTokens::default() };
@@ -378,7 +378,7 @@ fn tags(special: &[&str]) -> Tokenizer {
     Tokenizer::load(dir.path()).unwrap()
 }
 
-/// The scores of one completion, its content as it is logged, and the text that the reward read.
+/// The scores of one completion, its text as logged, and its text as the reward read it.
 fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (Vec<Option<f64>>, String) {
     let specs: Vec<RewardSpec> = specs.iter().map(|&spec| spec.into()).collect();
     let names = rewards::names(&specs).unwrap();
@@ -414,12 +414,12 @@ fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (
 }
 
 #[test]
-fn special_tokens_are_shown_to_rewards_if_the_key_is_set() {
+fn rewards_see_special_tokens_if_skip_special_tokens_is_false() {
     let four = ["<think>", "</think>", "<answer>", "</answer>"];
     let whole = "<think>a</think><answer>b</answer>";
     let rewards = ["think_answer", "format:^<think>.*</think>", "keyword:<answer>"];
     let mut wrong = Vec::new();
-    // Each row: the special tokens, the completion, the text without and with special tokens, the scores with them.
+    // Each row: the special tokens, the completion, its text without and with special tokens, and the scores with them.
     for (special, text, hidden, shown, scores) in [
         (&four[..], whole, "ab", whole, [1.0, 1.0, 1.0]),
         (&four, "<think>a</think><answer>b</answer><e>", "ab", whole, [1.0, 1.0, 1.0]),
@@ -446,9 +446,9 @@ fn special_tokens_are_shown_to_rewards_if_the_key_is_set() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A step ends at a character of the text that the reward function read.
+/// Character positions of step ends refer to the text that the reward function read.
 #[test]
-fn the_end_of_a_step_is_counted_in_the_text_that_rewards_read() {
+fn step_ends_refer_to_the_text_that_rewards_read() {
     let tokenizer = tags(&["<think>", "</think>"]);
     let ids = tokenizer.encode("<think>ab</think>c<e>").unwrap();
     let at = |tokenizer: &Tokenizer, end: usize| token_of(tokenizer, &ids, end).unwrap();

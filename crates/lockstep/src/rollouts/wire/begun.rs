@@ -1,5 +1,5 @@
-//! The bytes of batches that are generated in chunks of tokens, in their present state. Each batch is a first record,
-//! and then, for each of its groups, the answer to the group's latest job ([`GroupAnswer`]).
+//! The bytes of batches that are generated in chunks of tokens. A batch is a first record, followed by the answer to
+//! the latest job of each group ([`GroupAnswer`]).
 //!
 //! | column of the first record | kind | values |
 //! |---|---|---|
@@ -34,8 +34,8 @@ impl BegunBatch {
         bytes
     }
 
-    /// Reads the first batch in `bytes`; also returns the bytes after it. The batch's settings are those of the request
-    /// `like`, and `row` finds a dataset row by its index.
+    /// Reads the first batch in `bytes`, and also returns the bytes after it. Settings are taken from the request
+    /// `like`; `row` finds a dataset row by its index.
     pub fn take<'a>(
         bytes: &'a [u8],
         like: &CollectRequest<'_>,
@@ -45,12 +45,13 @@ impl BegunBatch {
         let ([step, first, groups], rewards) = (numbers(&head, "begun")?, texts(&head, "rewards")?);
         let rows = head.uints("rows")?.unwrap_or_default();
         if rows.len() as u64 != groups || first.checked_add(groups).is_none() {
-            return Err(WireError::new("column `rows` does not have a row for each group"));
+            return Err(WireError::new("column `rows` must have one row per group"));
         }
         let (mut prompts, mut answers) = (std::collections::BTreeMap::new(), Vec::new());
         for (group, wanted) in GroupId(first).and_after().zip(rows) {
-            let prompt = row(wanted)
-                .ok_or_else(|| WireError::new(format!("group {group}: column `rows` names no row of the data")))?;
+            let prompt = row(wanted).ok_or_else(|| {
+                WireError::new(format!("group {group}: column `rows` names a row that the data lacks"))
+            })?;
             let job = GroupJob {
                 group,
                 prompt: Prompt::clone(&prompt),
@@ -77,20 +78,20 @@ fn head(bytes: &[u8]) -> Result<(RecordReader<'_>, &[u8]), WireError> {
     Ok((head, rest))
 }
 
-/// The optimizer steps done when a batch was begun, the number of its first group; and the rows of its groups.
+/// The optimizer steps done when a batch began, its first group number, and its rows.
 pub(crate) type HeadOfBegun = ([u64; 2], Vec<u64>);
 
-/// The first records of the batches that are concatenated in `bytes`. The scores so far are left out: which groups
-/// have been scored depends on when their workers answered.
+/// The first records of the concatenated batches in `bytes`, without scores: which groups have been scored depends on
+/// when workers answered.
 pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<HeadOfBegun>, WireError> {
     let mut heads = Vec::new();
     while !bytes.is_empty() {
-        let (of_batch, rest) = head(bytes)?;
-        let [step, first, count] = numbers(&of_batch, "begun")?;
-        heads.push(([step, first], of_batch.uints("rows")?.unwrap_or_default()));
+        let (batch_head, rest) = head(bytes)?;
+        let [step, first, count] = numbers(&batch_head, "begun")?;
+        heads.push(([step, first], batch_head.uints("rows")?.unwrap_or_default()));
         bytes = rest;
         for _ in 0..size("begun", count)? {
-            // An answer, and its group.
+            // The answer, then its group.
             let (_, rest) = RecordReader::take(bytes)?;
             let (_, rest) = RecordReader::take(rest)?;
             bytes = rest;
@@ -99,12 +100,12 @@ pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<HeadOfBegun>, WireE
     Ok(heads)
 }
 
-/// All groups of several batches that are concatenated in `bytes`.
+/// All groups of the concatenated batches in `bytes`.
 pub(crate) fn groups_of_begun(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
     let mut groups = Vec::new();
     while !bytes.is_empty() {
-        let (of_batch, rest) = head(bytes)?;
-        let [_, _, count] = numbers(&of_batch, "begun")?;
+        let (batch_head, rest) = head(bytes)?;
+        let [_, _, count] = numbers(&batch_head, "begun")?;
         bytes = rest;
         for _ in 0..size("begun", count)? {
             let (_, rest) = RecordReader::take(bytes)?;

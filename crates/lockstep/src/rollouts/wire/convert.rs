@@ -1,4 +1,4 @@
-//! Converts between the groups and samples of rollout and training, and the form in which groups are written.
+//! Converts between groups and samples of rollout and training, and the groups of the byte format.
 
 use super::group::{Completion, Group};
 use super::record::WireError;
@@ -14,8 +14,8 @@ use std::sync::Arc;
 use train::{Advantage, Sample};
 
 impl Group {
-    /// Converts a scored group. Names of reward functions are left out; `content` says whether texts are included.
-    pub fn of_scored(group: &ScoredGroup, content: bool) -> Group {
+    /// Converts a scored group, without names of reward functions; with `content`, texts are included.
+    pub fn from_scored(group: &ScoredGroup, content: bool) -> Group {
         let completion = |scored: &ScoredCompletion| {
             let c = &scored.completion;
             Completion {
@@ -78,8 +78,8 @@ impl Group {
         Ok(ScoredGroup { group, prompt: Arc::new(prompt), completions, problems, lineage: self.lineage })
     }
 
-    /// Converts samples to groups: adjacent samples with the same group and prompt form a group.
-    pub fn of_samples(samples: &[Sample]) -> Vec<Group> {
+    /// Converts samples to groups: adjacent samples with the same group number and prompt form a group.
+    pub fn from_samples(samples: &[Sample]) -> Vec<Group> {
         let mut prompts: BTreeMap<*const model::Prompt, u64> = BTreeMap::new();
         let mut groups: Vec<Group> = Vec::new();
         for sample in samples {
@@ -107,7 +107,7 @@ impl Group {
         groups
     }
 
-    /// Converts groups to samples. Samples share prompt objects as they did before the groups were written.
+    /// Converts groups to samples. Samples share prompt objects as before they were written.
     pub fn into_samples(groups: Vec<Group>) -> Vec<Sample> {
         let mut prompts: BTreeMap<u64, Arc<model::Prompt>> = BTreeMap::new();
         let mut samples = Vec::new();
@@ -132,9 +132,9 @@ impl Group {
     }
 }
 
-/// The records of the groups of a generation batch, with what their samples have beyond the completions: columns from
-/// scorers, the loss's masks, and advantages. Texts of completions are left out, since token ids give them. `lineage`
-/// belongs to the weights that sampled those groups that have no lineage of their own.
+/// The records of the groups of a generation batch, with their samples' additional values: columns from scorers, loss
+/// masks, and advantages. Texts of completions are left out, since they follow from the token ids. `lineage` is the
+/// lineage of groups that have none of their own.
 pub(crate) fn records_of_rollouts(
     rollouts: &Rollouts,
     samples: &[Sample],
@@ -158,7 +158,7 @@ pub(crate) fn records_of_rollouts(
                 loss_mask: &sample.loss_mask,
                 columns: &sample.columns,
                 advantage: Some(&sample.advantage),
-                ..CompletionView::of_scored(scored)
+                ..CompletionView::from_scored(scored)
             }
         };
         let view = GroupView {
@@ -172,8 +172,8 @@ pub(crate) fn records_of_rollouts(
     bytes
 }
 
-/// The records of the groups of an evaluation of the set `set` after optimizer step `step`, one by one: all records of
-/// a large set would take much memory.
+/// The records of the groups of an evaluation of the set `set` after optimizer step `step`, as an iterator: all records
+/// of a large set together would take much memory.
 pub(crate) fn records_of_evaluation(
     rollouts: &Rollouts,
     sampling: &SamplingParams,
@@ -185,7 +185,7 @@ pub(crate) fn records_of_evaluation(
     let sampling = json(&sampling);
     rollouts.groups.iter().map(move |group| {
         let mut bytes = Vec::new();
-        let completions = group.completions.iter().map(CompletionView::of_scored).collect();
+        let completions = group.completions.iter().map(CompletionView::from_scored).collect();
         let view = GroupView { step: Some(step), completions, ..view(rollouts, group, &sampling) };
         view.write(&mut bytes);
         bytes

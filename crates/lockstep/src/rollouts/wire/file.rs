@@ -1,7 +1,8 @@
-//! A file of groups that can be appended to, with an index beside it.
+//! An appendable file of groups, with an index file.
 //!
-//! `NAME.bin` is a sequence of records. `NAME.idx` says where each record is, so that a reader can seek to the n-th: 8
-//! bytes (`LSI`, the version 1, and the length of an entry as a u32), then an entry for each record, little-endian:
+//! `NAME.bin` is a sequence of records. `NAME.idx` has the offset of each record, so that a reader can seek to the
+//! n-th: 8 bytes (`LSI`, the version 1, and the length of an entry as a u32), then an entry for each record,
+//! little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | 8, 8 | f64: mean and population standard deviation of the group's weighted rewards; NaN if there are none |
 //! | 4, 4 | u32: number of completions, and number of tokens in all of them |
 //!
-//! Later versions may append fields to an entry. The index is computed only from the records. If the index is missing
-//! or does not fit the records, it is computed again.
+//! Later versions may append fields to an entry. The index depends only on the records: if it is missing or does not
+//! match them, it is recomputed.
 
 use super::group::Group;
 use super::read::Outline;
@@ -30,7 +31,7 @@ const INDEX_HEADER: usize = 8;
 const ENTRY: usize = 64;
 const NO_STEP: u64 = u64::MAX;
 
-/// An entry of the index: the place of a record, and an outline of its group.
+/// An entry of the index: the offset of a record, and a summary of its group.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexEntry {
     /// Offset of the record's first byte in the file.
@@ -41,7 +42,7 @@ pub struct IndexEntry {
     pub group: GroupId,
     /// The first optimizer step that trained on the group.
     pub step: Option<u64>,
-    /// A hash of the prompt's token ids, equal for groups of the same prompt.
+    /// A hash of the prompt's token ids, equal for groups with the same prompt.
     pub prompt_hash: u64,
     /// Mean of the weighted rewards of the group; NaN if there are none.
     pub reward: f64,
@@ -87,7 +88,7 @@ impl IndexEntry {
         bytes
     }
 
-    fn of_bytes(bytes: &[u8]) -> IndexEntry {
+    fn from_bytes(bytes: &[u8]) -> IndexEntry {
         let number = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
         let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         IndexEntry {
@@ -113,14 +114,14 @@ pub struct GroupFile {
 }
 
 impl GroupFile {
-    /// Opens the file, and reads its index, or recomputes the index if it does not fit. A record that is not completely
-    /// written yet is ignored.
+    /// Opens the file, and reads its index, or recomputes the index if it does not match. An incomplete last record is
+    /// ignored.
     pub fn open(path: &Path) -> Result<GroupFile> {
         GroupFile::read_by(path, |path| read_index(&index_path(path)))
     }
 
-    /// Opens the file without trusting its index, which does not have a checksum: the records are read once. If one is
-    /// damaged, the index says which group it is.
+    /// Opens the file without trusting its index, which has no checksum: all records are read once. For a damaged
+    /// record, the index names the group.
     pub fn open_by_records(path: &Path) -> Result<GroupFile> {
         GroupFile::read_by(path, |_| None).or_else(|damaged| GroupFile::open(path).map_err(|_| damaged))
     }
@@ -128,7 +129,7 @@ impl GroupFile {
     fn read_by(path: &Path, index: impl FnOnce(&Path) -> Option<Vec<IndexEntry>>) -> Result<GroupFile> {
         let file = disk::open(path)?;
         let whole = whole_records(&file, file.metadata()?.len(), path)?;
-        // The index is read after the records: while a run is written, it then has all records that the file had.
+        // The index is read after the records: if a run is still writing, the index then covers at least these records.
         let index = match index(path).filter(|index| fits(index, &whole)) {
             Some(mut index) => {
                 index.truncate(whole.len());
@@ -149,24 +150,24 @@ impl GroupFile {
         self.read_record(place).map(|(group, _)| group)
     }
 
-    /// Like [`read`](Self::read); also returns the bytes of the record.
+    /// Like [`read`](Self::read), and also returns the bytes of the record.
     pub(crate) fn read_record(&self, place: usize) -> Result<(Group, Vec<u8>)> {
         let entry = self.index[place];
         let bytes = bytes_of(&self.file, entry.offset, entry.length)?;
         Ok((group_of(&bytes, &self.path, entry.offset)?, bytes))
     }
 
-    /// The first entry of the index on disk that does not match its record: its place, the entry, and the entry that
-    /// the record gives. Records that cannot be read are left out.
+    /// The first entry of the index on disk that does not match its record: its position, the entry, and the correct
+    /// entry. Unreadable records are skipped.
     pub(crate) fn wrong_entry(&self) -> Option<(usize, IndexEntry, IndexEntry)> {
         let by_index = GroupFile::open(&self.path).ok()?;
         by_index.index.iter().enumerate().find_map(|(place, entry)| {
-            let of_record = read(&self.file, &self.path, entry.offset, entry.length).ok()?;
-            (of_record.to_bytes() != entry.to_bytes()).then_some((place, *entry, of_record))
+            let correct = read(&self.file, &self.path, entry.offset, entry.length).ok()?;
+            (correct.to_bytes() != entry.to_bytes()).then_some((place, *entry, correct))
         })
     }
 
-    /// All groups, in the order of the file.
+    /// All groups, in file order.
     pub fn groups(&self) -> impl Iterator<Item = Result<Group>> {
         (0..self.index.len()).map(|place| self.read(place))
     }
@@ -183,13 +184,13 @@ pub struct GroupLog {
 }
 
 impl GroupLog {
-    /// Opens `path` for appending and creates the file, but not its directory, if it does not exist. An incomplete
-    /// record at the end, left by a killed process, is removed.
+    /// Opens `path` for appending. Creates the file if it does not exist, but not its directory. Removes an incomplete
+    /// last record, which a killed process may leave.
     pub fn open(path: &Path) -> Result<GroupLog> {
         let options = disk::Options::new().read().write().create();
         let file = options.open(path)?;
         let mut whole = whole_records(&file, file.metadata()?.len(), path)?;
-        // After a power failure, a record's length can be there without its bytes.
+        // After a power failure, the file's length may be on disk without its bytes.
         while let Some(&(at, length)) = whole.last()
             && RecordReader::take(&bytes_of(&file, at, length)?).is_err()
         {
@@ -213,8 +214,8 @@ impl GroupLog {
         Ok(log)
     }
 
-    /// Checks that both paths still name the open files. A file that was deleted or replaced is written again, and the
-    /// result says so.
+    /// Checks that both paths still name the open files. A deleted or replaced file is written again, and the returned
+    /// text says so.
     pub fn check(&mut self) -> Result<Option<String>> {
         let index = index_path(&self.path);
         let index_len = (INDEX_HEADER + self.entries * ENTRY) as u64;
@@ -238,12 +239,12 @@ impl GroupLog {
         self.len
     }
 
-    /// Whether the file is without records.
+    /// Whether the file has no records.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends the records of some groups. If that fails midway (disk full), the written part of them is removed.
+    /// Appends the records of some groups. If that fails (disk full, for example), the written part is removed.
     pub fn append(&mut self, records: &[u8]) -> Result<()> {
         let (mut rest, mut entries, mut added) = (records, Vec::new(), 0);
         while !rest.is_empty() {
@@ -251,7 +252,7 @@ impl GroupLog {
             let at = self.len + at as u64;
             let broken = |error| broken(&self.path, at, &error);
             let (record, next) = RecordReader::take(rest).map_err(broken)?;
-            let group = Outline::of_record(&record).map_err(broken)?;
+            let group = Outline::from_record(&record).map_err(broken)?;
             entries.extend(IndexEntry::new(at, (rest.len() - next.len()) as u64, &group).to_bytes());
             (rest, added) = (next, added + 1);
         }
@@ -273,7 +274,7 @@ impl GroupLog {
         self.file.sync_data()
     }
 
-    /// Truncates the file to the complete records in its first `len` bytes, and returns its new length.
+    /// Truncates the file to the complete records in its first `len` bytes, and returns the new length.
     pub fn truncate(&mut self, len: u64) -> Result<u64> {
         let whole = whole_records(&self.file, self.len.min(len), &self.path)?;
         let end = whole.last().map_or(0, |(at, length)| at + length);
@@ -289,13 +290,13 @@ impl GroupLog {
     }
 }
 
-/// The path of the index of a file of groups.
+/// The path of the index file of a file of groups.
 pub fn index_path(path: &Path) -> PathBuf {
     path.with_extension("idx")
 }
 
-/// Offset and length of each complete record in the first `len` bytes, read from the records' headers. An incomplete
-/// last record is left out. Bytes that are not a record are an error.
+/// Offset and length of each complete record in the first `len` bytes, from the records' headers. An incomplete last
+/// record is left out. Bytes that are not a record are an error.
 fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(left) = (len - at).checked_sub(HEADER as u64) {
@@ -303,7 +304,7 @@ fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> 
         file.read_exact_at(&mut header, at)?;
         let length = match record_length(&header) {
             Ok(length) => length,
-            // The header is zeros: the file was extended but never filled, as after a power failure.
+            // The header is zero: the file was extended but not filled, as after a power failure.
             Err(_) if header == [0; HEADER] => break,
             Err(error) => return Err(broken(path, at, &error)),
         };
@@ -316,7 +317,7 @@ fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> 
     Ok(found)
 }
 
-/// The entries of an index file; `None` if it is missing or no index.
+/// The entries of an index file; `None` if it is missing or invalid.
 fn read_index(path: &Path) -> Option<Vec<IndexEntry>> {
     let bytes = disk::read(path, disk::most::GROUPS).ok()?;
     let (header, entries) = bytes.split_at_checked(INDEX_HEADER)?;
@@ -324,7 +325,7 @@ fn read_index(path: &Path) -> Option<Vec<IndexEntry>> {
     if header[..4] != INDEX_MAGIC[..] || size < ENTRY {
         return None;
     }
-    Some(entries.chunks_exact(size).map(IndexEntry::of_bytes).collect())
+    Some(entries.chunks_exact(size).map(IndexEntry::from_bytes).collect())
 }
 
 /// Whether the index begins with the entries of these records.
@@ -334,7 +335,7 @@ fn fits(index: &[IndexEntry], whole: &[(u64, u64)]) -> bool {
 
 fn read(file: &File, path: &Path, at: u64, length: u64) -> Result<IndexEntry> {
     let bytes = bytes_of(file, at, length)?;
-    let outline = RecordReader::take(&bytes).and_then(|(record, _)| Outline::of_record(&record));
+    let outline = RecordReader::take(&bytes).and_then(|(record, _)| Outline::from_record(&record));
     Ok(IndexEntry::new(at, length, &outline.map_err(|error| broken(path, at, &error))?))
 }
 

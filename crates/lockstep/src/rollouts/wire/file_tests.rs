@@ -35,12 +35,12 @@ fn ids(path: &std::path::Path) -> Vec<u64> {
 }
 
 #[test]
-fn the_index_says_where_groups_lie_and_what_they_are() {
+fn the_index_has_offset_and_summary_of_each_group() {
     let (_dir, path, _log) = three();
     let file = GroupFile::open(&path).unwrap();
     let [first, second, third] = file.index() else { panic!("{:?}", file.index()) };
     assert_eq!((first.group, first.step, first.completions, first.tokens), (GroupId(0), None, 2, 3));
-    assert_eq!((first.reward, first.reward_std), (4.0, 2.0), "weighted");
+    assert_eq!((first.reward, first.reward_std), (4.0, 2.0), "the mean and deviation of the weighted rewards");
     assert!(second.reward.is_nan() && (second.step, second.tokens) == (Some(1), 0));
     assert!(first.prompt_hash == third.prompt_hash && first.prompt_hash != second.prompt_hash);
     assert_eq!(file.read(2).unwrap(), group(2, &[0.5]));
@@ -48,7 +48,7 @@ fn the_index_says_where_groups_lie_and_what_they_are() {
 }
 
 #[test]
-fn an_index_that_does_not_fit_is_made_again() {
+fn an_index_that_does_not_match_is_recomputed() {
     let (_dir, path, log) = three();
     drop(log);
     let index = index_path(&path);
@@ -67,20 +67,20 @@ fn an_index_that_does_not_fit_is_made_again() {
 }
 
 #[test]
-fn a_kill_in_the_middle_of_a_write_loses_only_that_group() {
+fn a_kill_during_a_write_loses_only_that_group() {
     let (_dir, path, log) = three();
     drop(log);
     let whole = fs::read(&path).unwrap();
     let last = GroupFile::open(&path).unwrap().index()[2];
     for length in last.offset..whole.len() as u64 {
         fs::write(&path, &whole[..length as usize]).unwrap();
-        assert_eq!(ids(&path), [0, 1], "cut at {length}");
+        assert_eq!(ids(&path), [0, 1], "truncated to {length}");
         let mut log = GroupLog::open(&path).unwrap();
         assert_eq!(log.len(), last.offset);
         log.append(&records(&[group(2, &[0.5])])).unwrap();
         assert_eq!(fs::read(&path).unwrap(), whole);
     }
-    // After a power failure the length may be on disk without the bytes.
+    // After a power failure, the length may be on disk without the bytes.
     let mut zeros = whole.clone();
     zeros[last.offset as usize + 20..].fill(0);
     for torn in [zeros, [&whole[..last.offset as usize], &[0; 90]].concat()] {
@@ -91,7 +91,7 @@ fn a_kill_in_the_middle_of_a_write_loses_only_that_group() {
 }
 
 #[test]
-fn a_file_is_cut_back_to_whole_groups() {
+fn truncation_keeps_whole_groups() {
     let (_dir, path, mut log) = three();
     let second = GroupFile::open(&path).unwrap().index()[1];
     assert_eq!(log.truncate(u64::MAX).unwrap(), log.len());
@@ -104,7 +104,7 @@ fn a_file_is_cut_back_to_whole_groups() {
 }
 
 #[test]
-fn what_is_no_file_of_groups_is_refused_and_stays() {
+fn a_file_without_groups_is_refused_and_kept() {
     let (_dir, path, log) = three();
     drop(log);
     let mut bytes = fs::read(&path).unwrap();
@@ -112,9 +112,9 @@ fn what_is_no_file_of_groups_is_refused_and_stays() {
     bytes[second.offset as usize + 20] ^= 1;
     fs::write(&path, &bytes).unwrap();
     let file = GroupFile::open(&path).unwrap();
-    assert!(file.read(0).is_ok() && file.read(2).is_ok(), "the others are read");
-    let said = file.read(1).unwrap_err().to_string();
-    assert!(said.contains(&format!("the record at byte {}", second.offset)) && said.contains("checksum"), "{said}");
+    assert!(file.read(0).is_ok() && file.read(2).is_ok(), "undamaged groups are read");
+    let error = file.read(1).unwrap_err().to_string();
+    assert!(error.contains(&format!("the record at byte {}", second.offset)) && error.contains("checksum"), "{error}");
 
     fs::write(&path, "{\"prompt_ids\": [1]}\n").unwrap();
     assert!(GroupFile::open(&path).unwrap_err().to_string().contains("rollouts.bin"));
@@ -122,9 +122,9 @@ fn what_is_no_file_of_groups_is_refused_and_stays() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "{\"prompt_ids\": [1]}\n");
 }
 
-/// The documentation's layout of an entry, byte by byte.
+/// The entry's layout as documented, byte by byte.
 #[test]
-fn an_entry_of_the_index_is_as_documented() {
+fn index_entries_have_the_documented_layout() {
     let (_dir, path, log) = three();
     assert_eq!((log.path(), log.len(), log.is_empty()), (&*path, fs::metadata(&path).unwrap().len(), false));
     let records = [group(0, &[1.0, 3.0]), group(1, &[]), group(2, &[0.5])].map(|group| records(&[group]));
@@ -144,7 +144,7 @@ fn an_entry_of_the_index_is_as_documented() {
     assert_eq!(index[..8], *b"LSI\x01\x40\0\0\0");
     for (place, expected) in expected.iter().enumerate() {
         let own = &index[8 + 64 * place..8 + 64 * (place + 1)];
-        // The bits of a NaN do not matter.
+        // NaN may have any of its bit patterns.
         let bytes = if place == 1 { 0..40 } else { 0..64 };
         assert_eq!(own[bytes.clone()], expected[bytes], "{place}");
     }
@@ -155,15 +155,15 @@ fn an_entry_of_the_index_is_as_documented() {
     assert_eq!(found, (lengths[0] + lengths[1], lengths[2], Some(2), 1, 1));
 }
 
-/// Later versions append fields to the entries, and a program that does not know these fields reads the others.
+/// Programs that do not know the fields that later versions append still read the others.
 #[test]
-fn longer_entries_are_read() {
+fn index_entries_with_later_fields_are_read() {
     let (_dir, path, log) = three();
     drop(log);
     let index = fs::read(index_path(&path)).unwrap();
     let with = |more: usize, tokens: u32| {
         let entry = |(place, entry): (usize, &[u8])| {
-            // Recomputing would give another number.
+            // A recomputed entry would have another number.
             let tokens = if place == 2 { tokens.to_le_bytes().to_vec() } else { entry[60..].to_vec() };
             [&entry[..60], &tokens, &vec![0xff; more]].concat()
         };
@@ -182,22 +182,22 @@ fn longer_entries_are_read() {
         (tokens(&short), tokens(&with(0, 99)[..8]), tokens(b"LSI\x01\x40\0\0")),
         (vec![3, 0, 1], vec![3, 0, 1], vec![3, 0, 1])
     );
-    // Entries for records that do not exist yet, or no longer exist, are left out.
+    // Entries without a record are ignored.
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     assert_eq!(tokens(&with(0, 99)), [3, 0]);
 }
 
 #[test]
-fn records_that_are_broken_are_not_appended() {
+fn damaged_records_are_not_appended() {
     let (_dir, path, mut log) = three();
     let (before, index) = (fs::read(&path).unwrap(), fs::read(index_path(&path)).unwrap());
     let first = records(&[group(7, &[1.0])]);
     let mut second = records(&[group(8, &[1.0])]);
     *second.last_mut().unwrap() ^= 1;
     let place = |at: usize| format!("{}, the record at byte {}: ", path.display(), before.len() + at);
-    let said = log.append(&[&first[..], &second].concat()).unwrap_err().to_string();
-    assert_eq!(said, place(first.len()) + "its bytes do not have the checksum (XXH3) that was written with them");
+    let error = log.append(&[&first[..], &second].concat()).unwrap_err().to_string();
+    assert_eq!(error, place(first.len()) + "the checksum (XXH3) does not match: the record is damaged");
     let mut other = super::RecordWriter::new();
     other.uints("group", 1, [5]);
     let mut bytes = Vec::new();
@@ -212,20 +212,20 @@ fn records_that_are_broken_are_not_appended() {
 }
 
 #[test]
-fn a_file_that_is_deleted_is_written_again() {
+fn a_deleted_file_is_written_again() {
     let (_dir, path, mut log) = three();
     let (index, whole) = (index_path(&path), fs::read(&path).unwrap());
-    let of_index = fs::read(&index).unwrap();
+    let index_bytes = fs::read(&index).unwrap();
     assert_eq!(log.check().unwrap(), None);
     let deleted =
-        |path: &std::path::Path| format!("{} was deleted while the run writes it: it is written again", path.display());
+        |path: &std::path::Path| format!("{} was deleted during the run: it is written again", path.display());
     fs::remove_file(&index).unwrap();
     assert_eq!(log.check().unwrap(), Some(deleted(&index)));
-    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole.clone(), of_index.clone()));
+    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole.clone(), index_bytes.clone()));
     fs::remove_file(&index).unwrap();
     fs::remove_file(&path).unwrap();
     assert_eq!(log.check().unwrap(), Some(format!("{}; {}", deleted(&path), deleted(&index))));
-    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole, of_index));
+    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole, index_bytes));
     assert_eq!(log.check().unwrap(), None);
     log.append(&records(&[group(4, &[2.0])])).unwrap();
     assert_eq!(ids(&path), [0, 1, 2, 4]);

@@ -1,4 +1,4 @@
-//! A group as it is written to files and messages: a prompt, its completions, and their data.
+//! A group as stored in files and messages: a prompt, its completions, and their data.
 
 use crate::rollouts::groups::TokenScores;
 use crate::rollouts::lineage::Lineage;
@@ -8,7 +8,7 @@ use rollout::FinishReason;
 use serde_json::{Map, Value};
 use train::Advantage;
 
-/// A prompt with its completions. A field that is not known is `None` or empty.
+/// A prompt with its completions. Unknown fields are `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
     /// The group.
@@ -21,10 +21,10 @@ pub struct Group {
     pub prompt_id: Option<u64>,
     /// The text or messages of the prompt, as reward functions read them.
     pub prompt: Option<Content>,
-    /// The prompt's index among the distinct prompts of its batch; groups that share a prompt object have the same
+    /// The prompt's index among the distinct prompts of its batch. Groups that share a prompt object have the same
     /// index.
     pub prompt_in_batch: Option<u64>,
-    /// Values for each token of the prompt except the first.
+    /// Values for each prompt token except the first.
     pub prompt_columns: Columns,
     /// The other columns of the prompt's row in the dataset.
     pub dataset: Map<String, Value>,
@@ -36,17 +36,17 @@ pub struct Group {
     pub reward_names: Vec<String>,
     /// The weight of each reward function.
     pub reward_weights: Vec<f64>,
-    /// Why completions have no score: JSON objects with `reward`, `kind`, `message`, `rows`, `fatal`, `example` (or
-    /// null), and `completions`, the indices of the completions in the group that have no score for this reason.
+    /// The reasons why completions have no score, as JSON objects with `reward`, `kind`, `message`, `rows`, `fatal`,
+    /// `example` (or null), and `completions`, the indices in the group of the completions concerned.
     pub problems: Vec<Value>,
     /// The completions of the prompt.
     pub completions: Vec<Completion>,
 }
 
-/// A completion of a [`Group`]. Lists of tokens' values have one element per token.
+/// A completion of a [`Group`]. Lists with values of tokens have one element per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// The index of the episode in the group that this completion belongs to.
+    /// The index of the completion's episode in the group.
     pub generation: usize,
     /// Token ids of the completion.
     pub ids: Vec<u32>,
@@ -54,37 +54,37 @@ pub struct Completion {
     pub sampled: Vec<bool>,
     /// Whether the loss may use each token.
     pub loss_mask: Vec<bool>,
-    /// The version of the weights that each token was sampled with.
+    /// The version of the weights that sampled each token.
     pub versions: Vec<Updates>,
     /// Other values for each token: `sampler_logps`, `entropies`, `ref_logps`, ….
     pub columns: Columns,
-    /// Why generation ended.
+    /// The finish reason.
     pub finish_reason: Option<FinishReason>,
-    /// The advantage with which the completion is learned.
+    /// The completion's advantage.
     pub advantage: Option<Advantage>,
-    /// One reward for each reward function; `None` if it gave no score.
+    /// One reward per reward function; `None` without a score.
     pub rewards: Vec<Option<f64>>,
     /// Process rewards: for each reward function, the last token of each step with its score. Empty if there are none.
     pub steps: Vec<Option<TokenScores>>,
     /// The text or message that reward functions read.
     pub content: Option<Content>,
-    /// Columns that reward functions add to the table of completions.
+    /// Columns that reward functions add to the completions table.
     pub extra: Map<String, Value>,
-    /// The other completion of the group that begins with the same tokens, if any.
+    /// The fork, if another completion of the group begins with the same tokens.
     pub fork: Option<Fork>,
 }
 
-/// Marks a completion that begins with the tokens of another completion of its group.
+/// Marks a completion that begins with the same tokens as another completion of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fork {
     /// The index of the other completion in the group.
     pub parent: usize,
-    /// How many tokens the two completions have in common.
+    /// The number of tokens that both completions begin with.
     pub at: usize,
 }
 
 impl Completion {
-    /// A completion of these token ids, all sampled by the model; all other fields are empty.
+    /// A completion with these token ids, all sampled by the model. All other fields are empty.
     pub fn new(generation: usize, ids: Vec<u32>) -> Completion {
         let tokens = ids.len();
         Completion {
@@ -106,12 +106,12 @@ impl Completion {
 }
 
 impl Group {
-    /// Tokens of all completions of the group.
+    /// The number of tokens in all completions of the group.
     pub fn tokens(&self) -> usize {
         self.completions.iter().map(|c| c.ids.len()).sum()
     }
 
-    /// The total (weighted) rewards of the completions that have any score.
+    /// The total (weighted) rewards of the completions with a score.
     pub fn totals(&self) -> impl Iterator<Item = f64> {
         self.completions.iter().filter_map(|c| total(&c.rewards, &self.reward_weights))
     }

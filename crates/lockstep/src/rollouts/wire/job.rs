@@ -11,7 +11,7 @@
 //! | `rewards` (must be known) | text | names of the reward functions that the worker calls |
 //! | `until` (must be known) | varint | 1 value: length in tokens at which a completion is returned unfinished; absent: no such length |
 //!
-//! In a job that continues completions, a record of the group in its present state follows the job's record.
+//! A job that continues completions is followed by a record of the group in its present state.
 //!
 //! An answer is a record, followed by the record of the group (K is the index of a reward function among those called):
 //!
@@ -43,7 +43,7 @@ use serde_json::Value;
 const MAX_GENERATIONS: u64 = 1 << 20;
 
 impl GroupJob {
-    /// The job as bytes. Equal jobs give equal bytes.
+    /// The job as bytes. Equal jobs have equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let GroupJob { group, prompt, num_generations, sampling, updates, step, rewards, so_far, until } = self;
         let mut record = RecordWriter::new();
@@ -72,7 +72,7 @@ impl GroupJob {
         bytes
     }
 
-    /// Reads the job that [`to_bytes`](Self::to_bytes) wrote. The error names the fault in the bytes.
+    /// Reads the job that [`to_bytes`](Self::to_bytes) wrote.
     pub fn from_bytes(bytes: &[u8]) -> Result<GroupJob, WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
         let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards", "until"];
@@ -82,14 +82,14 @@ impl GroupJob {
         let [top_k, max_new_tokens, seed, top_logprobs, prompt_logprobs, entropies] =
             numbers(&record, "sampling_counts")?;
         let Some([temperature, top_p, min_p, repetition_penalty]) = floats(&record, "sampling")? else {
-            return Err(WireError::new("column `sampling` does not have four numbers"));
+            return Err(WireError::new("column `sampling` must have four numbers"));
         };
         if [temperature, top_p, min_p, repetition_penalty].iter().any(|x| !x.is_finite() || *x < 0.0) {
-            return Err(WireError::new("column `sampling` has a number that no run samples with"));
+            return Err(WireError::new("column `sampling` has an invalid sampling parameter"));
         }
         let prompt_ids = ids(&record, "prompt_ids")?;
         if prompt_ids.is_empty() || !(1..=MAX_GENERATIONS).contains(&generations) || max_new_tokens == 0 {
-            return Err(WireError::new("it asks for nothing: no prompt, no completion or no token"));
+            return Err(WireError::new("the job is empty: it must have a prompt, completions and tokens"));
         }
         let prompt = Prompt {
             row: size("job", row)?,
@@ -115,13 +115,13 @@ impl GroupJob {
         let until = match record.uints("until")?.as_deref() {
             None => None,
             Some([until]) if *until > 0 => Some(size("until", *until)?),
-            Some(_) => return Err(WireError::new("column `until` does not have one number above 0")),
+            Some(_) => return Err(WireError::new("column `until` must have one number above 0")),
         };
         let mut so_far = Vec::new();
         if !rest.is_empty() {
             let (begun, rest) = Group::read(rest)?;
             if !rest.is_empty() || begun.group != group || begun.completions.len() != num_generations {
-                return Err(WireError::new("what follows the job is not what its completions have so far"));
+                return Err(WireError::new("the record after the job must hold the job's completions so far"));
             }
             let all = begun.completions.into_iter().enumerate();
             so_far = all.map(|(place, c)| read(place, c)).collect::<Result<_, _>>()?;
@@ -152,33 +152,33 @@ impl GroupAnswer {
         bytes
     }
 
-    /// The group of the job that `bytes` answer.
+    /// The group of the job that `bytes` answers.
     pub fn group_of(bytes: &[u8]) -> Result<GroupId, WireError> {
         let (record, _) = RecordReader::take(bytes)?;
         numbers::<2>(&record, "answer").map(|[group, _]| GroupId(group))
     }
 
-    /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. The error names the part that does not fit
+    /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. The error names the part that does not match
     /// the job.
     pub fn from_bytes(bytes: &[u8], job: &GroupJob) -> Result<GroupAnswer, WireError> {
         match answered(bytes, job, true)? {
             (answer, []) => Ok(answer),
-            _ => Err(WireError::new("it answers another job")),
+            _ => Err(WireError::new("the answer belongs to another job")),
         }
     }
 
-    /// Reads the answer to any of the jobs of a group; `whole` is the job for the group from its beginning to its end.
-    /// Which tokens the completions have is not checked.
+    /// Reads the answer to any job of a group; `whole` is the job for the whole group. The tokens that a partial
+    /// completion must have are not checked.
     pub fn believed(bytes: &[u8], whole: &GroupJob) -> Result<GroupAnswer, WireError> {
         match answered(bytes, whole, false)? {
             (answer, []) => Ok(answer),
-            _ => Err(WireError::new("it answers another job")),
+            _ => Err(WireError::new("the answer belongs to another job")),
         }
     }
 }
 
-/// Reads the answer to `job` that `bytes` begin with; also returns the bytes after it. With `by_job`, completions must
-/// have exactly the tokens that this job asks for, not the tokens of another chunk.
+/// Reads the answer to `job` at the start of `bytes`, and also returns the bytes after it. With `by_job`, completions
+/// must have exactly the tokens that this job requires, and not those of another chunk.
 pub(super) fn answered<'a>(
     bytes: &'a [u8],
     job: &GroupJob,
@@ -189,7 +189,7 @@ pub(super) fn answered<'a>(
     let (group, rest) = Group::read(rest)?;
     let [answered, asked] = numbers(&record, "answer")?;
     if [GroupId(answered), group.group] != [job.group; 2] || group.prompt_ids != job.prompt.tokens.ids {
-        return Err(WireError::new("it answers another job"));
+        return Err(WireError::new("the answer belongs to another job"));
     }
     let completions = group.completions.into_iter().enumerate().map(|(place, c)| {
         let c = read(place, c)?;
@@ -204,18 +204,18 @@ pub(super) fn answered<'a>(
         completions: completions.collect::<Result<_, _>>()?,
         prompt_columns: group.prompt_columns,
     };
-    // Unfinished groups are never scored. In a checkpoint, a finished group may have no scores either.
+    // Unfinished groups are never scored. In a checkpoint, finished groups may also lack scores.
     let wanted = if group.is_unfinished() || !by_job && asked == 0 { 0 } else { job.rewards.len() };
     if asked != wanted as u64 || group.completions.len() != job.num_generations {
         return Err(WireError::new(format!(
-            "it does not have {} completions with the scores of {wanted} rewards",
+            "the answer must have {} completions with scores of {wanted} rewards",
             job.num_generations
         )));
     }
     let names = job.rewards.iter().take(wanted).enumerate();
     let scores = names.map(|(k, name)| scores(&record, k, name, job.num_generations)).collect::<Result<_, _>>()?;
     let Some([rollout_s]) = floats(&record, "rollout_s")? else {
-        return Err(WireError::new("column `rollout_s` does not have one number"));
+        return Err(WireError::new("column `rollout_s` must have one number"));
     };
     Ok((GroupAnswer { group, scores, rollout_s }, rest))
 }
@@ -234,7 +234,7 @@ fn written(c: &rollout::Completion) -> Completion {
 fn read(place: usize, c: Completion) -> Result<rollout::Completion, WireError> {
     let wrong = |what: &str| WireError::new(format!("completion {place} {what}"));
     if c.generation != place || c.loss_mask != c.sampled {
-        return Err(wrong("is none that the job asks for"));
+        return Err(wrong("does not match the job"));
     }
     if c.versions.len() != c.ids.len() || c.columns.f32(SAMPLER_LOGPS).is_none() {
         return Err(wrong("lacks `versions` or `token.sampler_logps`"));
@@ -245,22 +245,22 @@ fn read(place: usize, c: Completion) -> Result<rollout::Completion, WireError> {
         sampled: c.sampled,
         versions: c.versions,
         columns: c.columns,
-        finish_reason: c.finish_reason.ok_or_else(|| wrong("does not say why it ended"))?,
+        finish_reason: c.finish_reason.ok_or_else(|| wrong("has no finish reason"))?,
     })
 }
 
-/// Why completion `c`, at index `place`, cannot be an answer to `job`; `None` if it can.
+/// The reason why completion `c`, at index `place`, cannot be an answer to `job`; `None` if it can.
 fn wrong_for(job: &GroupJob, place: usize, c: &rollout::Completion) -> Option<String> {
     let tokens = c.ids.len();
     if !c.is_whole(&job.sampling) {
-        return Some("lacks what its sampling records of each token".to_owned());
+        return Some("lacks a column that its sampling parameters require".to_owned());
     }
     let so_far = job.so_far.get(place);
     let begun = so_far.map_or(0, |so_far| so_far.ids.len());
     let is_over = so_far.is_some_and(|so_far| !so_far.is_unfinished());
     let most = job.until.map_or(job.sampling.max_new_tokens, |until| until.min(job.sampling.max_new_tokens));
     if tokens > most && tokens > begun || c.is_unfinished() && job.until != Some(tokens) {
-        return Some("is none that the job asks for".to_owned());
+        return Some("does not match the job".to_owned());
     }
     let first = |c: &rollout::Completion| {
         let bits: Vec<u32> = c.logps().iter().take(begun).map(|logp| logp.to_bits()).collect();
@@ -274,7 +274,7 @@ fn wrong_for(job: &GroupJob, place: usize, c: &rollout::Completion) -> Option<St
         }
     };
     if so_far.is_some_and(|so_far| !continues(so_far)) {
-        return Some("does not continue what it was given".to_owned());
+        return Some("does not continue the job's completion".to_owned());
     }
     let other = c.versions[begun..].iter().find(|&&version| version != job.updates);
     other.map(|other| format!("was sampled by weights of version {other}, not {}", job.updates))
@@ -302,7 +302,7 @@ fn put_scores(record: &mut RecordWriter, k: usize, GivenScores { scores, seconds
     record.f64s(&name("seconds"), 1, [seconds]);
 }
 
-/// The scores that the reward function `reward`, with index `k`, gave to `completions` completions.
+/// The scores of the reward function `reward`, which has the index `k`, for `completions` completions.
 fn scores(record: &RecordReader<'_>, k: usize, reward: &str, completions: usize) -> Result<GivenScores, WireError> {
     let name = |what: &str| format!("{k}.{what}");
     let wrong = |what: &str| WireError::new(format!("column `{k}.{what}` does not fit {completions} completions"));
@@ -330,7 +330,8 @@ fn scores(record: &RecordReader<'_>, k: usize, reward: &str, completions: usize)
         return Err(wrong("steps"));
     }
     let mut problems: Vec<Problem> = all_json(record, &name("problems"))?;
-    // A worker cannot report a problem of another reward, which an audit may compare while this one cannot be repeated.
+    // A worker may only report problems of the reward itself: an audit might compare problems of another reward, even
+    // if this one cannot be repeated.
     for problem in &mut problems {
         problem.reward = reward.to_owned();
     }
@@ -361,7 +362,7 @@ fn scores(record: &RecordReader<'_>, k: usize, reward: &str, completions: usize)
 
 pub(super) fn numbers<const N: usize>(record: &RecordReader<'_>, name: &str) -> Result<[u64; N], WireError> {
     let found = record.uints(name)?.unwrap_or_default();
-    found.try_into().map_err(|_| WireError::new(format!("column `{name}` does not have {N} numbers")))
+    found.try_into().map_err(|_| WireError::new(format!("column `{name}` must have {N} numbers")))
 }
 
 fn floats<const N: usize>(record: &RecordReader<'_>, name: &str) -> Result<Option<[f64; N]>, WireError> {
@@ -369,12 +370,14 @@ fn floats<const N: usize>(record: &RecordReader<'_>, name: &str) -> Result<Optio
 }
 
 fn ids(record: &RecordReader<'_>, name: &str) -> Result<Vec<u32>, WireError> {
-    let id = |id| u32::try_from(id).map_err(|_| WireError::new(format!("column `{name}` has {id}, which is no token")));
+    let id = |id| {
+        u32::try_from(id).map_err(|_| WireError::new(format!("column `{name}` has {id}, which is not a token id")))
+    };
     record.uints(name)?.unwrap_or_default().into_iter().map(id).collect()
 }
 
 pub(super) fn size(name: &str, value: u64) -> Result<usize, WireError> {
-    usize::try_from(value).map_err(|_| WireError::new(format!("column `{name}` has too large a number")))
+    usize::try_from(value).map_err(|_| WireError::new(format!("column `{name}` has a number that is too large")))
 }
 
 pub(super) fn texts(record: &RecordReader<'_>, name: &str) -> Result<Vec<String>, WireError> {
@@ -391,7 +394,7 @@ fn flag(name: &str, value: u64) -> Result<bool, WireError> {
 
 fn one_json<T: DeserializeOwned>(record: &RecordReader<'_>, name: &str) -> Result<T, WireError> {
     let all: Vec<T> = all_json(record, name)?;
-    let [one] = <[T; 1]>::try_from(all).map_err(|_| WireError::new(format!("column `{name}` is not one text")))?;
+    let [one] = <[T; 1]>::try_from(all).map_err(|_| WireError::new(format!("column `{name}` must have one string")))?;
     Ok(one)
 }
 

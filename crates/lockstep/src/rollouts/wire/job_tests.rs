@@ -41,7 +41,7 @@ fn job() -> GroupJob {
     }
 }
 
-/// A job that continues the answer's completions; the first completion is not whole.
+/// A job that continues the answer's completions, of which the first is unfinished.
 fn later() -> GroupJob {
     let mut so_far = answer().group.completions;
     so_far[0].finish_reason = FinishReason::Unfinished;
@@ -57,7 +57,7 @@ fn answer_to_later() -> GroupAnswer {
     GroupAnswer { group: RolloutGroup::new(group, prompt.tokens, so_far), scores: Vec::new(), rollout_s: 0.5 }
 }
 
-/// The columns that an engine records with the job's sampling parameters.
+/// The columns that an engine records under the job's sampling parameters.
 fn recorded(logps: Vec<f32>) -> Columns {
     let tokens = logps.len();
     let mut columns = Columns::of([(SAMPLER_LOGPS, logps)]);
@@ -82,7 +82,7 @@ fn answer() -> GroupAnswer {
     let first = Scores {
         values: vec![Some(0.1 + 0.2), None],
         steps: vec![Some(vec![StepScore { end: StepEnd::Char(2), score: -0.0 }]), None],
-        problems: vec![problem.of_kind(ProblemKind::TimedOut).at(vec![1])],
+        problems: vec![problem.with_kind(ProblemKind::TimedOut).at(vec![1])],
         extra: vec![("note".into(), vec![json!(0.1), Value::Null])],
         metrics: vec![("m".into(), 1e300), ("l".into(), 5e-324)],
         timed_out: 1,
@@ -95,7 +95,7 @@ fn answer() -> GroupAnswer {
 }
 
 #[test]
-fn a_job_and_its_answer_come_back_as_they_were() {
+fn a_job_and_its_answer_are_read_back_unchanged() {
     let bytes = job().to_bytes();
     assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), job());
     let bytes = answer().to_bytes();
@@ -109,12 +109,12 @@ fn a_job_and_its_answer_come_back_as_they_were() {
 }
 
 #[test]
-fn an_answer_that_does_not_continue_is_refused() {
+fn an_answer_that_does_not_continue_the_job_is_refused() {
     let refused = |spoil: fn(&mut GroupAnswer), word: &str| {
         let mut answer = answer_to_later();
         spoil(&mut answer);
-        let said = GroupAnswer::from_bytes(&answer.to_bytes(), &later()).unwrap_err().to_string();
-        assert!(said.contains(word), "{said}");
+        let error = GroupAnswer::from_bytes(&answer.to_bytes(), &later()).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
     };
     refused(|answer| answer.group.completions[0].ids[0] = 5, "does not continue");
     refused(|answer| answer.group.completions[0].versions[1] = Updates(7), "does not continue");
@@ -122,7 +122,7 @@ fn an_answer_that_does_not_continue_is_refused() {
     refused(|answer| answer.group.completions[0].versions[2] = Updates(6), "version 6, not 7");
     refused(|given| given.scores = answer().scores, "0 rewards");
     refused(|given| *given = answer(), "does not continue");
-    // The completion stops one token early, and is marked as unfinished.
+    // The completion stops one token early and is marked as unfinished.
     refused(
         |answer| {
             let c = &mut answer.group.completions[0];
@@ -131,7 +131,7 @@ fn an_answer_that_does_not_continue_is_refused() {
             c.versions.truncate(2);
             c.columns = recorded(vec![-0.3; 2]);
         },
-        "none that the job asks for",
+        "does not match the job",
     );
 }
 
@@ -141,8 +141,8 @@ fn an_answer_to_another_job_is_refused() {
         let (mut job, mut answer) = (job(), answer());
         change(&mut job);
         spoil(&mut answer);
-        let said = GroupAnswer::from_bytes(&answer.to_bytes(), &job).unwrap_err().to_string();
-        assert!(said.contains(word), "{said}");
+        let error = GroupAnswer::from_bytes(&answer.to_bytes(), &job).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
     };
     refused(|job| job.group = GroupId(8), |_| {}, "another job");
     refused(|job| job.prompt.tokens = model::Prompt::new([7]), |_| {}, "another job");
@@ -151,8 +151,16 @@ fn an_answer_to_another_job_is_refused() {
     refused(|job| job.updates = Updates(5), |_| {}, "version 6, not 5");
     refused(|job| job.sampling.max_new_tokens = 1, |_| {}, "completion 0");
     refused(|_| {}, |answer| answer.group.completions[0].columns = Columns::default(), "sampler_logps");
-    refused(|_| {}, |answer| drop(answer.group.completions[0].columns.remove(ENTROPIES)), "lacks what its sampling");
-    refused(|_| {}, |answer| drop(answer.group.completions[0].columns.remove(TOP_IDS)), "lacks what its sampling");
+    refused(
+        |_| {},
+        |answer| drop(answer.group.completions[0].columns.remove(ENTROPIES)),
+        "lacks a column that its sampling",
+    );
+    refused(
+        |_| {},
+        |answer| drop(answer.group.completions[0].columns.remove(TOP_IDS)),
+        "lacks a column that its sampling",
+    );
     refused(|_| {}, |answer| answer.scores[1].scores.values = vec![None], "1.scored");
     refused(|_| {}, |answer| answer.scores[0].scores.problems[0].completions = vec![2], "0.problems");
     refused(|_| {}, |answer| answer.scores[0].scores.extra[0].1.truncate(1), "0.extra");
@@ -163,15 +171,15 @@ proptest! {
     #![proptest_config(foreign::few())]
 
     #[test]
-    fn any_bytes_give_a_job_or_an_error(bytes in foreign::bytes(job().to_bytes())) {
+    fn parsing_arbitrary_bytes_as_a_job_never_panics(bytes in foreign::bytes(job().to_bytes())) {
         let _ = GroupJob::from_bytes(&bytes);
     }
     #[test]
-    fn any_bytes_give_a_later_job_or_an_error(bytes in foreign::bytes(later().to_bytes())) {
+    fn parsing_arbitrary_bytes_as_a_continued_job_never_panics(bytes in foreign::bytes(later().to_bytes())) {
         let _ = GroupJob::from_bytes(&bytes);
     }
     #[test]
-    fn any_bytes_give_an_answer_or_an_error(bytes in foreign::bytes(answer().to_bytes())) {
+    fn parsing_arbitrary_bytes_as_an_answer_never_panics(bytes in foreign::bytes(answer().to_bytes())) {
         let _ = GroupAnswer::from_bytes(&bytes, &job());
     }
 }

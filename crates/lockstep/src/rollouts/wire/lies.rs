@@ -1,4 +1,4 @@
-//! Changes records, for tests: every column in turn, with the right checksum.
+//! Changes one column of a record at a time, with a correct checksum, for tests.
 
 use super::record::{Kind, RecordReader, RecordWriter};
 use serde_json::Value;
@@ -19,8 +19,8 @@ pub(crate) fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     records
 }
 
-/// The record `bytes` with another value in `column`: a number that differs in its last bit, another text, or, in JSON,
-/// another leaf. `None` if the column has no values.
+/// The record `bytes` with another value in `column`: a number that differs in its last bit, another string, or another
+/// leaf of JSON. `None` if the column has no values.
 pub(crate) fn changed(bytes: &[u8], column: &str) -> Option<Vec<u8>> {
     let (read, _) = RecordReader::take(bytes).unwrap();
     let kind = read.kind(column).unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn without(bytes: &[u8], column: &str) -> Vec<u8> {
     written(bytes, None, Some(column))
 }
 
-/// The record `bytes` with the further column `name`.
+/// The record `bytes` with an additional column `name`.
 pub(crate) fn with_more(bytes: &[u8], name: &str) -> Vec<u8> {
     let mut record = copied(bytes, None, None);
     record.texts(name, ["a lie"]);
@@ -116,7 +116,7 @@ fn other_text(text: &str) -> String {
     }
 }
 
-/// Changes the last leaf of a JSON value. An empty list or object gets a first one.
+/// Changes the last leaf of a JSON value. An empty list or object gets a first element.
 pub(crate) fn other_json(value: &mut Value) {
     match value {
         Value::Null => *value = Value::from("x"),

@@ -1,4 +1,4 @@
-//! Converts a group to lines of JSON, for people and programs, and to the input of a replay.
+//! Converts a group to JSON lines, for people, other programs, and replays.
 
 use super::group::{Completion, Group};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS, Values};
@@ -8,8 +8,8 @@ use telemetry::{RecordedCompletion, RolloutLine, number};
 use train::Advantage;
 
 impl Group {
-    /// One JSON line for each completion, with the keys of [`RolloutLine`]; `--replay` accepts such lines. A
-    /// completion's text is included only if the group has it.
+    /// One JSON line per completion, with the keys of [`RolloutLine`]. `--replay` accepts such lines. The text of a
+    /// completion is included only if the group has it.
     pub fn lines(&self) -> Vec<Map<String, Value>> {
         self.completions.iter().enumerate().map(|(place, c)| self.line(place, c)).collect()
     }
@@ -54,7 +54,7 @@ impl Group {
         line
     }
 
-    /// The parts of the group that a replay uses.
+    /// The fields of the group that a replay reads.
     pub fn replayed(self) -> RolloutLine {
         RolloutLine {
             completions: self.completions.iter().enumerate().map(|(place, c)| self.recorded(place, c)).collect(),
@@ -79,7 +79,7 @@ impl Group {
     }
 }
 
-/// The part of a problem that concerns the completion at index `place`; `None` if it does not concern that completion.
+/// The part of a problem that concerns the completion at index `place`; `None` if the completion is not concerned.
 fn problem_of(problem: &Value, place: usize) -> Option<Value> {
     let Some(completions) = problem["completions"].as_array() else { return Some(problem.clone()) };
     let mut own = problem.as_object()?.clone();

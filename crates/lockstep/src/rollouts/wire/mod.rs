@@ -1,10 +1,10 @@
-//! The byte format of scored groups outside a process. It is used in a recorded run (`rollouts.bin`), in the unfinished
-//! generation batch of a checkpoint, and in messages between workers and their learner.
+//! The byte format of scored groups, for recorded runs (`rollouts.bin`), the unfinished generation batch of a
+//! checkpoint, and messages between workers and their learner.
 //!
-//! A [`Group`] is a prompt, its completions and their data; [`Group::write`] and [`Group::read`] convert
-//! groups to bytes and back without loss. The layer below is a record of named columns ([`RecordWriter`],
-//! [`RecordReader`]), which knows nothing of groups and also serves for other messages between processes.
-//! [`file`](mod@file) appends records to a file and finds them again.
+//! A [`Group`] is a prompt, its completions and their data; [`Group::write`] and [`Group::read`] convert groups to
+//! bytes and back without loss. The layer below is a record of named columns ([`RecordWriter`], [`RecordReader`]),
+//! which knows nothing of groups and also serves other messages between processes. [`file`](mod@file) appends records
+//! to a file and reads them by index.
 //!
 //! # Bytes
 //!
@@ -40,9 +40,9 @@
 //! # Columns of a group
 //!
 //! C is the number of completions, T the number of tokens in all completions together, and R the number of reward
-//! functions; tokens are in the order of the completions. "1" means a single value. If a column is absent, what it
-//! describes is not known, or has the value in the last column of the table. Later versions may add columns, but do not
-//! change the meaning of these.
+//! functions. Tokens are in the order of the completions. "1" means a single value. If a column is absent, its content
+//! is unknown, or has the value in the last column of the table. Later versions may add columns, but do not change the
+//! meaning of these.
 //!
 //! | column | kind | values | absent |
 //! |---|---|---|---|
@@ -109,8 +109,8 @@ pub(crate) fn records<G: Borrow<Group>>(groups: impl IntoIterator<Item = G>) -> 
     bytes
 }
 
-/// The first column that a record in `bytes` has and the record at the same place in `others` does not have: the index
-/// of the record, and the column's name.
+/// The first column that a record in `bytes` has and the corresponding record in `others` lacks: the record's index and
+/// the column's name.
 pub(crate) fn column_beyond<'a>(mut bytes: &'a [u8], mut others: &[u8]) -> Result<Option<(usize, &'a str)>, WireError> {
     for place in 0.. {
         if bytes.is_empty() || others.is_empty() {
@@ -125,7 +125,7 @@ pub(crate) fn column_beyond<'a>(mut bytes: &'a [u8], mut others: &[u8]) -> Resul
     Ok(None)
 }
 
-/// Whether bytes are records, and not JSON lines.
+/// Whether bytes are records, as opposed to JSON lines.
 pub fn is_records(bytes: &[u8]) -> bool {
     bytes.starts_with(record::MAGIC)
 }

@@ -1,5 +1,5 @@
 //! Reads a group from a record; [`write`](super::write) writes it. Lengths and counts in a record are compared with the
-//! bytes that are there before memory is allocated for them.
+//! available bytes before memory is allocated.
 
 use super::group::{Completion, Fork, Group, total};
 use super::record::{Kind, RecordReader, WireError};
@@ -43,14 +43,14 @@ pub(crate) const KNOWN: [&str; 27] = [
 ];
 
 impl Group {
-    /// Reads the group whose record `bytes` begin with; also returns the bytes after it. Columns that this version does
-    /// not know are skipped. An error names the column or the checksum, and the group if its number could be read.
+    /// Reads the group whose record is at the start of `bytes`, and also returns the bytes after it. Columns unknown to
+    /// this version are skipped. An error names the column or the checksum, and the group if its number is readable.
     pub fn read(bytes: &[u8]) -> Result<(Group, &[u8]), WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
-        Ok((Group::of_record(&record)?, rest))
+        Ok((Group::from_record(&record)?, rest))
     }
 
-    /// Reads all groups of records that are concatenated in `bytes`.
+    /// Reads all groups of the concatenated records in `bytes`.
     pub fn read_all(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
         let (all, mut groups) = (bytes.len(), Vec::new());
         while !bytes.is_empty() {
@@ -64,7 +64,7 @@ impl Group {
     }
 
     /// Converts a record to the group that it contains.
-    pub fn of_record(record: &RecordReader<'_>) -> Result<Group, WireError> {
+    pub fn from_record(record: &RecordReader<'_>) -> Result<Group, WireError> {
         let fields = Fields::of(record)?;
         let id = fields.id()?;
         fields.group(id).map_err(|e| e.of(format!("group {id}")))
@@ -77,16 +77,15 @@ pub(super) struct Outline {
     pub group: GroupId,
     pub step: Option<u64>,
     pub prompt_ids: Vec<u32>,
-    /// The total (weighted) rewards of the completions that have any score.
+    /// The total (weighted) rewards of the completions with a score.
     pub totals: Vec<f64>,
     pub completions: usize,
     pub tokens: u64,
 }
 
 impl Outline {
-    /// Reads the outline of the group in `record`. The tokens are not decoded, which would take most of the time of
-    /// recording a group.
-    pub fn of_record(record: &RecordReader<'_>) -> Result<Outline, WireError> {
+    /// Reads the summary of the group in `record` without decoding the tokens, which would take most of the time.
+    pub fn from_record(record: &RecordReader<'_>) -> Result<Outline, WireError> {
         let fields = Fields::of(record)?;
         let id = fields.id()?;
         fields.outline(id).map_err(|e| e.of(format!("group {id}")))
@@ -99,7 +98,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `record`; an error if the record has an unknown column that must be known.
+    /// The fields of `record`. An unknown column that must be known is an error.
     fn of(record: &'a RecordReader<'a>) -> Result<Fields<'a>, WireError> {
         let known = |name: &str| KNOWN.contains(&name) || [TOKEN, PROMPT, HAS].iter().any(|p| name.starts_with(p));
         record.refuse_unknown(known)?;
@@ -115,7 +114,7 @@ fn wrong(name: &str, what: &str) -> WireError {
     WireError::new(format!("column `{name}` {what}"))
 }
 
-/// For each completion, the range of its tokens in a column that has the tokens of all completions.
+/// The range of each completion's tokens in a column of all tokens.
 struct Tokens {
     ranges: Vec<Range<usize>>,
     all: usize,
@@ -152,7 +151,7 @@ impl Fields<'_> {
         if weights.is_empty() || weights.len() == names.len() {
             Ok((names, weights))
         } else {
-            Err(wrong("reward_weights", "does not have a weight for each of `reward_names`"))
+            Err(wrong("reward_weights", "must have one weight for each of `reward_names`"))
         }
     }
 
@@ -178,7 +177,7 @@ impl Fields<'_> {
             dataset: self.json("dataset")?.unwrap_or_default(),
             sampling: self.json("sampling")?.unwrap_or_default(),
             lineage: match self.record.bytes("lineage")? {
-                Some(bytes) => Some(Lineage(bytes.try_into().map_err(|_| wrong("lineage", "does not have 16 bytes"))?)),
+                Some(bytes) => Some(Lineage(bytes.try_into().map_err(|_| wrong("lineage", "must have 16 bytes"))?)),
                 None => None,
             },
             completions: self.completions(ids, &tokens, reward_names.len())?,
@@ -215,7 +214,7 @@ impl Fields<'_> {
             self.expect("generations", generations.len(), count)?;
             for (c, generation) in all.iter_mut().zip(generations) {
                 c.generation =
-                    usize::try_from(generation).map_err(|_| wrong("generations", "has too large a number"))?;
+                    usize::try_from(generation).map_err(|_| wrong("generations", "has a number that is too large"))?;
             }
         }
         self.masks(&mut all, tokens)?;
@@ -227,7 +226,7 @@ impl Fields<'_> {
             let codes = fields.record.runs(name, with.len())?.unwrap_or_default();
             for (c, code) in with.iter_mut().zip(codes) {
                 let reason = usize::try_from(code).ok().and_then(|code| REASONS.get(code).copied());
-                c.finish_reason = Some(reason.ok_or_else(|| wrong(name, "has a reason that this program lacks"))?);
+                c.finish_reason = Some(reason.ok_or_else(|| wrong(name, "has an unknown finish reason"))?);
             }
             Ok(())
         })?;
@@ -280,7 +279,7 @@ impl Fields<'_> {
         Ok(())
     }
 
-    /// For each of `count` completions the score by each reward, or none.
+    /// For each of `count` completions, the score of each reward, or `None`.
     fn scores(&self, count: usize, rewards: usize) -> Result<Vec<Vec<Option<f64>>>, WireError> {
         if rewards == 0 {
             return Ok(vec![Vec::new(); count]);
@@ -296,7 +295,7 @@ impl Fields<'_> {
                 None
             })
         };
-        let all = scored.chunks_exact(rewards).map(|of_one| of_one.iter().map(&mut score).collect());
+        let all = scored.chunks_exact(rewards).map(|chunk| chunk.iter().map(&mut score).collect());
         let all = all.collect::<Result<_, _>>()?;
         match next.next() {
             None => Ok(all),
@@ -325,7 +324,7 @@ impl Fields<'_> {
         let count = all.len();
         let (pairs, odd) = forks.as_chunks::<2>();
         if pairs.len() != count || !odd.is_empty() {
-            return Err(wrong("forks", "does not have two numbers for each completion"));
+            return Err(wrong("forks", "must have two numbers per completion"));
         }
         let lengths: Vec<usize> = all.iter().map(|c| c.ids.len()).collect();
         for ((place, c), &[parent, at]) in all.iter_mut().enumerate().zip(pairs) {
@@ -334,7 +333,7 @@ impl Fields<'_> {
             let fits = |&(parent, at): &(usize, usize)| {
                 parent < count && parent != place && at <= lengths[parent] && at <= lengths[place]
             };
-            let (parent, at) = fork.filter(fits).ok_or_else(|| wrong("forks", "names a token that is not there"))?;
+            let (parent, at) = fork.filter(fits).ok_or_else(|| wrong("forks", "refers to a missing token"))?;
             c.fork = Some(Fork { parent, at });
         }
         Ok(())
@@ -355,7 +354,7 @@ impl Fields<'_> {
         })
     }
 
-    /// Calls `read` with the completions that have a value in the column `name`, if the record has that column.
+    /// Calls `read` with the completions that have values in the column `name`, if the record has that column.
     fn for_some(
         &self,
         all: &mut [Completion],
@@ -374,7 +373,7 @@ impl Fields<'_> {
         read(self, name, &mut with)
     }
 
-    /// Reads a column of tokens, split into parts: `tokens` says how many tokens each part has.
+    /// Reads a column of tokens, split into parts; `tokens` has the number of tokens of each part.
     fn column(&self, name: &str, tokens: &[usize]) -> Result<Vec<Column>, WireError> {
         let width = usize::try_from(self.record.width(name)).map_err(|_| wrong(name, "is too wide"))?;
         let expected = tokens.iter().sum::<usize>().checked_mul(width);
@@ -382,7 +381,7 @@ impl Fields<'_> {
             if expected == Some(found) {
                 Ok(())
             } else {
-                Err(wrong(name, &format!("has {found} values, which does not fit the tokens and its width")))
+                Err(wrong(name, &format!("has {found} values, which does not match the tokens and the column's width")))
             }
         };
         let mut parts = Vec::with_capacity(tokens.len());
@@ -415,7 +414,7 @@ impl Fields<'_> {
         match self.record.uints(name)?.as_deref() {
             None => Ok(None),
             Some([one]) => Ok(Some(*one)),
-            Some(_) => Err(wrong(name, "does not have one number")),
+            Some(_) => Err(wrong(name, "must have one number")),
         }
     }
 
@@ -434,12 +433,12 @@ impl Fields<'_> {
         match self.record.texts(name)?.as_deref() {
             None => Ok(None),
             Some([text]) => parse(name, text).map(Some),
-            Some(_) => Err(wrong(name, "does not have one text")),
+            Some(_) => Err(wrong(name, "must have one string")),
         }
     }
 
     fn expect(&self, name: &str, found: usize, expected: usize) -> Result<(), WireError> {
-        if found == expected { Ok(()) } else { Err(wrong(name, &format!("has {found} values, not {expected}"))) }
+        if found == expected { Ok(()) } else { Err(wrong(name, &format!("must have {expected} values, got {found}"))) }
     }
 }
 
@@ -451,11 +450,11 @@ fn flag_of(name: &str, flag: u64) -> Result<bool, WireError> {
     match flag {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(wrong(name, "has something else than 0 and 1")),
+        _ => Err(wrong(name, "must contain only 0 and 1")),
     }
 }
 
-/// Calls `give` for each completion with its part of a column that has one value per token.
+/// Calls `give` for each completion with its values of a column with one value per token.
 fn split<T>(values: &[T], with: &mut [&mut Completion], mut give: impl FnMut(&mut Completion, &[T])) {
     let mut rest = values;
     for c in with {

@@ -1,9 +1,9 @@
-//! A record: named columns of values, with a checksum. This layer of the format does not depend on groups.
+//! A record: named columns of values, with a checksum. This layer knows nothing of groups.
 
 use std::fmt::Display;
 use twox_hash::XxHash3_64;
 
-/// The version of the format's layout.
+/// The version of the layout.
 pub const VERSION: u8 = 1;
 
 /// The first three bytes of a record; the version follows.
@@ -13,7 +13,7 @@ pub(super) const HEADER: usize = 16;
 /// A bit in a column's kind: a reader that does not know the column must refuse the whole record.
 const MUST_BE_KNOWN: u8 = 0x80;
 
-/// The error for bytes that are not a record, or are a record that this version cannot read.
+/// The error for bytes that are not a record, or a record that this version cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WireError(String);
@@ -59,7 +59,7 @@ pub struct RecordWriter {
 }
 
 impl RecordWriter {
-    /// A writer of a record without columns so far.
+    /// A writer of an empty record.
     pub fn new() -> RecordWriter {
         RecordWriter::default()
     }
@@ -168,11 +168,11 @@ struct RawColumn<'a> {
 pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
     let (magic, version) = (&header[..3], header[3]);
     if magic != MAGIC {
-        return Err(WireError::new("no record begins here: it does not begin with LSG"));
+        return Err(WireError::new("not a record: it does not begin with LSG"));
     }
     if version != VERSION {
         return Err(WireError::new(format!(
-            "the record has version {version} of the layout, and this program reads version {VERSION}: use {}",
+            "the record has version {version} of the layout, but this program reads version {VERSION}: use {}",
             if version > VERSION { "a newer one" } else { "the one that wrote it" }
         )));
     }
@@ -181,21 +181,23 @@ pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
 }
 
 impl<'a> RecordReader<'a> {
-    /// Reads the record that `bytes` begin with; also returns the bytes after it. The error names the fault of the
-    /// record.
+    /// Reads the record at the start of `bytes`, and also returns the bytes after it.
     pub fn take(bytes: &'a [u8]) -> Result<(RecordReader<'a>, &'a [u8]), WireError> {
         if bytes.len() < HEADER {
-            return Err(WireError::new(format!("{} bytes are no record: its header alone has {HEADER}", bytes.len())));
+            return Err(WireError::new(format!(
+                "{} bytes are not a record: the header alone has {HEADER}",
+                bytes.len()
+            )));
         }
         let length = record_length(bytes)?;
         let whole = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
         let Some((record, rest)) = whole else {
             let there = bytes.len();
-            return Err(WireError::new(format!("the record is cut off: it has {length} bytes, and {there} are there")));
+            return Err(WireError::new(format!("the record is truncated: {there} of {length} bytes")));
         };
         let (header, body) = record.split_at(HEADER);
         if XxHash3_64::oneshot(body).to_le_bytes() != header[8..] {
-            return Err(WireError::new("its bytes do not have the checksum (XXH3) that was written with them"));
+            return Err(WireError::new("the checksum (XXH3) does not match: the record is damaged"));
         }
         Ok((RecordReader { columns: directory(body)? }, rest))
     }
@@ -210,20 +212,20 @@ impl<'a> RecordReader<'a> {
         let unknown = |c: &&RawColumn<'_>| c.kind & MUST_BE_KNOWN != 0 && !known(c.name);
         match self.columns.iter().find(unknown) {
             Some(c) => Err(WireError::new(format!(
-                "column `{}` changes what the others mean, and this program does not know it: use a newer one",
+                "column `{}` is required, but unknown to this program: use a newer one",
                 c.name
             ))),
             None => Ok(()),
         }
     }
 
-    /// The type of a column's values; `None` if the column is missing or its kind is not known to this version.
+    /// The type of a column's values; `None` if the column is missing or its kind is unknown to this version.
     pub fn kind(&self, name: &str) -> Option<Kind> {
         let column = self.columns.iter().find(|c| c.name == name)?;
         Kind::ALL.into_iter().find(|&kind| kind as u8 == column.kind & !MUST_BE_KNOWN)
     }
 
-    /// The width of a column: how many values belong to one element, such as one token.
+    /// The width of a column: the number of values per element, such as a token.
     pub fn width(&self, name: &str) -> u64 {
         self.columns.iter().find(|c| c.name == name).map_or(1, |c| c.width)
     }
@@ -265,7 +267,7 @@ impl<'a> RecordReader<'a> {
         // Checked before memory is allocated, since a few bytes can encode any length.
         let total = pairs.iter().try_fold(0u64, |sum, [_, times]| sum.checked_add(*times).filter(|_| *times > 0));
         if !odd.is_empty() || total != Some(expected as u64) {
-            return Err(WireError::new(format!("column `{name}` does not have {expected} values, one for each")));
+            return Err(WireError::new(format!("column `{name}` must have {expected} values")));
         }
         Ok(Some(pairs.iter().flat_map(|&[value, times]| std::iter::repeat_n(value, times as usize)).collect()))
     }
@@ -277,7 +279,7 @@ impl<'a> RecordReader<'a> {
         while !bytes.is_empty() {
             let text = take_varint(&mut bytes).and_then(|length| take(&mut bytes, length));
             let text = text.and_then(|text| std::str::from_utf8(text).ok());
-            texts.push(text.ok_or_else(|| WireError::new(format!("column `{name}` has something that is no text")))?);
+            texts.push(text.ok_or_else(|| WireError::new(format!("column `{name}` has an invalid string")))?);
         }
         Ok(Some(texts))
     }
@@ -293,7 +295,7 @@ fn in_column(name: &str) -> String {
 }
 
 fn directory(body: &[u8]) -> Result<Vec<RawColumn<'_>>, WireError> {
-    let broken = || WireError::new("the directory of its columns is broken");
+    let broken = || WireError::new("its column table is damaged");
     let mut rest = body;
     let count = take_varint(&mut rest).ok_or_else(broken)?;
     let mut columns: Vec<(RawColumn<'_>, u64)> = Vec::new();
@@ -309,7 +311,7 @@ fn directory(body: &[u8]) -> Result<Vec<RawColumn<'_>>, WireError> {
     }
     for (column, length) in &mut columns {
         let Some(bytes) = take(&mut rest, *length) else {
-            return Err(WireError::new(format!("column `{}` is cut off", column.name)));
+            return Err(WireError::new(format!("column `{}` is truncated", column.name)));
         };
         column.bytes = bytes;
     }
@@ -320,7 +322,7 @@ fn directory(body: &[u8]) -> Result<Vec<RawColumn<'_>>, WireError> {
     let mut names: Vec<&str> = columns.iter().map(|c| c.name).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(WireError::new(format!("column `{}` is there twice", pair[0]))),
+        Some(pair) => Err(WireError::new(format!("duplicate column `{}`", pair[0]))),
         None => Ok(columns),
     }
 }
@@ -328,7 +330,7 @@ fn directory(body: &[u8]) -> Result<Vec<RawColumn<'_>>, WireError> {
 fn fixed<const N: usize, T>(name: &str, bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Result<Vec<T>, WireError> {
     let (values, odd) = bytes.as_chunks::<N>();
     if !odd.is_empty() {
-        return Err(WireError::new(format!("column `{name}` ends inside a number")));
+        return Err(WireError::new(format!("column `{name}` ends within a number")));
     }
     Ok(values.iter().map(|&bytes| of(bytes)).collect())
 }
@@ -342,10 +344,10 @@ fn put_varint(to: &mut Vec<u8>, mut value: u64) {
 }
 
 fn varints(mut bytes: &[u8]) -> Result<Vec<u64>, WireError> {
-    // A varint has at least one byte; most token ids have two.
+    // A varint has at least one byte. Most token ids have two.
     let mut values = Vec::with_capacity(bytes.len() / 2 + 1);
     while !bytes.is_empty() {
-        values.push(take_varint(&mut bytes).ok_or_else(|| WireError::new("a number is broken"))?);
+        values.push(take_varint(&mut bytes).ok_or_else(|| WireError::new("invalid varint"))?);
     }
     Ok(values)
 }
@@ -354,7 +356,7 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for (i, &byte) in bytes.iter().enumerate().take(10) {
         let bits = u64::from(byte & 0x7f);
-        // Each number has only one valid encoding: no bits beyond 64, and no zero bytes at its end.
+        // Each number has exactly one valid encoding: no bits beyond 64, and no trailing zero bytes.
         if (i == 9 && byte > 1) || (i > 0 && byte == 0) {
             return None;
         }

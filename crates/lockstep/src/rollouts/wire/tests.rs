@@ -27,14 +27,13 @@ fn bytes(group: &Group) -> Vec<u8> {
     bytes
 }
 
-/// A record of this body, with the checksum that it has.
+/// A record with this body and a correct checksum.
 fn sealed(body: &[u8]) -> Vec<u8> {
     let checksum = XxHash3_64::oneshot(body).to_le_bytes();
     [&MAGIC[..], &[VERSION], &(body.len() as u32).to_le_bytes(), &checksum, body].concat()
 }
 
-/// The first record of `bytes`, with the values that `put` adds in the column `name`. The bytes after the record are
-/// kept.
+/// The first record of `bytes`, in which `put` replaces the column `name`. The bytes after the record are kept.
 pub(super) fn with_column(bytes: &[u8], name: &str, put: impl Fn(&mut RecordWriter)) -> Vec<u8> {
     let (read, rest) = RecordReader::take(bytes).unwrap();
     let mut record = RecordWriter::new();
@@ -65,7 +64,7 @@ pub(super) fn widths(bytes: &[u8]) -> Vec<(&str, u64)> {
     record.names().map(|name| (name, record.width(name))).collect()
 }
 
-/// A group with all columns, and with unusual values.
+/// A group with all columns and unusual values.
 fn full() -> Group {
     let mut first = Completion {
         sampled: vec![true, false, false, true],
@@ -116,7 +115,7 @@ fn full() -> Group {
 }
 
 #[test]
-fn a_group_comes_back_bit_for_bit() {
+fn a_group_is_read_back_bit_for_bit() {
     let written = bytes(&full());
     let (back, rest) = Group::read(&written).unwrap();
     assert!(rest.is_empty());
@@ -135,9 +134,9 @@ fn a_group_comes_back_bit_for_bit() {
     assert_eq!(Group::read_all(&[]).unwrap(), []);
 }
 
-/// The documentation's layout, byte by byte.
+/// The layout as documented, byte by byte.
 #[test]
-fn the_layout_is_what_the_documentation_says() {
+fn records_have_the_documented_layout() {
     let mut record = RecordWriter::new();
     record.must_be_known().uints("n", 1, [1, 300]);
     record.f32s("x", 2, &[1.0, -2.0]);
@@ -172,19 +171,22 @@ fn a_flipped_bit_anywhere_is_an_error() {
     }
     let mut flipped = written.clone();
     *flipped.last_mut().unwrap() ^= 1;
-    let said = Group::read_all(&[written.clone(), flipped].concat()).unwrap_err().to_string();
-    assert!(said.starts_with(&format!("record 1, at byte {}: ", written.len())) && said.contains("checksum"), "{said}");
+    let error = Group::read_all(&[written.clone(), flipped].concat()).unwrap_err().to_string();
+    assert!(
+        error.starts_with(&format!("record 1, at byte {}: ", written.len())) && error.contains("checksum"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_truncated_record_or_another_version_is_refused() {
     let written = bytes(&full());
     for length in 0..written.len() {
-        let said = Group::read(&written[..length]).unwrap_err().to_string();
-        assert!(said.contains(if length < HEADER { "are no record" } else { "is cut off" }), "{length}: {said}");
+        let error = Group::read(&written[..length]).unwrap_err().to_string();
+        assert!(error.contains(if length < HEADER { "are not a record" } else { "is truncated" }), "{length}: {error}");
     }
     let newer = [&b"LSG\x02"[..], &written[4..]].concat();
-    assert!(Group::read(&newer).unwrap_err().to_string().contains("version 2"), "the version is named");
+    assert!(Group::read(&newer).unwrap_err().to_string().contains("version 2"), "the error names the version");
     assert!(Group::read(&[b'{'; 16]).unwrap_err().to_string().contains("does not begin with LSG"));
 }
 
@@ -213,23 +215,23 @@ fn unknown_columns_are_skipped_unless_they_must_be_known() {
             ..Group::default()
         }
     );
-    let said = Group::read(rest).unwrap_err().to_string();
-    assert!(said.contains("`reversed`") && said.contains("use a newer one"), "{said}");
+    let error = Group::read(rest).unwrap_err().to_string();
+    assert!(error.contains("`reversed`") && error.contains("use a newer one"), "{error}");
 }
 
-/// A version that does not know a reserved column reads the rest.
+/// Versions that do not know a reserved column read the others.
 #[test]
-fn reserved_columns_need_not_be_known() {
+fn readers_need_not_know_reserved_columns() {
     let written = bytes(&full());
     let (record, _) = RecordReader::take(&written).unwrap();
     assert_eq!(record.uints("forks").unwrap().unwrap(), [0, 0, 1, 1, 0, 0], "parent 0 and one token of the second");
     record.refuse_unknown(|name| name != "forks" && !name.starts_with("prompt.")).unwrap();
-    let said = record.refuse_unknown(|name| name != "ids").unwrap_err().to_string();
-    assert!(said.contains("`ids`"), "{said}");
+    let error = record.refuse_unknown(|name| name != "ids").unwrap_err().to_string();
+    assert!(error.contains("`ids`"), "{error}");
 }
 
 #[test]
-fn samples_come_back_and_share_their_prompts_as_before() {
+fn samples_are_read_back_with_shared_prompts() {
     let prompt = model::Prompt::new([1, 2, 3]);
     let sample = Sample {
         group: GroupId(1 << 40),
@@ -241,7 +243,7 @@ fn samples_come_back_and_share_their_prompts_as_before() {
         advantage: Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]),
         columns: Columns::of([(SAMPLER_LOGPS, vec![-0.1, f32::NEG_INFINITY]), (VALUES, vec![0.1, -0.0])]),
     };
-    // Another group of the same prompt, and one with the same ids, but another prompt.
+    // One more group of the same prompt object, and one with the same ids in another prompt object.
     let again = Sample { group: GroupId(2), advantage: Advantage::Sequence(-1.25), ..sample.clone() };
     let mut other = Sample {
         group: GroupId(3),
@@ -251,7 +253,7 @@ fn samples_come_back_and_share_their_prompts_as_before() {
     };
     other.columns.set(OLD_LOGPS, vec![f32::NAN, -0.0]);
     let mut bytes = Vec::new();
-    let groups = Group::of_samples(&[sample.clone(), sample.clone(), again.clone(), other.clone()]);
+    let groups = Group::from_samples(&[sample.clone(), sample.clone(), again.clone(), other.clone()]);
     assert_eq!(groups.len(), 3);
     for group in &groups {
         group.write(&mut bytes);
@@ -263,9 +265,9 @@ fn samples_come_back_and_share_their_prompts_as_before() {
     assert_eq!(back[3].columns.f32(OLD_LOGPS).unwrap()[0].to_bits(), f32::NAN.to_bits());
 }
 
-/// The line has the values of the record, by the names that a replay reads.
+/// The line has the record's values under the names that a replay reads.
 #[test]
-fn a_group_is_shown_as_a_line_for_each_completion() {
+fn a_group_is_converted_to_one_json_line_per_completion() {
     let lines = full().lines();
     assert_eq!(lines.len(), 3);
     let known = telemetry::RolloutLine::KEYS;
@@ -304,13 +306,13 @@ fn a_group_is_shown_as_a_line_for_each_completion() {
 }
 
 #[test]
-fn scored_groups_come_back() {
+fn scored_groups_are_read_back_unchanged() {
     use crate::rollouts::generation::tests::round;
     let mut rollouts = round(&[(3, [Some(1.0), None])]);
     let scored = &mut rollouts.groups[0];
     scored.completions[0].steps = vec![Some(vec![(0, 0.5)])];
     scored.completions[0].completion.sampled = vec![false];
-    let group = Group { reward_names: vec!["r".into()], ..Group::of_scored(scored, true) };
+    let group = Group { reward_names: vec!["r".into()], ..Group::from_scored(scored, true) };
     let (back, _) = Group::read(&bytes(&group)).unwrap();
     assert_eq!(back, group);
     let back = back.into_scored().unwrap();
@@ -319,8 +321,8 @@ fn scored_groups_come_back() {
         assert_eq!((&back.completion, &back.content, &back.rewards), (&own.completion, &own.content, &own.rewards));
         assert_eq!((&back.steps, &back.extra), (&own.steps, &own.extra));
     }
-    let said = Group::of_scored(scored, false).into_scored().unwrap_err().to_string();
-    assert!(said.contains("group 3: column `completions` is missing"), "{said}");
+    let error = Group::from_scored(scored, false).into_scored().unwrap_err().to_string();
+    assert!(error.contains("group 3: column `completions` is missing"), "{error}");
 }
 
 /// f32 with any bits.
@@ -384,7 +386,7 @@ proptest! {
     #![proptest_config(foreign::few())]
 
     #[test]
-    fn any_group_comes_back(groups in prop::collection::vec(group(), 0..3)) {
+    fn any_group_is_read_back_unchanged(groups in prop::collection::vec(group(), 0..3)) {
         let written: Vec<u8> = groups.iter().flat_map(bytes).collect();
         let back = Group::read_all(&written).unwrap();
         prop_assert_eq!(back.iter().flat_map(bytes).collect::<Vec<u8>>(), written);
@@ -392,15 +394,15 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_group_or_an_error(bytes in foreign::bytes(bytes(&full()))) {
+    fn parsing_arbitrary_bytes_as_a_group_never_panics(bytes in foreign::bytes(bytes(&full()))) {
         let _ = Group::read_all(&bytes);
     }
 
-    /// The checksum is right, so that the checks after it are reached.
+    /// The checksum is correct, so that the later checks are reached.
     #[test]
-    fn any_body_is_a_group_or_an_error(body in foreign::bytes(bytes(&full())[HEADER..].to_vec())) {
+    fn parsing_an_arbitrary_body_never_panics(body in foreign::bytes(bytes(&full())[HEADER..].to_vec())) {
         if let Ok((group, _)) = Group::read(&sealed(&body)) {
-            // A group that was read can be written.
+            // A group that was read can be written again.
             bytes(&group);
         }
     }

@@ -21,7 +21,7 @@ pub(super) struct GroupView<'a> {
     pub prompt_in_batch: Option<u64>,
     pub prompt_columns: Option<&'a Columns>,
     pub dataset: &'a Map<String, Value>,
-    /// The sampling parameters as JSON; empty if they are not known.
+    /// The sampling parameters as JSON; empty if unknown.
     pub sampling: Cow<'a, str>,
     pub lineage: Option<Lineage>,
     pub reward_names: &'a [String],
@@ -88,8 +88,8 @@ impl<'a> CompletionView<'a> {
         }
     }
 
-    /// The view of a scored completion, without its text, which its token ids give.
-    pub fn of_scored(scored: &'a ScoredCompletion) -> CompletionView<'a> {
+    /// The view of a scored completion, without its text, which follows from the token ids.
+    pub fn from_scored(scored: &'a ScoredCompletion) -> CompletionView<'a> {
         let c = &scored.completion;
         CompletionView {
             generation: c.generation,

@@ -1,4 +1,4 @@
-//! Writes a group as a record: which column has which field. [`read`](super::read) reads it.
+//! Writes a group as a record, with one column per field. [`read`](super::read) reads it.
 
 use super::group::Group;
 use super::record::RecordWriter;
@@ -13,13 +13,13 @@ use train::Advantage;
 pub(super) const TOKEN: &str = "token.";
 /// Prefix of the names of columns with values of the prompt's tokens.
 pub(super) const PROMPT: &str = "prompt.";
-/// Prefix of the names of columns that say which completions another column has values for.
+/// Prefix of the names of columns that mark the completions with values in another column.
 pub(super) const HAS: &str = "has.";
 /// The finish reasons, indexed by their number in the format.
 pub(super) const REASONS: [FinishReason; 3] = [FinishReason::Stop, FinishReason::Length, FinishReason::Unfinished];
 
 impl Group {
-    /// Appends the group to `to` as one record. Equal groups give equal bytes.
+    /// Appends the group to `to` as one record. Equal groups have equal bytes.
     ///
     /// # Panics
     /// If a list of a completion does not have one element per token, or one per reward function where it must.
@@ -77,7 +77,7 @@ impl GroupView<'_> {
             record.f64s("reward_weights", 1, self.reward_weights);
         }
         for c in &self.completions {
-            assert_eq!(c.rewards.len(), self.reward_names.len(), "a score, or none, of each reward");
+            assert_eq!(c.rewards.len(), self.reward_names.len(), "rewards must have one entry per reward function");
         }
         let scores = || self.completions.iter().flat_map(|c| c.rewards);
         record.runs("scored", scores().map(|score| u64::from(score.is_some())));
@@ -111,7 +111,7 @@ impl GroupView<'_> {
     fn put_tokens(&self, record: &mut RecordWriter) {
         for c in &self.completions {
             let lengths = [c.sampled.len(), c.loss_mask.len()];
-            assert_eq!(lengths, [c.ids.len(); 2], "masks have one element per token");
+            assert_eq!(lengths, [c.ids.len(); 2], "masks must have one element per token");
         }
         let sequence = |c: &CompletionView<'_>| matches!(c.advantage, Some(Advantage::Sequence(_)));
         if let Some(with) = self.having(record, "advantages", sequence) {
@@ -133,10 +133,10 @@ impl GroupView<'_> {
             record.runs("inserted", all().flat_map(|c| c.sampled).map(|&sampled| u64::from(!sampled)));
         }
         if let Some(with) = self.having(record, "versions", |c| !c.versions.is_empty()) {
-            assert!(with.iter().all(|c| c.versions.len() == c.ids.len()), "a version of each token");
+            assert!(with.iter().all(|c| c.versions.len() == c.ids.len()), "versions must have one element per token");
             record.runs("versions", with.iter().flat_map(|c| c.versions.iter().map(|version| version.0)));
         }
-        // Columns of the same name may have different types or widths; each type and width gets a column with its
+        // Columns of the same name may differ in type or width; each combination is a column of its own, with its
         // completions.
         let mut columns: BTreeMap<&str, Vec<Option<&Column>>> = BTreeMap::new();
         for (place, c) in all().enumerate() {
@@ -150,15 +150,14 @@ impl GroupView<'_> {
             for (column, c) in
                 by_completion.iter().zip(all()).filter_map(|(column, c)| column.map(|column| (column, c)))
             {
-                assert_eq!(values_of(column), column.width * c.ids.len(), "`{name}` has values of each token");
+                assert_eq!(values_of(column), column.width * c.ids.len(), "`{name}` must have values for each token");
             }
             let there: Vec<&Column> = by_completion.into_iter().flatten().collect();
             put_values(record, &name, there[0].width, there.iter().copied());
         }
     }
 
-    /// The completions for which `has` is true. If only some are, a `has.NAME` column records which. `None` if none
-    /// are.
+    /// The completions for which `has` is true. If only some are, a `has.NAME` column marks them. `None` if none are.
     fn having(
         &self,
         record: &mut RecordWriter,
@@ -186,7 +185,7 @@ fn put_values<'a>(record: &mut RecordWriter, name: &str, width: usize, columns: 
         std::mem::discriminant(&pair[0].values) == std::mem::discriminant(&pair[1].values)
             && pair[0].width == pair[1].width
     });
-    assert!(same_kind, "`{name}` has one kind and one width in all completions");
+    assert!(same_kind, "`{name}` must have one kind and one width in all completions");
     match columns.first().map(|column| &column.values) {
         Some(Values::U32(_)) => {
             let of = |column: &&'a Column| match &column.values {
@@ -215,7 +214,7 @@ fn values_of(column: &Column) -> usize {
 fn token_advantages<'a>(completion: &CompletionView<'a>) -> &'a [f32] {
     match completion.advantage {
         Some(Advantage::Tokens(advantages)) => {
-            assert_eq!(advantages.len(), completion.ids.len(), "an advantage of each token");
+            assert_eq!(advantages.len(), completion.ids.len(), "advantages must have one element per token");
             advantages
         }
         _ => &[],

@@ -1,9 +1,8 @@
-//! The table of conditions for which a training run raises alarms, each with its threshold. docs/alarms.md explains
-//! them.
+//! The table of the conditions that raise alarms, each with its threshold. docs/alarms.md explains them.
 
 use rewards::ProblemKind;
 
-/// How often a condition is checked.
+/// When a condition is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Every {
     /// After each optimizer step.
@@ -18,7 +17,7 @@ pub struct Condition {
     pub id: &'static str,
     /// The value from which the condition holds.
     pub threshold: f64,
-    /// How many checks in a row it must hold before the alarm is raised.
+    /// The number of checks in a row in which it must hold before the alarm is raised.
     pub patience: u32,
     pub every: Every,
     pub remedy: &'static str,
@@ -40,7 +39,7 @@ conditions! {
     ZERO_VARIANCE "zero_variance" 0.9 3 Generation
         "prompts that the model solves sometimes; a reward with partial credit; more num_generations; dynamic_sampling";
     NOTHING_LEARNED "nothing_learned" 1.0 1 Step
-        "mask_truncated_completions leaves out completions that were cut: a higher max_completion_length, or \
+        "mask_truncated_completions leaves out truncated completions: a higher max_completion_length, or \
          mask_truncated_completions = false; PPO leaves out those without a score";
     UNKNOWN_TOKENS "tokens_without_text" 0.05 3 Generation
         "the model's vocabulary is larger than the tokenizer's: the right tokenizer, or a warm-up (sft) after which \
@@ -54,36 +53,38 @@ conditions! {
     KL "kl_blow_up" 1.0 3 Step
         "a lower learning_rate; a higher beta (kl_coef); resume from a checkpoint before it began";
     STALE_REFERENCE "stale_reference" 0.3 3 Step
-        "ref_model = the model that the run begins from, or none, which means it; beta (kl_coef) = 0 if the reference \
-         is meant to be another model";
+        "ref_model = the model from which the run begins, or ref_model unset; beta (kl_coef) = 0 if the reference \
+         should be another model";
     GRAD_NORM "grad_norm" 10.0 3 Step
-        "a lower learning_rate or max_grad_norm; longer warm-up; a look at the completions of the step where it began";
+        "a lower learning_rate or max_grad_norm; longer warm-up; read the completions of the step where it began";
     NOT_FINITE "not_finite" 1.0 1 Step
         "the step was skipped: a lower learning_rate; dtype = \"f32\"; a reward without extreme values";
     UNSCORED "unscored" 0.05 1 Generation
-        "they teach nothing: look at what the reward cannot score with `lockstep score-rewards`";
+        "nothing is learned from them: find out with `lockstep score-rewards` why the reward cannot score them";
     CONSTANT "constant_reward" 1e-8 10 Generation
-        "what is the same for everything teaches nothing: try it with `lockstep score-rewards`, or leave it out";
+        "a reward that is equal for all completions teaches nothing: try it with `lockstep score-rewards`, or remove \
+         it";
     NO_ANSWER "no_answer" 0.9 3 Generation
-        "the form is not learned yet, or not asked for: a prompt that says where the answer stands; a warm-up (sft); a \
-         reward for the form beside it; less `strict`";
+        "the form is not learned yet, or the prompt does not ask for it: a prompt that describes the form; a warm-up \
+         (sft); an additional reward for the form; less `strict`";
     OVERFLOW "reward_overflow" 1.0 1 Generation
-        "scores of such a size have no deviation, and so no advantage: scale the reward";
+        "scores of this size have no finite deviation, and so no advantage: scale the reward";
     NOISE "reward_is_noise" 4.0 5 Generation
-        "it may be random, or look at something else than the completion: score the same completions twice with \
-         `lockstep score-rewards`, and read the ones that it pays most for";
+        "it may be random, or depend on something other than the completion: score the same completions twice with \
+         `lockstep score-rewards`, and read the completions with the best scores";
     CONTRADICTION "contradiction" 1e-8 1 Generation
-        "a reward that depends on more than prompt and completion adds noise: take chance, time and state out of it";
+        "a reward that depends on more than prompt and completion adds noise: remove randomness, time and state from \
+         it";
     CUT_SHORT "cut_short" 0.25 3 Generation
         "a higher max_completion_length; mask_truncated_completions = true";
     LENGTH "length_explodes" 2.0 3 Generation
-        "the reward may pay for length: read the completions; the `length` reward with a margin beside it";
+        "the reward may pay for length: read the completions; add the `length` reward with a margin";
     LENGTH_PAID "length_is_paid" 0.9 5 Generation
-        "the reward pays for length: read the completions; the `length` reward with a margin beside it";
+        "the reward pays for length: read the completions; add the `length` reward with a margin";
     REPETITION "repetition_explodes" 0.2 3 Generation
-        "the reward pays for saying the same again: read the completions; the `repetition` reward beside it";
+        "the reward pays for repetition: read the completions; add the `repetition` reward";
     EMPTY_WINS "empty_answer_wins" 0.5 5 Generation
-        "the reward pays for an answer that is empty: fix it, and resume from a checkpoint before this step";
+        "the reward pays for an empty answer: fix it, and resume from a checkpoint before this step";
     BROKEN_WINS "broken_text_wins" 0.5 5 Generation
         "the reward pays for text that cannot be parsed: fix it, and resume from a checkpoint before this step";
     ODD_WINS "odd_marks_win" 0.9 5 Generation
@@ -92,26 +93,27 @@ conditions! {
         "the reward pays for repetition: fix it, or add the `repetition` reward, and resume from a checkpoint before \
          this step";
     ONE_TEXT_WINS "one_text_wins" 0.75 5 Generation
-        "one text earns the best score whatever the prompt: the reward does not look at the prompt's answer; fix it";
+        "one text earns the best score whatever the prompt: the reward ignores the prompt's answer; fix it";
     TIMED_OUT "reward_timed_out" 1.0 1 Generation
         "a longer timeout_s; smaller batches (by_group = true); a faster reward";
     CRASHED "reward_crashed" 1.0 1 Generation
-        "its message says why, a program's with the last lines of its standard error; run it alone with \
-         `lockstep score-rewards`";
+        "the message names the cause, for a program with the last lines of its standard error; run the reward alone \
+         with `lockstep score-rewards`";
     BAD_ANSWER "reward_bad_answer" 1.0 1 Generation
-        "one line of JSON with one number or null for each completion; debugging output belongs on standard error";
+        "the output must be one JSON line with a number or null per completion; print debugging output to standard \
+         error";
     GIVEN_UP "reward_given_up" 1.0 1 Generation
         "it is not called any more: fix it and resume (--resume), or raise max_restarts";
     BAD_DATA "reward_bad_data" 1.0 1 Generation
-        "the dataset's column lacks what the reward compares with: fix these rows, or name another column";
+        "the dataset's column lacks what the reward compares with: fix these rows, or set another column";
     NOT_A_NUMBER "reward_not_finite" 1.0 1 Generation
-        "a division by zero or an overflow in the reward: give null where there is no score";
+        "a division by zero or an overflow in the reward: return null for a missing score";
     FAILED "reward_failed" 1.0 1 Generation
         "try the reward on these completions with `lockstep score-rewards`";
 }
 
 /// The condition for a kind of reward failure.
-pub fn of_problem(kind: ProblemKind) -> &'static Condition {
+pub fn for_problem(kind: ProblemKind) -> &'static Condition {
     match kind {
         ProblemKind::TimedOut => &TIMED_OUT,
         ProblemKind::Crashed => &CRASHED,
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_condition_is_in_the_documentation_with_its_threshold() {
+    fn every_condition_is_documented_with_its_threshold() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/alarms.md");
         let page = std::fs::read_to_string(page).unwrap();
         for Condition { id, threshold, patience, .. } in ALL {

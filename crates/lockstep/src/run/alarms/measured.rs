@@ -1,4 +1,4 @@
-//! Whether a step measured the input of a condition. If it did not, the condition neither holds nor ends.
+//! Whether a step measured the input of a condition. Without a measurement, the condition neither holds nor ends.
 
 use super::conditions::{Condition, Every};
 use super::signs::GenerationSigns;
@@ -23,7 +23,7 @@ impl Measured<'_> {
             "zero_variance" => has("frac_reward_zero_std") || self.generation.is_some_and(|g| g.spread.is_known()),
             "no_answer" => has(&format!("rewards/{subject}/{NO_ANSWER}")),
             "entropy_collapse" => has("entropy") || has("logprob_p10"),
-            // RLOO, REINFORCE++ and PPO measure it once for each generation.
+            // RLOO, REINFORCE++ and PPO measure this once per generation.
             "kl_blow_up" | "stale_reference" => has("kl") || has("objective/kl"),
             "grad_norm" => has("grad_norm"),
             "diverged" => has("loss"),

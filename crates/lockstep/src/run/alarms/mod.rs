@@ -1,10 +1,9 @@
-//! Alarms: common signs that a training run goes wrong, raised while it still runs. All of them are checked once per
-//! step.
+//! Alarms: signs that a training run goes wrong, raised while it still runs. All of them are checked once per step.
 //!
-//! Each condition is a row of [`conditions`]. When it has held as many checks in a row as its row says, the alarm is
-//! raised once, with the evidence, the step since when, and the usual remedy. The alarm ends when the condition has not
-//! held for a while. Alarms depend only on the run's metrics and texts, and their state is in every checkpoint, so a
-//! resumed run raises the same ones. An alarm is reported as an event ([`telemetry::EventKind::Alarm`]).
+//! Each condition is a row of [`conditions`]. If it holds for as many checks in a row as its row requires, the alarm is
+//! raised once, with the evidence, the step where it began, and the usual remedy. The alarm ends when the condition has
+//! not held for a while. Alarms depend only on the run's metrics and texts, and checkpoints contain their state, so a
+//! resumed run raises the same alarms. An alarm is reported as an event ([`telemetry::EventKind::Alarm`]).
 
 mod conditions;
 mod measured;
@@ -28,21 +27,21 @@ use signs::{GenerationSigns, Row};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use telemetry::Alarm;
 
-/// An alarm ends when its condition has not held in this many checks in a row.
+/// An alarm ends after this many checks in a row in which its condition does not hold.
 const OVER_AFTER: u32 = 5;
-/// How many of the last steps and generations are remembered.
+/// The number of last steps and generations that are kept.
 const REMEMBERED: usize = 20;
-/// The mean of the first this many remembered generations is compared with the mean of the last this many.
+/// The means of the first and of the last this many kept generations are compared.
 const COMPARED: usize = 5;
-/// Completions that an alarm shows as examples.
+/// The number of completions that an alarm shows as examples.
 const EXAMPLES: usize = 3;
 /// Alarms about the best-scored completions need at least this many of them.
 const FEWEST_WINNERS: usize = 2;
-/// After this many completions and generations a reward may be reported as independent of the text.
+/// A reward may be reported as independent of the text only after this many completions and generations.
 const MIN_SEEN: (u64, u64) = (400, 20);
 /// A reward with at least this many pairs of equal texts with equal scores does not count as random.
 const FEWEST_EQUAL: u64 = 5;
-/// The largest number of alarms that are remembered for the end of the run.
+/// The largest number of alarms kept for the end of the run.
 const KEPT: usize = 100;
 /// The words after a reward's name in an alarm about an evaluation.
 const IN_EVALUATION: &str = "in evaluation";
@@ -51,7 +50,7 @@ const IN_EVALUATION: &str = "in evaluation";
 #[derive(Default)]
 pub struct Alarms {
     state: AlarmState,
-    /// Observations while the current step's batch was made.
+    /// Observations from the current step's batch.
     observed: Observations,
     /// Models whose optimizer step was skipped: the name, and the loss and gradient norm as text.
     not_finite: Vec<(String, String)>,
@@ -59,17 +58,17 @@ pub struct Alarms {
     masked: Option<u64>,
 }
 
-/// Observations of one step while its batch is made. [`Alarms::take`] receives them once the step is taken.
+/// Observations of one step's batch. [`Alarms::take`] receives them when the step is taken.
 #[derive(Default)]
 pub struct Observations {
     generation: Option<GenerationSigns>,
     problems: Vec<Problem>,
-    /// Sampled tokens that the tokenizer does not know, and all sampled tokens.
+    /// Sampled tokens unknown to the tokenizer, and all sampled tokens.
     unknown_tokens: (usize, usize),
 }
 
 impl Observations {
-    /// Adds the reward failures in a generation that was scored.
+    /// Adds the reward failures of a scored generation.
     pub fn problems(&mut self, problems: &[Problem]) {
         self.problems.extend_from_slice(problems);
     }
@@ -79,17 +78,17 @@ impl Observations {
         self.generation = Some(GenerationSigns::of(rollouts));
     }
 
-    /// Adds the numbers of sampled tokens whose id is beyond the tokenizer's vocabulary, and of all sampled tokens.
+    /// Adds the number of sampled tokens beyond the tokenizer's vocabulary, and of all sampled tokens.
     pub fn tokens(&mut self, unknown: usize, all: usize) {
         self.unknown_tokens = (self.unknown_tokens.0 + unknown, self.unknown_tokens.1 + all);
     }
 }
 
-/// The state of the alarms that is kept from step to step and saved in checkpoints.
+/// The state of the alarms between steps, saved in checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AlarmState {
-    /// Streaks by condition and subject, such as the reward's name.
+    /// Streaks by condition and subject, such as a reward's name.
     streaks: BTreeMap<String, Streak>,
     history: History,
     /// Alarms in the order in which they were raised.
@@ -101,7 +100,7 @@ struct Streak {
     since: u64,
     /// Checks in a row in which the condition held.
     held: u32,
-    /// Checks in a row in which the condition did not hold, after it was raised.
+    /// Checks in a row in which the condition did not hold, after the alarm was raised.
     quiet: u32,
     raised: bool,
 }
@@ -115,7 +114,7 @@ struct History {
     losses: Vec<Bits64>,
     /// The KL divergence from the reference model in the first step, in nats per token.
     first_kl: Option<Bits64>,
-    /// Whether, in every generation so far, nearly all completions were cut at the length limit.
+    /// Whether nearly all completions of every generation so far were truncated.
     cut_from_the_first: Option<bool>,
     /// For each reward, statistics of how its score depends on the text.
     dependences: BTreeMap<String, Dependence>,
@@ -123,12 +122,11 @@ struct History {
     grad_norms: VecDeque<Bits64>,
     /// Mean reward, length and repetition of each of the last generations.
     generations: VecDeque<[Bits64; 3]>,
-    /// For each reward that gave all completions of the last generation the same score: that score.
+    /// For each reward that gave all completions of the last generation the same score, this score.
     constants: BTreeMap<String, Bits64>,
     /// The lowest total reward so far.
     lowest: Option<Bits64>,
-    /// Counts over the completions that did not earn much so far: all of them, and those that were empty, broken,
-    /// repetitive and odd.
+    /// Counts over the completions with low rewards so far: all, empty, broken, repetitive and odd ones.
     others: Vec<u64>,
 }
 
@@ -139,7 +137,7 @@ struct Detection {
     evidence: String,
     examples: Vec<String>,
     quiet: bool,
-    /// The remedy, if it is not the condition's usual one.
+    /// The remedy, if it differs from the condition's usual one.
     remedy: Option<&'static str>,
 }
 
@@ -153,24 +151,24 @@ impl Detection {
     }
 
     fn showing<'a>(self, rows: impl IntoIterator<Item = &'a Row>) -> Detection {
-        Detection { examples: of_several_prompts(rows).map(Row::example).collect(), ..self }
+        Detection { examples: example_rows(rows).map(Row::example).collect(), ..self }
     }
 
-    /// An alarm about the reward `k`: its examples are completions that this reward has scored, with its own scores.
-    fn of_reward(self, signs: &GenerationSigns, k: usize) -> Detection {
+    /// An alarm about the reward `k`. Its examples are completions with scores of this reward.
+    fn about_reward(self, signs: &GenerationSigns, k: usize) -> Detection {
         let scored = signs.rows().filter(|row| row.scores.get(k).is_some_and(Option::is_some));
-        let examples = of_several_prompts(scored).map(|row| row.example_of(k)).collect();
+        let examples = example_rows(scored).map(|row| row.example_of(k)).collect();
         Detection { examples, ..self.of(&signs.rewards[k].name) }
     }
 
-    fn of_problem(problem: &Problem) -> Detection {
-        let condition = conditions::of_problem(problem.kind);
+    fn from_problem(problem: &Problem) -> Detection {
+        let condition = conditions::for_problem(problem.kind);
         Detection::new(condition, problem.to_string()).of(problem.reward.clone())
     }
 }
 
-/// Some of the rows as examples: the first one of each prompt, and then others if prompts are few.
-fn of_several_prompts<'a>(rows: impl IntoIterator<Item = &'a Row>) -> impl Iterator<Item = &'a Row> {
+/// Some of the rows as examples: the first of each prompt, then others if prompts are few.
+fn example_rows<'a>(rows: impl IntoIterator<Item = &'a Row>) -> impl Iterator<Item = &'a Row> {
     let mut seen = BTreeSet::new();
     let (first, others): (Vec<&Row>, Vec<&Row>) = rows.into_iter().partition(|row| seen.insert(row.prompt));
     first.into_iter().chain(others).take(EXAMPLES)
@@ -182,17 +180,17 @@ impl Alarms {
         self.state.clone()
     }
 
-    /// Alarms that continue from the state in a checkpoint.
+    /// Alarms that continue from a checkpoint's state.
     pub fn restore(state: AlarmState) -> Alarms {
         Alarms { state, ..Alarms::default() }
     }
 
-    /// The alarms raised so far. Those without an end still hold.
+    /// The alarms raised so far. Alarms without an end still hold.
     pub fn raised(&self) -> &[Alarm] {
         &self.state.raised
     }
 
-    /// Takes the observations of a step's batch, once the step is taken.
+    /// Takes the observations of a step's batch when the step is taken.
     pub fn take(&mut self, observed: Observations) {
         self.observed = observed;
     }
@@ -207,10 +205,10 @@ impl Alarms {
         self.masked = Some(sequences);
     }
 
-    /// Checks an evaluation after `step`: `problems` are reward failures in it, and `unscored` is a message
-    /// with the number of completions without a score, if too many.
+    /// Checks an evaluation after `step`. `problems` are its reward failures; `unscored` is a message about the
+    /// completions without a score, if there are too many.
     pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
-        let mut seen: Vec<Detection> = problems.iter().map(Detection::of_problem).collect();
+        let mut seen: Vec<Detection> = problems.iter().map(Detection::from_problem).collect();
         seen.extend(unscored.map(|evidence| Detection::new(&conditions::UNSCORED, evidence)));
         for detection in &mut seen {
             detection.subject = format!("{} {IN_EVALUATION}", detection.subject).trim_start().to_owned();
@@ -218,8 +216,7 @@ impl Alarms {
         self.state.take(step, seen, |_, key| key.ends_with(IN_EVALUATION))
     }
 
-    /// Checks all conditions after optimizer step `step`, with its metrics. Returns alarms that are raised or that end
-    /// now.
+    /// Checks all conditions after optimizer step `step`, with its metrics. Returns the alarms that begin or end now.
     pub fn end_step(&mut self, step: u64, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
         let Observations { generation, problems, unknown_tokens } = std::mem::take(&mut self.observed);
         let not_finite = std::mem::take(&mut self.not_finite);
@@ -236,10 +233,10 @@ impl Alarms {
         }
         for problem in &problems {
             let same = |s: &&Detection| {
-                s.subject == problem.reward && s.condition.id == conditions::of_problem(problem.kind).id
+                s.subject == problem.reward && s.condition.id == conditions::for_problem(problem.kind).id
             };
             if !seen.iter().any(|s| same(&s)) {
-                seen.push(Detection::of_problem(problem));
+                seen.push(Detection::from_problem(problem));
             }
         }
         let measures = |condition: &Condition, key: &str| {
@@ -262,9 +259,9 @@ impl AlarmState {
             (streak.held, streak.quiet) = (streak.held.saturating_add(1), 0);
             if !streak.raised && streak.held >= condition.patience {
                 streak.raised = true;
-                // A quiet alarm, for the configured behavior, is raised once.
-                let said = |a: &Alarm| a.quiet && a.id == condition.id && a.subject == subject;
-                if quiet && self.raised.iter().any(said) {
+                // A quiet alarm is about configured behaviour, and is raised once.
+                let is_raised = |a: &Alarm| a.quiet && a.id == condition.id && a.subject == subject;
+                if quiet && self.raised.iter().any(is_raised) {
                     held.insert(key);
                     continue;
                 }
@@ -305,7 +302,7 @@ impl History {
     /// Checks the conditions on new completions and their scores.
     fn look_at_generation(&mut self, signs: &GenerationSigns, no_problems: bool, seen: &mut Vec<Detection>) {
         let all = signs.rows().count();
-        // Without rewards nothing could be.
+        // Without rewards, nothing can be scored.
         let unscored = signs.rows().filter(|row| row.total.is_none() && !signs.rewards.is_empty());
         let count = unscored.clone().count();
         // If a reward failed, its own alarm is raised instead.
@@ -318,7 +315,7 @@ impl History {
             if reward.overflows {
                 let (low, high) = reward.range.unwrap_or_default();
                 let evidence = format!("scores from {low:e} to {high:e} have no finite deviation");
-                seen.push(Detection::new(&conditions::OVERFLOW, evidence).of_reward(signs, k));
+                seen.push(Detection::new(&conditions::OVERFLOW, evidence).about_reward(signs, k));
             }
             let dependence = self.dependences.entry(name.clone()).or_default();
             dependence.take(&reward.portion);
@@ -331,17 +328,17 @@ impl History {
                 && !dependence.rises()
             {
                 let evidence = format!(
-                    "of {completions} completions in {generations} generations nothing goes with the score: neither \
-                     length, repetition, log-probability nor any token (at most {strongest:.1} standard deviations of \
-                     chance), and it does not rise"
+                    "of {completions} completions in {generations} generations nothing correlates with the score: \
+                     neither length, repetition, log-probability nor any token (at most {strongest:.1} standard \
+                     deviations of chance), and it does not rise"
                 );
-                seen.push(Detection::new(&conditions::NOISE, evidence).of_reward(signs, k));
+                seen.push(Detection::new(&conditions::NOISE, evidence).about_reward(signs, k));
             }
             if let Some(example) = &reward.contradiction {
                 let detection = Detection::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
                 seen.push(Detection { examples: vec![example.clone()], ..detection.of(name) });
             }
-            // Fewer than two scores do not show a constant: the previous one is kept.
+            // Fewer than two scores show no constant, so the previous one is kept.
             let Some((low, high)) = reward.range else { continue };
             let value = (high - low <= conditions::CONSTANT.threshold).then_some(low);
             let before = match value {
@@ -350,7 +347,7 @@ impl History {
             };
             if let Some(value) = value.filter(|value| before.is_none_or(|before| before == Bits64(*value))) {
                 let evidence = format!("it gives {value} for every completion");
-                seen.push(Detection::new(&conditions::CONSTANT, evidence).of_reward(signs, k));
+                seen.push(Detection::new(&conditions::CONSTANT, evidence).about_reward(signs, k));
             }
         }
         self.look_at_characters(signs, seen);
@@ -358,7 +355,7 @@ impl History {
         self.look_at_winners(signs, seen);
     }
 
-    /// Checks whether the reward pays for length in characters. This is needed where nearly all completions are cut,
+    /// Checks whether the reward pays for length in characters. This is needed if nearly all completions are truncated,
     /// because their lengths in tokens are then equal.
     fn look_at_characters(&self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         if signs.cut_share().is_none_or(|share| share < conditions::TRUNCATED.threshold) {
@@ -367,8 +364,8 @@ impl History {
         let Some(correlation) = signs.length_and_total() else { return };
         if correlation >= conditions::LENGTH_PAID.threshold {
             let evidence = format!(
-                "nearly all completions are cut, so tokens do not show it, but the reward goes with the length in \
-                 characters (correlation {correlation:.2} within groups)"
+                "nearly all completions are truncated, so tokens do not show it, but the reward goes with the length \
+                 in characters (correlation {correlation:.2} within groups)"
             );
             seen.push(Detection::new(&conditions::LENGTH_PAID, evidence).showing(signs.rows()));
         }
@@ -414,9 +411,9 @@ impl History {
         }
     }
 
-    /// Checks which properties the completions with the best scores share. A completion wins if its total reward is
-    /// nearer to the generation's highest than to the lowest of the whole run. So if all completions have learned the
-    /// same trick, all of them win.
+    /// Checks which properties the best-scored completions share. A completion wins if its total reward is nearer to
+    /// the generation's highest than to the lowest of the whole run, so if all completions have learned the same trick,
+    /// all of them win.
     fn look_at_winners(&mut self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         let totals = || signs.rows().filter_map(|row| row.total);
         let (lowest, highest) = (totals().fold(f64::INFINITY, f64::min), totals().fold(f64::NEG_INFINITY, f64::max));
@@ -477,8 +474,7 @@ impl History {
         }
     }
 
-    /// Checks for completions that were cut and earned the lowest score, while most completions of the same prompt that
-    /// were not cut earned much.
+    /// Checks for truncated completions with the lowest score, while most complete ones of the same prompt earned much.
     fn look_at_cut(
         &self,
         signs: &GenerationSigns,
@@ -496,8 +492,8 @@ impl History {
         let Some(share) = share(short.len(), signs.rows().count()) else { return };
         if share >= conditions::CUT_SHORT.threshold {
             let evidence = format!(
-                "{:.0} % of the completions were cut and earned nothing, while most that ended, for the same prompts, \
-                 earned much",
+                "{:.0} % of the completions were truncated and earned nothing, while most complete ones, for the same \
+                 prompts, earned much",
                 share * 100.0
             );
             seen.push(Detection::new(&conditions::CUT_SHORT, evidence).showing(short));

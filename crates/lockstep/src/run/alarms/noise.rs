@@ -1,5 +1,5 @@
-//! Tests whether a reward depends on the text at all. A random reward has a spread and teaches nothing, and no other
-//! alarm shows it.
+//! Tests whether a reward depends on the text at all. A random reward has a spread but teaches nothing, and no other
+//! alarm shows this.
 //!
 //! Each completion has some features: its length, how repetitive it is, its mean log-probability, which tokens it has.
 //! Score and feature are centred by their group's means and multiplied. If the reward does not depend on the text, the
@@ -18,19 +18,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const NUMBERS: usize = 5;
 /// Buckets for tokens: a token id counts in the bucket of its remainder.
 const BUCKETS: usize = 128;
-/// Generations whose mean scores are compared.
+/// The number of generations whose mean scores are compared.
 const REMEMBERED: usize = 20;
 
 /// Statistics of how one reward depends on the text, over all generations so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dependence {
-    /// For each feature: the sum of its products with the score, and the variance of that sum if scores are random.
+    /// For each feature: the sum of its products with the score, and the variance of this sum under random scores.
     sums: Vec<[Bits64; 2]>,
     /// Completions in groups whose scores differ.
     completions: u64,
     generations: u64,
-    /// Pairs of equal texts with equal scores in such groups; random scores would rarely be equal.
+    /// Pairs of equal texts with equal scores in such groups, which are rare under random scores.
     equal: u64,
     /// The mean score of each of the last generations.
     means: VecDeque<Bits64>,
@@ -135,14 +135,14 @@ impl Dependence {
         self.equal
     }
 
-    /// The strongest dependence of the score on any feature, in standard deviations of a random score.
+    /// The strongest dependence of the score on any feature, in standard deviations under random scores.
     pub fn strongest(&self) -> f64 {
         let sizes = self.sums.iter().filter(|sum| sum[1].0 > 0.0).map(|sum| sum[0].0.abs() / sum[1].0.sqrt());
         sizes.fold(0.0, f64::max)
     }
 
-    /// Whether the mean score has risen over the last generations by more than its fluctuation: the last quarter must
-    /// exceed the first by 1.3 standard deviations. A steady rise gives 2.6 of them, and chance 0.6.
+    /// Whether the mean score has risen over the last generations by more than its noise: the last quarter must exceed
+    /// the first by 1.3 standard deviations. A steady rise exceeds it by 2.6, chance by 0.6.
     pub fn rises(&self) -> bool {
         let means: Vec<f64> = self.means.iter().map(|mean| mean.0).collect();
         let of = |part: &[f64]| mean(part.iter().copied());

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-/// Tokens in an n-gram that is compared to find repetition.
+/// The number of tokens in an n-gram.
 const NGRAM: usize = 4;
-/// A completion with fewer n-grams counts as without repetition.
+/// A completion with fewer n-grams counts as not repetitive.
 const FEWEST_NGRAMS: usize = 8;
 
-/// The share of the completion's n-grams that occurred in it before, from 0 to 1.
+/// The share of the completion's n-grams that occurred earlier in it, from 0 to 1.
 pub fn repetition(ids: &[u32]) -> f64 {
     let ngrams = ids.windows(NGRAM);
     let count = ngrams.len();
@@ -22,10 +22,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repetition_needs_some_length() {
+    fn short_completions_count_as_not_repetitive() {
         assert_eq!(repetition(&[1; 10]), 0.0);
         assert_eq!(repetition(&[1; 11]), 7.0 / 8.0);
-        // 9 n-grams, 8 of them the first again.
+        // 9 n-grams, of which 8 repeat the first.
         assert_eq!(repetition(&[1; 12]), 8.0 / 9.0);
         assert_eq!(repetition(&(0..40).collect::<Vec<_>>()), 0.0);
     }

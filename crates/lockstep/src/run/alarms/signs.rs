@@ -1,5 +1,5 @@
-//! Extracts the input of the alarms from a generation: properties of its rewards and of its completions. The thresholds
-//! are elsewhere.
+//! Extracts the input of the alarms from a generation: properties of its rewards and completions. The thresholds are
+//! elsewhere.
 
 use super::noise::Portion;
 use super::repetition::repetition;
@@ -10,43 +10,43 @@ use rewards::Content;
 use rollout::FinishReason;
 use std::collections::BTreeMap;
 
-/// A completion counts as repetitive if at least this share of its n-grams occurred in it before.
+/// A completion is repetitive if at least this share of its n-grams occurred earlier in it.
 const REPETITIVE: f64 = 0.5;
-/// Characters of a prompt or completion that an example shows.
+/// Characters of a prompt or completion shown in an example.
 const SHOWN: usize = 100;
 
-/// A completion, as the alarms see it.
+/// A completion as the alarms see it.
 pub struct Row {
     /// The dataset row of its prompt.
     pub prompt: usize,
     /// The weighted sum of its rewards; `None` if it has no score.
     pub total: Option<f64>,
-    /// The score of each reward, before its weight.
+    /// The score of each reward, before weighting.
     pub scores: Vec<Option<f64>>,
     pub text: String,
     /// True if it ended at the length limit.
     pub cut: bool,
-    /// True if it has no text, or the frame of an answer (such as `<answer>` tags) with nothing inside.
+    /// True if it has no text, or only an empty frame of an answer, such as `<answer></answer>`.
     pub empty: bool,
-    /// True if brackets or code fences do not match. Completions that were cut are left out, unless nearly all were
-    /// cut.
+    /// True if brackets or code fences do not match. Truncated completions do not count, unless nearly all are
+    /// truncated.
     pub broken: bool,
     /// True if quotation marks, dollars, backticks or tags are unpaired, with the same exception.
     pub odd: bool,
     /// Characters of its text.
     length: f64,
     pub repetitive: bool,
-    /// Prompt and text, shortened for people.
+    /// Prompt and text, shortened for display.
     shown: String,
 }
 
 impl Row {
-    /// The completion as an example for people: prompt, completion and total score.
+    /// The completion as a displayed example: prompt, completion and total score.
     pub fn example(&self) -> String {
         self.with(self.total)
     }
 
-    /// The same with the score of the reward `k`, for an alarm about that reward.
+    /// The same example with the score of the reward `k`, for an alarm about that reward.
     pub fn example_of(&self, k: usize) -> String {
         self.with(self.scores.get(k).copied().flatten())
     }
@@ -63,7 +63,7 @@ pub struct RewardSigns {
     pub name: String,
     /// The lowest and the highest score, if there are at least two scores.
     pub range: Option<(f64, f64)>,
-    /// An example of the same prompt and text with two different scores, if there is one.
+    /// An example of two different scores for the same prompt and text, if there is one.
     pub contradiction: Option<String>,
     /// True if the scores are too large for a finite standard deviation.
     pub overflows: bool,
@@ -75,13 +75,13 @@ pub struct GenerationSigns {
     /// The completions, group by group.
     pub groups: Vec<Vec<Row>>,
     pub rewards: Vec<RewardSigns>,
-    /// The mean total reward of the completions that have one.
+    /// The mean total reward of the scored completions.
     pub mean_total: Option<f64>,
     /// Mean length of the completions, in tokens, if there are any.
     pub mean_length: Option<f64>,
-    /// The mean share of a completion's n-grams that occurred in it before, if there are completions.
+    /// The mean share of n-grams that occurred earlier in their completion.
     pub repetition: Option<f64>,
-    /// Whether totals vary within groups, and why not.
+    /// Whether totals vary within groups, and if not, why.
     pub spread: Spread,
 }
 
@@ -97,7 +97,7 @@ impl GenerationSigns {
             let row = |c: &ScoredCompletion| {
                 let (text, prompt) = (c.content.text().into_owned(), group.prompt.content.text());
                 let cut = c.completion.finish_reason == FinishReason::Length;
-                // A text continues where its prompt ends; a message stands alone.
+                // A text continues where its prompt ends; a message is separate.
                 let before = if let Content::Text(prompt) = &group.prompt.content { prompt } else { "" };
                 Row {
                     prompt: group.prompt.row,
@@ -129,13 +129,13 @@ impl GenerationSigns {
         }
     }
 
-    /// The share of completions that ended at the length limit; none without a completion.
+    /// The share of completions that were truncated; `None` without a completion.
     pub fn cut_share(&self) -> Option<f64> {
         share(self.rows().filter(|row| row.cut).count(), self.rows().count())
     }
 
-    /// The correlation of total reward with length in characters, both centred by their group's means. `None` if one of
-    /// them does not vary.
+    /// The correlation of total reward with length in characters, both centred by their group's means. `None` if either
+    /// does not vary.
     pub fn length_and_total(&self) -> Option<f64> {
         let (mut product, mut squares) = (0.0, [0.0; 2]);
         for group in &self.groups {
@@ -188,8 +188,8 @@ fn reward(rollouts: &Rollouts, k: usize) -> RewardSigns {
     }
 }
 
-/// Whether `text` has no answer: it is empty, or has the frame of an answer (tags, a box, `####`, a code fence,
-/// "Answer:") with nothing inside.
+/// Whether `text` has no answer: it is empty, or has only an empty frame of an answer (tags, a box, `####`, a code
+/// fence, "Answer:").
 fn has_no_answer(text: &str) -> bool {
     let text = text.trim().to_lowercase();
     let (mut empty, mut filled) = (text.is_empty(), false);
@@ -214,7 +214,7 @@ fn has_no_answer(text: &str) -> bool {
             }
         }
     }
-    // Behind a fence's first line, which names a language.
+    // Skips a fence's first line, which names a language.
     let fences: Vec<&str> = text.split("```").collect();
     let code = |fence: &&str| fence.split_once('\n').is_some_and(|(_, code)| code.trim().is_empty());
     empty |= fences.len() >= 3 && fences.iter().skip(1).step_by(2).all(code);
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_that_are_empty() {
+    fn empty_answers_are_recognised() {
         for text in [
             "<SOLUTION> </SOLUTION>",
             "\\fbox{}",
@@ -299,14 +299,14 @@ mod tests {
     }
 
     #[test]
-    fn brackets_and_fences_that_do_not_match() {
+    fn unmatched_brackets_and_fences_are_recognised() {
         assert!(["(", "f(x))", "[(])", "```py\nx"].into_iter().all(unmatched));
         assert!(!["", "f(x[1]) {}", "```py\nx\n```"].into_iter().any(unmatched));
     }
 
     #[test]
-    fn marks_without_their_pair() {
-        assert!(["\"", "he said \"yes", "$5", "`x", "**a", "“a", "<answer>5", "5</answer>"].into_iter().all(odd));
+    fn unpaired_marks_are_recognised() {
+        assert!(["\"", "he wrote \"yes", "$5", "`x", "**a", "“a", "<answer>5", "5</answer>"].into_iter().all(odd));
         let pairs = ["", "\"a\"", "$x$", "`x`", "**a**", "“a”", "<answer>5</answer>", "it's 3 < 4 > 2", "<br>x</br>"];
         assert!(!pairs.into_iter().any(odd));
     }

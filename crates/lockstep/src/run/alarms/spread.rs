@@ -1,29 +1,29 @@
 //! Why the totals of groups are equal: all rewards are equal, or varying rewards cancel in the weighted sum, or varying
-//! rewards have weights of 0. The remedy differs.
+//! rewards have a weight of 0. Each cause has another remedy.
 
 use super::conditions;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use std::collections::BTreeSet;
 
-/// The evidence and the remedy for groups whose totals are equal although a reward varies within them.
+/// The evidence and the remedy if a group's totals are equal although a reward varies.
 pub struct Cause {
     /// The evidence after the share of groups.
     pub evidence: String,
-    /// The remedy, in place of the condition's usual one.
+    /// The remedy that replaces the condition's usual one.
     pub remedy: &'static str,
 }
 
-/// How the totals of a generation's groups vary. If no group has two scored completions, as with one completion for
-/// each prompt, the whole generation is taken as one group.
+/// How the totals of a generation's groups vary. If no group has two scored completions, as with one completion per
+/// prompt, the whole generation counts as one group.
 #[derive(Default)]
 pub struct Spread {
     /// Groups with at least two scored completions.
     groups: usize,
     /// How many of `groups` have equal totals.
     equal: usize,
-    /// How many of `equal` have varying rewards with a weight: the rewards cancel.
+    /// How many of `equal` groups have varying rewards with a weight other than 0, which cancel.
     cancel: usize,
-    /// How many of `equal` have varying rewards of weight 0 only.
+    /// How many of `equal` groups have varying rewards only with weight 0.
     unweighted: usize,
     /// Names of the rewards that vary in the groups of `cancel` and `unweighted`.
     varying: BTreeSet<String>,
@@ -62,22 +62,22 @@ impl Spread {
         self.varying.extend(varying.into_iter().map(|k| rollouts.reward_names[k].clone()));
     }
 
-    /// The share of groups with equal totals in which a reward varies; `None` without a group.
+    /// The share of groups with equal totals in which a reward varies; `None` without groups.
     pub fn hidden_share(&self) -> Option<f64> {
         kernels::mean::share(self.cancel + self.unweighted, self.groups)
     }
 
-    /// Why the totals of at least half of the equal groups are equal, if rewards vary within them.
+    /// Why the totals of at least half of the equal groups are equal although rewards vary.
     pub fn cause(&self) -> Option<Cause> {
         let names = self.varying.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let most = |count: usize| count > 0 && 2 * count >= self.equal;
         if most(self.cancel) {
             let evidence = format!(
-                "all totals are equal although rewards vary ({names}): their weighted sum cancels, and there is no \
+                "all totals are equal although rewards vary ({names}): their weighted sum cancels and gives no \
                  advantage"
             );
-            let remedy = "what one reward gives another takes back: change a sign, other reward_weights, or leave one \
-                          of these rewards out";
+            let remedy = "these rewards have opposite effects: change a sign, set other reward_weights, or remove one \
+                          of these rewards";
             return Some(Cause { evidence, remedy });
         }
         most(self.unweighted).then(|| Cause {
@@ -92,7 +92,7 @@ impl Spread {
     }
 }
 
-/// Greatest less least value; none of fewer than two.
+/// Greatest minus least value; `None` for fewer than two.
 fn range(values: impl Iterator<Item = f64> + Clone) -> Option<f64> {
     let (low, high) = values.clone().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(x), h.max(x)));
     (values.count() > 1).then_some(high - low)

@@ -9,10 +9,10 @@ use rollout::{Completion, FinishReason};
 use serde_json::Map;
 use std::sync::Arc;
 
-/// A completion: its text, its score, and whether it was cut at the length limit.
+/// A completion: its text, its score, and whether it was truncated.
 type Text<'a> = (&'a str, Option<f64>, bool);
 
-/// Rollouts with these groups of completions, to the prompts "p0:", "p1:", …; every character is a token.
+/// Rollouts with these groups of completions, for the prompts "p0:", "p1:", …; every character is a token.
 fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
     let completion = |&(text, score, cut): &Text<'_>| {
         let ids: Vec<u32> = text.chars().map(u32::from).collect();
@@ -51,7 +51,7 @@ fn seen(rollouts: &Rollouts) -> Observations {
     observed
 }
 
-/// Takes steps that learn from these completions. Returns alarms that are raised or end, as (step, id).
+/// Takes steps that learn from these completions. Returns the alarms that begin or end, as (step, id).
 fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]]) -> Vec<(u64, String)> {
     let mut out = Vec::new();
     for step in steps {
@@ -61,11 +61,11 @@ fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]
     out
 }
 
-/// Takes one step for each value of the metric `name`. Returns alarms that are raised or end, with their steps.
+/// Takes one step for each value of the metric `name`. Returns the alarms that begin or end, with their steps.
 fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>) -> Vec<(u64, Alarm)> {
     let mut out = Vec::new();
     for (value, step) in values.into_iter().zip(1..) {
-        // A generation with different rewards does not raise alarms.
+        // A generation with different rewards raises no alarm.
         alarms.take(seen(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]])));
         let raised = alarms.end_step(step, &BTreeMap::from([(name.to_owned(), value)]));
         out.extend(raised.into_iter().map(|alarm| (step, alarm)));
@@ -79,18 +79,18 @@ const WELL: &[&[Text<'_>]] = &[
 ];
 
 #[test]
-fn a_condition_is_raised_once_when_it_held_long_enough_and_is_over_later() {
+fn an_alarm_is_raised_once_and_ends_later() {
     let mut alarms = Alarms::default();
     let course = [0.95, 0.95, 0.9, 0.95, 1.0, 0.96, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     let raised = values(&mut alarms, "completions/clipped_ratio", course);
     let steps: Vec<_> = raised.iter().map(|(step, alarm)| (*step, alarm.since, alarm.until)).collect();
     assert_eq!(steps, [(6, 4, None), (17, 4, Some(17))]);
-    assert!(raised[0].1.evidence.starts_with("96 % of the completions were cut"), "{}", raised[0].1);
+    assert!(raised[0].1.evidence.starts_with("96 % of the completions were truncated"), "{}", raised[0].1);
     assert_eq!(alarms.raised(), [Alarm { until: Some(17), ..raised[0].1.clone() }]);
 }
 
 #[test]
-fn metrics_beyond_their_thresholds() {
+fn metrics_beyond_their_thresholds_raise_alarms() {
     let first = |name: &str, course: &[f64]| {
         let raised = values(&mut Alarms::default(), name, course.iter().copied());
         raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))
@@ -102,24 +102,24 @@ fn metrics_beyond_their_thresholds() {
     assert_eq!(first("eval_rewards/gsm8k/no_answer", &[1.0; 9]), None);
     let raised = values(&mut Alarms::default(), "rewards/gsm8k/no_answer", [1.0; 3]);
     assert_eq!(raised[0].1.subject, "gsm8k");
-    // The entropy of the first step precedes the first generation, and is not checked.
+    // The first step's entropy is older than the first generation, and is not checked.
     let falling = |low: f64| [[2.0; 6], [low; 6]].concat();
     assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));
     assert_eq!(first("entropy", &falling(0.21)), None);
     assert_eq!(first("entropy", &falling(0.1 * 2.0)), None, "below, not at");
     assert_eq!(first("logprob_p10", &[-0.1, -0.004, -0.004, -0.001, -0.0, -0.0]), at(6, "entropy_collapse"));
     assert_eq!(first("kl", &[0.2, 1.0, 1.5, 2.0]), at(4, "kl_blow_up"));
-    // Far from the first step on, before anything was learned.
+    // The policy is far from the reference already in the first step, before it has learned anything.
     assert_eq!(first("kl", &[0.3, 0.5, 0.4]), at(3, "stale_reference"));
     assert_eq!(first("kl", &[0.0, 0.5, 0.5, 0.5]), None);
     let norms = |few: usize, high: f64| [vec![1.0; few], vec![high; 9]].concat();
     assert_eq!(first("grad_norm", &norms(10, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(10, 10.0)), None);
-    // A large norm becomes the usual one.
+    // A large norm that persists becomes the usual one.
     assert_eq!(first("grad_norm", &norms(7, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(6, 10.1)), None);
-    assert_eq!(first("grad_norm", &[[0.0; 20], [1.0; 20]].concat()), None, "a step without a gradient is no measure");
-    assert_eq!(first("grad_norm", &[0.0, 1.0, 100.0, 100.0, 100.0, 100.0]), None, "too little is known");
+    assert_eq!(first("grad_norm", &[[0.0; 20], [1.0; 20]].concat()), None, "steps without a gradient do not count");
+    assert_eq!(first("grad_norm", &[0.0, 1.0, 100.0, 100.0, 100.0, 100.0]), None, "too few steps are known");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_healthy_run_does_not_raise_alarms() {
 }
 
 #[test]
-fn hacks_are_named_with_the_completions_that_exploit_them() {
+fn reward_hacks_are_reported_with_examples() {
     let hacked = |winner: &str| {
         let mut alarms = Alarms::default();
         assert_eq!(steps(&mut alarms, 1..3, WELL), []);
@@ -148,17 +148,21 @@ fn hacks_are_named_with_the_completions_that_exploit_them() {
         assert!(shown.len() == 3 && shown[0] == format!("\"p0:\" → {:?}: 1", format!("{winner}!")), "{shown:?}");
     }
     assert_eq!(hacked("<answer>3</answer>").0, []);
-    // A trait of all completions, unrewarded ones included, is not what earns the reward.
+    // A property of all completions, including unrewarded ones, does not explain the reward.
     let mut alarms = Alarms::default();
     let all: &[Text<'_>] = &[("(a", Some(1.0), false), ("(b", Some(1.0), false), ("(c", Some(0.0), false)];
     assert_eq!(steps(&mut alarms, 1..12, &[all]), []);
 }
 
 #[test]
-fn one_text_for_every_prompt() {
+fn one_winning_text_for_every_prompt_raises_an_alarm() {
     let same: &[Text<'_>] = &[("yes", Some(1.0), false), ("yes", Some(1.0), false), ("no", Some(0.0), false)];
     assert_eq!(steps(&mut Alarms::default(), 1..9, &[same, same]), [(5, "one_text_wins".to_owned())]);
-    assert_eq!(steps(&mut Alarms::default(), 1..9, &[same]), [], "of one prompt it may be the answer");
+    assert_eq!(
+        steps(&mut Alarms::default(), 1..9, &[same]),
+        [],
+        "with a single prompt, the text may be the right answer"
+    );
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn rewards_by_themselves() {
     let mut alarms = Alarms::default();
     assert_eq!(steps(&mut alarms, 1..13, &[&[one("a"), one("b")]]), [(10, "constant_reward".to_owned())]);
     assert_eq!((&*alarms.raised()[0].subject, alarms.raised()[0].since), ("r", 1));
-    // A constant that changes is not a constant reward.
+    // A reward whose constant value changes is not constant.
     let mut alarms = Alarms::default();
     for step in 1..30 {
         let score = Some(f64::from(u8::from(step % 2 == 0)));
@@ -183,7 +187,7 @@ fn rewards_by_themselves() {
 }
 
 #[test]
-fn completions_that_were_cut_and_would_have_scored() {
+fn truncated_completions_that_would_have_scored_raise_an_alarm() {
     let group = |cut: f64| [("ab", Some(1.0), false), ("abc", Some(cut), true)];
     let found = |cut: f64| steps(&mut Alarms::default(), 1..5, &[&group(cut), &group(cut)]);
     assert_eq!(found(0.0), [(3, "cut_short".to_owned())]);
@@ -191,7 +195,7 @@ fn completions_that_were_cut_and_would_have_scored() {
 }
 
 #[test]
-fn a_reward_that_rises_with_length_or_repetition() {
+fn a_reward_that_rises_with_length_or_repetition_raises_an_alarm() {
     let course = |text: fn(u64) -> String, rises: f64| {
         let mut alarms = Alarms::default();
         let mut found = Vec::new();
@@ -213,8 +217,8 @@ fn a_reward_that_rises_with_length_or_repetition() {
 }
 
 #[test]
-fn failures_of_rewards_by_kind_and_in_evaluations() {
-    let failed = |kind| Problem::new("r", 2, "it broke").of_kind(kind);
+fn reward_failures_raise_alarms_by_kind_and_in_evaluations() {
+    let failed = |kind| Problem::new("r", 2, "it broke").with_kind(kind);
     let mut alarms = Alarms::default();
     let mut observed = seen(&rollouts(&[&[("a", None, false), ("b", None, false)]]));
     observed.problems(&[failed(ProblemKind::TimedOut), failed(ProblemKind::TimedOut), failed(ProblemKind::Crashed)]);
@@ -226,7 +230,7 @@ fn failures_of_rewards_by_kind_and_in_evaluations() {
     assert!(raised[0].evidence.contains("it broke"), "{}", raised[0]);
     let raised = alarms.evaluation(1, &[failed(ProblemKind::Crashed)], Some("no score for 3 of 4".into()));
     assert_eq!(ids(&raised), [of("reward_crashed", "r in evaluation"), of("unscored", "in evaluation")]);
-    // Alarms of evaluations end only with another evaluation.
+    // An alarm of evaluations ends only with a later evaluation.
     let over = steps(&mut alarms, 2..20, WELL);
     assert_eq!(over, [(6, "reward_crashed".to_owned()), (6, "reward_timed_out".to_owned())]);
     let over: Vec<Alarm> = (0..5).flat_map(|_| alarms.evaluation(20, &[], None)).collect();
@@ -237,7 +241,7 @@ fn failures_of_rewards_by_kind_and_in_evaluations() {
 }
 
 #[test]
-fn a_checkpoint_is_resumed_with_the_same_bits() {
+fn alarms_resume_from_a_checkpoint_unchanged() {
     let empty: &[Text<'_>] = &[("", Some(1.0), false), (" ", Some(1.0), false), ("3", Some(0.1), false)];
     let (mut whole, mut cut) = (Alarms::default(), Alarms::default());
     steps(&mut whole, 1..9, &[empty, empty]);
@@ -249,7 +253,7 @@ fn a_checkpoint_is_resumed_with_the_same_bits() {
     assert_eq!(cut.state(), whole.state());
 }
 
-/// Takes steps with metrics but without completions, as SFT does. Returns the ids of alarms that are raised or end.
+/// Takes steps with metrics but without completions, as in SFT. Returns the ids of alarms that begin or end.
 fn without_completions(metrics: &[(&str, f64)], steps: u64) -> Vec<String> {
     let metrics: BTreeMap<String, f64> = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
     let mut alarms = Alarms::default();
@@ -257,7 +261,7 @@ fn without_completions(metrics: &[(&str, f64)], steps: u64) -> Vec<String> {
 }
 
 #[test]
-fn certainty_is_asked_for_where_nothing_is_sampled_and_ppos_divergence_is_of_a_completion() {
+fn sft_may_have_low_entropy_and_ppos_divergence_counts_per_token() {
     let mut alarms = Alarms::default();
     for step in 1..40 {
         let entropy = if step < 20 { 2.0 } else { 0.01 };
@@ -267,11 +271,11 @@ fn certainty_is_asked_for_where_nothing_is_sampled_and_ppos_divergence_is_of_a_c
         |kl: f64, length: f64| without_completions(&[("objective/kl", kl), ("completions/mean_length", length)], 3);
     assert_eq!(kl(10.0, 10.0), ["kl_blow_up", "stale_reference"]);
     assert_eq!(kl(9.9, 10.0), ["stale_reference"]);
-    assert_eq!(kl(0.2, 0.0), Vec::<String>::new(), "an empty completion is no division by zero");
+    assert_eq!(kl(0.2, 0.0), Vec::<String>::new(), "an empty completion must not divide by zero");
     assert_eq!(without_completions(&[("objective/kl", 99.0)], 3), Vec::<String>::new());
 }
 
-/// Ids of alarms raised in `count` steps with these completions, after one step whose lowest score is 0.
+/// The ids of alarms raised in `count` steps with these completions, after one step with the lowest score 0.
 fn raised(count: u64, groups: &[&[Text<'_>]]) -> Vec<String> {
     let mut alarms = Alarms::default();
     let mut all = steps(&mut alarms, 1..2, WELL);
@@ -282,31 +286,35 @@ fn raised(count: u64, groups: &[&[Text<'_>]]) -> Vec<String> {
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn a_trait_of_winners_needs_two_winners_and_half_of_them() {
+fn a_property_must_be_shared_by_two_winners_and_half_of_all() {
     let empty = ("", Some(1.0), false);
     let good = |text| (text, Some(1.0), false);
     let none = |text| (text, Some(0.0), false);
     assert_eq!(raised(5, &[&[empty, good("a"), none("b")]]), ["empty_answer_wins"]);
     assert_eq!(raised(5, &[&[empty, good("a"), good("b"), none("c")]]), NOTHING);
-    assert_eq!(raised(5, &[&[empty, none("b"), none("c")]]), NOTHING, "one winner");
-    // From the middle on, a completion wins.
+    assert_eq!(raised(5, &[&[empty, none("b"), none("c")]]), NOTHING, "a single winner");
+    // A completion wins from the middle of the reward range on.
     assert_eq!(raised(5, &[&[("", Some(0.5), false), good("a"), none("b")]]), ["empty_answer_wins"]);
     assert_eq!(raised(5, &[&[("", Some(0.49), false), good("a"), good("b")]]), NOTHING);
-    // The share must be twice that of the losers: here as many losers are empty.
+    // The share among winners must be twice that among losers, and here as many losers are empty.
     assert_eq!(raised(5, &[&[empty, good("a"), none(" "), none("c")]]), NOTHING);
-    // A truncated completion may be unfinished.
+    // Truncated completions may have unmatched brackets.
     let open = |cut: bool| [("f(", Some(1.0), cut), ("g(", Some(1.0), cut), none("b")];
     assert_eq!(raised(5, &[&open(false)]), ["broken_text_wins"]);
     assert_eq!(raised(5, &[&open(true)]), NOTHING);
 
     let [yes, other] = [good("yes"), good("no")];
     assert_eq!(raised(5, &[&[yes, yes, none("x")], &[yes, other, none("x")]]), ["one_text_wins"]);
-    assert_eq!(raised(5, &[&[yes, none("x")], &[yes, other, none("x")]]), NOTHING, "two of three");
-    assert_eq!(raised(5, &[&[yes, none("x")], &[yes, none("x")]]), NOTHING, "two winners");
+    assert_eq!(
+        raised(5, &[&[yes, none("x")], &[yes, other, none("x")]]),
+        NOTHING,
+        "only two of three winners share the text"
+    );
+    assert_eq!(raised(5, &[&[yes, none("x")], &[yes, none("x")]]), NOTHING, "there are only two winners");
 }
 
 #[test]
-fn one_score_is_no_constant_and_another_prompt_no_contradiction() {
+fn a_single_score_and_equal_texts_of_other_prompts_raise_no_alarm() {
     let alone: &[Text<'_>] = &[("a", Some(0.25), false)];
     assert_eq!(steps(&mut Alarms::default(), 1..20, &[alone]), []);
     let by_prompt: &[&[Text<'_>]] =
@@ -314,9 +322,9 @@ fn one_score_is_no_constant_and_another_prompt_no_contradiction() {
     assert_eq!(steps(&mut Alarms::default(), 1..9, by_prompt), []);
 }
 
-/// Takes steps with these shares of cut completions, whose greatest length is `longest` tokens.
+/// Takes steps with these shares of truncated completions, of at most `longest` tokens.
 #[test]
-fn short_completions_all_truncated_from_the_start_are_noted_once() {
+fn truncation_of_short_completions_from_the_start_is_noted_once() {
     let course = |shares: &[f64], longest: f64| {
         let mut alarms = Alarms::default();
         let mut out = Vec::new();
@@ -330,7 +338,7 @@ fn short_completions_all_truncated_from_the_start_are_noted_once() {
     };
     assert_eq!(course(&[1.0; 30], 64.0), [(3, true, None)]);
     assert_eq!(course(&[1.0; 30], 512.0), [(3, false, None)]);
-    // Truncation that begins later is not due to the configuration, and is not quiet.
+    // Truncation that begins later is not a choice of the configuration, so its alarm is not quiet.
     let later = [&[0.5; 3][..], &[1.0; 9]].concat();
     assert_eq!(course(&later, 64.0), [(6, false, None)]);
     let again = [&[1.0; 5][..], &[0.5; 6], &[1.0; 5]].concat();
@@ -341,7 +349,7 @@ fn short_completions_all_truncated_from_the_start_are_noted_once() {
 }
 
 #[test]
-fn supervised_training_that_has_diverged() {
+fn diverged_supervised_training_raises_an_alarm() {
     let course = |metrics: &[(&str, f64)], from: &[(&str, f64)]| {
         let mut alarms = Alarms::default();
         let values = |all: &[(&str, f64)]| all.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<BTreeMap<_, _>>();
@@ -354,16 +362,16 @@ fn supervised_training_that_has_diverged() {
     };
     let healthy = [("loss", 2.0), ("grad_norm", 1.0)];
     let at = |step: u64, id: &str| vec![(step, id.to_owned())];
-    // The loss is ln 512, and the gradient exactly 0.
+    // The loss is ln 512 and the gradient exactly 0: the model predicts all tokens as equally likely.
     assert_eq!(course(&[("loss", 6.238), ("grad_norm", 0.0)], &healthy), at(9, "diverged"));
     assert_eq!(course(&[("loss", 6.1), ("grad_norm", 0.5)], &healthy), at(9, "diverged"));
     assert_eq!(course(&[("loss", 5.9), ("grad_norm", 0.5)], &healthy), []);
-    assert_eq!(course(&[("loss", 0.0), ("grad_norm", 0.0)], &healthy), [], "all is learned");
+    assert_eq!(course(&[("loss", 0.0), ("grad_norm", 0.0)], &healthy), [], "a loss of 0 is fully learned");
     let pairs = |margin: f64| [("loss", 0.1), ("grad_norm", 0.01), ("rewards/margins", margin)];
     assert_eq!(course(&pairs(20_631.0), &pairs(0.0)), at(9, "margin"));
     assert_eq!(course(&pairs(-100.0), &pairs(0.0)), at(9, "margin"));
     assert_eq!(course(&pairs(99.0), &pairs(0.0)), []);
-    // With sampled completions, a gradient of 0 may mean only that all advantages are 0.
+    // With sampled completions, a gradient of 0 may also mean that all advantages are 0.
     assert_eq!(course(&[("loss", 1.0), ("grad_norm", 0.0), ("reward", 0.5)], &[("reward", 0.5)]), []);
 }
 
@@ -373,20 +381,20 @@ fn an_entropy_near_zero_from_the_start_is_a_collapse() {
         let raised = values(&mut Alarms::default(), "entropy", course.iter().copied());
         raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))
     };
-    // The entropy of the first step precedes the first generation, and is not checked.
+    // The first step's entropy is older than the first generation, and is not checked.
     assert_eq!(first(&[0.001; 20]), Some((6, "entropy_collapse".to_owned())));
     assert_eq!(first(&[0.01; 20]), None);
 }
 
 #[test]
-fn scores_without_a_finite_deviation() {
+fn scores_without_a_finite_deviation_raise_an_alarm() {
     let both = |score: f64| [("a", Some(score), false), ("b", Some(-score), false)];
     assert_eq!(steps(&mut Alarms::default(), 1..2, &[&both(1e154)]), [(1, "reward_overflow".to_owned())]);
     assert_eq!(steps(&mut Alarms::default(), 1..2, &[&both(1e150)]), []);
 }
 
-/// Takes `count` steps with 16 random completions of 12 letters each, cut or not, scored by `score`. Returns the ids of
-/// alarms.
+/// Takes `count` steps with 16 random completions of 12 letters, truncated or not, scored by `score`. Returns the ids
+/// of alarms.
 fn generations(count: u64, cut: bool, score: impl Fn(&str, u64) -> f64) -> Vec<String> {
     let mut noise = 88172645463325252u64;
     let mut random = move || {
@@ -420,19 +428,19 @@ fn generations(count: u64, cut: bool, score: impl Fn(&str, u64) -> f64) -> Vec<S
 }
 
 #[test]
-fn a_random_reward_is_named_and_one_that_reads_the_text_is_not() {
+fn only_rewards_independent_of_the_text_are_reported_as_noise() {
     let chance = |_: &str, random: u64| (random % 1000) as f64 / 1000.0;
     assert_eq!(generations(60, false, chance), ["reward_is_noise"]);
     assert_eq!(generations(60, true, |_, random| (random % 2) as f64), ["reward_is_noise"]);
-    // Scores that mix chance and text, and scores by the text only.
+    // Scores that depend on chance and text, and scores that depend only on the text.
     let noisy = |text: &str, random: u64| text.matches('b').count() as f64 + (random % 1000) as f64 / 250.0;
     assert_eq!(generations(60, false, noisy), NOTHING);
     assert_eq!(generations(60, false, |text, _| f64::from(u8::from(text.contains("be")))), NOTHING);
-    assert_eq!(generations(24, false, chance), NOTHING, "too few");
+    assert_eq!(generations(24, false, chance), NOTHING, "too few completions");
 }
 
 #[test]
-fn what_tokens_cannot_show_where_all_are_cut() {
+fn with_all_completions_truncated_characters_and_marks_are_checked() {
     let characters = |text: &str, _: u64| text.chars().count() as f64;
     assert!(generations(12, true, characters).contains(&"length_is_paid".to_owned()));
     assert_eq!(generations(12, false, characters), NOTHING);

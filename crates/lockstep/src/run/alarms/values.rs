@@ -1,4 +1,4 @@
-//! The alarm conditions that look only at the metrics of a step, not at completions.
+//! The alarm conditions that depend only on a step's metrics, not on completions.
 
 use super::conditions;
 use super::measured::Measured;
@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 const LEARNED: f64 = 0.01;
 /// A mean entropy per token below this (in nats) counts as collapsed, whatever the entropy was at the start.
 const CERTAIN: f64 = 0.005;
-/// Up to this length limit in tokens, completions are usually cut on purpose. If all are cut from the first generation
-/// on, the alarm is only a note.
+/// Up to this length limit in tokens, truncation is usually on purpose. If all completions are truncated from the first
+/// generation on, the alarm is only a note.
 const SHORT: f64 = 128.0;
 
-/// Groups with equal totals: their `share` if it is known, else the share of those in which single rewards vary.
+/// Groups with equal totals: their `share` if it is known, else the share of the groups in which single rewards vary.
 fn zero_variance(share: Option<f64>, measured: &Measured<'_>) -> Option<Detection> {
     let spread = measured.generation.map(|generation| &generation.spread);
     // PPO and runs with one completion per prompt do not compare groups: equal totals are reported only if rewards
@@ -30,7 +30,7 @@ fn zero_variance(share: Option<f64>, measured: &Measured<'_>) -> Option<Detectio
     Some(Detection { remedy, ..Detection::new(&conditions::ZERO_VARIANCE, evidence) })
 }
 
-/// A step of which no token is in the loss.
+/// A step without any token in the loss.
 pub(super) fn all_masked(sequences: u64, values: &BTreeMap<String, f64>) -> Detection {
     let why = match values.get("completions/clipped_ratio") {
         Some(share) if *share >= 1.0 => ": all were cut at max_completion_length",
@@ -43,7 +43,7 @@ pub(super) fn all_masked(sequences: u64, values: &BTreeMap<String, f64>) -> Dete
     Detection::new(&conditions::NOTHING_LEARNED, evidence)
 }
 
-/// Sampled tokens that the tokenizer does not know, out of all.
+/// The share of sampled tokens that the tokenizer does not know.
 pub(super) fn tokens_without_text((unknown, all): (usize, usize)) -> Option<Detection> {
     let part = share(unknown, all).filter(|share| *share >= conditions::UNKNOWN_TOKENS.threshold)?;
     let evidence = format!(
@@ -61,7 +61,8 @@ impl History {
         let value = |name: &str| values.get(name).copied();
         let percent = |share: f64| share * 100.0;
         if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
-            let evidence = format!("{:.0} % of the completions were cut at max_completion_length", percent(share));
+            let evidence =
+                format!("{:.0} % of the completions were truncated at max_completion_length", percent(share));
             self.cut_from_the_first = self.cut_from_the_first.or(Some(true));
             let short = value("completions/max_length").is_some_and(|length| length <= SHORT);
             let quiet = short && self.cut_from_the_first == Some(true);
@@ -79,7 +80,7 @@ impl History {
             let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
             seen.push(Detection::new(&conditions::NO_ANSWER, evidence).of(reward));
         }
-        // Only for sampled completions: supervised training aims at certainty.
+        // Only for sampled completions, since low entropy is the goal of supervised training.
         if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
             let known = self.entropies.len() >= COMPARED;
             if !known {
@@ -94,7 +95,7 @@ impl History {
                 seen.push(Detection::new(&conditions::ENTROPY, evidence));
             }
         }
-        // Without a gradient in any group the entropy is not measured; the sampled log-probabilities replace it.
+        // If no group has a gradient, entropy is not measured; the sampled log-probabilities replace it.
         if let (None, Some(logp)) = (value("entropy"), value("logprob_p10").filter(|logp| *logp > -CERTAIN)) {
             let evidence = format!(
                 "no group teaches anything, and nine of ten tokens were drawn with a log-probability above {logp:.5}: \
@@ -103,23 +104,23 @@ impl History {
             seen.push(Detection::new(&conditions::ENTROPY, evidence));
         }
         self.look_at_supervised(values, seen);
-        // PPO's is of a completion.
-        let of_completion = || {
+        // PPO's divergence is that of a whole completion.
+        let kl_per_token = || {
             let length = value("completions/mean_length").filter(|length| *length > 0.0)?;
             Some(value("objective/kl")? / length)
         };
-        if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
+        if let Some(kl) = value("kl").or_else(kl_per_token).filter(|kl| *kl >= conditions::KL.threshold) {
             let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
             seen.push(Detection::new(&conditions::KL, evidence));
         }
-        // If the policy began as the reference, their divergence is 0 nats in the first step.
-        let kl = value("kl").or_else(of_completion).filter(|kl| kl.is_finite());
+        // If the policy began as the reference, the divergence is 0 nats in the first step.
+        let kl = value("kl").or_else(kl_per_token).filter(|kl| kl.is_finite());
         self.first_kl = self.first_kl.or_else(|| kl.filter(|_| step == 1).map(Bits64));
         let far = |kl: &f64| *kl >= conditions::STALE_REFERENCE.threshold;
         if let (Some(first), Some(kl)) = (self.first_kl.map(|kl| kl.0).filter(far), kl.filter(far)) {
             let evidence = format!(
-                "the policy was {first:.3} nats per token from the reference model before it had learned anything, and \
-                 is {kl:.3} from it: the run is pulled to another model than it began with"
+                "before it had learned anything, the policy was already {first:.3} nats per token from the reference \
+                 model, and it is now {kl:.3} from it: the run is pulled towards another model than it began with"
             );
             seen.push(Detection::new(&conditions::STALE_REFERENCE, evidence));
         }
@@ -136,7 +137,7 @@ impl History {
         }
     }
 
-    /// Checks whether SFT or DPO has diverged. Runs that sample completions are left out.
+    /// Checks whether SFT or DPO has diverged. Runs that sample completions are skipped.
     fn look_at_supervised(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Detection>) {
         let value = |name: &str| values.get(name).copied();
         if self.lowest.is_some() || value("objective/kl").is_some() || value("reward").is_some() {

@@ -6,7 +6,7 @@ use model::{Columns, GroupId, columns};
 use rewards::Content;
 use std::fs;
 
-/// A group of two rewards whose completions have these ids.
+/// A group with two rewards whose completions have these ids.
 fn group(id: u64, all: &[&[u32]]) -> Group {
     let completion = |(i, ids): (usize, &&[u32])| Completion {
         rewards: vec![Some(i as f64), None],
@@ -57,7 +57,7 @@ fn recorded_groups_become_rows_and_histograms() {
 }
 
 #[test]
-fn an_event_file_has_the_logged_values_and_is_made_once() {
+fn an_event_file_has_the_logged_values_and_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::fresh(&dir.path().join("run")).unwrap();
     run.create("seed = 3\n").unwrap();
@@ -69,12 +69,12 @@ fn an_event_file_has_the_logged_values_and_is_made_once() {
     let lines =
         "{\"step\": 1, \"time_s\": 5, \"loss\": 1}\n{\"step\": 2, \"loss\": null}\n{\"step\": 2, \"alarm\": {}}\n";
     fs::write(run.metrics(), lines).unwrap();
-    assert_eq!(board("a").unwrap(), 2, "what was logged, and no alarm");
+    assert_eq!(board("a").unwrap(), 2, "the logged metrics, without the alarm");
     let again = board("a").unwrap_err().to_string();
     assert!(again.contains("tfevents"), "{again}");
-    let end = " is there already, and nothing is written over it: delete it, or give another directory (--out)";
+    let end = " already exists and is not overwritten: delete it, or choose another directory (--out)";
     assert!(again.ends_with(end), "{again}");
-    // A table, and recorded groups of two steps: their histograms.
+    // A completions table, and recorded groups of two steps with histograms.
     fs::write(
         run.completions().join("completions_00001.jsonl"),
         "{\"step\": 1, \"prompt\": \"p\", \"completion\": \"c\"}\n",
@@ -90,7 +90,7 @@ fn an_event_file_has_the_logged_values_and_is_made_once() {
     log.sync().unwrap();
     drop(log);
     assert_eq!(board("c").unwrap(), 5);
-    // Without a table the groups' texts are shown, if there is a tokenizer.
+    // Without a table, the groups' texts are shown if there is a tokenizer.
     fs::remove_file(run.completions().join("completions_00001.jsonl")).unwrap();
     assert_eq!(board("d").unwrap(), 4);
     Tokenizer::characters("xyz".chars(), &SpecialTokens::default()).unwrap().save(&run.model()).unwrap();

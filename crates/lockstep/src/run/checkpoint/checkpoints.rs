@@ -1,4 +1,4 @@
-//! The checkpoints of a training run: which step is saved, and which one is being written.
+//! The checkpoints of a training run: which step is saved, and which checkpoint is being written.
 
 use super::{CheckpointWriter, Kept, link_model};
 use crate::error::paragraph;
@@ -10,19 +10,19 @@ use model::FileDType;
 use std::time::Duration;
 use telemetry::EventKind;
 
-/// Saves the checkpoints of a run, and its final model.
+/// Saves the checkpoints and the final model of a run.
 pub struct Checkpoints {
     /// The directory of the run.
     pub dir: RunDir,
     /// The last step whose checkpoint was saved or is being written.
     saved_at: Option<u64>,
     writing: Option<CheckpointWriter>,
-    /// How long the next checkpoint may wait for the end of a rollout before it is written.
+    /// How long the next checkpoint may wait for the end of a rollout.
     hold: Duration,
 }
 
 impl Checkpoints {
-    /// The checkpoints in `dir`; `saved_at` is the step of the last one.
+    /// The checkpoints in `dir`, of which the last one is of step `saved_at`.
     pub fn new(dir: RunDir, saved_at: Option<u64>) -> Checkpoints {
         Checkpoints { dir, saved_at, writing: None, hold: Duration::ZERO }
     }
@@ -32,7 +32,7 @@ impl Checkpoints {
         self.saved_at == Some(step)
     }
 
-    /// Begins to write the checkpoint of `step`, on another thread, while the run continues. [`finish`](Self::finish)
+    /// Starts to write the checkpoint of `step` on another thread, while the run continues. [`finish`](Self::finish)
     /// waits for it, and must have been called for the previous checkpoint.
     pub fn start(&mut self, step: u64, writes: Vec<WriteFiles>, kept: Kept) -> anyhow::Result<()> {
         self.writing = Some(CheckpointWriter::start(&self.dir, step, writes, kept, self.hold)?);
@@ -40,14 +40,13 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Lets a waiting checkpoint be written now: the batch of the next step is made, and what follows needs less memory
+    /// Starts a waiting write now: the batch of the next step is complete, and the following work needs less memory
     /// bandwidth than generation.
     pub fn release(&mut self) {
         self.writing.iter_mut().for_each(CheckpointWriter::release);
     }
 
-    /// Waits for the checkpoint that is being written, if there is one. Called before anything changes that a
-    /// checkpoint saves.
+    /// Waits for a checkpoint that is being written. Must be called before anything changes that the checkpoint saves.
     pub fn finish(&mut self, log: &mut RunLog, learner: &Learner) -> anyhow::Result<()> {
         let Some(writer) = self.writing.take() else { return Ok(()) };
         let (span, step) = (log.stages.span("checkpoint"), writer.step);
@@ -62,20 +61,20 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes the run's result: a copy of the model in the checkpoint of the last step, in the dtype that the
-    /// configuration asks for. (If a weight is too large for f16, it is f32, and a warning says so.) If `best` names
-    /// another step, the model of that checkpoint is copied, and `learner` loads its weights. If the checkpoint does
-    /// not exist, the weights of `learner` are written.
+    /// Writes the run's result: a copy of the model in the last step's checkpoint, in the configured dtype. (If a
+    /// weight is too large for f16, the dtype is f32, with a warning.) If `best` names another step, the model of that
+    /// checkpoint is copied, and `learner` loads its weights. Without a checkpoint, the weights of `learner` are
+    /// written.
     pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
         let mut saved = self.dir.checkpoint(learner.step);
         if let Some(step) = best.filter(|&step| step != learner.step) {
-            let of_best = self.dir.checkpoint(step);
-            if of_best.is_dir() {
-                saved = of_best;
+            let best_path = self.dir.checkpoint(step);
+            if best_path.is_dir() {
+                saved = best_path;
                 learner.policy.restore(&saved)?;
                 log.sinks().info(&format!("the result is the best checkpoint, of step {step}"));
             } else {
-                log.warn(&format!("the best checkpoint, of step {step}, is gone: the result is the last weights"));
+                log.warn(&format!("the best checkpoint, of step {step}, is missing: the result is the last weights"));
             }
         }
         let target = self.dir.model();

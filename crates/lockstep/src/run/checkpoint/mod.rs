@@ -3,7 +3,7 @@
 //!
 //! It is written under a temporary name, every file and directory is synced, it is renamed into place, and the parent
 //! directory is synced. Only then are older checkpoints deleted. So whenever the process dies, the newest directory
-//! named `step-…` is complete. This module does not depend on the kind of run.
+//! named `step-…` is complete. This module knows nothing of the kind of run.
 
 mod checkpoints;
 mod writer;
@@ -24,13 +24,13 @@ use std::path::{Path, PathBuf};
 const TEMPORARY: &str = ".unfinished-";
 
 /// Prefixes of the checkpoint's files that do not belong to the model: optimizer state, value model, reference model,
-/// the generation batch in use, generation batches made ahead, lineages of the weights that workers may have, and the
-/// state of the Python package's trainer.
+/// the generation batch in use, batches generated ahead, lineages of the weights that workers may have, and the state
+/// of the Python package's trainer.
 const OF_RUN: [&str; 7] =
     ["optimizer_", "value_", "reference.", "generation_batch.", "frontier.", "fleet.", "trainer_state."];
 
-/// Writes the checkpoint of `step`; `fill` writes the files into the empty directory that it gets. On an error, such as
-/// a full disk, the unfinished files are removed and older checkpoints stay as they are.
+/// Writes the checkpoint of `step`. `fill` writes the files into the empty directory that is passed to it. On an error,
+/// such as a full disk, the unfinished files are removed and older checkpoints stay unchanged.
 pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
     let target = run.checkpoint(step);
     let temporary = run.checkpoints().join(format!("{TEMPORARY}step-{step:06}"));
@@ -39,7 +39,7 @@ pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result
         let _ = disk::remove_dir_all(&temporary);
     }
     written.with_context(|| {
-        let kept = latest(run).map_or("there is no earlier checkpoint".to_owned(), |c| {
+        let kept = latest(run).map_or("no earlier checkpoint exists".to_owned(), |c| {
             format!("the last good checkpoint is {}", c.display())
         });
         format!("cannot write the checkpoint of step {step} to {}; {kept}", target.display())
@@ -58,8 +58,8 @@ fn write_to(
     fill(temporary)?;
     FileList::of(temporary, step)?.write(temporary)?;
     sync_tree(temporary)?;
-    // A checkpoint of the same step is there if it was written before the evaluation that was due: it is moved aside
-    // first, because a rename does not replace a directory that is not empty.
+    // A checkpoint of the same step exists if it was written before a due evaluation. It is moved aside first, because
+    // a rename does not replace a directory that is not empty.
     let aside = temporary.with_extension("old");
     remove_if_there(&aside)?;
     if target.exists() {
@@ -87,10 +87,10 @@ fn sync_tree(dir: &Path) -> std::io::Result<()> {
     sync_directory(dir)
 }
 
-/// Copies the model of `checkpoint` into the new directory `target`, without the files that only a run needs. Weight
-/// files are hard-linked where the file system allows it, since they are never changed in place.
+/// Copies the model of `checkpoint` to the new directory `target`, without the files that only a run needs. Weight
+/// files are hard-linked if the file system allows it, since they never change in place.
 ///
-/// If `in_dtype` names another dtype than that of the checkpoint, weights are rounded to it.
+/// If `in_dtype` differs from the checkpoint's dtype, weights are rounded to it.
 pub fn link_model(checkpoint: &Path, target: &Path, in_dtype: Option<FileDType>) -> anyhow::Result<()> {
     disk::create_dir_all(target)?;
     if let Some(dtype) = in_dtype {
@@ -115,7 +115,7 @@ pub fn link_model(checkpoint: &Path, target: &Path, in_dtype: Option<FileDType>)
     Ok(sync_tree(target)?)
 }
 
-/// Whether [`link_model`] copies a file of a checkpoint; `name` is the file's path in the checkpoint.
+/// Whether [`link_model`] copies the checkpoint's file `name`, a path in the checkpoint.
 pub fn is_of_model(name: &str) -> bool {
     !is_of_run(name) && (!name.contains('/') || is_listed(name))
 }
@@ -125,8 +125,8 @@ fn is_of_run(name: &str) -> bool {
     [state::FILE, FILE_LIST].contains(&name) || OF_RUN.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Copies those files of the folder `from` that belong to a model, such as further chat templates; `name` is the
-/// folder's path in the model directory.
+/// Copies the files of the folder `from` that belong to a model, such as further chat templates. `name` is the folder's
+/// path in the model directory.
 fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
     for entry in disk::read_dir(from)? {
         let file = entry.file_name();
@@ -139,18 +139,24 @@ fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
 }
 
 /// Refuses the checkpoint `dir` if its files do not match the list that was written with them. Checkpoints of older
-/// versions do not have a list; then the returned text is a note that the files were not compared.
+/// versions have no list; then the returned text is a note that nothing was compared.
 pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     let Some(list) = FileList::read(dir).or_bad_input()? else {
         return Ok(Some(format!(
-            "{} has no {FILE_LIST} (older versions wrote none): that its files are of the same step is not checked",
+            "{} has no {FILE_LIST} (older versions wrote none), so it is not checked that all files belong to the same \
+             step",
             dir.display()
         )));
     };
     list.check(dir, |_| true).or_bad_input()?;
     let step = state::RunState::read(dir)?.step;
     if step != list.step {
-        bad_input!("{}: is of step {}, and {} of step {step}", dir.join(FILE_LIST).display(), list.step, state::FILE);
+        bad_input!(
+            "{}: belongs to step {}, but {} to step {step}",
+            dir.join(FILE_LIST).display(),
+            list.step,
+            state::FILE
+        );
     }
     Ok(None)
 }
@@ -175,18 +181,17 @@ pub fn latest(run: &RunDir) -> Option<PathBuf> {
     all(run).pop().map(|(_, path)| path)
 }
 
-/// The rule for which checkpoints are kept.
+/// Which checkpoints are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept {
     /// The number of newest checkpoints to keep; `None` keeps all.
     pub limit: Option<usize>,
-    /// The step of the best evaluation, whose checkpoint is kept too.
+    /// The step of the best evaluation, whose checkpoint is also kept.
     pub best: Option<u64>,
 }
 
 impl Kept {
-    /// The rule that `config` sets. The checkpoint of the best evaluation is kept if its weights will be the run's
-    /// result.
+    /// The rule in `config`. The checkpoint of the best evaluation is kept if its weights will be the run's result.
     pub fn new(config: &Config, best: Option<&state::Best>) -> Kept {
         let best = best.filter(|_| config.load_best_model_at_end).map(|best| best.step);
         Kept { limit: config.save_total_limit, best }
@@ -201,7 +206,7 @@ pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
     let expendable: Vec<_> = all.iter().filter(|(step, _)| Some(*step) != newest && Some(*step) != best).collect();
     let excess = all.len().saturating_sub(limit.max(1));
     for (_, path) in expendable.into_iter().take(excess) {
-        // The directory is renamed first, so that a half-deleted checkpoint is never resumed from.
+        // The directory is renamed first, so that no run resumes from a half-deleted checkpoint.
         let doomed = run.checkpoints().join(format!("{TEMPORARY}{}", path.file_name().unwrap().to_string_lossy()));
         remove_if_there(&doomed)?;
         disk::rename(path, &doomed)?;
@@ -210,7 +215,7 @@ pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives a checkpoint its name back, if it was moved aside for a newer one of the same step that was never completed.
+/// Renames a checkpoint back if it was moved aside for a newer one of the same step that was never completed.
 pub fn put_back(run: &RunDir) -> anyhow::Result<()> {
     for (name, path) in unfinished(run) {
         if let Some(original) = name.strip_suffix(".old").map(|name| run.checkpoints().join(name))
@@ -228,7 +233,7 @@ pub fn sweep(run: &RunDir) -> anyhow::Result<()> {
     Ok(unfinished(run).try_for_each(|(_, path)| disk::remove_dir_all(path))?)
 }
 
-/// The directories with a temporary name: the rest of each name, and its path.
+/// The directories with a temporary name, as the rest of the name and the path.
 fn unfinished(run: &RunDir) -> impl Iterator<Item = (String, PathBuf)> {
     disk::read_dir(run.checkpoints()).into_iter().flatten().filter_map(|entry| {
         let name = entry.file_name().to_str()?;
@@ -277,9 +282,9 @@ mod tests {
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
     }
 
-    /// Checks a process killed after the newer checkpoint was complete and before the older one was deleted.
+    /// The process was killed after the newer checkpoint was complete and before the older one was deleted.
     #[test]
-    fn sweeping_keeps_the_newer_of_two() {
+    fn sweeping_keeps_the_newer_of_two_checkpoints_of_a_step() {
         let (_dir, run) = run();
         put(&run, 7);
         let aside = run.checkpoints().join(".unfinished-step-000007.old");
@@ -291,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn writing_a_step_again_replaces_it() {
+    fn writing_a_step_again_replaces_its_checkpoint() {
         let (_dir, run) = run();
         put(&run, 3);
         write(&run, 3, |dir| Ok(fs::write(dir.join("y"), "second")?)).unwrap();
@@ -310,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_checkpoint_are_those_that_were_written_with_it() {
+    fn a_checkpoint_with_files_of_another_step_is_refused() {
         let (_dir, run) = run();
         let checkpoint = with_state(&run, 3);
         assert_eq!(checkpoint, run.checkpoint(3));
@@ -319,25 +324,28 @@ mod tests {
         assert!(crate::error::is_bad_input(&check(&checkpoint).unwrap_err()));
         fs::remove_file(checkpoint.join(FILE_LIST)).unwrap();
         let place = checkpoint.display();
-        let unlisted = "(older versions wrote none): that its files are of the same step is not checked";
+        let unlisted = "(older versions wrote none), so it is not checked that all files belong to the same step";
         assert_eq!(check(&checkpoint).unwrap(), Some(format!("{place} has no {FILE_LIST} {unlisted}")));
         let other = with_state(&run, 4);
-        let said = check(&other).unwrap_err().to_string();
-        assert_eq!(said, format!("{}: is of step 4, and run_state.json of step 3", other.join(FILE_LIST).display()));
+        let error = check(&other).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("{}: belongs to step 4, but run_state.json to step 3", other.join(FILE_LIST).display())
+        );
     }
 
     #[test]
-    fn a_checkpoint_that_cannot_be_written_names_the_last_one() {
+    fn a_failed_checkpoint_names_the_last_good_one() {
         let (_dir, run) = run();
         let failing = |step: u64| format!("{:#}", write(&run, step, |_| anyhow::bail!("full")).unwrap_err());
         let words = |step: u64, kept: &str| {
             format!("cannot write the checkpoint of step {step} to {}; {kept}: full", run.checkpoint(step).display())
         };
-        assert_eq!(failing(2), words(2, "there is no earlier checkpoint"));
+        assert_eq!(failing(2), words(2, "no earlier checkpoint exists"));
         put(&run, 2);
         let kept = format!("the last good checkpoint is {}", run.checkpoint(2).display());
         assert_eq!(failing(5), words(5, &kept));
-        // Files of a failed attempt are not part of the next one.
+        // A failed attempt leaves no files for the next one.
         let unfinished = run.checkpoints().join(".unfinished-step-000007");
         fs::create_dir(&unfinished).unwrap();
         fs::write(unfinished.join("old"), "").unwrap();
@@ -350,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_limits_of_checkpoints() {
+    fn checkpoints_are_listed_by_step_and_limited_in_number() {
         let (_dir, run) = run();
         for step in &[10, 9, 1_000_000] {
             put(&run, *step);
@@ -360,7 +368,7 @@ mod tests {
         }
         assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [9, 10, 1_000_000]);
         assert_eq!(latest(&run), Some(run.checkpoint(1_000_000)));
-        // The newest and the best checkpoint are kept whatever the limit is.
+        // The newest and the best checkpoint are kept, whatever the limit.
         prune(&run, Kept { limit: Some(2), best: None }).unwrap();
         assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [10, 1_000_000]);
         prune(&run, Kept { limit: Some(1), best: Some(10) }).unwrap();
@@ -400,7 +408,7 @@ mod tests {
         {
             use std::os::unix::fs::MetadataExt;
             let links = |name: &str| fs::metadata(target.join(name)).unwrap().nlink();
-            assert_eq!((links("model.safetensors"), links("config.json")), (2, 1), "weights take no space twice");
+            assert_eq!((links("model.safetensors"), links("config.json")), (2, 1), "weights are hard-linked");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Writes a checkpoint on a thread of its own, while the training run continues up to its next optimizer step.
+//! Writes a checkpoint on its own thread, while the training run continues up to its next optimizer step.
 //!
-//! Generation is limited by memory bandwidth and consists of short parallel regions. A thread that copies, hashes and
-//! writes gigabytes beside it slows it down several times as much as it slows the update. So the writer may wait for
-//! the end of a rollout, if the previous checkpoint showed that it will still finish in time.
+//! Generation is limited by memory bandwidth and consists of short parallel regions. A concurrent thread that copies,
+//! hashes and writes gigabytes slows it down several times as much as it slows the update. Therefore the writer may
+//! wait for the end of a rollout, if the previous checkpoint showed that it will still finish in time.
 
 use super::{Kept, prune, write};
 use crate::models::WriteFiles;
@@ -12,18 +12,18 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest time that a checkpoint waits for the end of a rollout. A killed process loses at most this much more.
+/// The longest wait of a checkpoint for the end of a rollout. A killed process loses at most this much more.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// A checkpoint that is being written. Dropping this value waits until the checkpoint is complete, so that a run that
 /// fails meanwhile keeps it.
 pub struct CheckpointWriter {
-    /// The step that the checkpoint saves.
+    /// The step of the checkpoint.
     pub step: u64,
     started: Instant,
-    /// The sender that keeps the writer waiting; dropping it makes the writer begin.
+    /// The sender that keeps the writer waiting; dropping it starts the write.
     hold: Option<Sender<()>>,
-    /// The writing thread. It returns the checkpoint's directory, when writing began, and how long it took.
+    /// The writing thread, which returns the checkpoint's directory, the start and the duration of writing.
     thread: Option<JoinHandle<anyhow::Result<(PathBuf, Instant, Duration)>>>,
 }
 
@@ -35,14 +35,14 @@ pub struct Written {
     pub began: Instant,
     /// Seconds of writing that overlapped other work of the run.
     pub hidden_s: f64,
-    /// How long the next checkpoint may wait before it is written.
+    /// How long the next checkpoint may wait.
     pub hold_next: Duration,
 }
 
 impl CheckpointWriter {
     /// Starts a thread that writes the checkpoint of `step` and then deletes the checkpoints that it replaces. Writing
-    /// begins when [`release`](Self::release) is called, or after `hold`. The data that `writes` will write must not
-    /// change until then.
+    /// begins when [`release`](Self::release) is called, or after `hold`. The data read by `writes` must not change
+    /// until then.
     pub fn start(
         run: &RunDir,
         step: u64,
@@ -52,7 +52,7 @@ impl CheckpointWriter {
     ) -> anyhow::Result<CheckpointWriter> {
         let (run, (release, held)) = (run.clone(), channel::<()>());
         let work = move || {
-            // The sender never sends: the wait ends by time, or when the sender is dropped.
+            // The sender sends nothing: the wait ends by time, or when the sender is dropped.
             let _ = held.recv_timeout(hold);
             let began = Instant::now();
             let path = write(&run, step, |dir| writes.into_iter().try_for_each(|write| write(dir)))?;
@@ -63,7 +63,7 @@ impl CheckpointWriter {
         Ok(CheckpointWriter { step, started: Instant::now(), hold: Some(release), thread: Some(thread) })
     }
 
-    /// Lets the checkpoint be written now.
+    /// Starts the write now.
     pub fn release(&mut self) {
         self.hold = None;
     }
@@ -79,8 +79,8 @@ impl CheckpointWriter {
     }
 }
 
-/// How long the next checkpoint may wait, if the last one took `took` to write and the run needed it complete only
-/// after `room`. It leaves 1.5 times `took` for writing.
+/// How long the next checkpoint may wait, if the last one took `took` to write, and the run needed it only after
+/// `room`. This leaves 1.5 times `took` for writing.
 fn hold_next(room: Duration, took: Duration) -> Duration {
     room.saturating_sub(took * 3 / 2).min(LONGEST_HOLD)
 }
@@ -88,7 +88,7 @@ fn hold_next(room: Duration, took: Duration) -> Duration {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         self.release();
-        // Whoever drops it has an error to tell already.
+        // Whoever drops this value already has an error to report.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_checkpoint_is_written_once_it_is_released_or_waited_for_or_dropped() {
+    fn a_held_checkpoint_is_written_once_released_awaited_or_dropped() {
         let (_dir, run) = run();
         let mut released = start(&run, 1, FOREVER);
         assert!(!run.checkpoint(1).exists());
@@ -122,15 +122,15 @@ mod tests {
         }
         let written = released.finish().unwrap();
         assert_eq!(written.path, run.checkpoint(1));
-        assert!(written.hidden_s > 0.0, "all of it but the deletion of older ones was written meanwhile");
+        assert!(written.hidden_s > 0.0, "everything except the deletion of older checkpoints overlapped");
         let waited_for = start(&run, 2, FOREVER).finish().unwrap();
         assert_eq!(waited_for.hidden_s, 0.0, "writing began when the run waited for it");
         drop(start(&run, 3, FOREVER));
-        assert_eq!(super::super::all(&run), [(3, run.checkpoint(3))], "each replaces the one before");
+        assert_eq!(super::super::all(&run), [(3, run.checkpoint(3))], "each checkpoint replaces the previous one");
     }
 
     #[test]
-    fn the_writer_is_not_held_beyond_its_time() {
+    fn the_writer_starts_after_the_longest_hold() {
         let (_dir, run) = run();
         let _writer = start(&run, 1, Duration::from_millis(1));
         while !run.checkpoint(1).exists() {
@@ -139,10 +139,10 @@ mod tests {
     }
 
     #[test]
-    fn the_next_is_held_only_as_long_as_there_is_time() {
+    fn the_next_hold_leaves_enough_time_to_write() {
         let s = Duration::from_secs;
         assert_eq!(hold_next(s(20), s(12)), s(2));
-        assert_eq!(hold_next(s(20), s(14)), s(0), "a slow disk has all the time there is");
+        assert_eq!(hold_next(s(20), s(14)), s(0), "on a slow disk, writing starts at once");
         assert_eq!(hold_next(s(0), s(4)), s(0));
         assert_eq!(hold_next(s(1000), s(4)), LONGEST_HOLD);
     }

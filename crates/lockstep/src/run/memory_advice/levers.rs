@@ -10,11 +10,11 @@ use train::MomentsDType;
 pub struct Lever {
     /// The key.
     pub key: &'static str,
-    /// The values to try, from the least change to the greatest; none if the key cannot be lowered.
+    /// The values to try, from the smallest change to the largest; empty if the key cannot be lowered.
     values: fn(&Config, Longest) -> Vec<usize>,
-    /// Gives the key a value.
+    /// Sets the key to a value.
     pub set: fn(&mut Config, usize),
-    /// A value as the configuration writes it; `None` for the number itself.
+    /// A value as written in the configuration; `None` for a plain number.
     written: Option<&'static str>,
 }
 
@@ -23,12 +23,12 @@ impl Lever {
         (self.values)(config, longest)
     }
 
-    /// The change as `key = value`, with the number that the key has now.
+    /// The change as `key = value`, with the key's present number.
     pub fn text(&self, now: &Config, value: usize) -> String {
         match self.written {
             Some(text) => format!("{} = {text}", self.key),
             None => {
-                // The first value that is tried is half of the present one.
+                // The first value to try is half of the present one.
                 let before = self.now(now).map_or(String::new(), |n| format!(" (now {n})"));
                 format!("{} = {value}{before}", self.key)
             }
@@ -76,7 +76,7 @@ const fn number(key: &'static str, values: fn(&Config, Longest) -> Vec<usize>, s
     Lever { key, values, set, written: None }
 }
 
-/// All keys in this order: keys that do not change bits, keys that round, keys that change the way of training, keys
+/// All keys, in this order: keys that do not change bits, keys that round, keys that change the training method, keys
 /// that change the task.
 pub const LEVERS: &[Lever] = &[
     flag(
@@ -119,7 +119,7 @@ pub const LEVERS: &[Lever] = &[
     flag("use_peft", "true", |c, _| switch(c.use_peft), |c, _| c.use_peft = true),
     number("lora_r", |c, _| if c.use_peft { halves(c.lora_r, 1) } else { Vec::new() }, |c, n| c.lora_r = n),
     number("max_staleness", |c, _| halves(c.max_staleness, 0), |c, n| c.max_staleness = n),
-    // In bf16 the masters are kept by any optimizer; Muon has one moment for each matrix of a layer.
+    // In bf16, every optimizer keeps master weights; Muon has one moment for each matrix in a layer.
     flag(
         "optim",
         "\"muon\"",
@@ -135,7 +135,7 @@ pub const LEVERS: &[Lever] = &[
         |c, n| c.per_device_train_batch_size = n,
     ),
     number("num_generations", |c, _| divisors(c.num_generations), |c, n| c.num_generations = n),
-    // Shorter than this, hardly any task is left; and longer rows are left out.
+    // Below this length, hardly any task is left, and longer rows would be skipped.
     number(
         "max_completion_length",
         |c, _| halves(c.max_completion_length, c.max_completion_length.div_ceil(8).max(16)),
@@ -159,7 +159,7 @@ pub const LEVERS: &[Lever] = &[
     ),
 ];
 
-/// The divisors of a group's size from 2 on, the largest first, without the size itself.
+/// The divisors of a group's size from 2 on, without the size itself, the largest first.
 fn divisors(n: usize) -> Vec<usize> {
     (2..n).rev().filter(|divisor| n.is_multiple_of(*divisor)).collect()
 }

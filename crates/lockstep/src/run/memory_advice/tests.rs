@@ -5,14 +5,14 @@ use kernels::Device;
 use std::path::Path;
 use telemetry::Sinks;
 
-/// The shape of a model whose weights take most of the memory of small batches.
+/// The shape of a model whose weights take most of the memory if batches are small.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 20000,
 "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
 "num_key_value_heads": 4,
 "head_dim": 64, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Each case: a command, and the keys that its configuration sets.
+/// Each case: a command, and the keys set in its configuration.
 const CASES: &[(Purpose, &[(&str, &str)])] = &[
     (Purpose::Show, &[]),
     (Purpose::Show, &[("dtype", "bf16")]),
@@ -42,7 +42,7 @@ const CASES: &[(Purpose, &[(&str, &str)])] = &[
     (Purpose::Reward, &[("adam_moments_dtype", "bf16"), ("gradient_checkpointing", "true")]),
 ];
 
-/// A directory with the model's files other than its weights, and data.
+/// A directory with data and the model's files, without its weights.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let special = model::tokenizer::SpecialTokens { eos: Some("#".into()), ..Default::default() };
@@ -57,7 +57,7 @@ fn directory() -> tempfile::TempDir {
     dir
 }
 
-/// The configuration of a command with these keys set, as a user gives them.
+/// The configuration of a command with these keys set, as from a user.
 fn configured(root: &Path, purpose: Purpose, set: &[(&str, &str)]) -> Config {
     let model = root.join("model").display().to_string();
     let data = root.join(if purpose == Purpose::Sft { "sft.jsonl" } else { "pairs.jsonl" }).display().to_string();
@@ -66,7 +66,7 @@ fn configured(root: &Path, purpose: Purpose, set: &[(&str, &str)]) -> Config {
         all.push(("dataset_name".to_owned(), data));
     }
     all.extend(set.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
-    // An unfinished configuration is checked as one that trains.
+    // An unfinished configuration is checked as a training configuration.
     let mut complete = all.clone();
     complete.extend([("dataset_name", "d"), ("reward_funcs", "length:10")].map(|(k, v)| (k.to_owned(), v.to_owned())));
     if purpose == Purpose::Show {
@@ -77,8 +77,8 @@ fn configured(root: &Path, purpose: Purpose, set: &[(&str, &str)]) -> Config {
     layers.resolve().unwrap_or_else(|error| panic!("{set:?}: {error}")).config
 }
 
-/// Calls `call` with the replanner of each case and its plan; collects the faults that it finds.
-fn of_each_case(
+/// Calls `call` with the replanner and plan of each case, and collects the failures.
+fn for_each_case(
     device: Device,
     call: impl Fn(&Replan<'_>, &MemoryPlan, &dyn Fn(&[String]) -> MemoryPlan) -> Vec<String>,
 ) {
@@ -90,7 +90,7 @@ fn of_each_case(
         let found = run.with_planner(&Sinks::new(), |planner| {
             let plan = |config: &Config| Ok(planner(config)?.on(device));
             let replan = Replan { purpose: *purpose, config: &config, resumes: false, plan: &plan };
-            // As a user would write the changes into the configuration.
+            // Applies the changes as a user would write them.
             let written = |changes: &[String]| {
                 let pair = |text: &String| {
                     let (key, value) = text.split_once(" = ").expect("key = value");
@@ -117,7 +117,7 @@ fn percent(plan: &MemoryPlan, percent: u64) -> Available {
 }
 
 fn each_named_key_lowers_the_memory(device: Device, shares: &[u64]) {
-    of_each_case(device, |replan, plan, written| {
+    for_each_case(device, |replan, plan, written| {
         let mut wrong = Vec::new();
         let now = Changed { texts: Vec::new(), config: replan.config.clone(), plan: plan.clone() };
         for &share in shares {
@@ -130,7 +130,7 @@ fn each_named_key_lowers_the_memory(device: Device, shares: &[u64]) {
                 let size = |plan: &MemoryPlan| (plan.needed(), plan.device_total);
                 if size(&again) != size(&changed.plan) || again.excess(&available) >= plan.excess(&available) {
                     wrong.push(format!(
-                        "{}: {:?} were promised, and it is {:?} of {:?}",
+                        "{}: expected {:?}, got {:?} of {:?}",
                         changed.texts.join(", "),
                         size(&changed.plan),
                         size(&again),
@@ -145,7 +145,7 @@ fn each_named_key_lowers_the_memory(device: Device, shares: &[u64]) {
                     && text.contains("It fits with") == single.iter().any(|one| one.plan.excess(&available) == 0),
                 "{text}"
             );
-            // A run that one or two changes would make fit is not called impossible.
+            // If one or two changes make a run fit, it is not reported as impossible.
             if text.contains("No key makes it fit") {
                 let fits = |changed: &Changed| changed.plan.excess(&available) == 0;
                 for first in &single {
@@ -159,19 +159,19 @@ fn each_named_key_lowers_the_memory(device: Device, shares: &[u64]) {
 }
 
 #[test]
-fn each_named_key_lowers_the_memory_to_the_named_size() {
+fn each_suggested_key_lowers_the_memory_to_the_stated_size() {
     each_named_key_lowers_the_memory(Device::Cpu, &[97, 60, 20]);
 }
 
 #[test]
-fn each_named_key_lowers_the_memory_of_a_device() {
+fn each_suggested_key_lowers_the_memory_of_a_device() {
     each_named_key_lowers_the_memory(Device::CudaEmulated, &[60]);
 }
 
-/// The keys beside a part lower that part and the whole, if they are given their least value.
+/// Each key listed with a part lowers that part and the whole, at its smallest value.
 #[test]
-fn each_key_beside_a_part_lowers_that_part() {
-    of_each_case(Device::Cpu, |replan, plan, written| {
+fn each_key_listed_with_a_part_lowers_that_part() {
+    for_each_case(Device::Cpu, |replan, plan, written| {
         let mut named = plan.clone();
         replan.name_keys(&mut named);
         let mut wrong = Vec::new();
@@ -190,10 +190,10 @@ fn each_key_beside_a_part_lowers_that_part() {
                 }
             }
         }
-        // Some lever lowers each part of the trained model, unless only an adapter is trained.
+        // Each part of the trained model has a lever, unless only an adapter is trained.
         for name in ["weights", "training: gradients", "training: optimizer"] {
             let part = named.parts.iter().find(|part| part.name == name);
-            // A reference that moves excludes adapters and bf16.
+            // A reference model that follows the policy excludes adapters and bf16.
             if !replan.config.use_peft
                 && !replan.config.sync_ref_model
                 && part.is_some_and(|part| part.lowered_by.is_empty())
@@ -207,7 +207,7 @@ fn each_key_beside_a_part_lowers_that_part() {
 }
 
 #[test]
-fn a_resumed_run_is_advised_of_keys_that_it_may_change() {
+fn a_resumed_run_is_only_advised_of_keys_that_may_change() {
     let dir = directory();
     let config = configured(dir.path(), Purpose::Show, &[]);
     let run = PlannedRun { purpose: Purpose::Show, config: &config, distributed: false, device: Device::Cpu };

@@ -1,34 +1,33 @@
-//! The machine's peak speeds, measured once in a run, and only while the machine does nothing else.
+//! The machine's peak speeds, measured once per run, and only while the machine does nothing else.
 //!
 //! A measurement counts if the load by other processes was below [`CpuTimes::QUIET`] per core for [`AROUND_S`] seconds
-//! before it, during it, and for [`AROUND_S`] seconds after it. Before and after, the run continues: the load leaves
-//! its own time out. (Programs that it has started count as others.)
+//! before it, during it, and for [`AROUND_S`] seconds after it. The run continues before and after; its own time does
+//! not count as load. (Programs that it has started count as others.)
 
 use std::collections::VecDeque;
 use std::time::Duration;
 use telemetry::CpuTimes;
 use telemetry::record::MeasuredCeilings;
 
-/// The seconds before and after a measurement for which the load counts.
+/// The seconds before and after a measurement in which the load counts.
 const AROUND_S: f64 = 2.0;
-/// The load so far decides against a measurement at the end of a run if it is known for this many seconds.
+/// If the load has been known for this many seconds, it can rule out a measurement at the end of a run.
 const KNOWN_S: f64 = 0.2;
-/// While a run trains, the times of the cores are read at most this often.
+/// During training, the times of the cores are read at most this often.
 const EVERY_S: f64 = 0.5;
-/// A run measures at most this often.
+/// The most measurements of a run.
 const MOST_TRIES: u32 = 3;
 
-/// The sentences in place of ceilings.
-pub(super) const BUSY: &str =
-    "The machine was busy when its ceilings would have been measured, so stages are not compared with them.";
+/// The sentences that replace the ceilings.
+pub(super) const BUSY: &str = "The machine was too busy to measure its ceilings, so stages are not compared with them.";
 pub(super) const UNKNOWN: &str =
-    "This system does not report how busy the machine is, so there are no measured ceilings to compare stages with.";
+    "This system does not report the machine's load, so stages are not compared with measured ceilings.";
 
 /// The cores of a machine, and its clock.
 pub(super) trait Cores: Send {
-    /// Now, in seconds of the clock of their times.
+    /// The present time, in seconds of the clock of the cores' times.
     fn clock_s(&mut self) -> f64;
-    /// Their times now.
+    /// The present times of the cores.
     fn times(&mut self) -> CpuTimes;
     /// Waits.
     fn wait(&mut self, time: Duration);
@@ -56,18 +55,18 @@ struct Pending {
     measured: MeasuredCeilings,
     /// The highest load so far.
     load: f64,
-    /// The times of the cores when the measurement ended.
+    /// The times of the cores at the end of the measurement.
     ended: CpuTimes,
 }
 
-/// Measures the peaks when the machine is quiet.
+/// Measures the peaks while the machine is quiet.
 pub(super) struct Quiet {
     cores: Box<dyn Cores>,
-    /// Times of the cores before now. The first ones are at least [`AROUND_S`] seconds old, once the run is.
+    /// Earlier times of the cores. The oldest are at least [`AROUND_S`] seconds old, once the run is.
     before: VecDeque<CpuTimes>,
     pending: Option<Pending>,
     tries: u32,
-    /// Why there are no ceilings, once they would have been measured.
+    /// The reason why ceilings are missing, once they should have been measured.
     pub why_not: Option<&'static str>,
 }
 
@@ -77,7 +76,7 @@ impl Quiet {
         Quiet { cores, before, pending: None, tries: 0, why_not: None }
     }
 
-    /// Reads the times of the cores if they are due. Returns the measurement whose time after it is over, if that was
+    /// Reads the times of the cores if this is due. Returns the measurement if the time after it has passed and was
     /// quiet.
     pub fn step(&mut self) -> Option<MeasuredCeilings> {
         let now_s = self.cores.clock_s();
@@ -97,7 +96,7 @@ impl Quiet {
         self.judge(&now)
     }
 
-    /// Measures, if it was quiet before. Whether the measurement counts is decided [later](Self::step).
+    /// Measures if the time before was quiet. Whether the measurement counts is decided [later](Self::step).
     pub fn begin(&mut self, measure: impl FnOnce() -> Option<MeasuredCeilings>) {
         if self.pending.is_some() || self.tries >= MOST_TRIES {
             return;
@@ -113,8 +112,7 @@ impl Quiet {
         }
     }
 
-    /// Measures at the end of a run, and waits as long as that takes, unless it is known already that the machine is
-    /// busy.
+    /// Measures at the end of a run, and waits as long as needed, unless the machine is already known to be busy.
     pub fn finish(&mut self, measure: impl FnOnce() -> Option<MeasuredCeilings>) -> Option<MeasuredCeilings> {
         if self.pending.is_none() {
             let (first, now) = (self.before.front()?.clone(), self.cores.times());
@@ -132,7 +130,7 @@ impl Quiet {
         self.judge(&now)
     }
 
-    /// Waits for the rest of [`AROUND_S`] when some seconds have passed.
+    /// Waits for the rest of [`AROUND_S`], after some seconds have passed.
     fn wait_after(&mut self, passed_s: f64) {
         if passed_s < AROUND_S {
             self.cores.wait(Duration::from_secs_f64(AROUND_S - passed_s) + Duration::from_millis(1));
@@ -147,7 +145,7 @@ impl Quiet {
         Some(MeasuredCeilings { load: Some(load.max(after)), ..measured })
     }
 
-    /// The load between two times, if it was low; otherwise remembers that it was not.
+    /// The load between two times, if it was low; otherwise records that it was not.
     fn quiet(&mut self, from: &CpuTimes, to: &CpuTimes) -> Option<f64> {
         let load = from.load_until(to);
         let low = load.filter(|load| *load < CpuTimes::QUIET);
@@ -163,13 +161,13 @@ pub(super) mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// Two cores of an invented machine.
+    /// Two cores of a simulated machine.
     #[derive(Clone)]
     pub struct Invented(pub Arc<Mutex<State>>);
 
     pub struct State {
         pub times: CpuTimes,
-        /// The load by others from now on.
+        /// The load by other processes from now on.
         pub load: f64,
         pub waited_s: f64,
     }
@@ -180,7 +178,7 @@ pub(super) mod tests {
             Invented(Arc::new(Mutex::new(State { times, load, waited_s: 0.0 })))
         }
 
-        /// Time passes, in which this process keeps a core busy.
+        /// Lets time pass, in which this process keeps one core busy.
         pub fn pass(&self, seconds: f64) {
             let mut state = self.0.lock().unwrap();
             let load = state.load;
@@ -208,7 +206,7 @@ pub(super) mod tests {
 
         fn times(&mut self) -> CpuTimes {
             let mut state = self.0.lock().unwrap();
-            // No two moments are the same.
+            // No two times are equal.
             state.times.at_s += 1e-9;
             state.times.clone()
         }
@@ -233,7 +231,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Lets so many steps of 0.3 s pass; the measurement that counted.
+    /// Takes this many steps of 0.3 s, and returns the measurement that counted.
     fn steps(quiet: &mut Quiet, machine: &Invented, count: usize) -> Option<MeasuredCeilings> {
         (0..count).find_map(|_| {
             machine.pass(0.3);
@@ -247,20 +245,20 @@ pub(super) mod tests {
         quiet.begin(|| panic!("nothing is known of the two seconds before"));
         assert_eq!(steps(&mut quiet, &machine, 7), None);
         quiet.begin(measure(&machine));
-        quiet.begin(|| panic!("one at a time"));
+        quiet.begin(|| panic!("a measurement is already running"));
         assert_eq!(steps(&mut quiet, &machine, 6), None);
         let counted = steps(&mut quiet, &machine, 1).unwrap();
         assert_eq!((counted.flops_per_s, (counted.load.unwrap() * 1e6).round()), (5.0, 1e5));
-        assert_eq!((quiet.why_not, machine.waited_s()), (None, 0.0), "a run that continues does not wait");
+        assert_eq!((quiet.why_not, machine.waited_s()), (None, 0.0), "a running run does not wait");
     }
 
     #[test]
-    fn a_load_before_during_or_after_it_spoils_a_measurement() {
+    fn load_before_during_or_after_a_measurement_discards_it() {
         let (mut before, machine) = quiet(0.21);
         steps(&mut before, &machine, 10);
         before.begin(|| panic!("it is busy"));
         assert_eq!(before.why_not, Some(BUSY));
-        // Later it is quiet: only the last two seconds count.
+        // It is quiet later, and only the last two seconds count.
         machine.set(0.0);
         steps(&mut before, &machine, 10);
         before.begin(measure(&machine));
@@ -286,18 +284,18 @@ pub(super) mod tests {
         }
         machine.set(0.0);
         steps(&mut after, &machine, 10);
-        after.begin(|| panic!("it was tried often enough"));
-        assert_eq!(after.finish(|| panic!("nor at the end")), None);
+        after.begin(|| panic!("there were enough attempts"));
+        assert_eq!(after.finish(|| panic!("no attempt at the end")), None);
     }
 
     #[test]
-    fn the_end_of_a_run_waits_only_where_the_machine_is_quiet() {
-        // A run of 0.1 s waits for both times.
+    fn the_end_of_a_run_waits_only_on_a_quiet_machine() {
+        // A run of 0.1 s waits before and after the measurement.
         let (mut short, machine) = quiet(0.0);
         machine.pass(0.1);
         assert!(short.finish(measure(&machine)).is_some());
         assert!((machine.waited_s() - 3.902).abs() < 1e-6, "{}", machine.waited_s());
-        // A longer one waits for the second, and if it has measured before, for the rest of it.
+        // A longer run waits only after it; a run that has already measured waits for the rest.
         let (mut long, machine) = quiet(0.0);
         steps(&mut long, &machine, 30);
         assert!(long.finish(measure(&machine)).is_some());
@@ -306,7 +304,7 @@ pub(super) mod tests {
         steps(&mut begun, &machine, 30);
         begun.begin(measure(&machine));
         assert_eq!(steps(&mut begun, &machine, 5), None);
-        assert!(begun.finish(|| panic!("it was measured")).is_some());
+        assert!(begun.finish(|| panic!("it was already measured")).is_some());
         assert!((machine.waited_s() - 0.501).abs() < 1e-6, "{}", machine.waited_s());
         for passed in [0.3, 9.0] {
             let (mut busy, machine) = quiet(0.5);

@@ -1,66 +1,66 @@
-//! Measurements of a training run, summed over some of its steps: seconds of each stage, counters, and what the
-//! operating system reports.
+//! Measurements of a training run, summed over some of its steps: seconds per stage, counters, and values from the
+//! operating system.
 
 use kernels::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use telemetry::{Ceilings, StageTotal, StepTotals, system};
 
-/// A sixteenth of a generation's completions (rounded up), the longest ones, are its tail.
+/// The tail of a generation: the longest sixteenth of its completions (rounded up).
 const TAIL: usize = 16;
-/// Resident memory is kept for this many windows, the last ones.
+/// The number of last windows whose resident memory is kept.
 const REMEMBERED: usize = 64;
 
 /// Measurements summed over some steps of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measured {
-    /// The first step that is measured.
+    /// The first measured step.
     pub first_step: u64,
-    /// The last step that is measured.
+    /// The last measured step.
     pub last_step: u64,
-    /// How many optimizer steps were measured; `seconds` and the totals below are sums over them.
+    /// The number of measured optimizer steps, over which `seconds` and the totals below are summed.
     pub steps: u64,
     /// Wall-clock seconds of the steps, without evaluations.
     pub seconds: f64,
-    /// Totals of each stage, in the order in which the stages first appeared.
+    /// Totals of each stage, in order of first appearance.
     pub stages: Vec<Stage>,
     /// Counters by name: decode steps, preemptions, …
     pub counts: BTreeMap<String, f64>,
-    /// Seconds that each reward took, by its name. Some of them may have overlapped generation.
+    /// Seconds per reward, by name. Some of them may have overlapped with generation.
     pub rewards: BTreeMap<String, f64>,
-    /// For each reward that is a Python function in this process: seconds it waited for the interpreter's lock (GIL)
-    /// and seconds it had the lock, summed over the steps (each step adds the mean of its groups).
+    /// For each reward that is a Python function in this process: the seconds in which it waited for the interpreter's
+    /// lock (GIL), and in which it had the lock, summed over the steps (each step adds the mean of its groups).
     pub interpreter: BTreeMap<String, (f64, f64)>,
-    /// The share of groups whose rewards are all equal: its sum over the steps, and the number of steps.
+    /// The share of groups whose rewards are all equal, as its sum over the steps and the number of steps.
     pub zero_spread: (f64, u64),
     /// How much of decoding was spent on the longest completions of each generation.
     pub tail: Tail,
     /// CPU seconds of the process, all threads together.
     pub cpu_s: f64,
-    /// Seconds that its threads waited for a core; `None` if the system does not report this.
+    /// Seconds in which its threads waited for a core; `None` if the system does not report this.
     pub waited_s: Option<f64>,
-    /// Threads that the run computes with.
+    /// Threads of the run.
     pub threads: usize,
-    /// Cores that the system reports.
+    /// Cores reported by the system.
     pub cores: usize,
-    /// Resident bytes at the end of each window, for the last windows.
+    /// Resident bytes at the end of each of the last windows.
     pub resident: Vec<u64>,
-    /// Bytes of the tensors at the end of the last window, by the part names of `lockstep plan`.
+    /// Bytes of the tensors at the end of the last window, by part of `lockstep plan`.
     pub memory: BTreeMap<String, u64>,
-    /// How many bytes of `memory` are resident; empty where that is not known.
+    /// The resident bytes of each part of `memory`; empty if unknown.
     pub memory_resident: BTreeMap<String, u64>,
     /// The peak speeds of the machine, if they were measured.
     pub ceilings: Option<Ceilings>,
-    /// Why the ceilings were not measured, as a sentence; `None` if they were measured, or if the run is too short.
+    /// The reason why the ceilings were not measured; `None` if they were measured, or if the run is too short.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_ceilings: Option<String>,
 }
 
-/// The totals of one stage of a run's steps.
+/// The totals of one stage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// The names of the stages from the outermost one to this one, joined by `/`.
+    /// The names of the stages from the outermost to this one, joined by `/`.
     pub path: String,
     /// Wall-clock seconds, including those of inner stages.
     pub seconds: f64,
@@ -70,20 +70,20 @@ pub struct Stage {
     pub bytes: f64,
 }
 
-/// Counts of how long the longest completions of each generation were decoded after all others had ended.
+/// For how long the longest completions of each generation were decoded after all others had ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tail {
     /// Completions in all generations.
     pub completions: u64,
     /// How many of `completions` are the longest of their generation (a sixteenth).
     pub longest: u64,
-    /// Decode steps: the tokens of the longest completion of each generation, summed.
+    /// Decode steps: the tokens of the longest completion per generation, summed.
     pub steps: u64,
-    /// How many of `steps` had only the longest completions left.
+    /// The part of `steps` in which only the longest completions were left.
     pub alone: u64,
 }
 
-/// Counters of the operating system at one moment.
+/// Counters of the operating system at one time.
 pub struct OsCounters {
     cpu_s: f64,
     waited_s: Option<f64>,
@@ -96,7 +96,7 @@ impl OsCounters {
 }
 
 impl Measured {
-    /// The first and the last step that are measured.
+    /// The first and the last measured step.
     pub fn span(&self) -> (u64, u64) {
         (self.first_step, self.last_step)
     }
@@ -106,13 +106,13 @@ impl Measured {
         self.stages.iter().find(|stage| stage.path == path).map_or(0.0, |stage| stage.seconds)
     }
 
-    /// Seconds of all outermost stages except evaluations.
+    /// Seconds of all outermost stages, without evaluations.
     pub fn covered(&self) -> f64 {
         let outermost = self.stages.iter().filter(|stage| !stage.path.contains('/') && stage.path != "evaluation");
         outermost.map(|stage| stage.seconds).sum()
     }
 
-    /// How many cores were busy on average, evaluations included; `None` before anything is measured.
+    /// The mean number of busy cores, including evaluations; `None` before anything is measured.
     pub fn busy_cores(&self) -> Option<f64> {
         let seconds = self.seconds + self.stage("evaluation");
         (seconds > 0.0).then(|| self.cpu_s / seconds)
@@ -123,7 +123,7 @@ impl Measured {
         self.counts.get(name).copied().unwrap_or(0.0)
     }
 
-    /// The stage's seconds as a share of the steps' seconds, from 0 to 1.
+    /// The stage's share of the steps' seconds, from 0 to 1.
     pub fn share(&self, path: &str) -> f64 {
         self.stage(path) / self.seconds.max(f64::MIN_POSITIVE)
     }
@@ -175,11 +175,11 @@ impl Measured {
         add(&mut self.rewards, seconds);
     }
 
-    /// Adds what the operating system has counted since `before`.
+    /// Adds the operating system's counts since `before`.
     pub(super) fn os(&mut self, before: &OsCounters, ctx: &Context) {
         let now = OsCounters::now();
         self.cpu_s += now.cpu_s - before.cpu_s;
-        // Threads that have ended took their seconds with them.
+        // Seconds of threads that have ended are lost.
         self.waited_s = now.waited_s.zip(before.waited_s).map(|(now, before)| (now - before).max(0.0));
         self.threads = ctx.threads();
         self.cores = std::thread::available_parallelism().map_or(self.threads, usize::from);

@@ -1,9 +1,9 @@
 //! The profile of a training run: where its time and memory go. It is measured in every step, evaluated in windows of a
-//! few seconds, and kept as `profile.json`.
+//! few seconds, and stored as `profile.json`.
 //!
 //! If a rule (`rules.rs`) holds in two windows in a row, or over the whole run, it is reported as a finding: an event
-//! with the evidence and the usual remedy. Findings depend on time and on the machine, so they are kept out of
-//! everything that is compared bit for bit.
+//! with the evidence and the usual remedy. Findings depend on time and machine, so they are kept out of everything that
+//! is compared bit for bit.
 
 mod ceilings;
 mod measured;
@@ -26,29 +26,29 @@ use telemetry::{Ceilings, Finding, RunRecord, StepTotals};
 pub const FILE: &str = "profile.json";
 /// A window ends after at least 3 steps and 5 seconds, or after 30 seconds, whichever comes first.
 const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
-/// A rule is reported when it holds in this many windows in a row.
+/// A rule is reported after it holds in this many windows in a row.
 const MIN_WINDOWS: u32 = 2;
-/// In seconds: a shorter run does not get findings at its end, because its timings are too noisy.
+/// In seconds. A shorter run gets no findings at its end, because its timings are too noisy.
 const WORTH_JUDGING_S: f64 = 10.0;
-/// How long the machine's peak speeds are measured. It is done only after [`CEILINGS_AFTER_S`] seconds, when it is a
+/// How long the machine's peak speeds are measured. This is done only after [`CEILINGS_AFTER_S`] seconds, when it is a
 /// small part of the run.
 const CEILINGS_TIME: Duration = Duration::from_millis(400);
 const CEILINGS_AFTER_S: f64 = 60.0;
 
-/// Everything that was measured of a run since its last start, as `profile.json` stores it.
+/// All measurements of a run since its last start, as stored in `profile.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProfileRecord {
     /// Version of the file format.
     pub version: u32,
-    /// Measurements of all steps except the first, which is slow because it warms up.
+    /// Measurements of all steps except the first, which is slow due to warm-up.
     pub measured: Measured,
     /// Findings in the order in which they were reported.
     pub findings: Vec<Finding>,
 }
 
 impl ProfileRecord {
-    /// The current version. It changes when readers of the file must change.
+    /// The current version, which changes with incompatible changes of the file.
     const VERSION: u32 = 1;
 
     /// Reads the profile in the run directory `root`; `None` if it is missing or unreadable.
@@ -56,20 +56,20 @@ impl ProfileRecord {
         serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
 
-    /// The findings with the seconds that each could save at most, summed over the measured steps: the largest gain
-    /// first, unknown gains last.
+    /// The findings with the most seconds that each could save, summed over the measured steps: the largest gain first,
+    /// unknown gains last.
     fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
         let gain = |finding: &Finding| {
             let rule = rules::ALL.iter().find(|rule| rule.id == finding.id)?;
             (rule.gain_s)(&self.measured).filter(|seconds| *seconds > 0.0)
         };
         let mut all: Vec<_> = self.findings.iter().map(|finding| (finding, gain(finding))).collect();
-        // Stable: findings without a figure keep their order.
+        // The sort is stable: findings without a number keep their order.
         all.sort_by(|(_, a), (_, b)| b.unwrap_or(0.0).total_cmp(&a.unwrap_or(0.0)));
         all
     }
 
-    /// The findings, the costliest first, each with the seconds per step that it could save at most, if known.
+    /// The findings, the costliest first, each with the most seconds per step that it could save, if known.
     pub fn gains_per_step(&self) -> Vec<(&Finding, Option<f64>)> {
         let steps = self.measured.steps.max(1) as f64;
         self.by_gain().into_iter().map(|(finding, gain_s)| (finding, gain_s.map(|seconds| seconds / steps))).collect()
@@ -95,13 +95,13 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Profiles the run in `dir`, beginning with its next step. If the user `asked_for` a profile, even a very short
-    /// run gets findings.
+    /// Profiles the run in `dir`, from its next step on. If the user `asked_for` a profile, even a very short run gets
+    /// findings.
     pub fn new(dir: &RunDir, dtype: DType, asked_for: bool) -> Profile {
         Profile::on(Box::new(ThisMachine), dir, dtype, asked_for)
     }
 
-    /// The same on a machine with these cores.
+    /// Like `new`, on a machine with these cores.
     fn on(cores: Box<dyn Cores>, dir: &RunDir, dtype: DType, asked_for: bool) -> Profile {
         Profile {
             record: ProfileRecord { version: ProfileRecord::VERSION, ..ProfileRecord::default() },
@@ -118,12 +118,12 @@ impl Profile {
         }
     }
 
-    /// Everything that was measured so far.
+    /// All measurements so far.
     pub fn record(&self) -> &ProfileRecord {
         &self.record
     }
 
-    /// Adds the measurements of making a step's batch.
+    /// Adds the measurements from making a step's batch.
     pub fn take(&mut self, batch: &Measured) {
         self.window.add(batch);
     }
@@ -145,7 +145,7 @@ impl Profile {
         let (steps, short, long) = WINDOW;
         let is_full = self.window.steps >= steps && self.window.seconds >= short || self.window.seconds >= long;
         if !self.warm {
-            // The first step makes buffers, starts programs and reads files.
+            // The first step allocates buffers, starts programs and reads files.
             self.warm = true;
             self.begin_window();
             return Vec::new();
@@ -185,7 +185,7 @@ impl Profile {
     }
 
     /// Called at the end of the run. Returns the rules that hold over the whole run and were not reported before. If it
-    /// `may_wait`, the machine's speed is measured where it is not known yet.
+    /// `may_wait`, the machine's speed is measured if it is still unknown.
     pub fn finish(&mut self, ctx: &Context, may_wait: bool) -> Vec<Finding> {
         self.window.os(&self.os, ctx);
         let last = self.begin_window();
@@ -219,14 +219,14 @@ impl Profile {
         (is_same && known.load.is_some()).then_some(known)
     }
 
-    /// Sets the machine's peak speeds, and adds them to the run's record if they are new there. Without them, the
-    /// profile has the reason, once they would have been measured.
+    /// Sets the machine's peak speeds, and adds them to the run's record if they are new. Without them, the profile has
+    /// the reason, once they should have been measured.
     fn set_ceilings(&mut self, ceilings: Option<MeasuredCeilings>) {
         self.record.measured.without_ceilings = self.quiet.why_not.map(str::to_owned).filter(|_| ceilings.is_none());
         let Some(ceilings) = ceilings else { return };
         self.record.measured.ceilings =
             Some(Ceilings { flops_per_s: Some(ceilings.flops_per_s), bytes_per_s: Some(ceilings.read_bytes_per_s) });
-        // A run does not end because its record cannot be rewritten.
+        // A record that cannot be rewritten must not end the run.
         let record = RunRecord::read(&self.dir.record()).ok();
         if let Some(mut record) = record.filter(|record| record.ceilings.as_ref() != Some(&ceilings)) {
             record.ceilings = Some(ceilings);
@@ -234,7 +234,7 @@ impl Profile {
         }
     }
 
-    /// Writes the profile. An error is ignored, so that it does not end the run.
+    /// Writes the profile. Errors are ignored, so that they do not end the run.
     fn write(&self) {
         let temporary = self.path.with_extension("json.tmp");
         let written = serde_json::to_vec_pretty(&self.record).map_err(std::io::Error::from);
@@ -244,9 +244,9 @@ impl Profile {
     }
 }
 
-/// Measures the machine's peak speeds; `None` if that fails.
+/// Measures the machine's peak speeds; `None` on failure.
 fn measure(ctx: &Context, dtype: DType) -> Option<MeasuredCeilings> {
-    let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).ok()?.of_dtype(dtype);
+    let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).ok()?.for_dtype(dtype);
     Some(MeasuredCeilings {
         time_s: telemetry::system::since_1970().as_secs(),
         isa: ctx.describe().to_owned(),

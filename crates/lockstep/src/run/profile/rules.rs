@@ -1,8 +1,7 @@
-//! The profile's rules: each one detects a way in which a training run wastes time or memory. docs/profiling.md
-//! explains them.
+//! The profile's rules, each of which detects one way to waste time or memory. docs/profiling.md explains them.
 //!
 //! A rule reads the measurements of some steps and returns its evidence, or nothing if it does not hold. No rule holds
-//! on a run that is as fast as its machine allows.
+//! for a run that is as fast as its machine allows.
 
 use super::Measured;
 use kernels::mean::over;
@@ -15,25 +14,26 @@ pub struct Rule {
     pub remedy: &'static str,
     /// Returns the evidence if the rule holds on these measurements.
     pub holds: fn(&Measured) -> Option<String>,
-    /// The seconds that the remedy could save at most, if the measurements show it.
+    /// The most seconds that the remedy could save, if the measurements show this.
     pub gain_s: fn(&Measured) -> Option<f64>,
 }
 
-/// For rules whose remedy changes the speed of a stage by an unknown factor.
+/// For rules whose remedy has an unknown effect on the speed of a stage.
 const UNKNOWN: fn(&Measured) -> Option<f64> = |_| None;
 
-/// A finding names at least this many seconds: less is noise, and cannot be saved. (Windows of a run take at
-/// least five seconds; `lockstep profile` judges a run of any length.)
+/// A finding is about at least this many seconds: less is noise, and cannot be saved. (Windows of a run take at least
+/// five seconds; `lockstep profile` judges a run of any length.)
 const LEAST_S: f64 = 0.5;
-/// If decoding takes a smaller share of the steps than this, the rules about decoding do not hold.
+/// The rules about decoding hold only if decoding takes at least this share of the steps.
 const MUCH: f64 = 0.4;
-/// Decoding counts as limited by memory or arithmetic if it reaches this share of the machine's peak.
+/// Decoding counts as limited by memory or arithmetic from this share of the machine's peak on.
 const LIMIT: f64 = 0.6;
-/// If decoding seems to read faster than this multiple of the memory's peak speed, the weights come from the CPU cache.
+/// If decoding reads faster than this multiple of the memory's peak speed, the weights come from the CPU cache.
 const CACHED: f64 = 1.15;
 /// Below this mean number of sequences per decode step, the batch counts as small.
 const FEW: f64 = 4.0;
-/// The rule `long_tail` holds if the longest sixteenth of the completions is alone in this share of the decode steps.
+/// The rule `long_tail` holds if only the longest sixteenth of the completions is left in this share of the decode
+/// steps.
 const ALONE: f64 = 0.5;
 const REWARDS: f64 = 0.35;
 /// The rule `interpreter_lock` holds if a Python reward waits for the interpreter during [`LOCKED`] of its time and
@@ -66,9 +66,9 @@ pub const ALL: &[Rule] = &[
     Rule {
         id: "interpreter_lock",
         says: "Rewards in Python wait for the interpreter, which runs one thread at a time.",
-        remedy: "let what holds it give it back (input and output, numpy and regex do; loops do not); a reward as a \
-                 program of its own (`command:` or `python:FILE:FUNCTION`), which has an interpreter of its own; less \
-                 work in callbacks",
+        remedy: "release the lock where possible (input and output, numpy and regex do; loops do not); run the reward \
+                 as a separate program (`command:` or `python:FILE:FUNCTION`), which has an interpreter of its own; \
+                 less work in callbacks",
         holds: interpreter_lock,
         gain_s: UNKNOWN,
     },
@@ -129,7 +129,7 @@ pub const ALL: &[Rule] = &[
     Rule {
         id: "data_bound",
         says: "Much time is spent on preparing batches, on callbacks, or outside every stage.",
-        remedy: "shorter rows; less work in callbacks (on_log, on_step) and in what reads the run's files",
+        remedy: "shorter rows; less work in callbacks (on_log, on_step) and in programs that read the run's files",
         holds: data_bound,
         gain_s: |m| Some(preparing_s(m)),
     },
@@ -156,16 +156,16 @@ pub const ALL: &[Rule] = &[
     },
     Rule {
         id: "cores_shared",
-        says: "Something else computes on the same cores.",
-        remedy: "wait for it, stop it, or give the run cores of its own (taskset, cgroups) and as many threads",
+        says: "Other processes compute on the same cores.",
+        remedy: "wait for them, stop them, or give the run cores of its own (taskset, cgroups) and as many threads",
         holds: cores_shared,
         gain_s: UNKNOWN,
     },
     Rule {
         id: "memory_growth",
-        says: "Resident memory grows and grows.",
-        remedy: "a reward or a callback that keeps what it was given? In Python tracemalloc shows it; \
-                 `lockstep plan` says what the run itself holds",
+        says: "Resident memory keeps growing.",
+        remedy: "a reward or callback may keep its inputs: in Python, use tracemalloc; `lockstep plan` shows the run's \
+                 own memory",
         holds: memory_growth,
         gain_s: UNKNOWN,
     },
@@ -182,14 +182,14 @@ fn reward_bound(m: &Measured) -> Option<String> {
     }
     let slowest = m.rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
     let of = slowest.map_or_else(String::new, |(name, s)| format!(", most of it for `{name}` ({s:.1} s)"));
-    // This many workers that generate and score keep the update busy.
+    // The number of workers, which generate and score, that would keep the update busy.
     let update = m.stage("update") + m.stage("value update") + m.stage("reference");
     let made = m.stage("rollout") + m.stage("rewards");
     let workers = (made / update.max(f64::MIN_POSITIVE)).ceil().clamp(1.0, 64.0);
     let waited = m.stage("rewards");
     let share = percent(share);
     Some(format!(
-        "{waited:.1} of {:.1} s ({share}) were waited for rewards{of}; {workers} workers would hide it.",
+        "{waited:.1} of {:.1} s ({share}) were spent waiting for rewards{of}; {workers} workers would overlap this.",
         m.seconds
     ))
 }
@@ -207,11 +207,12 @@ fn interpreter_lock(m: &Measured) -> Option<String> {
 fn worker_bound(m: &Measured) -> Option<String> {
     let waited = m.count("waited_for_workers_s");
     let share = waited / m.seconds.max(f64::MIN_POSITIVE);
-    (share >= WORKERS && waited >= LEAST_S)
-        .then(|| format!("{waited:.1} of {:.1} s ({}) were waited for the next batch.", m.seconds, percent(share)))
+    (share >= WORKERS && waited >= LEAST_S).then(|| {
+        format!("{waited:.1} of {:.1} s ({}) were spent waiting for the next batch.", m.seconds, percent(share))
+    })
 }
 
-/// Whether decoding takes so much of the steps that the rules about it can hold.
+/// Whether decoding takes enough of the steps for the rules about it.
 fn takes_much(m: &Measured) -> bool {
     m.share("rollout/decode") >= MUCH && m.stage("rollout/decode") >= LEAST_S
 }
@@ -221,7 +222,7 @@ enum Bound {
     Compute,
 }
 
-/// Whether decoding is limited by `bound`. The counts include prefill, which is small where decoding takes long.
+/// Whether decoding is limited by `bound`. The counts include prefill, which is small if decoding takes long.
 fn decode_bound(m: &Measured, bound: Bound) -> Option<String> {
     let ceilings = m.ceilings?;
     let decode = m.share("rollout/decode");
@@ -246,10 +247,10 @@ fn decode_bound(m: &Measured, bound: Bound) -> Option<String> {
 }
 
 fn small_batch(m: &Measured) -> Option<String> {
-    // A sequence may draw several tokens in a step.
+    // A sequence may draw several tokens per step.
     let live = over(m.count("decode_passes"), m.count("decode_steps") as u64)?;
     let share = m.share("rollout/decode");
-    // A tail is something else.
+    // Long tails are another rule.
     let has_tail = long_tail(m).is_some();
     (takes_much(m) && live < FEW && !has_tail)
         .then(|| format!("A decode step has {live:.1} sequences; decoding takes {} of the steps.", percent(share)))
@@ -265,7 +266,7 @@ fn long_tail(m: &Measured) -> Option<String> {
 fn kv_preemption(m: &Measured) -> Option<String> {
     let (times, all) = (m.count("preemptions"), m.tail.completions);
     (all > 0 && times > 0.0 && times >= PREEMPTED * all as f64 && m.stage("rollout") >= LEAST_S)
-        .then(|| format!("{times:.0} times one of {all} completions lost its pages before it had ended."))
+        .then(|| format!("{times:.0} times one of {all} completions was preempted before it ended."))
 }
 
 fn zero_spread(m: &Measured) -> Option<String> {
@@ -274,7 +275,7 @@ fn zero_spread(m: &Measured) -> Option<String> {
         .then(|| format!("In {} of the groups all rewards were equal: no advantage, no gradient.", percent(share)))
 }
 
-/// Seconds of batches, callbacks, and of no stage.
+/// Seconds of batches, callbacks, and outside all stages.
 fn preparing_s(m: &Measured) -> f64 {
     m.seconds - m.covered() + m.stage("batch") + m.stage("callbacks")
 }
@@ -283,14 +284,20 @@ fn data_bound(m: &Measured) -> Option<String> {
     let rest = preparing_s(m);
     let share = rest / m.seconds.max(f64::MIN_POSITIVE);
     let of = percent(share);
-    (share >= PREPARING && rest >= LEAST_S)
-        .then(|| format!("{of} of the steps' {:.1} s go to batches, callbacks or no stage.", m.seconds))
+    (share >= PREPARING && rest >= LEAST_S).then(|| {
+        format!("{of} of the steps' {:.1} s are spent on batches, callbacks or outside all stages.", m.seconds)
+    })
 }
 
 fn checkpoint_bound(m: &Measured) -> Option<String> {
     let share = m.share("checkpoint");
     (share >= SAVING && m.stage("checkpoint") >= LEAST_S).then(|| {
-        format!("{:.1} of {:.1} s ({}) were waited for checkpoints.", m.stage("checkpoint"), m.seconds, percent(share))
+        format!(
+            "{:.1} of {:.1} s ({}) were spent waiting for checkpoints.",
+            m.stage("checkpoint"),
+            m.seconds,
+            percent(share)
+        )
     })
 }
 
@@ -298,13 +305,13 @@ fn evaluation_bound(m: &Measured) -> Option<String> {
     let evaluation = m.stage("evaluation");
     let share = evaluation / (evaluation + m.seconds).max(f64::MIN_POSITIVE);
     (share >= EVALUATING && evaluation >= LEAST_S)
-        .then(|| format!("{evaluation:.1} s of evaluations beside {:.1} s of steps.", m.seconds))
+        .then(|| format!("{evaluation:.1} s of evaluations, and {:.1} s of steps.", m.seconds))
 }
 
 fn oversubscribed(m: &Measured) -> Option<String> {
     let waited = m.waited_s.unwrap_or(0.0);
     (m.threads > m.cores && waited >= (WAITING * m.cpu_s).max(LEAST_S))
-        .then(|| format!("{} threads on {} cores waited {waited:.1} s for one.", m.threads, m.cores))
+        .then(|| format!("{} threads on {} cores waited {waited:.1} s for a core.", m.threads, m.cores))
 }
 
 fn cores_shared(m: &Measured) -> Option<String> {
@@ -321,5 +328,5 @@ fn memory_growth(m: &Measured) -> Option<String> {
     let rises = last.windows(2).all(|pair| pair[1] > pair[0]);
     let mib = |bytes: u64| bytes / (1 << 20);
     (rises && now >= first + bytes && now as f64 >= first as f64 * (1.0 + share))
-        .then(|| format!("It went from {} to {} MiB, and rose each time.", mib(first), mib(now)))
+        .then(|| format!("It rose from {} to {} MiB, in every window.", mib(first), mib(now)))
 }

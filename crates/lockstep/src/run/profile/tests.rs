@@ -1,5 +1,5 @@
-//! Tests of the profile's rules on invented measurements, and of its windows. Tests that provoke rules with real runs
-//! are in `session/tests/profile.rs`.
+//! The profile's rules on made-up measurements, and its windows. `session/tests/profile.rs` triggers the rules with
+//! real runs.
 
 mod least;
 
@@ -8,8 +8,8 @@ use super::measured::{Stage, Tail};
 use super::*;
 use telemetry::StageTotal;
 
-/// Measurements of a run that is as fast as its machine allows: 40 sequences per decode step, half of the time
-/// decoding.
+/// Measurements of a run that is as fast as its machine allows: 40 sequences per decode step, and half of the time
+/// spent decoding.
 fn healthy() -> Measured {
     let stage = |path: &str, seconds: f64, flops: f64, bytes: f64| Stage { path: path.into(), seconds, flops, bytes };
     Measured {
@@ -69,12 +69,12 @@ fn findings_are_sorted_by_the_seconds_that_they_cost() {
     let found: Vec<_> = record.by_gain().into_iter().map(|(finding, gain)| (finding.id.as_str(), gain)).collect();
     let (evaluations, tail, rest) = (10.0, 48.0 * 0.2, 100.0 - 98.0);
     let known = [("evaluation_bound", Some(evaluations)), ("long_tail", Some(tail)), ("data_bound", Some(rest))];
-    // Nobody waited for workers.
+    // Nobody waited for workers, so the cost is unknown.
     let unknown = ["zero_spread", "worker_bound", "no such rule"].map(|id| (id, None));
     assert_eq!(found, [known, unknown].concat());
 }
 
-/// Asserts that after `change` exactly the rule `id` holds, and that its evidence contains `part`.
+/// Asserts that after `change` exactly the rule `id` holds, with `part` in its evidence.
 #[track_caller]
 fn only(id: &str, part: &str, change: impl FnOnce(&mut Measured)) {
     let found = found(change);
@@ -82,10 +82,10 @@ fn only(id: &str, part: &str, change: impl FnOnce(&mut Measured)) {
 }
 
 #[test]
-fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
+fn each_rule_can_hold_and_none_holds_for_a_fast_run() {
     assert_eq!(found(|_| {}), []);
     assert_eq!(found(|m| *m = Measured::default()), []);
-    only("reward_bound", "40.0 of 100.0 s (40 %) were waited for rewards, most of it for `gsm8k`", |m| {
+    only("reward_bound", "40.0 of 100.0 s (40 %) were spent waiting for rewards, most of it for `gsm8k`", |m| {
         stage(m, "rewards").seconds = 40.0;
         stage(m, "update").seconds = 5.0;
     });
@@ -103,7 +103,7 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
     only("small_batch", "has 3.0 sequences", |m| {
         m.counts.insert("decode_passes".into(), 3000.0);
     });
-    // Few sequences, because the others have ended, are reported as a tail.
+    // If others have ended, a small number of sequences is reported as a tail.
     only("long_tail", "40 of 640 completions took 60 % of the decode steps alone", |m| {
         m.tail.alone = 600;
         m.counts.insert("decode_passes".into(), 3000.0);
@@ -124,7 +124,7 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
     only("oversubscribed", "8 threads on 2 cores waited 60.0 s", |m| (m.threads, m.waited_s) = (8, Some(60.0)));
     only("cores_shared", "waited 60.0 s for a core, and computed 195.0 s", |m| m.waited_s = Some(60.0));
     assert_eq!(found(|m| m.waited_s = None), []);
-    only("memory_growth", "It went from 100 to 200 MiB", |m| {
+    only("memory_growth", "It rose from 100 to 200 MiB", |m| {
         m.resident = [90, 100, 120, 140, 160, 180, 200].map(|mib| mib << 20).to_vec();
     });
     // A single fall, or a small rise, is not growth.
@@ -133,7 +133,7 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
 }
 
 #[test]
-fn the_tail_is_counted_from_lengths() {
+fn decode_steps_of_the_tail_follow_from_the_lengths() {
     let mut measured = Measured::default();
     // The longest two of 32 completions are alone in 900 of 1000 steps.
     measured.lengths((0..32).map(|i| if i % 16 == 3 { 1000 - i } else { 100 - i }));
@@ -141,7 +141,7 @@ fn the_tail_is_counted_from_lengths() {
     measured.lengths([7, 7, 7].into_iter());
     assert_eq!(measured.tail, Tail { completions: 35, longest: 3, steps: 1004, alone: 897 });
     measured.lengths([7].into_iter());
-    assert_eq!(measured.tail.completions, 35, "one is no tail of itself");
+    assert_eq!(measured.tail.completions, 35, "a single completion has no tail");
 }
 
 fn totals(rewards_s: f64) -> StepTotals {
@@ -150,7 +150,7 @@ fn totals(rewards_s: f64) -> StepTotals {
 }
 
 #[test]
-fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
+fn a_rule_that_holds_in_two_windows_in_a_row_is_reported_once() {
     let dir = tempfile::tempdir().unwrap();
     let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
     let run = RunDir::at(dir.path());
@@ -164,7 +164,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
         let found = found.into_iter().filter(|finding| finding.id == "reward_bound");
         found.map(|finding| (finding.id, finding.steps)).collect()
     };
-    // The first step starts programs. A window has three steps; a single step is not judged.
+    // The first step starts programs and is skipped. A window has three steps; a single step is not enough.
     for (rewards_s, windows) in [(6.0, 0), (5.0, 1), (1.0, 1), (5.0, 1)] {
         for _ in 0..if windows == 0 { 1 } else { 3 } {
             assert_eq!(take(&mut profile, rewards_s), []);
@@ -183,7 +183,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     // The finding is not reported twice.
     let ids: Vec<String> = profile.finish(&ctx, true).into_iter().map(|finding| finding.id).collect();
     assert!(!ids.contains(&"reward_bound".to_owned()), "{ids:?}");
-    // They are in the run's record, and are not measured again by a run that resumes.
+    // The ceilings are in the run's record, so a resumed run does not measure them again.
     let measured = RunRecord::read(&run.record()).unwrap().ceilings.unwrap();
     assert_eq!(profile.record().measured.ceilings.unwrap().flops_per_s, Some(measured.flops_per_s));
     assert_eq!((&*measured.dtype, measured.threads), ("f32", 1));
@@ -214,8 +214,8 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     assert_eq!(other.record().measured.ceilings, None);
 }
 
-/// On a busy machine stages are not compared with ceilings, and the profile has the reason. A run that is interrupted
-/// or too short does not measure ceilings.
+/// On a busy machine stages are not compared with ceilings, and the profile names the reason. An interrupted or very
+/// short run does not measure ceilings.
 #[test]
 fn a_busy_machine_has_no_ceilings() {
     let dir = tempfile::tempdir().unwrap();
@@ -239,12 +239,12 @@ fn a_busy_machine_has_no_ceilings() {
     assert!((load.unwrap() - 0.1).abs() < 1e-6 && why_not.is_none(), "{load:?} {why_not:?}");
     assert_eq!(ended(0.3, true, 20.0), (None, Some(ceilings::BUSY.to_owned())));
     let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
-    assert!(text.contains("\"without_ceilings\": \"The machine was busy when"), "{text}");
+    assert!(text.contains("\"without_ceilings\": \"The machine was too busy"), "{text}");
     assert_eq!((ended(0.3, false, 20.0), ended(0.1, true, 2.0)), ((None, None), (None, None)));
 }
 
 #[test]
-fn every_rule_is_in_the_documentation() {
+fn every_rule_of_the_profile_is_documented() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/profiling.md")).unwrap();
     for rule in rules::ALL {
         assert!(page.lines().any(|line| line.starts_with(&format!("| `{}` |", rule.id))), "{} has no row", rule.id);
@@ -252,7 +252,7 @@ fn every_rule_is_in_the_documentation() {
 }
 
 #[test]
-fn steps_are_added_with_their_stages_and_metrics() {
+fn measurements_of_steps_are_summed_by_stage_and_metric() {
     let values =
         |entries: &[(&str, f64)]| entries.iter().map(|(name, x)| ((*name).to_owned(), *x)).collect::<BTreeMap<_, _>>();
     let stages = |flops: f64| StepTotals {
@@ -279,7 +279,7 @@ fn count(measured: &mut Measured, name: &str, n: f64) {
     measured.counts.insert(name.to_owned(), n);
 }
 
-/// A run in which decoding takes 40 % of the steps, with 50 s of reads and operations in its rollout.
+/// A run in which decoding takes 40 % of the steps, with the bytes and operations of 50 s in its rollout.
 fn decoding(m: &mut Measured) {
     stage(m, "rollout").seconds = 50.0;
     stage(m, "rollout/decode").seconds = 40.0;
@@ -289,11 +289,11 @@ fn decoding(m: &mut Measured) {
 
 /// A window ends after three steps and five seconds, or after thirty seconds.
 #[test]
-fn ends_of_windows() {
+fn windows_end_after_three_steps_and_five_seconds_or_after_thirty() {
     let dir = tempfile::tempdir().unwrap();
     let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
     let run = RunDir::at(dir.path());
-    // For each step: the steps in complete windows.
+    // For each step: the number of steps in complete windows.
     let course = |seconds: &[f64]| {
         let mut profile = profiled(&run, DType::F32, false, 0.0);
         profile.end_step(1, 99.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
@@ -307,7 +307,7 @@ fn ends_of_windows() {
     assert_eq!(course(&[1.0, 1.0, 1.0, 1.0, 1.0]), [0, 0, 0, 0, 5]);
     assert_eq!(course(&[4.0, 20.0, 1.0, 30.0, 29.0]), [0, 0, 3, 4, 4]);
     assert!(dir.path().join(FILE).is_file() && ProfileRecord::read(dir.path()).unwrap().version == 1);
-    // A very short run does not get findings, unless they were asked for.
+    // A very short run gets findings only on request.
     let mut short = profiled(&run, DType::F32, false, 0.0);
     std::fs::remove_file(dir.path().join(FILE)).unwrap();
     short.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);

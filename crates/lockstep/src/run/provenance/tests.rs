@@ -10,7 +10,7 @@ struct Place {
     run: RunDir,
 }
 
-/// A run's directory, and two models beside it.
+/// A run's directory, next to two models.
 fn place() -> Place {
     let dir = tempfile::tempdir().unwrap();
     for model in ["model", "other"] {
@@ -40,7 +40,7 @@ impl Place {
         Models::hashed(&self.run, config, purpose, (&model, &files), resumes, &StopSignal::new())
     }
 
-    /// Starts a run after `step`, and reads its record.
+    /// Starts a run after `step` and reads its record.
     fn start(&self, config: &Config, models: &Models, command: &str, step: u64, changed: &[&str]) -> RunRecord {
         let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
         let changed = changed.iter().map(|line| (*line).to_owned()).collect();
@@ -57,7 +57,7 @@ fn names(files: &[FileHash]) -> Vec<&str> {
 }
 
 #[test]
-fn a_record_names_the_sources_of_a_run() {
+fn a_record_lists_the_sources_and_starts_of_a_run() {
     let place = place();
     let config = Config { dataset_name: Some("data".into()), dtype: ComputeDType::Bf16, ..place.config() };
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
@@ -71,7 +71,7 @@ fn a_record_names_the_sources_of_a_run() {
     assert!(!record.arithmetic.is_empty() && !record.command.is_empty());
     assert_eq!(models.weights_sha256(), sha256(b"weights"));
 
-    // A second start is added; the entries of the first start are kept.
+    // A second start is added, and the entries of the first start are kept.
     let other = Config { seed: 8, replay: Some("r.jsonl".into()), ..config };
     fs::write(place.at("model/model.safetensors"), "others").unwrap();
     let mut models = place.hashed(&other, Purpose::Sft, false).unwrap();
@@ -84,7 +84,7 @@ fn a_record_names_the_sources_of_a_run() {
     assert!(again.starts.iter().all(|start| start.device == "cpu" && start.isa == record.isa && start.time_s > 0));
     assert!(again.starts.iter().all(|start| start.prompt_time_s == 86_400));
     assert_eq!(prompt_time(&place.run), Some(PromptTime(86_400)));
-    // Older versions rendered each start's own date.
+    // Older versions rendered prompts with each start's own date.
     let mut older = RunRecord::read(&place.run.record()).unwrap();
     older.starts.iter_mut().zip([7, 9]).for_each(|(start, time)| (start.time_s, start.prompt_time_s) = (time, 0));
     fs::write(place.run.record(), older.to_bytes().unwrap()).unwrap();
@@ -94,12 +94,12 @@ fn a_record_names_the_sources_of_a_run() {
 }
 
 #[test]
-fn a_resumed_run_has_the_model_that_it_began_with() {
+fn a_resumed_run_with_another_model_is_refused() {
     let place = place();
     let config = place.config();
     let missing = place.hashed(&config, Purpose::Sft, true).unwrap();
     let words = format!(
-        "{} is missing, or does not say with which model the run began: that {} is the same is not checked",
+        "{} is missing or does not record the run's first model, so it is not checked that {} is the same",
         place.run.record().display(),
         place.at("model").display()
     );
@@ -107,7 +107,7 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
     assert_eq!(models.unchecked, None);
     place.start(&config, &models, "sft", 0, &[]);
-    // The weights are in the checkpoint. Their files are read again only below an adapter or for a reference model.
+    // The weights are in the checkpoint. Their files are read again only for an adapter's base or a reference model.
     fs::write(place.at("model/model.safetensors"), "others").unwrap();
     let resumed = place.hashed(&config, Purpose::Sft, true).unwrap();
     assert_eq!((names(&resumed.model), resumed.unchecked), (vec!["config.json"], None));
@@ -115,15 +115,15 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
     for error in [place.hashed(&lora, Purpose::Sft, true), place.hashed(&config, Purpose::Dpo, true)] {
         let error = error.err().unwrap();
         let words = format!(
-            "{}: the model is not the one that the run began with: its SHA-256 is {}, and in record.json it is {}. \
-             Put the old file back, or start a new run",
+            "{}: the model has changed since the run began: its SHA-256 is {}, but in record.json it is {}. Restore \
+             the old file, or start a new run",
             place.at("model/model.safetensors").display(),
             sha256(b"others"),
             sha256(b"weights")
         );
         assert_eq!((is_bad_input(&error), error.to_string()), (true, words));
     }
-    // A new run does not have a record to compare with.
+    // A new run has no record to compare with.
     assert!(place.hashed(&lora, Purpose::Sft, false).is_ok());
     fs::write(place.at("model/config.json"), "{}").unwrap();
     assert!(place.hashed(&config, Purpose::Sft, true).is_err());
@@ -135,7 +135,7 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
 }
 
 #[test]
-fn files_that_decide_prompts_are_those_of_the_first_start() {
+fn changed_files_that_affect_prompts_are_refused() {
     let place = place();
     let config = place.config();
     let model = place.at("model");
@@ -149,27 +149,27 @@ fn files_that_decide_prompts_are_those_of_the_first_start() {
     let why = || place.hashed(&config, Purpose::Sft, true).err().unwrap().to_string();
     for name in listed {
         let path = model.join(name);
-        let same = format!("{}: the model is not the one that the run began with: ", path.display());
+        let same = format!("{}: the model has changed since the run began: ", path.display());
         let (was, is) = (sha256(b"text"), sha256(b"texts"));
         fs::write(&path, "texts").unwrap();
-        let changed = format!("its SHA-256 is {is}, and in record.json it is {was}. Put the old file");
-        assert_eq!(why(), same.clone() + &changed + " back, or start a new run");
+        let changed = format!("its SHA-256 is {is}, but in record.json it is {was}. Restore the old");
+        assert_eq!(why(), same.clone() + &changed + " file, or start a new run");
         fs::remove_file(&path).unwrap();
         let missing =
-            format!("this file is missing, and it decides prompts (its SHA-256 in record.json is {was}). Put the old");
-        assert_eq!(why(), same + &missing + " file back, or start a new run");
+            format!("this file is missing, but affects prompts (its SHA-256 in record.json is {was}). Restore the old");
+        assert_eq!(why(), same + &missing + " file, or start a new run");
         fs::write(&path, "text").unwrap();
     }
     let new = model.join("tokenizer_config.json");
     fs::write(&new, "{}").unwrap();
-    let did_not_exist = "this file did not exist (record.json), and it decides prompts. Remove it, or start a new run";
-    let same = "the model is not the one that the run began with";
+    let did_not_exist = "this file did not exist (record.json), but affects prompts. Remove it, or start a new run";
+    let same = "the model has changed since the run began";
     assert_eq!(why(), format!("{}: {same}: {did_not_exist}", new.display()));
-    // A record of an older version lacks these files: a note is returned, and later starts compare the files.
+    // The record of an older version lacks these files: a note is returned, and later starts compare them.
     let older = RunRecord { prompt_files: None, ..record };
     fs::write(place.run.record(), older.to_bytes().unwrap()).unwrap();
     let models = place.hashed(&config, Purpose::Sft, true).unwrap();
-    assert!(models.unchecked.is_none() && models.older.as_ref().unwrap().contains("is of an older version"));
+    assert!(models.unchecked.is_none() && models.older.as_ref().unwrap().contains("is from an older version"));
     place.start(&config, &models, "sft", 5, &[]);
     assert_eq!(place.hashed(&config, Purpose::Sft, true).unwrap().older, None);
     fs::remove_file(&new).unwrap();
@@ -209,10 +209,10 @@ fn reference_models_and_teachers_are_recorded_too() {
         changed.reference[1].sha256 = "another".to_owned();
         fs::write(place.run.record(), changed.to_bytes().unwrap()).unwrap();
         let error = hashed(true).err().unwrap().to_string();
-        assert!(error.contains(&format!("the {what} is not the one that the run began with")), "{error}");
+        assert!(error.contains(&format!("the {what} has changed since the run began")), "{error}");
         assert!(error.contains("other/model.safetensors") && hashed(false).is_ok(), "{error}");
     }
-    // Without a KL term there is no reference, and a reference that was synced is in the checkpoint.
+    // Without a KL term, the run has no reference model, and an updated one is in the checkpoint.
     let without = Config { beta: 0.0, ..reference.clone() };
     assert!(place.hashed(&without, Purpose::Grpo, false).unwrap().reference.is_empty());
     let moves = Config { sync_ref_model: true, ..reference };
@@ -221,7 +221,7 @@ fn reference_models_and_teachers_are_recorded_too() {
 }
 
 #[test]
-fn files_of_rewards_that_changed_are_named() {
+fn changed_files_of_rewards_are_named() {
     let place = place();
     let (script, model) = (place.at("score.py"), place.at("other"));
     fs::write(&script, "one").unwrap();
@@ -238,7 +238,7 @@ fn files_of_rewards_that_changed_are_named() {
     let all = [paths(&script), paths(&model.join(shape)), paths(&model.join(weights)), paths(&model.join(template))];
     assert_eq!(names(&models.rewards), all);
     assert_eq!((models.rewards[0].sha256.as_str(), models.changed_rewards.len()), (sha256(b"one").as_str(), 0));
-    assert!(place.hashed(&config, Purpose::Sft, false).unwrap().rewards.is_empty(), "which asks no reward");
+    assert!(place.hashed(&config, Purpose::Sft, false).unwrap().rewards.is_empty(), "SFT has no rewards");
     assert_eq!(names(&place.start(&config, &models, "train", 0, &[]).rewards), all);
     fs::write(&script, "two").unwrap();
     fs::write(model.join(template), "u").unwrap();
@@ -246,7 +246,7 @@ fn files_of_rewards_that_changed_are_named() {
     assert!(changed.len() == 2 && changed[1].starts_with(&all[3]), "{changed:?}");
     fs::write(model.join(template), "t").unwrap();
     let changed = place.hashed(&config, Purpose::Grpo, true).unwrap().changed_rewards;
-    let words = format!("{}: its SHA-256 is {}, and was {}", script.display(), sha256(b"two"), sha256(b"one"));
+    let words = format!("{}: its SHA-256 is {}, but was {}", script.display(), sha256(b"two"), sha256(b"one"));
     assert_eq!(changed, [words]);
     let stop = StopSignal::new();
     stop.request();
@@ -262,7 +262,7 @@ fn a_run_of_another_command_is_not_resumed() {
     assert!(check_command(&place.run, "dpo").is_ok());
     let error = check_command(&place.run, "sft").unwrap_err();
     let root = place.run.root().display();
-    let words = format!("{root} is a run of `lockstep dpo`: resume it with that, not with `lockstep sft`");
+    let words = format!("{root} is a run of `lockstep dpo`: resume it with this command, not with `lockstep sft`");
     assert_eq!((is_bad_input(&error), error.to_string()), (true, words));
     let unnamed = RunRecord { kind: String::new(), ..RunRecord::read(&place.run.record()).unwrap() };
     fs::write(place.run.record(), unnamed.to_bytes().unwrap()).unwrap();
@@ -270,7 +270,7 @@ fn a_run_of_another_command_is_not_resumed() {
 }
 
 #[test]
-fn isolation_of_rewards_that_run_programs() {
+fn the_record_has_the_isolation_of_rewards_that_run_programs() {
     let config = Config { reward_funcs: vec!["length:3".into(), "code:python".into()], ..Config::default() };
     let isolated = isolation(&config, "train");
     assert_eq!(isolated.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["code"]);
@@ -278,28 +278,28 @@ fn isolation_of_rewards_that_run_programs() {
     assert!(isolation(&config, "sft").is_empty());
 }
 
-/// The warning of a resumed run about the build that trained it before.
+/// The warning of a resumed run about the build that trained it so far.
 #[test]
-fn a_resume_by_another_build_is_warned_of_in_one_line() {
+fn a_resume_by_another_build_logs_one_warning_line() {
     let place = place();
     let config = place.config();
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
     let record = place.start(&config, &models, "sft", 0, &[]);
-    let here = Build::of_process();
+    let here = Build::current();
     assert_eq!((&record.build, &record.starts[0].build), (&Some(here.clone()), &Some(here.clone())));
     assert_eq!(other_build(&place.run), None, "the same build, though its commit is not known");
-    let said = |build: Option<Build>| {
+    let warning = |build: Option<Build>| {
         let record = RunRecord { build, ..record.clone() };
         fs::write(place.run.record(), record.to_bytes().unwrap()).unwrap();
         let line = other_build(&place.run).unwrap();
         assert!(!line.contains('\n') && line.contains(&here.to_string()), "{line}");
         line
     };
-    assert!(said(None).contains("does not say which build"), "a record of an older version");
+    assert!(warning(None).contains("does not name the build"), "a record of an older version");
     let version = Build { version: "0.0.1".to_owned(), ..here.clone() };
-    assert!(said(Some(version)).contains("by another build: 0.0.1 (commit unknown (no git)"));
+    assert!(warning(Some(version)).contains("by another build: 0.0.1 (commit unknown (no git)"));
     let known = Build { commit: Some("0123456789abcdef".to_owned()), ..here.clone() };
-    assert!(said(Some(known)).contains("is not known: it was"));
+    assert!(warning(Some(known)).contains("trained the run so far: that was"));
     fs::remove_file(place.run.record()).unwrap();
-    assert_eq!(other_build(&place.run), None, "that the record is missing is another warning");
+    assert_eq!(other_build(&place.run), None, "a missing record has a warning of its own");
 }

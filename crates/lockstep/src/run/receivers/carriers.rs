@@ -1,4 +1,4 @@
-//! How records reach a receiver: by the standard input of a program, or by POST requests to an address.
+//! Two ways to deliver records to a receiver: the standard input of a program, and POST requests to an address.
 
 use rewards::outside::{Address, Program, explain};
 use std::io::Write;
@@ -6,27 +6,27 @@ use std::process::ChildStdin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Seconds that a request may take.
+/// The time limit of a request, in seconds.
 pub(super) const TIMEOUT_S: f64 = 10.0;
-/// A program that ends within this time counts as not started, such as an interpreter without its script.
+/// A program that ends within this time counts as not started: an interpreter without its script, for example.
 const STARTED: Duration = Duration::from_millis(250);
 
 /// Why a record was not delivered.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub why: String,
-    /// Whether another try may succeed.
+    /// Whether another attempt may succeed.
     pub may_pass: bool,
 }
 
-/// Brings records to one receiver; used by one thread.
+/// Delivers records to one receiver; used by a single thread.
 pub(super) trait Carrier: Send {
     /// Called before the first record.
     fn begin(&mut self) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Delivers a record, which is a line.
+    /// Delivers a record, which is one line.
     fn deliver(&mut self, line: &[u8]) -> Result<(), Failure>;
 
     /// Called after the last record; may take until the deadline. Returns an error message, if any.
@@ -35,11 +35,10 @@ pub(super) trait Carrier: Send {
     }
 }
 
-/// A program that reads records on its standard input. If the program has ended, it is started again for
-/// the next record.
+/// A program that reads records from its standard input. If it has ended, it is started again for the next record.
 pub(super) struct Command {
     words: Vec<String>,
-    /// The running program, which another thread may kill while this one writes.
+    /// The running program, which another thread may kill during a write.
     program: Arc<Mutex<Option<Program>>>,
     input: Option<ChildStdin>,
 }
@@ -49,7 +48,7 @@ impl Command {
         Command { words, program: Arc::default(), input: None }
     }
 
-    /// A function that kills the program, so that nothing waits for it any more.
+    /// A function that kills the program, so that nothing waits for it any longer.
     pub(super) fn abort(&self) -> impl FnMut() + Send + use<> {
         let program = self.program.clone();
         move || {
@@ -96,7 +95,7 @@ impl Carrier for Command {
         let left = deadline.saturating_duration_since(Instant::now());
         if !program.exited_within(left) {
             program.kill();
-            return Some("it had not ended when the run had, and was killed".to_owned());
+            return Some("it was still running after the run's end, and was killed".to_owned());
         }
         let status = program.kill().filter(|status| !status.success())?;
         Some(program.with_stderr(format!("it ended ({status})")))
@@ -107,7 +106,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// An address that gets each record by a POST request.
+/// An address that receives each record in a POST request.
 pub(super) struct Http {
     address: Address,
     authorization: Option<String>,

@@ -1,9 +1,9 @@
-//! Sends a run's metrics and alarms to the receivers that `report_to` names: programs and addresses.
+//! Sends a run's metrics and alarms to the programs and addresses in `report_to`.
 //!
-//! A record is one JSON object: the [`Event`] of a line of `metrics.jsonl`, and the run's name as `run`. A receiver
-//! never delays or ends the run. Between the run and each receiver are a queue and a thread, which tries again after
-//! failures that may pass. If the queue is full, new records are dropped. At the end of the run the queue has a few
-//! seconds to empty, and records that did not reach a receiver are counted.
+//! A record is one JSON object: the [`Event`] of a line of `metrics.jsonl`, with the run's name as `run`. A receiver
+//! never delays or ends the run: between them are a queue and a thread, which retries after failures that may pass. If
+//! the queue is full, new records are dropped. At the end of the run the queue has a few seconds to empty, and lost
+//! records are counted.
 
 mod carriers;
 
@@ -20,14 +20,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use telemetry::{Event, EventKind, Sink};
 
-/// Most records that wait for a receiver.
+/// The most records that wait for a receiver.
 const QUEUE: usize = 1000;
-/// The pause after a failure. The pause doubles with each further failure, up to the longest.
+/// The pause after a failure, which doubles with each further failure, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How long the end of a run waits for its receivers, all together.
+/// The time that the end of a run waits for all its receivers.
 const LAST: Duration = Duration::from_secs(3);
-/// How long after that a killed program's thread may take to end.
+/// The additional time that the thread of a killed program has to end.
 const KILLED: Duration = Duration::from_millis(300);
 
 /// The sink that sends records to receivers.
@@ -38,7 +38,7 @@ pub struct Receivers {
     is_closed: bool,
 }
 
-/// A record as it is sent.
+/// A record in the form in which it is sent.
 #[derive(Serialize)]
 struct Record<'a> {
     run: &'a str,
@@ -49,19 +49,19 @@ struct Record<'a> {
 struct Receiver {
     shared: Arc<Shared>,
     carrier: Option<Box<dyn Carrier>>,
-    /// Where records wait; `None` before the start and after the end.
+    /// The queue of waiting records; `None` before the start and after the end.
     queue: Option<SyncSender<Vec<u8>>>,
-    /// Ends the carrier's wait.
+    /// Interrupts the carrier's wait.
     abort: Box<dyn FnMut() + Send>,
-    /// Records so far.
+    /// The number of records so far.
     total: u64,
 }
 
-/// The state that a receiver shares with its thread.
+/// The state shared by a receiver and its thread.
 struct Shared {
-    /// The receiver as `report_to` names it.
+    /// The receiver's name in `report_to`.
     name: String,
-    /// A text that no message may contain.
+    /// A secret that no message may contain.
     token: Option<String>,
     state: Mutex<State>,
     changed: Condvar,
@@ -70,25 +70,25 @@ struct Shared {
 #[derive(Default)]
 struct State {
     delivered: u64,
-    /// Why the last record that failed did.
+    /// The reason of the last failure.
     why: Option<String>,
     /// Whether the user was warned.
     is_reported: bool,
-    /// When the thread must be done; set at the end of the run.
+    /// The deadline of the thread; set at the end of the run.
     closes_at: Option<Instant>,
     /// Whether the waiting records are discarded.
     discards: bool,
-    /// Set when the thread is done, with an error message of its end, if any.
+    /// Set when the thread has ended, with an error message if its end failed.
     ended: Option<Option<String>>,
 }
 
 impl Receivers {
-    /// The receivers that the configuration of the run in `dir` names, not started yet.
+    /// The receivers in the configuration of the run in `dir`, not started yet.
     pub fn of(config: &Config, dir: &RunDir) -> anyhow::Result<Receivers> {
         Receivers::with_token(config, dir, std::env::var(TOKEN).ok())
     }
 
-    /// The same with the token as an argument.
+    /// Like `new`, with the token as an argument.
     fn with_token(config: &Config, dir: &RunDir, token: Option<String>) -> anyhow::Result<Receivers> {
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         let (mut list, mut host) = (Vec::new(), None::<String>);
@@ -105,8 +105,8 @@ impl Receivers {
                     let other = host.get_or_insert_with(|| address.host().to_owned());
                     if token.is_some() && *other != address.host() {
                         bad_input!(
-                            "`report_to` names {other} and {}, and both would get the token in {TOKEN}: name one of \
-                             them, or send to the other one by a command",
+                            "`report_to` names {other} and {}, but the token in {TOKEN} is for one host: name only one \
+                             of them, or send to the other with a command",
                             address.host()
                         );
                     }
@@ -121,13 +121,13 @@ impl Receivers {
         Ok(Receivers { run: config.run_name.clone().or_else(place).unwrap_or_default(), list, is_closed: false })
     }
 
-    /// Starts a thread for each receiver; `None` if there is none.
+    /// Starts a thread for each receiver; `None` without receivers.
     pub fn start(mut self) -> Option<Receivers> {
         self.list.iter_mut().for_each(Receiver::start);
         (!self.list.is_empty()).then_some(self)
     }
 
-    /// Waits some seconds until the queues are empty. Returns a message for each receiver that did not get everything.
+    /// Waits some seconds until the queues are empty. Returns a message for each receiver that lost records.
     fn close(&mut self) -> Vec<String> {
         if std::mem::replace(&mut self.is_closed, true) {
             return Vec::new();
@@ -162,7 +162,7 @@ impl Sink for Receivers {
 }
 
 impl Drop for Receivers {
-    /// A run that failed has not flushed its sinks.
+    /// A failed run has not flushed its sinks.
     fn drop(&mut self) {
         self.close();
     }
@@ -176,7 +176,7 @@ impl Receiver {
         let thread = std::thread::Builder::new().name("report_to".to_owned());
         match thread.spawn(move || carry(carrier, &records, &shared)) {
             Ok(_) => self.queue = Some(queue),
-            Err(error) => self.shared.failed(format!("no thread for it: {error}")),
+            Err(error) => self.shared.failed(format!("cannot start its thread: {error}")),
         }
     }
 
@@ -194,7 +194,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for the thread. Returns a message if the receiver did not get everything, or did not end well.
+    /// Waits for the thread. Returns a message if the receiver lost records or did not end normally.
     fn wait(&mut self, deadline: Instant) -> Option<String> {
         let started = self.shared.lock().closes_at.is_some();
         let mut slow = None;
@@ -233,7 +233,7 @@ impl Shared {
         self.lock().why.is_some()
     }
 
-    /// The first failure, if the user was not told of it.
+    /// The first failure, if the user was not warned.
     fn news(&self) -> Option<String> {
         let mut state = self.lock();
         let why = state.why.clone()?;
@@ -249,7 +249,7 @@ impl Shared {
         drop(self.changed.wait_timeout_while(self.lock(), time, continues));
     }
 
-    /// Waits until the thread is done, or until the deadline. Returns whether it is done.
+    /// Waits until the thread has ended, or until the deadline. Returns whether it has ended.
     fn has_ended_by(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         match self.changed.wait_timeout_while(self.lock(), left, |state| state.ended.is_none()) {
@@ -259,7 +259,7 @@ impl Shared {
     }
 }
 
-/// The thread of a receiver: delivers each record, until there will be no more.
+/// The thread of a receiver, which delivers records until the last one.
 fn carry(mut carrier: Box<dyn Carrier>, records: &Queue<Vec<u8>>, shared: &Shared) {
     if let Err(failure) = carrier.begin() {
         shared.failed(failure.why);

@@ -1,4 +1,4 @@
-//! Receivers of these tests are shell scripts and sockets of this process.
+//! The receivers in these tests are shell scripts and sockets of this process.
 
 #![cfg(unix)]
 
@@ -29,7 +29,7 @@ fn script(dir: &Path, text: &str) -> String {
     format!("command:sh {}", path.display())
 }
 
-/// A service that answers with one status after the other, the last one for ever; it passes on the requests.
+/// A service that answers with each status in turn, and repeats the last one; it passes on the requests.
 fn service(statuses: &'static [&'static str]) -> (String, Requests<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/records", listener.local_addr().unwrap());
@@ -87,11 +87,11 @@ fn a_program_gets_each_record_as_a_line() {
         "{text}"
     );
     let read: Vec<Event> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!((read.len(), &read[1]), (2, &events[3]), "an event, with the run's name beside it");
+    assert_eq!((read.len(), &read[1]), (2, &events[3]), "an event, with the run's name");
 }
 
 #[test]
-fn a_run_that_fails_sends_its_queue() {
+fn a_failed_run_sends_its_queued_records() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let mut sink = started(&script(dir.path(), &format!("cat > '{}'", out.display())));
@@ -104,7 +104,7 @@ fn a_run_that_fails_sends_its_queue() {
 fn a_missing_program_is_reported_once_and_its_records_are_counted() {
     let mut sink = started("command:./no/such/program x");
     let warning = testing::wait_for("the program cannot be started", || sink.check().unwrap());
-    let why = "it cannot be started: no such program (or its interpreter is missing)";
+    let why = "it cannot be started: no such program, or its interpreter is missing";
     assert_eq!(warning, format!("report_to command:./no/such/program x: {why}; the run continues"));
     (1..=3).for_each(|step| sink.receive(&metrics(step)).unwrap());
     assert_eq!(sink.check().unwrap(), None);
@@ -143,7 +143,7 @@ fn a_program_that_ends_is_started_again() {
     assert!(end.contains(": it ended (exit status: 3); ") && !end.contains("did not reach"), "{end}");
 }
 
-/// The run does not wait while it trains, and at its end only some seconds.
+/// The run does not wait during training, and only some seconds at its end.
 #[test]
 fn a_program_that_does_not_read_does_not_block_the_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -160,7 +160,7 @@ fn a_program_that_does_not_read_does_not_block_the_run() {
     let mut idle = started(&script(dir.path(), "exec sleep 600"));
     idle.receive(&metrics(1)).unwrap();
     let end = idle.flush().unwrap();
-    assert!(end.ends_with(": it had not ended when the run had, and was killed"), "{end}");
+    assert!(end.ends_with(": it was still running after the run's end, and was killed"), "{end}");
 }
 
 #[test]
@@ -182,20 +182,20 @@ fn an_address_gets_requests_with_the_token() {
 }
 
 #[test]
-fn requests_are_repeated_where_that_may_help() {
+fn requests_are_retried_if_this_may_help() {
     let (url, got) = service(&["503 Service Unavailable", "200 OK"]);
     let mut sink = started(&url);
     sink.receive(&metrics(1)).unwrap();
     let steps = [(); 2].map(|()| body(&testing::receive("a request", &got))["step"].clone());
-    assert_eq!(steps, [1, 1], "the same record again");
+    assert_eq!(steps, [1, 1], "the same record is sent again");
     let warning = testing::wait_for("a warning", || sink.check().unwrap());
     assert_eq!(
         warning,
         format!("report_to {url}: {url} answered with status 503 Service Unavailable; the run continues")
     );
-    assert_eq!(sink.flush(), None, "it got everything in the end");
+    assert_eq!(sink.flush(), None, "no record was lost");
 
-    // The answer of a service is never shown, nor is a token that it repeats.
+    // Neither the answer of a service nor a token in it is ever printed.
     let (url, got) = service(&["404 hush-1", "302 Found", "200 OK"]);
     let mut sink = receivers(std::slice::from_ref(&url), Some("hush-1")).unwrap().start().unwrap();
     (1..=3).for_each(|step| sink.receive(&metrics(step)).unwrap());
@@ -210,7 +210,7 @@ fn requests_are_repeated_where_that_may_help() {
 }
 
 #[test]
-fn a_service_that_is_gone_delays_the_end_by_seconds_at_most() {
+fn an_unreachable_service_delays_the_end_by_only_seconds() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     drop(listener);
@@ -231,15 +231,12 @@ fn a_service_that_is_gone_delays_the_end_by_seconds_at_most() {
 }
 
 #[test]
-fn a_token_is_for_one_host() {
+fn a_token_for_two_hosts_is_refused() {
     let two = ["http://a.example/x", "http://a.example/y", "https://b.example:8/"].map(str::to_owned);
     assert_eq!(receivers(&two, None).unwrap().list.len(), 3);
-    assert_eq!(receivers(&two, Some("  ")).unwrap().list.len(), 3, "an empty one is none");
+    assert_eq!(receivers(&two, Some("  ")).unwrap().list.len(), 3, "an empty token does not count");
     assert_eq!(receivers(&two[..2], Some("hush")).unwrap().list.len(), 2);
     let refused = receivers(&two, Some("hush")).err().expect("refused").to_string();
-    assert!(
-        refused.starts_with("`report_to` names a.example and b.example:8, and both would get the token"),
-        "{refused}"
-    );
+    assert!(refused.starts_with("`report_to` names a.example and b.example:8, but the token in"), "{refused}");
     assert!(!refused.contains("hush") && receivers(&[], None).unwrap().start().is_none());
 }

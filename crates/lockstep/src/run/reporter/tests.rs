@@ -2,7 +2,7 @@ use super::*;
 use std::sync::{Arc, Mutex};
 use telemetry::{Error, Event, Result, Sink};
 
-/// Keeps every event, and fails on those of `fails`.
+/// Keeps all events, and fails on those in `fails`.
 #[derive(Clone, Default)]
 struct Seen {
     events: Arc<Mutex<Vec<EventKind>>>,
@@ -66,7 +66,7 @@ fn means_are_logged_at_logging_steps() {
     assert_eq!(logged, Some(vec![pair("epoch", 3.0), pair("loss", 3.0)]));
     assert_eq!(reporter.log_now(3).unwrap(), None);
     assert_eq!(seen.metrics(), [(3, vec![pair("epoch", 3.0), pair("loss", 3.0)])]);
-    // As in transformers: not their means.
+    // As in transformers, the last value is logged and not the mean.
     reporter.log_last_values();
     for value in [4.0, 5.0, 7.0] {
         for name in &["grad_norm", "learning_rate", "val/grad_norm"] {
@@ -78,7 +78,7 @@ fn means_are_logged_at_logging_steps() {
     reporter.take_step_values();
     seen.take();
     assert_eq!(reporter.unlogged(), &MetricSums::default());
-    // The sums of a checkpoint are logged together with later values.
+    // The sums in a checkpoint are logged together with later values.
     let mut sums = MetricSums::default();
     sums.add("loss", 5.0);
     reporter.resume(4, &BTreeMap::new(), sums.clone()).unwrap();
@@ -96,7 +96,7 @@ fn each_step_reports_its_own_values_of_the_judged_metrics() {
     let dir = tempfile::tempdir().unwrap();
     let (config, seen) = (Config { logging_steps: 10, tensorboard: false, ..Config::default() }, Seen::default());
     let mut reporter = open(dir.path(), &config, &seen);
-    // A step with two generations, one without, one that does not measure them, one of pairs.
+    // A step with two generations, a step with none, a step without these metrics, and a step on pairs.
     let mut step = 0;
     let mut end = |reporter: &mut Reporter, values: &[(&str, f64)]| {
         step += 1;
@@ -125,7 +125,7 @@ fn each_step_reports_its_own_values_of_the_judged_metrics() {
 }
 
 #[test]
-fn a_sink_that_fails_fails_the_step_and_tables_do_not() {
+fn a_failing_sink_fails_the_step_but_a_failing_table_does_not() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { logging_steps: 1, tensorboard: false, ..Config::default() };
     let fails = |event: &EventKind| matches!(event, EventKind::Metrics { .. } | EventKind::Completions { .. });
@@ -143,6 +143,6 @@ fn a_sink_that_fails_fails_the_step_and_tables_do_not() {
         .into_iter()
         .filter_map(|event| if let EventKind::Message { text, .. } = event { Some(text) } else { None })
         .collect();
-    assert_eq!(warnings.len(), 1, "it is said once: {warnings:?}");
+    assert_eq!(warnings.len(), 1, "there is one warning: {warnings:?}");
     assert!(warnings[0].ends_with("; the run continues without such tables"), "{warnings:?}");
 }

@@ -4,7 +4,7 @@ use crate::stop::is_stopped;
 use rewards::RewardSpec;
 use serde_json::json;
 
-/// Scores a file with these rows by these rewards.
+/// Scores a file with these rows and rewards.
 fn scored(rows: &[Value], rewards: &[RewardSpec], tokenizer: Option<&Path>) -> anyhow::Result<ScoredFile> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("c.jsonl");
@@ -21,8 +21,8 @@ fn message(rows: &[Value], rewards: &[RewardSpec]) -> String {
 }
 
 #[test]
-fn completions_have_their_scores_in_the_order_of_the_file() {
-    // Two rows of one prompt, two without a prompt, and one of the first prompt again.
+fn scores_are_returned_in_file_order() {
+    // Two rows of one prompt, two without a prompt, and another row of the first prompt.
     let rows = [
         json!({"prompt": "p", "completion": "abc", "answer": "abc"}),
         json!({"prompt": "p", "completion": "aab", "answer": "x"}),

@@ -1,5 +1,5 @@
-//! Tests of speculative decoding from earlier completions, also from earlier epochs. Whether the draft file is kept or
-//! lost when a run is resumed, all bits of the run must stay the same.
+//! Speculative decoding with drafts from earlier completions, including those of earlier epochs. All bits of a resumed
+//! run must stay the same, whether its draft file is kept or lost.
 
 use super::stop::files;
 use super::{config, directory, options};
@@ -9,7 +9,7 @@ use rollout::Speculative;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// A configuration of several epochs, whose completions repeat themselves.
+/// A configuration of several epochs with repetitive completions.
 fn repetitive(dir: &Path, out: &str, speculative: Speculative) -> Config {
     Config {
         speculative,
@@ -23,7 +23,7 @@ fn repetitive(dir: &Path, out: &str, speculative: Speculative) -> Config {
     }
 }
 
-/// Runs `config`, and stops after the step `stop_after` unless that is 0.
+/// Runs `config`, and stops after the step `stop_after` unless it is 0.
 fn run(config: Config, stop_after: u64) -> PathBuf {
     let stop = StopSignal::new();
     let request = stop.clone();
@@ -37,7 +37,7 @@ fn run(config: Config, stop_after: u64) -> PathBuf {
 }
 
 #[test]
-fn kept_or_lost_guesses_change_no_bit() {
+fn keeping_or_losing_drafts_changes_no_bit() {
     let dir = directory();
     let has_metrics = |root: &Path| {
         let text = std::fs::read_to_string(root.join("metrics.jsonl")).unwrap();
@@ -48,7 +48,7 @@ fn kept_or_lost_guesses_change_no_bit() {
     assert!(expected.keys().any(|name| name.ends_with("model.safetensors")) && !has_metrics(&off));
     assert!(!off.join("drafts.bin").exists());
     let auto = run(repetitive(dir.path(), "auto", Speculative::Auto), 0);
-    assert!(has_metrics(&auto), "nothing was guessed");
+    assert!(has_metrics(&auto), "no tokens were drafted");
     let same = |root: &Path, what: &str| {
         let found = files(root, 8);
         let other: Vec<_> = expected.keys().filter(|name| found.get(*name) != expected.get(*name)).collect();
@@ -62,7 +62,7 @@ fn kept_or_lost_guesses_change_no_bit() {
         match what {
             "kept" => {}
             "lost" => std::fs::remove_file(file).unwrap(),
-            // Texts of another moment, cut off in the middle.
+            // Texts from another time, truncated in the middle.
             "others" => std::fs::write(file, &kept[..kept.len() * 2 / 3]).unwrap(),
             _ => std::fs::write(file, b"no words that anybody wrote").unwrap(),
         }
@@ -73,6 +73,6 @@ fn kept_or_lost_guesses_change_no_bit() {
         Run::resume(Purpose::Grpo, &root, options()).unwrap().run().unwrap();
         same(&root, what);
         let whole = what != "kept" || std::fs::read(root.join("drafts.bin")).unwrap() == kept;
-        assert!(whole, "with what was kept the run has written what it would have");
+        assert!(whole, "with the kept file, the resumed run drafts as much as an uninterrupted one");
     }
 }

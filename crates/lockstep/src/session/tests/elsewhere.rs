@@ -1,6 +1,5 @@
-//! Tests of training runs that collect completions in another thread. That thread receives prompts and held weights,
-//! and answers with bytes only, as a worker process does. The run must have the same bits as one that collects in its
-//! own thread.
+//! Training runs that collect completions in another thread, which receives prompts and weights and answers only in
+//! bytes, as a worker process does. The run must have the same bits as a run that collects in its own thread.
 
 use super::stop::files;
 use super::{config, directory, one_thread, rows};
@@ -16,7 +15,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use telemetry::Stages;
 
-/// A request that the collecting thread receives.
+/// A request to the collecting thread.
 struct Job {
     weights: HeldWeights,
     prompts: Prompts,
@@ -30,7 +29,7 @@ struct Job {
 /// The answer of the collecting thread.
 type Answer = anyhow::Result<Vec<u8>>;
 
-/// A collector that passes requests on to the thread with the real collector.
+/// A collector that passes requests to the thread with the real collector.
 struct Elsewhere {
     jobs: Sender<(Job, Sender<Answer>)>,
     seen: Seen,
@@ -44,7 +43,7 @@ impl Elsewhere {
     fn start(mut collector: Collector, seen: Seen) -> Elsewhere {
         let (jobs, work) = channel::<(Job, Sender<Answer>)>();
         std::thread::spawn(move || {
-            // Held until the next ones come: meanwhile the optimizer writes into another slot.
+            // Held until the next weights arrive; meanwhile the optimizer writes to another slot.
             let mut before = None;
             for (
                 Job { weights, prompts, num_generations, sampling, reward_weights, step, refuse_non_finite },
@@ -84,7 +83,7 @@ impl Collect for Elsewhere {
         };
         let (answer, answered) = channel();
         self.jobs.send((job, answer)).expect("the thread lives as long as its sender");
-        let bytes = answered.recv().expect("it answers")?;
+        let bytes = answered.recv().expect("the thread answers")?;
         let mut seen = self.seen.0.lock().unwrap();
         seen.0 += 1;
         seen.1.push(weights.version().0);
@@ -93,7 +92,7 @@ impl Collect for Elsewhere {
 }
 
 /// Options with a reward for any vowel, so that many groups have equal rewards, and a reward for few words, which gives
-/// no score to texts with many.
+/// no score to long texts.
 fn options() -> RunOptions {
     let vowel = |text: &str| text.chars().any(|c| "aeiou".contains(c));
     let options = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
@@ -117,7 +116,7 @@ fn small(dir: &Path, out: &str) -> Config {
     }
 }
 
-/// Checks that a run that collects in another thread has the bits of one that collects in its own. Returns the number
+/// Checks that a run that collects in another thread has the bits of a run that collects in its own. Returns the number
 /// of collections.
 #[track_caller]
 fn same_elsewhere(change: impl Fn(&mut Config), options: impl Fn() -> RunOptions) -> usize {
@@ -135,7 +134,7 @@ fn same_elsewhere(change: impl Fn(&mut Config), options: impl Fn() -> RunOptions
     let (collections, mut versions) = seen.0.lock().unwrap().clone();
     assert!(versions.is_sorted());
     versions.dedup();
-    assert!(versions.len() > 1, "weights that were trained were sent: {versions:?}");
+    assert!(versions.len() > 1, "trained weights must be sent: {versions:?}");
     collections
 }
 
@@ -164,39 +163,39 @@ fn ppo(config: &mut Config) {
 }
 
 #[test]
-fn grpo_has_the_same_bits_elsewhere() {
+fn grpo_has_the_same_bits_with_a_collector_in_another_thread() {
     let with_reference = |config: &mut Config| config.beta = 0.1;
     assert_eq!(same_elsewhere(with_reference, options), 4 + 2);
     assert_eq!(same_elsewhere(lora, options), 4 + 2);
 }
 
 #[test]
-fn ppo_has_the_same_bits_elsewhere() {
-    // Each generation gives four steps.
+fn ppo_has_the_same_bits_with_a_collector_in_another_thread() {
+    // Each generation batch serves four steps.
     assert_eq!(same_elsewhere(ppo, options), 2 + 4);
-    let of_lora = |config: &mut Config| {
+    let with_lora = |config: &mut Config| {
         ppo(config);
         lora(config);
     };
-    assert_eq!(same_elsewhere(of_lora, options), 2 + 4);
+    assert_eq!(same_elsewhere(with_lora, options), 2 + 4);
 }
 
-/// Checks dynamic sampling, in which each round is a separate collection.
+/// With dynamic sampling, each round is a separate collection.
 #[test]
-fn dynamic_sampling_has_the_same_bits_elsewhere() {
+fn dynamic_sampling_has_the_same_bits_with_a_collector_in_another_thread() {
     let dynamic = |config: &mut Config| {
         (config.dynamic_sampling, config.dynamic_sampling_max_rounds) = (true, 3);
         config.reward_weights = Some(vec![1.0, 0.0]);
     };
     assert!(same_elsewhere(dynamic, options) > 4 + 2);
-    let of_lora = |config: &mut Config| {
+    let with_lora = |config: &mut Config| {
         dynamic(config);
         lora(config);
     };
-    assert!(same_elsewhere(of_lora, options) > 4 + 2);
+    assert!(same_elsewhere(with_lora, options) > 4 + 2);
 }
 
-/// A rollout function that calls the engine, and leaves out the log-probabilities of every second completion.
+/// A rollout function that calls the engine, and omits the log-probabilities of every second completion.
 struct Asks;
 
 impl RolloutFunction for Asks {
@@ -209,7 +208,7 @@ impl RolloutFunction for Asks {
         let prompts = prompts.map(|&prompt| RolloutPrompt::Content(prompt.clone())).collect();
         let groups = generate(prompts, request.num_generations, request.sampling.clone())?;
         let given = |(prompt_ids, one): (Vec<u32>, &rollout::Completion)| GivenCompletion {
-            // Another prompt than the dataset's.
+            // The function returns another prompt than the dataset's.
             prompt_ids: [vec![3], prompt_ids].concat(),
             logps: one.generation.is_multiple_of(2).then(|| one.logps().to_vec()),
             ids: one.ids.clone(),
@@ -221,7 +220,7 @@ impl RolloutFunction for Asks {
 }
 
 #[test]
-fn a_function_of_the_caller_runs_elsewhere() {
+fn a_rollout_function_runs_in_another_thread() {
     let with_room = |config: &mut Config| {
         config.max_prompt_length = Some(16);
         config.vllm_importance_sampling_correction = true;
@@ -229,10 +228,10 @@ fn a_function_of_the_caller_runs_elsewhere() {
     assert_eq!(same_elsewhere(with_room, || options().rollout_function(Asks)), 4 + 2);
 }
 
-/// Stops a run in the middle of a collection in another thread. The resumed run, which collects in its own thread, must
-/// have the bits of a run that was never stopped.
+/// Stops a run during a collection in another thread. The resumed run, which collects in its own thread, must have the
+/// bits of an uninterrupted run.
 #[test]
-fn a_collection_elsewhere_is_stopped_without_a_trace() {
+fn a_run_stopped_during_a_collection_elsewhere_resumes_to_the_same_bits() {
     let dir = directory();
     let config = |out: &str| {
         let mut config = small(dir.path(), out);
@@ -240,7 +239,7 @@ fn a_collection_elsewhere_is_stopped_without_a_trace() {
         config.num_iterations = 2;
         config
     };
-    // Asks to stop when it scores this completion.
+    // Requests a stop when it scores this completion.
     let stopping_at = |completion: usize| {
         let (count, stop) = (AtomicUsize::new(0), StopSignal::new());
         options().stop_signal(stop.clone()).reward("stops", move |_| {
@@ -262,6 +261,6 @@ fn a_collection_elsewhere_is_stopped_without_a_trace() {
         assert_eq!((resumed.stop_reason, resumed.num_tokens), (StopReason::Completed, whole.num_tokens));
         same(whole.dir.root(), resumed.dir.root(), whole.step);
     }
-    // In the first generation, in an evaluation, in the second generation.
+    // Stops in the first generation, in an evaluation, and in the second generation.
     assert!(steps.contains(&0) && steps.contains(&2), "{steps:?}");
 }

@@ -1,6 +1,5 @@
-//! Runs with workers that are stopped, or that have done their steps, and continue: with any configuration, any place
-//! of the stop, and any process that did the steps before. A stop leaves a checkpoint of the last step. Learner and
-//! workers are threads.
+//! Runs with workers that are stopped, or have done all steps, and continue: with various configurations, stops, and
+//! processes that did the steps before. A stop leaves a checkpoint of the last step. Learner and workers are threads.
 
 use super::super::worker::{WorkerOptions, work};
 use super::{config, directory, rows};
@@ -14,12 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Change = fn(&mut Config);
 
-/// The kinds of runs: a name, `max_staleness`, and what else is configured.
+/// The kinds of runs: a name, `max_staleness`, and further configuration.
 const KINDS: [(&str, usize, Change); 14] = [
     ("no staleness", 0, |_| {}),
     ("one batch ahead", 1, |_| {}),
     ("two batches ahead", 2, |_| {}),
-    ("more batches ahead than there are", 9, |_| {}),
+    ("more batches ahead than the run has", 9, |_| {}),
     ("chunks", 2, |c| c.partial_rollout_tokens = Some(2)),
     ("chunks of one batch ahead", 1, |c| (c.partial_rollout_tokens, c.num_iterations) = (Some(3), 2)),
     ("several iterations", 2, |c| (c.num_iterations, c.beta) = (2, 0.1)),
@@ -29,7 +28,7 @@ const KINDS: [(&str, usize, Change); 14] = [
     ("PPO", 1, |c| (c.algorithm, c.num_mini_batches, c.num_ppo_epochs) = (Algorithm::Ppo, 2, 2)),
     ("evaluations", 1, |c| (c.eval_strategy, c.eval_steps) = (Strategy::Steps, Some(1))),
     ("audits", 2, |c| (c.trust, c.audit_share, c.audit_stale) = (Trust::Audit, 1.0, 1.0)),
-    ("no checkpoints but at stops", 1, |c| c.save_strategy = Strategy::No),
+    ("checkpoints only at stops", 1, |c| c.save_strategy = Strategy::No),
 ];
 
 /// The learner and two workers, in a directory.
@@ -83,7 +82,7 @@ impl Place {
         })
     }
 
-    /// Runs it, with workers or without.
+    /// Starts the run, with or without workers.
     fn run(&self, out: &Path, by_workers: bool, stop: Stop, run: impl FnOnce(RunOptions) -> Run) -> RunResult {
         let options = self.options(stop);
         let run = run(if by_workers { options.distributed(None) } else { options });
@@ -133,7 +132,7 @@ impl Place {
     }
 }
 
-/// The files that must have the same bits: the weights, and the groups that were trained on.
+/// The files that must have the same bits: the weights, and the trained groups.
 fn bits(run: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let model = ["model.safetensors", "adapter_model.safetensors"].map(|name| run.join("model").join(name));
     let all = model.into_iter().filter(|file| file.is_file()).chain([run.join("rollouts.bin")]);
@@ -151,7 +150,7 @@ fn each_kind(try_it: impl Fn(&Place)) {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Also if the learner's own reward is called after the stop: groups generated ahead are scored for the checkpoint.
+/// A stop also leaves a checkpoint if the learner's own reward is called after it, to score groups generated ahead.
 #[test]
 fn a_stop_leaves_a_checkpoint_that_resumes() {
     each_kind(|place| {
@@ -161,7 +160,7 @@ fn a_stop_leaves_a_checkpoint_that_resumes() {
             let stopped = place.begin(&out, 6, true, stop);
             assert_eq!(stopped.stop_reason, StopReason::Interrupted, "{stop:?}");
             assert!(stopped.step >= 1 && stopped.dir.checkpoint(stopped.step).is_dir(), "{stop:?}: {}", stopped.step);
-            // With or without workers.
+            // The run resumes with or without workers.
             let ended = place.resume(&out, 6, number != 1);
             assert_eq!((ended.stop_reason, ended.step), (StopReason::Completed, 6));
             assert!(bits(ended.dir.root()) == bits(whole.dir.root()), "{stop:?}");
@@ -172,7 +171,7 @@ fn a_stop_leaves_a_checkpoint_that_resumes() {
 #[test]
 fn a_completed_run_resumes_with_more_steps() {
     each_kind(|place| {
-        // Four steps end with a complete batch; three do not, if a batch serves two steps.
+        // Four steps end with a complete batch, but three do not if a batch serves two steps.
         let config = place.config("", 1);
         let serves_several = config.steps_per_pass() > 1 || config.num_iterations > 1;
         for steps in [4, 3].into_iter().filter(|steps| *steps == 4 || serves_several) {

@@ -1,6 +1,6 @@
-//! Tests with workers that give wrong answers. Each one must be detected, named together with its wrong answer, and
-//! expelled, and the run must have the bits of a run in one process. Learner and workers are threads here, so that a
-//! worker can behave as no real program does.
+//! Workers that send wrong answers. Each must be detected, named with its wrong answer, and expelled, and the run must
+//! have the bits of a run in one process. Learner and workers are threads here, so that a worker can misbehave in any
+//! way.
 
 use super::super::worker::{WorkerOptions, work, work_as};
 use super::waits::all_cores_but_one;
@@ -32,17 +32,17 @@ pub(super) enum Lie {
     Rubbish,
     /// Nothing at all.
     Empty,
-    /// A token that the vocabulary does not have.
+    /// A token beyond the vocabulary.
     Vocabulary,
-    /// A version of the weights that the job does not name.
+    /// Another version of the weights than the job's.
     Version,
     /// The group of another job.
     Group,
-    /// A completion fewer than requested.
+    /// One completion fewer than requested.
     Count,
-    /// Records of tokens other than log-probabilities are missing.
+    /// The recorded values of tokens other than log-probabilities are missing.
     Columns,
-    /// Reports of a reward other than scores.
+    /// Results of a reward other than scores.
     Problem,
     Metric,
     Extra,
@@ -52,7 +52,7 @@ pub(super) enum Lie {
 struct Liar {
     inner: WorkerWork,
     lie: Lie,
-    /// How many answers it changes, from the first one on.
+    /// How many answers are changed, from the first on.
     lies: usize,
     jobs: BTreeMap<JobName, GroupJob>,
 }
@@ -73,7 +73,7 @@ impl Liar {
             }
             Lie::Group => group.group = group.group.after(1),
             Lie::Count => drop(group.completions.pop()),
-            // Later chunks continue the first lie.
+            // Later chunks continue the first changed one.
             Lie::Token | Lie::LogProbability if !job.so_far.is_empty() => {}
             Lie::LaterToken => {
                 let so_far = job.so_far.get(1).map_or(usize::MAX, |so_far| so_far.ids.len());
@@ -85,11 +85,11 @@ impl Liar {
                 logps[0] = f32::from_bits(logps[0].to_bits() ^ 1);
                 completion.columns.set(SAMPLER_LOGPS, logps);
             }
-            Lie::Columns => drop(completion.columns.remove(ENTROPIES).expect("it is recorded")),
-            // A completion that is continued has no score yet.
+            Lie::Columns => drop(completion.columns.remove(ENTROPIES).expect("entropies are recorded")),
+            // A completion that will be continued has no score yet.
             Lie::Score => scores.iter_mut().for_each(|given| given.scores.values[1] = Some(1.5)),
             Lie::Problem => {
-                let problem = Problem::new("unique_chars", 1, "x").of_kind(ProblemKind::Crashed).at(vec![1]);
+                let problem = Problem::new("unique_chars", 1, "x").with_kind(ProblemKind::Crashed).at(vec![1]);
                 for given in &mut scores {
                     given.scores.problems.push(problem.clone());
                 }
@@ -153,12 +153,12 @@ fn options() -> RunOptions {
     RunOptions::new().context(one_thread()).train_rows(rows())
 }
 
-/// Joins the run in `out` as the worker `name`, which tells the lie `lie`.
+/// Joins the run in `out` as the worker `name`, which lies by `lie`.
 pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
     join_and_lie(out, name, lie, usize::MAX)
 }
 
-/// The same worker, which tells the lie `lies` times.
+/// Like `join`, with `lies` changed answers.
 fn join_and_lie(out: &Path, name: &str, lie: Lie, lies: usize) -> anyhow::Result<()> {
     let (server, stop) = (NatsServer::default(), StopSignal::new());
     let options = WorkerOptions {
@@ -190,8 +190,8 @@ fn result(out: &Path) -> Vec<u8> {
     std::fs::read(out.join("model/model.safetensors")).unwrap()
 }
 
-/// The first worker lies. An honest worker joins when the lie is detected. The run has a single core, which the learner
-/// must release each time it waits for workers: also after it has generated groups for an audit.
+/// The first worker lies, and an honest worker joins after this is detected. The run has a single core, which the
+/// learner must release each time it waits for workers, also after it has regenerated groups for an audit.
 #[track_caller]
 fn found(lie: Lie, max_staleness: usize, words: &[&str]) {
     found_in(lie, words, |config| config.max_staleness = max_staleness);
@@ -215,7 +215,9 @@ fn found_in(lie: Lie, words: &[&str], change: impl Fn(&mut Config)) {
     std::thread::scope(|scope| {
         let liar = scope.spawn(|| join(&out, "liar", lie));
         let honest = scope.spawn(|| {
-            testing::wait_until("the lie is found", || std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty()));
+            testing::wait_until("the lie is detected", || {
+                std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty())
+            });
             join(&out, "honest", Lie::Nothing)
         });
         run.run().unwrap();
@@ -232,69 +234,73 @@ fn found_in(lie: Lie, words: &[&str], change: impl Fn(&mut Config)) {
 }
 
 #[test]
-fn a_changed_token_is_found() {
-    found(Lie::Token, 0, &["group 0, completion 1, token 0, token: it said"]);
-    found(Lie::Token, 2, &["group 0, completion 1, token 0, token: it said"]);
+fn a_changed_token_is_detected() {
+    found(Lie::Token, 0, &["group 0, completion 1, token 0, token: the worker sent"]);
+    found(Lie::Token, 2, &["group 0, completion 1, token 0, token: the worker sent"]);
 }
 
 #[test]
-fn a_changed_bit_of_a_log_probability_is_found() {
+fn a_changed_bit_of_a_log_probability_is_detected() {
     found(
         Lie::LogProbability,
         1,
-        &["group 0, completion 1, token 0, log-probability: it said -", "(0xc", "job gives -"],
+        &["group 0, completion 1, token 0, log-probability: the worker sent -", "(0xc", "job gives -"],
     );
 }
 
 #[test]
-fn a_changed_score_of_a_deterministic_reward_is_found() {
-    found(Lie::Score, 1, &["group 0, completion 1, score of `unique_chars`: it said 1.5 (0x3ff8000000000000)"]);
+fn a_changed_score_of_a_deterministic_reward_is_detected() {
+    found(Lie::Score, 1, &["group 0, completion 1, score of `unique_chars`: the worker sent 1.5 (0x3ff8000000000000)"]);
 }
 
-/// Invented reports of a reward that has none pass no audit, and raise no alarm.
+/// Invented results of a reward are found by the audit, and raise no alarm.
 #[test]
-fn invented_reports_of_a_reward_are_found() {
-    found(Lie::Problem, 1, &["group 0, problems of `unique_chars`: it said [Problem {", "gives []"]);
-    found(Lie::Metric, 0, &["group 0, metrics of `unique_chars`: it said [(\"x\", 9.0)], and the job gives []"]);
-    found(Lie::Extra, 2, &["group 0, columns of `unique_chars`: it said [(\"x\", ", "gives []"]);
-    found(Lie::TimedOut, 1, &["group 0, completions that ran out of time of `unique_chars`: it said 1"]);
+fn invented_results_of_a_reward_are_detected() {
+    found(Lie::Problem, 1, &["group 0, problems of `unique_chars`: the worker sent [Problem {", "gives []"]);
+    found(
+        Lie::Metric,
+        0,
+        &["group 0, metrics of `unique_chars`: the worker sent [(\"x\", 9.0)], but the repeated job gives []"],
+    );
+    found(Lie::Extra, 2, &["group 0, columns of `unique_chars`: the worker sent [(\"x\", ", "gives []"]);
+    found(Lie::TimedOut, 1, &["group 0, completions that ran out of time of `unique_chars`: the worker sent 1"]);
 }
 
 #[test]
-fn a_worker_that_samples_greedily_is_found() {
+fn a_worker_that_samples_greedily_is_detected() {
     found(Lie::Greedy, 1, &["group ", "token", "the job gives"]);
 }
 
 #[test]
-fn an_answer_that_cannot_be_read_is_a_lie() {
+fn a_worker_with_unreadable_answers_is_expelled() {
     found(Lie::Rubbish, 0, &["its answer to the job of group ", "cannot be read"]);
-    found(Lie::Columns, 1, &["its answer to the job of group ", "lacks what its sampling records"]);
-    found(Lie::Empty, 0, &["its answer to the job of group ", "cannot be read: 0 bytes are no record"]);
+    found(Lie::Columns, 1, &["its answer to the job of group ", "lacks a column that its sampling"]);
+    found(Lie::Empty, 0, &["its answer to the job of group ", "cannot be read: 0 bytes are not a record"]);
     found(Lie::Vocabulary, 1, &["its answer to the job of group ", "has the token 40, and the vocabulary has 40"]);
     found(Lie::Version, 2, &["its answer to the job of group ", "was sampled by weights of version 1, not 0"]);
-    found(Lie::Group, 0, &["its answer to the job of group ", "cannot be read: it answers another job"]);
+    found(Lie::Group, 0, &["its answer to the job of group ", "cannot be read: the answer belongs to another job"]);
 }
 
-/// Checks that each chunk is generated again with the weights that its position determines.
+/// Each chunk is regenerated with the weights that its position determines.
 #[test]
-fn lies_about_chunks_are_found() {
+fn wrong_answers_about_chunks_are_detected() {
     let chunks = |config: &mut Config| (config.max_staleness, config.partial_rollout_tokens) = (2, Some(2));
-    found_in(Lie::Token, &["group 0, completion 1, token 0, token: it said"], chunks);
-    found_in(Lie::LaterToken, &["completion 1, token ", ", token: it said"], chunks);
-    found_in(Lie::LogProbability, &["group 0, completion 1, token 0, log-probability: it said"], chunks);
-    found_in(Lie::Score, &["completion 1, score of `unique_chars`: it said 1.5"], chunks);
+    found_in(Lie::Token, &["group 0, completion 1, token 0, token: the worker sent"], chunks);
+    found_in(Lie::LaterToken, &["completion 1, token ", ", token: the worker sent"], chunks);
+    found_in(Lie::LogProbability, &["group 0, completion 1, token 0, log-probability: the worker sent"], chunks);
+    found_in(Lie::Score, &["completion 1, score of `unique_chars`: the worker sent 1.5"], chunks);
     found_in(Lie::Greedy, &["group ", "token", "the job gives"], chunks);
     found_in(Lie::Rubbish, &["its answer to the job of group ", "cannot be read"], chunks);
-    found_in(Lie::Columns, &["its answer to the job of group ", "lacks what its sampling records"], chunks);
+    found_in(Lie::Columns, &["its answer to the job of group ", "lacks a column that its sampling"], chunks);
 }
 
 const UNREADABLE: [Lie; 7] =
     [Lie::Rubbish, Lie::Empty, Lie::Vocabulary, Lie::Version, Lie::Group, Lie::Count, Lie::Columns];
 
-/// Without an audit, an unreadable answer is generated again, by the same worker if there is no other. A worker whose
+/// Without an audit, an unreadable answer is regenerated, by the same worker if it is the only one. A worker whose
 /// answers are all unreadable is expelled.
 #[test]
-fn an_unreadable_answer_is_generated_again() {
+fn an_unreadable_answer_is_regenerated() {
     let chunks = |c: &mut Config| (c.max_staleness, c.partial_rollout_tokens) = (2, Some(2));
     let kinds: [&dyn Fn(&mut Config); 4] =
         [&|c| c.max_staleness = 0, &|c| c.max_staleness = 1, &|c| c.max_staleness = 2, &chunks];
@@ -307,7 +313,7 @@ fn an_unreadable_answer_is_generated_again() {
         };
         Run::new(Purpose::Grpo, small("here"), options()).unwrap().run().unwrap();
         for (number, lie) in UNREADABLE.into_iter().enumerate() {
-            // Two are forgiven.
+            // Two unreadable answers are tolerated.
             let lies = [1, 2, usize::MAX][(kind + number) % 3];
             let out = dir.path().join(format!("out-{number}"));
             let run = Run::new(Purpose::Grpo, small(&format!("out-{number}")), options().distributed(None)).unwrap();
@@ -318,8 +324,8 @@ fn an_unreadable_answer_is_generated_again() {
                     if lies < 3 {
                         return Ok(());
                     }
-                    let is_said = || std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty());
-                    testing::wait_until("the liar is expelled", is_said);
+                    let is_reported = || std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty());
+                    testing::wait_until("the liar is expelled", is_reported);
                     join(&out, "honest", Lie::Nothing)
                 });
                 run.run().unwrap();
@@ -335,9 +341,9 @@ fn an_unreadable_answer_is_generated_again() {
     }
 }
 
-/// Checks that only the weights that sampled a token give its recorded log-probability.
+/// Only the weights that sampled a token reproduce its recorded log-probability.
 #[test]
-fn stale_log_probabilities_are_computed_again() {
+fn stale_log_probabilities_are_recomputed() {
     let whole = [(Lie::Nothing, false, None), (Lie::LogProbability, true, None)];
     for (lie, differs, tokens) in whole.into_iter().chain([(Lie::Nothing, false, Some(2))]) {
         let dir = directory();
@@ -350,7 +356,8 @@ fn stale_log_probabilities_are_computed_again() {
             worker.join().unwrap().unwrap();
         });
         let (audited, mismatches) = ("async/logp_audited_tokens", "async/logp_mismatch_tokens");
-        // The first two checkpoints are saved before their batches are learned from: all but the first batch are stale.
+        // The first two checkpoints are saved before their batches are learned from: all batches except the first are
+        // stale.
         assert!(logged(&out, audited).last().unwrap() > &40.0, "{:?}", logged(&out, audited));
         let last = *logged(&out, mismatches).last().unwrap();
         assert_eq!(last > 0.0, differs, "{last} tokens differ");

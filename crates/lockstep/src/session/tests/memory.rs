@@ -1,11 +1,11 @@
-//! Tests that the planned memory of a run equals the memory that the run counts when it allocates.
+//! The planned memory of a run must equal the memory that the run counts when it allocates.
 
 use super::*;
 use crate::run::memory_plan::MemoryPlan;
 use std::collections::BTreeMap;
 use telemetry::Sinks;
 
-/// A model shape with 4,000 tokens, one of which ends a completion, so that completions seldom end early.
+/// A model shape with 4,000 tokens, of which one ends a completion, so completions seldom end early.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 4000,
 "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
 "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
@@ -16,7 +16,7 @@ fn directory() -> tempfile::TempDir {
     let config = Arc::new(ModelConfig::parse(SHAPE).unwrap());
     let weights = Weights::random(one_thread().memory(), &config, 1).unwrap();
     model::io::save_model(&dir.path().join("model"), &config, &weights, None, Default::default()).unwrap();
-    // As long as each other.
+    // All prompts have the same length.
     for (name, length) in [("data.jsonl", 40), ("short.jsonl", 23)] {
         let row = |i: usize| {
             let letters = ('a'..='z').cycle().skip(i).take(length).collect::<String>();
@@ -38,7 +38,7 @@ fn by_kind(plan: &MemoryPlan) -> BTreeMap<&str, u64> {
 }
 
 #[test]
-fn a_run_holds_its_planned_memory() {
+fn a_run_allocates_its_planned_memory() {
     let dir = directory();
     let data = dir.path().join("data.jsonl").display().to_string();
     let base = |out: &str| Config {
@@ -49,7 +49,7 @@ fn a_run_holds_its_planned_memory() {
         max_completion_length: 48,
         max_tokens_per_micro_batch: 128,
         max_steps: 2,
-        // A run that leaves groups out may never reach the memory of a step on all groups.
+        // A run that skips groups may never reach the memory of a step on all groups.
         skip_zero_gradients: false,
         ..config(dir.path(), out)
     };
@@ -86,7 +86,7 @@ fn a_run_holds_its_planned_memory() {
             let what = format!("{}, {kind}: planned {planned}, held {bytes}", out.display());
             assert!(bytes <= planned, "{what}");
             match *kind {
-                // A micro-batch without room for a further sequence may be smaller than the planned one.
+                // A micro-batch without room for another sequence may be smaller than planned.
                 "activations" | "workspace" => assert!(2 * bytes > planned, "{what}"),
                 _ => assert_eq!(bytes, planned, "{what}"),
             }

@@ -1,4 +1,4 @@
-//! Tests of the profile of runs.
+//! The profile of real runs.
 
 use super::{config, directory, one_thread, rows};
 use crate::config::{Config, Purpose, Strategy};
@@ -12,7 +12,7 @@ fn options() -> RunOptions {
     })
 }
 
-/// The findings of a run. The finding that cores are shared is left out, because other tests run at the same time.
+/// The findings of a run, except that cores are shared, since other tests run at the same time.
 fn found(change: impl FnOnce(&mut Config), options: RunOptions) -> (Vec<String>, crate::run::profile::ProfileRecord) {
     let dir = directory();
     let mut config = Config { max_steps: 8, save_strategy: Strategy::No, ..config(dir.path(), "run") };
@@ -24,8 +24,8 @@ fn found(change: impl FnOnce(&mut Config), options: RunOptions) -> (Vec<String>,
     (ids.filter(|id| !["cores_shared", "oversubscribed"].contains(&&**id)).collect(), read)
 }
 
-/// Which of the measured stages is the slowest depends on the machine. The rules themselves have tests on given
-/// measurements (`run/profile/tests.rs`).
+/// The slowest measured stage depends on the machine. The rules themselves are tested on given measurements
+/// (`run/profile/tests.rs`).
 #[test]
 fn the_seconds_of_each_reward_are_measured() {
     let (_, profile) = found(|_| {}, options().reward("slow", |_| Some(1.0)));
@@ -36,7 +36,7 @@ fn the_seconds_of_each_reward_are_measured() {
 }
 
 #[test]
-fn a_constant_reward_is_named() {
+fn a_constant_reward_is_a_finding() {
     let same = RunOptions::new().context(one_thread()).train_rows(rows()).profiled().reward("same", |_| Some(1.0));
     let (ids, profile) = found(|_| {}, same);
     assert!(ids.contains(&"zero_spread".to_owned()), "{ids:?} of {:?}", profile.measured);
@@ -59,8 +59,8 @@ fn each_part_of_a_run_is_a_stage() {
     assert!(outermost.iter().all(|stage| stages.contains(stage)), "{outermost:?}");
 }
 
-/// An evaluation generates a hundred times as many completions as a step, so it takes longer on any machine; but it
-/// could not take more than half of the steps' seconds if it were part of them.
+/// An evaluation generates a hundred times as many completions as a step, so it takes longer on any machine. If it were
+/// part of the steps, it could not take more than half of their seconds.
 #[test]
 fn an_evaluation_is_not_part_of_a_steps_seconds() {
     let evaluates = |config: &mut Config| {
@@ -72,18 +72,18 @@ fn an_evaluation_is_not_part_of_a_steps_seconds() {
 }
 
 #[test]
-fn sequences_of_a_step_and_tails_are_counted() {
+fn sequences_per_decode_step_and_tails_are_counted() {
     let long = |config: &mut Config| {
         config.max_completion_length = 56;
         config.per_device_train_batch_size = 2;
         config.gradient_accumulation_steps = 1;
         config.num_generations = 2;
     };
-    // (Decoding is not the slow part of so small a model.)
+    // (Decoding is not the slow part of such a small model.)
     let (_, profile) = found(long, options());
     let live = profile.measured.count("decode_passes") / profile.measured.count("decode_steps");
     assert!((1.0..=2.0).contains(&live), "{:?}", profile.measured.counts);
     assert!(profile.measured.stage("rollout/decode") > 0.0 && profile.measured.tail.completions == 14);
-    // A model of 64 tokens needs a page for each sequence, so none is ever taken from another.
+    // With a model of 64 tokens each sequence needs one page, so none is preempted.
     assert_eq!(profile.measured.count("preemptions"), 0.0);
 }

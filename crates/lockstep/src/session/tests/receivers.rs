@@ -13,7 +13,7 @@ fn appends(dir: &Path, name: &str) -> (PathBuf, String) {
     (path, receiver)
 }
 
-/// The events that a receiver got.
+/// The events that a receiver has received.
 fn got(path: &Path) -> Vec<Event> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -28,7 +28,7 @@ fn steps_of(events: &[Event]) -> Vec<u64> {
 }
 
 #[test]
-fn a_receiver_gets_the_lines_of_the_log_and_a_resumed_run_sends_no_old_ones() {
+fn a_receiver_gets_each_logged_line_once_across_a_resume() {
     let dir = directory();
     let (path, receiver) = appends(dir.path(), "got");
     let named = |config: Config| Config { report_to: vec![receiver.clone()], run_name: Some("mine".into()), ..config };
@@ -47,7 +47,7 @@ fn a_receiver_gets_the_lines_of_the_log_and_a_resumed_run_sends_no_old_ones() {
     Run::resume(Purpose::Grpo, &root, resumed).unwrap().run().unwrap();
     let events = got(&path);
     assert_eq!(steps_of(&events), [2, 4, 6]);
-    // The receiver got the lines of the log.
+    // The receiver has received the lines of the log.
     let lines = telemetry::metrics::read(&root.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.len(), events.len());
     for (line, event) in lines.iter().zip(&events) {
@@ -63,9 +63,9 @@ fn a_receiver_gets_the_lines_of_the_log_and_a_resumed_run_sends_no_old_ones() {
     assert!(std::fs::read_to_string(&path).unwrap().lines().all(|line| line.starts_with("{\"run\":\"mine\",")));
 }
 
-/// A receiver that cannot be reached changes no bit of a run and causes a warning.
+/// An unreachable receiver changes no bit of a run and causes a warning.
 #[test]
-fn a_dead_receiver_costs_a_run_a_warning() {
+fn an_unreachable_receiver_only_causes_a_warning() {
     let dir = directory();
     let run = |out: &str, report_to: Vec<String>| {
         let config = Config { report_to, ..config(dir.path(), out) };
@@ -80,7 +80,7 @@ fn a_dead_receiver_costs_a_run_a_warning() {
 }
 
 #[test]
-fn every_kind_of_run_reports() {
+fn every_kind_of_run_reports_to_its_receivers() {
     let dir = directory();
     let pair = |word: &str| json!({"prompt": format!("{word} "), "chosen": format!("{word}."), "rejected": "no"});
     let pairs = || Rows::try_from(["ab", "sun", "moon", "tree"].map(pair).to_vec()).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of runs whose batches are generated ahead, by weights older than those that train on them. The weights after
-//! every step are kept, and each token is scored again with them to prove which weights generated it.
+//! Runs whose batches are generated ahead, with older weights than those that train on them. The weights after every
+//! step are kept, and each token is scored again with them to prove which weights sampled it.
 
 mod chunks;
 
@@ -25,7 +25,7 @@ fn context(config: &Config) -> Context {
     crate::context(None, Some(1), config.dtype).unwrap()
 }
 
-/// Options with a reward that counts vowels. If `planted`, answers to row 4 get a score too large for f32.
+/// Options with a reward that counts vowels. If `planted`, answers to row 4 get a score that overflows f32.
 fn options(config: &Config, planted: bool) -> RunOptions {
     let options = RunOptions::new().context(context(config)).train_rows(rows()).eval_rows(rows());
     options.reward("vowels", move |sample| {
@@ -64,9 +64,9 @@ fn corrected(config: &mut Config) {
     config.vllm_importance_sampling_mode = CorrectionMode::TokenTruncate;
 }
 
-/// The results of a run, with the weights after each of its steps.
+/// The results of a run, with the weights after each step.
 struct Kept {
-    /// The run's directory, which is removed when this is dropped.
+    /// The run's directory, which is removed on drop.
     _dir: Option<tempfile::TempDir>,
     root: PathBuf,
     weights: Vec<HeldWeights>,
@@ -90,7 +90,7 @@ fn kept(config: Config, planted: bool) -> Kept {
     Kept { _dir: None, root, weights }
 }
 
-/// The groups of a run, by the step that first trained on them.
+/// The groups of a run, by the first step that trained on them.
 fn groups(root: &Path) -> Vec<Group> {
     GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().collect::<Result<_, _>>().unwrap()
 }
@@ -109,9 +109,8 @@ fn metric(root: &Path, name: &str) -> Vec<f64> {
     lines.filter_map(|line| line[name].as_f64()).collect()
 }
 
-/// A run with `max_staleness` = k. Checks that every token of batch b was generated with the weights at the start of
-/// batch max(0, b − k). With the importance sampling correction, π_old must come from the weights at the start of batch
-/// b.
+/// A run with `max_staleness` = k. Every token of batch b must be sampled with the weights at the start of batch max(0,
+/// b − k). With the importance sampling correction, π_old must come from the weights at the start of batch b.
 #[track_caller]
 fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
     let dir = directory();
@@ -120,16 +119,16 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
     let steps = (config.generation_batch() / config.completions_per_step() * config.passes()) as u64;
     let run = kept(config.clone(), planted);
     let (mut next, mut distinct) = (0, 0);
-    // The lineage of the weights that each batch begins with: first seen where they sample.
+    // The lineage of the weights at the start of each batch, first seen where they sample.
     let mut lineages: BTreeMap<u64, Lineage> = BTreeMap::new();
     for group in groups(&run.root) {
-        assert_eq!(group.group.0, next, "each number once, in their order");
+        assert_eq!(group.group.0, next, "group numbers must ascend without gaps");
         next += 1;
         let batch = (group.step.unwrap() - 1) / steps;
-        let of_batch = |batch: u64| &run.weights[(batch * steps) as usize];
+        let batch_weights = |batch: u64| &run.weights[(batch * steps) as usize];
         let version = batch.saturating_sub(k as u64);
         assert_eq!(*lineages.entry(version).or_insert(group.lineage.unwrap()), group.lineage.unwrap());
-        let (wrote, trained) = (of_batch(version), of_batch(batch));
+        let (wrote, trained) = (batch_weights(version), batch_weights(batch));
         for completion in &group.completions {
             let own = completion.columns.sampler_logps().unwrap();
             assert_eq!(own, scored(&config, wrote, &group, completion), "batch {batch}");
@@ -145,11 +144,11 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
         }
     }
     let distinct_lineages: BTreeSet<String> = lineages.values().map(Lineage::to_string).collect();
-    assert_eq!(distinct_lineages.len(), lineages.len(), "each batch makes another lineage");
+    assert_eq!(distinct_lineages.len(), lineages.len(), "each batch must change the lineage");
     assert!(k == 0 || distinct > 3, "weights differ, {distinct}");
     let batches = (config.max_steps as u64).div_ceil(steps);
     let groups_of_batch = (config.generation_batch() / config.num_generations) as u64;
-    assert_eq!(next, batches * groups_of_batch, "nothing is generated that is not learned from");
+    assert_eq!(next, batches * groups_of_batch, "all generated groups must be trained on");
     assert!(metric(&run.root, "sampling/logp_mismatch_tokens").iter().all(|&tokens| tokens == 0.0));
     if k > 0 && !planted {
         let lags: Vec<f64> = (0..batches).map(|batch| batch.min(k as u64) as f64).collect();
@@ -160,21 +159,21 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
 }
 
 #[test]
-fn a_batch_is_written_by_the_weights_of_the_kth_batch_before_it() {
+fn a_batch_is_sampled_with_the_weights_of_the_kth_batch_before() {
     proven(1, false, |_| {});
     proven(2, false, |_| {});
-    // More than the run has.
+    // More batches than the run has.
     proven(9, false, |_| {});
 }
 
 #[test]
-fn a_batch_that_serves_several_steps_counts_once() {
+fn staleness_counts_a_batch_of_several_steps_once() {
     proven(1, false, |config| config.num_iterations = 2);
     proven(2, false, |config| (config.steps_per_generation, config.max_steps) = (Some(2), 9));
 }
 
 #[test]
-fn lora_and_bf16() {
+fn lora_and_bf16_runs_sample_with_the_kth_batch_before() {
     proven(1, false, lora);
     proven(2, false, |config| {
         lora(config);
@@ -197,7 +196,7 @@ fn the_policy_scores_tokens_of_older_weights() {
 }
 
 #[test]
-fn other_algorithms() {
+fn other_algorithms_sample_with_the_kth_batch_before() {
     proven(2, false, |config| (config.algorithm, config.beta) = (Algorithm::Rloo, 0.1));
     proven(1, false, |config| (config.algorithm, config.beta) = (Algorithm::ReinforcePlusPlus, 0.1));
     proven(2, false, ppo);
@@ -207,8 +206,7 @@ fn other_algorithms() {
     });
 }
 
-/// A step with a non-finite gradient leaves the weights unchanged. The next batch must still get the next version
-/// number.
+/// A step with a non-finite gradient leaves the weights unchanged; the next batch must still have the next version.
 #[test]
 fn a_skipped_step_publishes_the_same_weights_under_the_next_number() {
     for k in [0, 2] {
@@ -219,8 +217,8 @@ fn a_skipped_step_publishes_the_same_weights_under_the_next_number() {
     }
 }
 
-/// If batches were filled with whatever completions are ready, short completions would be preferred. Checks that the
-/// lengths that are trained on are those that were sampled, in every step.
+/// If batches were filled with whatever completions are ready, short completions would be preferred. In every step, the
+/// trained lengths must be the sampled ones.
 #[test]
 fn all_sampled_completions_are_trained_on() {
     let dir = directory();
@@ -244,9 +242,9 @@ fn all_sampled_completions_are_trained_on() {
     }
 }
 
-/// Checks that each evaluation uses the weights of its own step.
+/// Each evaluation must use the weights of its own step.
 #[test]
-fn without_training_it_is_the_synchronous_run() {
+fn a_run_that_learns_nothing_equals_the_synchronous_run() {
     let dir = directory();
     let run = |out: &str, k: usize| {
         let config = Config { learning_rate: 0.0, ..stale(dir.path(), out, k) };
@@ -256,7 +254,7 @@ fn without_training_it_is_the_synchronous_run() {
     };
     let (expected, mut found) = (run("now", 0), run("stale", 2));
     assert_eq!((&expected.0, &expected.1, &expected.2), (&found.0, &found.1, &found.2));
-    // But for the versions and lineages that were written down.
+    // The files are equal, except for recorded versions and lineages.
     for (a, b) in expected.3.iter().zip(&mut found.3) {
         b.lineage = a.lineage;
         a.completions.iter().zip(&mut b.completions).for_each(|(a, b)| b.versions.clone_from(&a.versions));
@@ -264,8 +262,8 @@ fn without_training_it_is_the_synchronous_run() {
     assert_eq!(expected.3, found.3);
 }
 
-/// Stops a run after each step, with a checkpoint that has the batches generated ahead, and resumes it. Checks that all
-/// bits stay the same.
+/// Stops a run after each step, with a checkpoint that contains the batches generated ahead, and resumes it. All bits
+/// must stay the same.
 #[track_caller]
 fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
     let dir = directory();
@@ -314,8 +312,7 @@ fn a_stopped_run_resumes_to_the_same_bits() {
     resumed(2, FRONTIER, ppo);
 }
 
-/// Interrupts a run wherever it checks for a stop request, also while it generates ahead or scores completions of older
-/// weights.
+/// Interrupts a run at each check for a stop request, also while it generates ahead or scores older completions.
 #[test]
 fn a_discarded_step_generates_ahead_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };
@@ -342,7 +339,8 @@ fn a_damaged_frontier_is_refused() {
     };
     let mut flipped = bytes.clone();
     flipped[bytes.len() / 2] ^= 1;
-    for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "cut off"), (&[], "has 0 batches")]
+    for (damaged, word) in
+        [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "truncated"), (&[], "has 0 batches")]
     {
         let message = message(damaged);
         assert!(message.contains("frontier.bin") && message.contains(word), "{message}");

@@ -1,6 +1,5 @@
-//! Tests of runs that are stopped in the middle of a step, at every place where a pass through a model checks for a
-//! stop request: scoring, both gradients of PPO, evaluation. They must resume to the bits of a run that was never
-//! stopped.
+//! Runs that are stopped in the middle of a step, wherever a pass through a model checks for a stop request: scoring,
+//! both gradients of PPO, evaluation. They must resume to the bits of an uninterrupted run.
 
 mod begins;
 mod decide;
@@ -19,16 +18,16 @@ use std::sync::atomic::Ordering;
 /// More checks for a stop request than any run makes.
 const NEVER: usize = 1 << 40;
 
-/// Whether a metric is a time or a rate, which differs from run to run.
+/// Whether a metric is a time or a rate, which differs between runs.
 pub(super) fn is_measured(name: &str) -> bool {
     ["time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
         || name == "peak_bytes"
-        // How much is guessed follows what steps were measured to take.
+        // The number of drafted tokens depends on measured times.
         || name.starts_with("rollout/spec_decode_")
 }
 
-/// The files of a finished run, without values that depend on time: metrics, rollouts, tables of completions, the final
-/// model, and everything in the last checkpoint.
+/// The files of a finished run, without time-dependent values: metrics, rollouts, completions tables, the final model,
+/// and everything in the last checkpoint.
 pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
     fn walk(dir: &Path, out: &mut Vec<std::path::PathBuf>) {
         for entry in std::fs::read_dir(dir).unwrap() {
@@ -73,8 +72,8 @@ pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
     out
 }
 
-/// Stops a run at each of its checks for a stop request, in turn, and resumes it. Returns after how many steps the runs
-/// were stopped.
+/// Stops a run at each of its checks for a stop request, in turn, and resumes it. Returns the step after which each run
+/// was stopped.
 #[track_caller]
 pub(super) fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn() -> RunOptions) -> Vec<u64> {
     let dir = directory();
@@ -85,7 +84,7 @@ pub(super) fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn(
         output_dir: Some(dir.path().join(out)),
         log_completions: true,
         record_rollouts: purpose == Purpose::Grpo,
-        // How many updates are scored depends on measured times, and each checks for a stop request.
+        // The number of updates that are scored depends on measured times, and each checks for a stop request.
         record_updates: false,
         ..more.clone()
     };
@@ -127,8 +126,8 @@ fn small() -> Config {
     Config { max_steps: 4, ..config(Path::new(""), "") }
 }
 
-/// Each group is a micro-batch here. Its forward and backward passes check for a stop request before their only layer
-/// and before the head.
+/// Each group is a micro-batch. Its forward and backward passes check for a stop request before the only layer and
+/// before the lm head.
 #[test]
 fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     let config = Config { packing: false, skip_zero_gradients: false, ..small() };
@@ -136,18 +135,17 @@ fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
 }
 
-/// Rolls back the second step on a generation. The generation must be kept, and its completions must be reported only
-/// once.
+/// Rolls back the second step on a generation, which must be kept. Its completions must be reported only once.
 #[test]
-fn a_step_on_a_generation_in_use_is_rolled_back() {
+fn a_later_step_on_a_generation_is_rolled_back() {
     let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
-    // With the reference's scores at the beginning of a generation.
+    // The reference model's scores are computed at the start of a generation.
     assert_eq!(steps, [[0; 6].as_slice(), &[1; 4], &[2; 6], &[3; 4]].concat());
 }
 
-/// Checks the gradients of value model and policy, the order of mini-batches, and the KL controller (which a second
-/// generation adapts again).
+/// Checks the gradients of value model and policy, the order of mini-batches, and the KL controller, which a second
+/// generation adapts again.
 #[test]
 fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
     let config = Config {
@@ -160,7 +158,7 @@ fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
         adap_kl_ctrl: true,
         kl_coef: 0.3,
         logging_steps: 1,
-        // The saved state is that after the stop, not that of the step before it.
+        // The saved state is from after the stop, not from the step before.
         save_steps: 100,
         ..small()
     };
@@ -186,7 +184,7 @@ fn a_step_on_rows_is_rolled_back_and_takes_the_same_rows_again() {
 }
 
 #[test]
-fn a_callback_of_checkpoints_ends_the_run() {
+fn a_checkpoint_callback_can_end_the_run() {
     let dir = directory();
     let options = options().on_checkpoint(|_, _| ControlFlow::Break(()));
     let config = Config { save_steps: 2, max_steps: 20, ..config(dir.path(), "out") };

@@ -1,7 +1,6 @@
-//! Waits of a learner with workers. Only one core of the machine is left to the run, and the learner waits for
-//! something that needs it: a worker that computes, or a reward or callback that takes the core. A learner that kept
-//! the core would wait for ever, with any number of cores in the machine. While a reward is slow, in a step,
-//! an evaluation or during an audit, the workers continue.
+//! Waits of a learner with workers. Only one core is left to the run, and the learner waits for something that needs
+//! it: a worker, or a reward or callback that takes the core. A learner that kept the core would wait forever, however
+//! many cores the machine has. Workers must continue while a reward is slow, in a step, an evaluation or an audit.
 
 use super::liars::{Lie, join};
 use super::{config, directory, rows};
@@ -14,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Takes all cores of a run but one, until the result is dropped. The run has made its directory, and has not begun.
+/// Takes all cores of a run except one, until the result is dropped. The run has created its directory, and has not
+/// begun.
 pub(super) fn all_cores_but_one(out: &Path) -> Option<HeldCores> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let tokens = CoreTokens::create(&cores_of(out), cores).unwrap();
@@ -23,8 +23,8 @@ pub(super) fn all_cores_but_one(out: &Path) -> Option<HeldCores> {
     held
 }
 
-/// Waits until the workers have done every job that they may do now. Nothing is published while the learner waits, so
-/// that they must continue by themselves.
+/// Waits until the workers have done every job that is available now. The learner publishes nothing while it waits, so
+/// the workers must continue by themselves.
 fn let_workers_go_on(out: &Path) {
     testing::wait_until("workers do what is offered while the learner waits", || {
         let Ok(status) = fleet::status::read(out) else { return false };
@@ -32,7 +32,7 @@ fn let_workers_go_on(out: &Path) {
     });
 }
 
-/// Waits for the core that is left to the run.
+/// Waits for the run's remaining core.
 fn take_the_core(dir: &Path) {
     let (sender, taken) = std::sync::mpsc::channel();
     let tokens = CoreTokens::open(dir).unwrap();
@@ -71,7 +71,7 @@ fn pass_at_k(config: &mut Config) {
     (config.num_generations_eval, config.eval_pass_at_k) = (Some(2), vec![1, 2]);
 }
 
-/// The runs: a name, `max_staleness`, workers, and what else is configured.
+/// The runs: a name, `max_staleness`, the number of workers, and further configuration.
 const RUNS: [(&str, usize, usize, &[Change]); 22] = [
     ("rewards of the learner", 0, 1, &[nothing]),
     ("rewards, one batch ahead", 1, 1, &[nothing]),
@@ -97,7 +97,7 @@ const RUNS: [(&str, usize, usize, &[Change]); 22] = [
     ("an audit before a checkpoint", 1, 1, &[audits, saves_each_step]),
 ];
 
-/// Runs with `workers` workers. Returns how often the learner's reward and its callbacks have taken the core.
+/// Trains with `workers` workers. Returns how often the learner's reward and callbacks have taken the core.
 fn run_on_one_core(staleness: usize, workers: usize, changes: &[Change]) -> [usize; 2] {
     let dir = directory();
     let mut config = Config {
@@ -149,11 +149,11 @@ fn run_on_one_core(staleness: usize, workers: usize, changes: &[Change]) -> [usi
 }
 
 #[test]
-fn a_learner_releases_its_cores_whatever_it_waits_for() {
+fn a_learner_releases_its_cores_during_every_wait() {
     let mut failed = Vec::new();
     for (name, staleness, workers, changes) in RUNS {
         let ran = std::panic::catch_unwind(|| run_on_one_core(staleness, workers, changes));
-        // 12 groups of two completions are scored at least, and there are four steps.
+        // At least 12 groups of two completions are scored, and there are four steps.
         if !ran.as_ref().is_ok_and(|[rewards, calls]| *rewards >= 8 && *calls >= 4) {
             failed.push((name, ran.ok()));
         }

@@ -1,17 +1,17 @@
-//! Waits for the learner of the run that a worker joins, or finds out that the run will not get a learner.
+//! Waits for the learner of a run that a worker joins, or finds out that there will be none.
 
 use crate::error::BadInput;
 use crate::run::{RunDir, RunLock};
-use crate::sources::workers::of_fleet;
+use crate::sources::workers::fleet_error;
 use crate::stop::StopSignal;
 use fleet::exchange::spool::Layout;
 use fleet::exchange::{LearnerState, WorkerExchange};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How often the worker looks.
+/// How often the worker checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// How long a process that writes into the run's directory may take to become its learner.
+/// How long a process that writes to the run's directory may take to become the learner.
 const START: Duration = Duration::from_secs(60);
 
 /// A run that a worker joins.
@@ -22,21 +22,21 @@ pub(super) struct Awaited<'a> {
     pub run: &'a Path,
     /// Whether `run` is a server, which reports its learner.
     pub is_server: bool,
-    /// Whether the worker also waits for the learner of a run that has ended, or has had none.
+    /// Whether to wait also for the learner of a run that has ended, or had none.
     pub waits: bool,
     pub stop: &'a StopSignal,
     pub say: &'a dyn Fn(&str),
 }
 
 impl Awaited<'_> {
-    /// Waits for a learner. `None` if the run ends before the worker has begun.
+    /// Waits for a learner. `None` if the run ends before the worker has started.
     pub fn learner(&self, exchange: &mut dyn WorkerExchange) -> anyhow::Result<Option<LearnerState>> {
         let since = Instant::now();
         let mut has_waited = false;
         loop {
             self.stop.check()?;
-            match exchange.learner().map_err(of_fleet)? {
-                // It is not the previous learner, which the exchange does not report.
+            match exchange.learner().map_err(fleet_error)? {
+                // The exchange does not report the previous learner.
                 Some(state) if state.ended => return Ok(None),
                 Some(state) if self.is_of_learner(&state)? => return Ok(Some(state)),
                 _ => self.refuse_a_run_without_learner(since)?,
@@ -48,35 +48,35 @@ impl Awaited<'_> {
         }
     }
 
-    /// Whether the learner that wrote this state still runs. The state of a killed learner may have another
-    /// configuration than the next learner.
+    /// Whether the learner that wrote this state is still running. The next learner may have another configuration than
+    /// a killed one.
     pub fn is_of_learner(&self, state: &LearnerState) -> anyhow::Result<bool> {
-        Ok(self.is_server || Layout::of_run(self.run).is_of_learner(state).map_err(of_fleet)?)
+        Ok(self.is_server || Layout::in_run(self.run).is_of_learner(state).map_err(fleet_error)?)
     }
 
-    /// Fails if the run has begun, and no file shows that it will have a learner (again). `since` is when the worker
-    /// began to wait.
+    /// Fails if the run has begun and no file shows that it will have a learner (again). `since` is the start of the
+    /// wait.
     pub fn refuse_a_run_without_learner(&self, since: Instant) -> anyhow::Result<()> {
         if self.is_server || self.waits {
             return Ok(());
         }
-        // A run that has not begun may get a learner. A killed or stopped run is resumed.
+        // A run that has not begun may get a learner. A killed or stopped run may be resumed.
         let Ok(run) = RunDir::open(self.run) else { return Ok(()) };
         let why = match last_learner(self.run) {
             Some(state) if !state.ended => return Ok(()),
             Some(LearnerState { batch, batches, .. }) => {
-                format!("the run has ended, after {batch} of {batches} batches: there is nothing left to do")
+                format!("the run has ended after {batch} of {batches} batches, so there is nothing left to do")
             }
-            None => "the run has no workers: a single process makes its completions".to_owned(),
+            None => "the run has no workers: a single process generates its completions".to_owned(),
         };
-        // The process may be the next learner, which loads its model.
+        // The process may be the next learner, still loading its model.
         if RunLock::is_held(run.root()) && since.elapsed() < START {
             return Ok(());
         }
         let dir = self.run.display();
         Err(BadInput::new(format!(
-            "{} cannot work for {dir}: {why}. To continue it, `lockstep learner --resume {dir}` (with a greater \
-             max_steps, if it has done all); with --wait the worker waits for that",
+            "{} cannot work for {dir}: {why}. To continue the run, use `lockstep learner --resume {dir}` (with a \
+             larger max_steps, if all steps are done); with --wait the worker waits for that",
             self.name
         )))
     }
@@ -84,5 +84,5 @@ impl Awaited<'_> {
 
 /// The last learner's message to its workers.
 fn last_learner(run: &Path) -> Option<LearnerState> {
-    serde_json::from_slice(&disk::read(Layout::of_run(run).learner(), disk::most::STATE).ok()?).ok()
+    serde_json::from_slice(&disk::read(Layout::in_run(run).learner(), disk::most::STATE).ok()?).ok()
 }

@@ -1,4 +1,4 @@
-//! Chooses the workers' answers that the learner audits, and counts them.
+//! Chooses and counts the workers' answers that the learner audits.
 
 use crate::config::{Config, Trust};
 use crate::error::OrBadInput;
@@ -6,31 +6,31 @@ use model::GroupId;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
-/// Chooses which answers are audited, and counts the results since the learner started.
+/// Chooses the audited answers, and counts the results since the learner started.
 pub(super) struct Auditor {
-    /// The share of groups that are generated again (`remade`) and the share of groups whose log-probabilities are
-    /// recomputed (`rescored`), from 0 to 1.
+    /// The shares, from 0 to 1, of groups that are regenerated (`remade`) and of groups whose log-probabilities are
+    /// recomputed (`rescored`).
     pub(super) remade: f64,
     pub(super) rescored: f64,
-    /// Random keys that choose the groups. A worker must not be able to predict the choice, or it could lie about the
-    /// other groups.
+    /// Random keys that choose the groups. A worker must not be able to predict the choice, since it could then lie
+    /// about the other groups.
     pick: RandomState,
-    /// Names of the deterministic rewards, whose scores can be compared when they are called again.
+    /// The names of the deterministic rewards, whose repeated scores can be compared.
     pub(super) asked_again: BTreeSet<String>,
     pub(super) counts: Counts,
 }
 
 #[derive(Default)]
 pub(super) struct Counts {
-    /// Audited groups. It is a set because the parts of a group may be audited at different times: for a checkpoint,
-    /// and when the batch has arrived.
+    /// The audited groups. This is a set because parts of a group may be audited at different times: for a checkpoint,
+    /// and when the batch arrives.
     pub(super) groups: BTreeSet<GroupId>,
     pub(super) tokens: usize,
     pub(super) mismatches: usize,
 }
 
 impl Auditor {
-    /// An auditor with the shares of the configuration.
+    /// An auditor with the configured shares.
     pub fn new(config: &Config) -> anyhow::Result<Auditor> {
         let names = rewards::names(&config.reward_funcs).or_bad_input()?;
         let pairs = names.into_iter().zip(&config.reward_funcs);
@@ -43,17 +43,17 @@ impl Auditor {
         })
     }
 
-    /// Whether auditing needs the older weights that made an answer.
+    /// Whether auditing needs the older weights of an answer.
     pub fn is_on(&self) -> bool {
         self.remade > 0.0 || self.rescored > 0.0
     }
 
     pub(super) fn picks(&self, share: f64, group: GroupId) -> bool {
-        // 53 random bits are a number below 1.
+        // 53 random bits give a number below 1.
         ((self.pick.hash_one(group) >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// The metrics that are logged, without their prefix. `expelled` counts the expelled workers, including those with
+    /// The logged metrics, without their prefix. `expelled` counts the expelled workers, including those with
     /// unreadable answers.
     pub fn metrics(&self, expelled: usize) -> Vec<(&'static str, f64)> {
         let Counts { groups, tokens, mismatches } = &self.counts;
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_are_those_of_the_configuration() {
+    fn audited_shares_follow_the_configuration() {
         let of = |change: fn(&mut Config)| {
             let auditor = auditor(change);
             (auditor.remade, auditor.rescored, auditor.is_on())
@@ -94,14 +94,14 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_groups_is_picked() {
+    fn the_configured_share_of_the_groups_is_picked() {
         let auditor = auditor(|_| {});
         let picked =
             |share: f64| (0..4000).map(GroupId).filter(|&group| auditor.picks(share, group)).collect::<BTreeSet<_>>();
         assert_eq!((picked(0.0).len(), picked(1.0).len()), (0, 4000));
         let (quarter, half) = (picked(0.25), picked(0.5));
-        // Some twenty standard deviations on each side.
+        // The bounds are about twenty standard deviations away on each side.
         assert!((450..1550).contains(&quarter.len()) && (1400..2600).contains(&half.len()));
-        assert!(quarter.is_subset(&half) && quarter == picked(0.25), "the choice is the same each time");
+        assert!(quarter.is_subset(&half) && quarter == picked(0.25), "the choice is deterministic for a key");
     }
 }

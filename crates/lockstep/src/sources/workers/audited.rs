@@ -1,5 +1,5 @@
-//! The audit of a batch: while the weights that made an answer are still in memory, the learner can generate the job's
-//! group again (`trust = "audit"`) and can recompute its log-probabilities (`audit_stale`).
+//! The audit of a batch: while the weights of an answer are still in memory, the learner can regenerate the job's group
+//! (`trust = "audit"`) and recompute its log-probabilities (`audit_stale`).
 
 use super::learner::Arrived;
 use super::source::WorkerSource;
@@ -16,8 +16,8 @@ use model::{GroupId, HeldWeights, Updates};
 use std::collections::BTreeMap;
 
 impl WorkerSource {
-    /// Does a share of a batch's jobs again. The first worker whose answer differs is expelled, and its groups from
-    /// this batch on are generated again. Returns whether a worker was expelled.
+    /// Repeats a share of a batch's jobs. The first worker whose answer differs is expelled, and its groups from this
+    /// batch on are regenerated. Returns whether a worker was expelled.
     pub(super) fn expels_a_liar(
         &mut self,
         batch: BatchId,
@@ -39,7 +39,7 @@ impl WorkerSource {
         if auditor.remade == 0.0 {
             return Ok(None);
         }
-        // Jobs by the version of their weights and the chunk, so that each round has one job of a group.
+        // Jobs by the version of their weights and by chunk, so that each round has one job of a group.
         let mut wanted: BTreeMap<(Version, usize), Vec<(&WorkerName, Link)>> = BTreeMap::new();
         for (group, results) in by_group(results) {
             let Some(whole) = pending.jobs.iter().find(|job| job.group == group) else { continue };
@@ -73,7 +73,7 @@ impl WorkerSource {
         Ok(None)
     }
 
-    /// Recomputes the log-probabilities of a share of the batch, with the older weights that sampled it.
+    /// Recomputes the log-probabilities of a share of the batch with the older weights that sampled it.
     pub(super) fn score_again(
         &mut self,
         batch: BatchId,
@@ -86,11 +86,11 @@ impl WorkerSource {
         let versions =
             (0..=plan.last_chunk()).map(|chunk| plan.version(batch, chunk)).filter(|&v| v != batch.version());
         let weights = versions.filter_map(|version| fleet.weights_of(version));
-        // Weights by their number of updates, which tokens name.
+        // Weights by number of updates, which the tokens record.
         let weights: BTreeMap<Updates, &HeldWeights> =
             weights.map(|held| (held.view().version().trained(), held)).collect();
         let Some(scorer) = scorer.as_ref().filter(|_| !weights.is_empty()) else { return Ok(()) };
-        let mut samples = samples::of_rollouts(&collected.scored.rollouts);
+        let mut samples = samples::from_rollouts(&collected.scored.rollouts);
         samples.retain(|sample| auditor.picks(auditor.rescored, sample.group));
         if samples.is_empty() {
             return Ok(());
@@ -118,11 +118,11 @@ impl WorkerSource {
             auditor.counts.tokens += tokens;
             if let Some((token, given, computed)) = first {
                 let chunk = spec.config.partial_rollout_tokens.map_or(0, |tokens| token / tokens);
-                let mut of_group = makers.iter().filter(|(group, _)| *group == sample.group);
-                let maker = of_group.clone().nth(chunk).or_else(|| of_group.next_back());
+                let mut group_makers = makers.iter().filter(|(group, _)| *group == sample.group);
+                let maker = group_makers.clone().nth(chunk).or_else(|| group_makers.next_back());
                 let maker = maker.map_or("somebody".to_owned(), |(_, worker)| format!("worker {worker}"));
                 (now.watch.warn)(&format!(
-                    "group {}, token {token}: {maker} recorded the log-probability {given} ({:#010x}), and the weights \
+                    "group {}, token {token}: {maker} recorded the log-probability {given} ({:#010x}), but the weights \
                      that it names give {computed} ({:#010x})",
                     sample.group,
                     given.to_bits(),

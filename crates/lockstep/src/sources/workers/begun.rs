@@ -1,4 +1,4 @@
-//! Converts batches that workers generate in chunks, between two chunks, to a checkpoint's form and back.
+//! Converts batches that workers generate in chunks, between two chunks, to the form in checkpoints and back.
 
 use super::learner::Arrived;
 use super::source::WorkerSource;
@@ -12,7 +12,7 @@ use model::Updates;
 use rollout::SamplingParams;
 
 impl Ahead {
-    /// The groups of the batch, which workers need not generate again.
+    /// The groups of the batch, which workers need not regenerate.
     pub(super) fn frontier(&self) -> impl Iterator<Item = FrontierGroup> {
         self.collected.scored.rollouts.groups.iter().map(|group| {
             let tokens = group.completions.iter().map(|c| (&c.completion.ids[..], c.completion.logps()));
@@ -23,8 +23,8 @@ impl Ahead {
 }
 
 impl WorkerSource {
-    /// The groups of an unfinished batch from a checkpoint, in the form of job results. Completed groups without scores
-    /// are scored here.
+    /// The groups of an unfinished batch in a checkpoint, as job results. Complete groups without scores are scored
+    /// here.
     pub(super) fn frontier_of(
         &mut self,
         BegunBatch { step, prompts, answers, rewards }: BegunBatch,
@@ -56,13 +56,13 @@ impl WorkerSource {
         Ok(groups)
     }
 
-    /// The part of a batch that workers have made so far, for a checkpoint.
+    /// The part of a batch that workers have generated so far, for a checkpoint.
     pub(super) fn begun_batch(&self, (pending, results): Arrived) -> anyhow::Result<BegunBatch> {
-        let Pending { prompts, jobs, step } = pending.context("a batch that nobody offered has begun")?;
-        let of_groups = by_group(&results);
+        let Pending { prompts, jobs, step } = pending.context("a batch that was not offered has begun")?;
+        let group_results = by_group(&results);
         let answer = |whole: &GroupJob| {
-            let last = of_groups.get(&whole.group).and_then(|results| results.last());
-            let last = last.with_context(|| format!("nothing of group {} has arrived", whole.group))?;
+            let last = group_results.get(&whole.group).and_then(|results| results.last());
+            let last = last.with_context(|| format!("no answer of group {} has arrived", whole.group))?;
             Ok(GroupAnswer::believed(&last.bytes, whole)?)
         };
         let answers = jobs.iter().map(answer).collect::<anyhow::Result<_>>()?;

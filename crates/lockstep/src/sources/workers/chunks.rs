@@ -1,5 +1,4 @@
-//! Divides the completions of a group into chunks of tokens, one job for each chunk, and reads the results of these
-//! jobs.
+//! Divides a group's completions into chunks of tokens, with one job per chunk, and reads the jobs' results.
 
 use super::ids::{group_of, job_name};
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
@@ -9,27 +8,26 @@ use model::{GroupId, Updates};
 use rollout::Completion;
 use std::collections::BTreeMap;
 
-/// The rule that divides a run's groups into jobs.
+/// How a run's groups are divided into jobs.
 #[derive(Clone, Debug)]
 pub struct Chunks {
     plan: Plan,
     /// Tokens in a chunk; `None` if a whole group is one job.
     tokens: Option<usize>,
-    /// The size of the model's vocabulary: ids below it can be sampled.
+    /// The size of the model's vocabulary; ids below it can be sampled.
     vocabulary: usize,
-    /// For each version that this learner has published, the number of updates that its weights have had.
+    /// For each version that this learner has published, the number of updates of its weights.
     updates: BTreeMap<Version, Updates>,
 }
 
 impl Chunks {
-    /// The rule for a run that has not published any weights yet, with `tokens` in a chunk, and a model with a
+    /// The division for a run that has not published any weights yet, with `tokens` per chunk, and a model with a
     /// vocabulary of this size.
     pub fn new(plan: &Plan, tokens: Option<usize>, vocabulary: usize) -> Chunks {
         Chunks { plan: plan.clone(), tokens, vocabulary, updates: BTreeMap::new() }
     }
 
-    /// Records how many updates the weights of a published version have had. Versions that are too old for
-    /// any job are removed.
+    /// Records the number of updates of a published version's weights. Versions too old for any job are removed.
     pub fn published(&mut self, version: Version, updates: Updates) {
         self.updates.insert(version, updates);
         let oldest = self.plan.version(version.batch().before(), 0);
@@ -47,8 +45,8 @@ impl Chunks {
         Some((chunk as usize + 1).saturating_mul(tokens))
     }
 
-    /// The content of the job `job`, which is a chunk of the group that `whole` describes. `None` if the weights for
-    /// this chunk were published before this learner started.
+    /// The content of the job `job`, a chunk of the group that `whole` describes. `None` if the weights of this chunk
+    /// were published before this learner started.
     pub fn job(&self, job: JobName, whole: &GroupJob, so_far: Vec<Completion>) -> Option<GroupJob> {
         let chunk = job.chunk;
         if !self.are_on() {
@@ -58,12 +56,12 @@ impl Chunks {
         Some(GroupJob { updates, so_far, until: self.until(chunk), ..whole.clone() })
     }
 
-    /// The jobs of a group with their answers, from its `results` in the order of the chunks; an error if one of them
-    /// does not answer its job. If a result's weights were published before this learner started, the expected number
-    /// of updates of its tokens is not known.
+    /// The jobs of a group with their answers, from its `results` in chunk order; an error if a result does not answer
+    /// its job. If a result's weights were published before this learner started, the expected version of its tokens is
+    /// unknown.
     pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> Result<Vec<Link>, Unusable> {
         let mut chain: Vec<Link> = Vec::new();
-        // A checkpoint keeps only the last answer, which has the tokens of those before it.
+        // A checkpoint keeps only the last answer, which contains the tokens of earlier ones.
         let is_kept = |result: &JobResult| !result.bytes.is_empty() || result.worker.as_str() != CHECKPOINT;
         for result in results.iter().filter(|result| is_kept(result)) {
             let so_far = chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
@@ -72,7 +70,7 @@ impl Chunks {
         Ok(chain)
     }
 
-    /// The job that `result` answers with its answer; an error is the reason why it does not answer the job.
+    /// The job of `result`, with the answer; an error tells why the result does not answer the job.
     fn link(&self, whole: &GroupJob, result: &JobResult, so_far: Vec<Completion>) -> Result<Link, String> {
         let (job, answer) = match self.job(result.job, whole, so_far) {
             Some(job) => {
@@ -82,7 +80,7 @@ impl Chunks {
             None => {
                 let answer = GroupAnswer::believed(&result.bytes, whole).map_err(|error| error.to_string())?;
                 if answer.group.completions.iter().any(|completion| !completion.is_whole(&whole.sampling)) {
-                    return Err("it lacks what its sampling records of each token".to_owned());
+                    return Err("it lacks a column that its sampling parameters require".to_owned());
                 }
                 if !answer.group.is_unfinished() && answer.scores.len() != whole.rewards.len() {
                     return Err(format!("it lacks the scores of {} rewards", whole.rewards.len()));
@@ -92,10 +90,10 @@ impl Chunks {
             }
         };
         if answer.group.is_unfinished() != result.answer.more {
-            return Err("whether it is to be continued is said in two ways".to_owned());
+            return Err("it contradicts itself about being continued".to_owned());
         }
         if GroupAnswer::fingerprint(&answer.group) != result.answer.fingerprint {
-            return Err("its fingerprint is that of other tokens".to_owned());
+            return Err("its fingerprint does not match its tokens".to_owned());
         }
         for (place, completion) in answer.group.completions.iter().enumerate() {
             let top = match completion.columns.get(TOP_IDS).map(|column| &column.values) {
@@ -111,11 +109,11 @@ impl Chunks {
     }
 
     /// The first of a batch's `results` that does not answer its job. `jobs` are the jobs of the batch's groups. A
-    /// `whole` batch must have the answers of every group up to the end.
+    /// `whole` batch must have the complete answers of every group.
     pub fn first_unusable(&self, jobs: &[GroupJob], results: &[JobResult], whole: bool) -> Option<Unusable> {
-        let of_groups = by_group(results);
+        let group_results = by_group(results);
         jobs.iter().find_map(|job| {
-            let results = of_groups.get(&job.group).map_or(&[][..], |results| results);
+            let results = group_results.get(&job.group).map_or(&[][..], |results| results);
             let in_a_row = results.iter().zip(0..).take_while(|(result, place)| result.job.chunk == *place).count();
             let is_over = |last: &&JobResult| !last.answer.more || last.job.chunk == self.plan.last_chunk();
             if in_a_row < results.len() || whole && results.last().is_none_or(|last| !is_over(last)) {
@@ -126,8 +124,8 @@ impl Chunks {
         })
     }
 
-    /// The answers of a group's jobs, reconstructed from its completions: for each one its tokens, its
-    /// log-probabilities and whether it is unfinished. Only chunks that are complete have an answer.
+    /// The answers to a group's jobs, reconstructed from its completions: the tokens and log-probabilities of each
+    /// chunk, and whether it is unfinished. Only complete chunks have an answer.
     pub fn answers(&self, completions: &[(&[u32], &[f32], bool)]) -> Vec<Answer> {
         let mut answers = Vec::new();
         for chunk in 0..=self.plan.last_chunk() {
@@ -148,7 +146,7 @@ impl Chunks {
     }
 }
 
-/// The name under which results of a checkpoint are kept, in place of their workers. No worker has it.
+/// The worker's name for results in a checkpoint. No worker may have it.
 pub const CHECKPOINT: &str = "checkpoint";
 
 /// A result that does not answer its job.
@@ -157,9 +155,9 @@ pub const CHECKPOINT: &str = "checkpoint";
 pub struct Unusable {
     /// The job.
     pub job: JobName,
-    /// The worker that gave the answer; `None` if there is no answer.
+    /// The worker of the answer; `None` without an answer.
     pub worker: Option<WorkerName>,
-    /// Why the result does not answer the job.
+    /// The reason why the result does not answer the job.
     pub why: String,
 }
 
@@ -176,15 +174,15 @@ impl Unusable {
     }
 }
 
-/// One job in the chain of a group's chunks, with its answer.
+/// One job in a group's chain of chunks, with its answer.
 pub struct Link {
-    /// The job that the worker was given.
+    /// The job as given to the worker.
     pub job: GroupJob,
-    /// The answer that the worker gave.
+    /// The worker's answer.
     pub answer: GroupAnswer,
 }
 
-/// The results by group, each group's in the order of its chunks.
+/// The results by group, in chunk order.
 pub fn by_group(results: &[JobResult]) -> BTreeMap<GroupId, Vec<&JobResult>> {
     let mut groups: BTreeMap<GroupId, Vec<&JobResult>> = BTreeMap::new();
     for result in results {

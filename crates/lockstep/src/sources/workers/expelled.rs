@@ -1,7 +1,7 @@
-//! The file `fleet/expelled.jsonl`: workers whose results a run no longer accepts, and the reason for each. A restarted
+//! The file `fleet/expelled.jsonl`: workers whose results a run no longer accepts, each with the reason. A restarted
 //! learner reads it.
 
-use super::of_fleet;
+use super::fleet_error;
 use anyhow::Context as _;
 use fleet::WorkerName;
 use fleet::exchange::spool::Layout;
@@ -20,23 +20,23 @@ struct Line {
 pub(super) struct Expelled(File);
 
 impl Expelled {
-    /// Opens the file of the run directory `out`, and returns the workers that are already in it.
+    /// Opens the file in the run directory `out`, and returns the workers that it already contains.
     pub fn open(out: &Path) -> anyhow::Result<(Expelled, Vec<WorkerName>)> {
-        let layout = Layout::of_run(out);
-        layout.create().map_err(of_fleet)?;
+        let layout = Layout::in_run(out);
+        layout.create().map_err(fleet_error)?;
         let path = layout.root().join("expelled.jsonl");
         let text = match disk::read_to_string(&path, disk::most::STATE) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             text => text.with_context(|| path.display().to_string())?,
         };
-        // The last line may be half written; then its worker has to be found again.
+        // If the last line is incomplete, its worker must be detected again.
         let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
         let names = lines.map(|line| line.worker).collect();
         let file = disk::Options::new().append().create().mode(0o600).open(&path);
         Ok((Expelled(file.with_context(|| path.display().to_string())?), names))
     }
 
-    /// Adds a worker, and syncs the file to disk.
+    /// Adds a worker and syncs the file to disk.
     pub fn note(&mut self, worker: &WorkerName, why: &str) -> anyhow::Result<()> {
         let line = Line { worker: worker.clone(), why: why.to_owned() };
         let mut line = serde_json::to_vec(&line)?;

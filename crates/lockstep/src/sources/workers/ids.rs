@@ -1,5 +1,5 @@
 //! Groups have the same numbers in the fleet, which does not depend on this crate and has its own type for them. All
-//! conversions between the two types are here.
+//! conversions between the types are here.
 
 use fleet::JobName;
 use model::GroupId;
@@ -11,10 +11,10 @@ pub fn job_name(group: GroupId, chunk: u32) -> JobName {
 
 /// The group that a job generates.
 pub fn group_of(job: JobName) -> GroupId {
-    of_fleet_group(job.group)
+    group_from_fleet(job.group)
 }
 
 /// A group of the fleet.
-pub fn of_fleet_group(group: fleet::GroupId) -> GroupId {
+pub fn group_from_fleet(group: fleet::GroupId) -> GroupId {
     GroupId(group.0)
 }

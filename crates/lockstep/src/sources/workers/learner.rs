@@ -2,12 +2,12 @@
 
 use super::chunks::{CHECKPOINT, Chunks, Link, Unusable};
 use super::expelled::Expelled;
-use super::ids::{group_of, job_name, of_fleet_group};
+use super::ids::{group_from_fleet, group_of, job_name};
 use super::made_by::MadeBy;
 use super::missing::Missing;
 use super::network::{Network, Serving, learner_exchange};
 use super::payloads::Payloads;
-use super::{Shared, SlotPlace, of_fleet};
+use super::{Shared, SlotPlace, fleet_error};
 use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::scoring::Prompts;
@@ -27,96 +27,96 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest time that one wait for an event takes. Stop requests are checked between waits.
+/// The longest wait for a single event. Stop requests are checked between waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a learner that must stop waits for a worker to come back.
+/// How long a stopping learner waits for a worker to come back.
 const LONELY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A batch that was offered to workers and has not been trained on yet.
+/// A batch that was offered to workers and not trained on yet.
 #[derive(Clone)]
 pub struct Pending {
     /// The prompt of each group.
     pub prompts: Prompts,
-    /// The jobs of the groups, in their order.
+    /// The jobs of the groups, in group order.
     pub jobs: Vec<GroupJob>,
     /// Optimizer steps done when the batch was offered.
     pub step: u64,
 }
 
-/// A batch as it was offered, with the results of its jobs. A batch from a checkpoint does not have a [`Pending`].
+/// An offered batch with the results of its jobs. A batch from a checkpoint has no [`Pending`].
 pub type Arrived = (Option<Pending>, Vec<JobResult>);
 
-/// A group in a checkpoint, which workers need not generate again.
+/// A group in a checkpoint, which workers need not regenerate.
 pub struct FrontierGroup {
     /// The group.
     pub group: GroupId,
-    /// The answers of its jobs, one for each chunk that was generated.
+    /// The answers to its jobs, one per generated chunk.
     pub answers: Vec<Answer>,
-    /// The bytes of the last answer, if they are still needed. They are empty if the checkpoint has the group itself.
+    /// The bytes of the last answer, if they are still needed. Empty if the checkpoint has the group itself.
     pub bytes: Vec<u8>,
 }
 
-/// Groups in a checkpoint that older weights generated.
+/// Groups in a checkpoint that older weights have sampled.
 #[derive(Default)]
 pub struct Frontier {
     /// The groups.
     pub groups: Vec<FrontierGroup>,
-    /// For each version from which results may still come, the lineage of its weights.
+    /// The lineage of each version from which results may still arrive.
     pub lineages: BTreeMap<Version, Lineage>,
 }
 
-/// The point from which a learner begins: the start of a run, or a checkpoint.
+/// The point from which a learner starts: the start of a run, or a checkpoint.
 pub struct LearnerStart {
-    /// The batch that is trained on next, or whose steps are not all done.
+    /// The next batch to train on, or the one whose steps are not all done.
     pub batch: BatchId,
     /// True if the weights are those at the start of this batch, and not in the middle of its steps.
     pub at_beginning: bool,
-    /// The lineage of the weights, used if the frontier does not have it.
+    /// The lineage of the weights, if the frontier lacks it.
     pub lineage: Lineage,
     /// Groups and lineages from the checkpoint.
     pub frontier: Frontier,
-    /// A hash of the settings that a step depends on, beside its batch and the weights.
+    /// A hash of the settings that affect a step, besides its batch and the weights.
     pub settings: Lineage,
-    /// True if answers are audited. The weights that made a batch are then kept until [`Distributed::training_begins`].
+    /// True if answers are audited. The weights of a batch are then kept until [`Distributed::training_begins`].
     pub audits: bool,
-    /// Gives each group its sampling profile.
+    /// Selects each group's sampling profile.
     pub sampling: SamplingPlan,
-    /// The rule that divides groups into jobs.
+    /// How groups are divided into jobs.
     pub chunks: Chunks,
-    /// The learner's context. Its cores are released while the learner waits for workers.
+    /// The learner's context, whose cores are released while the learner waits for workers.
     pub ctx: Context,
 }
 
-/// The connection of a learner to its workers.
+/// A learner's connection to its workers.
 pub struct Distributed {
     out: PathBuf,
     ctx: Context,
     handle: LearnerHandle<Box<dyn Exchange + Send>>,
-    /// The server from which other machines fetch weights.
+    /// The server for weights on other machines.
     serving: Option<Serving>,
-    /// The content of jobs, which the thread that offers jobs reads.
+    /// The content of jobs, read by the thread that offers them.
     payloads: Payloads,
     pending: BTreeMap<BatchId, Pending>,
-    /// The results of batches whose files are on the disk.
+    /// The results of batches whose files are on disk.
     arrived: BTreeMap<BatchId, Vec<JobResult>>,
     made_by: MadeBy,
     shared: Shared,
     plan: Plan,
-    /// Weights that jobs may still need, with their versions, the newest last.
+    /// Weights that jobs may still need, by version, the newest last.
     held: VecDeque<(Version, HeldWeights)>,
-    /// True if answers are audited with the weights that made them, which are kept until then.
+    /// True if answers are audited with their weights, which are kept until then.
     audits: bool,
     expelled: Expelled,
-    /// The workers that were expelled since this learner started.
+    /// The workers expelled since this learner started.
     expulsions: usize,
     batch: BatchId,
-    /// True once a stop has not found the workers that its checkpoint needs.
+    /// True after a stop did not find the workers that its checkpoint needs.
     gave_up: bool,
 }
 
 impl Distributed {
     /// Opens the connection through the run directory `out`, or through `network` for workers on other machines, which
-    /// fetch the `ModelFiles`. `batches` are the batches that the current weights must generate.
+    /// fetch the `ModelFiles`. The current weights must generate `batches`.
     pub fn open(
         out: &Path,
         network: Option<(&Network, Arc<ModelFiles>)>,
@@ -136,7 +136,7 @@ impl Distributed {
         let version = batch.version();
         let lineage = *lineages.entry(version).or_insert(lineage);
         forget_other_settings(out, settings)?;
-        let files = BatchFiles::open(out).map_err(of_fleet)?;
+        let files = BatchFiles::open(out).map_err(fleet_error)?;
         if at_beginning {
             let published = weights.publish(version.0, lineage.0)?;
             chunks.published(version, weights.version());
@@ -158,13 +158,13 @@ impl Distributed {
         let (expelled, names) = Expelled::open(out)?;
         let saved = SavedFrontier { version, in_batch: !at_beginning, lineages, frontier, expelled: names };
         let payloads = Payloads::new(chunks, sampling);
-        payloads.offer(of_batches(&batches));
+        payloads.offer(batch_jobs(&batches));
         if let Some(serving) = &serving {
             serving.publish(&shared.slots, shared.base.as_deref());
         }
         let json = serde_json::to_value(&shared)?;
         let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(payloads.clone()), json);
-        let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
+        let handle = LearnerHandle::start(learner.map_err(fleet_error)?).map_err(fleet_error)?;
         let holds = (plan.max_staleness > 0 || audits) && at_beginning;
         let held = VecDeque::from_iter(holds.then(|| (version, weights.hold())));
         let arrived = BTreeMap::new();
@@ -189,12 +189,12 @@ impl Distributed {
         })
     }
 
-    /// The batch after the last one that has been offered.
+    /// The batch after the last offered one.
     pub fn offered_up_to(&self) -> BatchId {
         self.pending.last_key_value().map_or(self.batch, |(batch, _)| batch.next())
     }
 
-    /// Waits until workers have completed a batch. Its file is then on the disk.
+    /// Waits until workers have completed a batch, whose file is then on disk.
     pub fn wait(&mut self, batch: BatchId, stop: &StopSignal, warn: &dyn Fn(&str)) -> anyhow::Result<Arrived> {
         let mut missing = Missing::new();
         loop {
@@ -211,9 +211,8 @@ impl Distributed {
         }
     }
 
-    /// Waits for the part of later batches that a checkpoint must contain: the results that versions before `version`
-    /// make, since those weights will be gone after a resume. After a stop request it does not wait for
-    /// workers that are missing.
+    /// Waits for the part of later batches that a checkpoint must contain: the results of versions before `version`,
+    /// whose weights will be lost after a resume. After a stop request it does not wait for missing workers.
     pub fn wait_for_frontier(
         &mut self,
         version: Version,
@@ -223,7 +222,7 @@ impl Distributed {
         let mut missing = Missing::new();
         let mut lonely_since = Instant::now();
         loop {
-            if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(of_fleet)? {
+            if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(fleet_error)? {
                 let batches = results.chunk_by(|a, b| self.batch_of(a) == self.batch_of(b));
                 let arrived = batches.map(|results| {
                     let batch = self.batch_of(&results[0]);
@@ -246,8 +245,8 @@ impl Distributed {
             } else if self.gave_up || lonely_since.elapsed() > LONELY_TIMEOUT {
                 if !std::mem::replace(&mut self.gave_up, true) {
                     warn(
-                        "no worker is left to make what a checkpoint of this step needs: a resume repeats the steps \
-                         since the last one, whose batches are on the disk",
+                        "no worker is left for the results that a checkpoint of this step needs: a resume repeats the \
+                         steps since the last checkpoint, whose batches are on disk",
                     );
                 }
                 return Err(Stopped.into());
@@ -259,10 +258,10 @@ impl Distributed {
         self.plan.batch_of(result.job.group)
     }
 
-    /// Waits for an event and takes it. All waits for workers go through this function.
+    /// Waits for an event and handles it. All waits for workers use this function.
     fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         self.ctx.release_cores();
-        match self.handle.next_step(POLL_INTERVAL).map_err(of_fleet)? {
+        match self.handle.next_step(POLL_INTERVAL).map_err(fleet_error)? {
             Some(Step::Train(batch, results)) => {
                 self.made_by.note(batch, &results)?;
                 self.arrived.insert(batch, results);
@@ -275,7 +274,7 @@ impl Distributed {
                     let open = self.handle.with(|learner| learner.coordinator().open_batch());
                     self.expel(&worker, open, &what, warn)?
                 } else {
-                    warn(&format!("worker {worker}: {what}; the job is done again"))
+                    warn(&format!("worker {worker}: {what}; the job is repeated"))
                 }
             }
             None => {}
@@ -288,17 +287,18 @@ impl Distributed {
         self.payloads.lock().chunks.first_unusable(&pending.as_ref()?.jobs, results, whole)
     }
 
-    /// Has a result made again that an earlier learner accepted although it does not answer its job.
+    /// Discards a result that an earlier learner accepted although it does not answer its job, so that it is
+    /// recomputed.
     fn take_back(&mut self, batch: BatchId, unusable: &Unusable, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         if unusable.worker.as_ref().is_some_and(|worker| worker.as_str() == CHECKPOINT) {
             bail!("the checkpoint's answer to the job {} cannot be read: {}", unusable.job, unusable.why);
         }
-        warn(&format!("{unusable}; an earlier learner had accepted that, and it is made again"));
+        warn(&format!("{unusable}; an earlier learner accepted it, so it is recomputed"));
         self.arrived.retain(|other, _| *other < batch);
-        self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(of_fleet)
+        self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(fleet_error)
     }
 
-    /// Warns if none of the connected workers can make these groups, for which the learner waits.
+    /// Warns if none of the connected workers can generate these awaited groups.
     fn look_for_missing(&self, missing: &mut Missing, open: impl Fn() -> Vec<GroupId>, warn: &dyn Fn(&str)) {
         if missing.is_due() {
             missing.news(self.what_is_missing(&open())).into_iter().for_each(warn);
@@ -312,15 +312,15 @@ impl Distributed {
         }
         self.profile_of_nobody(open).map(|profile| {
             format!(
-                "no worker makes groups of the profile \"{profile}\": start one with `lockstep worker --join DIR \
+                "no worker generates groups of the profile \"{profile}\": start one with `lockstep worker --join DIR \
                  --name NAME --profiles {profile}`"
             )
         })
     }
 
-    /// The groups of a batch that are not complete.
+    /// The incomplete groups of a batch.
     fn open_groups(&self, batch: BatchId) -> Vec<GroupId> {
-        self.handle.with(|learner| learner.coordinator().open_groups(batch).map(of_fleet_group).collect())
+        self.handle.with(|learner| learner.coordinator().open_groups(batch).map(group_from_fleet).collect())
     }
 
     /// The groups for which a checkpoint lacks chunks of versions before `version`.
@@ -329,7 +329,7 @@ impl Distributed {
         missing.into_iter().map(group_of).collect()
     }
 
-    /// A sampling profile of these groups that none of the connected workers generates.
+    /// A sampling profile of these groups without a connected worker.
     fn profile_of_nobody(&self, open: &[GroupId]) -> Option<String> {
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
@@ -344,8 +344,8 @@ impl Distributed {
         self.handle.with(|learner| learner.coordinator().workers().next().is_none())
     }
 
-    /// Called when all steps on a batch are done. Publishes the weights with this `lineage` as the next version, and
-    /// offers `batches` to be generated with it.
+    /// Called after all steps on a batch. Publishes the weights with this `lineage` as the next version, and offers
+    /// `batches` to be generated with it.
     pub fn advance(
         &mut self,
         weights: &mut AdaptedWeights,
@@ -370,12 +370,12 @@ impl Distributed {
         }
         self.arrived.remove(&self.batch);
         self.pending.remove(&self.batch);
-        let first = of_fleet_group(self.plan.first_group(next));
+        let first = group_from_fleet(self.plan.first_group(next));
         let mut offered = self.payloads.lock();
         offered.jobs.retain(|group, _| *group >= first);
         offered.chunks.published(version, weights.version());
         drop(offered);
-        self.payloads.offer(of_batches(&batches));
+        self.payloads.offer(batch_jobs(&batches));
         self.pending.extend(batches);
         self.shared.slots.retain(|published, _| *published >= oldest);
         self.shared.slots.insert(version, SlotPlace::of(published, lineage));
@@ -390,7 +390,7 @@ impl Distributed {
             learner.share(json)?;
             learner.trained(lineage)
         });
-        trained.map_err(of_fleet)
+        trained.map_err(fleet_error)
     }
 
     /// The weights of a version, while they are kept.
@@ -398,20 +398,20 @@ impl Distributed {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// Called when a batch is taken for training: its results stay, and the weights that made it are not read again, so
-    /// the optimizer may overwrite them.
+    /// Called when training on a batch begins: its results are final, and its weights are not read any more, so the
+    /// optimizer may overwrite them.
     pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());
-        self.handle.with(|learner| learner.training_began()).map_err(of_fleet)
+        self.handle.with(|learner| learner.training_began()).map_err(fleet_error)
     }
 
-    /// Releases the weights that only batches before `batch` need.
+    /// Releases weights that only batches before `batch` need.
     fn forget_weights_before(&mut self, batch: BatchId) {
         let first = Version(batch.0.saturating_sub(self.plan.max_staleness));
         self.held.retain(|(version, _)| *version >= first);
     }
 
-    /// Whether a result can still be replaced: the run has not trained on it.
+    /// Whether a result can still be replaced, because the run has not trained on it.
     pub fn can_remake(&self, job: JobName) -> bool {
         self.handle.with(|learner| learner.coordinator().can_remake(job))
     }
@@ -421,46 +421,46 @@ impl Distributed {
         self.payloads.lock().chunks.chain(whole, results)
     }
 
-    /// Expels a worker whose answer differs from the job's result. Its groups in batches from `from` on are generated
-    /// again.
+    /// Expels a worker whose answer differs from the repeated job's. Its groups in batches from `from` on are
+    /// regenerated.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
-        warn(&format!("worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"));
+        warn(&format!("worker {worker} is expelled: {why}; its groups that have not been trained on are regenerated"));
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
-        // Batches before `first` are not reopened, and are not returned again.
-        if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)? {
+        // Batches before `first` are not reopened or returned again.
+        if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(fleet_error)? {
             self.arrived.retain(|batch, _| *batch < first);
         }
         Ok(())
     }
 
-    /// Called when a checkpoint is complete: deletes the files of batches before the one in use.
+    /// Called after a checkpoint is complete: deletes the files of batches before the current one.
     pub fn checkpoint_written(&self) -> anyhow::Result<()> {
         let version = self.batch.version();
-        self.handle.with(|learner| learner.committed(version)).map_err(of_fleet)
+        self.handle.with(|learner| learner.committed(version)).map_err(fleet_error)
     }
 
-    /// Discards the batch `from` and all later ones because rewards failed. The next learner has them generated again.
+    /// Discards the batch `from` and all later ones after rewards failed. The next learner has them regenerated.
     pub fn forget_from(&self, batch: BatchId) -> anyhow::Result<()> {
-        self.handle.with(|learner| learner.forget_from(batch)).map_err(of_fleet)
+        self.handle.with(|learner| learner.forget_from(batch)).map_err(fleet_error)
     }
 
-    /// Tells the workers that the run has ended: early stopping and callbacks end it before its last batch.
+    /// Tells the workers that the run has ended; early stopping and callbacks end it before its last batch.
     pub fn end(&self) -> anyhow::Result<()> {
-        self.handle.with(|learner| learner.end()).map_err(of_fleet)
+        self.handle.with(|learner| learner.end()).map_err(fleet_error)
     }
 
-    /// The lineages of the weights, which a checkpoint saves beside the batches.
+    /// The lineages of the weights, which a checkpoint saves with the batches.
     pub fn lineages(&self) -> BTreeMap<Version, Lineage> {
         self.handle.with(|learner| learner.coordinator().lineages().clone())
     }
 
-    /// How many workers were expelled since this learner started.
+    /// The number of workers expelled since this learner started.
     pub fn expulsions(&self) -> usize {
         self.expulsions
     }
 
-    /// Bytes of weights and files that other machines have fetched.
+    /// Bytes of weights and files fetched by other machines.
     pub fn bytes_fetched(&self) -> u64 {
         self.serving.as_ref().map_or(0, Serving::bytes_sent)
     }
@@ -470,7 +470,7 @@ impl Distributed {
         &self.plan
     }
 
-    /// Counts of jobs that were repeated, and how many groups of the next batches are complete.
+    /// The numbers of repeated jobs, and of complete groups of the next batches.
     pub fn counts(&self) -> (Counts, u64) {
         let complete = |coordinator: &Coordinator| {
             let last = coordinator.batch().after(self.plan.max_staleness);
@@ -480,18 +480,18 @@ impl Distributed {
     }
 }
 
-fn of_batches(batches: &BTreeMap<BatchId, Pending>) -> impl Iterator<Item = &GroupJob> {
+fn batch_jobs(batches: &BTreeMap<BatchId, Pending>) -> impl Iterator<Item = &GroupJob> {
     batches.values().flat_map(|batch| &batch.jobs)
 }
 
-/// Deletes results that were made with other settings, since they came from other weights.
+/// Deletes results with other settings, since they come from other weights.
 fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
-    let layout = fleet::exchange::spool::Layout::of_run(out);
+    let layout = fleet::exchange::spool::Layout::in_run(out);
     let (file, text) = (layout.root().join("settings"), settings.to_string());
     if disk::read_to_string(&file, disk::most::STATE).is_ok_and(|known| known == text) {
         return Ok(());
     }
-    layout.forget_results().map_err(of_fleet)?;
+    layout.forget_results().map_err(fleet_error)?;
     let opened = disk::Options::new().write().create().truncate().mode(0o600).open(&file);
     let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| file.display().to_string())

@@ -1,5 +1,5 @@
-//! The file `fleet/made_by.jsonl`, which records the worker that made each group. Training does not depend on it;
-//! `lockstep verify` uses it to name the worker of a group that differs.
+//! The file `fleet/made_by.jsonl`, which records the worker of each group. Training does not depend on it; `lockstep
+//! verify` uses it to name the worker of a group that differs.
 
 use super::chunks::CHECKPOINT;
 use super::ids::group_of;
@@ -23,9 +23,9 @@ struct Line {
 /// The open file, to append to.
 pub struct MadeBy(File);
 
-/// The file in the run directory `out`. A run that never had workers does not have it.
+/// The file in the run directory `out`; missing if the run never had workers.
 pub fn path(out: &Path) -> PathBuf {
-    Layout::of_run(out).root().join("made_by.jsonl")
+    Layout::in_run(out).root().join("made_by.jsonl")
 }
 
 impl MadeBy {
@@ -36,14 +36,14 @@ impl MadeBy {
         Ok(MadeBy(file.with_context(|| path.display().to_string())?))
     }
 
-    /// Adds a line with the workers that made a batch. If a batch is made again, a later line replaces the earlier one.
+    /// Adds a line with the workers of a batch. If a batch is regenerated, a later line replaces the earlier one.
     /// Results from a checkpoint are in an earlier line.
     pub fn note(&mut self, batch: BatchId, results: &[JobResult]) -> anyhow::Result<()> {
         let mut groups: BTreeMap<String, Vec<GroupId>> = BTreeMap::new();
         for result in results.iter().filter(|result| result.worker.as_str() != CHECKPOINT) {
             let group = group_of(result.job);
             let own = groups.entry(result.worker.as_str().to_owned()).or_default();
-            // It may have made several chunks of it.
+            // A worker may have generated several chunks of a group.
             if own.last() != Some(&group) {
                 own.push(group);
             }
@@ -57,13 +57,13 @@ impl MadeBy {
     }
 }
 
-/// The worker that made each group, as (group, name of the worker).
+/// The worker of each group, as (group, name of the worker).
 pub fn makers(results: &[JobResult]) -> Vec<(GroupId, WorkerName)> {
     results.iter().map(|result| (group_of(result.job), result.worker.clone())).collect()
 }
 
-/// The worker that made a group of the run in `out`, if the run has workers; if it was made in chunks, all workers that
-/// made it.
+/// The worker of a group in the run in `out`, if the run has workers; for a group generated in chunks, all of its
+/// workers.
 pub fn made_by(out: &Path, group: GroupId) -> Option<String> {
     let text = text(out)?;
     let of = |line: Line| {
@@ -73,8 +73,8 @@ pub fn made_by(out: &Path, group: GroupId) -> Option<String> {
     lines(&text).filter_map(of).next_back()
 }
 
-/// For each batch of the run in `out`, the number of groups that each worker made. For a batch that was made
-/// again the last line counts. `None` if the run does not have the file.
+/// For each batch of the run in `out`, the number of groups per worker. For a regenerated batch, the last line counts.
+/// `None` if the run does not have the file.
 pub fn groups_made(out: &Path) -> Option<BTreeMap<u64, BTreeMap<String, u64>>> {
     let text = text(out)?;
     let counts = |groups: BTreeMap<String, Vec<GroupId>>| {
@@ -87,7 +87,7 @@ fn text(out: &Path) -> Option<String> {
     disk::read_to_string(path(out), disk::most::STATE).ok()
 }
 
-/// The lines; the last one may be incomplete while the run continues, and is left out then.
+/// The lines. An incomplete last line, of a run that continues, is skipped.
 fn lines(text: &str) -> impl DoubleEndedIterator<Item = Line> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok())
 }

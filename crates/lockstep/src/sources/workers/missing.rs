@@ -2,22 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-/// How often a waiting learner looks for missing workers.
+/// How often a waiting learner checks for missing workers.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The missing workers of one wait, and the time of the last look.
+/// The missing workers of one wait, and the time of the last check.
 pub(super) struct Missing {
     looked: Instant,
-    said: Option<String>,
+    reported: Option<String>,
 }
 
 impl Missing {
-    /// Nothing is missing yet.
+    /// No worker is missing yet.
     pub fn new() -> Missing {
-        Missing { looked: Instant::now(), said: None }
+        Missing { looked: Instant::now(), reported: None }
     }
 
-    /// Whether it is time to look.
+    /// Whether a check is due.
     pub fn is_due(&mut self) -> bool {
         let is_due = self.looked.elapsed() > POLL_INTERVAL;
         if is_due {
@@ -26,11 +26,11 @@ impl Missing {
         is_due
     }
 
-    /// Takes the present message, and returns it if it has changed: workers come and go while a learner waits.
+    /// Returns the present message if it has changed: workers come and go while a learner waits.
     pub fn news(&mut self, missing: Option<String>) -> Option<&str> {
-        let is_new = missing != self.said;
-        self.said = missing;
-        self.said.as_deref().filter(|_| is_new)
+        let is_new = missing != self.reported;
+        self.reported = missing;
+        self.reported.as_deref().filter(|_| is_new)
     }
 }
 
@@ -38,12 +38,12 @@ impl Missing {
 mod tests {
     use super::*;
 
-    /// (The missing workers at each look, the message.)
+    /// (The missing workers at each check, the message.)
     #[test]
-    fn missing_workers_are_reported_at_each_change() {
+    fn missing_workers_are_reported_whenever_they_change() {
         let mut missing = Missing::new();
-        assert!(!missing.is_due(), "a wait begins");
-        for (now, said) in [
+        assert!(!missing.is_due(), "no check is due at the start of a wait");
+        for (now, expected) in [
             (None, None),
             (Some("a"), Some("a")),
             (Some("a"), None),
@@ -55,7 +55,7 @@ mod tests {
             (None, None),
             (Some("a"), Some("a")),
         ] {
-            assert_eq!(missing.news(now.map(str::to_owned)), said);
+            assert_eq!(missing.news(now.map(str::to_owned)), expected);
         }
     }
 }

@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The sampling profile of all jobs in a run without profiles.
 const PROFILE: &str = "any";
 
-/// The content of the offered jobs, which the thread that offers them reads.
+/// The content of the offered jobs, read by the thread that offers them.
 #[derive(Clone)]
 pub(super) struct Payloads(Arc<Mutex<Offered>>);
 
 /// The offered jobs.
 pub(super) struct Offered {
-    /// For each group, the job that asks for the whole group.
+    /// For each group, the job for the whole group.
     pub jobs: BTreeMap<GroupId, GroupJob>,
     pub chunks: Chunks,
-    /// Gives each group its sampling profile.
+    /// Selects each group's sampling profile.
     pub sampling: SamplingPlan,
 }
 
@@ -31,7 +31,7 @@ impl Payloads {
         Payloads(Arc::new(Mutex::new(Offered { jobs: BTreeMap::new(), chunks, sampling })))
     }
 
-    /// Adds jobs that ask for whole groups.
+    /// Adds jobs for whole groups.
     pub fn offer<'a>(&self, jobs: impl Iterator<Item = &'a GroupJob>) {
         self.lock().jobs.extend(jobs.map(|job| (job.group, job.clone())));
     }
@@ -48,19 +48,20 @@ impl Feed for Payloads {
         let offered = self.lock();
         let whole = offered.jobs.get(&group).ok_or_else(|| failed("was not prepared"))?;
         let before: Vec<&JobResult> = before.iter().collect();
-        // Answers that an earlier learner accepted are checked when the batch is whole; until then an invalid chain
+        // Answers that an earlier learner accepted are checked when the batch is complete; until then an invalid chain
         // restarts.
         let chain = offered.chunks.chain(whole, &before).unwrap_or_default();
         let so_far = chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
-        let asked = offered.chunks.job(job, whole, so_far).ok_or_else(|| failed("needs weights that are gone"))?;
+        let asked =
+            offered.chunks.job(job, whole, so_far).ok_or_else(|| failed("needs weights that no longer exist"))?;
         Ok((offered.sampling.profile(group).unwrap_or(PROFILE).to_owned(), asked.to_bytes()))
     }
 
     fn check(&mut self, result: &JobResult, before: &[JobResult]) -> Result<(), String> {
         let (group, chunk) = (group_of(result.job), result.job.chunk);
         let offered = self.lock();
-        // Left by an earlier learner, before its batch is offered or before what it continues is there: it is looked at
-        // when the batch is whole.
+        // The result is from an earlier learner, before its batch is offered or before the chunk that it continues has
+        // arrived. It is checked when the batch is complete.
         let Some(whole) = offered.jobs.get(&group).filter(|_| before.len() == chunk as usize) else { return Ok(()) };
         let all: Vec<&JobResult> = before.iter().chain([result]).collect();
         match offered.chunks.chain(whole, &all) {

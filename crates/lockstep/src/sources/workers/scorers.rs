@@ -1,4 +1,4 @@
-//! Scores a worker's groups on threads of their own, beside its engine. There are as many threads as batches may be in
+//! Scores a worker's groups on separate threads, next to its engine. There are as many threads as batches may be in
 //! flight, so that a slow reward does not delay the groups of the next batch.
 
 use crate::rollouts::jobs::{GroupAnswer, GroupJob, score};
@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// Makes one set of rewards; each thread has its own. A request of the first signal ends the wait for reward programs
-/// to start; a request of the second signal ends the wait for scores.
+/// Creates one set of rewards; each thread has its own. The first signal ends the wait for starting reward programs;
+/// the second ends the wait for scores.
 pub type MakeRewards = Arc<dyn Fn(&StopSignal, &StopSignal) -> anyhow::Result<Vec<Box<dyn Reward>>> + Send + Sync>;
 
 /// The threads that score a worker's groups.
@@ -23,7 +23,7 @@ pub struct Scorers {
     tokenizer: Arc<Tokenizer>,
     /// Ends all waits for rewards when this value is dropped.
     stop: StopSignal,
-    /// The rewards of the first thread, which are made early.
+    /// The rewards of the first thread, created early.
     first: Option<Vec<Box<dyn Reward>>>,
     most: usize,
     /// Groups that were submitted and not answered yet.
@@ -40,12 +40,12 @@ struct ToScore {
     rollout_s: f64,
 }
 
-/// A group, and its answer or an error.
+/// A group with its answer or error.
 type Answered = (GroupId, anyhow::Result<GroupAnswer>);
 
 impl Scorers {
-    /// Scorers with up to `most` threads (at least 1). The first set of rewards is made here, so that the caller gets
-    /// its errors.
+    /// Scorers with up to `most` threads (at least 1). The first set of rewards is created here, so that the caller
+    /// receives its errors.
     pub fn new(
         make: MakeRewards,
         tokenizer: Arc<Tokenizer>,
@@ -67,11 +67,11 @@ impl Scorers {
             self.start()?;
         }
         let is_sent = |groups: &Sender<ToScore>| groups.send(ToScore { job, group, rollout_s }).is_ok();
-        ensure!(self.groups.as_ref().is_some_and(is_sent), "no thread is left that scores");
+        ensure!(self.groups.as_ref().is_some_and(is_sent), "all scoring threads have ended");
         Ok(())
     }
 
-    /// The next group that has been scored, if there is one.
+    /// The next scored group, if there is one.
     pub fn next_answer(&mut self) -> Option<(GroupId, anyhow::Result<GroupAnswer>)> {
         let answer = self.answers.1.try_recv().ok();
         self.open -= usize::from(answer.is_some());
@@ -88,7 +88,7 @@ impl Scorers {
                 let Ok(ToScore { job, group, rollout_s }) = next else { return };
                 let scored = match &mut rewards {
                     Ok(rewards) => catch_unwind(AssertUnwindSafe(|| score(rewards, &tokenizer, &stop, &group, &job)))
-                        .unwrap_or_else(|_| Err(anyhow!("a reward panicked; its message is above"))),
+                        .unwrap_or_else(|_| Err(anyhow!("a reward panicked; see its message above"))),
                     Err(why) => Err(anyhow!("{why}")),
                 };
                 let answer = scored.map(|scores| GroupAnswer { group, scores, rollout_s });
@@ -104,7 +104,7 @@ impl Scorers {
 }
 
 impl Drop for Scorers {
-    /// Ends the threads, and the programs that rewards have started.
+    /// Ends the threads, and the programs started by rewards.
     fn drop(&mut self) {
         self.stop.request();
         self.groups = None;
@@ -137,7 +137,7 @@ mod tests {
 
     /// A thread is started only if more groups are open than threads exist, up to the limit.
     #[test]
-    fn as_many_threads_as_groups_are_open() {
+    fn scoring_threads_are_started_for_open_groups_up_to_the_limit() {
         let tokenizer = Arc::new(Tokenizer::characters("abc".chars(), &SpecialTokens::default()).unwrap());
         let make: MakeRewards = Arc::new(|_: &StopSignal, _: &StopSignal| Ok(Vec::new()));
         let mut scorers = Scorers::new(make, tokenizer, 2, &StopSignal::new()).unwrap();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn rewards_that_cannot_be_made_are_an_error_of_each_group() {
+    fn rewards_that_cannot_be_created_are_an_error_of_each_group() {
         let tokenizer = Arc::new(Tokenizer::characters("abc".chars(), &SpecialTokens::default()).unwrap());
         let fails: MakeRewards = Arc::new(|_: &StopSignal, _: &StopSignal| anyhow::bail!("no such reward"));
         let refused = Scorers::new(fails, tokenizer, 1, &StopSignal::new()).err().unwrap();

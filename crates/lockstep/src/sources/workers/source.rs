@@ -1,15 +1,15 @@
 //! The source of batches that workers generate.
 //!
 //! A batch is offered to workers when the weights that generate it are published: at the start of the run, and after
-//! the last step on each batch. The learner waits for a batch when its first step begins. It also waits before a
-//! checkpoint that must contain the batch, because the weights that generate it will be gone after a resume. The
-//! learner makes evaluations itself.
+//! the last step on each batch. The learner waits for a batch at the start of its first step, and before a checkpoint
+//! that must contain it, because the weights of the batch will be lost after a resume. The learner runs evaluations
+//! itself.
 
 use super::audit::Auditor;
 use super::learner::Arrived;
 use super::{
-    Chunks, Distributed, Frontier, FrontierGroup, Identity, LearnerStart, Network, Pending, Shared, by_group, makers,
-    of_fleet_group, share_cores,
+    Chunks, Distributed, Frontier, FrontierGroup, Identity, LearnerStart, Network, Pending, Shared, by_group,
+    group_from_fleet, makers, share_cores,
 };
 use crate::bad_input;
 use crate::config::{Config, Trust};
@@ -30,10 +30,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The checkpoint file with the lineages of those weights that workers may still sample from.
+/// The checkpoint file with the lineages of weights that workers may still sample from.
 const FILE: &str = "fleet.json";
 
-/// A worker is expelled after this many answers that do not fit their jobs.
+/// A worker is expelled after this many answers that do not match their jobs.
 const MOST_REFUSALS: u32 = 3;
 
 /// The source of batches of a distributed run.
@@ -51,18 +51,18 @@ pub struct WorkerSource {
     longest_prompt: usize,
     /// The connection to the workers; `None` before the run begins.
     pub(super) fleet: Option<Distributed>,
-    /// Lineages of older weights, read from the checkpoint.
+    /// Lineages of older weights, from the checkpoint.
     restored: BTreeMap<Version, fleet::Lineage>,
     /// For each offered batch, the lineage of the weights that generate it.
     lineages: BTreeMap<BatchId, Option<Lineage>>,
-    /// True while a checkpoint has all its data, but the workers' learner does not know yet that it is complete. The
-    /// learner is told before the next step, or at a stop.
+    /// True while a checkpoint has all its data, but the workers' learner has not been told that it is complete. It is
+    /// told before the next step, or at a stop.
     uncommitted: bool,
 }
 
 /// The parts of a learner besides the settings of its batches.
 pub struct WorkerSourceParts {
-    /// Calls the rewards that workers do not have.
+    /// Calls the rewards that workers lack.
     pub assembler: Assembler,
     /// The learner's own engine, for evaluations and audits.
     pub engine: Option<Engine>,
@@ -77,7 +77,7 @@ pub struct WorkerSourceParts {
 }
 
 impl WorkerSource {
-    /// A source for a run that has not begun.
+    /// A source of a run that has not begun.
     pub fn new(spec: BatchSpec, parts: WorkerSourceParts) -> anyhow::Result<WorkerSource> {
         let WorkerSourceParts { assembler, engine, scorer, slots, network, longest_prompt } = parts;
         let auditor = Auditor::new(&spec.config)?;
@@ -99,21 +99,21 @@ impl WorkerSource {
 
     /// The connection to the workers.
     pub(super) fn fleet(&mut self) -> anyhow::Result<&mut Distributed> {
-        self.fleet.as_mut().context("workers are asked before the run has begun")
+        self.fleet.as_mut().context("the run has not begun, so it has no workers")
     }
 
-    /// The number of the batch after the one in use.
+    /// The number of the batch after the current one.
     fn number_of_next(&self, at: &SourceState) -> BatchId {
         BatchId(at.next_group.0 / self.spec.sizes.groups() as u64)
     }
 
-    /// The batch after the one in use and after those that were generated ahead.
+    /// The batch after the current one and those generated ahead.
     fn next_after_ahead(&self, at: &SourceState) -> BatchId {
         self.number_of_next(at).after(at.ahead.len() as u64)
     }
 
-    /// The batches `first` to `last`, as they are offered for weights of version `updates` after `step` optimizer
-    /// steps. `data` is the position in the data after the batch in use.
+    /// The batches `first` to `last`, as offered for weights of version `updates` after `step` optimizer steps. `data`
+    /// is the position in the data after the current batch.
     fn offered(
         &self,
         at: &SourceState,
@@ -130,14 +130,14 @@ impl WorkerSource {
         first.up_to(last.next()).map(pending).collect()
     }
 
-    /// A batch of these prompts as it is offered after `step` optimizer steps, for weights of version `updates`.
+    /// A batch of these prompts, as offered after `step` optimizer steps for weights of version `updates`.
     fn pending(&self, step: u64, prompts: Prompts, updates: Updates) -> Pending {
         let request = self.spec.request(prompts, step);
         let jobs = self.assembler.jobs(&request, updates);
         Pending { prompts: request.prompts, jobs, step }
     }
 
-    /// Remembers that weights of this lineage generate these batches.
+    /// Records that weights of this lineage generate these batches.
     fn remember(&mut self, batches: &BTreeMap<BatchId, Pending>, lineage: Option<Lineage>) {
         self.lineages.extend(batches.keys().map(|&batch| (batch, lineage)));
     }
@@ -146,7 +146,7 @@ impl WorkerSource {
         self.lineages.get(&batch).copied().flatten()
     }
 
-    /// The last job of each group and its answer. With chunks, a group has several jobs in a row.
+    /// The last job of each group and its answer. With chunks, a group has several consecutive jobs.
     fn last_of_each(
         &self,
         jobs: Vec<GroupJob>,
@@ -166,7 +166,7 @@ impl WorkerSource {
         Ok((last_jobs, answers))
     }
 
-    /// Assembles a batch, and calls the rewards that workers do not have. A share of it is audited.
+    /// Assembles a batch, and calls the rewards that workers lack. A share of the batch is audited.
     fn assemble(
         &mut self,
         batch: BatchId,
@@ -175,7 +175,7 @@ impl WorkerSource {
         now: &Now<'_>,
     ) -> anyhow::Result<Collected> {
         let makers = makers(&results);
-        let Pending { prompts, jobs, step } = pending.context("a batch that nobody offered has arrived")?;
+        let Pending { prompts, jobs, step } = pending.context("a batch that was not offered has arrived")?;
         let (jobs, answers) = self.last_of_each(jobs, results)?;
         let request = self.spec.request(prompts, step);
         let observer = now.watch.observer();
@@ -208,7 +208,7 @@ impl BatchSource for WorkerSource {
         let batches = start.total_steps.div_ceil(self.spec.sizes.steps());
         let at_beginning = start.in_use.is_empty();
         let batch = if at_beginning { self.number_of_next(at) } else { self.number_of_next(at).before() };
-        // Batches that the checkpoint does not have are sampled by the weights with which the run continues.
+        // Batches that the checkpoint lacks are sampled with the weights with which the run continues.
         let first = self.next_after_ahead(at).after(at.begun.len() as u64);
         let plan = Plan {
             continued: Continued { batch: first, version: self.number_of_next(at).version() },
@@ -227,7 +227,7 @@ impl BatchSource for WorkerSource {
         let identity = Identity::of(ctx, config, &policy.files);
         let mut groups: Vec<FrontierGroup> = at.ahead.iter().flat_map(|ahead| ahead.frontier()).collect();
         if !at_beginning {
-            groups.extend(in_use(start.in_use, plan.groups_of(batch).map(of_fleet_group), &chunks));
+            groups.extend(in_use(start.in_use, plan.groups_of(batch).map(group_from_fleet), &chunks));
         }
         let mut begun = BTreeMap::new();
         for (place, answers) in (0..).zip(std::mem::take(&mut at.begun)) {
@@ -248,7 +248,7 @@ impl BatchSource for WorkerSource {
             run: self.slots,
             base: policy.weights.shared_base.clone(),
             slots: BTreeMap::new(),
-            rewards: self.assembler.of_workers.iter().cloned().collect(),
+            rewards: self.assembler.worker_rewards.iter().cloned().collect(),
             network: None,
             longest_prompt: self.longest_prompt,
             prompt_time_s: start.prompt_time.0,
@@ -286,7 +286,7 @@ impl BatchSource for WorkerSource {
         let since = Instant::now();
         let span = stages.span("rollout");
         let mut arrived = self.fleet()?.wait(batch, stop, warn)?;
-        // A batch of a checkpoint was audited when the checkpoint was written.
+        // A batch from a checkpoint was audited when the checkpoint was written.
         while next.ahead.is_empty() && self.expels_a_liar(batch, &arrived, now.watch)? {
             arrived = self.fleet()?.wait(batch, stop, warn)?;
         }
@@ -355,10 +355,10 @@ impl BatchSource for WorkerSource {
         Ok(())
     }
 
-    /// Publishes the weights after the last step on a batch, and offers the batches that they generate.
+    /// Publishes the weights after the last step on a batch, and offers the batches that they will generate.
     fn advance(&mut self, at: &SourceState, done: StepDone<'_>) -> anyhow::Result<()> {
         let _span = done.watch.stages.span("publish");
-        // A checkpoint is complete before the weights change.
+        // A checkpoint must be complete before the weights change.
         if std::mem::take(&mut self.uncommitted) {
             self.fleet()?.checkpoint_written()?;
         }
@@ -418,7 +418,7 @@ impl BatchSource for WorkerSource {
     }
 }
 
-/// Collects the completions of an evaluation, in the learner itself.
+/// Collects the completions of an evaluation in the learner itself.
 impl Collect for WorkerSource {
     fn collect(
         &mut self,
@@ -426,24 +426,30 @@ impl Collect for WorkerSource {
         request: CollectRequest<'_>,
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected> {
-        let engine = self.engine.as_mut().context("this run evaluates nothing")?;
+        let engine = self.engine.as_mut().context("this run has no evaluations")?;
         let Assembler { rewards, tokenizer, stop, .. } = &mut self.assembler;
         let generator = Generator { engine, function: None, rewards, tokenizer, stop };
         generator.collect(weights.into(), request, observer)
     }
 }
 
-/// Refuses options with which a batch depends on the end of the previous one, since workers generate batches ahead.
+/// Refuses options that make a batch depend on the end of the previous one, since workers generate batches ahead.
 pub fn refuse_what_workers_cannot(config: &Config, has_function: bool) -> anyhow::Result<()> {
     let why = match () {
         () if config.dynamic_sampling => {
-            "`dynamic_sampling` draws prompts by what the rewards of a batch say: set dynamic_sampling = false"
+            "`dynamic_sampling` must know the rewards of a batch before it draws prompts: set dynamic_sampling = false"
         }
         () if config.target_kl.is_some() => {
-            "`target_kl` ends a batch early, and batches are counted before: leave it unset"
+            "`target_kl` ends batches early, but batches are counted in advance: leave it unset"
         }
-        () if config.replay.is_some() => "`replay` reads completions from a file, and workers generate them",
-        () if has_function => "a rollout function (rollout_func) is this program's own, and workers do not have it",
+        () if config.replay.is_some() => {
+            "`replay` reads completions from a file, but workers generate them: remove \
+            one"
+        }
+        () if has_function => {
+            "a rollout function (rollout_func) exists only in this program, and workers do not have \
+            it"
+        }
         () => return refuse_short_queue(config),
     };
     bad_input!("a distributed run: {why}");
@@ -455,7 +461,7 @@ fn refuse_short_queue(config: &Config) -> anyhow::Result<()> {
     let (k, groups) = (config.max_staleness, config.prompts_per_generation());
     if config.queue_maxsize < k * groups {
         bad_input!(
-            "a distributed run: `queue_maxsize` is {}, and a checkpoint has the groups of the batches ahead, \
+            "a distributed run: `queue_maxsize` is {}, but a checkpoint needs the groups of the batches ahead, \
              max_staleness × {groups}: set it to {} or more",
             config.queue_maxsize,
             k * groups
@@ -464,12 +470,12 @@ fn refuse_short_queue(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The lineage of a run's weights, as the fleet passes it on.
+/// The lineage of a run's weights in the fleet's type.
 fn fleet_lineage(lineage: Option<Lineage>) -> fleet::Lineage {
     fleet::Lineage(lineage.map_or([0; 16], |lineage| lineage.0))
 }
 
-/// The groups of the generation batch in use, in the form of job answers.
+/// The groups of the current generation batch, as job answers.
 fn in_use(samples: &[train::Sample], groups: impl Iterator<Item = GroupId>, chunks: &Chunks) -> Vec<FrontierGroup> {
     let of = |group: GroupId| {
         let own = samples.iter().filter(|sample| sample.group == group);

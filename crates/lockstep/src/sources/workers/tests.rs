@@ -11,7 +11,7 @@ fn worker(name: &str) -> WorkerName {
 }
 
 #[test]
-fn workers_that_were_expelled_are_known_to_the_next_learner() {
+fn the_next_learner_reads_the_expelled_workers() {
     let dir = tempfile::tempdir().unwrap();
     let open = || {
         Expelled::open(dir.path())
@@ -22,22 +22,22 @@ fn workers_that_were_expelled_are_known_to_the_next_learner() {
     file.note(&worker("a"), "it lied").unwrap();
     file.note(&worker("b"), "too").unwrap();
     assert_eq!(open().unwrap(), ["a", "b"]);
-    let path = Layout::of_run(dir.path()).root().join("expelled.jsonl");
+    let path = Layout::in_run(dir.path()).root().join("expelled.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(text, "{\"worker\":\"a\",\"why\":\"it lied\"}\n{\"worker\":\"b\",\"why\":\"too\"}\n");
-    // A line that is half written is not believed.
+    // An incomplete line is ignored.
     std::fs::write(&path, &text[..text.len() - 3]).unwrap();
     assert_eq!(open().unwrap(), ["a"]);
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    assert!(open().is_err(), "what cannot be read is no empty list");
+    assert!(open().is_err(), "an unreadable file is not an empty list");
 }
 
 #[test]
-fn the_workers_of_a_group_are_found() {
+fn the_workers_of_a_group_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(made_by(dir.path(), GroupId(1)), None);
-    Layout::of_run(dir.path()).create().unwrap();
+    Layout::in_run(dir.path()).create().unwrap();
     let result = |group, chunk, name: &str| JobResult {
         job: JobName { group: fleet::GroupId(group), chunk },
         lineage: Lineage([0; 16]),
@@ -48,20 +48,20 @@ fn the_workers_of_a_group_are_found() {
     let mut file = MadeBy::open(dir.path()).unwrap();
     file.note(BatchId(0), &[result(1, 0, "a"), result(1, 1, "a"), result(2, 0, "a"), result(2, 1, "b")]).unwrap();
     file.note(BatchId(1), &[result(3, 0, "b")]).unwrap();
-    let text = std::fs::read_to_string(Layout::of_run(dir.path()).root().join("made_by.jsonl")).unwrap();
+    let text = std::fs::read_to_string(Layout::in_run(dir.path()).root().join("made_by.jsonl")).unwrap();
     assert_eq!(text, "{\"batch\":0,\"groups\":{\"a\":[1,2],\"b\":[2]}}\n{\"batch\":1,\"groups\":{\"b\":[3]}}\n");
     let who = |group| made_by(dir.path(), GroupId(group));
     assert_eq!(
         (who(1).as_deref(), who(2).as_deref(), who(3).as_deref(), who(4)),
         (Some("a"), Some("a, b"), Some("b"), None)
     );
-    // A batch that is made again has other makers.
+    // A regenerated batch has other workers.
     MadeBy::open(dir.path()).unwrap().note(BatchId(0), &[result(1, 0, "c")]).unwrap();
     assert_eq!((who(1).as_deref(), who(2).as_deref()), (Some("c"), Some("a, b")));
 }
 
 #[test]
-fn a_difference_is_named_with_both_values() {
+fn a_difference_from_the_learner_is_named_with_both_values() {
     let identity = |program: &str, arithmetic: &str, file: Option<&str>, settings: &str| Identity {
         program: program.into(),
         build: Default::default(),
@@ -73,29 +73,29 @@ fn a_difference_is_named_with_both_values() {
     let difference = |own: Identity| own.difference(&learner);
     assert_eq!(difference(learner.clone()), None);
     for (own, words) in [
-        (identity("2", "f16", Some("x"), "t"), "the program's version is 2 here, and 1 at the learner"),
-        (identity("1", "f16", Some("x"), "t"), "the arithmetic is f16 here, and f32 at the learner"),
+        (identity("2", "f16", Some("x"), "t"), "the program's version is 2 here, but 1 at the learner"),
+        (identity("1", "f16", Some("x"), "t"), "the arithmetic is f16 here, but f32 at the learner"),
         (
             identity("1", "f32", Some("x"), "t"),
-            "the SHA-256 of the model's config.json is x here, and h at the learner",
+            "the SHA-256 of the model's config.json is x here, but h at the learner",
         ),
         (
             identity("1", "f32", None, "s"),
-            "the SHA-256 of the model's config.json is missing here, and h at the learner",
+            "the SHA-256 of the model's config.json is missing here, but h at the learner",
         ),
         (
             identity("1", "f32", Some("h"), "t"),
-            "the SHA-256 of the configuration's keys is t here, and s at the learner",
+            "the SHA-256 of the configuration's keys is t here, but s at the learner",
         ),
     ] {
         assert_eq!(difference(own).as_deref(), Some(words));
     }
     let more = learner.difference(&identity("1", "f32", None, "s"));
-    assert_eq!(more.as_deref(), Some("the SHA-256 of the model's config.json is h here, and missing at the learner"));
+    assert_eq!(more.as_deref(), Some("the SHA-256 of the model's config.json is h here, but missing at the learner"));
 }
 
 #[test]
-fn a_worker_of_another_build_is_known_by_its_commit_and_its_changes() {
+fn builds_differ_by_commit_and_uncommitted_changes() {
     let identity = |commit: &str, modified: &str, features: &[&str]| {
         let known = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let features = features.iter().map(|name| (*name).to_owned()).collect();
@@ -123,15 +123,13 @@ fn a_worker_of_another_build_is_known_by_its_commit_and_its_changes() {
     let old: Identity = serde_json::from_value(old).unwrap();
     assert_eq!(
         learner.other_build(&old).as_deref(),
-        Some(
-            "its build is 1 (commit aaaaaaaaaaaa; features hub), and the learner's is 1, which does not say its commit"
-        )
+        Some("its build is 1 (commit aaaaaaaaaaaa; features hub), but the learner's is 1, whose commit is unknown")
     );
     assert_eq!(learner.difference(&rows[2].1), None, "a flag may accept another build");
 }
 
 #[test]
-fn a_worker_of_another_run_reads_nothing() {
+fn a_worker_of_another_run_is_refused() {
     let identity = |program: &str| Identity {
         program: program.into(),
         build: Default::default(),
@@ -155,14 +153,14 @@ fn a_worker_of_another_run_reads_nothing() {
     let why = |bytes: &[u8], program: &str| Shared::read(bytes, &identity(program)).unwrap_err().to_string();
     assert_eq!(
         why(&bytes, "2"),
-        "the run has changed since this worker joined: the program's version is 2 here, and 1 at the learner; start \
+        "the run has changed since this worker joined: the program's version is 2 here, but 1 at the learner; start \
          the worker again"
     );
     assert_eq!(why(&bytes[1..], "1"), "learner.json");
 }
 
 #[test]
-fn an_identity_covers_the_settings_that_decide_bits() {
+fn an_identity_covers_files_and_settings_that_affect_bits() {
     let dir = tempfile::tempdir().unwrap();
     let names = ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"];
     for name in names.iter().chain(&["model.safetensors", "vocab.json", "notes.txt"]) {

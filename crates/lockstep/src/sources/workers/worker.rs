@@ -1,5 +1,5 @@
-//! The worker's side of a distributed run: it finds and pins the weights of its jobs, generates all groups together,
-//! and has them scored.
+//! The worker's side of a distributed run: it pins the weights of its jobs, generates all groups together, and has them
+//! scored.
 
 use super::learner::job_of;
 use super::scorers::Scorers;
@@ -21,12 +21,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a worker looks for weights that are not published yet.
+/// How often a worker checks for weights that are not published yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// The engine runs for this long before the worker looks at anything else.
+/// The longest time that the engine runs between two checks of the worker.
 const STEPS: Duration = Duration::from_millis(2);
 
-/// Does the jobs of a run. All groups are one batch of the engine, and completed groups are scored at the same time.
+/// Does the jobs of a run. All groups form one batch of the engine, and completed groups are scored concurrently.
 pub struct WorkerWork {
     parts: Parts,
     layout: Layout,
@@ -35,19 +35,19 @@ pub struct WorkerWork {
     begun: BTreeMap<JobName, Begun>,
     /// Jobs that failed, with the reason.
     failed: Vec<(JobName, String)>,
-    /// Answers without scores: groups that another job will continue.
+    /// Answers without scores, for groups that another job will continue.
     unscored: Vec<GroupAnswer>,
-    /// Weights that groups are being sampled with, by the number of updates they have had. They are released when the
-    /// last such group has ended.
+    /// The weights with which groups are being sampled, by their number of updates. They are released when the last
+    /// such group has ended.
     pinned: BTreeMap<Updates, Pinned>,
     looked: Option<Instant>,
-    /// The last learner whose identity was compared: its process and its number.
+    /// The last learner whose identity was compared, as its process and number.
     checked: Option<(u32, u64)>,
     tokens: u64,
     seconds: f64,
 }
 
-/// The parts that a worker computes with.
+/// The worker's parts.
 pub struct Parts {
     /// The run's directory.
     pub out: PathBuf,
@@ -61,7 +61,7 @@ pub struct Parts {
     pub drive: Drive<JobName>,
     /// The number of groups that the engine generates at once.
     pub groups: usize,
-    /// Score completed groups.
+    /// Scores completed groups.
     pub scorers: Scorers,
     /// The identity of this worker, which must equal the learner's.
     pub identity: Identity,
@@ -69,7 +69,7 @@ pub struct Parts {
     pub refuses_failed_rewards: bool,
 }
 
-/// A job that has begun.
+/// A job in progress.
 struct Begun {
     job: Job,
     group: GroupJob,
@@ -82,14 +82,14 @@ enum Stage {
         request: RequestId,
         since: Instant,
     },
-    /// The group is being scored; the number is the fingerprint of its tokens.
+    /// The group is being scored. The number is the fingerprint of its tokens.
     Scoring(u64),
 }
 
-/// Weights that are pinned in shared memory for a job.
+/// Weights pinned in shared memory for a job.
 struct Pinned {
     weights: PinnedWeights,
-    /// Slot and number of the weights. They distinguish the weights of different learners with equally many updates.
+    /// Slot and number of the weights, which distinguish weights of different learners with equally many updates.
     place: (PathBuf, u64),
 }
 
@@ -101,7 +101,7 @@ enum PinnedWeights {
 impl WorkerWork {
     /// A worker with these parts and no jobs.
     pub fn new(parts: Parts) -> WorkerWork {
-        let layout = Layout::of_run(&parts.out);
+        let layout = Layout::in_run(&parts.out);
         WorkerWork {
             parts,
             layout,
@@ -118,8 +118,8 @@ impl WorkerWork {
         }
     }
 
-    /// The learner's shared state; `None` if the file is missing, or if its run is not the worker's. The worker's loop
-    /// [checks](Work::check) for that, and ends the worker; its jobs are not to blame.
+    /// The learner's shared state; `None` if the file is missing, or belongs to another run. The worker's loop
+    /// [checks](Work::check) for this and ends the worker; its jobs did not fail.
     fn shared(&self) -> Option<Shared> {
         Shared::read(&disk::read(self.layout.learner(), disk::most::STATE).ok()?, &self.parts.identity).ok()
     }
@@ -128,7 +128,7 @@ impl WorkerWork {
         self.begun.iter().filter(move |(_, begun)| is_it(&begun.stage))
     }
 
-    /// Submits to the engine those groups whose weights have been published.
+    /// Submits to the engine the groups whose weights have been published.
     fn submit(&mut self) -> anyhow::Result<()> {
         let waiting = self.in_stage(|stage| matches!(stage, Stage::WaitsForWeights));
         let waiting: Vec<JobName> = waiting.map(|(job, _)| *job).collect();
@@ -137,8 +137,8 @@ impl WorkerWork {
         }
         self.looked = Some(Instant::now());
         let Some(shared) = self.shared() else { return Ok(()) };
-        // Slots of a learner that has ended take memory as long as they are mapped.
-        // The next learner's may have their names.
+        // Slots of an ended learner occupy memory while they are mapped.
+        // The next learner may reuse their names.
         let is_there = |path: &PathBuf| shared.slots.values().any(|place| place.path == *path);
         self.slots.retain(|path, slot| slot.run() == shared.run && is_there(path));
         for name in waiting {
@@ -174,7 +174,7 @@ impl WorkerWork {
                 };
                 if updates != group.updates {
                     bail!(
-                        "the job of group {} is for weights of version {}, not {updates}",
+                        "the job of group {} is for weights of version {}, but the slot has version {updates}",
                         group.group,
                         group.updates
                     );
@@ -239,7 +239,7 @@ impl WorkerWork {
         Ok(ended)
     }
 
-    /// Has ended groups scored.
+    /// Submits ended groups for scoring.
     fn score(&mut self, outcomes: Vec<Outcome<JobName>>) -> anyhow::Result<()> {
         for outcome in outcomes {
             let Outcome::Ended { owner, group, .. } = outcome else { continue };
@@ -257,7 +257,7 @@ impl WorkerWork {
         Ok(())
     }
 
-    /// Releases weights that no group is being sampled with, so that the learner may overwrite their slots. Scoring
+    /// Releases weights with which no group is being sampled, so that the learner may overwrite their slots. Scoring
     /// needs no weights.
     fn unpin(&mut self) {
         let begun = &self.begun;
@@ -273,8 +273,8 @@ impl WorkerWork {
         group: GroupId,
         answer: anyhow::Result<GroupAnswer>,
     ) -> Option<(JobName, Result<Done, String>)> {
-        // The job may have been withdrawn and claimed again since: then the same tokens come once more, or other tokens
-        // if the job continues another answer.
+        // The job may have been withdrawn and claimed again meanwhile: then the same tokens arrive once more, or other
+        // tokens if the job continues another answer.
         let name = {
             let scored = answer.as_ref().ok().map(|answer| GroupAnswer::fingerprint(&answer.group));
             let is_it = |stage: &Stage| matches!(stage, Stage::Scoring(own) if scored.is_none_or(|it| it == *own));
@@ -285,7 +285,7 @@ impl WorkerWork {
         let done = answer.and_then(|answer| {
             let mut problems = answer.scores.iter().flat_map(|given| &given.scores.problems);
             if let Some(problem) = problems.find(|problem| problem.fatal && self.parts.refuses_failed_rewards) {
-                bail!("reward `{}` fails: {}", problem.reward, problem.message);
+                bail!("reward `{}` failed: {}", problem.reward, problem.message);
             }
             let fingerprint = GroupAnswer::fingerprint(&answer.group);
             let more = answer.group.is_unfinished();
@@ -318,13 +318,13 @@ impl Work for WorkerWork {
         if self.checked == Some(learner_is) {
             return Ok(());
         }
-        Shared::of_state(learner, &self.parts.identity).map_err(|error| paragraph(&error))?;
+        Shared::from_state(learner, &self.parts.identity).map_err(|error| paragraph(&error))?;
         self.checked = Some(learner_is);
         Ok(())
     }
 
     fn begin(&mut self, job: Job) {
-        // If this worker has the job already, the job was offered again, maybe with another payload: the begun work
+        // If this worker already has the job, it was offered again, maybe with another payload, and the begun work
         // ends.
         self.forget(job.name);
         match job_of(&job) {
@@ -346,7 +346,8 @@ impl Work for WorkerWork {
         let computed = match self.compute() {
             Ok(computed) => computed,
             Err(error) => {
-                // The error is reported for the first job. A job that ends every worker is found when it runs alone.
+                // The error is reported for the first job. A job that ends every worker is identified when it runs
+                // alone.
                 let why = paragraph(&error);
                 ended.extend(self.begun.keys().next().map(|job| (*job, Err(why))));
                 true
@@ -375,7 +376,7 @@ impl Work for WorkerWork {
     }
 }
 
-/// Opens a slot of this run; `None` if it is gone.
+/// Opens a slot of this run; `None` if it no longer exists.
 fn open(path: &Path, run: [u8; 16]) -> Option<SharedSlot> {
     SharedSlot::open(path).ok().filter(|slot| slot.run() == run)
 }

@@ -1,4 +1,4 @@
-//! The rows of offline training, and a checkpoint's record of them.
+//! The rows of offline training, and their record in a checkpoint.
 
 use model::PromptCompletion;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub trait Row: Clone + Sized {
     fn sequences(rows: &[Self]) -> Vec<PromptCompletion<'_>>;
     /// For each of the [`sequences`](Self::sequences), which of its tokens count in the loss.
     fn learned(rows: &[Self]) -> Vec<Vec<bool>>;
-    /// The rows in the form that the trainer takes.
+    /// The rows in the trainer's form.
     fn samples(rows: &[Self]) -> Samples<'_>;
 }
 
@@ -80,21 +80,21 @@ impl RowsState {
         RowsState { tokens: hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect() }
     }
 
-    /// A sentence for a resumed run whose rows have other tokens than the run began with, or may have. `state` is the
-    /// checkpoint's value; versions before 0.2 did not write one.
+    /// A sentence for a resumed run whose rows have other tokens than at its start, or may have. `state` is the
+    /// checkpoint's value, which versions before 0.2 did not write.
     pub(super) fn differs_from(&self, state: Value, name: &str) -> anyhow::Result<Option<String>> {
         if state.is_null() {
             return Ok(Some(format!(
                 "{name}: the checkpoint does not record the tokens of the rows. Versions before 0.2 encoded some rows \
-                 otherwise (docs/versions.md); if yours are among them, the run continues with the new tokens"
+                 differently (docs/versions.md); if yours are among them, the run continues with the new tokens"
             )));
         }
         let began: RowsState = serde_json::from_value(state)?;
         Ok((began != *self).then(|| {
             format!(
                 "{name}: the rows have other tokens than when the run began: the tokenizer, the chat template or a key \
-                 that decides about them has changed. The run continues with the new ones; for the old ones, restore \
-                 the old files"
+                 that affects them has changed. The run continues with the new tokens; restore the old files for the \
+                 old tokens"
             )
         }))
     }

@@ -33,9 +33,9 @@ fn the_chosen_response_of_each_pair_comes_before_the_rejected_one() {
     let learned =
         [vec![false, false, true], vec![false, false, true, true, true], vec![false, true, true], vec![false, true]];
     assert_eq!(PreferencePair::learned(&pairs), learned);
-    // The caller's metrics get first all chosen responses, then all rejected ones.
-    let of_each = first_of_each(PreferencePair::sequences(&pairs), 2);
-    assert_eq!(shown(&of_each), [0, 2, 1, 3].map(|at: usize| expected[at].clone()));
+    // The caller's metrics receive first all chosen responses, then all rejected ones.
+    let reordered = first_of_each(PreferencePair::sequences(&pairs), 2);
+    assert_eq!(shown(&reordered), [0, 2, 1, 3].map(|at: usize| expected[at].clone()));
     assert_eq!(
         (first_of_each(vec![1, 2, 3], 1), first_of_each(vec![1, 2, 3, 4, 5, 6], 3)),
         (vec![1, 2, 3], vec![1, 4, 2, 5, 3, 6])
@@ -64,7 +64,7 @@ fn a_resumed_run_reports_changed_tokens_of_its_rows() {
         let words = RowsState::of(&other).differs_from(written(), "d").unwrap().expect("it differs");
         assert!(words.starts_with("d: the rows have other tokens than when the run began"), "{words}");
     }
-    // The hash does not depend on where the prompt ends.
+    // The hash does not depend on the end of the prompt.
     assert_eq!(RowsState::of(&[sample(&[1], &[2, 3, 4], &[false, false, true]), rows[1].clone()]), state);
     let older = state.differs_from(Value::Null, "d").unwrap().expect("nothing is recorded");
     assert!(older.starts_with("d: the checkpoint does not record the tokens of the rows."), "{older}");

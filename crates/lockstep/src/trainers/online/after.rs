@@ -1,9 +1,9 @@
 //! Records the effect of an optimizer step on the tokens of a group: their log-probabilities under the new weights.
-//! This is done for only so many groups that it and the recording of rollouts take about a hundredth of the run's CPU
-//! time at most.
+//! Only so many groups are recorded that this and the recording of rollouts take at most about a hundredth of the run's
+//! CPU time.
 //!
-//! Which groups are chosen depends on timing. So they are written to a separate file, `updates.bin`, which is left out
-//! when runs are compared, and training does not depend on them.
+//! The choice of groups depends on timing. They are therefore written to a separate file, `updates.bin`, which is left
+//! out of comparisons of runs, and training does not depend on them.
 
 use super::RolloutPipeline;
 use crate::rollouts::function::lock;
@@ -19,20 +19,20 @@ const MAX_SHARE: f64 = 0.01;
 /// The share that scoring may take if the recording of rollouts leaves less, as with tiny models.
 const MIN_SHARE: f64 = 0.0015;
 
-/// Chooses the groups to record, and measures how much time scoring them takes.
+/// Chooses the groups to record, and measures the time to score them.
 pub struct AfterStep {
     began_s: f64,
-    /// CPU seconds of recording rollouts so far.
+    /// CPU seconds spent recording rollouts so far.
     recorded_s: f64,
-    /// CPU seconds of scoring groups so far.
+    /// CPU seconds spent scoring groups so far.
     scored_s: f64,
-    /// CPU seconds of the process when the last generation was trained on.
+    /// CPU seconds of the process at the last trained generation.
     last_s: f64,
     /// CPU seconds to score one token; `None` before any token was scored.
     per_token_s: Option<f64>,
-    /// How many groups were scored.
+    /// The number of scored groups.
     count: usize,
-    /// The group that is scored after the current step.
+    /// The group to score after the current step.
     chosen: Vec<Sample>,
 }
 
@@ -51,9 +51,8 @@ impl AfterStep {
         }
     }
 
-    /// Chooses a group of `part`, if there is time for it. `part` holds the samples of the first step on a generation,
-    /// and `now` is the CPU time of the process in seconds. Only groups with a gradient are chosen, and they take
-    /// turns.
+    /// Chooses a group of `part`, if there is time for it. `part` has the samples of the first step on a generation,
+    /// and `now` is the CPU time of the process in seconds. Only groups with a gradient are chosen, in turn.
     pub fn choose(&mut self, part: &[Sample], now: f64) {
         let step_s = now - std::mem::replace(&mut self.last_s, now);
         let groups: Vec<&[Sample]> = part.chunk_by(|a, b| a.group == b.group).filter(|group| teaches(group)).collect();
@@ -61,7 +60,8 @@ impl AfterStep {
             return;
         }
         let group = groups[self.count % groups.len()];
-        // A step generates, computes a gradient and updates: at least four forward passes. A score takes one pass.
+        // A step generates, computes a gradient and updates, which takes at least four forward passes. Scoring takes
+        // one.
         let per_token_s = self.per_token_s.unwrap_or(step_s / 4.0 / tokens(part).max(1) as f64);
         let estimate = per_token_s * tokens(group) as f64;
         let run_s = now - self.began_s;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn recording_takes_at_most_a_hundredth_of_the_time_and_one_group_after_the_other() {
+    fn recording_takes_at_most_a_hundredth_of_the_time_and_groups_take_turns() {
         let mut after = AfterStep { began_s: 0.0, last_s: 0.0, ..AfterStep::new() };
         let part: Vec<Sample> = [(1, 0.5), (1, -0.5), (2, 0.0), (2, 0.0), (3, 1.0), (3, -1.0)]
             .map(|(group, advantage)| sample(group, 10, advantage))
@@ -154,17 +154,20 @@ mod tests {
             if let Some(first) = chosen.first() {
                 assert_eq!(chosen.len(), 2);
                 scored.push((step, first.group));
-                // A score takes a twentieth of a step.
+                // Scoring takes a twentieth of a step.
                 after.scored(0.05, tokens(&chosen));
                 spent += 0.05;
             }
             assert!(spent <= MAX_SHARE * now, "{spent} of {now}");
         }
-        // The first one once half of a hundredth of the run pays for a quarter of a third of a step; then each tenth
-        // step.
+        // The first group is scored when half a hundredth of the run's time pays for scoring it, and then one group
+        // every tenth step.
         assert!((16..=18).contains(&scored[0].0), "{scored:?}");
         assert!((35..=40).contains(&scored.len()), "{}", scored.len());
-        assert!(scored.iter().take(4).map(|one| one.1.0).eq([1, 3, 1, 3]), "the one that teaches nothing is left out");
+        assert!(
+            scored.iter().take(4).map(|one| one.1.0).eq([1, 3, 1, 3]),
+            "the group without a gradient is never chosen"
+        );
         after.choose(&part[2..4], 1000.0);
         assert!(after.chosen.is_empty());
     }

@@ -44,7 +44,7 @@ use std::path::Path;
 use std::sync::Arc;
 use telemetry::counted;
 
-/// A pipeline that is ready to begin: all of its inputs have been checked, and files have not been written yet.
+/// A pipeline that is ready to begin: all inputs have been checked, and no file has been written.
 pub struct Prepared {
     pipeline: RolloutPipeline,
     parts: RunParts,
@@ -52,26 +52,26 @@ pub struct Prepared {
 
 impl Prepared {
     /// Reads and builds everything, including the policy and the reference model. `own` builds the algorithm's own
-    /// parts, such as PPO's value model. It is called twice: on `Device::Meta` for the memory plan, and then on the
-    /// run's device.
+    /// parts, such as PPO's value model. It is called twice: on `Device::Meta` for the memory plan, and on the run's
+    /// device.
     pub fn new<T>(
         inputs: &mut RunInputs,
         own: impl Fn(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
     ) -> anyhow::Result<(Prepared, T)> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
         if inputs.injected.rollout_function.is_some() && config.replay.is_some() {
-            bad_input!("`replay` names recorded rollouts, but there is a rollout function, too: remove one");
+            bad_input!("`replay` names recorded rollouts, but there is also a rollout function: remove one");
         }
         if inputs.injected.rollout_function.is_some() && !config.sampling_profiles.is_empty() {
             bad_input!(
-                "`sampling_profiles` says how groups are sampled, and a rollout function (rollout_func) decides that \
+                "`sampling_profiles` sets how groups are sampled, but a rollout function (rollout_func) decides this \
                  itself: remove one"
             );
         }
         if inputs.injected.rollout_function.is_some() && config.max_staleness > 0 {
             bad_input!(
-                "`max_staleness` = {} generates batches ahead, by numbers that are known before, and a rollout \
-                 function (rollout_func) decides itself how many numbers a batch takes: set max_staleness = 0",
+                "`max_staleness` = {} generates batches ahead, with group numbers known in advance, but a rollout \
+                 function (rollout_func) decides how many numbers a batch uses: set max_staleness = 0",
                 config.max_staleness
             );
         }
@@ -131,7 +131,7 @@ impl Prepared {
         telemetry::system::reset_peak_rss();
         let Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards: reward_models } =
             Parts::build(&mut builder, part_inputs, &reward_models, &own)?;
-        let of_workers = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
+        let worker_rewards = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = SamplingPlan::new(&config, &assets.eos_ids)?;
         let evaluation = if held_out.is_empty() {
@@ -141,7 +141,7 @@ impl Prepared {
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
-        // The caller's function may use other weights, and batches generated ahead do use other weights.
+        // The caller's function may use other weights, and so do batches generated ahead.
         let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
         let stale_scorer = replay_scorer.clone().or(stale);
         let eval_weights = config.weights_of_rewards();
@@ -153,7 +153,8 @@ impl Prepared {
             reward_weights: eval_weights.clone(),
         };
         let longest_prompt = bounds.longest_prompt;
-        let parts = SourceParts { engine, rewards, of_workers, scorer: scorer.clone(), replay_scorer, longest_prompt };
+        let parts =
+            SourceParts { engine, rewards, worker_rewards, scorer: scorer.clone(), replay_scorer, longest_prompt };
         let source = source(inputs, &assets, rollouts, spec, parts)?;
         let policy = Policy::of(model.dir.clone(), assets, weights).exporting(&config, &model)?;
         let settings = lineage::settings(&config, &ctx);
@@ -202,7 +203,7 @@ impl Prepared {
         let from = inputs.resume_from.clone();
         let mut run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
         if pipeline.state.lineage.is_none() {
-            pipeline.state.lineage = Some(lineage::of_start(&run, &from, &pipeline.settings)?);
+            pipeline.state.lineage = Some(lineage::at_start(&run, &from, &pipeline.settings)?);
         }
         pipeline.restore_drafts(&run);
         pipeline.begin_source(&mut run)?;
@@ -235,20 +236,20 @@ struct SourceParts {
     engine: Option<Engine>,
     rewards: Vec<Box<dyn Reward>>,
     /// The names of the rewards that workers have.
-    of_workers: BTreeSet<String>,
+    worker_rewards: BTreeSet<String>,
     scorer: Option<SharedScorer>,
     /// Scores the completions of a replayed file.
     replay_scorer: Option<SharedScorer>,
     longest_prompt: usize,
 }
 
-/// The source of a run's batches. `spec` does not have prompts yet.
+/// The source of a run's batches. `spec` has no prompts yet.
 fn source(
     inputs: &mut RunInputs,
     assets: &ModelAssets,
     rollouts: RolloutData,
     mut spec: BatchSpec,
-    SourceParts { engine, rewards, of_workers, scorer, replay_scorer, longest_prompt }: SourceParts,
+    SourceParts { engine, rewards, worker_rewards, scorer, replay_scorer, longest_prompt }: SourceParts,
 ) -> anyhow::Result<Box<dyn BatchSource>> {
     let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
     let injected = &mut inputs.injected;
@@ -260,7 +261,7 @@ fn source(
         RolloutData::File(replay) => Some(replay),
     };
     if let Some(Sharing { run: slots, .. }) = injected.sharing {
-        let assembler = Assembler { rewards, of_workers, tokenizer, stop };
+        let assembler = Assembler { rewards, worker_rewards, tokenizer, stop };
         let network = injected.network.take();
         let parts = WorkerSourceParts { assembler, engine, scorer, slots, network, longest_prompt };
         return Ok(Box::new(WorkerSource::new(spec, parts)?));
@@ -284,13 +285,13 @@ fn source(
     });
     let source: Box<dyn BatchSource> = match replay {
         Some(replay) => {
-            let scorer = replay_scorer.context("a run that replays a file has a scorer")?;
+            let scorer = replay_scorer.context("a run that replays a file needs a scorer")?;
             spec.reward_weights = weights_of_file(&spec.config, &replay)?;
             Box::new(ReplaySource::new(spec, replay, scorer, collector))
         }
         None => {
             let (chunk, is_ahead) = (spec.config.partial_rollout_tokens, spec.config.max_staleness > 0);
-            let local = LocalSource::new(spec, collector.context("a run that generates has an engine")?);
+            let local = LocalSource::new(spec, collector.context("a run that generates needs an engine")?);
             match chunk {
                 Some(tokens) => Box::new(ChunkSource::new(local, tokens)),
                 None if is_ahead => Box::new(AheadSource(local)),
@@ -305,7 +306,7 @@ fn source(
     Ok(source)
 }
 
-/// The source of groups as data only: prompts, or recorded rollouts.
+/// The source of groups as plain data: prompts, or recorded rollouts.
 enum RolloutData {
     Prompts(Vec<Arc<Prompt>>),
     File(Replay),
@@ -324,7 +325,7 @@ struct Data {
 fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) -> anyhow::Result<Data> {
     let config = inputs.config();
     if inputs.injected.only_evaluates {
-        let (rollouts, bounds) = (RolloutData::Prompts(Vec::new()), WorkloadBounds::of_prompts(0, 0));
+        let (rollouts, bounds) = (RolloutData::Prompts(Vec::new()), WorkloadBounds::for_prompts(0, 0));
         return Ok(Data { rollouts, rows: 0, bounds, hash: String::new() });
     }
     if let Some(path) = &config.replay {
@@ -340,12 +341,12 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     if prompts.left_out > 0 {
         inputs.sinks.info(&format!("left out: {} longer than max_prompt_length", counted(prompts.left_out, "prompt")));
     }
-    let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
+    let bounds = WorkloadBounds::for_prompts(prompts.longest(), config.generation_batch());
     let (rows, hash) = (prompts.all.len(), prompts.hash);
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }
 
-/// Prints notes for the user before completions are generated and scored. Replayed completions are neither.
+/// Prints notes before completions are generated and scored, which replayed ones are not.
 fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out: &[EvalSet]) -> anyhow::Result<()> {
     let (config, sinks) = (inputs.config(), &inputs.sinks);
     for set in held_out {
@@ -360,13 +361,14 @@ fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out
     Ok(())
 }
 
-/// The weights of the rewards in a replayed file, one for each.
+/// The weights of the rewards in a replayed file, one per reward.
 fn weights_of_file(config: &Config, replay: &Replay) -> anyhow::Result<Vec<f64>> {
     let functions = replay.reward_names.len();
     let weights = config.reward_weights.clone().unwrap_or_else(|| vec![1.0; functions]);
     if weights.len() != functions {
         return Err(BadInput::new(format!(
-            "`reward_weights` has {} numbers, but the replayed file has {functions} rewards ({}): one weight for each",
+            "`reward_weights` must have one weight per reward: it has {}, and the replayed file has {functions} \
+             rewards ({})",
             weights.len(),
             replay.reward_names.join(", ")
         )));

@@ -1,6 +1,6 @@
-//! Stores the text from which speculative decoding drafts tokens, so that it outlives the process. It is a file in the
-//! run's directory, outside its checkpoints, because no bit of the result depends on it. If the file is missing or
-//! damaged, fewer tokens are drafted until an epoch has passed.
+//! Stores the text from which speculative decoding drafts tokens, so that it outlives the process. The file is in the
+//! run's directory but outside checkpoints, because no bit of the result depends on it. If it is missing or damaged,
+//! fewer tokens are drafted for one epoch.
 
 use super::RolloutPipeline;
 use crate::run::training::TrainingRun;
@@ -9,7 +9,7 @@ use crate::run::training::TrainingRun;
 const FILE: &str = "drafts.bin";
 
 impl RolloutPipeline {
-    /// Writes the file; called when a checkpoint is written. An error is only a warning.
+    /// Writes the file together with a checkpoint. An error is only a warning.
     pub fn keep_drafts(&mut self, run: &TrainingRun) {
         let bytes = self.source.collector().map_or_else(Vec::new, |collector| collector.drafts());
         if bytes.is_empty() {
@@ -20,7 +20,7 @@ impl RolloutPipeline {
         if let Err(error) = disk::write(&new, bytes).and_then(|()| disk::rename(&new, root.join(FILE))) {
             let _ = disk::remove_file(&new);
             run.log.warn(&format!(
-                "{} was not written, and a resumed run will guess less: {error}",
+                "{} was not written, so a resumed run will draft fewer tokens: {error}",
                 root.join(FILE).display()
             ));
         }

@@ -1,7 +1,7 @@
 //! The rollout pipeline that GRPO and PPO share: from prompts to completions, rewards and samples, with reference model
 //! and evaluation.
 //!
-//! The pipeline's state is part of the task's state, so that a run that was killed continues with the same bits.
+//! The pipeline's state is part of the task's state, so that a killed run continues with the same bits.
 
 mod after;
 mod build;
@@ -40,7 +40,7 @@ use train::Sample;
 #[derive(Clone, Default)]
 pub(crate) struct GenerationBatch {
     pub(crate) samples: Arc<[Sample]>,
-    /// Optimizer steps that were taken on this batch.
+    /// Optimizer steps taken on this batch.
     pub(crate) used: u64,
 }
 
@@ -49,10 +49,9 @@ pub(crate) struct GenerationBatch {
 pub(crate) struct RolloutState {
     /// The state of the source of batches.
     pub(crate) source: SourceState,
-    /// The generation batch in use.
+    /// The current generation batch.
     pub(crate) batch: GenerationBatch,
-    /// The lineage of the weights. From the first step on a batch it already includes that batch. `None` before the run
-    /// begins.
+    /// The lineage of the weights. From the first step on a batch it includes that batch. `None` before the run begins.
     pub(crate) lineage: Option<Lineage>,
 }
 
@@ -60,19 +59,19 @@ pub(crate) struct RolloutState {
 pub struct OnlineBatch {
     /// Changes of the run.
     pub run: PreparedStep,
-    /// The state of the pipeline after this step's batch was made.
+    /// The state of the pipeline after this step's batch is made.
     pub(crate) state: RolloutState,
-    /// For a new generation, the lineage of the weights that sampled it; `None` if it came from a file.
+    /// For a new generation, the lineage of the weights that sampled it; `None` if it is from a file.
     sampled_by: Option<Lineage>,
     /// For a new generation, its logged metrics.
     report: Option<Report>,
 }
 
-/// The values that are logged about a generation.
+/// The logged values of a generation.
 struct Report {
-    /// The groups' records, if they are recorded, and the seconds that converting them took.
+    /// The groups as bytes, if they are recorded, and the seconds spent converting them.
     recorded: Option<(Vec<u8>, f64)>,
-    /// Rows for the table of completions, and how many of them the console shows.
+    /// Rows of the completions table, and how many of them the console shows.
     completions: Option<(CompletionRows, usize)>,
     /// Values for histograms: rewards, lengths, advantages, log-probabilities, entropies.
     distributions: Vec<(String, Vec<f64>)>,
@@ -83,47 +82,47 @@ struct Report {
 struct StageTimes {
     rollout_time_s: f64,
     rollout_tokens: usize,
-    /// Seconds of scoring that the run waited for.
+    /// Seconds in which the run waited for scoring.
     reward_time_s: f64,
-    /// Seconds of scoring that overlapped with generation. The name is an older one that the metric keeps.
+    /// Seconds of scoring that overlapped with generation. The metric keeps this older name.
     reward_hidden_time_s: f64,
-    /// Seconds that each reward took, by its name.
-    of_rewards: BTreeMap<String, f64>,
+    /// Seconds per reward, by name.
+    reward_seconds: BTreeMap<String, f64>,
 }
 
 /// The pipeline from prompts, or from a file of rollouts, to the samples of an optimizer step.
 pub struct RolloutPipeline {
-    /// The reference model (or the teacher); `None` if the loss has no such term.
+    /// The reference model or teacher; `None` if the loss needs none.
     reference: Option<Reference>,
-    /// Makes the generation batches.
+    /// The source of generation batches.
     source: Box<dyn BatchSource>,
     /// Whether user code (a rollout function) makes the completions.
     has_function: bool,
-    /// Weights of the rewards that evaluations call.
+    /// Weights of the rewards in evaluations.
     eval_weights: Vec<f64>,
     sampling: SamplingPlan,
-    /// The digest of the settings that decide a step, besides its batch and the weights.
+    /// The digest of the settings that affect a step, besides its batch and the weights.
     settings: Lineage,
     pub(crate) sizes: BatchSizes,
     evaluation: Option<Evaluation>,
     /// Computes log-probabilities with the policy: of completions from the user's rollout function, of completions by
     /// older weights, of recorded updates, and of held-out completions whose loss needs more than the engine recorded.
     scorer: Option<SharedScorer>,
-    /// Computes log π_old of completions that other weights sampled; `None` if there are none.
+    /// Computes log π_old of completions sampled with other weights; `None` if there are none.
     stale_scorer: Option<SharedScorer>,
-    /// Records the effect of steps on tokens, if the configuration asks for it.
+    /// Records the effect of steps on tokens, if configured.
     after: Option<after::AfterStep>,
     /// The state after the last step.
     pub(crate) state: RolloutState,
 }
 
-/// The state of a pipeline that a checkpoint saves.
+/// The state of a pipeline in a checkpoint.
 #[derive(Serialize, Deserialize)]
 pub struct PipelineState {
     /// The next group.
     #[serde(rename = "rollout_number")]
     next_group: GroupId,
-    /// The position in the generation batch in use. The batch itself is in a file of the checkpoint.
+    /// The position in the current generation batch, which is in a separate file of the checkpoint.
     #[serde(default)]
     batch: Option<BatchPlace>,
     /// The generation batch itself, in checkpoints of format 2.
@@ -135,11 +134,11 @@ pub struct PipelineState {
     /// The lineage of the weights; `None` in checkpoints of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lineage: Option<Lineage>,
-    /// For each batch that was generated ahead, the lineage of the weights that made it. The batches are in a file of
-    /// the checkpoint.
+    /// For each batch generated ahead, the lineage of the weights that sampled it. The batches are in a separate file
+    /// of the checkpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ahead: Vec<Option<Lineage>>,
-    /// How many later batches are unfinished. They are in a file of the checkpoint.
+    /// The number of unfinished later batches, which are in a separate file of the checkpoint.
     #[serde(default, skip_serializing_if = "is_zero")]
     begun: usize,
     /// The version of the weights at the start of each of the last batches.
@@ -150,13 +149,13 @@ pub struct PipelineState {
 /// A position in a generation batch.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct BatchPlace {
-    /// Optimizer steps that were taken on the batch.
+    /// Optimizer steps taken on the batch.
     used: u64,
-    /// Samples of the batch, which are in the file.
+    /// The number of samples in the file.
     samples: usize,
 }
 
-/// The checkpoint file with the generation batch in use, as records of groups.
+/// The checkpoint file with the current generation batch, as records of groups.
 pub const BATCH_FILE: &str = "generation_batch.bin";
 
 impl RolloutPipeline {
@@ -165,8 +164,8 @@ impl RolloutPipeline {
         self.state.batch.samples.is_empty()
     }
 
-    /// The state that a checkpoint saves. The generation batch in use, and a reference model that is updated, are
-    /// separate files.
+    /// The state for a checkpoint. The current generation batch, and a reference model that is updated, are separate
+    /// files.
     pub fn state(&self) -> PipelineState {
         let RolloutState { source, batch: GenerationBatch { used, samples }, lineage } = &self.state;
         let batch = (!self.batch_is_used_up()).then_some(BatchPlace { used: *used, samples: samples.len() });
@@ -187,38 +186,38 @@ impl RolloutPipeline {
         self.source.is_distributed()
     }
 
-    /// Called when the run does not take further steps and its last checkpoint is complete.
+    /// Called when the run takes no further steps and its last checkpoint is complete.
     pub fn checkpoint_written(&mut self) -> anyhow::Result<()> {
         self.source.checkpoint_written()
     }
 
-    /// Ends the run, which will not take another step.
+    /// Ends the run, which takes no further step.
     pub fn end(&self) -> anyhow::Result<()> {
         self.source.end()
     }
 
-    /// Returns an error if an epoch cannot be ended early: its next batches are already being generated, or a recording
-    /// of the rollouts would not show the early end.
+    /// Returns an error if an epoch cannot end early, because its next batches are already being generated, or a
+    /// recording of the rollouts would not show the early end.
     pub fn check_ends_epochs(&self, config: &Config) -> anyhow::Result<()> {
         let why = if self.has_workers() || config.max_staleness > 0 {
-            "its next batches are being generated already (workers, max_staleness)"
+            "its next batches are already being generated (workers, max_staleness)"
         } else if config.record_rollouts {
             "`lockstep verify` draws the recorded prompts again, and would draw others (record_rollouts)"
         } else {
             return Ok(());
         };
         Err(BadInput::new(format!(
-            "the epoch cannot be ended before its last step (should_epoch_stop): {why}: end training with \
-             should_training_stop, or change that"
+            "the epoch cannot end before its last step (should_epoch_stop): {why}: end training with \
+             should_training_stop, or change this setting"
         )))
     }
 
-    /// A function that writes the generation batch in use into a checkpoint; `None` if the batch is used up.
+    /// A function that writes the current generation batch to a checkpoint; `None` if the batch is used up.
     fn write_batch(&self) -> Option<WriteFiles> {
         if self.batch_is_used_up() {
             return None;
         }
-        let bytes = records(Group::of_samples(&self.state.batch.samples));
+        let bytes = records(Group::from_samples(&self.state.batch.samples));
         Some(Box::new(move |dir| Ok(disk::write(dir.join(BATCH_FILE), bytes)?)))
     }
 
@@ -242,7 +241,7 @@ impl RolloutPipeline {
                 Group::read_all(&disk::read(&file, disk::most::GROUPS).with_context(|| file.display().to_string())?);
             let samples = Group::into_samples(groups.with_context(|| file.display().to_string())?);
             if samples.len() != expected {
-                bad_input!("{} has {} samples, and the run left off with {expected}", file.display(), samples.len());
+                bad_input!("{} has {} samples, but the run left off with {expected}", file.display(), samples.len());
             }
             self.state.batch = GenerationBatch { used, samples: samples.into() };
         }

@@ -21,7 +21,7 @@ use rollout::Engine;
 use std::sync::{Arc, Mutex};
 use train::Trainer;
 
-/// The parts of an online run; `own` are those of the algorithm, such as PPO's value model.
+/// The parts of an online run; `own` are the algorithm's, such as PPO's value model.
 pub struct Parts<T> {
     pub(super) weights: AdaptedWeights,
     pub(super) trainer: Trainer,
@@ -29,24 +29,24 @@ pub struct Parts<T> {
     pub(super) reference: Option<Reference>,
     /// Scores the completions of a replayed file.
     pub(super) replay_scorer: Option<SharedScorer>,
-    /// Scores completions of a user's rollout function, of older weights, and of an evaluation's loss.
+    /// Scores completions of a rollout function, of older weights, and for an evaluation's loss.
     pub(super) scorer: Option<SharedScorer>,
     pub(super) engine: Option<Engine>,
     pub(super) rewards: Vec<RewardModel>,
 }
 
-/// The inputs that the parts are built from.
+/// The inputs of the parts.
 #[derive(Clone, Copy)]
 pub struct PartInputs<'a> {
     /// The directory of the policy's model.
     pub source: &'a ModelSource,
     /// The policy's files other than the weights: configuration, tokenizer, chat template.
     pub assets: &'a ModelAssets,
-    /// The longest prompt and the number of sequences that the data have.
+    /// The longest prompt and the number of sequences in the data.
     pub bounds: WorkloadBounds,
 }
 
-/// The largest work that the parts get at once.
+/// The largest work that the parts receive at once.
 #[derive(Clone, Copy, Debug)]
 pub struct LargestWork {
     /// The work of one optimizer step.
@@ -84,7 +84,7 @@ impl<T> Parts<T> {
         let reference = match config.reference().filter(|_| config.loads_reference(bounds.ref_logps)) {
             Some(algorithms::Reference::Policy) => {
                 let ModelSource { dir, adapter } = reference_source(config, source)?;
-                // The weights below a trained adapter are frozen, so they are held only once.
+                // The base weights of a trained adapter are frozen, so they are loaded only once.
                 let own = Some(&*dir).filter(|_| !config.use_peft || dir != source.dir);
                 let place = (own, adapter.as_deref());
                 Some(Reference::load(builder, "reference", place, (&weights, model), evaluated)?)
@@ -98,19 +98,19 @@ impl<T> Parts<T> {
         // Recorded completions may lack log-probabilities.
         let replays = config.replay.is_some();
         let replay_scorer = replays.then(|| Arc::new(Mutex::new(builder.scorer("given rollouts", model, generation))));
-        let of_evaluation = config.has_eval_data() && config.has_eval_loss();
-        let of_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
-        let of_updates = config.records_updates();
-        let scorer = (bounds.given || of_evaluation || of_stale || of_updates).then(|| {
-            let (name, work) = match (bounds.given, of_stale, of_evaluation) {
-                (true, _, of_evaluation) => ("given rollouts", if of_evaluation { evaluated } else { generation }),
-                (_, true, of_evaluation) => ("stale rollouts", if of_evaluation { evaluated } else { generation }),
+        let for_evaluation = config.has_eval_data() && config.has_eval_loss();
+        let for_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
+        let for_updates = config.records_updates();
+        let scorer = (bounds.given || for_evaluation || for_stale || for_updates).then(|| {
+            let (name, work) = match (bounds.given, for_stale, for_evaluation) {
+                (true, _, for_evaluation) => ("given rollouts", if for_evaluation { evaluated } else { generation }),
+                (_, true, for_evaluation) => ("stale rollouts", if for_evaluation { evaluated } else { generation }),
                 (_, _, true) => ("evaluation", evaluated),
                 _ => ("recorded updates", Work { completions: group, ..generation }),
             };
             Arc::new(Mutex::new(builder.scorer(name, model, work)))
         });
-        // Workers generate completions; a learner that does not trust them generates again.
+        // Workers generate completions, but a learner that audits them also generates.
         let generates = !replays && (builder.sharing.is_none() || config.trust == Trust::Audit);
         let engine = if generates || config.has_eval_data() {
             let training = SamplingPlan::new(config, &[])?;
@@ -146,11 +146,11 @@ impl<T> Parts<T> {
     ) -> anyhow::Result<Planner<'a>> {
         let before = builder.config;
         let rewards = named_models(before)?;
-        let of_data = bounds(before, assets)?;
+        let data_bounds = bounds(before, assets)?;
         let has_data = before.dataset_name.is_some() || before.replay.is_some() || before.has_eval_data();
         Ok(Box::new(move |config| {
             let assets = assets.clone().computing_in(config.dtype.dtype()).or_bad_input()?;
-            let bounds = if has_data { of_data.under(config, before) } else { bounds(config, &assets)? };
+            let bounds = if has_data { data_bounds.under(config, before) } else { bounds(config, &assets)? };
             let inputs = PartInputs { source, assets: &assets, bounds };
             Parts::plan(&builder.with(config), inputs, &rewards.iter().collect::<Vec<_>>(), &own)
         }))
@@ -161,13 +161,13 @@ fn longest(config: &Config, bounds: WorkloadBounds) -> Longest {
     Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length }
 }
 
-/// Whether completions of older weights are scored again by the policy, for the importance sampling correction.
+/// Whether the policy scores completions of older weights again, for the importance sampling correction.
 fn scores_stale(config: &Config) -> bool {
     config.max_staleness > 0 && config.vllm_importance_sampling_correction
 }
 
-/// The longest prompt and the number of sequences in the run's data. Without data, the longest prompt is what the
-/// context length and the configuration allow.
+/// The longest prompt and the number of sequences in the run's data. Without data, the context length and the
+/// configuration limit the longest prompt.
 fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBounds> {
     let replay = match &config.replay {
         Some(path) => Some(Replay::load(path, assets, &Limits::of(config, assets))?.bounds()),
@@ -190,7 +190,8 @@ fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBound
     let longest_prompt = match longest {
         Some(longest) => longest,
         None if room == 0 => bad_input!(
-            "max_completion_length = {} leaves no room for a prompt in the context of {context} tokens: lower it",
+            "max_completion_length = {} leaves no room for a prompt in the context of {context} tokens: lower \
+             max_completion_length",
             config.max_completion_length
         ),
         None => config.max_prompt_length.map_or(room, |n| n.min(room)),
@@ -203,12 +204,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completions_are_scored_again_if_they_are_stale_and_corrected() {
+    fn stale_completions_are_scored_again_for_the_correction() {
         let config = |max_staleness: usize, vllm_importance_sampling_correction: bool| {
             scores_stale(&Config { max_staleness, vllm_importance_sampling_correction, ..Config::default() })
         };
         assert_eq!([config(0, true), config(1, false), config(1, true)], [false, false, true]);
-        let bounds = WorkloadBounds::of_prompts(7, 3);
+        let bounds = WorkloadBounds::for_prompts(7, 3);
         let found = longest(&Config { max_completion_length: 5, ..Config::default() }, bounds);
         assert_eq!((found.prompt, found.completion), (7, 5));
     }

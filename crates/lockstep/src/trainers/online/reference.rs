@@ -1,9 +1,8 @@
-//! The reference model of the KL term, which is frozen or moves slowly towards the policy; or the teacher of
-//! distillation.
+//! The reference model of the KL term, which is frozen or follows the policy; or the teacher of distillation.
 //!
 //! With `sync_ref_model` (as in TRL, after Gorbatovski et al. 2024, arXiv:2404.09656), every `ref_model_sync_steps`
-//! optimizer steps each parameter is updated as π_ref ← α π + (1 − α) π_ref. A reference model that moves is part of
-//! every checkpoint.
+//! optimizer steps each parameter is updated as π_ref ← α π + (1 − α) π_ref. A reference model that follows the policy
+//! is part of every checkpoint.
 
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, Work, WriteFiles, load_weights};
@@ -20,9 +19,9 @@ const FILE: &str = "reference.safetensors";
 
 /// A reference model or teacher, with its scorer.
 pub(super) struct Reference {
-    /// The model's own weights; `None` if they are those below the policy's adapter.
+    /// The model's own weights; `None` if it uses the base weights of the policy's adapter.
     weights: Option<WeightSlots<Weights>>,
-    /// The frozen adapter of this model, if it has one.
+    /// The model's frozen adapter, if it has one.
     adapter: Option<Adapter>,
     scorer: Scorer,
     /// The mixing factor α and the number of optimizer steps between updates; `None` if the model is frozen.
@@ -30,9 +29,9 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Loads a model of the shape `model` from `dir`, or uses the weights below the policy's adapter if `dir` is
-    /// `None`; and the adapter on it, if there is one. A reference model that moves is loaded from the run's
-    /// checkpoint. `name` is the part in the memory plan.
+    /// Loads a model of the shape `model` from `dir`, or uses the base weights of the policy's adapter if `dir` is
+    /// `None`; then adds its own adapter, if any. A reference model that follows the policy is loaded from the run's
+    /// checkpoint. `name` is its part in the memory plan.
     pub fn load(
         builder: &mut Builder<'_>,
         name: &str,
@@ -68,12 +67,12 @@ impl Reference {
         sequences: &[PromptCompletion<'_>],
         temperature: f64,
     ) -> anyhow::Result<Vec<Scores>> {
-        // A reference without its own weights uses the policy's base.
+        // Without weights of its own, it uses the policy's base.
         let weights = self.weights.as_ref().unwrap_or(&policy.base).current();
         Ok(self.scorer.score(ctx, ModelView::new(weights, self.adapter.as_ref()), sequences, temperature)?)
     }
 
-    /// Moves the model towards `policy`, if an update is due after optimizer step `step`.
+    /// Updates the model with `policy`, if an update is due after optimizer step `step`.
     pub fn sync(&mut self, ctx: &Context, policy: &AdaptedWeights, step: u64) -> anyhow::Result<()> {
         let (Some((alpha, every)), Some(weights)) = (self.moves, &mut self.weights) else { return Ok(()) };
         if !step.is_multiple_of(every) {
@@ -87,7 +86,7 @@ impl Reference {
         })
     }
 
-    /// A function that writes the weights into a checkpoint; `None` if the model is frozen.
+    /// A function that writes the weights to a checkpoint; `None` if the model is frozen.
     pub fn write(&self) -> Option<WriteFiles> {
         let weights = self.weights.as_ref().filter(|_| self.moves.is_some())?.hold();
         Some(Box::new(move |dir| Ok(model::io::save_tensors(&dir.join(FILE), &*weights, model::FileDType::F32)?)))

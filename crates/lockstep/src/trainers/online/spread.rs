@@ -6,7 +6,7 @@ use model::columns::{ENTROPIES, SAMPLER_LOGPS};
 use train::{Advantage, Advantages};
 
 /// Lists of rewards, lengths, advantages, log-probabilities and entropies in a generation, by name. Log-probabilities
-/// and entropies are those that the sampler recorded; entropies are missing if they were not recorded.
+/// and entropies are the sampler's; entropies are missing if they were not recorded.
 pub fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(String, Vec<f64>)> {
     let completions = || rollouts.completions().map(|c| &c.completion);
     let tokens = |name: &'static str| {
@@ -21,8 +21,8 @@ pub fn distributions(rollouts: &Rollouts, advantages: &Advantages) -> Vec<(Strin
     ])
 }
 
-/// The 10th, 50th and 90th percentile of each distribution. Advantages are left out, because their scaling fixes their
-/// spread. The nearest-rank method is used, so each percentile is a value that occurred.
+/// The 10th, 50th and 90th percentile of each distribution, except of advantages, whose spread is fixed by their
+/// scaling. Percentiles use the nearest rank, so each is a value that occurred.
 pub fn quantiles(distributions: &[(String, Vec<f64>)]) -> Vec<(String, f64)> {
     let mut metrics = Vec::new();
     for (name, values) in distributions.iter().filter(|(name, values)| name != "advantage" && !values.is_empty()) {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_values_that_were_there() {
+    fn quantiles_are_values_that_occurred() {
         let of =
             |name: &str, values: &[f64]| -> Vec<(String, f64)> { quantiles(&[(name.to_owned(), values.to_vec())]) };
         let ten: Vec<f64> = (1..=10).rev().map(f64::from).collect();

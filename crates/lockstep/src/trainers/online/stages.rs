@@ -46,8 +46,8 @@ impl RolloutPipeline {
         }
     }
 
-    /// The groups of the next batch with their scores. With dynamic sampling, further groups are generated as long as
-    /// some groups have only equal rewards.
+    /// The groups of the next batch with their scores. With dynamic sampling, further groups are generated while some
+    /// groups have only equal rewards.
     pub fn rollouts(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
         let batch = watched(run, |watch| {
             let now = self.now(run, watch);
@@ -81,7 +81,7 @@ impl RolloutPipeline {
         Ok(rollouts)
     }
 
-    /// Logs the mean reward and the mean length of each sampling profile's completions.
+    /// Logs the mean reward and mean length of each sampling profile.
     fn log_profiles(&self, next: &mut OnlineBatch, rollouts: &Rollouts) {
         for name in self.sampling.names() {
             let of = || rollouts.groups.iter().filter(|group| self.sampling.profile(group.group) == Some(name));
@@ -96,9 +96,8 @@ impl RolloutPipeline {
         }
     }
 
-    /// Makes samples of completions, still without advantages. The reference model scores them, if there is one.
-    /// Completions of older weights or of user code are scored by the policy, if the importance sampling correction is
-    /// on.
+    /// Makes samples of completions, without advantages. The reference model scores them, if there is one. The policy
+    /// scores completions of older weights or of user code, if the importance sampling correction is on.
     pub fn samples(
         &mut self,
         run: &TrainingRun,
@@ -109,14 +108,14 @@ impl RolloutPipeline {
         for (name, value) in rollout::length_metrics(rollouts.completions().map(|c| &c.completion)) {
             next.run.add(&name, value);
         }
-        let mut samples = samples::of_rollouts(rollouts);
+        let mut samples = samples::from_rollouts(rollouts);
         span.end();
         self.score_reference(run, &mut samples)?;
         self.score_stale(run, &mut samples)?;
         Ok(samples)
     }
 
-    /// Adds the advantages to the samples and makes them the batch that the next steps train on.
+    /// Adds the advantages to the samples, which become the batch of the next steps.
     pub fn fill_batch(
         &self,
         run: &TrainingRun,
@@ -207,13 +206,13 @@ impl RolloutPipeline {
         Ok(())
     }
 
-    /// The samples that the optimizer step trains on.
+    /// The samples of the optimizer step.
     pub fn part<'a>(&self, OnlineBatch { state, .. }: &'a OnlineBatch) -> &'a [Sample] {
         let first = (state.batch.used % self.sizes.parts()) as usize * self.sizes.optimizer;
         &state.batch.samples[first..first + self.sizes.optimizer]
     }
 
-    /// Commits a step: the changes of its batch enter the run and the pipeline, and a new generation is reported.
+    /// Commits a step: applies its changes to the run and the pipeline, and reports a new generation.
     pub fn commit(&mut self, run: &mut TrainingRun, next: OnlineBatch) -> anyhow::Result<()> {
         if let (Some(after), true) = (&mut self.after, next.report.is_some()) {
             let first = &next.state.batch.samples[..self.sizes.optimizer.min(next.state.batch.samples.len())];
@@ -245,13 +244,13 @@ impl RolloutPipeline {
         Ok(())
     }
 
-    /// Ends the use of the current generation batch: no further step is taken on it.
+    /// Drops the current generation batch: no further step is taken on it.
     pub fn drop_batch(&mut self) {
         self.state.batch = GenerationBatch::default();
     }
 
-    /// Ends an optimizer step: moves the reference model, if that is due, and lets the source of batches see the
-    /// weights.
+    /// Ends an optimizer step: updates the reference model if this is due, and passes the weights to the source of
+    /// batches.
     pub fn end_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         self.record_after_step(run)?;
         if let Some(reference) = &mut self.reference {
@@ -282,13 +281,13 @@ impl RolloutPipeline {
         Ok(())
     }
 
-    /// Functions that write a moving reference model and the files of the batches into a checkpoint.
+    /// Functions that write an updated reference model and the files of the batches to a checkpoint.
     pub fn write_tensors(&self) -> Vec<WriteFiles> {
         let moved = self.reference.iter().filter_map(Reference::write);
         moved.chain(self.write_batch()).chain(self.source.write(&self.state.source)).collect()
     }
 
-    /// The metrics of an evaluation on held-out prompts. `advantages` computes the advantages for the loss.
+    /// The metrics of an evaluation on held-out prompts. `advantages` computes the loss's advantages.
     pub fn evaluate(
         &mut self,
         run: &mut TrainingRun,
@@ -298,11 +297,11 @@ impl RolloutPipeline {
         let Some(collector) = self.source.collector() else { return Ok(None) };
         let span = run.log.stages.span("evaluation");
         let progress = Progress::of(&run.log, &run.learner);
-        // The evaluation is one stage: its inner timers are not read.
+        // The evaluation is one stage; inner timers are ignored.
         let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
         let outcomes =
             evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
-        // The time is measured without the records and the loss.
+        // The time is measured without recording and loss.
         let (seconds, sampling) = (span.seconds(), evaluation.sampling());
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
@@ -315,9 +314,9 @@ impl RolloutPipeline {
             unscored = unscored.or(outcome.unscored);
             metrics.extend(outcome.metrics);
             if run.config.has_eval_loss() {
-                let of_loss = self.loss_of_evaluation(run, &outcome.rollouts, &advantages)?;
+                let loss_metrics = self.loss_of_evaluation(run, &outcome.rollouts, &advantages)?;
                 let prefix = evaluate::prefix(&outcome.name);
-                metrics.extend(of_loss.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
+                metrics.extend(loss_metrics.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
             }
         }
         span.end();
@@ -331,8 +330,8 @@ impl RolloutPipeline {
 }
 
 impl RolloutPipeline {
-    /// The loss of held-out completions, taken as one batch, and its metrics; none if no token is in it, or if nothing
-    /// was scored. The current policy generated them, so their importance ratios are 1.
+    /// The loss of held-out completions as one batch, with its metrics; empty without a token in the loss, or without
+    /// scores. The current policy generated them, so their importance ratios are 1.
     fn loss_of_evaluation(
         &mut self,
         run: &mut TrainingRun,
@@ -342,9 +341,9 @@ impl RolloutPipeline {
         if !rollouts.reward_names.is_empty() && rollouts.completions().all(|c| rollouts.total(c).is_none()) {
             return Ok(Vec::new());
         }
-        let mut samples = samples::of_rollouts(rollouts);
+        let mut samples = samples::from_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
-        let Some(scorer) = &self.scorer else { unreachable!("an evaluation with a loss has a scorer") };
+        let Some(scorer) = &self.scorer else { unreachable!("an evaluation with a loss needs a scorer") };
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
         let temperature = self.sampling.common().temperature;
         let policy = &run.learner.policy.weights;
@@ -352,23 +351,23 @@ impl RolloutPipeline {
         for (sample, scores) in samples.iter_mut().zip(&scores) {
             sample.columns.set(OLD_LOGPS, scores.logps.clone());
             if !self.has_function {
-                // Greedily drawn completions do not have log-probabilities of this temperature.
+                // Greedy completions have no log-probabilities at this temperature.
                 sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
             }
         }
-        // Some algorithms compute advantages from log π_old, which must be set first.
+        // Some algorithms compute advantages from log π_old, which must therefore be set first.
         let Advantages { advantages, metrics, .. } = advantages(&run.config, rollouts, &samples);
         samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
-        let Some(HeldOut { loss, metrics: of_loss }) = run.learner.trainer.held_out(&samples, &scores)? else {
+        let Some(HeldOut { loss, metrics: loss_metrics }) = run.learner.trainer.held_out(&samples, &scores)? else {
             return Ok(Vec::new());
         };
-        // If the divergence is part of the reward, its mean comes with the advantages.
+        // If the divergence is part of the reward, its mean is among the metrics of the advantages.
         let kl = metrics.into_iter().filter(|(name, _)| name == KL).filter_map(|(name, kl)| Some((name, kl?)));
-        Ok([("loss".to_owned(), loss)].into_iter().chain(of_loss).chain(kl).collect())
+        Ok([("loss".to_owned(), loss)].into_iter().chain(loss_metrics).chain(kl).collect())
     }
 }
 
-/// The dataset rows that replace the groups whose rewards are all equal; `None` once the generation is complete.
+/// The dataset rows that replace the groups whose rewards are all equal; `None` if the generation is complete.
 fn draw_again(run: &TrainingRun, next: &mut OnlineBatch, generation: &Generation) -> Option<Vec<usize>> {
     let config = &run.config;
     if !config.dynamic_sampling || generation.rounds() >= config.dynamic_sampling_max_rounds {
@@ -378,14 +377,14 @@ fn draw_again(run: &TrainingRun, next: &mut OnlineBatch, generation: &Generation
     (!rows.is_empty()).then_some(rows)
 }
 
-/// Takes the groups out of a collector's answer, and logs its times and metrics.
+/// Takes the groups from a collector's answer, and logs its times and metrics.
 fn take_collected(run: &TrainingRun, next: &mut OnlineBatch, collected: Collected, times: &mut StageTimes) -> Rollouts {
     let Collected { scored: output, rollout_s, reward_s, overlapped_s, .. } = collected;
     times.rollout_time_s += rollout_s;
     times.reward_time_s += reward_s;
     times.reward_hidden_time_s += overlapped_s;
     let names = output.rollouts.reward_names.iter().zip(&output.seconds);
-    names.for_each(|(name, seconds)| *times.of_rewards.entry(name.clone()).or_default() += seconds);
+    names.for_each(|(name, seconds)| *times.reward_seconds.entry(name.clone()).or_default() += seconds);
     let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
     late.for_each(|(name, &completions)| next.run.notes.timed_out(name, completions));
     next.run.observed.problems(&output.problems);
@@ -405,13 +404,13 @@ fn finish_generation(
     run: &TrainingRun,
     next: &mut OnlineBatch,
     generation: Generation,
-    StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards }: &StageTimes,
+    StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, reward_seconds }: &StageTimes,
 ) -> Rollouts {
     let step = &mut next.run;
-    step.notes.waited(*rollout_time_s, *reward_time_s, of_rewards);
-    step.measured.rewards(of_rewards);
+    step.notes.waited(*rollout_time_s, *reward_time_s, reward_seconds);
+    step.measured.rewards(reward_seconds);
     step.add("rollout_time_s", *rollout_time_s);
-    // If the completions were already there, the step did not wait for them.
+    // If the completions already existed, the step did not wait for them.
     if *rollout_time_s > 0.0 {
         step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
     }
@@ -441,8 +440,7 @@ fn count_tokens(next: &mut OnlineBatch, rollouts: &Rollouts) {
     next.run.data.num_tokens += (prompts + tokens) as u64;
 }
 
-/// Logs how old the weights are that generated these completions: how many batches have begun with newer weights since
-/// then.
+/// Logs the staleness of these completions: how many batches have begun with newer weights since their own.
 fn log_lag(next: &mut OnlineBatch, rollouts: &Rollouts) {
     let (mut tokens, mut sum, mut max) = (0, 0usize, 0usize);
     for &version in rollouts.completions().flat_map(|c| &c.completion.versions) {

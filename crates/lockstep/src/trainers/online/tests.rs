@@ -1,4 +1,4 @@
-//! The batches in a checkpoint of an online run, and damaged batches, which a resume refuses.
+//! The batches in a checkpoint of an online run; a resume refuses damaged ones.
 
 use crate::config::{ComputeDType, Config, Purpose};
 use crate::rollouts::wire::{Group, RecordReader};
@@ -6,23 +6,23 @@ use crate::verify::tests::{directory, run};
 use crate::{Run, RunOptions};
 use std::path::Path;
 
-/// The error of a run that resumes from `checkpoint` with other bytes in its file `name`.
+/// The error of a run that resumes from `checkpoint` with other bytes in the file `name`.
 fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     let file = checkpoint.join(name);
     let good = std::fs::read(&file).unwrap();
     std::fs::write(&file, bytes).unwrap();
-    // The list of files would catch the damage first, and it is not under test.
+    // The list of files is removed: it would report the damage first, and is not under test.
     let _ = std::fs::remove_file(checkpoint.join("files.json"));
     let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
     let error = Run::resume(Purpose::Grpo, checkpoint, RunOptions::new().context(ctx)).err().expect("refused");
     std::fs::write(&file, good).unwrap();
-    let said = format!("{error:#}");
-    let at = said.find(name).unwrap_or_else(|| panic!("{said}"));
-    // The advice on how to resume is left out, because it does not depend on this file.
-    said[at..].split("; there is no checkpoint before it").next().unwrap_or_default().to_owned()
+    let text = format!("{error:#}");
+    let at = text.find(name).unwrap_or_else(|| panic!("{text}"));
+    // The advice on how to resume is removed, because it does not depend on this file.
+    text[at..].split("; no earlier checkpoint exists").next().unwrap_or_default().to_owned()
 }
 
-/// The bytes of each batch of a file. `records` says how many records follow the first record of a batch.
+/// The bytes of each batch in a file. `records` returns how many records follow the first record of a batch.
 fn batches(bytes: &[u8], records: impl Fn(&RecordReader<'_>) -> u64) -> Vec<Vec<u8>> {
     let (mut batches, mut rest) = (Vec::new(), bytes);
     while !rest.is_empty() {
@@ -35,7 +35,7 @@ fn batches(bytes: &[u8], records: impl Fn(&RecordReader<'_>) -> u64) -> Vec<Vec<
 }
 
 #[test]
-fn batches_that_were_begun_are_those_that_come_next() {
+fn begun_batches_in_a_checkpoint_must_be_the_next_ones() {
     let dir = directory();
     let root = run(dir.path(), |config: &mut Config| {
         (config.max_staleness, config.partial_rollout_tokens) = (2, Some(2));
@@ -51,7 +51,7 @@ fn batches_that_were_begun_are_those_that_come_next() {
 }
 
 #[test]
-fn batches_ahead_are_those_that_come_next() {
+fn batches_ahead_in_a_checkpoint_must_be_the_next_ones() {
     let dir = directory();
     let root = run(dir.path(), |config: &mut Config| config.max_staleness = 2);
     let (checkpoint, name) = (root.join("checkpoints/step-000002"), "frontier.bin");
@@ -60,14 +60,14 @@ fn batches_ahead_are_those_that_come_next() {
     assert_eq!(all.len(), 2);
     let words = "frontier.bin does not have the groups from number 4 on, which come next";
     assert_eq!(refused(&checkpoint, name, &[&all[1][..], &all[0]].concat()), words);
-    let fewer = "frontier.bin has 1 batches, and the run left off with 2";
+    let fewer = "frontier.bin has 1 batches, but the run left off with 2";
     assert_eq!(refused(&checkpoint, name, &all[0]), fewer);
-    let more = "frontier.bin has 3 batches, and the run left off with 2";
+    let more = "frontier.bin has 3 batches, but the run left off with 2";
     assert_eq!(refused(&checkpoint, name, &[&bytes[..], &all[0]].concat()), more);
 }
 
 #[test]
-fn the_batch_in_use_has_the_samples_that_were_left() {
+fn the_current_batch_must_have_the_expected_samples() {
     let dir = directory();
     let root = run(dir.path(), |config: &mut Config| (config.num_iterations, config.save_steps) = (2, 3));
     let (checkpoint, name) = (root.join("checkpoints/step-000003"), "generation_batch.bin");
@@ -78,8 +78,8 @@ fn the_batch_in_use_has_the_samples_that_were_left() {
     for group in &groups {
         group.write(&mut fewer);
     }
-    let words = "generation_batch.bin has 3 samples, and the run left off with 4";
+    let words = "generation_batch.bin has 3 samples, but the run left off with 4";
     assert_eq!(refused(&checkpoint, name, &fewer), words);
-    let said = refused(&checkpoint, name, &bytes[..bytes.len() - 1]);
-    assert!(said.starts_with("generation_batch.bin: record 1, at byte "), "{said}");
+    let error = refused(&checkpoint, name, &bytes[..bytes.len() - 1]);
+    assert!(error.starts_with("generation_batch.bin: record 1, at byte "), "{error}");
 }

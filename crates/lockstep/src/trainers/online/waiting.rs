@@ -20,18 +20,18 @@ impl Progress {
         Progress { sinks: log.sinks().clone(), event: log.progress_event(learner, String::new()) }
     }
 
-    /// Reports that the run has been waiting for `reward` for `time`.
+    /// Reports that the run has waited for `reward` for `time`.
     pub fn waits(&self, reward: &str, time: Duration) {
         let mut event = self.event.clone();
         if let EventKind::Progress { note, .. } = &mut event {
-            *note = format!("waits for reward {reward} since {} s", time.as_secs());
+            *note = format!("waiting for reward {reward} for {} s", time.as_secs());
         }
         // The next event reports a sink's failure.
         let _ = self.sinks.emit(event);
     }
 }
 
-/// Calls `wait` with the checks and reports of a source of batches while `run` waits for the source.
+/// Calls `wait` with the checks and reports of a source of batches, while `run` waits for it.
 pub fn watched<T>(run: &TrainingRun, wait: impl FnOnce(&Watch<'_>) -> T) -> T {
     let progress = Progress::of(&run.log, &run.learner);
     wait(&Watch {

@@ -1,7 +1,7 @@
-//! PPO's value model: a network of its own with a head of one output, and its trainer.
+//! PPO's value model: a separate network whose head has one output, and its trainer.
 //!
-//! The value of the state in which a token is chosen is the head's output at the position before that token, the one
-//! that predicts it. The value model does not know rewards.
+//! The value of the state in which a token is chosen is the head's output at the position before, which predicts the
+//! token. The value model knows nothing of rewards.
 
 use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
@@ -29,13 +29,13 @@ pub struct Critic {
     /// Gradients, optimizer moments and buffers of the value model.
     pub trainer: Trainer,
     scorer: Scorer,
-    /// Seconds spent on the gradient of the step that comes next.
+    /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
 
 impl Critic {
     /// Loads the value model from the run's checkpoint, if there is one. Otherwise `value_model` decides: the layers of
-    /// the policy with a new head that is 0, or a reward model's directory.
+    /// the policy with a new head of zeros, or a reward model's directory.
     pub fn load(
         builder: &mut Builder<'_>,
         PartInputs { source, assets, .. }: PartInputs<'_>,
@@ -57,7 +57,7 @@ impl Critic {
         Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer, gradient_time_s: 0.0 })
     }
 
-    /// For each token of each sample, the value of the state in which it was chosen.
+    /// The value of each token's state, for each sample.
     pub fn values(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
         Ok(self.scorer.values(ctx, &self.weights, &sequences)?)
@@ -72,7 +72,7 @@ impl Critic {
         Ok(())
     }
 
-    /// Takes the optimizer step with the gradient computed before.
+    /// Takes the optimizer step with the computed gradient.
     pub fn step(&mut self, ctx: &Context, stages: &Stages, learning_rate: f64) -> anyhow::Result<Update> {
         let (span, before) = (stages.span("value update"), kernels::context::counted());
         let metrics = self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?;
@@ -81,7 +81,7 @@ impl Critic {
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
-    /// Functions that write the value model into a checkpoint, as a loadable directory with the policy's tokenizer, and
+    /// Functions that write the value model to a checkpoint, as a loadable directory with the policy's tokenizer, and
     /// its moments.
     pub fn write(&self, copied: &Arc<ModelFiles>) -> [WriteFiles; 2] {
         let (weights, copied) = (self.weights.base.hold(), copied.clone());

@@ -1,5 +1,5 @@
-//! PPO: the pipeline of GRPO with a value model and rewards for every token, instead of comparing groups. The code
-//! shows one training step in the order of its data:
+//! PPO: GRPO's pipeline with a value model and rewards for every token, instead of comparing groups. The code shows one
+//! training step in the order of its data:
 //!
 //! `prompts → rollout → scores → rewards of tokens → advantages → samples → update → (the same weights) → rollout`
 //!
@@ -32,14 +32,14 @@ pub struct Ppo {
     kl: KlController,
 }
 
-/// The data of one step of policy and value model, together with all changes that making it causes.
+/// The data of one step of policy and value model, with all changes that making it causes.
 pub struct PpoBatch {
     online: OnlineBatch,
     /// The KL coefficient after this batch.
     kl: KlController,
 }
 
-/// PPO's state between two steps that a checkpoint saves. The value model's weights and moments are separate files.
+/// PPO's state between two steps, for checkpoints. The value model's weights and moments are separate files.
 #[derive(Serialize, Deserialize)]
 struct PpoState {
     pipeline: PipelineState,
@@ -86,7 +86,7 @@ impl TrainingTask for Ppo {
 
 impl Task for Ppo {
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        self.pipeline.evaluate(run, |_, _, _| unreachable!("PPO has no loss of completions alone"))
+        self.pipeline.evaluate(run, |_, _, _| unreachable!("PPO has no loss for completions without values"))
     }
 
     fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
@@ -126,7 +126,7 @@ impl Task for Ppo {
     }
 }
 
-/// Builds the task and its run. Nothing is written before all inputs have been checked.
+/// Builds the task and its run. All inputs are checked before anything is written.
 pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
     let (prepared, mut critic) = Prepared::new(&mut inputs, Critic::load)?;
     let mut kl = KlController { kl_coef: inputs.config().kl_coef };

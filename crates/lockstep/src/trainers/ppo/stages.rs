@@ -12,26 +12,24 @@ use rollout::FinishReason;
 use train::gae::{self, Estimates, KlTarget, TokenRewards};
 use train::{Advantage, Advantages, Sample, ScaleRewards, StepRewards, UpdateMetrics, advantages};
 
-/// Training on a generation ends early if the policy's KL divergence exceeds this many times `target_kl`, as in
+/// Training on a generation ends early if the policy's KL divergence exceeds this multiple of `target_kl`, as in
 /// OpenAI's Spinning Up.
 const TOO_FAR: f64 = 1.5;
-/// Distinguishes the random streams that shuffle mini-batches from the seed's other streams.
+/// The random stream for shuffling mini-batches.
 const SHUFFLES: u64 = 0x7070_6f00_0000_0000;
 
 /// The scores of a generation's completions.
 pub struct Scores {
-    /// The weighted reward of each completion, minus the penalty for a missing end; `None` if no reward gave a
-    /// score.
+    /// The weighted reward of each completion, minus the penalty for a missing end token; `None` without a score.
     scores: Vec<Option<f64>>,
     /// Rewards of single steps, for completions that have them, minus the same penalty.
     steps: Vec<Option<StepRewards>>,
-    /// Rewards and advantages for the table of completions.
+    /// Rewards and advantages for the completions table.
     table: Advantages,
 }
 
 impl PpoBatch {
-    /// The score of each completion: its weighted reward, minus `missing_eos_penalty` if it was truncated at the length
-    /// limit.
+    /// The score of each completion: its weighted reward, minus `missing_eos_penalty` if it was truncated.
     pub(super) fn scores(&mut self, run: &TrainingRun, rollouts: &Rollouts) -> Scores {
         let table = advantages::compute(&rollouts.rewards(), ScaleRewards::None);
         for (name, value) in &table.metrics {
@@ -71,7 +69,7 @@ impl PpoBatch {
         rewards
     }
 
-    /// The advantage and the return of each token. Advantages are whitened over the generation.
+    /// The advantage and the return of each token. Advantages are whitened over the generation batch.
     pub(super) fn estimates(
         &mut self,
         run: &TrainingRun,
@@ -91,8 +89,8 @@ impl PpoBatch {
 }
 
 impl Ppo {
-    /// The completions as samples, scored by the reference model. No token is trained on in a completion without a
-    /// score, or in a truncated one if `mask_truncated_completions` is set.
+    /// The completions as samples, scored by the reference model. The loss excludes completions without a score, and
+    /// truncated ones if `mask_truncated_completions` is set.
     pub(super) fn samples(
         &mut self,
         run: &TrainingRun,
@@ -110,7 +108,7 @@ impl Ppo {
         Ok(samples)
     }
 
-    /// For each token of each sample, the value of the state in which it was chosen.
+    /// The value of each token's state, for each sample.
     pub(super) fn values(
         &mut self,
         run: &TrainingRun,
@@ -125,7 +123,7 @@ impl Ppo {
         Ok(values)
     }
 
-    /// Adds advantages, values and returns to the samples and makes them the batch that the next steps train on.
+    /// Adds advantages, values and returns to the samples, which become the batch of the next steps.
     #[expect(clippy::too_many_arguments, reason = "the values of all stages")]
     pub(super) fn fill_batch(
         &self,
@@ -180,7 +178,7 @@ impl Ppo {
         Ok(())
     }
 
-    /// At the start of a pass over a generation that is split into mini-batches, draws which groups come together.
+    /// At the start of a pass over a generation with several mini-batches, draws the groups of each.
     pub(super) fn shuffle(&self, run: &TrainingRun, PpoBatch { online, .. }: &mut PpoBatch) {
         let (sizes, RolloutState { source, batch, .. }) = (self.pipeline.sizes, &mut online.state);
         if sizes.parts() == 1 || !batch.used.is_multiple_of(sizes.parts()) {

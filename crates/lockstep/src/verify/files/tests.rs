@@ -1,4 +1,4 @@
-//! Two checkpoints that differ in one file or in many: which difference is named, and where.
+//! Two checkpoints that differ in one or more files: which difference is reported, and where.
 
 use super::*;
 use crate::rollouts::wire::Completion;
@@ -6,10 +6,10 @@ use model::GroupId;
 use serde_json::json;
 use std::fs;
 
-/// A run of this build, all of whose rewards are called again.
+/// A run of this build, whose rewards are all called again.
 const SAME: OfRun<'_> = OfRun { not_asked: &[], same_build: true };
 
-/// Two directories, of the recorded and the remade checkpoint.
+/// Two directories, for the recorded and the remade checkpoint.
 struct Two {
     _dir: tempfile::TempDir,
     recorded: PathBuf,
@@ -34,7 +34,7 @@ impl Two {
         difference(&self.recorded, &self.remade, 4, SAME).unwrap()
     }
 
-    /// A difference in the file `name`, at `within` if that is a place in it.
+    /// A difference in the file `name`, at `within` if that is a place in the file.
     fn at(&self, name: &str, within: &str, kind: &str, recorded: &str, remade: &str) -> Option<Difference> {
         let file = self.recorded.join(name).display().to_string();
         let place = if within.is_empty() { file } else { format!("{file}, {within}") };
@@ -49,10 +49,10 @@ impl Two {
     }
 }
 
-/// A safetensors file with these tensors, one after the other.
+/// A safetensors file with these tensors in order.
 fn safetensors(tensors: &[(&str, &str, &[u8])]) -> Vec<u8> {
     let (mut header, mut data) = (json!({"__metadata__": {"format": "pt", "step": "4"}}), Vec::new());
-    // The entries of the header are not in the order of the bytes.
+    // The header's entries are not in byte order.
     let mut entries = Vec::new();
     for (name, dtype, bytes) in tensors {
         let size = match *dtype {
@@ -71,7 +71,7 @@ fn safetensors(tensors: &[(&str, &str, &[u8])]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
 }
 
-/// More floats than are read at once, then some of two bytes, then single bytes.
+/// More floats than one read returns, then some values of two bytes, then single bytes.
 fn data() -> [Vec<u8>; 3] {
     let floats = (0..20_000u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
     [floats, [0x80, 0x3f].repeat(5), vec![1, 2, 3]]
@@ -104,10 +104,10 @@ fn weights_are_compared_first_and_logs_of_the_state_last() {
             name => two.write(name, "a", "b"),
         }
     }
-    // Neither the list of files nor `fleet.json`, with the lineages of weights that workers may have, is compared.
+    // The list of files and `fleet.json`, with the lineages of weights that workers may have, are not compared.
     two.write(FILE_LIST, "1", "2");
     two.write("fleet.json", "1", "2");
-    // Files of the Python package are not compared, either.
+    // Files of the Python package are not compared either.
     fs::write(two.recorded.join("trainer_state.json"), "{}").unwrap();
     fs::create_dir(two.recorded.join("empty")).unwrap();
     for name in names {
@@ -132,9 +132,9 @@ fn a_file_that_only_one_checkpoint_has_is_named() {
     assert!(difference(&two.recorded.join("gone"), &two.remade, 4, SAME).is_err());
 }
 
-/// A value model is in a separate directory, and the next step depends on it, too.
+/// A value model is in a separate directory, and the next step depends on it.
 #[test]
-fn directories_of_a_checkpoint_are_compared() {
+fn subdirectories_of_a_checkpoint_are_compared() {
     let two = Two::new();
     fs::create_dir(two.recorded.join("value_model")).unwrap();
     fs::create_dir(two.remade.join("value_model")).unwrap();
@@ -158,14 +158,14 @@ fn the_first_byte_that_differs_is_named() {
         ("", "ab", "byte 0", "the end", "0x61"),
         ("xbc", "abd", "byte 0", "0x78", "0x61"),
     ];
-    for (recorded, remade, place, of_recorded, of_remade) in cases {
+    for (recorded, remade, place, recorded_byte, remade_byte) in cases {
         two.write("f.bin", recorded, remade);
-        assert_eq!(two.found(), two.at("f.bin", place, "byte", of_recorded, of_remade));
+        assert_eq!(two.found(), two.at("f.bin", place, "byte", recorded_byte, remade_byte));
     }
 }
 
 #[test]
-fn a_weight_is_named_by_its_tensor_and_element() {
+fn a_differing_weight_is_named_by_tensor_and_element() {
     let two = Two::new();
     let name = "model.safetensors";
     let spoiled = |tensor: usize, at: usize| {
@@ -217,7 +217,7 @@ fn tensors_of_another_layout_are_named() {
 }
 
 #[test]
-fn a_state_is_compared_where_the_next_step_depends_on_it() {
+fn only_state_on_which_the_next_step_depends_is_compared() {
     let two = Two::new();
     let state = |change: &dyn Fn(&mut Value)| {
         let mut state = json!({
@@ -253,7 +253,7 @@ fn a_state_is_compared_where_the_next_step_depends_on_it() {
 }
 
 #[test]
-fn an_adapter_may_have_its_base_elsewhere() {
+fn the_path_of_an_adapters_base_is_not_compared() {
     let two = Two::new();
     let config = |base: &str, rank: u32| json!({"base_model_name_or_path": base, "r": rank}).to_string();
     two.write("adapter_config.json", config("/a", 2), config("/b", 2));
@@ -263,7 +263,7 @@ fn an_adapter_may_have_its_base_elsewhere() {
 }
 
 #[test]
-fn groups_are_compared_as_groups() {
+fn files_of_groups_are_compared_group_by_group() {
     let group = |id: u64, token: u32| {
         let completions = vec![Completion::new(0, vec![token])];
         let mut bytes = Vec::new();
@@ -295,13 +295,13 @@ fn groups_are_compared_as_groups() {
 }
 
 #[test]
-fn the_final_model_is_that_of_its_checkpoint() {
+fn the_final_model_is_compared_with_its_checkpoint() {
     let two = Two::new();
-    let found = || of_result(&two.recorded, &two.remade, 4).unwrap();
+    let found = || result_difference(&two.recorded, &two.remade, 4).unwrap();
     let name = "model.safetensors";
     two.write("config.json", "{}", "{}");
     two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[1])]));
-    // The file is in only one of the directories.
+    // Only one of the directories has the file.
     fs::write(two.recorded.join("README.md"), "x").unwrap();
     fs::write(two.remade.join("run_state.json"), "{}").unwrap();
     two.write(FILE_LIST, "1", "2");
@@ -315,9 +315,9 @@ fn the_final_model_is_that_of_its_checkpoint() {
     assert_eq!(found(), two.at(name, "x, element 0", "weight", "[01]", "[03]"));
 }
 
-/// Files that are removed from a result, added to it or replaced in it; and whether a difference is found.
+/// Files that are removed from a result, added to it or replaced in it, and whether a difference is reported.
 #[test]
-fn a_result_has_all_files_of_the_model_and_no_others() {
+fn a_result_must_have_exactly_the_files_of_the_model() {
     enum Change {
         Remove,
         Add,
@@ -367,7 +367,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
         (Add, "README.md", false),
         (Add, "LICENSE", false),
         (Add, ".gitattributes", false),
-        // Older versions copied these files; nothing reads them in a result.
+        // Older versions copied these files, which nothing reads in a result.
         (Add, "fleet.json", false),
         (Add, "files.json", false),
     ];
@@ -382,7 +382,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
         let weights = |value: u8| safetensors(&[("x", "U8", &[value])]);
         two.write("model.safetensors", weights(1), weights(1));
         two.write("additional_chat_templates/rag.jinja", "x", "x");
-        // These files are needed only by the run, not by the result.
+        // Only the run needs these files, not the result.
         fs::create_dir(two.remade.join("value_model")).unwrap();
         for file in ["optimizer_moments.safetensors", "value_head.safetensors", "value_model/model.safetensors"] {
             fs::write(two.remade.join(file), weights(1)).unwrap();
@@ -390,7 +390,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
         for file in ["run_state.json", "frontier.bin", "frontier.begun.bin", "generation_batch.bin", "fleet.json"] {
             fs::write(two.remade.join(file), "{}").unwrap();
         }
-        let found = || of_result(&two.recorded, &two.remade, 4).unwrap();
+        let found = || result_difference(&two.recorded, &two.remade, 4).unwrap();
         assert_eq!(found(), None, "before {name}");
         let path = two.recorded.join(name);
         let (recorded, remade) = match change {
@@ -420,7 +420,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
     }
 }
 
-/// A header may give other offsets than those between two tensors, and a file may have bytes after the last tensor.
+/// A header may have other offsets than those between two tensors, and a file may have bytes after the last tensor.
 #[test]
 fn all_bytes_and_offsets_of_tensors_are_compared() {
     let two = Two::new();
@@ -439,7 +439,7 @@ fn all_bytes_and_offsets_of_tensors_are_compared() {
 
 /// Checkpoints of older versions lack only values that this version writes.
 #[test]
-fn a_state_of_an_older_version_is_compared_as_far_as_it_goes() {
+fn a_state_of_an_older_version_is_compared_by_the_fields_that_it_has() {
     let two = Two::new();
     let older = OfRun { not_asked: &[], same_build: false };
     let state = |sampler: Value, task: Value| json!({"step": 4, "sampler": sampler, "task": task}).to_string();

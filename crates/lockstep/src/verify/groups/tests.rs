@@ -1,4 +1,4 @@
-//! Every kind of lie in a recorded group, and the place at which it is found.
+//! Every kind of wrong value in a recorded group, and the place of the reported difference.
 
 use super::*;
 use model::columns::{Column, REF_LOGPS};
@@ -37,7 +37,7 @@ fn group() -> Group {
     }
 }
 
-/// A difference of the group: the index of its completion and of its token, its kind, and the two values.
+/// A difference in the group: the indices of completion and token, the kind, and both values.
 fn found(completion: Option<usize>, token: Option<usize>, kind: &str, recorded: &str, remade: &str) -> Difference {
     Difference {
         step: Some(3),
@@ -57,9 +57,9 @@ fn set(completion: &mut Completion, name: &'static str, token: usize, to: f32) {
     completion.columns.set(name, values);
 }
 
-/// Values are compared by their bits: two NaN with the same bits are equal, and 0 and -0 are not.
+/// Values are compared by bits: NaNs with the same bits are equal, 0 and -0 are not.
 #[test]
-fn bits_are_compared() {
+fn values_are_compared_by_bits() {
     let nan = |g: &mut Group| {
         set(&mut g.completions[0], SAMPLER_LOGPS, 0, f32::NAN);
         set(&mut g.completions[0], REF_LOGPS, 0, f32::NAN);
@@ -80,9 +80,9 @@ fn bits_are_compared() {
     }
 }
 
-/// The parts are compared in the order of their computation, in all completions; scores from the record are left out.
+/// Parts are compared in the order of their computation, over all completions; scores from the record are ignored.
 #[test]
-fn the_first_lie_is_named() {
+fn the_first_difference_in_order_of_computation_is_reported() {
     let mut recorded = group();
     let kind = |recorded: &Group| {
         difference(recorded, &group(), LeftOut::default()).map(|found| (found.kind, found.completion))

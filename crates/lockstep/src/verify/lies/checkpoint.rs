@@ -1,4 +1,4 @@
-//! Lies in the files of checkpoints: batches, and the state of the run.
+//! Wrong values in the files of checkpoints: batches, and the state of the run.
 
 use super::*;
 use crate::config::Algorithm;
@@ -7,13 +7,13 @@ use model::io::FileList;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Fields of the first records in files of checkpoints, and of answers, that cannot be repeated.
+/// Fields in the first records of checkpoint files, and of answers, that cannot be repeated.
 const TIMES: [&str; 2] = ["seconds", "times"];
 /// Fields of batches generated in chunks that are not compared.
 const OF_BEGUN: [&str; 5] = ["answer", "rollout_s", "rewards", "scored", "values"];
 
 #[test]
-fn a_lie_in_any_column_of_a_checkpoint_is_found() {
+fn a_changed_column_of_a_checkpoint_is_reported() {
     let kinds: [(&str, Change); 3] = [
         ("frontier.bin", |c| c.max_staleness = 1),
         ("generation_batch.bin", |c| c.num_iterations = 2),
@@ -43,9 +43,9 @@ fn a_lie_in_any_column_of_a_checkpoint_is_found() {
                 let what = format!("{name}, record {place}, `{column}`");
                 tell(place, lie);
                 let plain = column.rsplit('.').next().unwrap();
-                let of_answer = columns(record)[0] == "answer";
+                let is_answer = columns(record)[0] == "answer";
                 let is_left_out = TIMES.contains(&plain)
-                    || name == "frontier.begun.bin" && (of_answer || OF_BEGUN.contains(&&*column));
+                    || name == "frontier.begun.bin" && (is_answer || OF_BEGUN.contains(&&*column));
                 if is_left_out {
                     proven(&root, &what)
                 } else {
@@ -80,11 +80,11 @@ fn verify_all(root: &Path) -> anyhow::Result<Report> {
     verify(root, &VerifyOptions { choice: Choice::All, threads: None, model: None, dataset: None, stop, say: &say })
 }
 
-/// The fields of `run_state.json` that no step depends on.
+/// The fields of `run_state.json` on which no step depends.
 const OF_LOGS: [&str; 8] =
     ["format", "isa", "unlogged", "best", "evaluations_without_improvement", "evaluation_due", "alarms", "log_bytes"];
 
-/// The paths to all leaves of a JSON value.
+/// The paths of all leaves in a JSON value.
 pub(super) fn leaves(at: &str, value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
@@ -98,7 +98,7 @@ pub(super) fn leaves(at: &str, value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn a_lie_in_any_field_of_the_state_is_found() {
+fn a_changed_field_of_the_state_is_reported() {
     let kinds: [(&str, Change); 3] = [
         ("GRPO", |_| {}),
         ("PPO", |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)),
@@ -110,7 +110,7 @@ fn a_lie_in_any_field_of_the_state_is_found() {
         let checkpoint = root.join("checkpoints/step-000001");
         let path = checkpoint.join("run_state.json");
         let mut good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        // A state without a checksum was written by an older version.
+        // An older version writes a state without a checksum.
         good.as_object_mut().unwrap().shift_remove("xxh3");
         let (mut all, mut seen) = (Vec::new(), BTreeSet::new());
         leaves("", &good, &mut all);
@@ -138,7 +138,7 @@ fn a_lie_in_any_field_of_the_state_is_found() {
                 assert_eq!(convicted(&root, &what).step, Some(1), "{what}")
             }
         }
-        // Every field is compared, or has a row in the list.
+        // Every field is compared, or listed.
         let compared = |name: &str| files::STATE.contains(&name);
         let without_row: Vec<&String> = good
             .as_object()

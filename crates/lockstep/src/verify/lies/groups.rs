@@ -1,4 +1,4 @@
-//! Lies in `rollouts.bin` and its index, and in `updates.bin`.
+//! Wrong values in `rollouts.bin` and its index, and in `updates.bin`.
 
 use super::*;
 use crate::config::Algorithm;
@@ -15,7 +15,7 @@ use train::Advantage;
 
 type Lie = fn(&mut Group);
 
-/// Values for columns that runs like those here do not record.
+/// Values of columns that the runs of these tests do not record.
 const OTHERS: [(&str, Lie); 14] = [
     ("problems", |g| g.problems.push(json!({"reward": "unique_chars", "kind": "crashed", "rows": 1}))),
     ("prompt_in_batch", |g| g.prompt_in_batch = Some(0)),
@@ -43,7 +43,7 @@ const OTHERS: [(&str, Lie); 14] = [
 ];
 
 #[test]
-fn a_lie_in_any_column_of_the_record_is_found() {
+fn a_changed_column_of_the_recorded_groups_is_reported() {
     let kinds: [(&str, Change); 3] = [
         ("GRPO", |_| {}),
         ("PPO", |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)),
@@ -68,7 +68,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
                 assert!(report.not_verified[0].contains("the record at byte "), "{kind}, {lie}: {report:?}");
                 return Difference::default();
             };
-            // If a number is changed, either the missing group or the extra one is named.
+            // If a number is changed, the missing or the extra group is named.
             assert!(found.group == Some(id) || lie.contains("`group`") && found.group.is_some(), "{lie}: {found:?}");
             found
         };
@@ -80,7 +80,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
             tell(&format!("`{name}` left out"), without(&good[place], name));
         }
         if kind == "PPO" {
-            // PPO's groups have one completion, and most lies below concern the second.
+            // PPO's groups have one completion, and most changes below concern the second.
             continue;
         }
         let mut rows: BTreeSet<&str> = there.iter().map(String::as_str).collect();
@@ -101,7 +101,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
 
 /// Groups that occur twice, at another place, or for no step.
 #[test]
-fn each_group_is_recorded_once_and_in_its_place() {
+fn a_group_recorded_twice_or_out_of_order_is_reported() {
     let dir = directory();
     let root = small(dir.path(), |_| {});
     let path = root.join("rollouts.bin");
@@ -156,7 +156,7 @@ fn each_group_is_recorded_once_and_in_its_place() {
         write(&path, &records);
         assert_eq!(convicted(&root, what).kind, kind, "{what}");
     }
-    // A group of a step that the run did not reach does not count as trained on.
+    // A group of a step that the run did not reach does not count as trained.
     write(&path, &with(last, other(0, |g| (g.group, g.step) = (GroupId(99), Some(7)))));
     let report = verified(&root);
     assert_eq!(report.not_verified, ["steps 3 to 7: the run left no checkpoint after them"]);
@@ -166,8 +166,8 @@ fn each_group_is_recorded_once_and_in_its_place() {
     // The index, from which lists are printed without reading the groups.
     let index = root.join("rollouts.idx");
     let bytes = fs::read(&index).unwrap();
-    // The entry has group, step, hash of the prompt, reward, its deviation, completions and tokens; an index with
-    // another place is recomputed.
+    // An entry has group, step, hash of the prompt, reward, its deviation, completions and tokens. An index with
+    // another offset is recomputed.
     for at in [16, 24, 32, 40, 48, 56, 60] {
         for entry in [0, last - 1] {
             let mut lied = bytes.clone();
@@ -180,9 +180,9 @@ fn each_group_is_recorded_once_and_in_its_place() {
     }
 }
 
-/// Updates, which a run records for some groups: only their log-probabilities are not compared.
+/// A run records updates for some groups; only their log-probabilities are not compared.
 #[test]
-fn a_lie_in_any_column_of_the_updates_is_found() {
+fn a_changed_column_of_the_updates_is_reported() {
     let dir = directory();
     let root = small(dir.path(), |_| {});
     let path = root.join("updates.bin");
@@ -240,7 +240,7 @@ fn a_lie_in_any_column_of_the_updates_is_found() {
         write(&path, &[lie, good[1].clone()]);
         assert_eq!(convicted(&root, what).kind, "update", "{what}");
     }
-    // Nothing is known about steps that were not recorded.
+    // Steps that were not recorded cannot be checked.
     write(&path, &[invented(|g| (g.group, g.step) = (GroupId(99), Some(7)))]);
     proven(&root, "an update of a step beyond the record");
 }

@@ -1,4 +1,4 @@
-//! Lies in `record.json`.
+//! Wrong values in `record.json`.
 
 use super::checkpoint::leaves;
 use super::*;
@@ -9,14 +9,14 @@ use telemetry::RunRecord;
 use telemetry::build::Build;
 use telemetry::record::{FileHash, ForkedFrom, MeasuredCeilings, Start};
 
-/// The result of a lie in a field of `record.json`.
+/// The expected result of a wrong value in a field of `record.json`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Gives {
     /// A difference of this kind.
     Kind(&'static str),
     /// The run cannot be verified.
     Refused,
-    /// Nothing: docs/verify.md has a row of the field.
+    /// Nothing is reported, and docs/verify.md lists the field.
     Nothing,
 }
 
@@ -70,15 +70,15 @@ const OF_RECORD: [(&str, Gives); 51] = [
     ("/starts/_/build/commit", Gives::Nothing),
     ("/starts/_/build/features", Gives::Nothing),
     ("/starts/_/command/_", Gives::Nothing),
-    // The end of the line is the new value, which `config.toml` has. Lies about the old value are below.
+    // The end of the line is the new value, as in `config.toml`. Wrong old values are tested below.
     ("/starts/_/changed/_", Gives::Nothing),
-    // Fields that are left out as a whole, and are not leaves.
+    // Fields that are skipped as a whole, and are not leaves.
     ("/model", Gives::Kind("hash")),
     ("/prompt_files", Gives::Kind("hash")),
     ("/data", Gives::Kind("hash")),
 ];
 
-/// A record with a value in every field. A new field does not compile here, and then has no row.
+/// A record with a value in every field. A new field is a compile error here, until it has a row.
 fn full(record: RunRecord, file: &Path) -> RunRecord {
     let RunRecord {
         kind,
@@ -99,7 +99,7 @@ fn full(record: RunRecord, file: &Path) -> RunRecord {
         starts,
         ..
     } = record;
-    // The process's own build, since otherwise values that another build may compute differently would not be compared.
+    // The build of this process, since values that another build may compute differently would not be compared.
     let build_of = |build: Option<Build>| {
         let Build { version, commit, modified, features } = build.unwrap_or_default();
         Some(Build { version, commit, modified, features })
@@ -141,7 +141,7 @@ fn full(record: RunRecord, file: &Path) -> RunRecord {
 }
 
 #[test]
-fn a_lie_in_any_field_of_the_record_is_found_or_in_the_list() {
+fn a_changed_field_of_record_json_is_reported_or_listed() {
     let dir = directory();
     let root = small(dir.path(), |config| {
         config.ref_model = Some(dir.path().join("model").display().to_string());
@@ -167,7 +167,7 @@ fn a_lie_in_any_field_of_the_record_is_found_or_in_the_list() {
             continue;
         }
         let found = OF_RECORD.iter().find(|(name, _)| *name == row);
-        let (_, gives) = found.unwrap_or_else(|| panic!("record.json has the field {row}, of which there is no row"));
+        let (_, gives) = found.unwrap_or_else(|| panic!("record.json has the field {row}, but the table lacks it"));
         rows.insert(row.clone());
         let mut lied = good.clone();
         match lied.pointer_mut(&leaf).unwrap() {
@@ -187,19 +187,19 @@ fn a_lie_in_any_field_of_the_record_is_found_or_in_the_list() {
             }
         }
     }
-    // The line says which value the steps before the resume had.
+    // The line records the value of the steps before the resume.
     let changed = &record.starts[1].changed;
     let rate = changed
         .iter()
         .position(|line| line.starts_with("learning_rate was 0.01"))
         .unwrap_or_else(|| panic!("{changed:?}"));
     type Lie = fn(&mut Vec<String>, usize);
-    let of_starts: [(&str, Lie); 3] = [
+    let start_lies: [(&str, Lie); 3] = [
         ("another old value", |lines, rate| lines[rate] = lines[rate].replace("was 0.01", "was 0.03")),
         ("another key", |lines, rate| lines[rate] = "beta was 0.2, now 0.1".to_owned()),
         ("no change", |lines, rate| drop(lines.remove(rate))),
     ];
-    for (what, lie) in of_starts {
+    for (what, lie) in start_lies {
         let mut lied = record.clone();
         lie(&mut lied.starts[1].changed, rate);
         fs::write(&path, lied.to_bytes().unwrap()).unwrap();

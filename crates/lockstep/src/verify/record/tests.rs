@@ -1,4 +1,4 @@
-//! The recorded groups, and their comparison with the groups of a replay.
+//! The recorded groups, and their comparison with a replay's groups.
 
 use super::*;
 use crate::rollouts::generation::tests::round;
@@ -28,7 +28,7 @@ fn compare(record: &mut Record, group: &Group) {
     record.compare(group, &crate::rollouts::wire::records([group]));
 }
 
-/// A record of the groups 2, 3, 4 and 6, which the steps 1, 2, 4 and 5 learned from.
+/// A record of the groups 2, 3, 4 and 6, from which the steps 1, 2, 4 and 5 learned.
 fn record(dir: &Path, not_asked: &[&str]) -> Record {
     let path = dir.join("rollouts.bin");
     let mut log = GroupLog::open(&path).unwrap();
@@ -41,22 +41,22 @@ fn record(dir: &Path, not_asked: &[&str]) -> Record {
 }
 
 #[test]
-fn the_groups_of_an_interval_are_those_after_its_first_step() {
+fn the_groups_of_an_interval_exclude_its_first_step() {
     let dir = tempfile::tempdir().unwrap();
     let record = record(dir.path(), &[]);
-    let of = |from, to| record.of_steps(from, to).into_iter().map(|group| group.0).collect::<Vec<u64>>();
+    let of = |from, to| record.groups_in_steps(from, to).into_iter().map(|group| group.0).collect::<Vec<u64>>();
     assert_eq!((of(0, 4), of(0, 1), of(1, 2), of(2, 3), of(2, 4)), (vec![2, 3, 4], vec![2], vec![3], vec![], vec![4]));
     assert_eq!(record.last_step(), Some(5));
 }
 
 #[test]
-fn a_group_is_compared_once_until_one_differs() {
+fn groups_are_compared_once_until_the_first_difference() {
     let dir = tempfile::tempdir().unwrap();
     let mut record = record(dir.path(), &[]);
     record.sampled.insert(GroupId(2));
     compare(&mut record, &group(2, Some(1)));
     compare(&mut record, &group(3, Some(2)));
-    // The two groups have 2 + 3 and 3 + 4 tokens, and the second group came with a checkpoint.
+    // The two groups have 2 + 3 and 3 + 4 tokens; the second group came with a checkpoint.
     assert_eq!((record.equal, &record.difference), ((2, 12, 1), &None));
     compare(&mut record, &group(5, Some(3)));
     let none = Difference {
@@ -68,7 +68,7 @@ fn a_group_is_compared_once_until_one_differs() {
         ..Difference::default()
     };
     assert_eq!(record.difference, Some(none.clone()));
-    // The first difference stays, and groups after it are not counted.
+    // The first difference stays, and later groups are not counted.
     compare(&mut record, &group(4, Some(4)));
     assert_eq!((record.equal, record.difference.take()), ((2, 12, 1), Some(none)));
     compare(&mut record, &group(4, Some(3)));
@@ -90,7 +90,7 @@ fn a_group_is_compared_once_until_one_differs() {
 }
 
 #[test]
-fn scores_that_are_not_asked_again_come_from_the_record() {
+fn scores_of_rewards_not_called_again_come_from_the_record() {
     let dir = tempfile::tempdir().unwrap();
     let mut asked = record(dir.path(), &[]);
     let names = ["r".to_owned(), "asked".to_owned()];
@@ -102,7 +102,7 @@ fn scores_that_are_not_asked_again_come_from_the_record() {
     let rewards = |group: &ScoredGroup| group.completions.iter().map(|c| c.rewards.clone()).collect::<Vec<_>>();
     let mut group = scored(3);
     asked.fill(&mut group, &names).unwrap();
-    assert_eq!(rewards(&group), [[None, Some(0.25)], [None, Some(0.25)]], "all are asked");
+    assert_eq!(rewards(&group), [[None, Some(0.25)], [None, Some(0.25)]], "the other reward is called again");
     let dir = tempfile::tempdir().unwrap();
     let mut record = record(dir.path(), &["r", "other"]);
     record.fill(&mut group, &names).unwrap();
@@ -111,15 +111,15 @@ fn scores_that_are_not_asked_again_come_from_the_record() {
     assert_eq!(group.completions[1].steps, [Some(vec![(0, 0.5)]), None]);
     let error = record.fill(&mut scored(9), &names).unwrap_err();
     assert!(error.is::<NotVerifiable>());
-    assert_eq!(error.to_string(), "group 9 was not recorded, and its scores by r, other cannot be computed again");
-    // Only a checkpoint has the groups that the run never learned from.
+    assert_eq!(error.to_string(), "group 9 was not recorded, so its scores by r, other cannot be recomputed");
+    // Groups that the run never learned from are only in a checkpoint.
     let mut ahead = super::tests::group(9, None);
     ahead.completions[1].rewards.truncate(1);
     record.ahead.insert(GroupId(9), ahead);
     let mut group = scored(9);
     record.fill(&mut group, &names).unwrap();
     assert_eq!(rewards(&group), [[Some(90.0), Some(0.25)], [None, Some(0.25)]]);
-    // The recorded group counts, not the one that came with a checkpoint.
+    // The recorded group is used, not the one from a checkpoint.
     record.ahead.insert(GroupId(3), super::tests::group(5, None));
     let mut group = scored(3);
     record.fill(&mut group, &names).unwrap();

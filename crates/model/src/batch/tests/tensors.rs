@@ -13,7 +13,7 @@ fn capacity(tokens: usize, blocks: usize, score_rows: usize) -> Capacity {
 }
 
 #[test]
-fn groups_take_the_rows_and_pages_of_their_sequences() {
+fn the_capacity_of_a_group_counts_its_rows_and_pages() {
     for (prefix, branches, shared, apart) in [
         (10, &[][..], (10, 1, 0), (10, 1, 0)),
         (0, &[], (0, 0, 0), (0, 0, 0)),
@@ -21,13 +21,14 @@ fn groups_take_the_rows_and_pages_of_their_sequences() {
         (64, &[1], (64, 1, 1), (64, 1, 1)),
         (64, &[2], (65, 2, 2), (65, 2, 2)),
         (0, &[3, 4], (5, 2, 5), (5, 2, 5)),
-        // 70 + 4 positions, then 6 + 4 of the second page again.
+        // The first branch has 70 + 4 positions. The second branch has a copy of the prefix's last 6 positions, and 4
+        // of its own.
         (70, &[5, 5], (78, 3, 10), (148, 4, 10)),
         (64, &[5, 1, 0, 65], (132, 3, 71), (324, 6, 71)),
         (130, &[0, 64], (193, 5, 64), (323, 7, 64)),
     ] {
         let of = |sharing| {
-            let c = Capacity::of_group(prefix, branches, sharing);
+            let c = Capacity::for_group(prefix, branches, sharing);
             (c.tokens, c.blocks, c.score_rows)
         };
         assert_eq!((of(true), of(false)), (shared, apart), "{prefix} {branches:?}");
@@ -35,10 +36,10 @@ fn groups_take_the_rows_and_pages_of_their_sequences() {
 }
 
 #[test]
-fn a_micro_batch_has_an_upper_bound() {
+fn micro_batch_capacity_is_bounded_by_the_token_budget() {
     let one = capacity(100, 4, 30);
     for (groups, completions, most, expected) in [
-        // All groups fit.
+        // All groups fit into the budget.
         (2, 6, 1000, (200, 8, 60)),
         // The budget limits this batch: 150 tokens, 3 pages, and 2 more for each completion.
         (3, 2, 150, (150, 7, 90)),
@@ -47,10 +48,10 @@ fn a_micro_batch_has_an_upper_bound() {
         (9, 1, 50, (100, 4, 101)),
         (1, 1, 50, (100, 4, 30)),
     ] {
-        let c = Capacity::of_micro_batch(one, groups, completions, most);
+        let c = Capacity::for_micro_batch(one, groups, completions, most);
         assert_eq!((c.tokens, c.blocks, c.score_rows), expected, "{groups} {completions} {most}");
     }
-    let large = Capacity::of_micro_batch(capacity(100, 40, 900), 9, 1, 50);
+    let large = Capacity::for_micro_batch(capacity(100, 40, 900), 9, 1, 50);
     assert_eq!(large, capacity(100, 40, 900));
 }
 
@@ -59,7 +60,7 @@ fn step<'a>(ids: &'a [u32], tables: &'a [u32], sampled: &'a [u32], draws: &'a [u
 }
 
 #[test]
-fn the_rows_of_a_step_are_those_that_were_set_last() {
+fn a_step_uses_the_rows_that_were_set_last() {
     let memory = cpu();
     let mut rows = InferRows::with_room(&memory, [5, 6, 3], 3, 2);
     assert_eq!((rows.rows(), rows.max_sampled()), (0, 3));
@@ -71,17 +72,17 @@ fn the_rows_of_a_step_are_those_that_were_set_last() {
         let tables = rows.views().attention().tables;
         (tables.shape().to_vec(), tables.to_vec_u32())
     };
-    assert_eq!(tables(&rows), (vec![2, 2], vec![10, 11, 12, 0]), "up to the last table that a row uses");
+    assert_eq!(tables(&rows), (vec![2, 2], vec![10, 11, 12, 0]), "tables up to the last one that a row uses");
     assert_eq!((rows.rows(), rows.sampled().to_vec_u32()), (3, vec![2, 0]));
     assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..2, 0..1), (2..3, 1..2)]);
-    // A table keeps the entries that were not set again.
+    // Entries of a table that are not set again keep their values.
     rows.set_table(1, &[15, 16]);
     rows.set_table(0, &[17]);
     rows.set(step(&[4, 5, 6, 7, 8], &[2, 1, 1, 1, 2], &[4], &[]));
     assert_eq!(tables(&rows), (vec![3, 2], vec![17, 11, 15, 16, 13, 14]));
     assert_eq!(rows.views().ids.to_vec_u32(), [4, 5, 6, 7, 8]);
     assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..1, 2..3), (1..4, 1..2), (4..5, 2..3)]);
-    // The rows to sample from can be replaced by more or fewer rows.
+    // `set_sampled` can replace the rows to sample from by more or fewer rows.
     for sampled in [&[0, 1, 2][..], &[3], &[]] {
         rows.set_sampled(sampled, &[]);
         assert_eq!((rows.sampled().to_vec_u32(), rows.draws().shape()), (sampled.to_vec(), &[0][..]));
@@ -90,13 +91,16 @@ fn the_rows_of_a_step_are_those_that_were_set_last() {
     rows.set(StepRows::default());
     assert_eq!((rows.rows(), rows.sequences().count()), (0, 0));
     let panics = |f: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
-    assert!(panics(&mut || rows.set(step(&[1], &[0], &[0; 4], &[]))), "no room to sample from four rows");
+    assert!(
+        panics(&mut || rows.set(step(&[1], &[0], &[0; 4], &[]))),
+        "the buffers have no room to sample from four rows"
+    );
     assert!(panics(&mut || rows.set_sampled(&[0; 4], &[])));
     assert!(panics(&mut || rows.set_table(3, &[1])) && panics(&mut || rows.set_table(0, &[1, 2, 3])));
 }
 
 #[test]
-fn dropout_has_a_key_for_each_place_step_and_seed() {
+fn dropout_keys_differ_by_layer_step_and_seed() {
     let memory = cpu();
     let branches: [&[u32]; 2] = [&[1, 2, 3], &[4, 5]];
     let batch = Batch::new(&[GroupSegment { prefix: &[9], branches: &branches }], true);
@@ -114,7 +118,7 @@ fn dropout_has_a_key_for_each_place_step_and_seed() {
     assert_eq!(
         key(5, (6 << 32) + 7, 8),
         u64::from(high) * (1 << 32) + u64::from(low),
-        "runs are repeated by these keys"
+        "changed keys would change the results of earlier runs"
     );
     assert_eq!(batch.branches_of_rows, [0, 0, 0, 1]);
     assert_eq!(positions.dtype(), DType::U32);

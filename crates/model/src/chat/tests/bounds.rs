@@ -1,4 +1,4 @@
-//! The limits on templates, each at the last allowed value and at the first one beyond.
+//! The limits on templates, each tested at the largest allowed value and at the next one.
 
 use super::super::limits::{self, BUDGET};
 use super::*;
@@ -14,19 +14,19 @@ fn checked(source: &str) -> std::result::Result<usize, String> {
 }
 
 #[test]
-fn a_budget_is_spent_to_its_last_byte_and_namespace() {
+fn a_rendering_may_use_its_whole_budget_and_no_more() {
     limits::begin();
     limits::charge(BUDGET - 1).unwrap();
     limits::charge(1).unwrap();
     limits::charge(0).unwrap();
     let error = limits::charge(1).unwrap_err().to_string();
-    let why = "more than 64 MiB of text and lists in one rendering: a template may not build values that large";
+    let why = "more than 64 MiB of strings and lists in one rendering: templates must not build larger values";
     assert!(error.contains(why), "{error}");
     for n in 0..1000 {
         limits::charge_namespace().unwrap_or_else(|e| panic!("{n}: {e}"));
     }
     assert!(limits::charge_namespace().unwrap_err().to_string().contains("more than 1000 namespaces"));
-    // A rendering begins with the full budget, and a charge beyond the budget uses up the rest.
+    // A new rendering has the full budget. A charge beyond the remaining budget fails and uses up the rest.
     limits::begin();
     limits::charge_namespace().unwrap();
     limits::charge(10).unwrap();
@@ -35,7 +35,7 @@ fn a_budget_is_spent_to_its_last_byte_and_namespace() {
 }
 
 #[test]
-fn a_template_makes_a_thousand_namespaces() {
+fn a_template_may_create_a_thousand_namespaces() {
     let of = |n: usize| format!("{{% for i in range({n}) %}}{{% set ns = namespace(a=i) %}}{{% endfor %}}done");
     assert_eq!(render(&of(1000), json!({})), "done");
     let error = render_with(&of(1001), json!([{"role": "user", "content": "hi"}]), json!({})).unwrap_err().to_string();
@@ -43,7 +43,7 @@ fn a_template_makes_a_thousand_namespaces() {
 }
 
 #[test]
-fn a_value_has_the_size_of_all_that_it_contains() {
+fn the_size_of_a_value_includes_nested_values() {
     let size = |value: &Rendered| limits::size(value).map(|s| (s.elements, s.text)).map_err(|e| e.to_string());
     let list = |items: Vec<Rendered>| Rendered::from(items);
     assert_eq!(size(&Rendered::from(5)), Ok((1, 8)));
@@ -52,7 +52,7 @@ fn a_value_has_the_size_of_all_that_it_contains() {
     assert_eq!(size(&Rendered::from_pairs([("k", list(vec![1.into(), "xyz".into()]))])), Ok((5, 8 + 5 + 8 + 8 + 7)));
     let deep = |n: usize| (0..n).fold(Rendered::from(1), |inner, _| Rendered::from(vec![inner]));
     assert_eq!(size(&deep(200)).unwrap().0, 201);
-    assert!(size(&deep(201)).unwrap_err().contains("lists within lists, 200 deep: a template may not build"));
+    assert!(size(&deep(201)).unwrap_err().contains("lists nested 200 deep: templates must not build"));
     let maps = |n: usize| (0..n).fold(Rendered::from(1), |inner, _| Rendered::from_pairs([("k", inner)]));
     assert_eq!(size(&maps(200)).unwrap().0, 401);
     assert!(size(&maps(201)).is_err());
@@ -62,7 +62,7 @@ fn a_value_has_the_size_of_all_that_it_contains() {
 }
 
 #[test]
-fn instructions_are_fewer_where_literal_text_is_long() {
+fn long_literal_text_lowers_the_instruction_limit() {
     let lengths = [0, 1, 107, 108, 1 << 10, 1 << 20];
     let expected = [10_000_000, 10_000_000, 10_000_000, (1 << 30) / 108, 1 << 20, 1 << 10];
     assert_eq!(lengths.map(limits::fuel), expected);
@@ -84,18 +84,18 @@ fn instructions_are_fewer_where_literal_text_is_long() {
 }
 
 #[test]
-fn sources_expressions_and_branches_have_a_largest_length() {
+fn template_source_expressions_and_branches_have_size_limits() {
     assert_eq!(checked(&"x".repeat(1 << 20)), Ok(1 << 20));
     let error = checked(&"x".repeat((1 << 20) + 1)).unwrap_err();
     assert_eq!(error, "chat template: template `name`: 1048577 bytes, more than 1048576");
-    // The end of the expression is a token, too. Each expression and each block starts a new count.
+    // The end of an expression counts as a token. Each expression and each block is counted separately.
     let tokens = |n: usize| format!("{{{{ {}}}}}", "1 ".repeat(n - 1));
     assert_eq!(checked(&tokens(2000)), Ok(0));
     assert_eq!(checked(&(tokens(1500) + &tokens(2000) + "{% if a %}" + &tokens(2000))), Ok(0));
     let error = checked(&format!("\n\n{}", tokens(2001))).unwrap_err();
-    assert_eq!(error, "chat template: template `name`: line 3: an expression of more than 2000 tokens");
+    assert_eq!(error, "chat template: template `name`: line 3: the expression has more than 2000 tokens");
     let error = checked(&format!("\n{{% if {} %}}", "1 ".repeat(2000))).unwrap_err();
-    assert!(error.contains("line 2: an expression"), "{error}");
+    assert!(error.contains("line 2: the expression"), "{error}");
     let list = format!("{{{{ [{}1] }}}}", "1,".repeat(998));
     assert_eq!(render(&list, json!({})).len(), 3 * 999);
     let branches = |n: usize| format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(n));
@@ -105,7 +105,7 @@ fn sources_expressions_and_branches_have_a_largest_length() {
 }
 
 #[test]
-fn constants_have_a_largest_size() {
+fn compile_time_constants_have_a_size_limit() {
     for (fits, too_large, size) in [
         ("'a' * 65536", "'a' * 65537", "65537"),
         ("32768 * 'ab'", "32769 * 'ab'", "65538"),
@@ -116,7 +116,7 @@ fn constants_have_a_largest_size() {
         ("'a' * (256 * 256)", "'a' * (256 * 257)", "65792"),
         ("'a' * (65535 + 1)", "'a' * (65535 + 2)", "65537"),
         ("'a' * 65000 + 'b' * 536", "'a' * 65000 + 'b' * 537", "65537"),
-        // Numbers print with at most 80 characters.
+        // A number counts as at most 80 characters.
         ("'a' * 65000 ~ 'b' * 456", "'a' * 65000 ~ 'b' * 457", "65537"),
         ("('a' * 256) * 256", "('a' * 257) * 256", "65792"),
     ] {

@@ -1,4 +1,4 @@
-//! Strings and conversations: how they are read, completed, split and scored.
+//! Content from strings and conversations: parsing, system prompts, common prefixes, and the text to score.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn messages(value: Value) -> Content {
 }
 
 #[test]
-fn texts_and_conversations_are_read() {
+fn content_is_read_from_strings_and_message_lists() {
     assert_eq!(read(json!("hi")), Ok(Content::Text("hi".into())));
     let chat = json!([{"role": "user", "content": "hi", "name": "x"}, {"role": "assistant", "tool_calls": []}]);
     assert_eq!(read(chat.clone()), Ok(messages(chat)));
@@ -24,8 +24,8 @@ fn texts_and_conversations_are_read() {
 }
 
 #[test]
-fn other_values_are_shown_in_the_error() {
-    let neither = "expected a text, or a list of messages {\"role\": …, \"content\": …}, got ";
+fn the_error_for_invalid_content_shows_the_value() {
+    let neither = "expected a string or a list of messages {\"role\": …, \"content\": …}, got ";
     for value in [json!(7), json!(null), json!({}), json!([])] {
         assert_eq!(read(value.clone()), Err(format!("{neither}{value}")));
     }
@@ -40,7 +40,7 @@ fn other_values_are_shown_in_the_error() {
         assert_eq!(read(json!([bad])), why(1));
         assert_eq!(read(json!([good, good, bad])), why(3));
     }
-    // Sixty characters are shown.
+    // The error shows sixty characters of the value.
     let text = |n: usize| json!({"k": "é".repeat(n)});
     assert_eq!(read(text(52)), Err(format!("{neither}{{\"k\":\"{}\"}}", "é".repeat(52))));
     assert_eq!(read(text(53)), Err(format!("{neither}{{\"k\":\"{}\"…", "é".repeat(53))));
@@ -48,7 +48,7 @@ fn other_values_are_shown_in_the_error() {
 }
 
 #[test]
-fn a_system_prompt_is_added_where_there_is_none() {
+fn a_system_prompt_is_added_if_the_prompt_has_none() {
     let (system, user) = (json!({"role": "system", "content": "S"}), json!({"role": "user", "content": "hi"}));
     assert_eq!(Content::from("hi").after_system("S"), messages(json!([system, user])));
     assert_eq!(messages(json!([user, user])).after_system("S"), messages(json!([system, user, user])));
@@ -57,16 +57,16 @@ fn a_system_prompt_is_added_where_there_is_none() {
 }
 
 #[test]
-fn answers_are_split_where_they_begin_to_differ() {
+fn answers_are_split_at_their_first_difference() {
     let split = |c: &str, r: &str| match Content::split_common(c.into(), r.into()).unwrap() {
         [Content::Text(a), Content::Text(b), Content::Text(c)] => [a, b, c],
         other => panic!("{other:?}"),
     };
-    assert_eq!(split("2+2 is 4", "2+2 is 5"), ["2+2 is", " 4", " 5"], "the space belongs to the word after it");
+    assert_eq!(split("2+2 is 4", "2+2 is 5"), ["2+2 is", " 4", " 5"], "the space belongs to the remainder");
     assert_eq!(split("abc", "abd"), ["ab", "c", "d"]);
     assert_eq!(split("abc", "xyz"), ["", "abc", "xyz"]);
     assert_eq!(split(" a", " b"), ["", " a", " b"]);
-    assert_eq!(split("ab", "abcd"), ["a", "b", "bcd"], "neither rest is empty");
+    assert_eq!(split("ab", "abcd"), ["a", "b", "bcd"], "neither remainder may be empty");
     assert_eq!(split("same", "same"), ["sam", "e", "e"]);
     assert_eq!(split("éa", "éb"), ["é", "a", "b"]);
     assert_eq!(split("", "b"), ["", "", "b"]);
@@ -76,16 +76,16 @@ fn answers_are_split_where_they_begin_to_differ() {
     assert_eq!(of(json!([a, b]), json!([a, c, b])).unwrap(), expected);
     let error = of(json!([a]), json!([b])).unwrap_err();
     let why =
-        "there is no prompt, and `chosen` and `rejected` do not begin with the same message: give a `prompt` column";
+        "the row has no prompt, and `chosen` and `rejected` do not begin with the same message: add a `prompt` column";
     assert_eq!(error, why);
     for (chosen, rejected) in [(Content::from("a"), messages(json!([a]))), (messages(json!([a])), Content::from("a"))] {
         let error = Content::split_common(chosen, rejected).unwrap_err();
-        assert_eq!(error, "one of `chosen` and `rejected` is a text and the other a conversation");
+        assert_eq!(error, "`chosen` and `rejected` must both be strings or both be conversations");
     }
 }
 
 #[test]
-fn the_text_of_a_conversation_is_that_of_its_messages() {
+fn the_text_of_a_conversation_joins_its_messages() {
     assert_eq!(Content::from("hi").text(), "hi");
     let parts = json!([{"type": "text", "text": "b"}, {"type": "image"}, {"text": 7}, {"text": "c"}]);
     let chat = json!([{"role": "user", "content": "a"}, {"role": "user", "content": parts}, {"role": "assistant"},

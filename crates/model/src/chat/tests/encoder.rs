@@ -1,4 +1,5 @@
-//! Prompts and answers as token ids. Tokens are characters. The tokenizer puts `^` before every text, and `#` ends one.
+//! Prompts and answers as token ids. Tokens are characters. The tokenizer adds the start token `^` to every text; `#`
+//! is the end token.
 
 use super::*;
 
@@ -71,15 +72,15 @@ fn answers_are_encoded_after_their_prompt() {
     assert_eq!(answered(say(&[("user", "hi")]), say(&[("assistant", "ho"), ("user", "b")])), "tku:hi#a:ho#u:b#");
     let plain = all.plain().encode_answered(&say(&[("user", "hi")]), &"ho".into()).unwrap_err().to_string();
     assert_eq!(plain, NO_TEMPLATE);
-    // As in TRL, only the answer's own text decides whether it has its end token, and a start token in the text does
-    // not replace the one that the tokenizer adds.
+    // As in TRL, the end token is added unless the answer's own text ends with it, and the tokenizer's start token is
+    // added even if the text begins with one.
     assert_eq!(answered("hi#".into(), "".into()), "^hi##");
     assert_eq!(answered("hi".into(), "a#b".into()), "^hia#b#");
     assert_eq!(answered("^hi".into(), "a".into()), "^^hia#");
 }
 
 #[test]
-fn pairs_share_what_both_answers_begin_with() {
+fn a_pair_shares_the_common_beginning_of_both_answers() {
     let all = Encoders::new(TEMPLATE);
     let pair = |prompt: &Content, chosen: &str, rejected: &str| {
         let pair = all.chat().encode_pair(prompt, &chosen.into(), &rejected.into());
@@ -92,17 +93,17 @@ fn pairs_share_what_both_answers_begin_with() {
     assert_eq!(pair(&"hi".into(), "ab", "ac"), text(["^hi", "ab#", "ac#"]));
     assert_eq!(pair(&"hi".into(), "", "b"), text(["^hi", "#", "b#"]));
     assert_eq!(pair(&"hi#".into(), "", "b"), text(["^hi#", "#", "b#"]));
-    let same = "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it";
+    let same = "`chosen` and `rejected` have the same tokens, so the pair teaches nothing: remove it";
     assert_eq!(pair(&"hi".into(), "a", "a").unwrap_err(), same);
     assert_eq!(pair(&"hi".into(), "a", "a#").unwrap_err(), same);
-    // Here the answers begin with only a part of the prompt, or with none of it.
+    // With this template, the encoded answers begin with only a part of the prompt, or with none of it.
     let other = Encoders::new("{% for m in messages %}{{ m.content }}#{% endfor %}{{ 'b' if add_generation_prompt }}");
     let of = |prompt: &Content| other.chat().encode_pair(prompt, &"a".into(), &"c".into());
     let [shared, chosen, rejected] = of(&say(&[("user", "hi")])).unwrap().map(|ids| other.text(&ids));
     assert_eq!([shared, chosen, rejected], ["hi#", "a#", "c#"]);
     let nothing = Encoders::new("{{ 'b' if add_generation_prompt else messages[1].content }}");
     let error = nothing.chat().encode_pair(&say(&[("user", "hi")]), &"a".into(), &"c".into()).unwrap_err().to_string();
-    assert!(error.starts_with("the prompt has no token: give a `prompt` column, or answers that begin"), "{error}");
+    assert!(error.starts_with("the prompt has no tokens: add a `prompt` column, give answers that begin"), "{error}");
     // Whole conversations of a reward model need no prompt.
     let whole = |asked: &str| say(&[("user", asked), ("assistant", "so")]);
     let pair = all.chat().encode_pair(&Content::Messages(Vec::new()), &whole("a"), &whole("b")).unwrap();
@@ -112,7 +113,7 @@ fn pairs_share_what_both_answers_begin_with() {
 #[test]
 fn completions_are_encoded_with_their_prompt() {
     let all = Encoders::new(TEMPLATE);
-    // The ids as text, with a bar where the completion begins.
+    // Shows the ids as text, with a bar where the completion begins.
     let complete = |e: PromptEncoder<'_>, prompt: Content, completion: Content| {
         let completed = e.encode_completion(&prompt, &completion).map_err(|e| e.to_string())?;
         let (before, after) = completed.ids.split_at(completed.border);
@@ -120,9 +121,9 @@ fn completions_are_encoded_with_their_prompt() {
     };
     let (user, answer) = (|| say(&[("user", "hi")]), || say(&[("assistant", "ho")]));
     assert_eq!(complete(all.chat(), "hi".into(), " ho".into()).unwrap(), "^hi| ho#");
-    assert_eq!(complete(all.chat(), "hi".into(), "h#o".into()).unwrap(), "^hi|h#o#", "an end token within");
+    assert_eq!(complete(all.chat(), "hi".into(), "h#o".into()).unwrap(), "^hi|h#o#", "an end token within the text");
     assert_eq!(complete(all.chat(), "hi".into(), "ho#".into()).unwrap(), "^hi|ho#", "one end token");
-    assert_eq!(complete(all.chat(), user(), " ho".into()).unwrap(), "tku:hi#a:| ho#", "a text after a conversation");
+    assert_eq!(complete(all.chat(), user(), " ho".into()).unwrap(), "tku:hi#a:| ho#", "a string after a conversation");
     assert_eq!(complete(all.chat(), user(), answer()).unwrap(), "tku:hi#a:|ho#");
     let two = complete(all.chat(), user(), say(&[("assistant", "ho"), ("user", "b"), ("assistant", "c")]));
     assert_eq!(two.unwrap(), "tku:hi#a:|ho#u:b#a:c#");
@@ -130,9 +131,13 @@ fn completions_are_encoded_with_their_prompt() {
     let twice = complete(all.chat(), say(&[("user", "hi"), ("assistant", "he")]), answer());
     assert_eq!(twice.unwrap(), "tku:hi#a:he#a:|ho#");
     let error = complete(all.chat(), "hi".into(), answer()).unwrap_err();
-    assert!(error.starts_with("the prompt is a text, but the completion is a conversation: give both"), "{error}");
+    assert!(
+        error.starts_with("the prompt is a string, but the completion is a conversation: give two strings"),
+        "{error}"
+    );
     assert_eq!(complete(all.plain(), user(), answer()).unwrap_err(), NO_TEMPLATE);
-    // The template renders this prompt differently alone, so the completion begins where the tokens differ.
+    // The template renders this prompt differently without a completion, so the completion begins where the tokens
+    // differ.
     let other = Encoders::new("{{ messages | length }}{% for m in messages %}{{ m.content }}#{% endfor %}");
     assert_eq!(complete(other.chat(), user(), answer()).unwrap(), "|2hi#ho#");
     assert!(other.chat().encode_completion(&user(), &answer()).unwrap().prompt_differs);
@@ -155,14 +160,14 @@ fn the_assistants_tokens_end_with_the_turn() {
     };
     // Without a special token, everything printed belongs to the answer.
     assert_eq!(assistant_text(&plain(""), &chat).unwrap(), "ho\nhu\n");
-    // Special tokens inside the message end nothing. If several follow the message, the last one ends the turn.
+    // Special tokens inside the message do not end the turn. If several follow the message, the last one ends the turn.
     let twice = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "h#o"}]);
     assert_eq!(assistant_text(&plain(""), &twice).unwrap(), "h#o\n");
     assert_eq!(assistant_text(&plain("#"), &twice).unwrap(), "h#o#");
     assert_eq!(assistant_text(&plain("##"), &twice).unwrap(), "h#o##");
     // The last message ends differently from the others, and each message has its own end.
     assert_eq!(assistant_text(&plain("{% if not loop.last %}#{% endif %}"), &chat).unwrap(), "ho#hu");
-    // An assistant may speak first.
+    // The first message may be the assistant's.
     let first = json!([{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]);
     assert!(assistant_text(&plain("#"), &first).unwrap().ends_with("ho#"));
     // The template does not print this message.
@@ -170,8 +175,8 @@ fn the_assistants_tokens_end_with_the_turn() {
         {"role": "user", "content": "he"}]);
     let changes = "{% for m in messages %}{{ m.role }}{{ 'b' if loop.last else 'a' }}{% endfor %}";
     let error = assistant_text(changes, &calls).unwrap_err().to_string();
-    let why = "message 2 of the conversation: the chat template has no {% generation %}, and renders the conversation \
-               so differently";
+    let why = "message 2 of the conversation: the tokens of this answer are unknown, because the chat template has no \
+               {% generation %}";
     assert!(error.starts_with(why) && error.contains("write {% generation %} and {% endgeneration %}"), "{error}");
     let all = Encoders::new(TEMPLATE);
     let error = all.plain().encode_assistant(chat.as_array().unwrap(), &[]).unwrap_err().to_string();

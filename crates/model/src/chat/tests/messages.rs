@@ -7,7 +7,7 @@ fn rendered(template: &str, chat: &Chat<'_>) -> std::result::Result<String, Stri
 }
 
 #[test]
-fn reasoning_is_read_under_the_first_of_its_names() {
+fn reasoning_is_read_from_the_first_key_that_a_message_has() {
     let template = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}";
     let messages = json!([
         {"role": "assistant", "reasoning_content": "a", "thinking": "b", "reasoning": "c"},
@@ -22,7 +22,7 @@ fn reasoning_is_read_under_the_first_of_its_names() {
 }
 
 #[test]
-fn variables_are_transformers() {
+fn templates_get_the_same_variables_as_in_transformers() {
     let messages = [json!({"role": "user", "content": "hi"})];
     let tools = [json!({"name": "f"})];
     let kwargs = json!({"documents": 5, "messages": 6, "tools": 7, "add_generation_prompt": 8, "eos_token": "<e>"});
@@ -36,21 +36,21 @@ fn variables_are_transformers() {
 }
 
 #[test]
-fn conversations_that_cannot_be_rendered_say_why() {
+fn rendering_errors_name_their_cause() {
     let messages = [json!({"role": "user", "content": "hi"})];
     let chat = Chat { messages: &messages, ..Chat::default() };
     let error = rendered("x", &Chat { messages: &[], ..chat }).unwrap_err();
     assert_eq!(error, "chat template: a conversation needs at least one message");
     let error = rendered("x", &Chat { messages: &[json!("hi")], ..chat }).unwrap_err();
-    assert_eq!(error, "chat template: a message is an object with role and content, not \"hi\"");
+    assert_eq!(error, "chat template: a message must be an object with `role` and `content`, got \"hi\"");
     let error = rendered("x", &Chat { add_generation_prompt: true, continue_final_message: true, ..chat }).unwrap_err();
-    assert_eq!(error, "chat template: continue_final_message and add_generation_prompt exclude each other");
+    assert_eq!(error, "chat template: continue_final_message and add_generation_prompt cannot both be true");
     for flags in [(true, false), (false, true)] {
         let (add_generation_prompt, continue_final_message) = flags;
         let chat = Chat { add_generation_prompt, continue_final_message, ..chat };
         assert_eq!(rendered("{{ messages[0].content }}", &chat).unwrap(), "hi");
     }
-    // An error within an included template is reported with the place of the include.
+    // An error in an included template is reported with the location of the include.
     let sources = [("default", "{% include 'inner' %}"), ("inner", "\n{{ raise_exception('deep inside') }}")];
     let sources = sources.map(|(name, source)| (name.to_owned(), source.to_owned()));
     let error =
@@ -59,7 +59,7 @@ fn conversations_that_cannot_be_rendered_say_why() {
 }
 
 #[test]
-fn the_last_text_is_continued() {
+fn continue_final_message_ends_the_text_within_the_last_message() {
     let template = "{% for m in messages %}[{% if m.content is string %}{{ m.content }}{% else %}\
                     {% for part in m.content %}{{ part.text }},{% endfor %}{% endif %}]{% endfor %}";
     let go = |content: Value| {
@@ -75,7 +75,8 @@ fn the_last_text_is_continued() {
     }
     let messages = [json!({"role": "assistant", "content": "so"})];
     let chat = Chat { messages: &messages, continue_final_message: true, ..Chat::default() };
-    let changed = "chat template: continue_final_message: the last message is not in the rendered text as it was given";
+    let changed = "chat template: continue_final_message: the rendered text does not contain the last message \
+                   unchanged";
     for template in ["nothing of it", "{{ messages[0].content | replace('so', 'no') }}"] {
         assert_eq!(rendered(template, &chat).unwrap_err(), changed, "{template}");
     }
@@ -86,7 +87,7 @@ fn the_last_text_is_continued() {
 }
 
 #[test]
-fn templates_lie_in_files_or_in_the_configuration() {
+fn template_files_take_precedence_over_the_tokenizer_config() {
     let dir = tempfile::tempdir().unwrap();
     let load = || ModelFiles::read(dir.path()).and_then(|files| ChatTemplate::of(&files, &special(), PromptTime(0)));
     let write = |name: &str, text: &str| {
@@ -99,7 +100,7 @@ fn templates_lie_in_files_or_in_the_configuration() {
     for bad in [r#"[{"name": "default"}]"#, r#"[{"template": "d"}]"#, r#"[{"name": 1, "template": "d"}]"#, "7", "{}"] {
         write("tokenizer_config.json", &format!(r#"{{"chat_template": {bad}}}"#));
         let error = load().unwrap_err().to_string();
-        assert!(error.ends_with("`chat_template` is neither a template nor a list of named ones"), "{bad}: {error}");
+        assert!(error.ends_with("`chat_template` must be a string or a list of named templates"), "{bad}: {error}");
     }
     let named = r#"[{"name": "rag", "template": "r"}, {"name": "b", "template": "s"}]"#;
     write("tokenizer_config.json", &format!(r#"{{"chat_template": {named}}}"#));
@@ -108,15 +109,15 @@ fn templates_lie_in_files_or_in_the_configuration() {
     let tools = [json!({"name": "f"})];
     let chat = Chat { messages: &messages, ..Chat::default() };
     let error = template.render(&chat).unwrap_err().to_string();
-    assert_eq!(error, "chat template: there are several, and none is the default: b, rag");
-    assert_eq!(template.source(), "s", "the first by name, where none is the default");
+    assert_eq!(error, "chat template: the model has several templates, but none is named `default`: b, rag");
+    assert_eq!(template.source(), "s", "without a default, source() returns the first by name");
 
-    // There are several template files; other files are not templates.
+    // The folder may contain several templates; files with other extensions are not templates.
     write("additional_chat_templates/tool_use.jinja", "tools");
     write("additional_chat_templates/notes.txt", "{% not a template");
     let template = load().unwrap().unwrap();
     assert_eq!(template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(), "tools");
-    assert!(template.render(&chat).is_err(), "the configuration is not read beside files");
+    assert!(template.render(&chat).is_err(), "with template files, tokenizer_config.json is not read");
     write("chat_template.jinja", "plain");
     let template = load().unwrap().unwrap();
     assert_eq!(template.source(), "plain");
@@ -124,7 +125,11 @@ fn templates_lie_in_files_or_in_the_configuration() {
     assert_eq!(template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(), "tools");
     std::fs::remove_file(dir.path().join("additional_chat_templates/tool_use.jinja")).unwrap();
     let template = load().unwrap().unwrap();
-    assert_eq!(template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(), "plain", "there is no other");
+    assert_eq!(
+        template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(),
+        "plain",
+        "the directory has no other template"
+    );
     std::fs::create_dir(dir.path().join("additional_chat_templates/folder.jinja")).unwrap();
-    assert!(load().unwrap_err().to_string().contains("folder.jinja"), "what cannot be read is no missing file");
+    assert!(load().unwrap_err().to_string().contains("folder.jinja"), "an unreadable file is not a missing file");
 }

@@ -1,4 +1,4 @@
-//! Contents that are lists of parts: those that are rendered and those that are rejected.
+//! Message contents that are lists of parts: accepted and rejected lists.
 
 use super::*;
 
@@ -22,11 +22,11 @@ fn refusal(template: &str, message: Value) -> Option<String> {
 }
 
 #[test]
-fn a_content_of_parts_is_in_the_rendered_text_or_refused() {
+fn content_parts_are_refused_unless_the_template_renders_them() {
     let text = |text: &str| json!({"type": "text", "text": text});
-    let leaves_out = "the chat template leaves out its text";
-    let list = "the chat template prints its content as a list";
-    let media = "and models here read text only";
+    let leaves_out = "the chat template drops the text";
+    let list = "the chat template prints the list itself";
+    let media = "but the model reads text only";
     let mut wrong = Vec::new();
     for (template, role, content, expected) in [
         (PLAIN, "user", json!("hello"), None),
@@ -86,16 +86,16 @@ fn a_content_of_parts_is_in_the_rendered_text_or_refused() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let error = refusal(TEXTS, json!({"role": "user", "content": [text("hello")]})).unwrap();
-    let words = "message 1 (user) has a list of parts as its content, and the chat template leaves out its text \
-                 \"hello\": write the content as one text";
+    let words = "message 1 (user) has a list of parts as its content, but the chat template drops the text \"hello\": \
+                 write the content as one string";
     assert_eq!(error, words);
     let error = refusal(PARTS, json!({"role": "user", "content": "a", "images": ["x.png"]})).unwrap();
-    assert_eq!(error, "message 1 has a part of type `images`, and models here read text only");
+    assert_eq!(error, "message 1 has a part of type `images`, but the model reads text only");
 }
 
 /// The refused message is the second of three.
 #[test]
-fn a_message_whose_text_is_left_out_is_found() {
+fn a_message_missing_from_the_rendered_text_is_found() {
     let mut wrong = Vec::new();
     for (content, rendered, is_left_out) in [
         ("hello", "user: hello\n", false),
@@ -120,7 +120,7 @@ fn a_message_whose_text_is_left_out_is_found() {
 }
 
 #[test]
-fn a_template_is_asked_which_variables_it_reads() {
+fn a_template_reports_the_variables_it_reads() {
     let source = "{% if enable_thinking is defined and enable_thinking %}x{% endif %}{% for t in tools %}{{ t }}\
                   {% endfor %}{% set own = 1 %}{{ own }}{{ messages[0].content }}";
     let template = ChatTemplate::new(source, &special()).unwrap();
@@ -130,7 +130,7 @@ fn a_template_is_asked_which_variables_it_reads() {
 }
 
 #[test]
-fn values_that_hold_nothing_and_names_of_media_are_known() {
+fn empty_values_and_media_column_names_are_recognised() {
     for nothing in
         [json!(null), json!(""), json!([]), json!({}), json!([null, ""]), json!({"bytes": null}), json!(false)]
     {

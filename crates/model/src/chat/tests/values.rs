@@ -8,7 +8,7 @@ fn refused(template: &str, kwargs: Value) -> String {
 }
 
 #[test]
-fn floats_print_the_shortest_digits_and_an_exponent_where_python_has_one() {
+fn floats_print_as_pythons_repr() {
     for (x, text) in [
         (1e16, "1e+16"),
         (1e15, "1000000000000000.0"),
@@ -42,12 +42,12 @@ fn strings_in_lists_are_quoted_and_escaped() {
         ("", "['']"),
     ] {
         assert_eq!(render("{{ [x] }}", json!({"x": x})), text);
-        assert_eq!(render("{{ x }}", json!({"x": x})), x, "alone it prints as it is");
+        assert_eq!(render("{{ x }}", json!({"x": x})), x, "a string by itself prints without quotes");
     }
 }
 
 #[test]
-fn collections_print_as_pythons() {
+fn lists_tuples_and_dicts_print_as_in_python() {
     let x = json!({"x": 1, "t": true, "n": null});
     assert_eq!(
         render("{{ (x,) }} {{ (x, t) }} {{ [x, [t, n]] }} {{ [] }}", x.clone()),
@@ -57,7 +57,7 @@ fn collections_print_as_pythons() {
     let nested = |n: usize| (0..n).fold(json!(1), |inner, _| json!([inner]));
     assert_eq!(render("{{ x }}", json!({"x": nested(200)})).len(), 401);
     assert_eq!(render("{{ x | tojson }}", json!({"x": nested(200)})).len(), 401);
-    assert!(refused("{{ x }}", json!({"x": nested(201)})).contains("lists within lists: a template may not build"));
+    assert!(refused("{{ x }}", json!({"x": nested(201)})).contains("nested lists: templates must not build"));
     assert!(refused("{{ x | tojson }}", json!({"x": nested(201)})).contains("tojson: nested too deeply"));
     let maps = |n: usize| (0..n).fold(json!(1), |inner, _| json!({"k": inner}));
     assert!(render("{{ x }}", json!({"x": maps(200)})).starts_with("{'k': {'k': "));
@@ -68,7 +68,7 @@ fn collections_print_as_pythons() {
 }
 
 #[test]
-fn json_strings_and_keys_are_pythons() {
+fn json_strings_and_keys_are_escaped_as_in_python() {
     let x = json!({"x": "\u{8}\u{c}\r\t\u{1f} \u{7f}/é", "one": 1, "t": true, "n": null, "f": 1.5});
     assert_eq!(render("{{ x | tojson }}", x.clone()), "\"\\b\\f\\r\\t\\u001f \u{7f}/é\"");
     assert_eq!(render("{{ x | tojson(true) }}", x.clone()), "\"\\b\\f\\r\\t\\u001f \\u007f/\\u00e9\"");
@@ -78,7 +78,7 @@ fn json_strings_and_keys_are_pythons() {
 }
 
 #[test]
-fn each_argument_of_tojson_has_its_place_and_its_name() {
+fn tojson_takes_positional_and_keyword_arguments() {
     let x = || json!({"x": {"b": [1, "é"], "a": 2}});
     let lines = "{\n  \"b\": [\n    1,\n    \"é\"\n  ],\n  \"a\": 2\n}";
     for (arguments, text) in [
@@ -99,7 +99,7 @@ fn each_argument_of_tojson_has_its_place_and_its_name() {
         assert_eq!(render(&format!("{{{{ x | tojson({arguments}) }}}}"), x()), text, "{arguments}");
     }
     assert_eq!(render("{{ [1] | tojson(indent=64) }}", x()), format!("[\n{}1\n]", " ".repeat(64)));
-    let (number, pair) = ("indent is neither a small number nor a string", "separators are not two strings");
+    let (number, pair) = ("indent must be a small number or a string", "separators must be two strings");
     for (arguments, why) in [
         ("false, none, none, true, 1", "too many arguments"),
         ("indent=65", number),
@@ -113,18 +113,20 @@ fn each_argument_of_tojson_has_its_place_and_its_name() {
         let error = refused(&format!("{{{{ x | tojson({arguments}) }}}}"), x());
         assert!(error.contains(why), "{arguments}: {error}");
     }
-    assert!(refused("{{ gone | tojson }}", x()).contains("tojson: a value of kind undefined is not JSON"));
+    assert!(
+        refused("{{ gone | tojson }}", x()).contains("tojson: a value of kind undefined cannot be written as JSON")
+    );
 }
 
-/// Tests every day from 1970 into the next cycle of 400 years against a calendar that counts days.
+/// Compares every day from 1970 into the next 400-year cycle with a calendar that counts days.
 #[test]
-fn every_day_is_the_day_after_the_one_before() {
+fn strftime_advances_by_one_day_over_400_years() {
     let days = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    let (mut year, mut month, mut day, mut of_year) = (1970_u64, 1, 1, 1);
+    let (mut year, mut month, mut day, mut day_of_year) = (1970_u64, 1, 1, 1);
     for n in 0..160_000_u64 {
         if !(3..=27).contains(&day) || n % 97 == 0 {
             let found = python::strftime("%Y-%m-%d %j %a", n * 86_400 + n % 86_400);
-            let expected = format!("{year}-{month:02}-{day:02} {of_year:03} {}", days[(n % 7) as usize]);
+            let expected = format!("{year}-{month:02}-{day:02} {day_of_year:03} {}", days[(n % 7) as usize]);
             assert_eq!(found, expected, "day {n}");
         }
         let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
@@ -133,19 +135,19 @@ fn every_day_is_the_day_after_the_one_before() {
             4 | 6 | 9 | 11 => 30,
             _ => 31,
         };
-        (day, of_year) = (day + 1, of_year + 1);
+        (day, day_of_year) = (day + 1, day_of_year + 1);
         if day > length {
             (month, day) = (month + 1, 1);
         }
         if month > 12 {
-            (year, month, of_year) = (year + 1, 1, 1);
+            (year, month, day_of_year) = (year + 1, 1, 1);
         }
     }
-    assert!(year > 2400, "so the change of the cycle is among them");
+    assert!(year > 2400, "the tested days must cross the 400-year cycle");
 }
 
 #[test]
-fn the_parts_of_a_time_are_pythons() {
+fn strftime_conversions_match_python() {
     for (seconds, text) in [
         (0, "12 AM 00:00:00"),
         (59, "12 AM 00:00:59"),
@@ -166,13 +168,13 @@ fn the_parts_of_a_time_are_pythons() {
     // 1 March 2005, a Tuesday.
     let at = |format: &str| python::strftime(format, 1_109_635_200);
     assert_eq!(at("%y %m %h %b %B %a %A %F"), "05 03 Mar Mar March Tue Tuesday 2005-03-01");
-    assert_eq!(at("100%% %q %é%"), "100% %q %é%", "what is unknown stays");
+    assert_eq!(at("100%% %q %é%"), "100% %q %é%", "unknown conversions are kept");
     let year: u64 = render("{{ strftime_now('%Y') }}", json!({})).parse().unwrap();
     assert!((2024..2200).contains(&year), "{year}");
 }
 
 #[test]
-fn numbers_are_compared_as_pythons() {
+fn comparisons_match_python() {
     let x = json!({"n": 1, "a": "a"});
     let template = "{{ n < 1 }} {{ n <= 1 }} {{ n > 1 }} {{ n >= 1 }} {{ n < 2 }} {{ n > 0 }} {{ n == 1 }} \
                     {{ n != 1 }} {{ n <= 0 }} {{ n >= 2 }} {{ a == 'b' }} {{ a != 'b' }}";

@@ -14,7 +14,7 @@ fn plain(theta: f64, dim: usize) -> Vec<f64> {
 }
 
 #[test]
-fn each_kind_is_its_formula() {
+fn each_rope_type_matches_its_formula() {
     for (theta, dim) in [(10_000.0, 64), (500_000.0, 128), (10.0, 6)] {
         let base = plain(theta, dim);
         let (found, factor) = Rope { theta, scaling: RopeScaling::Default }.inv_freq(dim);
@@ -42,7 +42,7 @@ fn each_kind_is_its_formula() {
         for (factor, fast, slow, context) in [
             (4.0, 32.0, 1.0, 4096.0),
             (16.0, 8.0, 2.0, 1024.0),
-            // This ramp would begin before the first dimension and end after the last.
+            // The ends of this ramp are beyond the first and last dimension, so they are clamped.
             (2.0, 1e6, 1e-9, 2048.0),
             // This ramp has length 0.
             (2.0, 3.0, 3.0, 2048.0),

@@ -1,4 +1,4 @@
-//! Every setting: its default for each family, its limits, and the values that are rejected.
+//! The default of every setting for each family, its limits, and rejected values.
 
 use super::*;
 use crate::Head;
@@ -15,7 +15,7 @@ fn bare(family: &str, more: Value) -> Result<ModelConfig> {
 /// The defaults of transformers' configuration classes, in order: KV heads, head dim, positions, ε, θ, tied, ids of
 /// start, end and padding.
 #[test]
-fn absent_fields_have_the_defaults_of_their_family() {
+fn absent_fields_get_the_defaults_of_the_family() {
     type Row = (&'static str, [usize; 3], f32, f64, bool, [Option<u32>; 3]);
     let rows: [Row; 8] = [
         ("llama", [32, 16, 2048], 1e-6, 1e4, false, [Some(1), Some(2), None]),
@@ -47,12 +47,12 @@ fn absent_fields_have_the_defaults_of_their_family() {
         }
         assert_eq!((c.qkv_width(), c.head_rows()), ((32 + 2 * kv) * head_dim, (!tied).then_some(50)), "{family}");
         let slides: Vec<bool> = c.windows.iter().map(Option::is_some).collect();
-        let (every, of_all) = match family {
+        let (every, all_slide) = match family {
             "olmo3" => (4, false),
             "gemma3_text" => (6, false),
             _ => (1, family == "mistral"),
         };
-        assert_eq!(slides, (1..=12).map(|layer| of_all || layer % every != 0).collect::<Vec<_>>(), "{family}");
+        assert_eq!(slides, (1..=12).map(|layer| all_slide || layer % every != 0).collect::<Vec<_>>(), "{family}");
         assert!(c.windows.iter().flatten().all(|&window| window == 4096), "{family}");
         let local: Vec<bool> = c.layer_ropes.iter().map(|rope| *rope == LayerRope::Local).collect();
         assert_eq!(local, slides.iter().map(|&s| s && family != "mistral").collect::<Vec<_>>(), "{family}");
@@ -74,16 +74,20 @@ fn absent_fields_have_the_defaults_of_their_family() {
 }
 
 #[test]
-fn null_and_absent_differ_where_transformers_makes_them_differ() {
+fn null_and_absent_fields_differ_as_in_transformers() {
     for family in ["mistral", "qwen2", "smollm3", "gemma3_text"] {
-        assert_eq!(bare(family, json!({"num_key_value_heads": null})).unwrap().num_kv_heads, 32, "as many as heads");
+        assert_eq!(
+            bare(family, json!({"num_key_value_heads": null})).unwrap().num_kv_heads,
+            32,
+            "as many KV heads as query heads"
+        );
         assert_eq!(bare(family, json!({"num_key_value_heads": 16})).unwrap().num_kv_heads, 16);
     }
     assert_eq!(bare("qwen3", json!({"head_dim": null})).unwrap().head_dim, 128);
     assert_eq!(bare("qwen3", json!({"head_dim": 64})).unwrap().head_dim, 64);
     assert_eq!(bare("llama", json!({"head_dim": null})).unwrap().head_dim, 16);
     let odd = json!({"hidden_size": 500, "head_dim": 64});
-    assert_eq!(bare("llama", odd).unwrap().head_dim, 64, "a head dim of its own divides nothing");
+    assert_eq!(bare("llama", odd).unwrap().head_dim, 64, "an explicit head_dim need not divide hidden_size");
     let windows = |more: Value| bare("mistral", more).unwrap().windows[0];
     assert_eq!(
         [windows(json!({})), windows(json!({"sliding_window": null})), windows(json!({"sliding_window": 7}))],
@@ -92,7 +96,7 @@ fn null_and_absent_differ_where_transformers_makes_them_differ() {
 }
 
 #[test]
-fn fields_that_change_the_arithmetic_are_refused_and_others_are_read() {
+fn unsupported_arithmetic_settings_are_refused() {
     for (key, neutral) in [
         ("attention_dropout", &[json!(0), json!(0.0)][..]),
         ("hidden_dropout", &[json!(0), json!(0.0)]),
@@ -139,7 +143,7 @@ fn fields_that_change_the_arithmetic_are_refused_and_others_are_read() {
 }
 
 #[test]
-fn heads_are_named_by_the_architecture() {
+fn the_architecture_name_selects_the_head() {
     let scores = |more: Value| {
         let mut fields = json!({"architectures": ["LlamaForSequenceClassification", "Other"]});
         fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -147,12 +151,17 @@ fn heads_are_named_by_the_architecture() {
     };
     let labels = |more: Value| match scores(more).unwrap().head {
         Head::Score(labels) => labels,
-        Head::Lm => panic!("a head of scores"),
+        Head::Lm => panic!("expected a score head"),
     };
     assert_eq!(labels(json!({})), 2);
     assert_eq!(labels(json!({"num_labels": 5})), 5);
     assert_eq!(labels(json!({"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 5})), 3);
-    assert!(scores(json!({"id2label": {}})).unwrap_err().to_string().contains("`id2label` = {}: has no label"));
+    assert!(
+        scores(json!({"id2label": {}}))
+            .unwrap_err()
+            .to_string()
+            .contains("`id2label` = {}: must have at least one label")
+    );
     assert!(scores(json!({"num_labels": 0})).is_err());
     for lm in [json!(["LlamaForCausalLM"]), json!([]), json!(null), json!(["ForSequenceClassificationX"]), json!("x")] {
         assert_eq!(with(json!({"architectures": lm})).unwrap().head, Head::Lm);
@@ -170,10 +179,10 @@ fn heads_are_named_by_the_architecture() {
 }
 
 #[test]
-fn models_that_compute_in_bf16_have_even_sizes() {
+fn bf16_models_must_have_even_sizes() {
     let c = with(json!({"intermediate_size": 171})).unwrap();
     let error = c.computing_in(DType::Bf16).unwrap_err().to_string();
-    let why = "is odd, and bf16 takes even sizes: compute with dtype = \"f32\"";
+    let why = "must be even for bf16: set dtype = \"f32\"";
     assert_eq!(error, format!("config.json: `intermediate_size` = 171: {why}"));
     assert_eq!(c.computing_in(DType::F32).unwrap().compute, DType::F32);
     let odd = with(json!({"hidden_size": 65, "head_dim": 8})).unwrap();
@@ -190,12 +199,16 @@ fn models_that_compute_in_bf16_have_even_sizes() {
 }
 
 #[test]
-fn windows_are_those_of_the_layers_that_slide() {
+fn each_layer_gets_the_sliding_window_of_its_type() {
     let windows = |family: &str, more: Value| bare(family, more).unwrap().windows;
     let only =
         |layers: &[usize], window: usize| (0..12).map(|l| layers.contains(&l).then_some(window)).collect::<Vec<_>>();
     for family in ["qwen2", "qwen3"] {
-        assert_eq!(windows(family, json!({"sliding_window": 7})), only(&[], 7), "it is not switched on");
+        assert_eq!(
+            windows(family, json!({"sliding_window": 7})),
+            only(&[], 7),
+            "use_sliding_window is false by default"
+        );
         let on = |more: Value| {
             let mut fields = json!({"use_sliding_window": true, "sliding_window": 7});
             fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -203,7 +216,7 @@ fn windows_are_those_of_the_layers_that_slide() {
         };
         assert_eq!(on(json!({"max_window_layers": 9})), only(&[9, 10, 11], 7));
         assert_eq!(on(json!({"max_window_layers": 0})), vec![Some(7); 12]);
-        assert_eq!(on(json!({})), only(&[], 7), "from layer 28 on");
+        assert_eq!(on(json!({})), only(&[], 7), "max_window_layers is 28 by default");
         assert_eq!(on(json!({"sliding_window": null, "max_window_layers": 0})), only(&[], 7));
         assert_eq!(
             bare(family, json!({"use_sliding_window": true, "num_hidden_layers": 30})).unwrap().windows[27..],
@@ -230,7 +243,7 @@ fn windows_are_those_of_the_layers_that_slide() {
     let local = |more: Value| bare("gemma3_text", more).unwrap().local_rope.unwrap().theta;
     assert_eq!((local(json!({"rope_local_base_freq": 77})), local(json!({"rope_theta": 5}))), (77.0, 10_000.0));
     let error = bare("mistral", json!({"layer_types": types(&[3])})).unwrap_err().to_string();
-    assert!(error.contains("is not supported for mistral, whose layers are all alike"), "{error}");
+    assert!(error.contains("is not supported for mistral, whose layers must all have the same attention"), "{error}");
     let all: Vec<usize> = (0..12).collect();
     assert_eq!(windows("mistral", json!({"layer_types": types(&all), "sliding_window": 9})), vec![Some(9); 12]);
     assert!(bare("mistral", json!({"layer_types": types(&all), "sliding_window": null})).is_err());
@@ -256,7 +269,7 @@ fn windows_are_those_of_the_layers_that_slide() {
     assert_eq!(
         off(json!({"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]})),
         [1, 11],
-        "more are not read"
+        "entries beyond num_hidden_layers are ignored"
     );
     for bad in [json!(vec![1; 11]), json!(4), json!({})] {
         let error = bare("smollm3", json!({"no_rope_layers": bad})).unwrap_err().to_string();
@@ -267,7 +280,7 @@ fn windows_are_those_of_the_layers_that_slide() {
 }
 
 #[test]
-fn biases_are_where_their_family_has_them() {
+fn each_family_reads_its_own_bias_settings() {
     let biases = |family: &str, more: Value| {
         let c = bare(family, more).unwrap();
         (c.attention_bias, c.attention_output_bias, c.mlp_bias)

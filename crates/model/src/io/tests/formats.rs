@@ -16,7 +16,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn metadata_and_data_lie_where_readers_expect_them() {
+fn metadata_comes_first_and_data_is_aligned_to_8_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     for extra in 0..9 {
@@ -24,14 +24,14 @@ fn metadata_and_data_lie_where_readers_expect_them() {
         save_tensors_with(&path, &tied(), FileDType::Bf16, &[("mine", &value)]).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-        assert_eq!(length % 8, 0, "data at a multiple of 8");
+        assert_eq!(length % 8, 0, "the data must start at a multiple of 8");
         let all = |name: &str| metadata(&path, &bytes, name).unwrap();
         assert_eq!(
             (all("format").as_deref(), all("mine").as_deref(), all("other")),
             (Some("pt"), Some(&value[..]), None)
         );
         assert_eq!(read_metadata(&path, "mine").unwrap(), Some(value));
-        // The checksum covers the file with zeros in the checksum's place.
+        // The checksum is computed with zeros in place of its own digits.
         let place = find_checksum(&bytes).unwrap();
         let recorded = String::from_utf8(bytes[place.clone()].to_vec()).unwrap();
         let mut zeros = bytes.clone();
@@ -58,7 +58,7 @@ fn metadata_and_data_lie_where_readers_expect_them() {
 }
 
 #[test]
-fn weights_are_cut_into_files_of_a_largest_size() {
+fn weights_are_split_into_shards_below_the_size_limit() {
     // The tensors have 80, 64 and 16 bytes in f32.
     for (max_shard_bytes, files) in [
         (160, vec![3]),
@@ -94,16 +94,16 @@ fn weights_are_cut_into_files_of_a_largest_size() {
     let half = SaveOptions { dtype: FileDType::F16, max_shard_bytes: 80 };
     let dir = tempfile::tempdir().unwrap();
     save_model(dir.path(), &config(true), &tied(), None, half).unwrap();
-    assert!(dir.path().join("model.safetensors").exists(), "half the bytes");
+    assert!(dir.path().join("model.safetensors").exists(), "f16 takes half the bytes of f32");
     assert_eq!((SaveOptions::default().max_shard_bytes, SaveOptions::default().dtype), (5_000_000_000, FileDType::F32));
     let bf16 = config(true).computing_in(kernels::DType::Bf16);
-    assert!(bf16.is_err(), "an odd size");
+    assert!(bf16.is_err(), "bf16 requires even sizes");
     let computing = |compute| SaveOptions::exact(&ModelConfig { compute, ..config(true) }).dtype;
     assert_eq!((computing(kernels::DType::Bf16), computing(kernels::DType::F32)), (FileDType::Bf16, FileDType::F32));
 }
 
 #[test]
-fn the_configuration_is_written_as_it_was_read() {
+fn saving_keeps_every_field_of_the_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let saved = |fields: Value, dtype: FileDType| {
         let mut json: Value = json!({"model_type": "llama", "hidden_size": 4, "intermediate_size": 4,
@@ -130,7 +130,7 @@ fn the_configuration_is_written_as_it_was_read() {
 }
 
 #[test]
-fn other_files_than_weights_are_copied() {
+fn tokenizer_and_template_files_are_copied() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let tokenizer = [
         "added_tokens.json",
@@ -162,14 +162,14 @@ fn other_files_than_weights_are_copied() {
     assert_eq!(
         json_of(&to.path().join("generation_config.json"))["of"],
         "generation_config.json",
-        "not that of the config"
+        "generation_config.json must be the copied file"
     );
     assert_eq!(json_of(&to.path().join("config.json"))["model_type"], "llama");
     assert_eq!(ModelFiles::read(&from.path().join("none")).unwrap().write_tokenizer(to.path()).ok(), Some(()));
 }
 
 #[test]
-fn files_of_processes_that_are_gone_are_removed() {
+fn partial_files_of_terminated_processes_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let long = "n".repeat(250);
@@ -198,7 +198,7 @@ fn files_of_processes_that_are_gone_are_removed() {
     let mut expected = kept.to_vec();
     expected.sort();
     assert_eq!(names(dir.path()), expected);
-    // Writing a file removes the files left by an earlier process, and leaves no temporary file, even after an error.
+    // Writing a file removes files left by an earlier process. No temporary file remains, even after an error.
     std::fs::write(at(&removed[0]), "x").unwrap();
     write_atomically(&at("a.json"), |out| out.write_all(b"new").map_err(|e| Error::io("a.json", e))).unwrap();
     let failed = write_atomically(&at("a.json"), |out| {
@@ -214,9 +214,9 @@ fn files_of_processes_that_are_gone_are_removed() {
     assert!(write_atomically(Path::new("/"), |_| Ok(())).unwrap_err().to_string().contains("is not a file name"));
 }
 
-/// In another container the same PID is another process. The lock shows that the writer is alive.
+/// The same PID can be another process in another container, so the lock decides whether the writer is alive.
 #[test]
-fn files_of_processes_that_live_elsewhere_are_kept() {
+fn locked_partial_files_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let gone = 4_194_304_u32;
@@ -228,10 +228,10 @@ fn files_of_processes_that_live_elsewhere_are_kept() {
     let mut locks = [&file, &other, &directory].map(|path| Some(lock_partial(path).unwrap()));
     sweep_partial(&at("a.json"));
     assert_eq!(there(), [true; 3]);
-    // Another writer neither removes these files nor has its own removed.
+    // A write in the same directory keeps the locked files, and locks its own temporary file.
     write_atomically(&at("a.json"), |out| {
         let own = at(&format!(".a.json.{}.partial", std::process::id()));
-        assert!(own.exists() && lock_partial(&own).is_none(), "it is locked as long as it is written");
+        assert!(own.exists() && lock_partial(&own).is_none(), "a file must be locked while it is written");
         out.write_all(b"new").map_err(|e| Error::io("a.json", e))
     })
     .unwrap();
@@ -245,11 +245,11 @@ fn files_of_processes_that_live_elsewhere_are_kept() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_flushed_is_an_error() {
+fn a_failed_directory_flush_is_an_error() {
     use super::super::save::sync_directory;
     let dir = tempfile::tempdir().unwrap();
     sync_directory(dir.path()).unwrap();
-    // A path that is only a name refers to the working directory.
+    // A bare file name refers to the working directory.
     sync_directory(Path::new("")).unwrap();
     let missing = dir.path().join("missing");
     let why = sync_directory(&missing).unwrap_err().to_string();
@@ -257,7 +257,7 @@ fn a_directory_that_cannot_be_flushed_is_an_error() {
 }
 
 #[test]
-fn tensors_that_belong_to_no_model_are_counted() {
+fn the_error_for_unexpected_tensors_counts_them() {
     let dir = tempfile::tempdir().unwrap();
     let save = |names: &[(&str, &[usize])]| {
         save_model(dir.path(), &config(true), &held(names), None, SaveOptions::default()).unwrap();
@@ -269,29 +269,39 @@ fn tensors_that_belong_to_no_model_are_counted() {
         load(dir.path(), &config(true), &wanted).unwrap_err().to_string()
     };
     let one = error(&[("b", &[2, 3])]);
-    assert!(one.ends_with("tensor `b`: is not of this model: unexpected, with shape [2, 3]"), "{one}");
+    assert!(one.ends_with("tensor `b`: is unexpected: the model has no such tensor (shape [2, 3])"), "{one}");
     let three = error(&[("b", &[2]), ("a", &[1]), ("c", &[3])]);
-    assert!(three.ends_with("tensor `a`: is not of this model: unexpected, with shape [1] (and 2 more)"), "{three}");
+    assert!(
+        three.ends_with("tensor `a`: is unexpected: the model has no such tensor (shape [1]) (and 2 more)"),
+        "{three}"
+    );
     save(&[norm, ("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])]);
-    assert_eq!(load(dir.path(), &config(true), &wanted).unwrap(), wanted, "what follows from the configuration");
+    assert_eq!(
+        load(dir.path(), &config(true), &wanted).unwrap(),
+        wanted,
+        "tensors derived from the configuration are ignored"
+    );
     assert!(error(&[("rotary_emb.inv_freq.x", &[2])]).contains("unexpected"));
     // A file may contain a tied head only if the model ties it.
     save(&[norm, ("lm_head.weight", &[5, 4])]);
     fails_with(load(dir.path(), &config(false), &wanted), &["lm_head.weight", "unexpected"]);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     std::fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
-    fails_with(load(dir.path(), &config(true), &wanted), &["index.json: has no object `weight_map`"]);
+    fails_with(load(dir.path(), &config(true), &wanted), &["index.json: must have an object `weight_map`"]);
     std::fs::write(dir.path().join("model.safetensors.index.json"), r#"{"weight_map": {"x": 7}}"#).unwrap();
-    fails_with(load(dir.path(), &config(true), &wanted), &["tensor `x`: is in 7, which is not a file name"]);
+    fails_with(
+        load(dir.path(), &config(true), &wanted),
+        &["tensor `x`: the index places the tensor in 7, which is not a file name"],
+    );
 }
 
 #[test]
-fn a_source_gives_as_many_elements_as_its_shape_has() {
+fn a_source_must_provide_as_many_elements_as_its_shape() {
     let dir = tempfile::tempdir().unwrap();
     let mut short = tied();
     short.data.get_mut("model.norm.weight").unwrap().pop();
     let error = save_tensors(&dir.path().join("x"), &short, FileDType::F32).unwrap_err().to_string();
-    assert!(error.ends_with("tensor `model.norm.weight`: has 3 elements, its shape [4] has 4"), "{error}");
+    assert!(error.ends_with("tensor `model.norm.weight`: has 3 elements, but its shape [4] has 4"), "{error}");
     assert_eq!(tied().get(EMBEDDING).unwrap(), tied().data[EMBEDDING]);
     let mut large = tied();
     large.data.get_mut(EMBEDDING).unwrap()[0] = 65_504.0;
@@ -300,26 +310,26 @@ fn a_source_gives_as_many_elements_as_its_shape_has() {
     save_tensors(&dir.path().join("x"), &large, FileDType::F16).unwrap();
     large.data.get_mut(EMBEDDING).unwrap()[0] = 65_520.0;
     let error = save_tensors(&dir.path().join("x"), &large, FileDType::F16).unwrap_err().to_string();
-    assert!(error.ends_with("has an element too large for float16"), "{error}");
+    assert!(error.ends_with("has an element that is too large for float16"), "{error}");
 }
 
 /// The Python package copies a tokenizer's files itself; its list must be the same.
 #[test]
-fn the_python_package_knows_the_listed_files() {
+fn the_python_package_lists_the_same_files() {
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/lockstep_rl/_models.py");
     let Ok(source) = std::fs::read_to_string(source) else { return };
     let own = source.split("def _is_of_tokenizer").nth(1).and_then(|rest| rest.split("\ndef ").next()).unwrap();
     for (name, _) in model_files::FILES {
         let stem = name.split('.').next().unwrap();
-        let of_model = name == CONFIG || name == GENERATION_CONFIG;
-        assert_eq!(own.contains(&format!("\"{stem}\"")), !of_model, "{name}");
+        let is_model_file = name == CONFIG || name == GENERATION_CONFIG;
+        assert_eq!(own.contains(&format!("\"{stem}\"")), !is_model_file, "{name}");
     }
     assert!(own.contains(&format!("\"{}\"", model_files::MORE_TEMPLATES.trim_end_matches('/'))));
 }
 
 #[test]
-#[should_panic = "vocab.json is read, and the list of a model's files does not say so"]
-fn a_file_that_is_not_hashed_cannot_be_read() {
+#[should_panic = "vocab.json is read, but the list of model files does not mark it as read"]
+fn reading_a_file_that_is_only_copied_panics() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("vocab.json"), "{}").unwrap();
     let _ = ModelFiles::read(dir.path()).unwrap().object("vocab.json");
@@ -327,7 +337,7 @@ fn a_file_that_is_not_hashed_cannot_be_read() {
 
 /// A model is loaded from the files that were read, not from the directory, which may have changed in the meantime.
 #[test]
-fn the_hashed_bytes_are_the_used_ones() {
+fn a_model_is_loaded_from_the_bytes_that_were_hashed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     std::fs::create_dir(at("additional_chat_templates")).unwrap();
@@ -346,7 +356,7 @@ fn the_hashed_bytes_are_the_used_ones() {
     let mut sorted = listed;
     sorted.sort_unstable();
     assert_eq!(used, sorted);
-    assert_eq!(files.of_prompts().count(), 4);
+    assert_eq!(files.prompt_files().count(), 4);
     let templates: Vec<_> = files.templates().map(Result::unwrap).collect();
     assert_eq!(templates, [("default", "a"), ("a.b", "b"), ("c", "c")]);
     assert_eq!(files.object(TOKENIZER_CONFIG).unwrap().unwrap()["eos_token"], "x");

@@ -58,7 +58,8 @@ fn named_tokens_come_from_the_settings_or_the_class() {
             assert!(loaded.token_id(token).is_some(), "{class}: {name}");
         }
     }
-    // A null means no token. The settings take precedence over the map, and both over the class.
+    // Null means no token. `tokenizer_config.json` takes precedence over `special_tokens_map.json`, and both take
+    // precedence over the class.
     let dir = Dir::new(json!({"tokenizer_class": "LlamaTokenizer", "bos_token": null, "pad_token": {"content": "a"}}));
     dir.write("special_tokens_map.json", &json!({"bos_token": "<x>", "eos_token": "<e>", "pad_token": "b"}));
     let loaded = dir.load().unwrap();
@@ -72,7 +73,7 @@ fn named_tokens_come_from_the_settings_or_the_class() {
 }
 
 #[test]
-fn more_special_tokens_have_two_keys() {
+fn additional_special_tokens_are_read_from_both_keys() {
     for key in ["additional_special_tokens", "extra_special_tokens"] {
         let loaded = Dir::new(json!({key: ["<t>", {"content": "<u>"}, 7, {"text": "<v>"}, "<t>"]})).load().unwrap();
         assert_eq!((loaded.token_id("<t>"), loaded.token_id("<u>"), loaded.vocab_size()), (Some(10), Some(11), 12));
@@ -82,7 +83,7 @@ fn more_special_tokens_have_two_keys() {
 }
 
 #[test]
-fn start_and_end_tokens_are_added_as_the_settings_say() {
+fn start_and_end_tokens_are_added_according_to_the_settings() {
     let encoded = |bos: Value, eos: Value| {
         let config = json!({"bos_token": "<s>", "eos_token": "<eos>", "add_bos_token": bos, "add_eos_token": eos});
         Dir::new(config).load().unwrap().encode("a").unwrap()
@@ -112,13 +113,13 @@ fn start_and_end_tokens_are_added_as_the_settings_say() {
     }
     // Without a start token there is nothing to add.
     assert_eq!(Dir::new(json!({"add_bos_token": true})).load().unwrap().encode("a").unwrap(), [2]);
-    // A name that the library would misread is an error; it is not skipped.
+    // A token name that the tokenizers library would misread is an error.
     let error = Dir::new(json!({"bos_token": "<a:b>", "add_bos_token": true})).refused();
     assert!(error.starts_with("tokenizer: "), "{error}");
 }
 
 #[test]
-fn a_start_token_in_the_text_is_not_doubled_by_another() {
+fn encode_does_not_add_a_second_start_token() {
     let config = json!({"bos_token": "<s>", "eos_token": "<eos>", "add_bos_token": true, "add_eos_token": true});
     let loaded = Dir::new(config).load().unwrap();
     assert_eq!(loaded.encode("<s>a").unwrap(), [10, 2, 1]);
@@ -129,10 +130,10 @@ fn a_start_token_in_the_text_is_not_doubled_by_another() {
 }
 
 #[test]
-fn files_that_are_wrong_are_named() {
+fn the_error_names_an_invalid_tokenizer_file() {
     let dir = tempfile::tempdir().unwrap();
     let missing = Tokenizer::load(dir.path()).unwrap_err().to_string();
-    let why = "there is no such file: copy it, and tokenizer_config.json, from the tokenizer's directory";
+    let why = "no such file: copy it and tokenizer_config.json from the tokenizer's directory";
     assert!(missing.ends_with(&format!("tokenizer.json: {why}")), "{missing}");
     let dir = Dir::new(json!({}));
     std::fs::write(dir.0.path().join("tokenizer.json"), "{").unwrap();
@@ -144,7 +145,7 @@ fn files_that_are_wrong_are_named() {
         "post_processor",
         json!({"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}),
     );
-    assert!(dir.refused().contains("tokenizer.json: the tokenizers library cannot use it: "), "{}", dir.refused());
+    assert!(dir.refused().contains("tokenizer.json: the tokenizers library cannot load it: "), "{}", dir.refused());
     for name in ["tokenizer_config.json", "special_tokens_map.json"] {
         let dir = Dir::new(json!({}));
         dir.write(name, &json!([]));
@@ -152,12 +153,12 @@ fn files_that_are_wrong_are_named() {
         std::fs::remove_file(dir.0.path().join(name)).unwrap();
         assert!(dir.load().is_ok(), "without {name}");
         std::fs::create_dir(dir.0.path().join(name)).unwrap();
-        assert!(dir.refused().contains(name), "what cannot be read is not a file that is missing");
+        assert!(dir.refused().contains(name), "an unreadable file is not a missing file");
     }
 }
 
 #[test]
-fn files_of_other_editors_and_settings_of_batches_are_read() {
+fn byte_order_marks_and_batch_settings_are_accepted() {
     let dir = Dir::new(json!({"eos_token": "<eos>"}));
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         let path = dir.0.path().join(name);
@@ -171,7 +172,7 @@ fn files_of_other_editors_and_settings_of_batches_are_read() {
 }
 
 #[test]
-fn end_tokens_are_ids() {
+fn end_token_ids_come_from_all_sources_without_repetition() {
     let dir = tempfile::tempdir().unwrap();
     let config = |eos: &str| {
         let json = format!(
@@ -187,17 +188,17 @@ fn end_tokens_are_ids() {
     let write = |id: &str| {
         std::fs::write(dir.path().join("generation_config.json"), format!(r#"{{"eos_token_id":{id}}}"#)).unwrap();
     };
-    assert_eq!(eos(&config("[9, 1, 3]")), Ok(vec![1, 3, 9]), "ascending, and once");
+    assert_eq!(eos(&config("[9, 1, 3]")), Ok(vec![1, 3, 9]), "ids must be ascending, without repetitions");
     write("null");
     assert_eq!(eos(&config("7")), Ok(vec![1, 7]));
     write("[]");
-    assert_eq!(eos(&config("7")), Ok(vec![1]), "an empty list is one");
+    assert_eq!(eos(&config("7")), Ok(vec![1]), "an empty list is a valid list of ids");
     write("[4294967295, 2]");
     assert_eq!(eos(&config("7")), Ok(vec![1, 2, u32::MAX]));
     for bad in ["-1", "1.5", "4294967296", "[1, -1]", "[1, \"x\"]", "{}", "true"] {
         write(bad);
         let error = eos(&config("7")).unwrap_err();
-        let why = "generation_config.json: `eos_token_id` is neither a token id nor a list of them";
+        let why = "generation_config.json: `eos_token_id` must be a token id or a list of token ids";
         assert!(error.ends_with(why), "{bad}: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The vocabulary: sizes, ids, differences, offsets, and text that arrives token by token.
+//! The vocabulary: sizes, ids, differences, offsets, and streaming.
 
 use super::*;
 use serde_json::json;
@@ -27,19 +27,23 @@ fn each_token_has_one_id() {
 }
 
 #[test]
-fn tokens_that_differ_are_named() {
+fn differs_in_names_the_first_different_token() {
     let special = SpecialTokens::default();
     let (abc, abd, ab) = (of("abc", &special), of("abd", &special), of("ab", &special));
     let text = |text: &str| Some(text.to_owned());
-    assert_eq!(abc.differs_in(&abd), text("id 2 is \"c\" in the one and \"d\" in the other"));
-    assert_eq!(abc.differs_in(&ab), text("id 2 is \"c\" in the one, and the other has no such id"));
-    assert_eq!((ab.differs_in(&abc), abc.differs_in(&abc)), (None, None), "the other may have more");
+    assert_eq!(abc.differs_in(&abd), text("id 2 is \"c\" in one tokenizer and \"d\" in the other"));
+    assert_eq!(abc.differs_in(&ab), text("id 2 is \"c\" in one tokenizer, but the other has no such id"));
+    assert_eq!((ab.differs_in(&abc), abc.differs_in(&abc)), (None, None), "the other tokenizer may have more tokens");
     let bac = of("bac", &special);
-    assert_eq!(abc.differs_in(&bac), text("id 0 is \"a\" in the one and \"b\" in the other"), "the first of them");
+    assert_eq!(
+        abc.differs_in(&bac),
+        text("id 0 is \"a\" in one tokenizer and \"b\" in the other"),
+        "the first difference is named"
+    );
 }
 
 #[test]
-fn long_texts_are_beyond_a_number_of_tokens_that_are_as_long_as_can_be() {
+fn is_beyond_detects_texts_that_must_exceed_the_token_limit() {
     let mebibyte = 1 << 20;
     let t = letters();
     assert_eq!(t.longest_token(), 5, "<pad>");
@@ -47,11 +51,11 @@ fn long_texts_are_beyond_a_number_of_tokens_that_are_as_long_as_can_be() {
     let bytes = 5 * 300_000;
     assert!(t.is_beyond(bytes, 299_999) && !t.is_beyond(bytes, 300_000) && !t.is_beyond(bytes + 4, 300_000));
     assert!(t.is_beyond(bytes + 5, 300_000));
-    assert_eq!(of("aé", &SpecialTokens::default()).longest_token(), 2, "bytes, not characters");
+    assert_eq!(of("aé", &SpecialTokens::default()).longest_token(), 2, "offsets count bytes, not characters");
 }
 
 #[test]
-fn ids_stand_for_ranges_of_bytes() {
+fn encode_offsets_returns_byte_ranges() {
     let (ids, ranges) = letters().encode_offsets("éa<eos>b").unwrap();
     assert_eq!(ids, [7, 2, 1, 3]);
     assert_eq!(ranges, [0..2, 2..3, 3..8, 8..9]);

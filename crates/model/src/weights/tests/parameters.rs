@@ -1,4 +1,4 @@
-//! Parameters by name: complete, in pieces, frozen, rounded; adapters and their settings.
+//! Reading and writing parameters by name, frozen and rounded parameters, and adapter settings.
 
 use super::*;
 use kernels::DType;
@@ -21,7 +21,7 @@ fn lora(names: &[&str]) -> LoraConfig {
 }
 
 #[test]
-fn a_tensor_is_read_whole_and_in_pieces() {
+fn a_tensor_reads_the_same_whole_and_in_pieces() {
     let config = parse("");
     let mut params = Params::zeros(&cpu(), &config);
     for name in ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"] {
@@ -39,7 +39,7 @@ fn a_tensor_is_read_whole_and_in_pieces() {
             .unwrap()
             .unwrap();
         assert_eq!(pieces.concat(), data, "{name}");
-        // Whole panels of 32 rows, as many as fit.
+        // Each piece has as many whole panels of 32 rows as fit.
         let lens: Vec<usize> = pieces.iter().map(Vec::len).collect();
         let expected: &[usize] = match len {
             600 => &[192, 192, 192, 24],
@@ -54,11 +54,11 @@ fn a_tensor_is_read_whole_and_in_pieces() {
     assert!(!params.write("model.nothing", &[]));
     let panics =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| params.write("model.embed_tokens.weight", &[1.0; 6])));
-    assert!(panics.is_err(), "a tensor of another size");
+    assert!(panics.is_err(), "data of the wrong size must be rejected");
 }
 
 #[test]
-fn frozen_parameters_are_not_there() {
+fn frozen_parameters_have_no_elements() {
     let config = parse("");
     let lora = lora(&["q_proj", "down_proj"]);
     let mut params = Params::trained(&cpu(), &config, Some(&lora));
@@ -85,8 +85,8 @@ fn frozen_parameters_are_not_there() {
     assert!(Params::masters(&cpu(), &config, None).tensors().iter().all(|t| t.dtype() == DType::F32));
     // A score head is trained with the adapter.
     let scores = config.with_score_head(1);
-    let of_scores = named(&Params::trained(&cpu(), &scores, Some(&lora)));
-    assert_eq!(of_scores[0], ("score.weight".to_owned(), vec![1, 6]));
+    let trained = named(&Params::trained(&cpu(), &scores, Some(&lora)));
+    assert_eq!(trained[0], ("score.weight".to_owned(), vec![1, 6]));
     assert_eq!(named(&Params::masters(&cpu(), &scores, Some(&lora))), [("score.weight".to_owned(), vec![1, 6])]);
     let mut adapter = Adapter::zeros(&cpu(), &Weights::zeros(&cpu(), &Arc::new(scores)), &lora).unwrap();
     assert_eq!((adapter.len(), adapter.is_empty()), (2 * (12 + 12 + 140 + 12) + 6, false));
@@ -102,7 +102,7 @@ fn frozen_parameters_are_not_there() {
 }
 
 #[test]
-fn a_tree_in_bf16_holds_numbers_of_bf16() {
+fn a_bf16_tree_stores_bf16_values() {
     let config = Arc::new(parse("").computing_in(DType::Bf16).unwrap());
     let mut params = Params::zeros(&cpu(), &config);
     let data = [1.0 + 1.0 / 512.0, -1.0 - 1.0 / 64.0, 0.1, 3.0e38, 0.0, 7.0];
@@ -118,7 +118,7 @@ fn a_tree_in_bf16_holds_numbers_of_bf16() {
     let mut copy = Params::zeros(&cpu(), &parse(""));
     copy.copy_from(&exact);
     assert_eq!(copy.read("model.norm.weight").unwrap(), data);
-    // Moments in bf16 take half the memory, parameters that are not kept none.
+    // bf16 moments take half the memory; parameters that are not kept take none.
     let bytes = |params: &Params| params.tensors().iter().map(|t| t.bytes()).sum::<usize>();
     let all = bytes(&exact);
     assert_eq!(bytes(&Params::zeros(&cpu(), &parse("")).zeros_in_bf16(&cpu())), all / 2);
@@ -129,7 +129,7 @@ fn a_tree_in_bf16_holds_numbers_of_bf16() {
 }
 
 #[test]
-fn settings_of_adapters_are_checked() {
+fn invalid_lora_settings_are_refused() {
     let default = LoraConfig::default();
     assert_eq!((default.r, default.alpha, default.use_rslora, default.dropout), (16, 32.0, false, 0.0));
     assert_eq!(default.target_modules, TargetModules::Names(vec!["q_proj".into(), "v_proj".into()]));
@@ -154,30 +154,30 @@ fn settings_of_adapters_are_checked() {
     let regex = |pattern: &str| LoraConfig { target_modules: TargetModules::Regex(pattern.into()), ..default.clone() };
     let none = |name: &str| {
         format!(
-            "`lora_target_modules`: no linear layer of the model is called `{name}`; there are {known} (the head and \
-             the embedding cannot be adapted)"
+            "`lora_target_modules`: the model has no linear layer named `{name}`; it has {known} (the head and the \
+             embedding cannot be adapted)"
         )
     };
     let matches = |pattern: &str| {
         format!(
-            "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names are like \
+            "`lora_target_modules`: `{pattern}` matches no linear layer of the model; an example of a layer name is \
              model.layers.0.self_attn.q_proj"
         )
     };
     for (bad, why) in [
-        (LoraConfig { r: 0, ..default.clone() }, "the rank of a low-rank adapter must be at least 1, but is 0".into()),
-        (LoraConfig { alpha: f64::NAN, ..default.clone() }, "alpha = NaN is not a scale of a low-rank adapter".into()),
+        (LoraConfig { r: 0, ..default.clone() }, "the LoRA rank must be at least 1, got 0".into()),
+        (
+            LoraConfig { alpha: f64::NAN, ..default.clone() },
+            "lora_alpha and the scale computed from it must be finite, got lora_alpha = NaN".into(),
+        ),
         (
             LoraConfig { alpha: 1e40, ..default.clone() },
-            format!("alpha = {} is not a scale of a low-rank adapter", 1e40),
+            format!("lora_alpha and the scale computed from it must be finite, got lora_alpha = {}", 1e40),
         ),
-        (
-            LoraConfig { dropout: 1.0, ..default.clone() },
-            "lora_dropout must be at least 0 and below 1, but is 1".into(),
-        ),
+        (LoraConfig { dropout: 1.0, ..default.clone() }, "lora_dropout must be at least 0 and below 1, got 1".into()),
         (
             LoraConfig { dropout: -0.1, ..default.clone() },
-            "lora_dropout must be at least 0 and below 1, but is -0.1".into(),
+            "lora_dropout must be at least 0 and below 1, got -0.1".into(),
         ),
         (names(&[]), format!("`lora_target_modules` is empty; name some of {known}, or all-linear")),
         (names(&["q_proj", "lm_head"]), none("lm_head")),
@@ -189,7 +189,7 @@ fn settings_of_adapters_are_checked() {
         assert_eq!(check(&bad), Err(why), "{bad:?}");
     }
     assert!(check(&regex("(")).unwrap_err().starts_with("`lora_target_modules`: `(` is not a regular expression: "));
-    // The modules that the settings select get matrices.
+    // Only the selected modules get LoRA matrices.
     let adapted = |target_modules: TargetModules| {
         let lora = LoraConfig { r: 1, target_modules, ..default.clone() };
         let adapter = Adapter::zeros(&cpu(), &Weights::zeros(&cpu(), &config), &lora).unwrap();
@@ -203,40 +203,43 @@ fn settings_of_adapters_are_checked() {
 }
 
 #[test]
-fn the_gradient_of_a_tied_matrix_is_the_sum_of_both_uses() {
+fn the_gradient_of_a_tied_matrix_sums_head_and_embedding() {
     let ctx = kernels::Context::cpu(kernels::Isa::best(), 1);
     let config = parse(r#", "tie_word_embeddings": true"#);
     let mut grads = Grads::zeros(ctx.memory(), &config);
-    assert!(!grads.of_adapter() && grads.head_mut().is_some());
+    assert!(!grads.is_for_adapter() && grads.head_mut().is_some());
     let tied = |grads: &Grads| grads.params.read("model.embed_tokens.weight").unwrap();
     grads.head_mut().unwrap().pack_rows(0, &[1.0; 600]);
     let d_out = Tensor::from_f32(ctx.memory(), &[3, 6], &[2.0; 18]);
     grads.add_embedding(&ctx, &[5, 7, 5], d_out.view()).unwrap();
-    assert_eq!(tied(&grads), [1.0; 600], "kept apart");
+    assert_eq!(tied(&grads), [1.0; 600], "the embedding's gradient is kept separate");
     grads.finish(&ctx).unwrap();
     let expected = |row: usize| 1.0 + if row == 5 { 4.0 } else { f32::from(u8::from(row == 7)) * 2.0 };
     assert!(tied(&grads).iter().enumerate().all(|(i, &x)| x == expected(i / 6)));
     grads.finish(&ctx).unwrap();
-    assert!(tied(&grads).iter().enumerate().all(|(i, &x)| x == expected(i / 6)), "it is added once");
+    assert!(
+        tied(&grads).iter().enumerate().all(|(i, &x)| x == expected(i / 6)),
+        "finish must add the embedding's gradient only once"
+    );
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();
     grads.zero(&ctx);
     grads.finish(&ctx).unwrap();
     assert_eq!(tied(&grads), [0.0; 600]);
-    // Untied, each matrix has its own gradient.
+    // Untied matrices have separate gradients.
     let mut grads = Grads::zeros(ctx.memory(), &parse(""));
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();
     grads.finish(&ctx).unwrap();
     assert_eq!(tied(&grads)[30..36], [2.0; 6]);
     assert!(!std::ptr::eq(grads.head_mut().unwrap(), &raw const grads.params.embedding));
-    // Below an adapter both are frozen.
+    // With an adapter, both matrices are frozen.
     let mut grads = Grads::trained(ctx.memory(), &config, Some(&lora(&["q_proj"])));
-    assert!(grads.of_adapter() && grads.head_mut().is_none());
+    assert!(grads.is_for_adapter() && grads.head_mut().is_none());
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();
     grads.finish(&ctx).unwrap();
 }
 
 #[test]
-fn the_embedding_s_factor_is_in_its_gradient() {
+fn the_embedding_gradient_includes_the_embedding_scale() {
     let ctx = kernels::Context::cpu(kernels::Isa::best(), 1);
     for tied in [true, false] {
         let mut config = (*parse(&format!(r#", "tie_word_embeddings": {tied}"#))).clone();

@@ -1,5 +1,5 @@
-//! Target modules against PEFT: a table of patterns and lists, each with the modules that PEFT adapts or its refusal
-//! (conformance/lora_pattern_fixtures.py).
+//! Compares target modules with PEFT: a table of patterns and lists, each with the modules that PEFT adapts, or with
+//! PEFT's error (conformance/lora_pattern_fixtures.py).
 
 use super::*;
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn targets(target: &Value) -> TargetModules {
     }
 }
 
-/// The modules that get an adapter here; the error is the refusal.
+/// The modules that this crate adapts, or its error.
 fn adapted(config: &Arc<ModelConfig>, lora: &LoraConfig) -> std::result::Result<BTreeSet<String>, String> {
     lora.check_new(config).map_err(|error| error.to_string())?;
     let memory = Memory::new(Device::Meta);
@@ -26,16 +26,16 @@ fn adapted(config: &Arc<ModelConfig>, lora: &LoraConfig) -> std::result::Result<
     Ok(names.filter_map(module).collect())
 }
 
-/// PEFT adapts the head and the embedding, which this crate refuses by name.
+/// Whether PEFT adapts the head or the embedding, for which this crate returns an error.
 fn has_head(modules: &BTreeSet<String>) -> bool {
     ["lm_head", "model.embed_tokens"].iter().any(|name| modules.contains(*name))
 }
 
-/// Targets that only we refuse: a list with a name of no module, which PEFT accepts silently.
+/// Targets that only this crate refuses: lists in which a name matches no module. PEFT ignores such names.
 const STRICTER: [&str; 2] = [r#"[".*q_proj","v_proj"]"#, r#"["q_proj","lm_head"]"#];
 
 #[test]
-fn targets_adapt_the_modules_that_peft_adapts() {
+fn target_modules_select_the_same_modules_as_in_peft() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora_patterns.json");
     let rows: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let (mut wrong, mut same, mut refused) = (Vec::new(), 0, 0);
@@ -58,7 +58,7 @@ fn targets_adapt_the_modules_that_peft_adapts() {
             (Err(_), Some(_)) if STRICTER.contains(&target.to_string().as_str()) => refused += 1,
             (Ok(found), Some(modules)) if found == modules => {
                 same += 1;
-                // The names in the file select these modules in PEFT, and when the file is read.
+                // The saved names must select the same modules when the file is read.
                 let written = LoraConfig { target_modules: TargetModules::Names(lora.names(&config)), ..lora.clone() };
                 if adapted(&config, &written).as_ref() != Ok(modules) {
                     wrong.push(format!("{family} {target}: written as {:?}", written.target_modules));
@@ -68,11 +68,11 @@ fn targets_adapt_the_modules_that_peft_adapts() {
         }
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
-    assert!(same >= 100 && refused >= 60, "{same} are equal, {refused} are refused by both");
+    assert!(same >= 100 && refused >= 60, "{same} rows are equal, {refused} are refused");
 }
 
 #[test]
-fn a_pattern_is_written_as_the_shortest_names() {
+fn a_pattern_is_saved_as_the_shortest_names() {
     let config = config("llama3");
     let written = |pattern: &str| {
         let lora = LoraConfig { target_modules: TargetModules::Regex(pattern.into()), ..LoraConfig::default() };
@@ -81,7 +81,11 @@ fn a_pattern_is_written_as_the_shortest_names() {
     assert_eq!(written(".*(v|q)_proj"), ["q_proj", "v_proj"]);
     let one = ["model.layers.1.self_attn.q_proj", "model.layers.1.mlp.down_proj"];
     assert_eq!(written(r".*\.1\..*(q_proj|down_proj)"), one);
-    assert_eq!(written(r".*").len(), 7, "an adapter of an earlier version has all linear layers");
+    assert_eq!(
+        written(r".*").len(),
+        7,
+        "a pattern of an earlier version that matches everything selects all linear layers"
+    );
 }
 
 #[test]
@@ -95,12 +99,12 @@ fn a_refused_pattern_names_a_module_that_it_must_not_match() {
         (".*", "lm_head", "the head and the embedding cannot be adapted"),
         (".*(q_proj|lm_head)", "lm_head", "the head and the embedding cannot be adapted"),
         (".*(q_proj|embed_tokens)", "model.embed_tokens", "the head and the embedding cannot be adapted"),
-        (".*layers.*", "model.layers", "it is not a linear layer"),
-        (".*(mlp|q_proj)", "model.layers.0.mlp", "it is not a linear layer"),
-        (".*(norm|q_proj)", "model.layers.0.input_layernorm", "it is not a linear layer"),
+        (".*layers.*", "model.layers", "that is not a linear layer"),
+        (".*(mlp|q_proj)", "model.layers.0.mlp", "that is not a linear layer"),
+        (".*(norm|q_proj)", "model.layers.0.input_layernorm", "that is not a linear layer"),
     ] {
-        let fix = "let it match only linear layers, as in `.*_proj`, or set all-linear";
-        let words = format!("`lora_target_modules`: `{pattern}` also matches `{module}`, and {reason}: {fix}");
+        let fix = "match only linear layers, as in `.*_proj`, or set all-linear";
+        let words = format!("`lora_target_modules`: `{pattern}` also matches `{module}`, but {reason}: {fix}");
         assert_eq!(why(pattern), words);
     }
 }

@@ -1,4 +1,4 @@
-//! Models in training: versions that are trained, held, reserved and overwritten.
+//! Models in training: updating, holding, reserving and overwriting versions.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn set(model: &mut AdaptedWeights, x: f32) -> kernels::Result<bool> {
 }
 
 #[test]
-fn trained_parameters_have_versions_and_slots() {
+fn only_trained_parameters_have_versions_and_slots() {
     for adapted in [false, true] {
         let mut model = model(adapted);
         assert_eq!((model.version().0, model.bytes_copied(), model.lora().is_some()), (0, 0, adapted));
@@ -39,7 +39,7 @@ fn trained_parameters_have_versions_and_slots() {
             None => view.weights.params.read(NORM).unwrap(),
         };
         assert_eq!((read(held.view()), read(model.view())), (vec![2.0; 4], vec![3.0; 4]));
-        assert_eq!(held.base.version.0, if adapted { 0 } else { 1 }, "the base of an adapter is frozen");
+        assert_eq!(held.base.version.0, if adapted { 0 } else { 1 }, "the base weights below an adapter are frozen");
         let slots = |model: &AdaptedWeights| model.adapter.as_ref().map_or(model.base.slots(), WeightSlots::slots);
         let copied = model.bytes_copied();
         assert!(copied > 0 && slots(&model) == 2);
@@ -49,9 +49,9 @@ fn trained_parameters_have_versions_and_slots() {
         assert_eq!((slots(&model), model.base.slots()), (4, if adapted { 1 } else { 4 }));
         model.set_version(Updates(9));
         assert_eq!((model.version().0, held.view().version().trained().0), (9, 1));
-        assert_eq!(model.bytes_copied(), copied, "nobody holds what was overwritten");
+        assert_eq!(model.bytes_copied(), copied, "no held version was overwritten, so nothing is copied");
         let error = model.publish(1, [0; 16]).unwrap_err().to_string();
-        assert!(error.contains("WeightSlots::publish: these weights are not in shared memory"), "{error}");
+        assert!(error.contains("WeightSlots::publish: these weights must be in shared memory"), "{error}");
         assert!(model.shared_base.is_none());
     }
 }
@@ -74,7 +74,7 @@ fn a_held_version_is_copied_before_it_is_overwritten() {
 }
 
 #[test]
-fn the_next_version_is_written_over_the_current_one_or_apart() {
+fn the_next_version_is_written_in_place_or_to_another_slot() {
     let memory = Memory::new(Device::Cpu);
     let (mut weights, mut other) =
         (Weights::random(&memory, &config(), 1).unwrap(), Weights::zeros(&memory, &config()));
@@ -82,8 +82,8 @@ fn the_next_version_is_written_over_the_current_one_or_apart() {
     let before = weights.params.read("model.embed_tokens.weight").unwrap();
     let mut next = NextParams::apart(&weights.params, &mut other.params);
     assert!(!next.write("model.nothing", &[]) && next.write(NORM, &[2.0; 4]));
-    assert_eq!(next.current().read(NORM).unwrap(), [1.0; 4], "the current version is as it was");
-    // Everything that was not written is copied, once; then all is there to be changed.
+    assert_eq!(next.current().read(NORM).unwrap(), [1.0; 4], "the current version must not change");
+    // Everything that was not written is copied once, so that all parameters can be changed in place.
     let params = next.copied();
     assert_eq!((params.read(NORM).unwrap(), params.read("model.embed_tokens.weight").unwrap()), (vec![2.0; 4], before));
     params.write(NORM, &[3.0; 4]);
@@ -94,7 +94,7 @@ fn the_next_version_is_written_over_the_current_one_or_apart() {
     assert_eq!(next.current().read(NORM).unwrap(), [4.0; 4]);
     assert!(next.tensors_mut().into_iter().all(|tensor| tensor.overwrite().0.is_none()));
     assert_eq!(next.copy_rest(), 0);
-    // A model by itself counts its updates; after an error it does not.
+    // `Weights` without slots counts successful updates only.
     let updated: kernels::Result<()> = weights.update(|_| Ok(()));
     let failed: kernels::Result<()> = weights.update(|_| Err(kernels::Error::Device("full".into())));
     assert!(updated.is_ok() && failed.is_err() && weights.version.0 == 1);

@@ -1,4 +1,4 @@
-//! Which adapter each row of a pass has.
+//! The adapter of each row of a pass.
 
 use super::*;
 use std::ops::Range;
@@ -9,7 +9,7 @@ fn base() -> Weights {
     Weights::zeros(&Memory::new(Device::Cpu), &Arc::new(ModelConfig::parse(json).unwrap()))
 }
 
-/// An adapter of these modules.
+/// An adapter with these target modules.
 fn adapter(base: &Weights, modules: &[&str]) -> Adapter {
     let names = modules.iter().map(|&name| name.to_owned()).collect();
     let lora = LoraConfig { r: 2, target_modules: TargetModules::Names(names), ..LoraConfig::default() };
@@ -21,14 +21,14 @@ fn ranges(rows: &RowAdapters<'_>, all: &[&Adapter]) -> Vec<(Range<usize>, usize)
     let of = |adapter: &Adapter| all.iter().position(|other| std::ptr::eq(*other, adapter)).unwrap();
     match rows {
         RowAdapters::All(adapter) => adapter.iter().map(|adapter| (0..usize::MAX, of(adapter))).collect(),
-        RowAdapters::Ranges(ranges, of_sequences) => {
-            ranges.iter().map(|(range, sequence)| (range.clone(), of(of_sequences[*sequence].unwrap()))).collect()
+        RowAdapters::Ranges(ranges, by_sequence) => {
+            ranges.iter().map(|(range, sequence)| (range.clone(), of(by_sequence[*sequence].unwrap()))).collect()
         }
     }
 }
 
 #[test]
-fn scores_need_the_head_of_one_adapter() {
+fn scores_require_one_adapter_for_all_sequences() {
     let scorer = Weights::scorer(&Memory::new(Device::Cpu), &base());
     let (a, b) = (adapter(&scorer, &["q_proj"]), adapter(&scorer, &["q_proj"]));
     assert!(std::ptr::eq(ModelView::from(&scorer).head().unwrap(), scorer.head()));
@@ -40,11 +40,11 @@ fn scores_need_the_head_of_one_adapter() {
 }
 
 #[test]
-fn rows_have_the_adapter_of_their_sequence() {
+fn each_row_gets_the_adapter_of_its_sequence() {
     let base = base();
     let (a, b) = (adapter(&base, &["q_proj"]), adapter(&base, &["q_proj"]));
     let all = [&a, &b];
-    // Rows of sequences in order, each group with some of them.
+    // Row ranges of four groups, each with the range of its sequences.
     let groups = || [(0..3, 0..1), (3..4, 1..3), (4..9, 3..3), (9..12, 3..4)].into_iter();
     let of = |list: &[Option<&Adapter>]| {
         let mut room = AdapterRanges::default();
@@ -52,9 +52,13 @@ fn rows_have_the_adapter_of_their_sequence() {
         let trained = rows.trained().map(|one| one.map(|one| std::ptr::eq(one, &raw const a)));
         Ok::<_, kernels::Error>((ranges(&rows, &all), trained.map_err(|e| e.to_string())))
     };
-    let several = "backward: gradients are those of one adapter, and the batch has several";
+    let several = "backward: a backward pass trains one adapter, but the batch has several";
     let (some_a, some_b) = (Some(&a), Some(&b));
-    assert_eq!(of(&[some_a; 4]).unwrap(), (vec![(0..4, 0), (9..12, 0)], Ok(Some(true))), "none between 4 and 9");
+    assert_eq!(
+        of(&[some_a; 4]).unwrap(),
+        (vec![(0..4, 0), (9..12, 0)], Ok(Some(true))),
+        "rows 4 to 8 belong to no sequence"
+    );
     assert_eq!(of(&[None; 4]).unwrap(), (vec![], Ok(None)));
     assert_eq!(of(&[some_a, None, None, some_a]).unwrap(), (vec![(0..3, 0), (9..12, 0)], Ok(Some(true))));
     assert_eq!(of(&[None, some_b, some_b, None]).unwrap(), (vec![(3..4, 1)], Ok(Some(false))));
@@ -62,12 +66,12 @@ fn rows_have_the_adapter_of_their_sequence() {
     assert_eq!(found, [(0..3, 0), (3..4, 1), (9..12, 1)]);
     assert!(trained.unwrap_err().contains(several));
     let error = of(&[some_a, some_a, some_b, some_b]).unwrap_err().to_string();
-    assert!(error.contains("adapters: sequences that share their prefix must name the same adapter"), "{error}");
+    assert!(error.contains("adapters: sequences that share a prefix must have the same adapter"), "{error}");
     let error = of(&[some_a; 3]).unwrap_err().to_string();
-    assert!(error.contains("adapters: 3 adapters are named, and there is a sequence 4"), "{error}");
-    assert_eq!(of(&[some_a; 5]).unwrap().0, [(0..4, 0), (9..12, 0)], "more than there are sequences");
+    assert!(error.contains("adapters: got 3 adapters, but the batch has 4 sequences"), "{error}");
+    assert_eq!(of(&[some_a; 5]).unwrap().0, [(0..4, 0), (9..12, 0)], "more adapters than sequences are allowed");
 
-    // Ranges of an earlier step are gone.
+    // Ranges of an earlier step are cleared.
     let mut room = AdapterRanges::default();
     let list = [some_a; 4];
     RowAdapters::new(Adapters::PerSequence(&list), groups(), &mut room).unwrap();

@@ -1,5 +1,4 @@
-//! An adapter for each sequence of a pass: every sequence gets the bits that it has alone with its adapter, or with
-//! none.
+//! Passes in which each sequence has its own adapter or none: every sequence gets the same bits as when computed alone.
 
 use super::gradients::{batch, groups};
 use super::lora::{adapted, lora, some};
@@ -9,14 +8,14 @@ use model::batch::{InferRows, StepRows};
 use model::net::Workspace;
 use model::{Adapters, KvCache, TargetModules};
 
-/// Two adapters of one model, on different parts of it.
+/// Two adapters of one model, with different target modules.
 fn two(ctx: &Context) -> [AdaptedWeights; 2] {
     [some(), lora(TargetModules::Names(vec!["k_proj".into(), "gate_proj".into(), "down_proj".into()]))]
         .map(|config| adapted(ctx, "qwen2", &config))
 }
 
 #[test]
-fn each_sequence_of_a_batch_has_its_own() {
+fn each_sequence_of_a_batch_uses_its_own_adapter() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         let [a, b] = two(&ctx);
@@ -44,14 +43,14 @@ fn each_sequence_of_a_batch_has_its_own() {
         let whole = [batch(&groups, true)];
         let mixed = [[Some(adapter(&a)); 4].as_slice(), &[None; 5]].concat();
         let error = of(&whole, Adapters::PerSequence(&mixed)).unwrap_err().to_string();
-        assert!(error.contains("share their prefix"), "{error}");
+        assert!(error.contains("share a prefix"), "{error}");
         let error = of(&whole, Adapters::PerSequence(&per_branch[..8])).unwrap_err().to_string();
         assert!(error.contains("8 adapters"), "{error}");
     }
 }
 
 #[test]
-fn sequences_without_the_adapter_add_nothing_to_its_gradient() {
+fn sequences_without_an_adapter_add_nothing_to_its_gradient() {
     let ctx = context(2);
     let [a, b] = two(&ctx);
     let (weights, groups) = (a.base.current(), groups(a.config().vocab_size as u32));
@@ -64,7 +63,7 @@ fn sequences_without_the_adapter_add_nothing_to_its_gradient() {
     let weight: Vec<f32> = normal(3, whole[0].targets.len());
     let first: usize = groups[0].1.iter().map(Vec::len).sum();
     let second: usize = groups[1].1.iter().map(Vec::len).sum();
-    let of_own = [&weight[..first], &weight[first + second..]].concat();
+    let own_weight = [&weight[..first], &weight[first + second..]].concat();
 
     let memory = ctx.memory();
     let grads = |model: ModelView<'_>, batch: &Batch, weight: &[f32]| {
@@ -78,7 +77,7 @@ fn sequences_without_the_adapter_add_nothing_to_its_gradient() {
         net::backward(&ctx, model, &rope, &tensors, &mut tape, &mut grads).map(|()| grads)
     };
     let got = grads(model, &whole[0], &weight).unwrap();
-    let expected = grads(ModelView::from(&a), &batch(&own, true), &of_own).unwrap();
+    let expected = grads(ModelView::from(&a), &batch(&own, true), &own_weight).unwrap();
     assert!(bits(&got) == bits(&expected));
     let several = named([Some(adapter(&a)), None, Some(adapter(&b))]);
     let model = ModelView { weights, adapters: Adapters::PerSequence(&several) };
@@ -87,7 +86,7 @@ fn sequences_without_the_adapter_add_nothing_to_its_gradient() {
 }
 
 #[test]
-fn each_sequence_of_a_step_has_its_own() {
+fn each_sequence_of_an_inference_step_uses_its_own_adapter() {
     const LEN: usize = 5;
     let ctx = context(1);
     let [a, b] = two(&ctx);
@@ -115,9 +114,9 @@ fn each_sequence_of_a_step_has_its_own() {
         let hidden = workspace.hidden().to_vec_f32();
         hidden.chunks(LEN * weights.config.hidden_size).map(<[f32]>::to_vec).collect::<Vec<_>>()
     };
-    let (of_a, of_b, off) = (Adapters::One(adapter(&a)), Adapters::One(adapter(&b)), Adapters::Off);
+    let (with_a, with_b, off) = (Adapters::One(adapter(&a)), Adapters::One(adapter(&b)), Adapters::Off);
     let got = step(Adapters::PerSequence(&[None, Some(adapter(&b)), Some(adapter(&a))]));
-    assert!(got == [&step(off)[0], &step(of_b)[1], &step(of_a)[2]].map(Clone::clone));
-    // The sequences are the same tokens, so that only adapters tell them apart.
+    assert!(got == [&step(off)[0], &step(with_b)[1], &step(with_a)[2]].map(Clone::clone));
+    // All sequences have the same tokens, so only the adapters can make their results differ.
     assert!(got[0] != got[1] && got[1] != got[2]);
 }

@@ -1,5 +1,5 @@
-//! Computing in bf16: logits are nearer to f64 than those of transformers in bf16 (`conformance/bf16_fixtures.py`),
-//! gradients are near those of f32, and the bits do not depend on how a batch is laid out.
+//! Computing in bf16: logits are nearer to f64 than transformers' bf16 logits (`conformance/bf16_fixtures.py`),
+//! gradients are close to f32 gradients, and the bits do not depend on the layout of a batch.
 
 use super::fixtures::Expected;
 use super::*;
@@ -20,7 +20,7 @@ fn in_f32(ctx: &Context, weights: &Weights) -> Weights {
     with_config(ctx, weights, ModelConfig { compute: DType::F32, embedding_multiplier, ..(*weights.config).clone() })
 }
 
-/// The instruction sets of this machine, and tiles in plain Rust, which run everywhere.
+/// The instruction sets of this machine, and tiles emulated in plain Rust, which run on every machine.
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::present().into_iter().chain([Isa::AMX_EMULATED])
 }
@@ -31,13 +31,13 @@ fn nearer_than_transformers(ctx: &Context, dir: &Path, fixture: &Path) -> f64 {
     let ours = relative_error(&logits(ctx, &weights, &ids), &exact);
     // The weights are the same; only the activations are rounded.
     assert!(relative_error(&logits(ctx, &in_f32(ctx, &weights), &ids), &exact) < 1e-5, "{}", dir.display());
-    assert!(ours > 1e-4, "{}: nothing was rounded", dir.display());
+    assert!(ours > 1e-4, "{}: bf16 changed nothing", dir.display());
     println!("{}: {ours:.2e}, {:.2} of transformers' {theirs:.2e}", dir.display(), ours / theirs);
     ours / theirs
 }
 
 #[test]
-fn logits_are_nearer_to_f64_than_those_of_transformers() {
+fn bf16_logits_are_nearer_to_f64_than_transformers_logits() {
     for isa in isas() {
         let ctx = Context::cpu(isa, 2);
         for family in FAMILIES {
@@ -48,7 +48,7 @@ fn logits_are_nearer_to_f64_than_those_of_transformers() {
 }
 
 #[test]
-fn so_are_those_of_a_pretrained_model() {
+fn bf16_logits_of_a_pretrained_model_are_nearer_to_f64_than_transformers_logits() {
     let Some(dir) = stories::directory() else { return };
     let fixture = folder("stories_bf16.safetensors");
     let ratio = nearer_than_transformers(&context(2), &dir, &fixture);
@@ -56,7 +56,7 @@ fn so_are_those_of_a_pretrained_model() {
 }
 
 #[test]
-fn gradients_are_near_those_of_f32() {
+fn bf16_gradients_are_near_f32_gradients() {
     for ctx in [context(2), Context::cpu(Isa::AMX_EMULATED, 2)] {
         gradients_are_near(&ctx);
     }
@@ -85,10 +85,10 @@ fn gradients_are_near(ctx: &Context) {
     }
 }
 
-/// The bits do not depend on threads, the split into batches, checkpointing, or the instruction set, except that
-/// matmuls as chains and matmuls on tiles have different formulas.
+/// The bits do not depend on threads, batching, checkpointing or the instruction set. The only exception: AMX tiles
+/// have another formula than chains of additions.
 #[test]
-fn no_bit_depends_on_how_it_is_computed() {
+fn bf16_bits_do_not_depend_on_threads_batching_or_checkpointing() {
     let ids: Vec<u32> = (0..150).map(|i| (i * i + 3 * i) % 43).collect();
     let groups: [GroupSegment<'_>; 2] = [
         GroupSegment { prefix: &ids[..77], branches: &[&ids[77..], &ids[30..60]] },
@@ -114,7 +114,7 @@ fn no_bit_depends_on_how_it_is_computed() {
 }
 
 #[test]
-fn half_the_memory() {
+fn bf16_weights_take_half_the_memory() {
     let bytes = |compute: DType| {
         let config = ModelConfig::load(&folder("qwen3").join("config.json")).unwrap();
         let config = Arc::new(ModelConfig { hidden_size: 64, vocab_size: 4096, compute, ..config });
@@ -126,5 +126,5 @@ fn half_the_memory() {
     };
     let ([weights, pages], [narrow, narrow_pages]) = (bytes(DType::F32), bytes(DType::Bf16));
     assert_eq!(pages, 2 * narrow_pages);
-    assert!(narrow as f64 / (weights as f64) < 0.51, "{narrow} of {weights}");
+    assert!(narrow as f64 / (weights as f64) < 0.51, "{narrow} bytes in bf16, {weights} in f32");
 }

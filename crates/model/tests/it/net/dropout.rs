@@ -1,9 +1,9 @@
-//! Dropout of adapters' inputs in a complete model: compared with PEFT in f64 (`conformance/dropout_fixtures.py`), its
-//! effects, and the settings that do not change its bits.
+//! Dropout on the inputs of adapters in a complete model: comparison with PEFT in f64
+//! (`conformance/dropout_fixtures.py`), and settings that must not change a bit.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::gradients::{batch, groups};
-use super::lora::{PEFT, adapted, lora, move_along, of_peft, some, whole};
+use super::lora::{PEFT, adapted, lora, move_along, peft_reference, some, whole};
 use super::*;
 use kernels::check::{normal, relative_error};
 use model::TargetModules;
@@ -31,7 +31,7 @@ fn bits_do_not_depend_on_threads_checkpointing_micro_batches_or_instruction_set(
 }
 
 #[test]
-fn noise_is_that_of_seed_and_step_and_changes_what_adapters_give() {
+fn dropout_noise_depends_on_seed_and_step() {
     let ctx = context(2);
     let weights = adapted(&ctx, "qwen2", &lora(TargetModules::AllLinear));
     let (whole, weight) = whole(&weights);
@@ -45,7 +45,7 @@ fn noise_is_that_of_seed_and_step_and_changes_what_adapters_give() {
         assert!((1e-4..1.0).contains(&moved), "{i}: {moved}");
         assert!(all[..i].iter().all(|b| a != b), "{i}");
     }
-    // Without an adapter nothing is dropped.
+    // A model without an adapter drops nothing.
     let base = load(&ctx, "qwen2");
     let of = |dropout| gradients_with(&ctx, &base, &whole, &weight, false, dropout);
     let (a, b) = (of(None), of(DROPOUT));
@@ -53,7 +53,7 @@ fn noise_is_that_of_seed_and_step_and_changes_what_adapters_give() {
 }
 
 #[test]
-fn a_prompt_computed_once_or_for_each_completion_is_dropped_alike() {
+fn dropout_is_the_same_with_and_without_prefix_sharing() {
     let ctx = context(2);
     for family in FAMILIES {
         let weights = adapted(&ctx, family, &some());
@@ -71,7 +71,7 @@ fn a_prompt_computed_once_or_for_each_completion_is_dropped_alike() {
 }
 
 #[test]
-fn the_gradient_is_the_slope_of_the_same_noise() {
+fn the_gradient_is_the_slope_under_fixed_dropout_noise() {
     let ctx = context(2);
     for family in ["qwen2", "qwen3"] {
         let mut weights = adapted(&ctx, family, &lora(TargetModules::AllLinear));
@@ -92,7 +92,7 @@ fn the_gradient_is_the_slope_of_the_same_noise() {
         let (up, down) = (moved(step, DROPOUT), moved(-2.0 * step, DROPOUT));
         let slope = (up - down) / (2.0 * step);
         assert!((slope / square - 1.0).abs() < 2e-2, "{family}: slope {slope}, |g|² {square}");
-        // It is not the slope under different noise.
+        // The gradient is not the slope under different noise.
         let other = Some((0.2, 7, 4));
         let (up, down) = (moved(2.0 * step, other), moved(-2.0 * step, other));
         let slope = (up - down) / (2.0 * step);
@@ -100,9 +100,10 @@ fn the_gradient_is_the_slope_of_the_same_noise() {
     }
 }
 
-/// Errors of the log-probabilities and of every gradient, of PEFT's adapter under the masks of `noise`.
+/// Errors of the log-probabilities and of every gradient against PEFT's, with PEFT's adapter and the dropout masks of
+/// this probability, seed, step and first sequence index.
 fn errors(ctx: &Context, family: &str, (p, seed, step, place): (f64, u64, u64, u32)) -> Vec<(String, f64)> {
-    let (weights, _) = of_peft(ctx, family);
+    let (weights, _) = peft_reference(ctx, family);
     let expected = Expected::read(&folder(family).join("lora/dropout.safetensors"));
     let (ids, memory) = (expected.ids(), ctx.memory());
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);
@@ -128,7 +129,7 @@ fn errors(ctx: &Context, family: &str, (p, seed, step, place): (f64, u64, u64, u
 }
 
 #[test]
-fn log_probabilities_and_gradients_under_the_same_masks_are_those_of_peft() {
+fn log_probabilities_and_gradients_match_peft_under_equal_masks() {
     let noise = (0.25, 11, (1 << 32) + 3, 5);
     for isa in Isa::present() {
         for family in PEFT {
@@ -138,7 +139,7 @@ fn log_probabilities_and_gradients_under_the_same_masks_are_those_of_peft() {
             }
         }
     }
-    // Every error reveals masks of another probability, seed, step or place.
+    // Masks of another probability, seed, step or sequence index must give large errors.
     for other in
         [(0.3, 11, (1 << 32) + 3, 5), (0.25, 12, (1 << 32) + 3, 5), (0.25, 11, 3, 5), (0.25, 11, (1 << 32) + 3, 4)]
     {

@@ -1,5 +1,5 @@
-//! Random tiny models of every family, compared with transformers in f64 (`conformance/model_fixtures.py`). Another
-//! test proves that the comparison sees every part: it fails if any single part is removed.
+//! Random tiny models of every family, compared with transformers in f64 (`conformance/model_fixtures.py`). Other tests
+//! remove single parts of the model, and check that the comparison then fails.
 
 use super::*;
 use kernels::check::relative_error;
@@ -35,7 +35,7 @@ impl Expected {
     }
 }
 
-/// A family that is missing from the list would not be compared with anything.
+/// A family that is missing from `FAMILIES` would not be tested at all.
 #[test]
 fn every_family_has_fixtures() {
     let listed = FAMILIES.map(|name| ModelConfig::load(&folder(name).join("config.json")).unwrap().family.model_type);
@@ -54,7 +54,7 @@ fn logits_error(ctx: &Context, family: &str, weights: &Weights) -> f64 {
 }
 
 #[test]
-fn logits_are_those_of_transformers() {
+fn logits_match_transformers() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         for family in FAMILIES {
@@ -66,7 +66,7 @@ fn logits_are_those_of_transformers() {
 }
 
 #[test]
-fn version_4_configurations_mean_the_same() {
+fn version_4_configs_give_the_same_model() {
     let ctx = context(1);
     for family in FAMILIES {
         let config = ModelConfig::load(&folder(family).join("config_v4.json")).unwrap();
@@ -115,7 +115,7 @@ pub fn gradient_errors_of<'a>(
 }
 
 #[test]
-fn gradients_are_those_of_transformers() {
+fn gradients_match_transformers() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         for family in FAMILIES {
@@ -130,7 +130,7 @@ fn gradients_are_those_of_transformers() {
 }
 
 #[test]
-fn every_bias_and_every_norm_is_seen() {
+fn removing_any_bias_or_norm_changes_the_logits() {
     let ctx = context(1);
     for family in FAMILIES {
         for spec in tensor_specs(&load(&ctx, family).config).into_iter().filter(|s| s.shape.len() == 1) {
@@ -144,7 +144,7 @@ fn every_bias_and_every_norm_is_seen() {
 }
 
 #[test]
-fn positions_qk_norm_and_window_are_seen() {
+fn removing_positions_qk_norms_or_windows_changes_the_logits() {
     let ctx = context(1);
     let without = |family: &str, change: &dyn Fn(&mut ModelConfig)| {
         let weights = load(&ctx, family);
@@ -154,7 +154,7 @@ fn positions_qk_norm_and_window_are_seen() {
         assert!(error > 200.0 * LOGITS, "{family}: {error:e}");
     };
     for family in FAMILIES {
-        // These frequencies are so low that nothing rotates.
+        // With frequencies this low, nothing rotates.
         without(family, &|c| c.rope.scaling = RopeScaling::Linear { factor: 1e30 });
     }
     without("llama3", &|c| c.rope.scaling = RopeScaling::Default);
@@ -192,8 +192,8 @@ fn positions_qk_norm_and_window_are_seen() {
 }
 
 #[test]
-fn a_changed_gradient_is_seen() {
-    // The bound also catches wrong gradients: those of a model whose window is one wider exceed it.
+fn a_changed_gradient_exceeds_the_bound() {
+    // The gradients of a model whose window is wider by 1 exceed the bound.
     let ctx = context(1);
     let weights = load(&ctx, "mistral");
     let mut config = ModelConfig::clone(&weights.config);

@@ -4,7 +4,7 @@
 use super::*;
 use kernels::check::{normal, relative_error};
 
-/// Three groups whose prompts end inside a page, at its end, and past it.
+/// Three groups, whose prompts end inside a page, at the end of a page, and in a second page.
 pub fn groups(vocab: u32) -> Vec<(Vec<u32>, Vec<Vec<u32>>)> {
     let mut next = 7u32;
     let mut ids = |len: usize| -> Vec<u32> {
@@ -41,9 +41,9 @@ fn bits_do_not_depend_on_threads_checkpointing_or_micro_batches() {
         let ways: [(&str, &Context, &[Batch], bool); 5] = [
             ("2 threads", &context(2), &whole, false),
             ("checkpointing", &one, &whole, true),
-            ("a micro-batch for each group", &one, &cut, false),
+            ("one micro-batch per group", &one, &cut, false),
             ("two micro-batches", &one, &cut_once, false),
-            ("all of it", &context(2), &cut, true),
+            ("one micro-batch for all groups", &context(2), &cut, true),
         ];
         for (way, ctx, batches, checkpointing) in ways {
             let got = gradients(ctx, &weights, batches, &weight, checkpointing);
@@ -57,7 +57,7 @@ fn bits_do_not_depend_on_threads_checkpointing_or_micro_batches() {
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
-    // This is more than the design requires: in f32, all instruction sets share one formula of 16 lanes.
+    // The design does not require this. It holds because in f32 all instruction sets share one formula of 16 lanes.
     for family in FAMILIES {
         let outcome = |isa| {
             let ctx = Context::cpu(isa, 2);
@@ -93,9 +93,9 @@ fn a_prompt_computed_once_gives_the_same_scores_and_gradients() {
     }
 }
 
-/// Asserts that the objective, the sum of weighted log-probabilities and half entropies, rises along the gradient at
-/// `at` by the gradient's squared length. This is an end-to-end check that needs no fixture. `moved` moves the weights
-/// along the gradient.
+/// Asserts that the derivative of the objective (weighted log-probabilities plus half the weighted entropies) along its
+/// gradient equals the gradient's squared norm. This is an end-to-end check without a fixture. `moved` computes the
+/// outcome after moving the weights along the gradient.
 pub fn is_the_slope(at: &Outcome, weight: &[f32], mut moved: impl FnMut(&[Vec<f32>], f64) -> Outcome) {
     let objective = |o: &Outcome| -> f64 {
         let terms = o.logps.iter().zip(&o.entropies).zip(weight);

@@ -1,6 +1,6 @@
-//! Logits of whole sequences: they come in pieces of a few rows, and agree with the log-probabilities.
+//! Logits of whole sequences are passed on in pieces of a few rows, and agree with the log-probabilities.
 
-#![expect(clippy::disallowed_methods, reason = "an expectation within a tolerance may come from std's functions")]
+#![expect(clippy::disallowed_methods, reason = "expected values within a tolerance may use std's functions")]
 
 use super::*;
 use model::{Error, PromptCompletion};
@@ -20,16 +20,16 @@ fn logits_of_a_large_vocabulary_come_in_pieces() {
     let (mut all, mut pieces) = (vec![Vec::new(); 3], 0);
     let mut scorer = Scorer::new(ctx.memory(), 64, true);
     let take = |i: usize, rows: &[f32]| {
-        let of_row = |row: &[f32]| {
+        let row_and_lse = |row: &[f32]| {
             let highest = f64::from(row.iter().copied().fold(f32::MIN, f32::max));
             let sum = row.iter().map(|&z| (f64::from(z) - highest).exp()).sum::<f64>();
             (row.to_vec(), highest + sum.ln())
         };
-        all[i].extend(rows.chunks(vocab).map(of_row));
+        all[i].extend(rows.chunks(vocab).map(row_and_lse));
         pieces += 1;
     };
     scorer.logits(&ctx, &weights, &sequences, take).unwrap();
-    assert!(pieces > 3, "the longest does not come at once: {pieces}");
+    assert!(pieces > 3, "the longest sequence must come in several pieces, got {pieces}");
     assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [11, 1, 3]);
     let given = sequences.map(|ids| PromptCompletion { prompt: &ids[..1], completion: &ids[1..] });
     for ((rows, ids), scores) in all.iter().zip(sequences).zip(scorer.score(&ctx, &weights, &given, 1.0).unwrap()) {
@@ -41,7 +41,7 @@ fn logits_of_a_large_vocabulary_come_in_pieces() {
 }
 
 #[test]
-fn they_do_not_depend_on_what_else_is_asked_for_and_end_when_asked() {
+fn logits_do_not_depend_on_other_sequences_and_can_be_stopped() {
     let ctx = context(2);
     let weights = load(&ctx, "gemma3");
     let (a, b): (Vec<u32>, Vec<u32>) = ((3..80).map(|i| i % 40).collect(), vec![9, 8, 7]);
@@ -50,7 +50,7 @@ fn they_do_not_depend_on_what_else_is_asked_for_and_end_when_asked() {
     scorer.logits(&ctx, &weights, &[&a, &b], |i, rows| all[i].extend_from_slice(rows)).unwrap();
     assert_eq!(all, [logits(&ctx, &weights, &a), logits(&ctx, &weights, &b)]);
     scorer.stop_with(Arc::new(AtomicBool::new(true)));
-    let stopped = scorer.logits(&ctx, &weights, &[&a], |_, _| panic!("nothing is wanted any more"));
+    let stopped = scorer.logits(&ctx, &weights, &[&a], |_, _| panic!("a stopped scorer must not pass on rows"));
     assert!(matches!(stopped, Err(Error::Stopped)));
     assert!(matches!(scorer.logits(&ctx, &weights, &[&[]], |_, _| ()), Err(Error::Sequence { index: 0, .. })));
 }

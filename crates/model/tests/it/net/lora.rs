@@ -14,7 +14,7 @@ pub fn lora(target_modules: TargetModules) -> LoraConfig {
     LoraConfig { r: 3, alpha: 5.0, use_rslora: true, dropout: 0.0, target_modules }
 }
 
-/// Targets that leave gaps in the fused matmuls.
+/// Target modules that cover only some rows of the fused weights.
 pub fn some() -> LoraConfig {
     lora(TargetModules::Names(["q_proj", "v_proj", "o_proj", "up_proj"].map(str::to_owned).to_vec()))
 }
@@ -48,7 +48,7 @@ pub fn whole<'a>(model: impl Into<ModelView<'a>>) -> ([Batch; 1], Vec<f32>) {
 }
 
 #[test]
-fn a_new_adapter_changes_no_bit_and_off_is_the_base() {
+fn a_new_adapter_changes_no_bit_and_switching_it_off_gives_the_base() {
     let ctx = context(2);
     for family in FAMILIES {
         let base = load(&ctx, family);
@@ -71,7 +71,7 @@ fn a_new_adapter_changes_no_bit_and_off_is_the_base() {
 }
 
 #[test]
-fn a_merged_adapter_is_the_same_function() {
+fn a_merged_model_equals_its_base_with_the_adapter() {
     let ctx = context(2);
     for family in FAMILIES {
         let weights = adapted(&ctx, family, &some());
@@ -87,7 +87,7 @@ fn a_merged_adapter_is_the_same_function() {
 }
 
 #[test]
-fn frozen_weights_have_no_gradient_and_take_no_memory() {
+fn frozen_weights_have_no_gradient_memory() {
     let ctx = context(1);
     let weights = adapted(&ctx, "qwen3", &some());
     let (whole, weight) = whole(&weights);
@@ -169,18 +169,18 @@ fn with_peft(ctx: &Context, family: &str, dir: &Path) -> AdaptedWeights {
     AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
-pub fn of_peft(ctx: &Context, family: &str) -> (AdaptedWeights, Expected) {
+pub fn peft_reference(ctx: &Context, family: &str) -> (AdaptedWeights, Expected) {
     let dir = folder(family).join("lora");
     let weights = with_peft(ctx, family, &dir);
     (weights, Expected::read(&dir.join("expected.safetensors")))
 }
 
 #[test]
-fn logits_and_gradients_of_adapters_are_those_of_peft() {
+fn adapter_logits_and_gradients_match_peft() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         for family in PEFT {
-            let (weights, expected) = of_peft(&ctx, family);
+            let (weights, expected) = peft_reference(&ctx, family);
             let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &expected.f64("logits"));
             println!("{family} {isa:?}: logits {error:.1e}");
             assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
@@ -196,22 +196,22 @@ fn logits_and_gradients_of_adapters_are_those_of_peft() {
 }
 
 #[test]
-fn a_module_a_scale_or_a_block_in_the_wrong_place_is_seen() {
+fn a_wrong_module_scale_or_block_changes_the_logits() {
     let ctx = context(1);
     for family in PEFT {
         let error = |weights: &AdaptedWeights, expected: &Expected| {
             relative_error(&logits(&ctx, weights, &expected.ids()), &expected.f64("logits"))
         };
-        let (weights, expected) = of_peft(&ctx, family);
+        let (weights, expected) = peft_reference(&ctx, family);
         for spec in
             (Named { params: &adapter(&weights).params }).tensors().into_iter().filter(|s| s.name.contains("lora_B"))
         {
-            let (mut weights, _) = of_peft(&ctx, family);
+            let (mut weights, _) = peft_reference(&ctx, family);
             let zeros = vec![0.0; spec.shape.iter().product()];
             change(&mut weights, |a| NamedMut { params: &mut a.params }.put(&spec.name, &zeros)).unwrap();
             assert!(error(&weights, &expected) > 100.0 * LOGITS, "{family} without {}", spec.name);
         }
-        let (mut weights, _) = of_peft(&ctx, family);
+        let (mut weights, _) = peft_reference(&ctx, family);
         change(&mut weights, |adapter| {
             let linears = adapter.params.layers.iter_mut().flat_map(|layer| layer.linears_mut());
             linears.filter_map(|l| l.low_rank.as_mut()).for_each(|a| a.scale *= 1.01);
@@ -221,10 +221,10 @@ fn a_module_a_scale_or_a_block_in_the_wrong_place_is_seen() {
 }
 
 #[test]
-fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
+fn saving_and_loading_an_adapter_keeps_every_bit() {
     let ctx = context(1);
     for family in PEFT {
-        let (weights, expected) = of_peft(&ctx, family);
+        let (weights, expected) = peft_reference(&ctx, family);
         assert_eq!(weights.lora().unwrap().dropout, 0.0);
         let dir = tempfile::tempdir().unwrap();
         model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
@@ -237,19 +237,20 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
             all.sort();
             all
         };
-        assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements");
+        assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements differ from PEFT's file");
         let again = with_peft(&ctx, family, dir.path());
-        // The file names the modules that a pattern matched; the tensors above show that the modules are the same.
+        // The saved file lists module names in place of a pattern. The tensors compared above are those of the same
+        // modules.
         let lora = weights.lora().unwrap();
-        let mut of_file = again.lora().unwrap().clone();
-        of_file.target_modules = lora.target_modules.clone();
-        assert_eq!(&of_file, lora);
+        let mut loaded = again.lora().unwrap().clone();
+        loaded.target_modules = lora.target_modules.clone();
+        assert_eq!(&loaded, lora);
         let config = dir.path().join(model::peft::ADAPTER_CONFIG);
         let told = std::fs::read_to_string(&config).unwrap();
         assert!(told.contains("\"lora_dropout\": 0.0"), "{told}");
         let ids = expected.ids();
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
-        // Dropout is carried, and dropped of nothing here.
+        // The dropout setting is kept, and inference drops nothing.
         std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.05")).unwrap();
         let again = with_peft(&ctx, family, dir.path());
         assert_eq!(again.lora().unwrap().dropout, 0.05);
@@ -293,16 +294,16 @@ fn drawn(ctx: &Context, family: &str, r: usize, modules: &[&str]) -> AdaptedWeig
 }
 
 #[test]
-fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
+fn an_adapter_saved_by_lockstep_gives_the_same_logits_in_peft() {
     let ctx = context(1);
     for (family, r, modules) in OURS {
         let (weights, theirs) = (drawn(&ctx, family, r, modules), folder(family).join("ours"));
-        // Lockstep still writes the files that PEFT loaded in exactly this form.
+        // Lockstep must still write exactly the files that PEFT loaded.
         let dir = tempfile::tempdir().unwrap();
         model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
             let [now, then] = [dir.path(), &theirs.join("adapter")].map(|d| std::fs::read(d.join(file)).unwrap());
-            assert!(now == then, "{family}: {file} is not what PEFT loaded");
+            assert!(now == then, "{family}: {file} differs from the file that PEFT loaded");
         }
         let expected = Expected::read(&theirs.join("expected.safetensors"));
         let peft = expected.f64("logits");
@@ -312,14 +313,14 @@ fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
             assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
         }
         let without = relative_error(&logits(&ctx, &load(&ctx, family), &expected.ids()), &peft);
-        assert!(without > 1e-2, "{family}: the adapter hardly matters: {without:e}");
+        assert!(without > 1e-2, "{family}: the adapter changes the logits too little: {without:e}");
     }
 }
 
 /// The gradients of Σ weightᵢ · scoreᵢ over the positions of a sequence.
 fn score_gradients(ctx: &Context, model: &AdaptedWeights, ids: &[u32], factors: &[f32]) -> Grads {
     let (config, memory) = (model.config(), ctx.memory());
-    // Scores are at the rows that predict a token.
+    // Scores exist for rows that predict a token.
     let rest = [&ids[1..], &[0]].concat();
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&rest] }], true);
     let mut tape = Tape::new(memory, config, batch.capacity(), false);
@@ -335,7 +336,7 @@ fn score_gradients(ctx: &Context, model: &AdaptedWeights, ids: &[u32], factors: 
 }
 
 #[test]
-fn a_head_of_scores_comes_with_its_adapter() {
+fn a_score_head_is_loaded_and_saved_with_its_adapter() {
     let ctx = context(2);
     let model = "qwen3/score";
     let dir = folder(model).join("lora");
@@ -365,15 +366,18 @@ fn a_head_of_scores_comes_with_its_adapter() {
     assert!(relative_error(&logits(&ctx, &merged, &expected.ids()), &scores) < 1e-5);
     let mut other = load(&ctx, model);
     other.put("score.weight", &merged.get("score.weight").unwrap()).unwrap();
-    assert!(relative_error(&logits(&ctx, &other, &expected.ids()), &scores) > 1e-2, "the adapter hardly matters");
+    assert!(
+        relative_error(&logits(&ctx, &other, &expected.ids()), &scores) > 1e-2,
+        "the adapter changes the scores too little"
+    );
 
     let refused = |family: &str, adapter: &str, word: &str| {
         let (weights, dir) = (load(&ctx, family), folder(adapter));
         let error = model::peft::load_adapter(ctx.memory(), &dir, &weights).unwrap_err().to_string();
         assert!(error.contains(word) && error.contains("adapter_config.json"), "{error}");
     };
-    refused("qwen3", "qwen3/score/lora", "of a reward model");
-    refused("qwen3/score", "qwen3/lora", "no head of scores");
+    refused("qwen3", "qwen3/score/lora", "belongs to a reward model");
+    refused("qwen3/score", "qwen3/lora", "no score head");
     let told = std::fs::read_to_string(out.path().join("adapter_config.json")).unwrap();
     std::fs::write(out.path().join("adapter_config.json"), told.replace("\"score\"", "\"lm_head\"")).unwrap();
     let error = model::peft::load_adapter_config(out.path()).unwrap_err().to_string();
@@ -381,7 +385,7 @@ fn a_head_of_scores_comes_with_its_adapter() {
 }
 
 #[test]
-fn the_trunk_of_a_language_model_is_read_under_a_head_of_scores() {
+fn a_language_models_trunk_loads_under_a_score_head() {
     let ctx = context(1);
     for family in FAMILIES {
         let language = load(&ctx, family);
@@ -395,7 +399,7 @@ fn the_trunk_of_a_language_model_is_read_under_a_head_of_scores() {
 }
 
 #[test]
-fn without_keys_an_adapter_is_trls() {
+fn the_default_lora_config_matches_trl() {
     let lora = LoraConfig::default();
     assert_eq!((lora.r, lora.alpha, lora.use_rslora, lora.dropout), (16, 32.0, false, 0.0));
 }

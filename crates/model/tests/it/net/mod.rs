@@ -1,4 +1,4 @@
-//! The complete decoder: compared with transformers, with itself computed in other ways, and on a pretrained model.
+//! Tests of the complete decoder: against transformers, against other ways of computing it, and on a pretrained model.
 
 mod adapters;
 mod bf16;
@@ -55,7 +55,7 @@ fn with_config(ctx: &Context, weights: &Weights, config: ModelConfig) -> Weights
     other
 }
 
-/// The results of a model for a batch.
+/// The results of a forward and backward pass over a batch.
 struct Outcome {
     logps: Vec<f32>,
     entropies: Vec<f32>,
@@ -75,7 +75,8 @@ fn gradients<'a>(
     gradients_with(ctx, model, batches, weight, checkpointing, None)
 }
 
-/// Like `gradients`, with dropout of this probability, seed and step. Branches have the places 100, 103, 106, …
+/// Like `gradients`, with dropout of this probability, seed and step. The branches have the sequence indices 100, 103,
+/// 106, …
 fn gradients_with<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -98,10 +99,10 @@ fn gradients_with<'a>(
         tensors.set_dropout(dropout.map(noise));
         net::forward(ctx, model, &rope, &tensors, &mut tape).unwrap();
         net::head_forward(ctx, model, &tensors, 1.0, &mut tape).unwrap();
-        let of_batch = &weight[logps.len()..logps.len() + batch.targets.len()];
-        let d_logps = Tensor::from_f32(memory, &[of_batch.len()], of_batch);
-        let halves: Vec<f32> = of_batch.iter().map(|w| 0.5 * w).collect();
-        let d_entropies = Tensor::from_f32(memory, &[of_batch.len()], &halves);
+        let batch_weight = &weight[logps.len()..logps.len() + batch.targets.len()];
+        let d_logps = Tensor::from_f32(memory, &[batch_weight.len()], batch_weight);
+        let halves: Vec<f32> = batch_weight.iter().map(|w| 0.5 * w).collect();
+        let d_entropies = Tensor::from_f32(memory, &[batch_weight.len()], &halves);
         logps.extend(tape.logps().to_vec_f32());
         entropies.extend(tape.entropies().to_vec_f32());
         hidden.extend(tape.hidden().to_vec_f32());

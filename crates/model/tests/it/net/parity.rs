@@ -1,5 +1,5 @@
-//! Decoding and prefill compute the same bits as training, whatever rows a step has, and a plan counts exactly the
-//! memory of a run.
+//! Decoding and prefill compute the same bits as training, whatever rows a step has. A plan counts exactly the memory
+//! of a run.
 
 use super::*;
 use kernels::{Device, Memory};
@@ -15,7 +15,7 @@ fn ids(seed: u32, vocab: u32) -> Vec<u32> {
 }
 
 #[test]
-fn inference_in_any_chunks_has_the_bits_of_training() {
+fn inference_in_any_chunks_gives_the_bits_of_training() {
     for isa in Isa::present() {
         for family in FAMILIES {
             let ctx = Context::cpu(isa, 2);
@@ -39,8 +39,8 @@ fn inference_in_any_chunks_has_the_bits_of_training() {
             }
             let mut workspace = Workspace::new(memory, config, sequences.len() * 70);
             let mut got = vec![vec![]; sequences.len()];
-            // There are decode steps, and chunks within a page, across pages, and of a whole page. Each sequence
-            // advances at its own pace.
+            // The chunks include decode steps of one row, chunks within a page and across pages, and a whole page. Each
+            // sequence advances at its own pace.
             let chunks = [1, 5, 1, 70, 3, 64, 1, 1, 4, 0, 2];
             for step in 0.. {
                 let (mut row_ids, mut positions, mut tables, mut slots) = (vec![], vec![], vec![], vec![]);
@@ -94,7 +94,7 @@ fn a_batch_that_does_not_fit_is_refused() {
     room.tokens -= 1;
     let mut tape = Tape::forward_only(memory, &weights.config, room);
     let error = net::score(&ctx, &weights, &rope, &batch, &mut tape, 1.0).unwrap_err().to_string();
-    assert!(error.contains("3 rows, and buffers for 2"), "{error}");
+    assert!(error.contains("3 rows, but buffers for only 2"), "{error}");
 
     let mut tape = Tape::forward_only(memory, &weights.config, batch.capacity());
     net::score(&ctx, &weights, &rope, &batch, &mut tape, 1.0).unwrap();
@@ -103,7 +103,7 @@ fn a_batch_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_plan_counts_what_a_run_takes() {
+fn a_plan_counts_the_memory_that_a_run_allocates() {
     let config = Arc::new(ModelConfig::load(&folder("qwen3").join("config.json")).unwrap());
     let usage = |device| {
         let memory = Memory::new(device);
@@ -130,7 +130,7 @@ fn a_plan_counts_what_a_run_takes() {
 }
 
 #[test]
-fn checkpointing_keeps_less() {
+fn checkpointing_keeps_fewer_activations() {
     let config = ModelConfig::load(&folder("qwen3").join("config.json")).unwrap();
     let activations = |checkpointing| {
         let memory = Memory::new(Device::Meta);

@@ -1,10 +1,10 @@
-//! A head with one score: its values, its gradients, and its directory.
+//! A score head with one label: values, gradients and saved files.
 
 use super::*;
 use kernels::check::{normal, relative_error};
 use model::Head;
 
-/// The trunk of a family's fixture under a head that is not 0.
+/// The fixture of a family with a nonzero score head in place of its head.
 fn scorer(ctx: &Context, family: &str) -> Weights {
     let mut weights = Weights::scorer(ctx.memory(), &load(ctx, family));
     let h = weights.config.hidden_size;
@@ -36,22 +36,22 @@ fn scores(ctx: &Context, weights: &Weights, weight: &[f32]) -> (Vec<f32>, Vec<f3
 }
 
 #[test]
-fn a_score_is_the_hidden_row_times_the_head() {
+fn the_hidden_state_times_the_head_is_the_score() {
     for family in FAMILIES {
         let ctx = context(2);
         let weights = scorer(&ctx, family);
         let (h, head) = (weights.config.hidden_size, weights.get("score.weight").unwrap());
         let batch = batch();
         let (scores, hidden, _) = scores(&ctx, &weights, &vec![0.0; batch.targets.len()]);
-        let of_row = |&row: &u32| {
+        let row_score = |&row: &u32| {
             let row = &hidden[row as usize * h..][..h];
             row.iter().zip(&head).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>()
         };
-        let expected: Vec<f64> = batch.score_rows.iter().map(of_row).collect();
+        let expected: Vec<f64> = batch.score_rows.iter().map(row_score).collect();
         assert!(relative_error(&scores, &expected) < 1e-6, "{family}");
-        // The first token of every completion is chosen in the same state, so the values are equal.
+        // The first token of every completion follows the same prompt, so its values are equal.
         assert!(scores[0] == scores[20] && scores[0] == scores[21] && scores[1] != scores[0]);
-        // A new head gives 0, and its trunk is that of the other model.
+        // A new score head gives 0, and the trunk is unchanged.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));
         let (zeros, same, _) = self::scores(&ctx, &fresh, &vec![0.0; batch.targets.len()]);
         assert!(zeros.iter().all(|&s| s == 0.0) && same == hidden, "{family}");
@@ -83,7 +83,7 @@ fn the_gradient_is_the_slope() {
 }
 
 #[test]
-fn its_directory_loads_again() {
+fn a_saved_score_model_loads_again() {
     let (ctx, dir) = (context(1), tempfile::tempdir().unwrap());
     for family in FAMILIES {
         let weights = scorer(&ctx, family);

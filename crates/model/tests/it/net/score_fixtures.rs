@@ -15,12 +15,13 @@ fn scorer(ctx: &Context, family: &str) -> Weights {
     load(ctx, &format!("{family}/score"))
 }
 
-/// The compared values, by name, with their errors: the score of every position, the last one, Σ weightᵢ · scoreᵢ,
-/// every gradient.
+/// The error of each compared value, by name: all scores, the last score, the loss Σ weightᵢ · scoreᵢ, and every
+/// gradient.
 fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> {
     let (config, memory, expected) = (&weights.config, ctx.memory(), expected(family));
     let (ids, factors) = (expected.ids(), expected.f64("weights"));
-    // Scores are at the rows that predict a token, so an extra last token gives the last row a score; no row sees it.
+    // Scores exist for rows that predict a token. An extra last token gives the last row a score; no row attends to the
+    // extra token.
     let mut rest = ids[1..].to_vec();
     rest.push(0);
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&rest] }], true);
@@ -40,11 +41,11 @@ fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> 
 
     let named = Named { params: &grads.params };
     let of = |name: &str, got: &[f32]| (name.to_owned(), relative_error(got, &expected.f64(name)));
-    // A single score can be near 0 by chance, so its error is measured on the scale of all scores.
+    // A single score can be near 0 by chance, so its error is relative to all scores.
     let (last, theirs) = (expected.f64("last")[0], expected.f64("scores"));
     let scale = (theirs.iter().map(|s| s * s).sum::<f64>() / theirs.len() as f64).sqrt();
-    let of_last = (f64::from(scores[scores.len() - 1]) - last).abs() / scale;
-    let mut errors = vec![of("scores", &scores), ("last".to_owned(), of_last)];
+    let last_error = (f64::from(scores[scores.len() - 1]) - last).abs() / scale;
+    let mut errors = vec![of("scores", &scores), ("last".to_owned(), last_error)];
     errors.push(("loss".to_owned(), (loss / expected.f64("loss")[0] - 1.0).abs()));
     errors.extend(tensor_specs(config).iter().map(|s| of(&format!("grad.{}", s.name), &named.get(&s.name).unwrap())));
     // Every gradient that transformers computes is compared.
@@ -53,13 +54,13 @@ fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> 
     errors
 }
 
-/// `loss` is a sum whose terms cancel, so it has the bound of gradients.
+/// The terms of `loss` partly cancel, so `loss` gets the wider bound of gradients.
 fn bound(name: &str) -> f64 {
     if name == "scores" || name == "last" { LOGITS } else { GRADIENT }
 }
 
 #[test]
-fn scores_and_gradients_are_those_of_transformers() {
+fn scores_and_gradients_match_transformers() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         for family in FAMILIES {
@@ -76,14 +77,14 @@ fn scores_and_gradients_are_those_of_transformers() {
 }
 
 #[test]
-fn a_head_that_is_a_little_wrong_is_seen() {
+fn a_slightly_wrong_score_head_exceeds_the_bound() {
     let ctx = context(1);
     for family in FAMILIES {
         let mut weights = scorer(&ctx, family);
         let head: Vec<f32> = weights.get("score.weight").unwrap().iter().map(|w| w * 1.0002).collect();
         weights.put("score.weight", &head).unwrap();
         let errors = errors(&ctx, family, &weights);
-        // Its own gradient does not depend on it; that of everything below does.
+        // The head's own gradient does not depend on the head's values; all other gradients do.
         for (name, error) in errors.iter().filter(|(name, _)| name != "grad.score.weight") {
             assert!(*error > bound(name), "{family} {name}: {error:e}");
         }
@@ -92,7 +93,7 @@ fn a_head_that_is_a_little_wrong_is_seen() {
 
 /// Leaves the saved directory where `conformance/score_fixtures.py check` can load it with transformers.
 #[test]
-fn a_directory_of_transformers_is_saved_as_transformers_saves_it() {
+fn a_score_model_of_transformers_is_saved_unchanged() {
     let (ctx, out) = (context(1), Path::new(env!("CARGO_TARGET_TMPDIR")).join("score"));
     for family in FAMILIES {
         let (weights, dir) = (scorer(&ctx, family), out.join(family));
@@ -108,7 +109,7 @@ fn a_directory_of_transformers_is_saved_as_transformers_saves_it() {
         for spec in TensorSink::tensors(&weights) {
             assert_eq!(again.get(&spec.name).unwrap(), weights.get(&spec.name).unwrap(), "{family} {}", spec.name);
         }
-        // The directory of a language model with a new head describes itself as transformers would.
+        // The saved config of a language model with a new score head matches transformers'.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));
         let dir = out.join(format!("{family}-fresh"));
         model::io::save_model(&dir, &fresh.config, &fresh, None, Default::default()).unwrap();

@@ -1,12 +1,13 @@
 //! Removes Markdown's emphasis (`**5**`, `__5__`), code marks, and struck out text (`~~5~~`).
 //!
-//! A run of stars or underscores counts only as one half of a pair on its line, as in CommonMark: nothing that is part
-//! of a word or a number opens before it, and nothing closes after white space. So `2*3*4`, `x**2` and `x_1` stay.
+//! As in CommonMark, a run of stars or underscores is emphasis only with a matching run on the same line. An opening
+//! run must not follow a word or number, and a closing run must not follow white space. So `2*3*4`, `x**2` and `x_1`
+//! stay.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The text without emphasis and struck out parts; `None` if it has neither.
+/// The text without emphasis, code marks and struck out parts; `None` if it has none of these characters.
 pub(super) fn removed(text: &str) -> Option<String> {
     if text.contains(['*', '_', '`', '~']) { Some(without_runs(text, b"*_`~")) } else { None }
 }
@@ -51,7 +52,7 @@ fn without(line: &str, signs: &[u8], new: &mut String) {
     // The byte ranges that are removed.
     let mut out: Vec<Range<usize>> = Vec::new();
     let same = next_of_same_length(&runs);
-    // The open runs of each sign: the index of each run, and the number of its characters that are not yet paired.
+    // The open runs of each sign: for each its index, and the number of its characters without a partner so far.
     let mut open: [Vec<(usize, usize)>; 2] = Default::default();
     let mut struck: Option<usize> = None;
     let mut at = 0;
@@ -154,7 +155,7 @@ fn closes(before: &str, after: &str) -> bool {
             .is_none_or(|c| !(c.is_alphanumeric() || matches!(c, '(' | '[' | '{' | '\\' | '^' | '=')))
 }
 
-/// For each run of backticks, the next one of the same length.
+/// For each run of backticks, the index of the next run of the same length.
 fn next_of_same_length(runs: &[Run]) -> Vec<Option<usize>> {
     let mut next = vec![None; runs.len()];
     let mut last: HashMap<usize, usize> = HashMap::new();

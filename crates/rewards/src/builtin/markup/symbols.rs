@@ -8,7 +8,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
         return None;
     }
     let mut new = String::with_capacity(text.len());
-    // An arrow after a colon leads to the answer; elsewhere it may mean something.
+    // An arrow after a colon only points to the answer; elsewhere it may have a meaning.
     let mut colon = true;
     for c in text.chars() {
         match c {
@@ -29,7 +29,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
     Some(new)
 }
 
-/// Whether a character only changes the look of the one before it.
+/// Whether a character only changes the look of the previous character.
 fn joins(c: char) -> bool {
     matches!(c, '\u{fe0e}' | '\u{fe0f}' | '\u{20e3}' | '\u{200d}')
 }

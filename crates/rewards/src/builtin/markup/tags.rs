@@ -13,7 +13,7 @@ const BLOCKS: [&str; 10] = ["p", "div", "center", "pre", "h1", "h2", "h3", "h4",
 /// Tags that mark their content as deleted.
 const STRUCK: [&str; 3] = ["s", "strike", "del"];
 
-/// The text without paired style tags, and with characters for a few entities; `None` if nothing changes.
+/// The text without paired style tags, and with some entities replaced by their characters; `None` if nothing changes.
 pub(super) fn removed(text: &str) -> Option<String> {
     let text_of_entities = entities(text);
     let text = text_of_entities.as_deref().unwrap_or(text);
@@ -21,7 +21,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
     let mut new = String::with_capacity(text.len());
     let mut at = 0;
     for (range, instead) in parts {
-        // The range lies inside a part that was already removed.
+        // The range is inside a part that was already removed.
         if range.end <= at {
             continue;
         }
@@ -33,8 +33,8 @@ pub(super) fn removed(text: &str) -> Option<String> {
     Some(new)
 }
 
-/// The replacements in order: the range of the text and its substitute. A tag counts only if its other half exists,
-/// unlike in `a<b>c`.
+/// The replacements in order: ranges of the text and their substitutes. A tag is replaced only if its other half
+/// exists, unlike in `a<b>c`.
 fn parts(text: &str) -> Option<Vec<(Range<usize>, &'static str)>> {
     static TAG: LazyLock<Regex> = LazyLock::new(|| {
         regex(

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Checks a function on a table, and fails with a list of all rows that differ.
+/// Checks a function on a table of texts and expected results. Fails with a list of all rows that differ.
 fn check<'t>(rows: &[(&'t str, &str)], function: impl Fn(&'t str) -> String) {
     let wrong: Vec<_> =
         rows.iter().map(|(text, expected)| (text, function(text), expected)).filter(|row| row.1 != *row.2).collect();
@@ -8,7 +8,7 @@ fn check<'t>(rows: &[(&'t str, &str)], function: impl Fn(&'t str) -> String) {
 }
 
 #[test]
-fn decoration_is_removed_and_mathematics_stays() {
+fn decoration_is_removed_and_mathematics_is_kept() {
     check(
         &[
             ("**5**", "5"),
@@ -39,7 +39,7 @@ fn decoration_is_removed_and_mathematics_stays() {
             ("7️⃣3️⃣", "73"),
             ("Answer: → 5", "Answer:   5"),
             ("5 \\checkmark ✓", "5    "),
-            // These characters are part of the answer's meaning and stay.
+            // These characters have a meaning in the answer, so they stay.
             ("2*3*4", "2*3*4"),
             ("2 * 3 * 4", "2 * 3 * 4"),
             ("2 *3* 4", "2 *3* 4"),
@@ -71,7 +71,7 @@ fn decoration_is_removed_and_mathematics_stays() {
 }
 
 #[test]
-fn enclosing_signs_and_ends_of_sentences_are_removed() {
+fn enclosing_signs_and_final_punctuation_are_removed() {
     check(
         &[
             ("5", "5"),
@@ -132,9 +132,9 @@ fn enclosing_signs_and_ends_of_sentences_are_removed() {
     );
 }
 
-/// Searching from each mark to the end of the text for its other half would take hours.
+/// A search from each mark to the end of the text for its other half would take hours.
 #[test]
-fn a_megabyte_of_open_marks_is_read_once() {
+fn a_megabyte_of_open_marks_is_searched_in_linear_time() {
     let units = [
         "*a ", "**", "_", "_a ", "`", "`` ` ", "~~a ", "~~", "<b>", "</b>", "<b></i>", "<s>", "\"", "“‘", "$", "\\(",
         "✅", ": → ", "&lt;", "}", "{", "\\text{", "*a* ", "**a*", "_*a", "```\n", "**a\n",

@@ -10,14 +10,15 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-/// Relative difference up to which two irrational values count as equal.
+/// The relative difference up to which two irrational values are equal.
 const PRECISION: f64 = 1e-10;
 
-/// Number of points at which expressions with variables are compared. A point gives each variable a value.
+/// The number of points at which expressions with variables are compared. A point assigns a value to each variable.
 const POINTS: u64 = 6;
 
-/// Further points, of other sizes: the size, and the relative difference up to which values are equal there. They
-/// distinguish |x − 3| from 3 − x. Values that are undefined there, or that rounding may change, are not compared.
+/// Further points with larger or smaller coordinates: the size, and the relative difference up to which values are
+/// equal at that size. They distinguish |x − 3| from 3 − x. Values that are undefined at a point, or imprecise because
+/// of rounding, are not compared.
 const FAR: [(f64, f64); 6] = [(12.0, 1e-8), (40.0, 1e-7), (900.0, 1e-6), (1e4, 1e-5), (3e4, 1e-4), (1e-3, 1e-6)];
 
 /// Answers longer than this many bytes are compared only as text.
@@ -34,19 +35,19 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
     if gold.len() > MAX_BYTES || given.len() > MAX_BYTES {
         return false;
     }
-    // "1,234" may be one number or two; it equals the other answer if one of the readings does.
+    // "1,234" may be one number or two numbers. The answers are equal if they are equal in one of these readings.
     let equal = |decimal_log: bool| {
         let read = |text: &str, thousands: bool| parse(text, Reading { thousands, decimal_log });
         let readings = |text: &str| [read(text, true), text.contains([',', 'e']).then(|| read(text, false)).flatten()];
         let (golds, givens) = (readings(gold), readings(given));
         golds.iter().flatten().any(|gold| givens.iter().flatten().any(|given| same(gold, given)))
     };
-    // \log 100 may be 2 or 4.6…, but both answers use the same base.
+    // \log 100 may be 2 or 4.6…, but the base must be the same in both answers.
     equal(false) || (gold.contains("log") || given.contains("log")) && equal(true)
 }
 
-/// An answer with notations that mean the same replaced by one of them. A unit in letters (`5 m^2`, `7 h`) is one only
-/// if the other answer has a unit.
+/// Rewrites equivalent notations in one form. Letters after a number (`5 m^2`, `7 h`) are a unit only if the other
+/// answer has a unit.
 fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
     static COMMA: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\{,\}([0-9]+)"));
     static SPACES: LazyLock<Regex> = LazyLock::new(|| regex(r"^\s*-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?\s*$"));
@@ -65,13 +66,13 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
     });
     let mut text = Cow::Borrowed(text);
     if text.contains("{,}") {
-        // A comma is a decimal comma unless three digits follow. In brackets it would separate two members.
+        // A comma is a decimal comma unless three digits follow. In brackets, a comma separates two items.
         let thousands = if text.contains(['(', '[']) || text.contains("\\{") { "" } else { "," };
         let point = |found: &Captures<'_>| {
             let sign = if found[2].len() == 3 { thousands } else { "." };
             format!("{}{sign}{}", &found[1], &found[2])
         };
-        // A number may have several commas; each replacement makes the text shorter.
+        // Repeated for numbers with several commas. It ends, since each replacement shortens the text.
         while let Cow::Owned(next) = COMMA.replace_all(&text, point) {
             text = Cow::Owned(next);
         }
@@ -99,7 +100,7 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
     text
 }
 
-/// An answer as text without markup that only changes its look: `\text{(C)}` becomes `C`.
+/// The text of an answer without markup: `\text{(C)}` becomes `C`.
 fn text_form(text: &str) -> String {
     let mut text = text.to_owned();
     for command in ["\\textbf", "\\text", "\\mbox", "\\mathrm", "\\mathbf", "\\left", "\\right", "\\!", "\\,", "\\ "] {
@@ -116,7 +117,7 @@ fn text_form(text: &str) -> String {
         }
         kept.push_str(piece);
     }
-    // The dots in "42..." continue the number, so they stay.
+    // The dots of "42..." stay, since the number continues.
     let text = kept.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(&kept);
     let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
     inside.filter(|inside| inside.len() == 1).unwrap_or(text).to_owned()
@@ -157,7 +158,7 @@ fn canonical(node: &Node) -> Node {
     }
 }
 
-/// The node with each `±` replaced by plus, or by minus if `minus` is set; `None` if it has no `±`.
+/// The node with each `±` replaced by plus, or by minus if `minus` is set. `None` if the node has no `±`.
 fn plus_minus(node: &Node, minus: bool) -> Option<Node> {
     match node {
         Node::Op(Op::PlusMinus, parts) => {
@@ -222,7 +223,7 @@ fn same(gold: &Node, given: &Node) -> bool {
                 && items.len() == items2.len()
                 && if *open == ' ' { unordered(items, items2) } else { ordered(items, items2) }
         }
-        // All parts of a time, or of a ratio with 0, are compared: 0:30 is not 0:45.
+        // All parts of a time, or of a ratio that contains 0, are compared: 0:30 is not 0:45.
         (Node::Clock(parts, _), Node::Clock(parts2, _) | Node::Ratio(parts2))
         | (Node::Ratio(parts), Node::Clock(parts2, true)) => ordered(parts, parts2),
         (Node::Ratio(parts), Node::Ratio(parts2) | Node::Clock(parts2, false))
@@ -255,7 +256,7 @@ fn same(gold: &Node, given: &Node) -> bool {
     }
 }
 
-/// Whether a node is 0 wherever it is defined.
+/// Whether a node is 0 at every point where it is defined.
 fn is_zero(node: &Node) -> bool {
     numbers(node, &Node::Number(Rational::ZERO))
 }
@@ -274,7 +275,7 @@ fn unordered(left: &[Node], right: &[Node]) -> bool {
         })
 }
 
-/// The right side of an equation that names a value: the 5 of `x = 5` and of `f(x) = 5`.
+/// The right side of an equation whose left side is a name: 5 for `x = 5` and `f(x) = 5`.
 fn named_value<'n>(sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
     let [name, side] = sides else { return None };
     let tuple = |node: &Node| match (node, side) {
@@ -293,8 +294,8 @@ fn is_name(node: &Node) -> bool {
     }
 }
 
-/// The value that a chain of equations states: the 5 of `m + n = 2 + 3 = 5`. Each other side must be equal to the value
-/// or be a name of it; sides such as 2x and y + 1 are not names, since the equation still has to be solved.
+/// The value that a chain of equations states: 5 for `m + n = 2 + 3 = 5`. Every other side must equal the value or be a
+/// name for it. Sides such as 2x and y + 1 are not names, since such an equation is not solved.
 fn stated<'n>(gold: &Node, sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
     let (last, others) = sides.split_last()?;
     let closed = names([gold, last]).is_empty();
@@ -347,9 +348,9 @@ fn names(nodes: [&Node; 2]) -> BTreeSet<String> {
     all
 }
 
-/// The value of variable `name` at point number `point`: between −3 and 3, different for each name.
+/// The value of the variable `name` at point number `point`: between −3 and 3, and different for each name.
 fn coordinate(name: &str, point: u64) -> f64 {
-    // FNV-1a; the multiplication spreads its last bits.
+    // The hash FNV-1a, and a multiplication that spreads its last bits.
     let hash = name
         .bytes()
         .chain(point.to_le_bytes())
@@ -358,7 +359,7 @@ fn coordinate(name: &str, point: u64) -> f64 {
     6.0 * unit - 3.0
 }
 
-/// Whether rounding may make the difference of equal values in this node other than 0.
+/// Whether the node has a subtraction in which rounding may give a nonzero result for equal values.
 fn cancels(node: &Node) -> bool {
     match node {
         Node::Function(..) | Node::Op(Op::Add, _) => true,
@@ -368,7 +369,7 @@ fn cancels(node: &Node) -> bool {
     }
 }
 
-/// Whether a value that should be 0 is 0 up to rounding: \sin\pi is 10⁻¹⁶ in f64, while π·10⁻¹⁶ is not 0.
+/// Whether a value that should be 0 is 0 up to rounding: \sin\pi is 10⁻¹⁶ in f64, but π·10⁻¹⁶ is not 0.
 fn vanishes(zero: Complex, rest: Complex, node: &Node) -> bool {
     zero.abs() == 0.0 && rest.abs() <= 1e-13 && cancels(node)
 }
@@ -378,15 +379,15 @@ fn near(a: Complex, b: Complex) -> bool {
 }
 
 fn within(a: Complex, b: Complex, precision: f64) -> bool {
-    // Equal infinities have no difference.
+    // Equal infinities must not be subtracted.
     a == b || a.abs().max(b.abs()).is_finite() && a.sub(b).abs() <= precision * a.abs().max(b.abs())
 }
 
-/// Whether two expressions with variables differ at a point that is far from those of `coordinate`.
+/// Whether two expressions with variables differ at a point far from the points of `coordinate`.
 fn differ_far(gold: &Node, given: &Node) -> bool {
     FAR.iter().enumerate().any(|(i, &(size, precision))| {
         (0..4).any(|sign: u64| {
-            // Variables get either sign, so that some pairs have equal signs and others different ones.
+            // The variables' signs vary, so that some pairs of variables have equal signs and others different signs.
             let at = |name: &str| {
                 let unit = coordinate(name, 100 + i as u64).abs() / 6.0 + 0.5;
                 let bit = if sign < 2 { sign } else { sign ^ u64::from(coordinate(name, 99) > 0.0) };
@@ -397,7 +398,7 @@ fn differ_far(gold: &Node, given: &Node) -> bool {
                 (found.im == 0.0 && found.re.is_finite() && (1e-6..1e15).contains(&found.re.abs())).then_some(found)
             };
             let lost = |x: Complex, y: Complex| {
-                // Where large terms cancel, both values lose their precision.
+                // If large terms cancel, both values are imprecise.
                 x.abs().max(y.abs()) < 1e-3 * size.min(1.0)
             };
             real(gold).zip(real(given)).is_some_and(|(x, y)| !lost(x, y) && !within(x, y, precision))
@@ -405,7 +406,7 @@ fn differ_far(gold: &Node, given: &Node) -> bool {
     })
 }
 
-/// Whether two values are equal, where a unit or a percent sign may be missing: `50 %` equals both one half and 50.
+/// Whether two values are equal. A unit or a percent sign may be missing: `50 %` equals both one half and 50.
 fn same_value(gold: &Node, given: &Node) -> bool {
     match (gold, given) {
         (Node::Unit(x, name), Node::Unit(y, name2)) => {
@@ -426,7 +427,7 @@ fn same_value(gold: &Node, given: &Node) -> bool {
             let whole = value(y, &|_| 0.0).is_some_and(|y| y.abs() >= 1.0);
             whole && same(x, y) || hundredfold(x, y)
         }
-        // The base of the digits may be missing.
+        // The base may be missing.
         (Node::Based(digits, base), Node::Based(digits2, base2)) => {
             base == base2 && digits == digits2 || base != base2 && numbers(gold, given)
         }
@@ -440,7 +441,7 @@ fn same_value(gold: &Node, given: &Node) -> bool {
     }
 }
 
-/// The first letter of "am" or "p.m." behind a time.
+/// The first letter of "am" or "p.m." after a time.
 fn half_of_day(name: &str) -> Option<char> {
     let letters: String = name.to_lowercase().chars().filter(|c| c.is_alphabetic()).collect();
     matches!(&*letters, "am" | "pm").then(|| letters.chars().next())?
@@ -468,8 +469,7 @@ fn numbers(gold: &Node, given: &Node) -> bool {
         let equal = |x: Complex, y: Complex| near(x, y) || vanishes(x, y, given) || vanishes(y, x, gold);
         match (value(gold, &at), value(given, &at)) {
             (Some(x), Some(y)) if equal(x, y) => compared += 1,
-            // For negative x, neither x^{1/3} x^{1/6} nor \sqrt{x} has a real value, but their principal values are
-            // equal.
+            // For negative x, neither x^{1/3} x^{1/6} nor \sqrt{x} is real, but their principal values are equal.
             (Some(x), Some(y)) if variables && (x.im != 0.0 || y.im != 0.0) => {
                 let principal = |node: &Node| value_of(node, &at, Power::Principal);
                 if !principal(gold).zip(principal(given)).is_some_and(|(x, y)| equal(x, y)) {

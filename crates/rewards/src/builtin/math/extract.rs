@@ -1,5 +1,5 @@
-//! Finds the text of the final answer in a completion and in a dataset row. It recognises where mathematics begins and
-//! ends in a text, but does not interpret it.
+//! Finds the text of the final answer in a completion and in a dataset row. This file finds where mathematics begins
+//! and ends in a text, but does not parse mathematics.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::Value;
 
-use super::super::answer::{closed, hashed, regex, said, taken_back_before, taken_back_behind};
+use super::super::answer::{announced, closed, hashed, regex, taken_back_before, taken_back_behind};
 use super::super::boxed::last_boxed;
 use super::super::formulas::{formulas, is_prose, plain_words};
 use super::super::markup::without_end;
@@ -17,8 +17,8 @@ use super::super::number::{
 use super::equal::MAX_BYTES;
 use super::units::never_unit;
 
-/// The answer in a dataset row; `None` if the cell is a solution without a marked answer, or the answer is too long to
-/// compare.
+/// The answer in a dataset row. `None` if the cell is a solution without a marked answer, or if the answer is too long
+/// to compare.
 pub(super) fn gold(answer: &Value) -> Option<String> {
     let text = match answer {
         Value::Number(number) => number.to_string(),
@@ -35,8 +35,8 @@ pub(super) fn gold(answer: &Value) -> Option<String> {
     (!text.is_empty() && text.len() <= MAX_BYTES).then_some(text)
 }
 
-/// Whether a text without a mark is a complete solution, whose answer cannot be found: it has a broken box, or
-/// sentences. A few words count as an answer.
+/// Whether a text without a mark is a complete solution, in which the answer cannot be found: it has an unclosed box,
+/// or sentences. A few words count as an answer.
 fn is_solution(text: &str) -> bool {
     static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| regex(r"\p{L}{2}[.!?]\s+\S|[.!?]\s+\p{Lu}"));
     let text = text.trim();
@@ -49,22 +49,22 @@ fn is_solution(text: &str) -> bool {
     words >= 4 && is_prose(text) && (words > 8 || sentence || text.contains('\n') || SENTENCE_END.is_match(text))
 }
 
-/// The final answer of a completion, if it has one. With `strict` it must be in a box or in `<answer>`.
+/// The final answer of a completion, if there is one. With `strict` it must be in a box or in `<answer>`.
 pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
     if let Some(inside) = closed(completion) {
         // Tags may contain a sentence.
-        let sentence = said(inside).filter(|_| !inside.contains('\\')).and_then(sentence);
+        let sentence = announced(inside).filter(|_| !inside.contains('\\')).and_then(sentence);
         return Some(sentence.unwrap_or(inside));
     }
     if strict {
         return None;
     }
-    // The later of the two marks counts: the text after it is shorter.
-    let said = hashed(completion).into_iter().chain(said(completion)).min_by_key(|rest| rest.len());
-    said.and_then(sentence).or_else(|| last_formula_or_number(completion))
+    // The later of the two marks counts, which is the one with less text after it.
+    let last = hashed(completion).into_iter().chain(announced(completion)).min_by_key(|rest| rest.len());
+    last.and_then(sentence).or_else(|| last_formula_or_number(completion))
 }
 
-/// The items of several boxes that follow one another, `\boxed{1}` and `\boxed{2}`, as one list.
+/// The contents of several consecutive boxes, `\boxed{1}` and `\boxed{2}`, as one list.
 pub(super) fn boxes(completion: &str) -> Option<String> {
     static BOXES: LazyLock<Regex> = LazyLock::new(|| {
         regex(r"\\f?boxed\{[^{}]*\}(?:[\s,;$]*(?:\b(?:and|or)\b|\\text\{[^{}]*\})?[\s,;$]*\\f?boxed\{[^{}]*\})+")
@@ -81,8 +81,8 @@ pub(super) fn boxes(completion: &str) -> Option<String> {
     )
 }
 
-/// The last formula, or without formulas the last number. If the words around the last formula retract it, the answer
-/// is a number behind it.
+/// The last formula, or the last number without a formula. If the words around the last formula retract it, the
+/// answer is a number after the formula.
 fn last_formula_or_number(completion: &str) -> Option<&str> {
     let Some(formula) = formulas(completion).last() else { return last_number(completion) };
     let after = behind(completion, formula.inside);
@@ -92,9 +92,9 @@ fn last_formula_or_number(completion: &str) -> Option<&str> {
     last_number(completion).filter(|number| number.as_ptr() >= after.as_ptr())
 }
 
-/// The answer at the start of `text`: a formula, or else the first sentence without its explanation.
+/// The answer at the beginning of `text`: a formula, or else the first sentence without its explanation.
 fn sentence(text: &str) -> Option<&str> {
-    /// Matches words that may follow an answer without changing it. Any other words do: "5 times as many" is not 5.
+    /// Matches words after an answer that do not change the answer. All other words do: "5 times as many" is not 5.
     static EXPLANATION: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r"(?x) ,?\s+(?:because|since)\b | ,\s+(?:and\s+)?not\b | [,;]\s+(?:as|which|so|thus|hence|therefore)\b
@@ -124,15 +124,15 @@ fn sentence(text: &str) -> Option<&str> {
     let end = |end: regex::Match<'_>| end.start() + usize::from(end.as_str().is_ascii());
     let line = line[..END.find(line).map_or(line.len(), end)].trim();
     let line = without_word(line)?;
-    let said = match EXPLANATION.find(line) {
+    let answer = match EXPLANATION.find(line) {
         Some(explanation) => line[..explanation.start()].trim_end_matches('*'),
         None => without_end(line),
     };
-    Some(said).filter(|answer| !answer.is_empty())
+    Some(answer).filter(|answer| !answer.is_empty())
 }
 
-/// The number of a text such as `42人` or `42です`, whose word follows it without a space (`None` if the word
-/// changes or denies it); else the text.
+/// The number of a text such as `42人` or `42です`, in which a word follows the number without a space. `None` if the word
+/// changes or denies the number. Any other text is returned unchanged.
 fn without_word(line: &str) -> Option<&str> {
     let Some(end) = line.find(is_of_script_without_spaces) else { return Some(line) };
     let number = line[..end].trim_end();
@@ -142,20 +142,21 @@ fn without_word(line: &str) -> Option<&str> {
     is_meant(line, 0, number.len()).then_some(number)
 }
 
-/// Whether the text behind an answer retracts or changes it: "is wrong", "or 6", "million".
+/// Whether the text after an answer retracts or changes the answer: "is wrong", "or 6", "million".
 fn is_denied_behind(after: &str) -> bool {
     let word = after.trim_start().split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
     never_unit(word) || taken_back_behind(after, &NUMBER)
 }
 
-/// The text of the line behind a part of `text`, if it does not reach its end.
+/// The rest of the line after `part`, which is a part of `text`.
 fn behind<'t>(text: &'t str, part: &str) -> &'t str {
     let end = part.as_ptr() as usize + part.len() - text.as_ptr() as usize;
     let signs = |c: char| matches!(c, '*' | '$' | '\\' | ')' | ']');
     text[end..].trim_start_matches(signs).lines().next().unwrap_or_default()
 }
 
-/// The text after leading white space and colons; if stars emphasize a part of it, that part: the 5 of `**5** because`.
+/// The text after leading white space and colons. If it begins with emphasis, only the emphasized part: 5 for `**5**
+/// because`.
 fn emphasized(text: &str) -> &str {
     let mut text = text;
     loop {
@@ -165,7 +166,7 @@ fn emphasized(text: &str) -> &str {
         if stars.is_empty() {
             return text;
         }
-        // Stars before white space end an earlier emphasis: `**Answer:** 5`.
+        // Stars before white space are the end of an earlier emphasis: `**Answer:** 5`.
         if rest.starts_with(|c: char| !c.is_whitespace()) {
             let line = rest.lines().next().unwrap_or_default();
             return line.find(stars).filter(|end| *end > 0).map_or(rest, |end| &rest[..end]);
@@ -174,9 +175,9 @@ fn emphasized(text: &str) -> &str {
     }
 }
 
-/// The last number as it is written, unless the words around it retract it ("not 12", "x ≠ 12", "12th"). It includes
-/// its sign (by the rules of `gsm8k`), denominator, the whole part of a mixed number, exponent and percent sign.
-/// Numbers separated only by commas are one list.
+/// The last number as written in the text, unless the words around it retract it ("not 12", "x ≠ 12", "12th"). The
+/// number includes its sign (by the rules of `gsm8k`), denominator, exponent, percent sign, and the whole part of a
+/// mixed number. Numbers separated only by commas are one list.
 fn last_number(text: &str) -> Option<&str> {
     let whole = |range: &Range<usize>| {
         let digits = text[range.clone()].trim_start_matches(['-', '\u{2212}']);

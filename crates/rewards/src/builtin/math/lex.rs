@@ -1,4 +1,4 @@
-//! Splits LaTeX, or the plain notation that models use instead, into tokens.
+//! Splits LaTeX, or the plain notation that models write instead, into tokens.
 
 use super::super::number::vulgar_fraction;
 
@@ -7,7 +7,7 @@ use super::super::number::vulgar_fraction;
 pub(super) enum Token {
     /// Digits with at most one decimal point.
     Number(String),
-    /// The name of a LaTeX command (`frac` for `\frac`), or a word that is read as one (`sqrt`).
+    /// The name of a LaTeX command (`frac` for `\frac`), or a word that is read as a command (`sqrt`).
     Command(String),
     /// The text inside `\text{…}`, or a word.
     Text(String),
@@ -15,7 +15,7 @@ pub(super) enum Token {
     Char(char),
 }
 
-/// Unicode signs and the LaTeX commands with the same meaning.
+/// Unicode signs, and the LaTeX commands that they stand for.
 const SIGNS: [(char, &str); 25] = [
     ('≈', "\\approx "),
     ('~', " "),
@@ -89,7 +89,7 @@ const UPRIGHT: [&str; 32] = [
     "arcsinh", "arccosh", "arctanh", "lg", "mod",
 ];
 
-/// The tokens of `text`. With `thousands`, a comma before exactly three digits belongs to the number.
+/// The tokens of `text`. With `thousands`, a comma before exactly three digits is part of the number.
 pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
     let text = plain(text);
     let chars: Vec<char> = text.chars().collect();
@@ -120,7 +120,8 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                 number = shifted(&number, places);
                 at = end;
             }
-            // A point at the end is removed, since "5." ends a sentence, but not in "0.\\overline{3}", which continues.
+            // A point at the end is removed, since "5." ends a sentence. It stays in "0.\\overline{3}", where the
+            // digits continue.
             let continues = chars.get(at) == Some(&'\\');
             tokens.push(Token::Number(if continues { number } else { number.trim_end_matches('.').to_owned() }));
         } else if c == '\\' {
@@ -191,13 +192,13 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
             let word: String = chars[at..].iter().take_while(|c| c.is_alphabetic()).collect();
             at += word.chars().count();
             match word.as_str() {
-                // In "x_{max}" the word is an index, not a function.
+                // A function needs a bracket: in "x_{max}" the word is an index.
                 "max" | "min" | "gcd" | "lcm" if chars.get(at) == Some(&'(') => tokens.push(Token::Command(word)),
                 "inf" | "oo" | "infinity" => tokens.push(Token::Command("infty".into())),
                 name if WORDS.contains(&name) => tokens.push(Token::Command(word)),
                 "and" | "or" => tokens.push(Token::Text(word)),
                 _ if ["yes", "no", "odd"].contains(&word.to_lowercase().as_str()) => tokens.push(Token::Text(word)),
-                // A word of four letters or more is not a product of variables.
+                // A word of at least four letters is not a product of variables.
                 _ if word.chars().count() >= 4 || super::units::unit(&word).is_some() && word.len() > 1 => {
                     tokens.push(Token::Text(word));
                 }
@@ -218,7 +219,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
     tokens
 }
 
-/// The text without spacing commands, with `^` for `**`, and with numbers joined whose thousands LaTeX separates.
+/// The text without spacing commands, with `^` for `**`, and without LaTeX's thousands separators.
 fn plain(text: &str) -> String {
     let text = text
         .replace("**", "^")
@@ -275,7 +276,7 @@ fn without_thin_spaces(text: &str) -> String {
     joined
 }
 
-/// The end of a number with digits in groups of three that begins at `at`; `at` if there is none.
+/// The end of a number that begins at `at`, with digits in groups of three; `at` if no such number exists.
 fn thousands_end(chars: &[char], at: usize) -> usize {
     let digits = |from: usize| chars[from.min(chars.len())..].iter().take_while(|c| c.is_ascii_digit()).count();
     let mut end = at + digits(at);
@@ -301,8 +302,8 @@ fn power_of_ten(chars: &[char], at: usize) -> Option<(i32, usize)> {
     Some((if chars[at + 1] == '-' { -places } else { places }, end))
 }
 
-/// Whether an `e` after `number` may be Euler's number: `2e-3` may mean 2e − 3, while `1e-3`, `2.5e-3`, `2E-3` and
-/// `2e5` can only be powers of ten.
+/// Whether an `e` after `number` may be Euler's number: `2e-3` may be 2e − 3, but `1e-3`, `2.5e-3`, `2E-3` and `2e5`
+/// can only be powers of ten.
 fn ambiguous(chars: &[char], at: usize, number: &str) -> bool {
     chars[at] == 'e' && !chars[at + 1].is_ascii_digit() && !number.contains('.') && number != "1"
 }
@@ -321,7 +322,7 @@ fn shifted(number: &str, places: i32) -> String {
     format!("{whole}{moved}.{fraction}")
 }
 
-/// The text inside the braces that open at `at` (after spaces), and the position after them.
+/// The text inside the braces that open at `at` (after spaces), and the position after the braces.
 fn braced(chars: &[char], at: usize) -> (String, usize) {
     let start = at + chars[at..].iter().take_while(|c| c.is_whitespace()).count();
     if chars.get(start) != Some(&'{') {

@@ -1,11 +1,11 @@
-//! `math`: a reward of 1 if the completion's final answer equals the dataset's, as mathematics and not as text, else 0.
+//! `math`: 1 if the completion's final answer equals the dataset's answer mathematically, not only as text; else 0.
 //!
-//! The completion's answer is the inside of its last `\boxed{…}` or `<answer>`; else (unless `strict`) the text after
-//! the last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number (`extract`).
+//! The completion's answer is the content of its last `\boxed{…}` or `<answer>`; else (unless `strict`) the text after
+//! the last "answer is", `Answer:` or `####`; else its last formula (`$…$`, `\(…\)`); else its last number (`extract`).
 //! Both answers are parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals, sets, lists,
-//! matrices, equations, inequalities, ratios, units. Fractions are compared exactly; other values to ten digits, and
-//! expressions with variables at points of several sizes (`equal`). An answer that cannot be parsed equals only the
-//! same text. No part of a completion is executed, and the length of the answer bounds the work.
+//! matrices, equations, inequalities, ratios, units. Fractions are compared exactly, other values to ten digits, and
+//! expressions with variables at several points (`equal`). An answer that cannot be parsed equals only the same text.
+//! No part of a completion is executed, and the work is limited by the length of the answer.
 //!
 //! Dataset: Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset",
 //! <https://arxiv.org/abs/2103.03874>.
@@ -62,7 +62,7 @@ impl Grader<1> for Math {
 
     fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
         let gold = extract::gold(answer)?;
-        // Emphasis may select the answer ("**5** of them") or only decorate it, so both readings are tried.
+        // Emphasis may select the answer ("**5** of them") or only decorate the answer, so both readings are tried.
         let foreign = |c: char| c.is_numeric() && !c.is_ascii() && plain_digits(&c.to_string()) != c.to_string();
         let digits = if completion.chars().any(foreign) { plain_digits(completion) } else { completion.into() };
         let completion = &*digits;

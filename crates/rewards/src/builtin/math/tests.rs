@@ -9,26 +9,26 @@ mod tokens;
 mod trees;
 mod values;
 
-/// The rows of the table of pairs: `=` or `!`, and two answers.
+/// The rows of `pairs.tsv`: `=` or `!` (as true or false), and two answers.
 fn pairs() -> impl Iterator<Item = (bool, &'static str, &'static str)> {
     include_str!("pairs.tsv").lines().filter(|line| !line.starts_with('#')).map(|line| {
         let mut cells = line.split('\t');
-        let mut cell = || cells.next().unwrap_or_else(|| panic!("three cells: {line}"));
+        let mut cell = || cells.next().unwrap_or_else(|| panic!("expected three cells: {line}"));
         (cell() == "=", cell(), cell())
     })
 }
 
 #[test]
-fn the_pairs_of_the_table_are_compared_in_both_directions() {
+fn pairs_of_the_table_compare_as_expected_in_both_directions() {
     assert!(pairs().filter(|pair| pair.0).count() >= 150 && pairs().filter(|pair| !pair.0).count() >= 80);
     let wrong: Vec<_> =
         pairs().filter(|&(expected, a, b)| equal(a, b) != expected || equal(b, a) != expected).collect();
-    assert!(wrong.is_empty(), "{} scored otherwise:\n{wrong:#?}", wrong.len());
+    assert!(wrong.is_empty(), "{} unexpected results:\n{wrong:#?}", wrong.len());
 }
 
-/// The second answer gives the value that the first one asks for; the reverse does not hold.
+/// The second answer states the value in the first answer. In the other direction, the answers are not equal.
 #[test]
-fn a_value_may_be_given_with_its_name() {
+fn an_answer_may_include_the_name_of_its_value() {
     for (gold, given) in [
         ("(1,2)", "(x,y)=(1,2)"),
         ("(1,2,3)", "(a,b,c)=(1,2,3)"),
@@ -57,7 +57,7 @@ fn a_value_may_be_given_with_its_name() {
         ("5", "x=2+2=5"),
         ("0.333", "\\frac13\\approx0.333"),
         ("3.14", "\\pi=3.14"),
-        // Equations that are not solved.
+        // Equations that are not solved are wrong.
         ("10", "2x=10"),
         ("5", "x+3=5"),
         ("2x+3", "y+1=2x+3"),
@@ -65,7 +65,7 @@ fn a_value_may_be_given_with_its_name() {
         ("5", "a+b<5"),
         ("5", "a+b=6"),
         ("(1,3)", "(1,2)=(1,3)"),
-        // If the dataset's answer is an equation, a value alone is wrong.
+        // If the dataset's answer is an equation, only a value is wrong.
         ("a+b=5", "5"),
         ("ABC=5", "5"),
     ] {
@@ -74,19 +74,19 @@ fn a_value_may_be_given_with_its_name() {
 }
 
 #[test]
-fn a_fraction_behind_a_number_is_read_once() {
-    // The digits that belong to a fraction are not read a second time.
+fn a_fraction_after_a_number_is_parsed_once() {
+    // The digits of a fraction must not be parsed a second time.
     for (a, b) in [("2\\frac1x", "\\frac{2}{x}"), ("2\\frac12x", "\\frac{5x}{2}"), ("2\\frac x3", "\\frac{2x}{3}")] {
         assert!(equal(a, b) && equal(b, a), "{a}, {b}");
     }
     assert!(!equal("2\\frac1x", "2"));
-    // The same holds if the first reading fails: √1 2 is not √2.
+    // The same holds if parsing as a mixed number fails: √1 2 is not √2.
     assert!(!equal("1\\frac{\\sqrt12}{3}", "\\frac{\\sqrt2}{3}"));
 }
 
-/// Work that doubled with each level would never end.
+/// If the work doubled with each level, these comparisons would never end.
 #[test]
-fn units_of_units_and_fractions_in_fractions_are_compared_at_once() {
+fn nested_units_and_fractions_are_compared_in_linear_time() {
     let percent = "7".to_owned() + &" percent^1".repeat(150);
     assert!(!equal("5", &percent) && !equal(&percent, "5"));
     assert!(equal("7", &percent) && equal("0.07", "7 percent") && !equal("0.08", "7 percent"));
@@ -100,7 +100,7 @@ fn score(completions: &[&str], answers: &[&str], options: MathOptions) -> Scores
 }
 
 #[test]
-fn the_final_answer_is_found() {
+fn the_final_answer_of_a_completion_is_found() {
     for (completion, answer) in [
         ("so \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
         ("\\boxed{1} no, \\boxed{2}", "2"),
@@ -121,13 +121,12 @@ fn the_final_answer_is_found() {
 }
 
 #[test]
-fn rows_without_a_readable_answer_are_reported() {
+fn rows_whose_solution_has_no_answer_are_reported() {
     let completions = ["\\boxed{0.5}", "\\boxed{0.6}", "I do not know", "$\\frac12$", "5"];
     let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], MathOptions::default());
     assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None]);
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1));
-    // If a solution marks no answer, or its answer is too long, the row is unreadable, since no completion could be
-    // right.
+    // A row whose solution marks no answer, or has a very long one, is reported: no completion could be right.
     let golds = ["We add 3 and 4. So it is 7.", &"1+".repeat(1001), "so \\fbox{7}", "seven"];
     let scores = score(&["\\boxed{7}"; 4], &golds, MathOptions::default());
     assert_eq!(scores.values, [None, None, Some(1.0), Some(0.0)]);
@@ -136,7 +135,7 @@ fn rows_without_a_readable_answer_are_reported() {
     assert_eq!(score(&["the answer is 5"], &["5"], strict).values, [Some(0.0)]);
 }
 
-/// How a solution may write an answer.
+/// Ways to write an answer.
 fn rewritings(answer: &str) -> Vec<String> {
     let mut all = vec![
         format!("${answer}$"),
@@ -162,9 +161,9 @@ fn rewritings(answer: &str) -> Vec<String> {
 }
 
 /// Every answer of MATH-500 equals itself and its rewritings, and differs from the answer of the next problem, except
-/// for neighbours with equal answers.
+/// for the pairs in `NEIGHBOURS`.
 #[test]
-fn compares_the_answers_of_math_500() {
+fn answers_of_math_500_equal_only_their_rewritings() {
     let Some(file) = testing::shared("data/math/math500.jsonl") else { return };
     let text = std::fs::read_to_string(file).unwrap();
     let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -183,24 +182,24 @@ fn compares_the_answers_of_math_500() {
     let neighbours: Vec<_> =
         answers.windows(2).filter(|pair| equal(pair[0], pair[1])).map(|pair| (pair[0], pair[1])).collect();
     assert_eq!(neighbours, NEIGHBOURS);
-    // The solutions box these answers.
+    // The solutions have these answers in boxes.
     let solutions: Vec<&str> = rows.iter().map(|row| row["solution"].as_str().unwrap()).collect();
     let scores = score(&solutions, &answers, MathOptions { strict: true, ..MathOptions::default() });
     let missed: Vec<_> = (0..500).filter(|&i| scores.values[i] != Some(1.0)).map(|i| answers[i]).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-/// Neighbouring problems of MATH-500 with equal answers, compared by hand.
+/// Consecutive problems of MATH-500 with equal answers, found by hand.
 const NEIGHBOURS: [(&str, &str); 3] = [("5", "x=5"), ("7", "7"), ("3", "3")];
 
 proptest! {
     #![proptest_config(testing::foreign::few())]
 
-    /// Any text that a model writes can be compared quickly and without a panic, and equals itself.
+    /// Any text can be compared quickly and without a panic.
     #[test]
     fn any_text_is_scored(text in "[-+*/^_=<>(){}\\[\\]|,.;!%$&\\\\0-9a-zπ√ ]{0,60}", other in "\\PC{0,40}") {
         let _ = (equal(&text, &other), equal("\\frac{1}{2}", &text), equal(&text, "x^2+1"));
-        // Equality is symmetric except for equations: for the answer 5, 2 + 3 = 5 is accepted, but not the reverse.
+        // Equality is symmetric except for equations: 2 + 3 = 5 is accepted for the answer 5, but not the reverse.
         let equation = text.contains('=') || text.contains("approx") || text.contains("equiv");
         prop_assert!(text.trim().is_empty() || equation || equal("5", &text) == equal(&text, "5"));
     }
@@ -209,7 +208,7 @@ proptest! {
         let text: String = words.iter().map(|&i| WORDS[i]).collect();
         let _ = (equal("3", &text), equal(&text, "x+1"), equal(&text, "(1,2)"));
     }
-    /// Sums of fractions, written in two ways.
+    /// Sums of fractions equal their result, in two notations.
     #[test]
     fn sums_of_fractions(a in -999i64..999, b in 1i64..99, c in -999i64..999, d in 1i64..99) {
         let (sum, top) = (format!("\\frac{{{a}}}{{{b}}}+{c}/{d}"), a * d + c * b);
@@ -252,7 +251,7 @@ const WORDS: [&str; 30] = [
 ];
 
 #[test]
-fn nesting_and_large_numbers_end() {
+fn nested_answers_and_large_numbers_are_compared_quickly() {
     for text in [
         "(".repeat(5000),
         "{".repeat(1900),

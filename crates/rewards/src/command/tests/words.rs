@@ -8,29 +8,29 @@ fn refused(command: Words, timeout_s: f64) -> String {
 }
 
 #[test]
-fn wrong_options_are_refused() {
+fn invalid_command_options_are_refused() {
     for timeout_s in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e9] {
         let refusal = refused("cat".into(), timeout_s);
         assert_eq!(refusal, "reward `command`: `timeout_s` must be a positive number of seconds", "{timeout_s}");
     }
     for (command, expected) in [
-        (Words::from("a 'b"), "a quote is left open in `a 'b`"),
-        (Words::from(" "), "no program is given"),
-        (Words::from("'' a"), "no program is given"),
-        (Words::List(vec![]), "no program is given"),
-        (Words::List(vec![String::new()]), "no program is given"),
+        (Words::from("a 'b"), "unclosed quote in `a 'b`"),
+        (Words::from(" "), "the command must name a program"),
+        (Words::from("'' a"), "the command must name a program"),
+        (Words::List(vec![]), "the command must name a program"),
+        (Words::List(vec![String::new()]), "the command must name a program"),
     ] {
         assert_eq!(refused(command, 1.0), format!("reward `command`: {expected}"));
     }
     let dir = tempfile::tempdir().unwrap();
     let none = dir.path().join("none").display().to_string();
-    let expected = "no such program (or its interpreter is missing)";
+    let expected = "no such program, or its interpreter is missing";
     assert_eq!(
         refused(Words::List(vec![none.clone()]), 1.0),
         format!("reward `command`: cannot run `{none}`: {expected}")
     );
     std::fs::write(&none, "").unwrap();
-    let expected = "it is not executable (try chmod +x, or name its interpreter)";
+    let expected = "the program is not executable (try chmod +x, or name its interpreter)";
     assert_eq!(
         refused(Words::List(vec![none.clone()]), 1.0),
         format!("reward `command`: cannot run `{none}`: {expected}")
@@ -40,14 +40,14 @@ fn wrong_options_are_refused() {
 }
 
 #[test]
-fn the_options_have_defaults() {
+fn command_options_have_defaults() {
     let options: CommandOptions = serde_json::from_value(serde_json::json!({"command": "x"})).unwrap();
     assert_eq!((options.timeout_s, options.max_restarts, options.by_group), (60.0, 3, false));
     assert!(matches!(options.command, Words::Line(line) if line == "x"));
 }
 
 #[test]
-fn a_command_is_named_by_its_script_or_program() {
+fn a_command_reward_is_named_after_its_script_or_program() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| {
         std::fs::write(dir.path().join(name), "").unwrap();
@@ -71,7 +71,7 @@ fn a_command_is_named_by_its_script_or_program() {
 }
 
 #[test]
-fn quotes_keep_words_together() {
+fn quoted_words_are_kept_together() {
     for (line, expected) in [
         ("", Some(&[][..])),
         ("a", Some(&["a"])),
@@ -97,20 +97,20 @@ fn quotes_keep_words_together() {
     }
 }
 
-/// Each kind of failure, and whether the program is restarted after it.
+/// Each kind of failure, and the number of starts that it leads to.
 #[test]
 fn a_failed_program_is_restarted_unless_it_reported_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let starts = dir.path().join("starts");
     for (answer, kind, message, started) in [
-        ("{\"error\": \"no key\"}", ProblemKind::Failed, "it answered with an error: no key", 1),
+        ("{\"error\": \"no key\"}", ProblemKind::Failed, "the program reported an error: no key", 1),
         (
             "{\"rewards\": [1]}",
             ProblemKind::BadAnswer,
-            "`rewards` of its answer has the length 1, for 2 completions",
+            "`rewards` must have one score per completion: got 1 scores for 2 completions",
             1,
         ),
-        ("[", ProblemKind::BadAnswer, "its answer is not a line of JSON", 3),
+        ("[", ProblemKind::BadAnswer, "the answer is not a line of JSON", 3),
     ] {
         let _ = std::fs::remove_file(&starts);
         let body = format!("echo x >>'{}'; while read -r line; do echo '{answer}'; done", starts.display());
@@ -125,10 +125,10 @@ fn a_failed_program_is_restarted_unless_it_reported_an_error() {
     }
 }
 
-/// A batch without completions is not sent. A dataset column that has the name of a request key is not the program's
-/// fault.
+/// A batch without completions is not sent. A batch with a column named like a request key is an error, but not one of
+/// the program, which keeps running.
 #[test]
-fn a_batch_that_cannot_be_sent_ends_no_program() {
+fn a_batch_that_cannot_be_sent_does_not_end_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let mut reward = reward(&script(dir.path(), "exec cat >/dev/null"), 30.0, 0);
     assert_eq!(score_with(&mut reward, &Columns::new(), &[]), Scores::default());

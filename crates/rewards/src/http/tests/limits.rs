@@ -12,21 +12,24 @@ fn refusal(more: Value) -> Option<String> {
 }
 
 #[test]
-fn options_have_limits_and_defaults() {
+fn http_options_have_limits_and_defaults() {
     for (more, expected) in [
-        (json!({"timeout_s": 0}), Some("`timeout_s` must be a positive number of seconds, but is 0")),
-        (json!({"timeout_s": -1}), Some("`timeout_s` must be a positive number of seconds, but is -1")),
-        (json!({"timeout_s": 1e9}), Some("`timeout_s` must be a positive number of seconds, but is 1000000000")),
+        (json!({"timeout_s": 0}), Some("`timeout_s` must be a positive number of seconds below 1e9, got 0")),
+        (json!({"timeout_s": -1}), Some("`timeout_s` must be a positive number of seconds below 1e9, got -1")),
+        (json!({"timeout_s": 1e9}), Some("`timeout_s` must be a positive number of seconds below 1e9, got 1000000000")),
         (json!({"timeout_s": 1e-3}), None),
-        (json!({"backoff_s": -0.5}), Some("`backoff_s` must be a number of seconds, but is -0.5")),
-        (json!({"backoff_s": 1e9}), Some("`backoff_s` must be a number of seconds, but is 1000000000")),
+        (json!({"backoff_s": -0.5}), Some("`backoff_s` must be a number of seconds from 0 to below 1e9, got -0.5")),
+        (
+            json!({"backoff_s": 1e9}),
+            Some("`backoff_s` must be a number of seconds from 0 to below 1e9, got 1000000000"),
+        ),
         (json!({"backoff_s": 0}), None),
         (json!({"batch_size": 0}), Some("`batch_size` and `concurrency` must be at least 1")),
         (json!({"concurrency": 0}), Some("`batch_size` and `concurrency` must be at least 1")),
         (json!({"batch_size": 1, "concurrency": 1}), None),
-        (json!({"token_env": "NO_SUCH_NAME"}), Some("`token_env`: the environment has no variable NO_SUCH_NAME")),
-        (json!({"url": "x"}), Some("`url` = `x` is not an address such as http://localhost:8000/score")),
-        (json!({"url": "ftp://x/"}), Some("`url` = `ftp://x/` is not an address such as http://localhost:8000/score")),
+        (json!({"token_env": "NO_SUCH_NAME"}), Some("`token_env`: the environment variable NO_SUCH_NAME is not set")),
+        (json!({"url": "x"}), Some("`url` = `x` must be a URL such as http://localhost:8000/score")),
+        (json!({"url": "ftp://x/"}), Some("`url` = `ftp://x/` must be a URL such as http://localhost:8000/score")),
         (json!({"url": "https://x/"}), None),
     ] {
         assert_eq!(refusal(more.clone()), expected.map(|expected| format!("reward `http`: {expected}")), "{more}");
@@ -37,12 +40,12 @@ fn options_have_limits_and_defaults() {
     assert_eq!((client.address.timeout_s, client.retries, client.backoff), (60.0, 4, Duration::from_millis(500)));
     assert_eq!((*batch_size, *concurrency, *by_group, &client.authorization), (None, 8, false, &None));
     assert!(!reward.scores_by_group());
-    // Without completions no request is sent.
+    // No request is sent for an empty batch.
     assert_eq!(ask(&mut reward, &[]), Scores::default());
 }
 
 #[test]
-fn a_status_decides_on_a_retry_and_two_hundred_bytes_are_shown() {
+fn the_status_decides_about_retries_and_200_bytes_are_shown() {
     for (status, requests) in
         [(399, 1), (400, 1), (407, 1), (408, 2), (409, 1), (428, 1), (429, 2), (430, 1), (499, 1), (500, 2), (599, 2)]
     {
@@ -65,9 +68,9 @@ fn a_status_decides_on_a_retry_and_two_hundred_bytes_are_shown() {
     assert_eq!(ask(&mut reward(&url, json!({})), &["a"]), Scores::new(vec![Some(3.0)]));
 }
 
-/// The token is the value of the environment variable; `PATH` always exists.
+/// `token_env` names `PATH`, a variable that is always set.
 #[test]
-fn a_token_is_sent_as_a_bearers() {
+fn a_token_is_sent_as_a_bearer_token() {
     let (url, seen) = service(vec![rewards("[1]")]);
     ask(&mut reward(&url, json!({"token_env": "PATH"})), &["a"]);
     let (head, _) = seen.lock().unwrap().requests.remove(0);
@@ -78,7 +81,7 @@ fn a_token_is_sent_as_a_bearers() {
 }
 
 #[test]
-fn a_batch_is_split_by_batch_size() {
+fn a_batch_is_split_into_requests_of_batch_size() {
     let texts = ["x", "xx", "xxx", "xxxx"];
     for (batch_size, expected) in [
         (1, &["[0]", "[1]", "[2]", "[3]"][..]),
@@ -87,7 +90,7 @@ fn a_batch_is_split_by_batch_size() {
         (4, &["[0,1,2,3]"]),
         (5, &["[0,1,2,3]"]),
     ] {
-        // The service that scores waits for a second request.
+        // `ScoreBeside` waits for a second request, so requests must be sent concurrently.
         let deed = if expected.len() > 1 { Deed::ScoreBeside } else { rewards("[1, 2, 3, 4]") };
         let (url, seen) = service(vec![deed]);
         let scores = ask(&mut reward(&url, json!({"batch_size": batch_size, "concurrency": 4})), &texts);
@@ -97,7 +100,7 @@ fn a_batch_is_split_by_batch_size() {
         answers.sort();
         assert_eq!(answers, expected);
     }
-    // A dataset column that has the name of a request key leaves all completions without a score.
+    // With a dataset column that has the name of a request key, no completion gets a score.
     let (url, seen) = service(vec![Deed::Score]);
     let contents: Vec<Content> = texts.iter().map(|&text| text.into()).collect();
     let scores = reward(&url, json!({"batch_size": 1})).score(&RewardBatch {
@@ -114,7 +117,7 @@ fn a_batch_is_split_by_batch_size() {
 }
 
 #[test]
-fn an_address_is_shown_without_its_secrets() {
+fn messages_show_urls_without_secrets() {
     for (url, shown) in [
         ("http://x/", "http://x/"),
         ("http://user:pw@x/score", "http://x/score"),
@@ -126,8 +129,7 @@ fn an_address_is_shown_without_its_secrets() {
     ] {
         assert_eq!(without_secrets(url), shown);
     }
-    // No message contains a secret: neither those of failures and errors, nor those about invalid responses, scores or
-    // addresses.
+    // No message contains a secret: neither for failures and errors, nor for invalid responses, scores or URLs.
     for deeds in [
         vec![Deed::Close],
         vec![Deed::Answer(500, String::new())],
@@ -149,7 +151,7 @@ fn an_address_is_shown_without_its_secrets() {
 }
 
 #[test]
-fn an_answer_is_limited_once_it_is_unpacked() {
+fn the_limit_for_responses_applies_after_decompression() {
     let text = |length: u64| text_of(std::io::Read::take(std::io::repeat(b' '), length));
     assert_eq!(text(1000).unwrap().len(), 1000);
     assert!(matches!(text(MAX_ANSWER_BYTES + 1), Err(ureq::Error::BodyExceedsLimit(MAX_ANSWER_BYTES))));

@@ -1,4 +1,4 @@
-//! Tests with services whose certificate comes from an unknown authority.
+//! Tests with services whose certificates come from a private authority.
 
 use super::*;
 use rustls::pki_types::pem::PemObject;
@@ -6,7 +6,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// These files were created by `openssl req -x509` and `openssl x509 -req`, and are valid for a hundred years. The
-/// authority's key was deleted.
+/// private key of the authority was deleted.
 const AUTHORITY: &str = include_str!("tls/ca.pem");
 const ANOTHER: &str = include_str!("tls/another.pem");
 const CERTIFICATE: &str = include_str!("tls/server.pem");
@@ -24,7 +24,7 @@ fn service() -> u16 {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), stream.unwrap());
-            // A client that does not trust the certificate hangs up.
+            // A client that does not trust the certificate closes the connection.
             if read_request(&mut stream).is_ok() {
                 let answer = "{\"rewards\": [7]}";
                 let head = format!("HTTP/1.1 200 x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", answer.len());
@@ -39,7 +39,7 @@ fn service() -> u16 {
 type Row<'a> = (&'a str, Option<Vec<u8>>, &'a str, std::result::Result<f64, &'a str>);
 
 #[test]
-fn a_certificate_is_trusted_if_its_authority_is_in_the_file() {
+fn a_certificate_is_trusted_if_ssl_cert_file_has_its_authority() {
     let port = service();
     let dir = tempfile::tempdir().unwrap();
     let text = |text: &str| Some(text.as_bytes().to_vec());
@@ -89,7 +89,7 @@ fn a_certificate_is_trusted_if_its_authority_is_in_the_file() {
             _ => false,
         };
         if !is_right {
-            wrong.push(format!("{case}: {result:?}, and not {expected:?}"));
+            wrong.push(format!("{case}: expected {expected:?}, got {result:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

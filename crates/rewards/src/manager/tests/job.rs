@@ -1,4 +1,5 @@
-//! Tests with rewards that are closures: some score by group, some score the whole batch, some run in other processes.
+//! Tests with rewards that are closures. Some score by group, some score the whole batch, and the scores of some come
+//! from other processes.
 
 use super::*;
 
@@ -30,7 +31,7 @@ fn own(
     Box::new(Own { name, by_group, score: Box::new(score) })
 }
 
-/// Inputs that identify the group. The text of a completion lists its ids.
+/// Inputs that identify their group. The text of a completion lists its token ids.
 fn inputs(group: GroupId, ids: Vec<Vec<u32>>) -> model::Result<RewardInputs> {
     if group == GroupId(99) {
         return Err(model::Error::Value("no such group".to_owned()));
@@ -69,7 +70,7 @@ fn run(
     })
 }
 
-/// A reward that logs all of its inputs in one line; the score of a completion is its first id.
+/// A reward that logs all its inputs in one line. The score of a completion is its first token id.
 fn noting(log: &Arc<Mutex<Vec<String>>>) -> impl FnMut(&RewardBatch<'_>) -> Scores + Send + 'static {
     let log = log.clone();
     move |batch| {
@@ -83,7 +84,7 @@ fn noting(log: &Arc<Mutex<Vec<String>>>) -> impl FnMut(&RewardBatch<'_>) -> Scor
 }
 
 #[test]
-fn groups_are_scored_as_they_end_and_joined_as_they_were_asked_for() {
+fn groups_are_scored_as_they_end_and_joined_in_requested_order() {
     let (early, late) = <(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<String>>>)>::default();
     let mut rewards = [own("late", false, noting(&late)), own("early", true, noting(&early))];
     let output = run(&mut rewards, &[], BTreeMap::new()).unwrap();
@@ -106,7 +107,7 @@ fn groups_are_scored_as_they_end_and_joined_as_they_were_asked_for() {
 }
 
 #[test]
-fn scores_from_elsewhere_are_joined_with_those_from_here() {
+fn scores_of_other_processes_are_joined_with_local_scores() {
     let (asked, here) = <(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<String>>>)>::default();
     let mut rewards = [own("there", true, noting(&asked)), own("here", true, noting(&here))];
     let given = |scores: Scores, seconds| vec![GivenScores { reward: 0, scores, seconds }];
@@ -119,7 +120,7 @@ fn scores_from_elsewhere_are_joined_with_those_from_here() {
         let there: Vec<_> = output.completions.iter().map(|(_, scores)| scores.rewards[0]).collect();
         assert_eq!((there, output.seconds[0], output.timed_out[0]), (vec![None, Some(0.5), Some(0.25)], 3.5, 1));
         let counts = (asked.lock().unwrap().len(), here.lock().unwrap().len());
-        assert_eq!(counts, (0, 2), "who is elsewhere is not asked here");
+        assert_eq!(counts, (0, 2), "a reward of other processes must not be called here");
         if reward.len() == 1 {
             let own: Vec<_> = output.completions.iter().map(|(_, scores)| scores.rewards[1]).collect();
             assert_eq!(own, [Some(1.0), Some(2.0), Some(4.0)]);
@@ -133,7 +134,7 @@ fn scores_from_elsewhere_are_joined_with_those_from_here() {
 }
 
 #[test]
-fn columns_and_metrics_of_several_rewards_are_kept_apart_and_counted() {
+fn columns_and_metrics_of_several_rewards_do_not_collide() {
     let column = |name: &str, value: &str| (name.to_owned(), vec![Value::from(value); 3]);
     let first = own("first", false, move |_| Scores {
         extra: vec![column("why", "a"), column("step", "b"), column("second", "c"), column("first_why", "d")],
@@ -142,8 +143,8 @@ fn columns_and_metrics_of_several_rewards_are_kept_apart_and_counted() {
         ..Scores::new(vec![Some(1.0), Some(f64::NAN), None])
     });
     let second = own("second", false, move |_| {
-        let late = Problem::new("second", 3, "late").of_kind(ProblemKind::TimedOut);
-        let bad = Problem::new("second", 5, "bad").of_kind(ProblemKind::Crashed).at(vec![0]);
+        let late = Problem::new("second", 3, "late").with_kind(ProblemKind::TimedOut);
+        let bad = Problem::new("second", 5, "bad").with_kind(ProblemKind::Crashed).at(vec![0]);
         let step = |token| Some(vec![StepScore { end: crate::StepEnd::Token(token), score: 1.0 }]);
         Scores {
             extra: vec![column("why", "e"), column("first_why", "f")],
@@ -172,12 +173,12 @@ fn columns_and_metrics_of_several_rewards_are_kept_apart_and_counted() {
     assert_eq!(output.timed_out, [2, 4]);
     let problems: Vec<_> = output.problems.iter().map(|p| (&*p.message, p.rows, &p.completions[..])).collect();
     let not_finite = ("it gave NaN, which is not a finite number", 1, &[1][..]);
-    let step = ("a step ends at token 2, but the completion has 2 (the first is 0)", 1, &[1][..]);
+    let step = ("a step ends at token 2, but the completion has 2 tokens (counted from 0)", 1, &[1][..]);
     assert_eq!(problems, [not_finite, ("late", 3, &[2]), ("bad", 5, &[0]), step]);
 }
 
 #[test]
-fn an_error_in_a_groups_inputs_ends_the_batch() {
+fn an_error_in_the_inputs_of_a_group_fails_the_batch() {
     for by_group in [true, false] {
         let mut rewards = [own("r", by_group, |batch| Scores::new(vec![Some(1.0); batch.len()]))];
         let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: 0 };
@@ -193,7 +194,7 @@ fn an_error_in_a_groups_inputs_ends_the_batch() {
 
 /// After a failed generation, only the group that is already being scored is finished.
 #[test]
-fn a_cancelled_batch_scores_no_further_group() {
+fn a_cancelled_batch_scores_no_further_groups() {
     let (begun, has_begun): (Sender<()>, Receiver<()>) = channel();
     let (go_on, gone_on): (Sender<()>, Receiver<()>) = channel();
     let count = Arc::new(Mutex::new(0));
@@ -218,9 +219,9 @@ fn a_cancelled_batch_scores_no_further_group() {
     assert_eq!(*count.lock().unwrap(), 1);
 }
 
-/// The time during which a group was scored before all groups had ended is reported.
+/// Scoring time that overlapped with generation is reported.
 #[test]
-fn scoring_during_generation_is_timed() {
+fn overlapped_scoring_time_is_reported() {
     let (begun, has_begun): (Sender<()>, Receiver<()>) = channel();
     let mut rewards = [own("r", true, move |batch| {
         begun.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of specifications before a reward is built.
+//! Tests of reward specifications, without building rewards.
 
 use super::*;
 use serde_json::json;
@@ -8,18 +8,30 @@ fn spec(value: Value) -> RewardSpec {
 }
 
 #[test]
-fn models_and_functions_are_named() {
+fn specs_of_models_and_functions_have_a_name() {
     for (value, model, function) in [
         (json!("model:a/b"), Ok(Some("a/b")), Ok(None)),
         (json!({"kind": "model", "name": "x", "model": "a"}), Ok(Some("a")), Ok(None)),
-        (json!("model"), Err("give the reward model's directory, as in \"model:DIR\""), Ok(None)),
-        (json!("model:"), Err("give the reward model's directory, as in \"model:DIR\""), Ok(None)),
-        (json!({"kind": "model", "model": 3}), Err("give the reward model's directory, as in \"model:DIR\""), Ok(None)),
-        (json!({"kind": "model", "model": "a", "batch": 3}), Err("unknown option `batch`; there is `model`"), Ok(None)),
+        (json!("model"), Err("the directory of the reward model is missing, as in \"model:DIR\""), Ok(None)),
+        (json!("model:"), Err("the directory of the reward model is missing, as in \"model:DIR\""), Ok(None)),
+        (
+            json!({"kind": "model", "model": 3}),
+            Err("the directory of the reward model is missing, as in \"model:DIR\""),
+            Ok(None),
+        ),
+        (
+            json!({"kind": "model", "model": "a", "batch": 3}),
+            Err("unknown option `batch`; the only option is `model`"),
+            Ok(None),
+        ),
         (json!("function:f"), Ok(None), Ok(Some("f"))),
-        (json!("function"), Ok(None), Err("give its name, as in \"function:NAME\"")),
-        (json!("function:"), Ok(None), Err("give its name, as in \"function:NAME\"")),
-        (json!({"kind": "function", "function": 3}), Ok(None), Err("give its name, as in \"function:NAME\"")),
+        (json!("function"), Ok(None), Err("the name of the function is missing, as in \"function:NAME\"")),
+        (json!("function:"), Ok(None), Err("the name of the function is missing, as in \"function:NAME\"")),
+        (
+            json!({"kind": "function", "function": 3}),
+            Ok(None),
+            Err("the name of the function is missing, as in \"function:NAME\""),
+        ),
         (json!("gsm8k"), Ok(None), Ok(None)),
     ] {
         let own = |kind: &str, expected: std::result::Result<Option<&str>, &str>| {
@@ -30,12 +42,12 @@ fn models_and_functions_are_named() {
         assert_eq!(spec.model().map_err(|error| error.to_string()), own("model", model), "{value}");
         assert_eq!(spec.function().map_err(|error| error.to_string()), own("function", function), "{value}");
     }
-    assert_eq!(error("model:a"), "reward `model`: needs its files: ask RewardSpec::model for their name");
-    assert_eq!(error("function:f"), "reward `function`: is a function of a program, which passes it to the run");
+    assert_eq!(error("model:a"), "reward `model`: load its files first, with the name from RewardSpec::model");
+    assert_eq!(error("function:f"), "reward `function`: the calling code must pass the function to the run");
 }
 
 #[test]
-fn graders_of_text_give_the_same_score_at_any_time() {
+fn only_graders_of_text_are_deterministic() {
     for (value, expected) in [
         (json!("gsm8k"), true),
         (json!(" math :a"), true),
@@ -58,7 +70,7 @@ fn graders_of_text_give_the_same_score_at_any_time() {
 }
 
 #[test]
-fn tables_and_short_forms_are_taken_apart() {
+fn tables_and_short_forms_are_parsed_into_kind_name_and_options() {
     let parts = |value: Value| {
         let (kind, name, options) = spec(value).parts().map_err(|error| error.to_string())?;
         Ok::<_, String>((kind, name, Value::Object(options)))
@@ -73,10 +85,10 @@ fn tables_and_short_forms_are_taken_apart() {
     assert_eq!(parts(table), own("length", Some("x"), json!({"max": 3, "margin": 1})));
     assert_eq!(parts(json!({"kind": "nothing"})), own("nothing", None, json!({})));
     for (value, expected) in [
-        (json!({"name": "x"}), format!("a reward's table needs a `kind`: {}", known())),
-        (json!({"kind": ""}), "`kind` must be a text, but is \"\"".to_owned()),
-        (json!({"kind": "length", "name": 3}), "`name` must be a text, but is 3".to_owned()),
-        (json!({"kind": "length", "name": ""}), "`name` must be a text, but is \"\"".to_owned()),
+        (json!({"name": "x"}), format!("the table of a reward must have a `kind`: {}", known())),
+        (json!({"kind": ""}), "`kind` must be a nonempty string, got \"\"".to_owned()),
+        (json!({"kind": "length", "name": 3}), "`name` must be a nonempty string, got 3".to_owned()),
+        (json!({"kind": "length", "name": ""}), "`name` must be a nonempty string, got \"\"".to_owned()),
     ] {
         assert_eq!(parts(value), Err(format!("reward `?`: {expected}")));
     }
@@ -84,9 +96,9 @@ fn tables_and_short_forms_are_taken_apart() {
     assert!(error(spec(json!({"kind": "nothing"}))).starts_with("unknown reward `nothing`"));
 }
 
-/// Paths are mapped to another directory, where the files exist.
+/// `absolute` maps paths to another directory, in which the files exist.
 #[test]
-fn programs_scripts_and_models_are_found_from_anywhere() {
+fn paths_of_programs_scripts_and_models_are_mapped() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["a.py", "b.json", "run", "c d.py"] {
         std::fs::write(dir.path().join(name), "").unwrap();
@@ -115,7 +127,7 @@ fn programs_scripts_and_models_are_found_from_anywhere() {
             json!({"kind": "command", "command": ["python3", "a.py"], "timeout_s": 3}),
             json!({"kind": "command", "command": format!("python3 {a}"), "timeout_s": 3}),
         ),
-        // Errors are reported when the reward is built.
+        // Invalid commands are left unchanged: they are reported when the reward is built.
         (json!("command:python3 'a.py"), json!("command:python3 'a.py")),
         (json!("command:"), json!("command:")),
         (json!({"kind": "command", "comand": "a.py"}), json!({"kind": "command", "comand": "a.py"})),
@@ -135,7 +147,7 @@ fn programs_scripts_and_models_are_found_from_anywhere() {
 }
 
 #[test]
-fn a_tag_of_a_name_has_words_and_forty_bytes() {
+fn arguments_in_names_are_words_of_at_most_forty_bytes() {
     let of = |values: [Value; 2]| names(&values.map(spec)).map_err(|error| error.to_string());
     let column = |column: &str| json!({"kind": "gsm8k", "column": column});
     let tag = |text: &str| of([column(text), column("b")]).unwrap()[0].clone();
@@ -144,7 +156,7 @@ fn a_tag_of_a_name_has_words_and_forty_bytes() {
     for (bytes, kept) in [(39, 39), (40, 40), (41, 40)] {
         assert_eq!(tag(&"a".repeat(bytes)), format!("gsm8k_{}", "a".repeat(kept)));
     }
-    // Main options in the short form, and numbers, count as arguments too. Without arguments nothing is added to the
+    // Main options in the short form and numbers count as arguments too. Without arguments, nothing is appended to the
     // name.
     assert_eq!(of([json!("gsm8k"), json!("gsm8k:b")]).unwrap(), ["gsm8k", "gsm8k_b"]);
     let strict = json!({"kind": "gsm8k", "strict": true});
@@ -152,13 +164,13 @@ fn a_tag_of_a_name_has_words_and_forty_bytes() {
     assert_eq!(of([json!("gsm8k"), strict]).unwrap(), ["gsm8k", "gsm8k_true"]);
     let named = |name: &str| json!({"kind": "length", "name": name, "target": 3});
     for name in TABLE_COLUMNS {
-        let fix = format!("name it yourself, as in {{ kind = \"length\", name = \"my_{name}\", … }}");
+        let fix = format!("set its name, as in {{ kind = \"length\", name = \"my_{name}\", … }}");
         let refusal = format!(
-            "reward_funcs: no reward can have the name `{name}`, which is a column of the completions table: {fix}"
+            "reward_funcs: a reward must not have the name `{name}`, which is a column of the completions table: {fix}"
         );
         assert_eq!(of([json!("math"), named(name)]), Err(refusal));
     }
-    let refusal = "reward_funcs: two rewards have the name `x`: name it yourself, as in { kind = \"length\", name = \
+    let refusal = "reward_funcs: two rewards have the name `x`: set its name, as in { kind = \"length\", name = \
                 \"my_x\", … }";
     assert_eq!(of([named("x"), named("x")]), Err(refusal.to_owned()));
     let refusal = "reward_funcs: two rewards have the name `f`: give the function another name";

@@ -1,4 +1,4 @@
-//! Draft tokens: their places, their number, and the measured time with and without them.
+//! Tests of draft tokens: their places, their number, and the measured time with and without them.
 
 use super::*;
 use crate::blocks::BlockPool;
@@ -16,7 +16,7 @@ fn scheduler(speculative: Speculative, blocks: usize) -> Scheduler {
     scheduler
 }
 
-/// Adds a running sequence with this prompt and these drawn tokens, of which all but the last are computed.
+/// Adds a running sequence with this prompt and these drawn tokens. All tokens but the last are computed.
 fn run(s: &mut Scheduler, prompt: &[u32], drawn: &[u32]) -> usize {
     let request = Request::new(GroupId(0), Prompt::new(prompt.to_vec()), 1, Arc::new(SamplingParams::default()));
     let group = s.submit(Arc::new(request), false).index;
@@ -39,8 +39,8 @@ fn the_continuation_of_the_same_tokens_is_guessed() {
     s.speculate();
     assert_eq!((&s.sequences[id].tokens[10..], s.sequences[id].drafted), (&[4, 5, 6, 9][..], 4));
     s.speculate();
-    assert_eq!(s.sequences[id].drafted, 4, "guesses wait to be verified");
-    // A repetition is continued; if the index has no place, the last token is repeated.
+    assert_eq!(s.sequences[id].drafted, 4, "the guesses must wait for verification");
+    // A repetition is continued. If the index has no place, the last token is repeated.
     let mut s = scheduler(Speculative::Always(5), 20);
     let (repeats, none) = (run(&mut s, &[8, 1, 2], &[1, 2, 1, 2]), run(&mut s, &[7, 6], &[5]));
     s.speculate();
@@ -48,7 +48,7 @@ fn the_continuation_of_the_same_tokens_is_guessed() {
         (&s.sequences[repeats].tokens[7..], &s.sequences[none].tokens[3..]),
         (&[1, 2, 1, 2, 1][..], &[5; 5][..])
     );
-    // Nothing is guessed for prompts, for completions without a token, and for sequences with more to compute.
+    // No tokens are guessed for prompts, for completions without a token, or for sequences with more tokens to compute.
     let mut s = scheduler(Speculative::Always(4), 20);
     let id = run(&mut s, &[1, 2, 3, 4], &[1, 2, 3]);
     s.sequences[id].computed -= 1;
@@ -62,14 +62,14 @@ fn the_continuation_of_the_same_tokens_is_guessed() {
 }
 
 #[test]
-fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
+fn the_guess_follows_the_newest_of_the_longest_agreements() {
     let mut s = scheduler(Speculative::Always(1), 20);
     let id = run(&mut s, &[7, 1, 2, 3, 40, 1, 2, 3, 50, 6, 7, 1, 2, 3, 60, 1, 2, 3, 70, 5], &[7, 1, 2, 3]);
     let mut drafts = s.drafts.take().unwrap();
     s.index_group(s.sequences[id].group, &mut drafts);
     // Four tokens agree before the tokens 40 and 60, and three before the others.
     assert_eq!(s.best_place(id, &drafts), Some((4, (id as u32, 14))));
-    // A place of another sequence that had the same index is not this group's text.
+    // If a sequence's index was reused, a place of its predecessor must not be used.
     let serial = s.groups[s.sequences[id].group].serial;
     let mut stale = Drafts::new();
     let text = s.sequences[id].known()[..15].to_vec();
@@ -79,7 +79,7 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
     }
     stale.add(serial, (id, s.sequences[id].serial), &text, 14);
     assert_eq!(s.best_place(id, &stale), Some((4, (id as u32, 14))));
-    // A place beyond the end of the text is not used, either.
+    // A place beyond the end of the text is ignored, too.
     drafts.add(serial, (id, s.sequences[id].serial), &[vec![0; 40], vec![7, 1, 2, 3, 9]].concat(), 44);
     assert_eq!(s.best_place(id, &drafts), Some((4, (id as u32, 14))));
     assert_eq!(s.text(0, id as u32), Some(s.sequences[id].known()));
@@ -89,14 +89,14 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
 }
 
 #[test]
-fn draft_tokens_take_rows_that_are_free() {
+fn draft_tokens_use_only_free_rows_and_pages() {
     let mut s = scheduler(Speculative::Auto, 4);
     let id = run(&mut s, &[1; 60], &[2]);
-    // A step has 16 rows, for one or several sequences; each sequence needs one row for its last token.
+    // A step has 16 rows in total, and each sequence needs one row for its last token.
     assert_eq!([1, 2, 3, 5, 16, 20].map(|live| s.rows_for(id, live)), [15, 7, 4, 2, 0, 0]);
     s.limits.max_rows = 10;
     assert_eq!([1, 2, 10].map(|live| s.rows_for(id, live)), [9, 4, 0]);
-    // Without a free page for each sequence that runs, the rest of the last page: 61 of 64 are full.
+    // Without a free page per running sequence, only the rest of the last page can be used: 61 of 64 slots are full.
     s.blocks.take();
     s.blocks.take();
     assert_eq!((s.blocks.available(), s.rows_for(id, 1), s.rows_for(id, 5)), (1, 3, 1));
@@ -105,12 +105,12 @@ fn draft_tokens_take_rows_that_are_free() {
 }
 
 #[test]
-fn draft_tokens_are_guessed_for_few_sequences_once_a_step_was_measured() {
+fn draft_tokens_need_few_sequences_and_a_measured_step() {
     let mut s = scheduler(Speculative::Auto, 40);
     let text: Vec<u32> = (0..30).chain(0..20).collect();
     let id = run(&mut s, &text[..45], &text[45..]);
     s.speculate();
-    assert_eq!(s.sequences[id].drafted, 0, "no step was measured");
+    assert_eq!(s.sequences[id].drafted, 0, "no step was measured yet");
     s.measure(1, 1, None, Duration::from_secs(1));
     s.speculate();
     assert!(s.sequences[id].drafted > 0);
@@ -119,10 +119,10 @@ fn draft_tokens_are_guessed_for_few_sequences_once_a_step_was_measured() {
         run(&mut s, &[1; 5], &[2]);
     }
     s.speculate();
-    assert!(s.running.iter().all(|&id| s.sequences[id].drafted == 0), "nine run");
-    // The time with draft tokens is compared with the time to draw as many tokens without them.
+    assert!(s.running.iter().all(|&id| s.sequences[id].drafted == 0), "no guesses with nine running sequences");
+    // The time with draft tokens is compared with the time to draw the same number of tokens without them.
     s.measure(1, 3, Some(3), Duration::from_secs(2));
     assert_eq!((s.counters.draft_time, s.counters.undrafted_time), (Duration::from_secs(2), Duration::from_secs(3)));
     s.measure(2, 3, Some(3), Duration::from_secs(2));
-    assert_eq!(s.counters.draft_time, Duration::from_secs(2), "of two sequences nothing is known");
+    assert_eq!(s.counters.draft_time, Duration::from_secs(2), "no step of two sequences was measured");
 }

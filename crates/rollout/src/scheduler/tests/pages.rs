@@ -1,4 +1,4 @@
-//! Pages that are shared, kept and taken away, with the exact number of free pages after each step.
+//! Tests of shared, kept and evicted pages, with the exact number of free pages after each step.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn next(s: &mut Scheduler) -> Step {
 
 #[test]
 fn completions_share_the_full_pages_of_their_prompt() {
-    // The prompt's last page is copied if it is not full; a full page is not copied.
+    // The prompt's last page is copied unless it is full.
     for (len, copied) in [(63, 3), (64, 0), (65, 3), (128, 0)] {
         let mut s = scheduler(30, &[len], 3, true);
         assert_eq!(step(&mut s), [(3, 0, len)]);
@@ -25,7 +25,7 @@ fn completions_share_the_full_pages_of_their_prompt() {
         assert_eq!(before, 30 - len.div_ceil(BLOCK));
         let (rows, copies) = next(&mut s);
         assert_eq!((rows, copies.len()), ((0..3).map(|id| (id, len, len + 1)).collect(), copied), "{len}");
-        // Each completion has one unshared page, copied or new.
+        // Each completion has one page of its own, copied or new.
         assert_eq!(s.blocks.available(), before - 3);
         let pages = |id: usize| s.sequences[id].blocks.clone();
         for id in 0..3 {
@@ -37,12 +37,12 @@ fn completions_share_the_full_pages_of_their_prompt() {
         let mut own: Vec<u32> = (0..3).map(|id| pages(id)[len / BLOCK]).chain(pages(3)).collect();
         own.sort_unstable();
         own.dedup();
-        assert_eq!(own.len(), 3 + len.div_ceil(BLOCK), "no page is given twice");
+        assert_eq!(own.len(), 3 + len.div_ceil(BLOCK), "no page may be given twice");
     }
 }
 
 #[test]
-fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
+fn a_completion_waits_for_a_free_page_for_its_copy() {
     // The prompt takes two pages, and each completion takes one more.
     let mut s = scheduler(4, &[70], 3, true);
     assert_eq!(step(&mut s), [(3, 0, 70)]);
@@ -50,7 +50,7 @@ fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
     assert_eq!((rows, copies.len()), (vec![(0, 70, 71), (1, 70, 71)], 2));
     assert_eq!((s.blocks.available(), s.sequences[2].blocks.len(), s.sequences[2].computed), (0, 0, 0));
     assert_eq!(s.waiting, [2]);
-    // The prompt's pages stay for the completion that waits, and are freed with the last one.
+    // The prompt's pages are kept for the waiting completion, and are freed with the last one.
     s.finish(0, FinishReason::Stop);
     s.finish(1, FinishReason::Stop);
     assert_eq!(s.blocks.available(), 2);
@@ -60,20 +60,20 @@ fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
 }
 
 #[test]
-fn computed_prompts_are_given_up_before_nothing_can_run() {
-    // Two prompts hold three pages, and leave no room for a completion.
+fn computed_prompts_are_evicted_if_nothing_else_can_run() {
+    // Two prompts use three pages, which leaves no room for a completion.
     let mut s = scheduler(3, &[70, 60], 2, true);
     step(&mut s);
     assert_eq!((s.held.len(), s.blocks.available()), (2, 0));
     assert_eq!(s.waiting.len(), 4);
-    // Completions compute their prompts themselves, first those of the prompt that was computed last.
+    // Completions now compute their prompts themselves, beginning with the prompt that was computed last.
     assert_eq!(step(&mut s), [(3, 0, 61), (4, 0, 61)]);
     assert_eq!((s.held.len(), s.groups[0].prompt, s.groups[1].prompt), (0, None, None));
     assert!(!s.evict_prompts());
 }
 
 #[test]
-fn new_weights_make_sequences_without_a_version_stale() {
+fn new_weights_invalidate_sequences_without_a_version() {
     let mut s = scheduler(30, &[], 1, false);
     let named = Some(ModelVersion { base: Updates(0), adapter: None });
     for (len, model, completions) in
@@ -89,11 +89,11 @@ fn new_weights_make_sequences_without_a_version_stale() {
     s.extend(kept, &[]);
     assert_eq!((s.held.len(), s.running.clone()), (2, vec![0, 1]));
     s.invalidate();
-    assert_eq!(s.running, [1], "it names its weights");
+    assert_eq!(s.running, [1], "only the sequence that names its weights keeps running");
     assert_eq!((s.sequences[0].computed, s.sequences[0].state, s.waiting.front()), (0, State::Waiting, Some(&0)));
     assert_eq!((s.sequences[fresh].blocks.len(), s.sequences[kept].blocks.len()), (0, 2));
     assert_eq!((s.groups[2].prompt, s.groups[3].prompt.is_some(), s.held.len()), (None, true, 1));
-    // A prompt computed with other weights is not shared.
+    // A prompt that was computed with other weights is not shared.
     let completion = members(&s, 3)[0];
     s.set_model(
         completion,
@@ -115,12 +115,12 @@ fn a_cancelled_request_that_has_ended_is_not_returned() {
     assert!(s.cancel(ids[0]));
     let ended = s.take_finished(|_| true);
     assert_eq!(ended.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[1]]);
-    assert!(!s.cancel(ids[1]), "it has been returned");
+    assert!(!s.cancel(ids[1]), "the request was already returned");
     assert!(s.sequences.is_empty() && s.groups.is_empty() && s.blocks.available() == 20);
 }
 
 #[test]
-fn a_prompt_is_held_for_the_remaining_completions() {
+fn a_prompt_is_kept_until_its_last_completion_ends() {
     for ended in 0..=3_usize {
         let mut s = scheduler(20, &[], 1, false);
         let sampling = Arc::new(SamplingParams { stop_ids: vec![9], ..SamplingParams::default() });

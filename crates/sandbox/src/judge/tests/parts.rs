@@ -153,5 +153,5 @@ fn a_stop_ends_programs_without_a_verdict() {
     let rows = vec![("q", "sleep 100", json!({"tests": doubled()})); 20];
     let (scores, failures) = scored_by(&mut judge, &rows);
     assert_eq!((scores.values, scores.timed_out), (vec![None; 20], 0));
-    assert!(failures.iter().all(|why| why == "its score is no longer needed"), "{failures:?}");
+    assert!(failures.iter().all(|why| why == "its score is not needed any more"), "{failures:?}");
 }

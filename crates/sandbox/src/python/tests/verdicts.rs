@@ -33,7 +33,7 @@ fn a_verdict_counts_only_lines_with_the_nonce() {
         (good(), vec![], Err("the judge failed: ".to_owned())),
         (End::Exit(1), vec![pass, " why \n"], Err("the judge failed: N{\"failure\": null}\n why".to_owned())),
         (good(), vec!["N{\"broken\": \"syntax\"}\n"], Err("its tests cannot be run: syntax".to_owned())),
-        (End::Stopped, vec![pass], Err("its score is no longer needed".to_owned())),
+        (End::Stopped, vec![pass], Err("its score is not needed any more".to_owned())),
     ] {
         assert_eq!(judged(false, end, &lines.concat(), ""), expected, "{lines:?}");
     }

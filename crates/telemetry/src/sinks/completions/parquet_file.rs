@@ -10,7 +10,7 @@ use parquet::schema::types::{Type, TypePtr};
 
 use super::{Cells, Column};
 
-/// The bytes of a Parquet file with these columns, each of `rows` rows.
+/// The bytes of a Parquet file with these columns, each with `rows` rows.
 pub(super) fn encode(columns: &[Column], rows: usize) -> Result<Vec<u8>, String> {
     try_encode(columns, rows).map_err(|error| error.to_string())
 }
@@ -80,8 +80,9 @@ fn flat<T: DataType>(
     column::<T>(group, &values, &levels, None)
 }
 
-/// Writes one key of lists of chat messages. The definition level is 1 for an empty list, 3 for a message without this
-/// key, and 4 for a message with it. The repetition level is 0 for the first message of a list and 1 for all others.
+/// Writes one key of lists of chat messages. The definition level is 1 for an empty list, 3 for a message without the
+/// key, and 4 for a message with the key. The repetition level is 0 for the first message of a list and 1 for all
+/// others.
 fn nested(
     group: &mut SerializedRowGroupWriter<'_, Vec<u8>>,
     rows: &[Vec<Vec<Option<String>>>],
@@ -109,7 +110,7 @@ fn column<T: DataType>(
     definitions: &[i16],
     repetitions: Option<&[i16]>,
 ) -> parquet::errors::Result<()> {
-    let mut column = group.next_column()?.expect("the schema has a leaf for each call");
+    let mut column = group.next_column()?.expect("the schema has one leaf per call");
     column.typed::<T>().write_batch(values, Some(definitions), repetitions)?;
     column.close()
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Reads a table with the parquet crate's own row reader, each row as strings `name: value`.
+/// Reads a table with the row reader of the parquet crate. Each row is a list of strings `name: value`.
 fn read(path: &Path) -> Vec<Vec<String>> {
     let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
     let rows = reader.get_row_iter(None).unwrap();
@@ -22,7 +22,7 @@ fn rows() -> CompletionRows {
 }
 
 #[test]
-fn trls_columns() {
+fn tables_have_the_columns_of_trl() {
     let dir = tempfile::tempdir().unwrap();
     let path = write(&dir.path().join("completions"), &rows()).unwrap();
     assert!(path.ends_with("completions/completions_00010.parquet"));
@@ -47,7 +47,7 @@ fn trls_columns() {
         ],
     ];
     assert_eq!(read(&path), expected);
-    // If a table is written again (after a resume), it is replaced, and no other file is left behind.
+    // A table that is written again (after a resume) replaces the old file and leaves no other file.
     let mut again = rows();
     again.rewards.truncate(1);
     write(path.parent().unwrap(), &again).unwrap();
@@ -56,7 +56,7 @@ fn trls_columns() {
 }
 
 #[test]
-fn conversations_are_lists_of_structs() {
+fn conversations_are_written_as_lists_of_structs() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = rows();
     let user = |text: &str| json!({"role": "user", "content": text});
@@ -72,7 +72,7 @@ fn conversations_are_lists_of_structs() {
 }
 
 #[test]
-fn kinds_of_extra_columns_and_no_rows() {
+fn extra_columns_have_fitting_types_and_tables_may_be_empty() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = rows();
     rows.extra = vec![
@@ -89,24 +89,29 @@ fn kinds_of_extra_columns_and_no_rows() {
 }
 
 #[test]
-fn ragged_or_doubled_columns_are_errors_and_write_nothing() {
+fn ragged_or_duplicate_columns_are_errors_and_write_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let directory = dir.path().join("completions");
     let mut ragged = rows();
     ragged.advantages.pop();
-    assert!(write(&directory, &ragged).unwrap_err().to_string().contains("`advantage` has 1 values for 2"));
+    assert!(
+        write(&directory, &ragged)
+            .unwrap_err()
+            .to_string()
+            .contains("`advantage` must have one value per completion: got 1 values for 2")
+    );
     let mut doubled = rows();
     doubled.rewards[1].0 = "gsm8k".into();
-    assert!(write(&directory, &doubled).unwrap_err().to_string().contains("two columns are named `gsm8k`"));
+    assert!(write(&directory, &doubled).unwrap_err().to_string().contains("two columns have the name `gsm8k`"));
     assert!(!directory.exists());
 }
 
 #[test]
-fn a_resume_removes_the_tables_of_later_steps_and_half_written_ones() {
+fn a_resume_removes_tables_of_later_steps_and_partial_tables() {
     let dir = tempfile::tempdir().unwrap();
     let directory = dir.path().join("completions");
     let mut sink = CompletionsSink::new(&directory);
-    assert_eq!(sink.resume(3, &BTreeMap::new()).unwrap(), None, "there is no directory yet");
+    assert_eq!(sink.resume(3, &BTreeMap::new()).unwrap(), None, "the directory does not exist yet");
     sink.receive(&EventKind::Rollout { record: vec![1] }.into()).unwrap();
     assert!(!directory.exists());
     for step in [9, 10, 11, 123_456] {
@@ -125,7 +130,7 @@ fn a_resume_removes_the_tables_of_later_steps_and_half_written_ones() {
     std::fs::create_dir(directory.join("completions_00013.parquet")).unwrap();
     let error = sink.resume(10, &BTreeMap::new()).unwrap_err().to_string();
     assert!(error.starts_with("cannot remove ") && error.contains("completions_00013.parquet"), "{error}");
-    // A file is in the place of the directory.
+    // The path of the directory is a file.
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let error = write(&file, &rows()).unwrap_err().to_string();
@@ -133,7 +138,7 @@ fn a_resume_removes_the_tables_of_later_steps_and_half_written_ones() {
 }
 
 #[test]
-fn cells_have_the_most_specific_type() {
+fn cells_get_the_most_specific_type_that_fits_all_values() {
     let kind = |values: &[Value]| {
         let cells = cells(values);
         assert_eq!(cells.len(), values.len());

@@ -1,5 +1,6 @@
-//! Shows an evaluation in two forms. The line has the changes since the first evaluation. The table has a row for each
-//! metric and a column for each evaluation set, with the values of the previous evaluation.
+//! Shows an evaluation as a line and as a table. The line has the main metric and its change since the first
+//! evaluation. The table has a row for each metric and a column for each evaluation set, next to the values of the
+//! previous evaluation.
 
 use super::duration;
 use super::step_table::{number, short_name};
@@ -14,11 +15,11 @@ pub(super) struct Evaluations {
     before: Vec<(String, f64)>,
 }
 
-/// The metrics by which an evaluation is judged. The line shows the first of them that the evaluation has. An
-/// evaluation without any of them has only metrics of the user.
+/// The metrics by which an evaluation is judged. The line shows the first of these that the evaluation has. An
+/// evaluation that has none of them has only metrics of user code.
 const JUDGED: [&str; 4] = ["reward", "rewards/accuracies", "accuracy", "loss"];
 
-/// Metrics without a row in the table, since they are in its headline or not shown at all.
+/// Metrics without a row in the table: they are in its heading, or not shown at all.
 const ELSEWHERE: [&str; 9] = [
     "runtime",
     "num_tokens",
@@ -31,11 +32,11 @@ const ELSEWHERE: [&str; 9] = [
     "completions/max_terminated_length",
 ];
 
-/// The metrics of an evaluation that are shown: the evaluation set, the name of the metric without the set, and the
+/// The metrics of an evaluation that are shown: for each the evaluation set, the metric's name without the set, and the
 /// value.
 fn shown(values: &[(String, f64)]) -> impl Iterator<Item = (&str, &str, f64)> {
-    let of_evaluation = values.iter().filter(|(name, _)| name.starts_with("eval_"));
-    let split = of_evaluation.map(|(name, value)| {
+    let eval_values = values.iter().filter(|(name, _)| name.starts_with("eval_"));
+    let split = eval_values.map(|(name, value)| {
         let (set, metric) = evaluated(name);
         (set, metric, *value)
     });
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_are_rows_and_sets_are_columns() {
+    fn evaluation_tables_have_metrics_as_rows_and_sets_as_columns() {
         let of = |reward: f64| {
             let all = [("eval_reward", reward), ("eval_my_set_reward", 0.25), ("eval_my_set_pass@4", 1.0)];
             let all = all.into_iter().chain([("eval_runtime", 1.5), ("eval_odd", 7.0)]);
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_the_step_the_value_and_what_changed_since_the_first() {
+    fn evaluation_lines_show_step_value_and_change_since_the_first() {
         let of = |all: &[(&str, f64)]| all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
         let mut evaluations = Evaluations::default();
         let mut line = |step, all: &[(&str, f64)]| evaluations.line(step, &of(all));
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(line(0, &reward(0.09)), "step 0: held-out reward 0.090; 1.50 s");
         assert_eq!(line(20, &reward(0.5)), "step 20: held-out reward 0.500 (+0.410 since step 0); 1.50 s");
         assert_eq!(line(40, &reward(-0.0)), "step 40: held-out reward 0.000 (-0.090 since step 0); 1.50 s");
-        // One evaluation had no reward; the next one is still compared with the first.
+        // If an evaluation has no reward, the next one is still compared with the first.
         assert_eq!(line(60, &[("eval_loss", 3.5), ("eval_runtime", 70.0)]), "step 60: held-out loss 3.50; 1 min 10 s");
         assert_eq!(line(80, &[("eval_reward", 0.09)]), "step 80: held-out reward 0.090 (+0.000 since step 0)");
         assert_eq!(line(90, &[("eval_reward", f64::NAN)]), "step 90: held-out reward NaN");
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_the_metric_that_its_sets_are_judged_by() {
+    fn evaluation_lines_show_the_main_metric_of_each_set() {
         let line = |all: &[(&str, f64)]| {
             let all = all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
             Evaluations::default().line(7, &all)
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_without_a_row_and_new_metrics() {
+    fn evaluation_tables_omit_some_metrics_and_add_new_ones() {
         let of = |all: &[(&str, f64)]| all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
         let mut evaluations = Evaluations::default();
         evaluations.table(1, &of(&[("eval_loss", 3.0), ("eval_reward", 0.5)]), 80);
@@ -198,6 +199,6 @@ mod tests {
             "entropy  0.500    1.00",
             "reward    1.00",
         ];
-        assert_eq!(text.lines().collect::<Vec<_>>(), expected, "before is the evaluation before");
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected, "`before` has the values of the previous evaluation");
     }
 }

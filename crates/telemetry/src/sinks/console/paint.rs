@@ -1,4 +1,4 @@
-//! Text in pieces that are emphasized on a terminal. Without colour the characters are the same.
+//! Text in pieces, each with its own emphasis on a terminal. Without colour, the characters stay the same.
 
 use crate::{Weight, visible};
 
@@ -20,14 +20,14 @@ pub enum Tone {
     Bold,
     /// A good conclusion.
     BoldGreen,
-    /// A doubtful conclusion.
+    /// A conclusion that is uncertain.
     BoldYellow,
     /// A bad conclusion.
     BoldRed,
 }
 
 impl Tone {
-    /// The parameters of the escape sequence; empty if there is none.
+    /// The parameters of the ANSI escape sequence; empty for no sequence.
     fn ansi(self) -> &'static str {
         match self {
             Tone::OfLevel | Tone::Plain => "",
@@ -68,11 +68,11 @@ impl Painted {
         self
     }
 
-    /// The text for a terminal. `mark` precedes the text in the colour of the first piece.
-    pub(super) fn shown(&self, mark: &str, of_level: &str, colour: bool) -> String {
+    /// The text for a terminal, preceded by `mark` in the colour of the first piece.
+    pub(super) fn shown(&self, mark: &str, level_colour: &str, colour: bool) -> String {
         let mut shown = String::new();
         for (place, (tone, text)) in self.0.iter().enumerate() {
-            let ansi = if *tone == Tone::OfLevel { of_level } else { tone.ansi() };
+            let ansi = if *tone == Tone::OfLevel { level_colour } else { tone.ansi() };
             let (mark, text) = (if place == 0 { mark } else { "" }, visible(text));
             if colour && !ansi.is_empty() && !(mark.is_empty() && text.is_empty()) {
                 shown += &format!("\u{1b}[{ansi}m{mark}{text}\u{1b}[0m");
@@ -101,19 +101,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_have_their_colour_and_the_mark_that_of_the_first() {
+    fn pieces_have_their_own_colour_and_the_mark_has_the_first() {
         let text = Painted::new(Tone::Red, "bad").and(Tone::Plain, " so ").and(Tone::Dim, "\u{1b}[0mlow");
         assert_eq!(text.shown("warning: ", "33", false), "warning: bad so \\u{1b}[0mlow");
         let coloured = "\u{1b}[31mwarning: bad\u{1b}[0m so \u{1b}[2m\\u{1b}[0mlow\u{1b}[0m";
         assert_eq!(text.shown("warning: ", "33", true), coloured);
         assert_eq!(text.to_string(), "bad so \u{1b}[0mlow");
-        let of_level = Painted::from("careful");
-        assert_eq!(of_level.shown("warning: ", "33", true), "\u{1b}[33mwarning: careful\u{1b}[0m");
-        assert_eq!(of_level.shown("", "", true), "careful");
+        let level_colour = Painted::from("careful");
+        assert_eq!(level_colour.shown("warning: ", "33", true), "\u{1b}[33mwarning: careful\u{1b}[0m");
+        assert_eq!(level_colour.shown("", "", true), "careful");
     }
 
     #[test]
-    fn each_tone_but_the_plain_one_is_another_colour() {
+    fn every_tone_except_plain_has_its_own_colour() {
         let [red, yellow, dim] = [Weight::Broken, Weight::Look, Weight::Note].map(Tone::from);
         let all = [red, yellow, dim, Tone::Bold, Tone::BoldGreen, Tone::BoldYellow, Tone::BoldRed];
         let shown: std::collections::BTreeSet<String> =

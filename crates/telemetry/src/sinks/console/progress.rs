@@ -1,4 +1,4 @@
-//! The progress of one phase of a run: how much is done, the speed, and the time left.
+//! The progress of one phase of a run: the units done, and the estimated time left.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{Console, LogFormat};
 use crate::{Level, Record, visible};
 
-/// Without a terminal, the shortest time between two lines of progress. A last line is written at the end.
+/// The shortest time between two progress lines without a terminal. A last line is always written at the end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// The smallest width of a bar.
 const LEAST_BAR: usize = 8;
 
-/// The progress of one phase: a bar on a terminal, elsewhere a plain line from time to time. Dropping this ends it.
+/// The progress of one phase: a bar on a terminal, elsewhere a plain line from time to time. Dropping this value ends
+/// the progress.
 #[derive(Debug)]
 pub struct Progress {
     console: Console,
@@ -33,7 +34,7 @@ impl Progress {
         let bar = console.inner.terminal.then(|| {
             let bar = console.inner.bars.add(ProgressBar::new(total));
             let style =
-                ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}").expect("a valid template");
+                ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}").expect("the template is valid");
             bar.set_style(style.progress_chars("━╸ "));
             bar.set_prefix(visible(label).into_owned());
             bar.set_position(start);
@@ -53,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// Sets how many of the units are done; `note` is shown after them (for example `reward 0.53, 812 tok/s`).
+    /// Sets the number of units done. `note` is shown after it, for example `reward 0.53, 812 tok/s`.
     pub fn set(&mut self, done: u64, note: &str) {
         self.done = done;
         let left = self.remaining_s().map(|left| format!("{} left", duration(left))).unwrap_or_default();
@@ -62,7 +63,7 @@ impl Progress {
         let message = joined([note, &left]);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
-            // The time comes before the note, since text that does not fit is truncated at its end.
+            // The time precedes the note, because text that does not fit is truncated at its end.
             let counts = format!("{} {}/{}", self.label, self.total, self.total).chars().count();
             let room = self.console.width().saturating_sub(counts + LEAST_BAR + 3);
             bar.set_message(cut(&visible(&joined([&left, note])), room));
@@ -72,12 +73,12 @@ impl Progress {
         }
     }
 
-    /// Estimated seconds until the end at the speed so far; `None` before anything is done and after the end.
+    /// Estimated seconds until the end, at the speed so far. `None` before the first unit is done, and after the end.
     pub fn remaining_s(&self) -> Option<f64> {
         self.left_at(self.done)
     }
 
-    /// Estimated seconds until the end from the moment at which `done` units are done, at the speed so far.
+    /// Estimated seconds until the end, counted from the time when `done` units are done, at the speed so far.
     pub(super) fn left_at(&self, done: u64) -> Option<f64> {
         let left = self.total.saturating_sub(done);
         let done = done.saturating_sub(self.start);
@@ -101,7 +102,7 @@ impl Progress {
         self.console.log(Level::Info, &format!("{} {}/{}{note}", self.label, self.done, self.total), &fields);
     }
 
-    /// Whether this is the progress of the phase `label` over `total` units.
+    /// Whether this progress has this label and total.
     pub(super) fn is_of(&self, label: &str, total: u64) -> bool {
         self.label == label && self.total == total
     }
@@ -121,7 +122,7 @@ impl Drop for Progress {
     }
 }
 
-/// Truncates a text that is longer than `room` characters, with an ellipsis at its end.
+/// Truncates a text to `room` characters; a truncated text ends with an ellipsis.
 fn cut(text: &str, room: usize) -> String {
     if text.chars().count() <= room {
         return text.to_owned();
@@ -169,11 +170,11 @@ mod tests {
     }
 
     fn before(time: Duration) -> Instant {
-        Instant::now().checked_sub(time).expect("a time that the system can name")
+        Instant::now().checked_sub(time).expect("the clock reaches back this far")
     }
 
     #[test]
-    fn a_line_is_written_every_ten_seconds_and_at_the_end() {
+    fn a_progress_line_is_written_every_ten_seconds_and_at_the_end() {
         let (console, memory) = console(LogFormat::Plain, false);
         let mut progress = Progress::new(console, "grpo", 300, 100);
         progress.set(150, "too soon");
@@ -187,19 +188,19 @@ mod tests {
         assert_eq!(printed(&memory), ["grpo 201/300, 99 h 00 min left"]);
         progress.printed(300);
         progress.last_line = before(LINE_EVERY);
-        progress.set(300, "a line of the table said it");
+        progress.set(300, "a line of the table shows it");
         assert!(printed(&memory).is_empty());
         progress.printed(299);
         progress.set(300, "");
         assert_eq!(printed(&memory), ["grpo 300/300"]);
         progress.last_line = before(LINE_EVERY);
         progress.printed(250);
-        progress.set(260, "another line was said just now");
+        progress.set(260, "another line was printed just now");
         assert!(printed(&memory).is_empty());
     }
 
     #[test]
-    fn as_json_a_line_has_the_numbers() {
+    fn json_progress_lines_have_the_numbers_as_fields() {
         let (console, memory) = console(LogFormat::Json, false);
         Progress::new(console, "grpo", 9, 0).set(9, "reward 1");
         let text = String::from_utf8(memory.lock().unwrap().clone()).unwrap();
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_left_is_that_of_the_speed_since_the_start() {
+    fn the_time_left_is_estimated_from_the_speed_since_the_start() {
         let mut progress = Progress::new(console(LogFormat::Plain, false).0, "grpo", 300, 100);
         progress.started = before(Duration::from_secs(100));
         for done in [0, 50, 100, 300, 350] {
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_terminal_it_is_a_bar_and_no_lines() {
+    fn progress_on_a_terminal_is_a_bar_without_lines() {
         let (console, memory) = console(LogFormat::Plain, true);
         let mut progress = Progress::new(console, "gr\u{7}po", 300, 100);
         let bar = progress.bar.clone().unwrap();
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_too_long_for_the_bar_is_cut_at_its_end() {
+    fn a_note_too_long_for_the_bar_is_truncated_at_its_end() {
         for (room, expected) in [(9, "é 3 s lef"), (8, "é 3 s l…"), (3, "é…"), (2, "é…"), (1, "…"), (0, "…")]
         {
             assert_eq!(cut("é 3 s lef", room), expected, "{room}");
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_and_counts_at_their_edges() {
+    fn durations_and_counts_are_formatted_at_their_limits() {
         let table = [
             (-0.5, "0.00 s"),
             (9.94, "9.94 s"),

@@ -8,7 +8,7 @@ use crate::table::short_number;
 
 /// Shown in place of a value that a step does not have.
 const MISSING: &str = "–";
-/// Number of rows after which the column names are repeated.
+/// The number of rows after which the column names are printed again.
 const ROWS: usize = 25;
 
 /// How a column shows a step's metrics.
@@ -23,8 +23,8 @@ enum Shown {
     Seconds(&'static str),
 }
 
-/// The columns in order: the name, and the value shown. If there are several rewards, a column for each of them follows
-/// the first column.
+/// The columns in order: the name, and the value shown. With several rewards, a column for each reward follows the
+/// first column.
 const COLUMNS: [(&str, Shown); 18] = [
     ("reward", Shown::WithDeviation("reward", "reward_std")),
     ("loss", Shown::Number("loss")),
@@ -46,7 +46,7 @@ const COLUMNS: [(&str, Shown); 18] = [
     ("step s", Shown::Seconds("step_time")),
 ];
 
-/// The columns that a narrow terminal omits, in the order in which they are dropped. All other columns always stay.
+/// The columns that a narrow terminal omits, in the order in which they are dropped. No other columns are dropped.
 const SPARE: [&str; 12] =
     ["clip", "tok/s", "rewards", "rollout", "update", "grad", "cut", "margin", "entropy", "length", "kl", "loss"];
 
@@ -57,14 +57,14 @@ const OTHERS: [(&str, &str); 3] = [
     ("reverse kl", "distillation/reverse_kl"),
 ];
 
-/// The column that shows the metric, if one does.
+/// The column that shows the metric, if there is one.
 fn column(metric: &str) -> Option<&'static (&'static str, Shown)> {
     COLUMNS.iter().find(|(_, shown)| match shown {
         Shown::Number(key) | Shown::WithDeviation(key, _) | Shown::Percent(key) | Shown::Seconds(key) => *key == metric,
     })
 }
 
-/// The name of a metric for people: that of its column, or its last part.
+/// The name of a metric for people: the name of its column, or the last part of its own name.
 pub(super) fn short_name(metric: &str) -> String {
     let other = || OTHERS.iter().find(|(_, key)| *key == metric).map(|(name, _)| *name);
     let known = column(metric).map(|(name, _)| *name).or_else(other);
@@ -72,7 +72,7 @@ pub(super) fn short_name(metric: &str) -> String {
     known.map_or_else(last, str::to_owned)
 }
 
-/// A metric in few characters, for a line of progress: its short name, and its value as in the table of steps.
+/// A metric in few characters, for a progress line: its short name, and its value as in the table of steps.
 pub fn brief(metric: &str, value: f64) -> String {
     let value = match column(metric) {
         Some((_, Shown::Percent(_))) => format!("{:.0} %", value * 100.0),
@@ -87,13 +87,13 @@ pub(super) struct StepTable {
     names: Vec<String>,
     widths: Vec<usize>,
     rows: usize,
-    /// Columns that did not fit. They stay hidden, so that the other columns keep their positions.
+    /// Columns that did not fit once. They stay hidden, so that the other columns keep their positions.
     dropped: Vec<String>,
 }
 
 impl StepTable {
-    /// The lines for a step: its row, preceded by the column names if they are due. `left_s` is the number of seconds
-    /// until the end of the run, and `room` the number of characters in a line.
+    /// The lines for a step: its row, after the column names if it is time to print them again. `left_s` is the number
+    /// of seconds until the end of the run, and `room` the width of a line in characters.
     pub(super) fn lines(
         &mut self,
         step: u64,
@@ -131,8 +131,8 @@ impl StepTable {
         self.rows_of(cells, room)
     }
 
-    /// The cells of all known columns and of the columns that the step adds, in order. A column that the step did not
-    /// measure gets a dash: with several steps per generation, every other step lacks the rewards.
+    /// The cells of the known columns and of the columns that are new in this step, in order. A column without a value
+    /// gets a dash: with two steps per generation, every second step has no rewards.
     fn with_known(&self, cells: Vec<(String, String)>) -> Vec<(String, String)> {
         let mut names = self.names.clone();
         let new = cells.iter().filter(|(name, _)| !self.dropped.contains(name) && !self.names.contains(name));
@@ -168,7 +168,7 @@ impl StepTable {
         let line = |of: fn(&(String, String)) -> &String| {
             let aligned = cells.iter().zip(&self.widths).map(|(cell, &width)| format!("{:>width$}", of(cell)));
             let line = aligned.collect::<Vec<_>>().join("  ");
-            // A line longer than the terminal is truncated.
+            // A line wider than the terminal is truncated.
             line.chars().take(room).collect::<String>()
         };
         let head = begins.then(|| line(|(name, _)| name));
@@ -176,7 +176,7 @@ impl StepTable {
     }
 }
 
-/// The position of a column among the others. Each of several rewards comes after their sum.
+/// The sort key of a column. The columns of single rewards come after the column of their sum.
 fn rank(name: &str) -> usize {
     match COLUMNS.iter().position(|(known, _)| *known == name) {
         Some(place) => 2 * place + 1,
@@ -200,24 +200,24 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_only_of_what_a_run_has() {
+    fn columns_are_aligned_and_absent_metrics_have_none() {
         let mut table = StepTable::default();
         let of = |reward: f64| values(&[("reward", reward), ("reward_std", 0.25), ("kl", 1e-5), ("step_time", 1.5)]);
         let first = table.lines(10, &of(0.5), None, 200);
         assert_eq!(first, ["step        reward      kl  step s  left", "  10  0.500 ±0.250  1.0e-5    1.50     –"]);
         let second = table.lines(1000, &of(-12.25), Some(61.0), 200);
         assert_eq!(second, ["1000  -12.2 ±0.250  1.0e-5    1.50  1 min 01 s"]);
-        // The names are repeated after a while, and whenever the columns change.
+        // The column names are printed again after some rows, and whenever the columns change.
         let lines: Vec<usize> = (0..30).map(|step| table.lines(step, &of(0.5), None, 200).len()).collect();
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
         assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
-        // A row that still does not fit is truncated.
+        // A row that does not fit even with all spare columns dropped is truncated.
         assert_eq!(StepTable::default().lines(3, &values(&[("reward", 2.0)]), None, 9)[1], "   3    2");
     }
 
-    /// At widths of 80 and 120 columns, minus the time before a line, the row includes its last column.
+    /// The widths are those of terminals with 80 and 120 columns, minus the 12 columns of the time before a line.
     #[test]
-    fn a_narrow_terminal_omits_some_columns() {
+    fn a_narrow_terminal_omits_spare_columns() {
         let all: Vec<(String, f64)> = COLUMNS
             .iter()
             .filter(|(name, _)| !["accuracy", "margin"].contains(name))
@@ -236,7 +236,7 @@ mod tests {
             let lines = table.lines(7, &all, Some(12.0), room);
             assert!(lines.iter().all(|line| line.chars().count() <= room), "{lines:?}");
             assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), heads.split_whitespace().collect::<Vec<_>>());
-            // The columns stay hidden even if they would fit later.
+            // Dropped columns stay hidden, even if they would fit later.
             assert_eq!(
                 table.lines(8, &values(&[("reward", 1.0), ("clip_ratio/region_mean", 0.5)]), None, 200).len(),
                 1
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_progress_has_short_names_and_few_digits() {
+    fn progress_lines_have_short_names_and_few_digits() {
         for (metric, value, expected) in [
             ("reward", 0.98765, "reward 0.988"),
             ("loss", -0.0, "loss 0.000"),
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_metric_is_a_dash() {
+    fn a_missing_metric_is_shown_as_a_dash() {
         let mut table = StepTable::default();
         let of = |entropy: Option<f64>, kl: Option<f64>| {
             let all = [("reward", Some(0.5)), ("kl", kl), ("entropy", entropy), ("grad_norm", Some(0.0))];
@@ -273,17 +273,21 @@ mod tests {
         assert_eq!(table.lines(2, &of(None, Some(0.25)), None, 200), ["   2   0.500  0.250        –  0.000     –"]);
         assert_eq!(table.lines(3, &of(None, None), None, 200), ["   3   0.500      –        –  0.000     –"]);
         assert_eq!(table.lines(4, &of(Some(1.0), None), None, 200), ["   4   0.500      –     1.00  0.000     –"]);
-        // A column that is measured for the first time is added once.
+        // A column is added when its metric is measured for the first time.
         let mut table = StepTable::default();
         assert_eq!(table.lines(1, &of(None, Some(0.25)), None, 200).len(), 2);
         let begun = table.lines(2, &of(Some(2.0), None), None, 200);
         assert_eq!(begun, ["step  reward     kl  entropy   grad  left", "   2   0.500      –     2.00  0.000     –"]);
         assert_eq!(table.lines(3, &of(None, Some(0.25)), None, 200), ["   3   0.500  0.250        –  0.000     –"]);
-        assert_eq!(table.lines(4, &of(Some(2.0), None), None, 200).len(), 1, "every other step has the same columns");
+        assert_eq!(
+            table.lines(4, &of(Some(2.0), None), None, 200).len(),
+            1,
+            "the columns of known metrics must not change"
+        );
     }
 
     #[test]
-    fn each_of_several_rewards_has_a_column() {
+    fn each_reward_has_a_column_if_there_are_several() {
         let mut table = StepTable::default();
         let one = values(&[("reward", 1.0), ("rewards/gsm8k/mean", 1.0)]);
         assert_eq!(table.lines(1, &one, None, 200)[0], "step  reward  left");
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn widths_stay_for_as_long_as_the_columns_do() {
+    fn column_widths_stay_until_the_columns_change() {
         let mut table = StepTable::default();
         table.lines(1, &values(&[("loss", 1234.5)]), Some(7380.0), 200);
         assert_eq!(table.lines(2, &values(&[("loss", 1.0)]), None, 200), ["   2  1.00           –"]);

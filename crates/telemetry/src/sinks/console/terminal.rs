@@ -1,5 +1,5 @@
-//! The terminal on which progress bars are drawn. It hides write errors, because indicatif panics if drawing fails, and
-//! a closed terminal (a lost connection) must not end the run.
+//! The terminal on which progress bars are drawn. It ignores write errors: indicatif panics if drawing fails, but a
+//! closed terminal (a lost connection) must not end the run.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use indicatif::{ProgressDrawTarget, TermLike};
 /// The most draws per second.
 const RATE: u8 = 10;
 
-/// A terminal. Each draw is collected, and written at once when it ends.
+/// A terminal that buffers each draw, and writes it with a single call at its end.
 #[derive(Debug, Default)]
 pub(super) struct Terminal<W> {
     out: W,
@@ -88,7 +88,7 @@ where
     }
 
     fn flush(&self) -> io::Result<()> {
-        // The text is cleared even if writing fails, so that text for a closed terminal does not pile up.
+        // The buffer is cleared even if writing fails; otherwise it would grow forever on a closed terminal.
         let drawn = std::mem::take(&mut *self.drawn());
         let _ = (&self.out).write_all(drawn.as_bytes());
         Ok(())
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_continues_whenever_and_however_its_terminal_closes() {
+    fn a_run_continues_after_its_terminal_fails_at_any_write() {
         // EIO has no `ErrorKind`, so `Other` stands for it.
         let kinds = [ErrorKind::Other, ErrorKind::BrokenPipe, ErrorKind::StorageFull, ErrorKind::WouldBlock];
         let mut seen = Vec::new();
@@ -149,14 +149,14 @@ mod tests {
             }
         }
         let least = [0, 1, 2, 3, 5, 8];
-        for of_kind in seen.chunks(7) {
-            assert_eq!(of_kind[..6], least, "each write but those that fail is shown");
-            assert!(of_kind[6] > 8, "{of_kind:?}");
+        for lengths in seen.chunks(7) {
+            assert_eq!(lengths[..6], least, "every write that succeeds must be shown");
+            assert!(lengths[6] > 8, "{lengths:?}");
         }
     }
 
     #[test]
-    fn a_draw_is_one_write_with_the_sequences_of_a_terminal() {
+    fn a_draw_is_a_single_write_with_escape_sequences() {
         let shown: Arc<Mutex<Vec<String>>> = Arc::default();
         let out = Closing { good: 9, kind: ErrorKind::Other, shown: Arc::clone(&shown) };
         let terminal = Terminal { out, drawn: Mutex::default() };

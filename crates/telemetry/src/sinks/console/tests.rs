@@ -3,7 +3,7 @@ use super::*;
 mod exact;
 mod fields;
 
-/// A console that writes to memory, together with that memory.
+/// A console that writes to memory, and that memory.
 fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
     captured_with(ConsoleOptions { format, level, ..ConsoleOptions::default() }, colour)
 }
@@ -18,7 +18,7 @@ fn text(memory: &Mutex<Vec<u8>>) -> String {
 }
 
 #[test]
-fn colour_needs_a_terminal_and_no_no_color() {
+fn colour_requires_a_terminal_and_no_color_unset() {
     let of = |terminal, value: Option<&str>| uses_colour(terminal, value.map(OsStr::new), Some(OsStr::new("xterm")));
     assert_eq!((of(true, None), of(true, Some("")), of(true, Some("1"))), (true, true, false));
     assert_eq!((of(false, None), of(false, Some("")), of(false, Some("1"))), (false, false, false));
@@ -27,7 +27,7 @@ fn colour_needs_a_terminal_and_no_no_color() {
 }
 
 #[test]
-fn json_lines_are_json() {
+fn each_line_of_the_json_format_is_an_object() {
     let (console, memory) = captured(LogFormat::Json, Level::Info, false);
     let mut fields = Record::new();
     fields.set("loss", 0.1 + 0.2).set("message", "mine");
@@ -43,7 +43,7 @@ fn json_lines_are_json() {
 }
 
 #[test]
-fn the_log_file_gets_every_level_without_colour() {
+fn the_log_file_has_lines_of_every_level_without_colour() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("main.log");
     let (console, memory) = captured(LogFormat::Plain, Level::Error, true);
@@ -60,28 +60,28 @@ fn the_log_file_gets_every_level_without_colour() {
 }
 
 #[test]
-fn progress_without_a_terminal_is_lines() {
+fn progress_without_a_terminal_is_printed_as_lines() {
     let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
     let mut progress = console.progress("grpo", 300, 100);
     assert_eq!(progress.remaining_s(), None);
     progress.set(150, "reward 0.50");
-    assert!(text(&memory).is_empty(), "lines are rare");
+    assert!(text(&memory).is_empty(), "progress lines must be rare");
     assert!(progress.remaining_s().is_some());
     progress.set(300, "reward 0.75");
-    assert!(text(&memory).contains("grpo 300/300, reward 0.75"), "but the last one is said");
+    assert!(text(&memory).contains("grpo 300/300, reward 0.75"), "the last progress must be printed");
     assert_eq!(progress.remaining_s(), None);
     drop(progress);
     assert!(text(&memory).contains("debug: grpo 300/300 in 0.0"), "{}", text(&memory));
 }
 
 #[test]
-fn durations_in_words() {
+fn durations_are_formatted_in_words() {
     let words = [0.424, 9.96, 38.2, 245.0, 7380.0, -1.0].map(duration);
     assert_eq!(words, ["0.42 s", "10 s", "38 s", "4 min 05 s", "2 h 03 min", "0.00 s"]);
 }
 
 #[test]
-fn events_are_shown() {
+fn messages_completions_and_progress_are_shown() {
     let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
     let mut sink = ConsoleSink::new(console);
     let mut show = |kind: EventKind| sink.receive(&kind.into()).unwrap();
@@ -112,9 +112,10 @@ fn events_are_shown() {
     );
 }
 
-/// An evaluation is one line in both formats. A verbose console also prints the table, and every log file has it.
+/// An evaluation is one line in both formats. A verbose console also prints its table, and the log file always has the
+/// table.
 #[test]
-fn an_evaluation_is_a_line_and_in_detail_a_table() {
+fn an_evaluation_is_a_line_and_if_verbose_also_a_table() {
     let dir = tempfile::tempdir().unwrap();
     for (format, verbose) in [(LogFormat::Plain, false), (LogFormat::Plain, true), (LogFormat::Json, true)] {
         let log = dir.path().join(format!("{format:?}-{verbose}.log"));
@@ -136,9 +137,10 @@ fn an_evaluation_is_a_line_and_in_detail_a_table() {
     }
 }
 
-/// A table of details is printed if requested, always kept in the log file, and always printed as JSON.
+/// A table of details is always written to the log file. The plain console prints it only if verbose; the JSON console
+/// always does.
 #[test]
-fn details_are_printed_on_request_and_for_programs() {
+fn details_are_printed_if_verbose_or_as_json() {
     let dir = tempfile::tempdir().unwrap();
     let mut fields = Record::new();
     fields.set("wall_s", 1.5);
@@ -157,9 +159,9 @@ fn details_are_printed_on_request_and_for_programs() {
     assert!(shown(LogFormat::Json, false, Level::Info).ends_with("\"message\":\"where\",\"wall_s\":1.5}\n"));
 }
 
-/// A reward's exception may contain a completion with escape sequences, which a terminal would execute.
+/// The exception of a reward may contain a completion with escape sequences, which a terminal would execute.
 #[test]
-fn escape_sequences_from_elsewhere_reach_neither_terminal_nor_log() {
+fn escape_sequences_in_messages_are_escaped_on_terminal_and_log() {
     let dir = tempfile::tempdir().unwrap();
     let evil = "ValueError: cannot parse \u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\r\u{202e}x";
     for format in [LogFormat::Plain, LogFormat::Json] {

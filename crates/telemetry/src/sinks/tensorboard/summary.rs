@@ -1,12 +1,12 @@
 //! Encodes the summary values of TensorBoard as protobuf, without a library.
 //!
 //! `Value`: 1 tag, 2 simple_value (float), 5 histo, 8 tensor, 9 metadata. Formats: tensorflow/core/framework's
-//! summary.proto and tensor.proto, tensorboard/plugins/hparams/plugin_data.proto. TensorBoard makes a tensor of a
-//! `histo` itself.
+//! summary.proto and tensor.proto, tensorboard/plugins/hparams/plugin_data.proto. TensorBoard converts a `histo` to a
+//! tensor.
 
 use crate::{CompletionRows, table};
 
-/// The number of completions of a step in the table.
+/// The number of completions in the table of a step.
 const ROWS: usize = 8;
 /// The most characters in a cell of the table.
 const CHARACTERS: usize = 600;
@@ -18,13 +18,13 @@ const BUCKETS: usize = 30;
 pub enum HParam {
     /// A hyperparameter that is a number.
     Number(f64),
-    /// A hyperparameter that is a text.
+    /// A hyperparameter that is a string.
     Text(String),
     /// A hyperparameter that is a boolean.
     Bool(bool),
 }
 
-/// A summary value with one number. NaN and infinities are written unchanged, and TensorBoard shows them.
+/// A summary value with one number. NaN and infinities are written unchanged; TensorBoard can show them.
 pub fn scalar(tag: &str, value: f64) -> Vec<u8> {
     let mut entry = tagged(tag);
     key(&mut entry, 2, 5);
@@ -33,7 +33,7 @@ pub fn scalar(tag: &str, value: f64) -> Vec<u8> {
 }
 
 /// A histogram of `values` with buckets of equal width between the smallest and the largest value. NaN and infinities
-/// are left out. Returns `None` if no value remains.
+/// are ignored. Returns `None` if no value is finite.
 pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     let (low, high) = values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &x| (l.min(x), h.max(x)));
@@ -45,7 +45,7 @@ pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
     for x in &values {
         counts[(((x - low) / wide) as usize).min(BUCKETS - 1)] += 1.0;
     }
-    // A bucket ends where the next begins; the first one begins at the smallest value.
+    // The upper limits of the buckets. The first bucket begins at the smallest value.
     let limits: Vec<f64> = (1..=BUCKETS).map(|i| if i == BUCKETS { high } else { low + wide * i as f64 }).collect();
     let mut histo = Vec::new();
     let sums = [low, high, values.len() as f64, values.iter().sum(), values.iter().map(|x| x * x).sum()];
@@ -61,7 +61,7 @@ pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
     Some(entry)
 }
 
-/// A summary value with a text in Markdown.
+/// A summary value with a Markdown text.
 pub fn text(tag: &str, text: &str) -> Vec<u8> {
     let (mut size, mut shape, mut tensor) = (Vec::new(), Vec::new(), Vec::new());
     integer(&mut size, 1, 1);
@@ -97,7 +97,7 @@ pub fn hparams(all: &[(String, HParam)]) -> Vec<u8> {
     entry
 }
 
-/// The beginning of a summary value, which has only its tag.
+/// The beginning of a summary value: its tag.
 fn tagged(tag: &str) -> Vec<u8> {
     let mut entry = Vec::new();
     bytes(&mut entry, 1, tag.as_bytes());
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_of_scalars_texts_and_hyperparameters() {
+    fn scalars_texts_and_hyperparameters_have_the_expected_bytes() {
         assert_eq!(scalar("a", 1.0), [0x0a, 1, b'a', 0x15, 0, 0, 0x80, 0x3f]);
         let tensor = [&[0x08, 7, 0x12, 4, 0x12, 2, 0x08, 1, 0x42, 2][..], b"xy"].concat();
         let metadata = [&[0x0a, 8, 0x0a, 4][..], b"text", &[0x12, 0]].concat();
@@ -189,25 +189,26 @@ mod tests {
         assert_eq!(hparams(&all.map(|(name, value)| (name.to_owned(), value))), expected);
     }
 
-    /// The minimum, maximum, count, sum and sum of squares; the limits of the buckets; the counts of the buckets.
+    /// Parses a histogram: its minimum, maximum, count, sum and sum of squares; the limits of the buckets; the counts
+    /// of the buckets.
     fn read(entry: &[u8], tag: &str) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let doubles = |bytes: &[u8]| -> Vec<f64> {
             bytes.chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect()
         };
         let histo = entry.strip_prefix(tagged(tag).as_slice()).unwrap().strip_prefix(&[0x2a]).unwrap();
-        let of_list = [BUCKETS * 8 % 128 + 128, BUCKETS * 8 / 128].map(|byte| byte as u8);
+        let list_length = [BUCKETS * 8 % 128 + 128, BUCKETS * 8 / 128].map(|byte| byte as u8);
         let sums: Vec<f64> = (0..5).flat_map(|i| doubles(&histo[2 + 9 * i..][1..9])).collect();
         assert_eq!((0..5).map(|i| histo[2 + 9 * i]).collect::<Vec<_>>(), [0x09, 0x11, 0x19, 0x21, 0x29]);
         let (limits, counts) = histo[2 + 45..].split_at(3 + 8 * BUCKETS);
         assert_eq!(
             (&limits[..3], &counts[..3]),
-            (&[0x32, of_list[0], of_list[1]][..], &[0x3a, of_list[0], of_list[1]][..])
+            (&[0x32, list_length[0], list_length[1]][..], &[0x3a, list_length[0], list_length[1]][..])
         );
         (sums, doubles(&limits[3..]), doubles(&counts[3..]))
     }
 
     #[test]
-    fn a_histogram_counts_what_is_finite() {
+    fn a_histogram_counts_only_finite_values() {
         let entry = histogram("h", &[0.0, 1.0, f64::NAN, 2.5, 30.0, f64::INFINITY, 29.0, f64::NEG_INFINITY]).unwrap();
         let (sums, limits, counts) = read(&entry, "h");
         assert_eq!(sums, [0.0, 30.0, 5.0, 62.5, 1.0 + 6.25 + 900.0 + 841.0]);

@@ -1,10 +1,10 @@
-//! Reports other than advantages, and groups and batches of one, for each way to compute them.
+//! Tests of the metrics of each estimator, and of groups and batches with one sample.
 
 use super::*;
 
 type Way = (&'static str, fn(&RewardMatrix) -> Advantages);
 
-/// Samples of three tokens, the last of which is not the model's, with KL estimates of 0.
+/// Samples of three tokens with KL estimates of 0. The model did not sample the last token.
 fn samples(matrix: &RewardMatrix) -> (Vec<Sample>, Vec<Vec<bool>>) {
     let samples: Vec<Sample> = matrix.rows.iter().map(|_| sample(&[0.0; 3], &[true, true, false])).collect();
     let masks = samples.iter().map(|s| s.loss_mask.clone()).collect();
@@ -30,25 +30,25 @@ fn ways() -> [Way; 7] {
 }
 
 #[test]
-fn groups_without_deviation_are_counted() {
+fn samples_in_groups_without_deviation_are_counted() {
     let (a, b, c) = (Some(1.0), Some(2.0), None);
-    // The share of samples in groups without deviation in each matrix, as each estimator counts it.
+    // Each row: rewards, group size, and the share of samples in groups without deviation, as each estimator counts it.
     for (rewards, size, expected) in [
         (&[a, a, a, b][..], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
         (&[a, a, a, a], 2, [1.0; 7]),
         (&[a, b, b, a], 2, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
-        // A sample that is alone in its group has no deviation. In REINFORCE++ a batch of only such groups has no share
-        // (NaN).
+        // A sample that is alone in its group has no deviation. In REINFORCE++, a batch of only such groups has no
+        // share (NaN).
         (&[a, b], 1, [1.0, 0.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
         (&[a], 1, [1.0, 1.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
-        // A group with only one score has no deviation that could be 0.
+        // A group with only one score has no deviation, so the deviation is not 0.
         (&[a, c, b, b], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
     ] {
         let matrix = one_function(rewards, size);
         for ((name, way), expected) in ways().into_iter().zip(expected) {
             let found = metric(&way(&matrix), "frac_reward_zero_std");
             if name == "gdpo" {
-                // The batch has deviation, or not.
+                // The batch has a deviation or not: the share is 0 or 1.
                 assert!(found == Some(0.0) || found == Some(1.0), "{rewards:?}: {found:?}");
                 continue;
             }
@@ -68,7 +68,7 @@ fn groups_without_deviation_are_counted() {
 }
 
 #[test]
-fn metrics_are_of_all_rewards_and_of_each_function() {
+fn reward_metrics_cover_the_total_and_each_function() {
     let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [Some(f64::NAN), Some(9.0)], [Some(3.0), None]];
     let matrix = matrix(&rows, 2, [1.0, 0.5]);
     let names = [
@@ -102,7 +102,7 @@ fn metrics_are_of_all_rewards_and_of_each_function() {
 }
 
 #[test]
-fn groups_are_neighbours_and_rows_have_a_score_for_each_function() {
+fn groups_must_be_consecutive_and_rows_need_one_score_per_function() {
     let row = |group: u64| RewardRow { group: GroupId(group), scores: vec![Some(1.0)] };
     let groups = |ids: &[u64]| {
         let rows = ids.iter().map(|&id| row(id)).collect();
@@ -126,9 +126,9 @@ fn groups_are_neighbours_and_rows_have_a_score_for_each_function() {
     assert!(std::panic::catch_unwind(|| rloo::compute(&good, &few[..1], &RlooRewards::default())).is_err());
 }
 
-/// A truncated completion that is left out of the loss is left out of the KL divergence, too.
+/// A truncated completion that is left out of the loss must not count in the KL divergence, either.
 #[test]
-fn rloo_s_divergence_is_that_of_the_tokens_in_the_loss() {
+fn rloo_measures_the_kl_of_only_the_tokens_in_the_loss() {
     let rewards = one_function(&[Some(1.0), Some(2.0)], 2);
     let samples = [
         Sample { finish_reason: model::FinishReason::Length, ..sample(&[1.0, 3.0], &[true; 2]) },

@@ -1,5 +1,5 @@
-//! Metrics of rewards without a value to average are missing, and deviations of equal rewards are exactly 0: a table of
-//! batches.
+//! Tests of reward metrics: they are missing without a value to average, and deviations of equal rewards are
+//! exactly 0.
 
 use super::*;
 use crate::advantages::{gdpo, reinforce_plus_plus, rloo};
@@ -8,7 +8,7 @@ use model::columns::REF_LOGPS;
 type Scores = Option<f64>;
 const NAMES: [&str; 5] = ["reward", "reward_std", "frac_reward_zero_std", "rewards/a/mean", "rewards/a/std"];
 
-/// The value of each of [`NAMES`], by every estimator that compares groups.
+/// The values of [`NAMES`] for every estimator that compares groups.
 fn found(rewards: &[Scores], size: usize) -> Vec<(&'static str, [Option<f64>; 5])> {
     let m = one_function(rewards, size);
     let samples: Vec<Sample> = (0..rewards.len()).map(|_| sample()).collect();
@@ -28,7 +28,7 @@ fn sample() -> Sample {
 }
 
 #[test]
-fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
+fn metrics_without_scores_are_missing_and_deviations_of_equal_scores_zero() {
     let s = Some;
     let mut wrong = Vec::new();
     let equal = |x: f64, n: usize| vec![s(x); n];
@@ -58,8 +58,8 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
             }
         }
     }
-    // The mean of these numbers is rounded: without a special case the deviation was 5.7e-17, or above 1e-8 for large
-    // ones.
+    // The mean of these numbers is rounded: without a special case the deviation would be 5.7e-17, or above 1e-8 for
+    // large numbers.
     for x in [0.1, 0.3, 0.7, -0.1, 1e-9, 1.1, 123_456_789.1, 1e15 + 0.3, 2.0 / 3.0, f64::MIN_POSITIVE] {
         for (rewards, size) in [(equal(x, 3), 3), (equal(x, 8), 4), (equal(x, 14), 7), (equal(x, 42), 6)] {
             for (way, found) in found(&rewards, size) {
@@ -72,16 +72,16 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A single completion per prompt has no others to compare with in REINFORCE++; GRPO counts such a group as TRL does.
+/// In REINFORCE++, a single completion per prompt has no others to compare with. GRPO counts such a group as TRL does.
 #[test]
-fn a_share_of_groups_without_a_deviation_is_missing() {
+fn the_share_of_equal_groups_is_missing_if_no_group_has_a_deviation() {
     let rewards = [Some(1.0), Some(0.0), Some(1.0)];
     let share = |way: &str| found(&rewards, 1).into_iter().find(|(name, _)| *name == way).unwrap().1[2];
     assert_eq!([share("reinforce++"), share("group"), share("rloo")], [None, Some(1.0), Some(1.0)]);
 }
 
 #[test]
-fn a_divergence_of_no_token_is_missing() {
+fn the_kl_is_missing_if_no_token_is_in_the_loss() {
     let samples = [sample(), sample()];
     let m = one_function(&[Some(1.0), Some(0.0)], 2);
     for (mask, expected) in [(true, Some(1.0)), (false, None)] {
@@ -89,10 +89,10 @@ fn a_divergence_of_no_token_is_missing() {
         for sample in &mut masked {
             sample.loss_mask = vec![mask];
         }
-        let of_rloo = rloo::compute(&m, &masked, &RlooRewards::default());
+        let rloo_result = rloo::compute(&m, &masked, &RlooRewards::default());
         let masks = vec![vec![mask]; 2];
-        let of_tokens = reinforce_plus_plus::compute(&m, &samples, &masks, 0.1, Baseline::Batch);
-        assert_eq!([metric(&of_rloo, "kl"), metric(&of_tokens, "kl")], [expected; 2], "{mask}");
+        let token_result = reinforce_plus_plus::compute(&m, &samples, &masks, 0.1, Baseline::Batch);
+        assert_eq!([metric(&rloo_result, "kl"), metric(&token_result, "kl")], [expected; 2], "{mask}");
     }
     let one = |scores: &[Option<f64>]| {
         let a = gdpo::compute(&one_function(scores, 2));

@@ -11,8 +11,8 @@ use super::{DpoConfig, Phi, Ratios, logistic, softplus};
 pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     let x = config.beta * (ratios.chosen - ratios.rejected);
     let (m, other) = (logistic(x / config.discopop_tau), logistic(-x / config.discopop_tau));
-    // m e^{−x}, computed so that it stays finite where e^{−x} overflows, since m is small there.
+    // m e^{−x}, in a form that stays finite if e^{−x} overflows, since m is small in that case.
     let exponential = libm::exp(-x - softplus(-x / config.discopop_tau));
     let slope = -other * logistic(-x) - exponential + other / config.discopop_tau * (exponential - m * softplus(-x));
-    Phi::of_difference(other * softplus(-x) + exponential, config.beta * slope)
+    Phi::from_difference(other * softplus(-x) + exponential, config.beta * slope)
 }

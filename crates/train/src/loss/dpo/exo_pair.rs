@@ -13,5 +13,5 @@ pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     let (right, wrong) = (libm::log1p(-config.label_smoothing), libm::log(config.label_smoothing));
     let (q, other) = (logistic(x), logistic(-x));
     let value = q * (-softplus(-x) - right) + other * (-softplus(x) - wrong);
-    Phi::of_difference(value, config.beta * q * other * (x - (right - wrong)))
+    Phi::from_difference(value, config.beta * q * other * (x - (right - wrong)))
 }

@@ -7,6 +7,6 @@ use super::{DpoConfig, Phi, Ratios};
 
 pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     let x = config.beta * (ratios.chosen - ratios.rejected);
-    // Written so that NaN gives NaN.
-    if x >= 1.0 { Phi::of_difference(0.0, 0.0) } else { Phi::of_difference(1.0 - x, -config.beta) }
+    // The condition is written so that NaN stays NaN.
+    if x >= 1.0 { Phi::from_difference(0.0, 0.0) } else { Phi::from_difference(1.0 - x, -config.beta) }
 }

@@ -4,8 +4,8 @@
 //!
 //! J = 1/P Σ_pairs φ(ρ_c, ρ_r), where ρ = Σ_t m (log π_θ − log π_ref) over the tokens t of an answer
 //!
-//! Each function φ is a file here, with its derivatives; [`DpoLoss`] lists them. Names and formulas are those of TRL's
-//! `DPOTrainer`. A token of the chosen answer has the gradient ∂φ/∂ρ_c, a token of the rejected answer ∂φ/∂ρ_r.
+//! Each function φ is in its own file, with its derivatives; [`DpoLoss`] lists them. Names and formulas are those of
+//! TRL's `DPOTrainer`. A token of the chosen answer has the gradient ∂φ/∂ρ_c, a token of the rejected answer ∂φ/∂ρ_r.
 
 mod apo_down;
 mod apo_zero;
@@ -34,7 +34,7 @@ pub enum DpoLoss {
     Sigmoid,
     /// SLiC's hinge loss: max(0, 1 − x).
     Hinge,
-    /// IPO: the squared distance of the mean log-ratios' difference from 1/(2β).
+    /// IPO: the squared difference between ρ_c/n_c − ρ_r/n_r and 1/(2β), for answers of n_c and n_r tokens.
     Ipo,
     /// EXO: the reverse KL divergence to the smoothed preference; needs `label_smoothing` > 0.
     ExoPair,
@@ -44,7 +44,7 @@ pub enum DpoLoss {
     Robust,
     /// BCO: each answer is classified separately.
     BcoPair,
-    /// SPPO: squared distances, where the chosen answer wins with certainty.
+    /// SPPO: squared distances, assuming that the chosen answer wins with probability 1.
     SppoHard,
     /// APO for chosen answers that are better than the model's own.
     ApoZero,
@@ -82,7 +82,7 @@ pub struct Answer<'a, T> {
     pub logps: &'a [T],
     /// Log-probabilities under the reference model, log π_ref.
     pub ref_logps: &'a [T],
-    /// The tokens that the loss uses. Other elements of the slices are never read.
+    /// The tokens that the loss uses. Elements of the slices at other tokens are never read.
     pub mask: &'a [bool],
 }
 
@@ -96,7 +96,7 @@ impl<T: Float> Answer<'_, T> {
     }
 }
 
-/// The loss of a preference pair, its derivatives, and what its metrics are computed from.
+/// The loss of a preference pair, its derivatives, and the inputs of its metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairLoss {
     /// The loss φ of the pair.
@@ -111,7 +111,7 @@ pub struct PairLoss {
     pub rewards: [f64; 2],
 }
 
-/// The log-ratios of a pair, which its loss depends on.
+/// The log-ratios of a pair, on which its loss depends.
 #[derive(Clone, Copy, Debug)]
 struct Ratios {
     /// ρ_c: log π_θ − log π_ref of the chosen answer.
@@ -134,7 +134,7 @@ struct Phi {
 
 impl Phi {
     /// A loss that depends only on ρ_c − ρ_r, from its value and slope.
-    fn of_difference(value: f64, slope: f64) -> Phi {
+    fn from_difference(value: f64, slope: f64) -> Phi {
         Phi { value, d_chosen: slope, d_rejected: -slope }
     }
 }
@@ -162,7 +162,7 @@ pub fn pair<T: Float>(config: &DpoConfig, [chosen, rejected]: [&Answer<'_, T>; 2
     PairLoss { value, d_chosen, d_rejected, logps, rewards: ratios.map(|ratio| config.beta * ratio) }
 }
 
-/// Adds one preference pair's contribution to the loss J, which has `pairs` pairs, to `sums`, with the metrics of TRL's
+/// Adds one preference pair's contribution to the loss J over `pairs` pairs to `sums`, with the metrics of TRL's
 /// `DPOTrainer`. Overwrites `d_logps` (chosen answer first) with ∂J/∂log π_θ.
 pub fn dpo<T: Float>(
     config: &DpoConfig,

@@ -13,5 +13,5 @@ pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     let e = config.label_smoothing;
     let scale = 1.0 / (1.0 - 2.0 * e);
     let value = scale * ((1.0 - e) * softplus(-x) - e * softplus(x));
-    Phi::of_difference(value, -config.beta * scale * ((1.0 - e) * logistic(-x) + e * logistic(x)))
+    Phi::from_difference(value, -config.beta * scale * ((1.0 - e) * logistic(-x) + e * logistic(x)))
 }

@@ -7,5 +7,5 @@ use super::{DpoConfig, Phi, Ratios, logistic, softplus};
 
 pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     let x = config.beta * (ratios.chosen - ratios.rejected);
-    Phi::of_difference(softplus(-x), -config.beta * logistic(-x))
+    Phi::from_difference(softplus(-x), -config.beta * logistic(-x))
 }

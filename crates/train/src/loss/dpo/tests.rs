@@ -1,4 +1,4 @@
-//! The losses of preference pairs: the gradient in f64, and edge cases worked out by hand.
+//! Tests of the losses of preference pairs: gradients in f64, and edge cases computed by hand.
 
 use super::*;
 use kernels::check::{directional_error, normal};
@@ -22,7 +22,8 @@ fn config(loss_type: DpoLoss) -> DpoConfig {
     DpoConfig { beta: 0.3, loss_type, label_smoothing: 0.1, discopop_tau: 0.5 }
 }
 
-/// Evaluates J and its gradient on three pairs of 5 and 3, 1 and 7, and 4 and 4 tokens, some of them outside the loss.
+/// Evaluates J and its gradient on three pairs of 5 and 3, 1 and 7, and 4 and 4 tokens. Some tokens are not in the
+/// loss.
 fn evaluate(config: &DpoConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
     let reference: Vec<f64> = normal::<f64>(5, flat.len()).iter().map(|x| 0.7 * x - 2.0).collect();
     let (mut sums, mut gradient, mut rest, mut start) = (LossSums::default(), vec![f64::NAN; flat.len()], 0, 0);
@@ -48,7 +49,7 @@ fn point() -> Vec<f64> {
 }
 
 #[test]
-fn gradients_are_those_of_the_values() {
+fn gradients_match_numeric_derivatives() {
     for loss in ALL {
         let (x, config) = (point(), config(loss));
         let value = |x: &[f64]| evaluate(&config, x).0.loss;
@@ -67,7 +68,7 @@ fn one(config: &DpoConfig, chosen: f64, rejected: f64) -> PairLoss {
 }
 
 #[test]
-fn by_hand() {
+fn dpo_losses_match_hand_computed_values() {
     let plain = |loss_type| DpoConfig { beta: 0.5, loss_type, label_smoothing: 0.2, discopop_tau: 0.5 };
     // At the reference model every sigmoid is ½, and a tie does not count as correct.
     for (loss, value, slope) in [
@@ -81,7 +82,7 @@ fn by_hand() {
         assert!((got.value - value).abs() < 1e-15 && (got.d_chosen - slope).abs() < 1e-15, "{loss:?}: {got:?}");
         assert_eq!((got.d_rejected, got.rewards, got.metrics()[2].1), (-got.d_chosen, [-0.75; 2], 0.0));
     }
-    // For losses that do not depend only on the difference: ∂φ/∂ρ_c and ∂φ/∂ρ_r at the reference model.
+    // Losses that depend on more than the difference: ∂φ/∂ρ_c and ∂φ/∂ρ_r at the reference model.
     for (loss, value, chosen, rejected) in [
         (DpoLoss::NcaPair, 2.0 * 2f64.ln(), -0.125, 0.125),
         (DpoLoss::BcoPair, 2.0 * 2f64.ln(), -0.25, 0.25),
@@ -93,16 +94,16 @@ fn by_hand() {
         assert!((got.value - value).abs() < 1e-15, "{loss:?}: {got:?}");
         assert_eq!((got.d_chosen, got.d_rejected), (chosen, rejected), "{loss:?}");
     }
-    // EXO's loss is smallest where the policy's preference is that of the data: x = log((1 − ε)/ε).
+    // EXO's loss is smallest if the policy's preference equals that of the data: x = log((1 − ε)/ε).
     let least = one(&plain(DpoLoss::ExoPair), 2.0 * 4f64.ln(), 0.0);
     assert!(least.value.abs() < 1e-15 && least.d_chosen.abs() < 1e-15, "{least:?}");
-    // Halfway between log 2 and 1; far to the right it is e^{−x}, far to the left −log σ(x).
+    // A blend of log 2 and 1. Far to the right φ is e^{−x}, far to the left −log σ(x).
     let blend = one(&plain(DpoLoss::Discopop), 1.0, 1.0);
     assert!((blend.value - 0.5 * (1.0 + 2f64.ln())).abs() < 1e-15, "{blend:?}");
     assert!((one(&plain(DpoLoss::Discopop), 40.0, 0.0).value - (-20f64).exp()).abs() < 1e-15);
     let wrong = one(&plain(DpoLoss::Discopop), -2000.0, 2000.0);
     assert_eq!((wrong.value, wrong.d_chosen), (2000.0, -0.5));
-    // Beyond the hinge the gradient is 0; IPO pulls back a difference that is too large.
+    // Beyond the hinge the gradient is 0. IPO reduces a difference that is too large.
     assert_eq!(
         (one(&plain(DpoLoss::Hinge), 3.0, 0.5).value, one(&plain(DpoLoss::Hinge), 3.0, 0.5).d_chosen),
         (0.0, 0.0)
@@ -115,7 +116,7 @@ fn by_hand() {
 }
 
 #[test]
-fn an_answer_without_a_token_in_the_loss_counts_as_zero() {
+fn an_answer_without_a_token_in_the_loss_has_log_ratio_zero() {
     for loss in ALL {
         let empty = Answer { logps: &[f64::NAN], ref_logps: &[f64::NAN], mask: &[false] };
         let (mut c, mut r, mut sums) = ([1.0], [1.0], LossSums::default());
@@ -126,7 +127,7 @@ fn an_answer_without_a_token_in_the_loss_counts_as_zero() {
 }
 
 #[test]
-fn far_from_the_reference_every_loss_is_finite() {
+fn every_dpo_loss_is_finite_far_from_the_reference() {
     for loss in ALL {
         for (chosen, rejected) in [(3000.0, -3000.0), (-3000.0, 3000.0), (3000.0, 3000.0), (-3000.0, -3000.0)] {
             let got = one(&config(loss), chosen, rejected);
@@ -137,7 +138,7 @@ fn far_from_the_reference_every_loss_is_finite() {
 }
 
 #[test]
-fn nan_stays_nan() {
+fn a_nan_log_ratio_makes_every_dpo_loss_nan() {
     for loss in ALL {
         let got = one(&config(loss), f64::NAN, 0.0);
         assert!(got.value.is_nan() && got.rewards[0].is_nan() && got.metrics()[2].1 == 0.0, "{loss:?}: {got:?}");

@@ -1,7 +1,8 @@
 use super::*;
 use kernels::check::{directional_error, normal};
 
-/// Three completions, the second without a token in the loss, with ratios and values on both sides of their clips.
+/// Three completions, the second without a token in the loss, with ratios and values inside and outside the clip
+/// ranges.
 struct Case {
     masks: [Vec<bool>; 3],
     advantages: [Advantage; 3],
@@ -79,7 +80,7 @@ fn mean(sums: &LossSums, name: &str) -> f64 {
 }
 
 #[test]
-fn gradients_are_those_of_the_values() {
+fn gradients_match_numeric_derivatives() {
     let case = case();
     for entropy_coef in [0.0, 0.01] {
         let (config, x) = (PpoConfig { cliprange: 0.2, entropy_coef }, &case.logps_and_entropies);
@@ -108,10 +109,10 @@ fn gradients_are_those_of_the_values() {
     assert!(directional_error(&case.values, &spoiled, of) > 1e-5);
 }
 
-/// In the first step nothing is clipped: the policy's gradient is that of REINFORCE with the value as baseline, −1/N Σ
-/// A ∇log π, and the value model learns by least squares.
+/// In the first step nothing is clipped: the policy gradient is that of REINFORCE with the value as baseline,
+/// −1/N Σ A ∇log π, and the value model does least squares.
 #[test]
-fn at_the_first_step_it_is_reinforce_with_a_baseline() {
+fn the_first_ppo_step_is_reinforce_with_a_baseline() {
     let mut case = case();
     case.logps_and_entropies[..ALL].copy_from_slice(&case.old_logps);
     case.values = case.old_values.clone();
@@ -141,7 +142,7 @@ fn at_the_first_step_it_is_reinforce_with_a_baseline() {
 
 /// The value loss of one token: maps (V, V_old, R) to (loss, gradient, clipped) with ε_V = 0.2 and c_V = 1.
 #[test]
-fn each_side_of_the_value_clip() {
+fn the_value_loss_is_clipped_on_both_sides() {
     let one = |v: f64, old: f64, target: f64| {
         let (mut sums, mut d) = (LossSums::default(), [f64::NAN]);
         let states = States { values: &[v], old_values: &[old], returns: &[target], mask: &[true] };
@@ -162,7 +163,7 @@ fn each_side_of_the_value_clip() {
 }
 
 #[test]
-fn nothing_in_the_loss_gives_nothing() {
+fn sequences_without_a_token_in_the_loss_contribute_nothing() {
     let mut case = case();
     case.masks.iter_mut().for_each(|m| m.fill(false));
     case.old_logps.fill(f64::NAN);
@@ -175,7 +176,7 @@ fn nothing_in_the_loss_gives_nothing() {
 }
 
 #[test]
-fn an_advantage_of_nan_shows_in_the_loss() {
+fn a_nan_advantage_makes_the_ppo_loss_nan() {
     let mut case = case();
     case.advantages[0] = Advantage::Sequence(f32::NAN);
     assert!(case.policy(&PpoConfig::default(), &case.logps_and_entropies).0.loss.is_nan());

@@ -1,4 +1,4 @@
-//! Arguments of the losses, and weights, counts and sigmoids worked out by hand.
+//! Tests of arguments of the losses, and of weights, counts and sigmoids computed by hand.
 
 use super::*;
 use crate::loss::bradley_terry::{negative_log_sigmoid, sigmoid};
@@ -6,7 +6,7 @@ use crate::loss::rloo::RlooConfig;
 
 /// The formulas with max(1, n) do not divide by 0.
 #[test]
-fn weights_of_tokens_by_hand() {
+fn token_weights_match_hand_computed_values() {
     let config = LossConfig { max_completion_length: 5, ..LossConfig::default() };
     let nothing = Normalizer { sequences: 2, ..Normalizer::default() };
     let some = Normalizer { sequences: 2, tokens: 8, ..Normalizer::default() };
@@ -40,20 +40,20 @@ fn weights_of_tokens_by_hand() {
     let tiny = LossConfig { vespo_lambda_pos: 0.0, ..config };
     close(vespo::Vespo { log_weight: 2f64.ln() }.phi(&tiny, 1.0), 4.0 * (-1e-4f64).exp());
     let huge = LossConfig { vespo_lambda_pos: 0.0, vespo_k_pos: 100.0, ..tiny };
-    assert_eq!(vespo::Vespo { log_weight: 10.0 }.phi(&huge, 1.0), 0.0, "∞ becomes 0, as in TRL");
+    assert_eq!(vespo::Vespo { log_weight: 10.0 }.phi(&huge, 1.0), 0.0, "an infinite weight becomes 0, as in TRL");
     assert!(vespo::Vespo { log_weight: f64::NAN }.phi(&huge, 1.0).is_nan());
     assert!(vespo.corrects_itself() && !grpo::Grpo.corrects_itself());
 }
 
 #[test]
-fn the_logarithm_of_a_sequence_s_weight_is_clamped() {
+fn the_log_weight_of_a_sequence_is_clamped() {
     let off = sampling::Weights::new(&Correction::default(), &[0.0; 3], &[0.0; 3], &[true; 3]);
     let of = |logps: &[f64], mask: &[bool], correction: &sampling::Weights| {
         vespo::Vespo::new(logps, &vec![0.0; logps.len()], mask, correction).log_weight
     };
     let (least, most) = (1e-8f64.ln(), 20.0);
-    assert_eq!(of(&[1.0, -3.0, 0.5], &[true, false, true], &off), 1.5, "of the tokens in the loss, summed");
-    assert_eq!(of(&[30.0, -25.0, 0.0], &[true, true, false], &off), 0.0, "each ratio by ±20");
+    assert_eq!(of(&[1.0, -3.0, 0.5], &[true, false, true], &off), 1.5, "the sum over the tokens in the loss");
+    assert_eq!(of(&[30.0, -25.0, 0.0], &[true, true, false], &off), 0.0, "each log-ratio is clamped to ±20");
     assert_eq!((of(&[15.0, 15.0], &[true; 2], &off), of(&[-15.0, -15.0], &[true; 2], &off)), (most, least));
     let config = Correction { enabled: true, mode: CorrectionMode::TokenTruncate, clip_max: None, clip_min: None };
     let on = sampling::Weights::new(&config, &[0.5, 0.25, 9.0], &[0.0; 3], &[true, true, false]);
@@ -61,10 +61,10 @@ fn the_logarithm_of_a_sequence_s_weight_is_clamped() {
 }
 
 #[test]
-fn truncated_completions_are_left_out_where_that_is_asked_for() {
+fn truncated_completions_are_masked_if_configured() {
     let sample = |truncated| {
         let plain = crate::Sample::supervised(model::Prompt::new([1]), vec![2, 3]);
-        let finish_reason = model::FinishReason::of_ended(truncated);
+        let finish_reason = model::FinishReason::from_truncated(truncated);
         crate::Sample { loss_mask: vec![true, false], finish_reason, ..plain }
     };
     for (asked, truncated) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -79,7 +79,7 @@ fn truncated_completions_are_left_out_where_that_is_asked_for() {
 }
 
 #[test]
-fn counts_are_of_sequences_and_of_their_tokens() {
+fn the_normalizer_and_clip_ratios_count_sequences_and_tokens() {
     let masks = [vec![true, false, true], vec![], vec![false], vec![true]];
     let found = Normalizer::of(&masks);
     let expected =
@@ -94,16 +94,16 @@ fn counts_are_of_sequences_and_of_their_tokens() {
     let expected = ClipRatios { low_mean: 0.25, low_min: 0.25, high_mean: 0.5, high_max: 0.5, region_mean: 0.75 };
     assert_eq!(sums.clip_ratios(), Some(expected));
     sums.tokens = 0;
-    assert_eq!(sums.clip_ratios(), None, "sequences without a token alone are nothing");
+    assert_eq!(sums.clip_ratios(), None, "clip ratios are missing without a token in the loss");
 }
 
 #[test]
-fn sigmoids_by_hand() {
+fn sigmoids_ratios_and_masks_match_hand_computed_values() {
     for x in [-3.0f64, -0.5, 0.0, 0.5, 3.0] {
         let expected = 1.0 / (1.0 + (-x).exp());
         assert!((sigmoid(x) - expected).abs() < 1e-15 && (negative_log_sigmoid(x) + expected.ln()).abs() < 1e-15);
     }
-    // Sequence ratios use only the tokens that the mask keeps, and so does their gradient.
+    // Sequence ratios, and their gradients, use only the tokens that the mask keeps.
     let mask = [true, false, true];
     let token = ratio::Ratio::new(ImportanceSamplingLevel::Token, &[1.0, 9.0, 2.0], &[0.5, 0.0, 2.0], &mask);
     assert_eq!(([0, 1, 2].map(|t| token.at(t)), token.tokens()), ([0.5f64.exp(), 1.0, 1.0], 2));
@@ -112,10 +112,10 @@ fn sigmoids_by_hand() {
     let mut d = [1.0, 2.0, 3.0];
     ratio::spread(4.0, &mask, &mut d);
     assert_eq!(d, [3.0, 2.0, 5.0]);
-    // A sequence is near if the mean over its tokens is at most the threshold; unknown tokens count as no difference.
+    // A sequence is near if the mean difference over its tokens is at most the threshold. Unknown tokens count as 0.
     let near = |threshold, sampler: [f64; 3]| off_policy::is_near(threshold, &[0.0; 3], &sampler, &mask);
     assert!(near(None, [99.0; 3]) && near(Some(0.5), [0.25, 99.0, 0.75]) && !near(Some(0.49), [0.25, 99.0, 0.75]));
     assert!(near(Some(0.5), [f64::NAN, 0.0, 1.0]) && !near(Some(0.5), [f64::NAN, 0.0, 1.1]));
-    assert!(off_policy::is_near(Some(0.5), &[f64::NAN; 3], &[0.0; 3], &mask), "NaN must show");
+    assert!(off_policy::is_near(Some(0.5), &[f64::NAN; 3], &[0.0; 3], &mask), "a NaN must not be masked");
     assert!(off_policy::is_near(Some(0.0), &[0.0; 3], &[9.0; 3], &[false; 3]));
 }

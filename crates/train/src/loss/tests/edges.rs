@@ -1,6 +1,6 @@
-//! The edge cases of every policy loss, through the logits: ratio 1, each side of the clip, advantage 0, all tokens
-//! masked, a group of one, a reward of NaN. In each case the gradient must be the slope of a plainly written value, and
-//! 0 exactly where it should be.
+//! Edge cases of every policy loss, through the logits: ratio 1, each side of the clip, advantage 0, all tokens masked,
+//! a group of one, a NaN reward. In each case the gradient must be the slope of a plainly written value, and exactly 0
+//! where it should be.
 
 use super::*;
 use crate::advantages::reinforce_plus_plus::{self, Baseline};
@@ -24,8 +24,7 @@ enum Loss {
 }
 
 /// All losses: every type with both levels of ratios (GSPO is `grpo` with sequence ratios), with and without a KL
-/// divergence; RLOO; PPO with and without an entropy bonus. REINFORCE++ is a policy loss with an advantage for each
-/// token.
+/// divergence; RLOO; PPO with and without an entropy bonus. REINFORCE++ is a policy loss with one advantage per token.
 fn losses() -> Vec<Loss> {
     let mut all = vec![Loss::Rloo(RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() })];
     all.extend([0.0, 0.05].map(|entropy_coef| Loss::Ppo(PpoConfig { cliprange: 0.2, entropy_coef })));
@@ -47,7 +46,7 @@ impl Loss {
         !matches!(self, Loss::Policy(config) if !config.loss_type.clips())
     }
 
-    /// Whether terms other than that of the advantage have a gradient.
+    /// Whether the loss has a gradient from terms other than the policy term.
     fn pulls_else(&self) -> bool {
         match self {
             Loss::Policy(config) => config.beta != 0.0,
@@ -56,7 +55,7 @@ impl Loss {
         }
     }
 
-    /// Evaluates J, and its gradients with respect to log-probabilities and entropies.
+    /// Evaluates J and its gradients with respect to log-probabilities and entropies.
     fn evaluate(&self, case: &Case, logps: &[f64], entropies: &[f64]) -> (LossSums, Vec<f64>, Vec<f64>) {
         let normalizer = case.normalizer();
         let (mut sums, mut d, mut d_entropies) = (LossSums::default(), vec![f64::NAN; TOKENS], vec![0.0; TOKENS]);
@@ -121,7 +120,7 @@ impl Loss {
     }
 }
 
-/// [`case`] at [`logits::point`], whose log-probabilities are `shift` above those of the old policy everywhere.
+/// [`case`] at [`logits::point`], where each log-probability is `shift` above that of the old policy.
 fn shifted(shift: f64) -> Case {
     let mut case = case();
     let (_, logps, _) = logits::point(TOKENS);
@@ -141,7 +140,7 @@ fn signed(case: &mut Case, sign: f32) {
 }
 
 #[test]
-fn ratio_one_and_each_side_of_the_clip() {
+fn gradients_are_right_at_ratio_one_and_on_both_sides_of_the_clip() {
     // A ratio of e^0.4 = 1.49 is above every clip range, and a ratio of e^−0.4 = 0.67 is below.
     for (shift, sign) in [
         (0.0, 1.0),
@@ -165,7 +164,7 @@ fn ratio_one_and_each_side_of_the_clip() {
             if loss.clips() {
                 let clip = sums.clip_ratios().expect("tokens");
                 let all = |on: bool| if on { 1.0 } else { 0.0 };
-                // A completion without a token in the loss has ratio 1, so it does not count as clipped.
+                // A completion without a token in the loss has ratio 1, so it is not clipped.
                 let sides = [clip.low_mean, clip.high_mean].map(|share| if share > 0.5 { 1.0 } else { share });
                 assert_eq!(sides, [all(stopped && shift < 0.0), all(stopped && shift > 0.0)], "{title}: {loss:?}");
             }
@@ -174,27 +173,27 @@ fn ratio_one_and_each_side_of_the_clip() {
 }
 
 #[test]
-fn all_masked() {
+fn masked_tokens_have_no_gradient() {
     let mut case = shifted(0.4);
     case.masks.iter_mut().for_each(|m| m.fill(false));
-    // Values outside the mask are never read.
+    // Elements outside the mask are never read.
     case.old.iter_mut().chain(&mut case.sampler).chain(&mut case.reference).for_each(|x| x.fill(f64::NAN));
     for loss in losses() {
         let (gradient, sums) = loss.check(&case, "all masked");
         assert!(gradient.iter().all(|&g| g == 0.0), "{loss:?}");
-        // RLOO's ratio of a completion without a token is 1, so that −A counts, as in TRL.
+        // For a completion without a token, RLOO's ratio is 1, so −A counts, as in TRL.
         assert_eq!(sums.loss == 0.0, !matches!(loss, Loss::Rloo(_)), "{loss:?}");
     }
 }
 
-/// Rewards of the five completions of [`case`], one of which is given as `missing`.
+/// The rewards of the five completions of [`case`], with `missing` in place of one of them.
 fn rewards(missing: Option<f64>, group: u64) -> RewardMatrix {
     let row = |(i, score)| RewardRow { group: GroupId(i / group), scores: vec![score] };
     let rows = (0..).zip([Some(0.3), missing, Some(1.0), Some(0.2), Some(-1.0)]).map(row).collect();
     RewardMatrix { rows, names: vec!["r".into()], weights: vec![1.0] }
 }
 
-/// The advantages of every estimator, by its name.
+/// The advantages of every estimator, with its name.
 fn ways(case: &Case, matrix: &RewardMatrix) -> Vec<(String, Vec<Advantage>)> {
     let sample = |s: usize| {
         let narrow = |row: &[f64]| row.iter().map(|&x| x as f32).collect::<Vec<f32>>();
@@ -221,10 +220,10 @@ fn ways(case: &Case, matrix: &RewardMatrix) -> Vec<(String, Vec<Advantage>)> {
 }
 
 #[test]
-fn a_group_of_one() {
+fn a_group_of_one_has_no_advantage_without_a_batch_baseline() {
     let mut case = shifted(0.02);
     for (name, advantages) in ways(&case, &rewards(Some(0.7), 1)) {
-        // A group of one can be compared only with the batch, which is what REINFORCE++ does.
+        // A group of one can be compared only with the batch, as in REINFORCE++.
         let compares = name == "reinforce_plus_plus Batch";
         let silent = advantages.iter().all(|a| match a {
             Advantage::Sequence(a) => *a == 0.0,
@@ -243,12 +242,12 @@ fn a_group_of_one() {
 }
 
 #[test]
-fn a_reward_of_nan_is_left_out() {
+fn a_nan_reward_gives_its_completion_no_policy_gradient() {
     let mut case = shifted(0.02);
     let nan = ways(&case, &rewards(Some(f64::NAN), 5));
     assert_eq!(nan, ways(&case, &rewards(None, 5)));
     let silent = case.masks[0].len()..case.masks[0].len() + case.masks[1].len();
-    assert!(case.masks[1].iter().any(|&m| m), "the completion without a score has a token in the loss");
+    assert!(case.masks[1].iter().any(|&m| m), "the completion without a score must have a token in the loss");
     for (name, advantages) in nan {
         case.advantages = advantages;
         for loss in losses() {
@@ -260,14 +259,14 @@ fn a_reward_of_nan_is_left_out() {
             let words = gradient.len() / TOKENS;
             let own = &gradient[silent.start * words..silent.end * words];
             assert_eq!(own.iter().all(|&g| g == 0.0), !loss.pulls_else(), "{name}: {loss:?}");
-            assert!(gradient.iter().any(|&g| g != 0.0), "{name}: {loss:?}: the others still teach");
+            assert!(gradient.iter().any(|&g| g != 0.0), "{name}: {loss:?}: the others must have a gradient");
         }
     }
 }
 
-/// A NaN advantage, which no estimator above returns, shows in the loss: the step would be skipped.
+/// A NaN advantage, which none of these estimators returns, makes the loss NaN, so that the step would be skipped.
 #[test]
-fn an_advantage_of_nan_shows() {
+fn a_nan_advantage_makes_every_loss_nan() {
     let mut case = shifted(0.1);
     case.advantages[0] = Advantage::Sequence(f32::NAN);
     let (_, logps, entropies) = logits::point(TOKENS);
@@ -276,9 +275,9 @@ fn an_advantage_of_nan_shows() {
     }
 }
 
-/// The smallest and the largest share among sequences are found wherever they are in the batch.
+/// The smallest and the largest share are found at any position in the batch.
 #[test]
-fn extremes_of_clip_ratios() {
+fn clip_ratio_extremes_are_found_at_any_position() {
     let mut sums = LossSums::default();
     for (low, high) in [(2, 1), (1, 3), (3, 0)] {
         sums.count_clipped(low, high, 4);

@@ -1,4 +1,4 @@
-//! Edge cases of the losses other than the clipped surrogate, worked out by hand.
+//! Edge cases of the losses other than the clipped surrogate, computed by hand.
 
 use super::*;
 use crate::loss::entropy::{EntropyConfig, EntropyControl, quantile};
@@ -48,7 +48,7 @@ fn term(loss: &impl PolicyLoss, config: &LossConfig, ratio: f64, advantage: f64)
 }
 
 #[test]
-fn cispo_by_hand() {
+fn cispo_matches_hand_computed_values() {
     let config = LossConfig { epsilon_high: Some(2.0), ..LossConfig::default() };
     for (ratio, advantage, slope, high) in [
         (1.0, 0.5, -0.5, false),
@@ -67,9 +67,9 @@ fn cispo_by_hand() {
 }
 
 #[test]
-fn sapo_by_hand() {
+fn sapo_matches_hand_computed_values() {
     let config = LossConfig { sapo_temperature_pos: 1.0, sapo_temperature_neg: 2.0, ..LossConfig::default() };
-    // At r = 1 the slope is that of the plain policy gradient, whatever the temperature is.
+    // At r = 1 the slope is that of the plain policy gradient, for any temperature.
     close(term(&sapo::Sapo, &config, 1.0, 0.5).d_log_ratio, -0.5);
     close(term(&sapo::Sapo, &config, 1.0, -0.5).d_log_ratio, 0.5);
     close(term(&sapo::Sapo, &config, 1.0, 0.5).value, -1.0);
@@ -83,14 +83,14 @@ fn sapo_by_hand() {
 }
 
 #[test]
-fn vespo_by_hand() {
+fn vespo_matches_hand_computed_values() {
     let config = LossConfig::default();
     close(Vespo { log_weight: 0.0 }.phi(&config, 1.0), 1.0);
     close(Vespo { log_weight: 0.0 }.phi(&config, -1.0), 1.0);
     close(Vespo { log_weight: 2f64.ln() }.phi(&config, 1.0), 3f64.exp() * 4.0 * (-6f64).exp());
     close(Vespo { log_weight: 2f64.ln() }.phi(&config, 0.0), 3f64.exp() * 4.0 * (-6f64).exp());
     close(Vespo { log_weight: 2f64.ln() }.phi(&config, -1.0), 2f64.exp() * 8.0 * (-4f64).exp());
-    // φ vanishes for a very large weight and for a very small weight.
+    // φ vanishes for very large and very small weights.
     assert_eq!(Vespo { log_weight: 20.0 }.phi(&config, 1.0), 0.0);
     assert!(Vespo { log_weight: 1e-8f64.ln() }.phi(&config, 1.0) < 1e-14);
 
@@ -104,7 +104,7 @@ fn vespo_by_hand() {
 }
 
 #[test]
-fn rloo_clips_complete_completions() {
+fn rloo_clips_the_ratio_of_the_whole_completion() {
     let config = RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() };
     let normalizer = Normalizer { sequences: 2, tokens: 2, ..Normalizer::default() };
     let run = |shift: f64, advantage: f32, mask: &[bool]| {
@@ -132,28 +132,28 @@ fn rloo_clips_complete_completions() {
     assert_eq!((loss, d, clip), (0.8, vec![0.0, 0.0], (1.0, 0.0)));
     let (_, d, _) = run(1.0, 0.0, &both);
     assert_eq!(d, [0.0, 0.0]);
-    // A sequence without a token in the loss has ratio 1: it contributes −A/B and no gradient.
+    // A sequence without a token in the loss has ratio 1: it contributes −A/B but no gradient.
     let (loss, d, clip) = run(f64::NAN, 2.0, &[false, false]);
     assert_eq!((loss, d, clip), (-1.0, vec![0.0, 0.0], (0.0, 0.0)));
     assert!(run(f64::NAN, 2.0, &both).0.is_nan());
 }
 
 #[test]
-fn a_far_off_policy_sequence_is_not_pushed_down() {
+fn a_far_off_policy_sequence_is_masked_if_its_advantage_is_negative() {
     let near = |threshold, logps: &[f64], sampler: &[f64]| {
         off_policy::is_near(Some(threshold), logps, sampler, &[true, true, false])
     };
     assert!(near(0.5, &[-1.0, -2.0, 9.0], &[-0.6, -1.6, 0.0]));
     assert!(!near(0.3, &[-1.0, -2.0, 9.0], &[-0.6, -1.6, 0.0]));
-    assert!(near(0.5, &[-1.0, -2.0, 9.0], &[-0.5, -1.5, 0.0]), "at the threshold");
-    assert!(near(0.3, &[-1.0, -2.0, 9.0], &[-0.6, f64::NAN, 0.0]), "an unknown token counts as equal: mean 0.2");
-    assert!(near(0.3, &[f64::NAN, -2.0, 9.0], &[-0.6, -1.6, 0.0]), "NaN stays in the loss");
+    assert!(near(0.5, &[-1.0, -2.0, 9.0], &[-0.5, -1.5, 0.0]), "a sequence at the threshold is near");
+    assert!(near(0.3, &[-1.0, -2.0, 9.0], &[-0.6, f64::NAN, 0.0]), "an unknown token counts as 0, so the mean is 0.2");
+    assert!(near(0.3, &[f64::NAN, -2.0, 9.0], &[-0.6, -1.6, 0.0]), "a NaN is not masked");
     assert!(off_policy::is_near(None, &[f64::NEG_INFINITY], &[0.0], &[true]));
-    assert!(off_policy::is_near(Some(0.1), &[-9.0], &[0.0], &[false]), "no token, no distance");
+    assert!(off_policy::is_near(Some(0.1), &[-9.0], &[0.0], &[false]), "a sequence without a token is near");
 }
 
 #[test]
-fn corrections_by_hand() {
+fn sampling_corrections_match_hand_computed_values() {
     let ln = |x: f64| x.ln();
     let (old, mask) = ([ln(2.0), ln(0.5), ln(9.0), 0.0], [true, true, false, true]);
     let weights = |mode, clip_min, clip_max| {
@@ -164,7 +164,7 @@ fn corrections_by_hand() {
     assert_eq!(all(&weights(CorrectionMode::TokenTruncate, Some(0.6), Some(1.5))), [1.5, 0.6, 1.0]);
     assert_eq!(all(&weights(CorrectionMode::TokenMask, Some(0.6), Some(1.5))), [0.0, 0.0, 1.0]);
     assert_eq!(all(&weights(CorrectionMode::TokenMask, None, Some(1.5))), [0.0, 0.5, 1.0]);
-    // A ratio at a bound is within it.
+    // A ratio at a bound is inside it.
     assert_eq!(all(&weights(CorrectionMode::TokenMask, Some(1.0), Some(1.0)))[2], 1.0);
     assert_eq!(all(&weights(CorrectionMode::SequenceMask, None, Some(0.9))), [0.0; 3]);
     assert_eq!(all(&weights(CorrectionMode::SequenceTruncate, None, Some(0.9))), [0.9; 3]);
@@ -182,7 +182,7 @@ fn corrections_by_hand() {
     close(metrics.bounded_ratio, 1.0 / 3.0);
     close(metrics.sampling_logp_difference[0], ln(2.0));
 
-    // If sampler and old policy are the same, c is exactly 1, so no bit of the loss changes.
+    // If the sampler is the old policy, c is exactly 1, so no bit of the loss changes.
     let case = case();
     let flat = case.logps.concat();
     let plain = case.evaluate(&LossConfig::default(), &flat);
@@ -197,7 +197,7 @@ fn corrections_by_hand() {
 }
 
 #[test]
-fn quantiles_are_torchs() {
+fn quantiles_match_torch() {
     // torch.quantile(torch.tensor([3., 1., 2., 10.]), q)
     let values = || vec![3.0f32, 1.0, 2.0, 10.0];
     for (q, expected) in [(0.0, 1.0f32), (0.25, 1.75), (0.5, 2.5), (0.8, 5.8), (1.0, 10.0)] {
@@ -207,14 +207,14 @@ fn quantiles_are_torchs() {
     assert_eq!(quantile(vec![4.0], 0.8), Some(4.0));
     assert_eq!(quantile(Vec::new(), 0.5), None);
     assert!(quantile(vec![1.0, f32::NAN], 0.5).expect("values").is_nan());
-    // A NaN threshold leaves out no token.
+    // A NaN threshold keeps all tokens.
     assert!(Normalizer { entropy_threshold: Some(f32::NAN), ..Normalizer::default() }.keeps(0.0));
     assert!(Normalizer { entropy_threshold: Some(1.0), ..Normalizer::default() }.keeps(f64::NAN));
     assert!(!Normalizer { entropy_threshold: Some(1.0), ..Normalizer::default() }.keeps(0.5));
 }
 
 #[test]
-fn the_entropy_bonus_adapts_between_its_bounds() {
+fn the_adaptive_entropy_coefficient_stays_within_its_bounds() {
     let config = EntropyConfig {
         entropy_coef: 0.01,
         use_adaptive_entropy: true,
@@ -235,7 +235,10 @@ fn the_entropy_bonus_adapts_between_its_bounds() {
     let applied: Vec<bool> = seen.iter().map(|s| s.0 != 0.0).collect();
     assert_eq!(applied, [false, false, true, true, true, false, false]);
     let json = serde_json::to_string(&EntropyControl::new(&config)).expect("json");
-    assert_eq!(serde_json::from_str::<EntropyControl>(&json).expect("infinity too"), EntropyControl::new(&config));
+    assert_eq!(
+        serde_json::from_str::<EntropyControl>(&json).expect("infinity must survive serialisation"),
+        EntropyControl::new(&config)
+    );
 
     let constant = EntropyConfig { use_adaptive_entropy: false, ..config };
     let mut control = EntropyControl::new(&constant);

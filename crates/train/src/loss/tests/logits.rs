@@ -1,5 +1,5 @@
 //! Gradients through the logits: log-probabilities and entropies of a softmax, with each loss and the entropy bonus on
-//! top. The head's backward pass from ∂J/∂log π and ∂J/∂H is written here in f64.
+//! top. The backward pass of the lm head from ∂J/∂log π and ∂J/∂H is implemented here in f64.
 
 use super::*;
 use crate::loss::rloo::{RlooConfig, rloo};
@@ -7,8 +7,8 @@ use crate::loss::rloo::{RlooConfig, rloo};
 const WORDS: usize = 6;
 const TEMPERATURE: f64 = 0.7;
 
-/// Log-probabilities and entropies of every token of `case` under `logits: [tokens, WORDS]`, at `temperature`; token t
-/// is word t mod `WORDS`.
+/// Log-probabilities and entropies of every token of `case` for `logits: [tokens, WORDS]` at `temperature`. Token t has
+/// id t mod `WORDS`.
 fn head(logits: &[f64], temperature: f64) -> (Vec<f64>, Vec<f64>) {
     let row = |(t, z): (usize, &[f64])| {
         let lse = z.iter().map(|z| (z / temperature).exp()).sum::<f64>().ln();
@@ -37,7 +37,7 @@ fn head_backward(logits: &[f64], temperature: f64, d_logps: &[f64], d_entropies:
 
 /// Maps log-probabilities and entropies to ∂J/∂log π and ∂J/∂H.
 pub type Gradient<'a> = &'a dyn Fn(&[f64], &[f64]) -> (Vec<f64>, Vec<f64>);
-/// Maps log-probabilities, entropies, and the log-probabilities at which constants are evaluated, to J.
+/// Maps log-probabilities, entropies, and the point at which constants are evaluated, to J.
 pub type Value<'a> = &'a dyn Fn(&[f64], &[f64], &[f64]) -> f64;
 
 /// J with its bonus, and ∂J/∂(log π, H), of any objective.
@@ -69,8 +69,8 @@ pub fn point(tokens: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     (logits, logps, entropies)
 }
 
-/// Checks a loss's gradient at [`point`], taken through the head, against the slope of its value, and that the check
-/// notices a wrong gradient. Returns the gradient with respect to the logits.
+/// Checks a loss's gradient at [`point`], taken through the lm head, against the slope of its value, and checks that a
+/// wrong gradient is detected. Returns the gradient with respect to the logits.
 pub fn verify(name: &str, tokens: usize, gradient: Gradient<'_>, value: Value<'_>) -> Vec<f64> {
     let (logits, frozen, entropies) = point(tokens);
     let (d_logps, d_entropies) = gradient(&frozen, &entropies);
@@ -106,10 +106,10 @@ fn check(
 }
 
 #[test]
-fn every_policy_loss_through_its_logits() {
+fn gradients_of_policy_losses_through_the_logits_are_right() {
     let mut case = case();
-    // The old policy and the reference are near the softmax's own log-probabilities, so that ratios are on both sides
-    // of the clip.
+    // The old policy and the reference are close to the softmax's own log-probabilities, so that ratios are inside and
+    // outside the clip range.
     let near =
         |(i, m): (usize, &Vec<bool>)| normal::<f64>(70 + i as u64, m.len()).iter().map(|x| -2.0 + 0.5 * x).collect();
     case.old = case.masks.iter().enumerate().map(near).collect();
@@ -132,7 +132,7 @@ fn every_policy_loss_through_its_logits() {
 }
 
 #[test]
-fn rloo_through_its_logits() {
+fn the_gradient_of_rloo_through_the_logits_is_right() {
     let mut case = case();
     let near = |m: &Vec<bool>| vec![-2.2; m.len()];
     case.old = case.masks.iter().map(near).collect();

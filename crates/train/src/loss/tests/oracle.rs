@@ -1,6 +1,6 @@
-//! The policy losses as their papers (and TRL 1.16) write them, as slowly and plainly as possible, without gradients.
-//! Constants of a loss are evaluated at `frozen`, so that the derivative with respect to `x` is the gradient that
-//! training uses.
+//! The policy losses as in their papers (and TRL 1.16), written as plainly as possible, without gradients. Factors that
+//! a loss holds constant are evaluated at `frozen`, so that the derivative with respect to `x` is the gradient for
+//! training.
 
 use super::*;
 
@@ -30,8 +30,8 @@ fn sequence(case: &Case, s: usize, config: &LossConfig, normalizer: &Normalizer,
         if !enabled {
             return 1.0;
         }
-        let of_sequence = matches!(mode, CorrectionMode::SequenceMask | CorrectionMode::SequenceTruncate);
-        let c = if of_sequence {
+        let per_sequence = matches!(mode, CorrectionMode::SequenceMask | CorrectionMode::SequenceTruncate);
+        let c = if per_sequence {
             kept.iter().map(|&t| old[t] - sampler[t]).sum::<f64>().exp()
         } else {
             (old[t] - sampler[t]).exp()
@@ -46,7 +46,7 @@ fn sequence(case: &Case, s: usize, config: &LossConfig, normalizer: &Normalizer,
             c.max(low).min(high)
         }
     };
-    // VESPO's weight of the sequence, in logarithms.
+    // VESPO's weight of the sequence, as a logarithm.
     let bounded = |x: f64, low: f64| x.max(low).min(20.0);
     let log_w: f64 =
         kept.iter().map(|&t| bounded(frozen[t] - old[t], -20.0) + bounded(correction(t).ln(), 1e-8f64.ln())).sum();

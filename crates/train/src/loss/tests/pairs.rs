@@ -1,5 +1,5 @@
-//! Edge cases of the losses of pairs and of scores: DPO through the logits, the value loss and Bradley–Terry through
-//! the score head.
+//! Edge cases of the losses on pairs and scores: DPO through the logits, the value loss and Bradley–Terry through the
+//! score head.
 
 use super::*;
 use crate::loss::bradley_terry::{RankingConfig, ranking};
@@ -7,7 +7,7 @@ use crate::loss::dpo::tests::ALL as DPO;
 use crate::loss::dpo::{Answer, DpoConfig, DpoLoss, dpo};
 use crate::loss::ppo::{self, States, ValueConfig};
 
-/// The number of tokens of the chosen and of the rejected answer of each pair.
+/// The numbers of tokens of the chosen and the rejected answer of each pair.
 const PAIRS: [[usize; 2]; 3] = [[5, 3], [1, 7], [4, 4]];
 
 /// The token ranges of the chosen and the rejected answer of each pair.
@@ -83,14 +83,14 @@ fn dpo_gradient(
 }
 
 #[test]
-fn dpo_through_its_logits() {
+fn gradients_of_dpo_losses_through_the_logits_are_right() {
     for pairs in [&PAIRS[..], &PAIRS[..1]] {
         let tokens = pairs.iter().flatten().sum();
         let (_, at, _) = logits::point(tokens);
         let all = vec![true; tokens];
         let some: Vec<bool> = (0..tokens).map(|t| t % 4 != 2).collect();
-        // How far the log-probabilities of the chosen and of the rejected answers' tokens are above the reference's:
-        // both equal, the right order by a little and by far, the wrong order by far.
+        // How far the log-probabilities of the chosen and the rejected answers' tokens are above the reference's:
+        // equal, slightly and strongly in the right order, strongly in the wrong order.
         for (chosen, rejected) in [(0.0, 0.0), (0.3, -0.2), (2.5, -2.5), (-2.5, 2.5)] {
             let mut reference = at.clone();
             for [c, r] in places(pairs) {
@@ -109,7 +109,7 @@ fn dpo_through_its_logits() {
                     let gradient = logits::verify(&name, tokens, &gradient, &value);
                     let (got, plain) = (dpo_gradient(&config, pairs, &reference, mask, &at).0, value(&at, &at, &at));
                     assert!((got - plain).abs() < 1e-12 * plain.max(1.0), "{name}: {got} {plain}");
-                    // Beyond the hinge, and without a token in the loss, the gradient is 0.
+                    // Beyond the hinge, and if no token is in the loss, the gradient is 0.
                     let beyond = loss_type == DpoLoss::Hinge && chosen == 2.5;
                     let zero = gradient.iter().all(|&g| g == 0.0);
                     assert_eq!(zero, kind == "none" || beyond, "{name}");
@@ -119,7 +119,8 @@ fn dpo_through_its_logits() {
     }
 }
 
-/// The backward pass of scores: `gradient` by each score becomes one by every h_t and by w, with score_t = w · h_t.
+/// The backward pass of scores: from the gradient with respect to each score to that of every h_t and of w, where
+/// score_t = w · h_t.
 fn through_scores(
     name: &str,
     scores: &[f64],
@@ -128,7 +129,7 @@ fn through_scores(
 ) -> Vec<f64> {
     const HIDDEN: usize = 4;
     let (w, mut h) = (normal::<f64>(7, HIDDEN), normal::<f64>(8, HIDDEN * scores.len()));
-    // The first feature is set such that the head gives the requested score.
+    // Set the first feature so that the head gives the requested score.
     for (h, score) in h.chunks_mut(HIDDEN).zip(scores) {
         let rest: f64 = h[1..].iter().zip(&w[1..]).map(|(h, w)| h * w).sum();
         h[0] = (score - rest) / w[0];
@@ -139,28 +140,28 @@ fn through_scores(
     };
     let x = [w.clone(), h.clone()].concat();
     let d = gradient(&scores_at(&x));
-    let mut of_x = vec![0.0; x.len()];
+    let mut d_x = vec![0.0; x.len()];
     for (t, d) in d.iter().enumerate() {
         for k in 0..HIDDEN {
-            of_x[k] += d * h[t * HIDDEN + k];
-            of_x[HIDDEN + t * HIDDEN + k] = d * w[k];
+            d_x[k] += d * h[t * HIDDEN + k];
+            d_x[HIDDEN + t * HIDDEN + k] = d * w[k];
         }
     }
     let through = |x: &[f64]| value(&scores_at(x));
-    let error = directional_error(&x, &of_x, through);
+    let error = directional_error(&x, &d_x, through);
     assert!(error < 1e-7, "{name}: {error}");
-    of_x[1] += 1e-3;
-    assert!(directional_error(&x, &of_x, through) > 1e-5, "{name}");
+    d_x[1] += 1e-3;
+    assert!(directional_error(&x, &d_x, through) > 1e-5, "{name}");
     d
 }
 
 #[test]
-fn values_through_their_head() {
+fn the_gradient_of_the_value_loss_through_the_head_is_right() {
     let n = 6;
     let old = normal::<f64>(20, n);
     let all = vec![true; n];
     let some: Vec<bool> = (0..n).map(|t| t % 3 != 1).collect();
-    // `moved` is V − V_old and `target` is R − V. If V moved far towards R, its clip stops the gradient.
+    // `moved` is V − V_old and `target` is R − V. If V has moved far towards R, its clip stops the gradient.
     for (moved, target) in [(0.0, 0.8), (0.5, 0.8), (0.5, -0.8), (-0.5, 0.8), (-0.5, -0.8), (0.1, -0.4), (0.0, 0.0)] {
         let values: Vec<f64> = old.iter().map(|v| v + moved).collect();
         let returns: Vec<f64> = values.iter().map(|v| v + target).collect();
@@ -189,8 +190,7 @@ fn values_through_their_head() {
                 continue;
             }
             let d = through_scores(&name, &values, &|v| run(v).1, &plain);
-            // The gradient is stopped where V moved out of the range towards R, since the clipped side is then the
-            // worse one.
+            // The gradient is stopped if V has moved out of the range towards R, since the clipped side is then worse.
             let held = moved * target > 0.0 && f64::abs(moved) > 0.2;
             assert_eq!(d.iter().all(|&d| d.abs() < 1e-15), held || kind == "none", "{name}: {d:?}");
         }
@@ -198,11 +198,11 @@ fn values_through_their_head() {
 }
 
 #[test]
-fn rankings_through_their_head() {
+fn the_gradient_of_the_ranking_loss_through_the_head_is_right() {
     for c in [None, Some(0.05), Some(0.7)] {
         let config = RankingConfig { center_rewards_coefficient: c };
-        // Scores with a tie, and with a small and a large difference of either sign; a single pair; margins on both
-        // sides of the difference.
+        // Scores with a tie, and with small and large differences of either sign; a single pair; margins on both sides
+        // of the difference.
         for scores in [&[0.3, 0.3][..], &[2.0, -1.0, -0.5, 1.5, 0.2, 0.1], &[9.0, -9.0], &[-9.0, 9.0]] {
             for margin in [0.0, 0.5, 12.0] {
                 let pairs = scores.len() / 2;
@@ -222,7 +222,7 @@ fn rankings_through_their_head() {
                 let name = format!("{c:?} {scores:?} margin {margin}");
                 let (got, expected) = (run(scores).0, plain(scores));
                 assert!((got - expected).abs() < 1e-9 * expected.max(1.0), "{name}: {got} {expected}");
-                // 1 − σ(18) is lost in the plain formula's digits, not in ours: it is left out of the slope's check.
+                // The plain formula loses the digits of 1 − σ(18), so this case is left out of the slope check.
                 if scores[0] - scores[1] - margin < 10.0 {
                     through_scores(&name, scores, &|s| run(s).1, &plain);
                 }

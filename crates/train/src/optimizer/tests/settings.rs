@@ -1,9 +1,9 @@
-//! Settings of optimizers, clipping, and the state that checkpoints hold.
+//! Tests of optimizer settings, of clipping, and of the state that checkpoints use.
 
 use super::*;
 
 #[test]
-fn settings_and_names_are_transformers() {
+fn optimizer_settings_and_names_match_transformers() {
     let expected = OptimizerConfig {
         optim: OptimizerKind::AdamW,
         adam_beta1: 0.9,
@@ -17,7 +17,7 @@ fn settings_and_names_are_transformers() {
     assert_eq!(OptimizerConfig::default(), expected);
     let muon = MuonConfig { momentum: 0.95, nesterov: true, ns_steps: 5, eps: 1e-7, adjust_lr: AdjustLr::Original };
     assert_eq!(MuonConfig::default(), muon);
-    assert_eq!(OptimizerKind::parse("muon", " , "), Ok(OptimizerKind::Muon(muon)), "empty pairs are none");
+    assert_eq!(OptimizerKind::parse("muon", " , "), Ok(OptimizerKind::Muon(muon)), "empty pairs are ignored");
     let parse = |args: &str| match OptimizerKind::parse("muon", args) {
         Ok(OptimizerKind::Muon(config)) => Ok(config),
         Ok(OptimizerKind::AdamW) => panic!("muon"),
@@ -28,35 +28,35 @@ fn settings_and_names_are_transformers() {
     assert_eq!(parse("momentum=0").map(|c| c.momentum), Ok(0.0));
     assert_eq!(parse("nesterov=TRUE,adjust_lr_fn=original"), Ok(muon));
     for (args, why) in [
-        ("ns_steps=0", "optim_args: ns_steps is 0, expected at least 1 and at most 100"),
-        ("ns_steps=101", "optim_args: ns_steps is 101, expected at least 1 and at most 100"),
-        ("momentum=1", "optim_args: momentum is 1, expected at least 0 and below 1"),
-        ("momentum=-0.1", "optim_args: momentum is -0.1, expected at least 0 and below 1"),
-        ("eps=0", "optim_args: eps is 0, expected above 0"),
-        ("eps=inf", "optim_args: eps is inf, expected above 0"),
-        ("adjust_lr_fn=other", "optim_args: adjust_lr_fn is original or match_rms_adamw, not `other`"),
-        ("eps=x", "optim_args: `x` is not a value of `eps`"),
-        ("eps", "`eps` in optim_args is not of the form key=value"),
+        ("ns_steps=0", "optim_args: ns_steps must be at least 1 and at most 100, got 0"),
+        ("ns_steps=101", "optim_args: ns_steps must be at least 1 and at most 100, got 101"),
+        ("momentum=1", "optim_args: momentum must be at least 0 and below 1, got 1"),
+        ("momentum=-0.1", "optim_args: momentum must be at least 0 and below 1, got -0.1"),
+        ("eps=0", "optim_args: eps must be finite and above 0, got 0"),
+        ("eps=inf", "optim_args: eps must be finite and above 0, got inf"),
+        ("adjust_lr_fn=other", "optim_args: adjust_lr_fn must be original or match_rms_adamw, got `other`"),
+        ("eps=x", "optim_args: `x` is not a valid value for `eps`"),
+        ("eps", "optim_args: `eps` must have the form key=value"),
     ] {
         assert_eq!(parse(args), Err(why.to_owned()));
     }
     let all: Vec<&str> = OptimizerKind::names().collect();
     assert_eq!((all[0], all.last()), ("adamw_torch", Some(&"muon")));
     let error = OptimizerKind::parse("adamw", "x=1").unwrap_err();
-    let why = "optim_args: the optimizer adamw has no argument `x`; its arguments: none (AdamW's are the keys \
+    let why = "optim_args: the optimizer adamw has no argument `x`; its arguments: none (AdamW's settings are the keys \
                adam_beta1, adam_beta2, adam_epsilon and weight_decay)";
     assert_eq!(error, why);
 }
 
-/// A gradient above the norm limit is scaled down, and 0 means no limit.
+/// A gradient whose norm is above the limit is scaled down, and 0 means no limit.
 #[test]
-fn gradients_are_clipped_by_the_norm_that_was_measured() {
+fn gradients_are_clipped_by_the_measured_norm() {
     let ctx = Context::cpu(Isa::best(), 1);
     let model = Arc::new(ModelConfig::parse(CONFIG).unwrap());
     let after = |max_grad_norm: f64, scale: f32, optim: &str| {
         let mut weights = Weights::random(ctx.memory(), &model, 1).unwrap();
         let optim = OptimizerKind::parse(optim, "").unwrap();
-        // ε is large, so that AdamW's step depends on the gradient's size.
+        // ε is large, so that AdamW's step depends on the size of the gradient.
         let config = OptimizerConfig { max_grad_norm, optim, adam_epsilon: 1.0, ..OptimizerConfig::default() };
         let mut optimizer = Optimizer::new(ctx.memory(), &model, None, config);
         let mut grads = Grads::trained(ctx.memory(), &model, None);
@@ -69,7 +69,7 @@ fn gradients_are_clipped_by_the_norm_that_was_measured() {
         (norm, weights.params.read("model.norm.weight").unwrap()[0], buffer.tensors.get(name).unwrap()[0])
     };
     let (norm, plain, _) = after(0.0, 0.5, "adamw_torch");
-    assert_eq!(after(1e9, 0.5, "adamw_torch").1, plain, "below the largest norm nothing changes");
+    assert_eq!(after(1e9, 0.5, "adamw_torch").1, plain, "a gradient below the limit is not changed");
     let (_, half, _) = after(norm / 2.0, 0.5, "adamw_torch");
     let (_, smaller, _) = after(0.0, 0.25, "adamw_torch");
     assert!((half - smaller).abs() < 1e-5 && (half - plain).abs() > 1e-3, "{half} {smaller} {plain}");
@@ -81,7 +81,7 @@ fn gradients_are_clipped_by_the_norm_that_was_measured() {
 }
 
 #[test]
-fn state_held_by_a_checkpoint_cannot_be_written() {
+fn optimizer_state_cannot_change_while_a_checkpoint_uses_it() {
     let ctx = Context::cpu(Isa::best(), 1);
     let (mut weights, mut optimizer, grads) = parts(&ctx);
     let names: Vec<_> = optimizer.state().trees().map(|tree| (tree.name, tree.dtype)).collect();
@@ -102,7 +102,7 @@ fn state_held_by_a_checkpoint_cannot_be_written() {
 
 /// Master weights are initialised from the weights once.
 #[test]
-fn masters_are_of_models_that_compute_in_bf16() {
+fn only_models_that_compute_in_bf16_have_master_weights() {
     let ctx = Context::cpu(Isa::best(), 1);
     let model = ModelConfig::parse(CONFIG).unwrap().computing_in(DType::Bf16).unwrap();
     let model = Arc::new(model);
@@ -115,11 +115,11 @@ fn masters_are_of_models_that_compute_in_bf16() {
     for step in 0..2 {
         optimizer.measure(&ctx, &grads).unwrap();
         optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 1e-3).unwrap();
-        assert_eq!(master(&optimizer), before, "a gradient of 0 changes nothing, step {step}");
+        assert_eq!(master(&optimizer), before, "a zero gradient changes nothing, step {step}");
         weights.params.write("lm_head.weight", &vec![0.0; before.len()]);
     }
     assert!(optimizer.state_mut().unwrap().masters_mut().is_some());
     let lora = LoraConfig::default();
     let adapted = Optimizer::new(ctx.memory(), &model, Some(&lora), OptimizerConfig::default());
-    assert!(adapted.state().masters().unwrap().tensors().is_empty(), "adapters are f32 themselves");
+    assert!(adapted.state().masters().unwrap().tensors().is_empty(), "adapters are f32 and have no masters");
 }

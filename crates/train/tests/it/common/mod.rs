@@ -1,4 +1,4 @@
-//! The fixture written by `conformance/trl_fixtures.py`: GRPO steps of TRL, as numbers.
+//! The fixture from `conformance/trl_fixtures.py`: inputs and results of TRL's GRPO steps.
 
 pub mod model;
 
@@ -81,8 +81,8 @@ impl Fixture {
         advantages::compute(&matrix, case.scale)
     }
 
-    /// The samples of a case. `on` has the old policy's log-probabilities for cases in which that is the current
-    /// policy.
+    /// The samples of a case. `on` has log-probabilities under the current policy, for cases in which the old policy is
+    /// the current one.
     pub fn samples(&self, case: &Case, on: &[Vec<f32>], version: Updates) -> Vec<Sample> {
         let advantages = self.advantages(case).advantages;
         let foreign: Option<Vec<Vec<u8>>> =
@@ -100,7 +100,7 @@ impl Fixture {
                 (SAMPLER_LOGPS, if case.changed { self.old_logps[i].clone() } else { on[i].clone() }),
                 (REF_LOGPS, self.ref_logps[i].clone()),
             ]),
-            finish_reason: FinishReason::of_ended(completion.len() == limit),
+            finish_reason: FinishReason::from_truncated(completion.len() == limit),
         };
         self.completions.iter().enumerate().map(sample).collect()
     }
@@ -141,8 +141,8 @@ impl Case {
     }
 }
 
-/// Checks that |a − b| ≤ `tolerance` · |b|, or that the difference is within the rounding noise of f32 sums of numbers
-/// around 1 that cancel (3e-7).
+/// Checks that |a − b| ≤ `tolerance` · |b|, or that the difference is within the rounding noise (3e-7) of f32 sums of
+/// numbers around 1 that cancel.
 pub fn close(got: f64, expected: f64, tolerance: f64, what: &str) {
     let difference = (got - expected).abs();
     assert!(difference <= tolerance * expected.abs() || difference <= 3e-7, "{what}: {got}, TRL {expected}");

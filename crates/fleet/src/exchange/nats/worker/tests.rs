@@ -1,5 +1,5 @@
-//! The jobs that a worker takes and returns, and the learners that it believes, without a server: its tasks are not
-//! started.
+//! Tests of the jobs that a worker takes and returns and of the learners that it accepts, without a server: the
+//! worker's tasks are not started.
 
 use super::*;
 use crate::ids::Version;
@@ -59,7 +59,7 @@ impl NatsWorker {
 }
 
 #[test]
-fn a_learner_that_knows_another_process_of_the_name_is_not_ours() {
+fn a_worker_ignores_a_learner_that_knows_another_process_by_its_name() {
     let mut worker = worker(Instant::now());
     assert_eq!((worker.learner().unwrap(), worker.watch().learner()), (None, None));
     for (ids, ended, expected) in [
@@ -72,7 +72,7 @@ fn a_learner_that_knows_another_process_of_the_name_is_not_ours() {
         assert_eq!(worker.learner().unwrap(), expected, "{ids:?}");
         assert_eq!(worker.watch().learner(), Some(state(ended)));
     }
-    // A refusal holds after some seconds, unless the learner took this process meanwhile.
+    // A refusal takes effect after some seconds, unless the learner has accepted this process in the meantime.
     let refuse = |worker: &NatsWorker| worker.shared.desk().refused = Some("why".to_owned());
     refuse(&worker);
     assert!(worker.learner().is_ok(), "the other process may just have been killed");
@@ -85,16 +85,16 @@ fn a_learner_that_knows_another_process_of_the_name_is_not_ours() {
 }
 
 #[test]
-fn a_job_of_this_run_and_profile_is_taken_and_held_until_it_is_returned() {
+fn a_worker_claims_only_jobs_of_its_run_and_profile() {
     let mut worker = worker(Instant::now());
     let fast = ["fast".to_owned()];
     assert_eq!(worker.claim(&fast).unwrap(), None);
-    assert!(worker.shared.desk().wanted.is_some(), "one is fetched");
+    assert!(worker.shared.desk().wanted.is_some(), "a job must be requested");
     worker.shared.desk().learner = Some(announced(&[("dev1", 5)], "run", false));
     worker.offer("other", job(1));
-    assert_eq!(worker.claim(&fast).unwrap(), None, "of another run");
+    assert_eq!(worker.claim(&fast).unwrap(), None, "the job belongs to another run");
     worker.offer("run", job(1));
-    assert_eq!(worker.claim(&["slow".to_owned()]).unwrap(), None, "of another profile");
+    assert_eq!(worker.claim(&["slow".to_owned()]).unwrap(), None, "the job has another profile");
     {
         let desk = worker.shared.desk();
         assert!(desk.ready.is_none() && desk.held.is_empty());
@@ -105,7 +105,7 @@ fn a_job_of_this_run_and_profile_is_taken_and_held_until_it_is_returned() {
     assert!(!worker.is_wanted(name) && worker.is_wanted(job(2).name));
     worker.offer("run", job(1));
     assert_eq!(worker.claim(&fast).unwrap(), Some(job(1)));
-    assert!(worker.is_wanted(name), "it is offered again");
+    assert!(worker.is_wanted(name), "the job was offered again");
     {
         let desk = worker.shared.desk();
         assert_eq!((desk.held.len(), desk.sent.len()), (1, 1));
@@ -115,7 +115,7 @@ fn a_job_of_this_run_and_profile_is_taken_and_held_until_it_is_returned() {
     worker.give_back(name).unwrap();
     assert!(worker.shared.desk().held.is_empty());
     worker.offer("run", job(3));
-    assert_eq!(worker.claim(&[]).unwrap(), Some(job(3)), "any profile");
+    assert_eq!(worker.claim(&[]).unwrap(), Some(job(3)), "no profiles means any profile");
     let bytes = b"done".to_vec();
     let (lineage, answer) = (Lineage([1; 16]), Answer::of(&bytes));
     let result = JobResult { job: job(3).name, lineage, worker: WorkerName::new("dev1").unwrap(), answer, bytes };

@@ -1,4 +1,4 @@
-//! A learner kills a stalled worker, and never another process with the same PID.
+//! A learner may kill a stalled worker, but never another process that has the same PID.
 
 use crate::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
 use crate::exchange::{Exchange, WorkerStatus};
@@ -9,7 +9,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A sleeping process, killed on drop. With a path it has that file open, perhaps with the lock.
+/// A sleeping process that is killed on drop. If a path is given, the process has that file open, and locked if
+/// `has_lock` is set.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -30,7 +31,7 @@ impl Sleeper {
         self.0.id()
     }
 
-    /// Whether the process lives. After SIGKILL it may take a moment to end: `dies` waits for it.
+    /// Whether the process is alive. `dies` waits for its end, since a process may survive SIGKILL for a moment.
     fn lives(&mut self, dies: bool) -> bool {
         if dies {
             testing::wait_for_end("the process that was killed", &mut self.0);
@@ -46,7 +47,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// How the text of a lock file names a process.
+/// Builds the content of a lock file that names a process.
 type Text = fn(u32, &Owner) -> String;
 
 fn with(pid: u32, owner: Owner) -> String {
@@ -55,20 +56,20 @@ fn with(pid: u32, owner: Owner) -> String {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Opened {
-    /// The process does not have the lock's file open; another process holds the lock.
+    /// The process does not have the lock file open; another process holds the lock.
     Not,
-    /// The process has the file open, and another process holds the lock.
+    /// The process has the lock file open, and another process holds the lock.
     Reads,
     /// The process holds the lock.
     Locks,
 }
 
 #[test]
-fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
+fn only_a_process_proven_to_hold_the_lock_is_killed() {
     use Opened::{Locks as Locked, Not, Reads};
     let Some(()) = testing::program("flock") else { return };
-    // Text of the lock, the open state of its file in the named process, whether the process is killed. The text is
-    // made from the owner that the process itself would write.
+    // Each row: the lock file's content, how the named process has the file open, and whether the process is killed.
+    // The content is built from the PID and the owner that the process itself would write.
     let rows: Vec<(&str, Text, Opened, bool)> = vec![
         ("the worker", |pid, own| with(pid, own.clone()), Locked, true),
         ("a worker of an older version", |pid, _| format!("{pid} 3\n"), Locked, true),
@@ -134,13 +135,13 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
         let out = tempfile::tempdir().unwrap();
         let mut learner = SpoolLearner::open(out.path()).unwrap();
         drop(SpoolWorker::join(out.path(), name("w")).unwrap());
-        let path = Layout::of_run(out.path()).alive(&name("w"));
+        let path = Layout::in_run(out.path()).alive(&name("w"));
         let mut named = Sleeper::new((*opened != Not).then_some(&*path), *opened == Locked);
         let holder = File::open(&path).unwrap();
         if *opened != Locked {
             holder.try_lock().unwrap();
         }
-        let locks = Locks::of_system();
+        let locks = Locks::system();
         let owner = Owner { pid: named.pid(), started: locks.started_of(named.pid()), ..locks.this_process() };
         assert!(owner.started.is_some() && owner.namespace.starts_with("pid:["), "{owner:?}");
         std::fs::write(&path, text(named.pid(), &owner)).unwrap();
@@ -149,7 +150,7 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
         if killed != *is_killed || named.lives(*is_killed) == *is_killed || problems.is_empty() != *is_killed {
             wrong.push(format!("{what}: killed {killed}, {problems:?}"));
         }
-        // The problem is reported once, even after several tries.
+        // Further attempts do not report the problem again.
         assert_eq!(learner.kill_with(&locks, &name("w")).unwrap(), *is_killed, "{what}");
         assert!(learner.take_problems().is_empty(), "{what}");
     }
@@ -158,7 +159,7 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
 }
 
 #[test]
-fn a_learner_without_its_own_proc_does_not_kill() {
+fn a_learner_with_the_proc_of_another_namespace_kills_nothing() {
     let Some(()) = testing::program("flock") else { return };
     let dir = tempfile::tempdir().unwrap();
     let made = |what: &str| {
@@ -167,7 +168,7 @@ fn a_learner_without_its_own_proc_does_not_kill() {
         proc
     };
     let (missing, empty, other) = (dir.path().join("missing"), made("empty"), made("other"));
-    // The `/proc` of the surrounding namespace: it is complete, with other PIDs.
+    // The `/proc` of another PID namespace: it is complete, but has other PIDs.
     for name in ["sys", "1"] {
         symlink(Path::new("/proc").join(name), other.join(name)).unwrap();
     }
@@ -176,36 +177,36 @@ fn a_learner_without_its_own_proc_does_not_kill() {
         let out = tempfile::tempdir().unwrap();
         let mut learner = SpoolLearner::open(out.path()).unwrap();
         drop(SpoolWorker::join(out.path(), name("w")).unwrap());
-        let path = Layout::of_run(out.path()).alive(&name("w"));
+        let path = Layout::in_run(out.path()).alive(&name("w"));
         let mut worker = Sleeper::new(Some(&path), true);
         std::fs::write(&path, format!("{} 3\n", worker.pid())).unwrap();
-        let locks = Locks { proc: proc.clone(), ..Locks::of_system() };
+        let locks = Locks { proc: proc.clone(), ..Locks::system() };
         assert!(!learner.kill_with(&locks, &name("w")).unwrap() && worker.lives(false), "{}", proc.display());
         let problems = learner.take_problems();
         assert!(problems.len() == 1 && problems[0].contains("/proc does not show"), "{problems:?}");
-        assert!(learner.kill_with(&Locks::of_system(), &name("w")).unwrap() && !worker.lives(true));
+        assert!(learner.kill_with(&Locks::system(), &name("w")).unwrap() && !worker.lives(true));
     }
 }
 
-/// Lock files of older versions are read, and older versions can read the lock files of this version.
+/// This version reads lock files of older versions, and writes lock files that older versions can read.
 #[test]
-fn a_lock_names_its_process_in_a_line_of_its_own() {
+fn lock_files_are_compatible_with_older_versions() {
     let out = tempfile::tempdir().unwrap();
     let worker = SpoolWorker::join(out.path(), name("w")).unwrap();
-    let path = Layout::of_run(out.path()).alive(&name("w"));
+    let path = Layout::in_run(out.path()).alive(&name("w"));
     let text = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], format!("{} 1", std::process::id()), "older versions read this line alone");
+    assert_eq!(lines[0], format!("{} 1", std::process::id()), "older versions read only this line");
     let owner: Owner = serde_json::from_str(lines[1]).unwrap();
-    assert!(owner == Locks::of_system().this_process() && lines.len() == 2, "{text}");
+    assert!(owner == Locks::system().this_process() && lines.len() == 2, "{text}");
     drop(worker);
-    // A lock file last written by an older version.
+    // The file was last written by an older version.
     std::fs::write(&path, "77 41\n").unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("w")).unwrap();
     crate::exchange::WorkerExchange::report(&mut worker, &WorkerStatus::default()).unwrap();
     let first = std::fs::read_to_string(&path).unwrap();
     assert!(first.starts_with(&format!("{} 42\n", std::process::id())), "{first}");
-    // A worker in a thread of this process is not killed, and no problem is reported.
+    // A worker that is a thread of this process is not killed, and no problem is reported.
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     assert!(learner.kill(&name("w")).unwrap() && learner.take_problems().is_empty());
 }

@@ -1,4 +1,4 @@
-//! Locks and files, and the files that each side of a spool directory takes, leaves or refuses.
+//! Tests of locks and of the files that learner and worker read, keep or refuse.
 
 use super::super::*;
 use super::{job, name, result};
@@ -15,14 +15,14 @@ fn state(ended: bool, step: u64) -> LearnerState {
 }
 
 #[test]
-fn a_lock_counts_its_holders_and_is_free_after_them() {
+fn a_lock_counts_its_holders_and_is_released_on_drop() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lock");
-    assert_eq!(holder(&path).unwrap(), None, "there is no file");
+    assert_eq!(holder(&path).unwrap(), None, "the file does not exist");
     std::fs::write(&path, "4294967295 1234567 and more than this\n").unwrap();
     let me = |incarnation| Holder { pid: std::process::id(), incarnation };
     let (lock, first) = take_lock(&path, "it", "go").unwrap();
-    assert_eq!((first, holder(&path).unwrap()), (me(1), Some(me(1))), "what was there is none of ours");
+    assert_eq!((first, holder(&path).unwrap()), (me(1), Some(me(1))), "the old content has no valid holder");
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(text.lines().next(), Some(&*format!("{} 1", std::process::id())));
     drop(lock);
@@ -30,21 +30,21 @@ fn a_lock_counts_its_holders_and_is_free_after_them() {
     let (_lock, second) = take_lock(&path, "it", "go").unwrap();
     assert_eq!(second, me(2));
     let taken = take_lock(&path, "a worker", "Go away").map(drop).unwrap_err().to_string();
-    assert_eq!(taken, format!("a worker is there already: process {}. Go away", std::process::id()));
+    assert_eq!(taken, format!("a worker is already running: process {}. Go away", std::process::id()));
     let of = |text: &str| Holder::parse(text.as_bytes());
     assert_eq!(of("7 8\n"), Some(Holder { pid: 7, incarnation: 8 }));
     assert_eq!(["", "7", "7 8 9", "x 8", "7 x", "-7 8"].map(of), [None; 6]);
 }
 
-/// On a file system without locks the second line of the file names the process that is asked for.
+/// On a file system without locks, the second line of the lock file names the process to check.
 #[test]
-fn without_locks_a_living_holder_keeps_its_file() {
+fn a_running_holder_keeps_its_file_without_file_locks() {
     fn none(_: &File) -> std::result::Result<(), std::fs::TryLockError> {
         Err(std::fs::TryLockError::Error(std::io::Error::from_raw_os_error(38)))
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lock");
-    let locks = crate::lock::Locks { lock: none, shared: none, ..crate::lock::Locks::of_system() };
+    let locks = crate::lock::Locks { lock: none, shared: none, ..crate::lock::Locks::system() };
     let take = || take_lock_with(&locks, &path, "a worker", "Go away");
     let held = || holder_with(&locks, &path).unwrap();
     let (lock, first) = take().unwrap();
@@ -53,17 +53,20 @@ fn without_locks_a_living_holder_keeps_its_file() {
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(text.starts_with(&format!("{} 1\n{{", std::process::id())) && text.lines().count() == 2, "{text}");
     let refused = take().map(drop).unwrap_err().to_string();
-    assert!(refused.starts_with("a worker is there already: process ") && refused.ends_with(". Go away"), "{refused}");
-    assert!(refused.contains("it lives on this machine"), "{refused}");
+    assert!(
+        refused.starts_with("a worker is already running: process ") && refused.ends_with(". Go away"),
+        "{refused}"
+    );
+    assert!(refused.contains("it is running on this machine"), "{refused}");
     drop(lock);
     assert_eq!(held(), None);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{} 1\n", std::process::id()));
     let (_lock, second) = take().unwrap();
-    assert_eq!(second.incarnation, 2, "holders are counted all the same");
+    assert_eq!(second.incarnation, 2, "holders are counted without locks, too");
 }
 
 #[test]
-fn files_are_read_listed_and_written_as_they_are() {
+fn files_are_written_read_and_listed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     for name in ["b", "000002.0", ".000003.0", "000001.0"] {
@@ -81,8 +84,8 @@ fn files_are_read_listed_and_written_as_they_are() {
     let huge = File::create(at("huge")).unwrap();
     huge.set_len(disk::most::GROUPS + 1).unwrap();
     let why = read(&at("huge")).unwrap_err().to_string();
-    assert!(why.ends_with("huge: it has 4294967297 bytes, and at most 4294967296 are read"), "{why}");
-    assert_eq!(write(Path::new("/"), b"", false).unwrap_err().to_string(), "/ is no file");
+    assert!(why.ends_with("huge: the file has 4294967297 bytes, more than the limit of 4294967296"), "{why}");
+    assert_eq!(write(Path::new("/"), b"", false).unwrap_err().to_string(), "/ is not the path of a file");
     std::fs::write(at("json"), "{\"pid\": 3}").unwrap();
     assert_eq!(read_json::<std::collections::BTreeMap<String, u32>>(&at("json")).unwrap()["pid"], 3);
     assert_eq!(read_json::<u32>(&at("json")), None);
@@ -92,9 +95,9 @@ fn files_are_read_listed_and_written_as_they_are() {
 }
 
 #[test]
-fn a_learner_begins_without_old_offers_or_not_at_all() {
+fn a_starting_learner_deletes_old_offers_or_fails() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     assert_eq!(learner.layout().root(), layout.root());
     learner.offer(&job(0, "")).unwrap();
@@ -108,24 +111,24 @@ fn a_learner_begins_without_old_offers_or_not_at_all() {
     assert!(why.starts_with("cannot delete ") && why.contains("pending/000002.0"), "{why}");
 }
 
-/// A worker that believed the state of a learner before this one would compare itself with another configuration.
+/// A state from an earlier learner must be ignored: a worker would compare its configuration with an outdated one.
 #[test]
-fn a_state_is_that_of_the_learner_that_runs() {
+fn a_learners_state_is_used_only_while_the_learner_runs() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let read = || read_json::<LearnerState>(&layout.learner()).unwrap();
-    assert!(!layout.is_of_learner(&state(false, 0)).unwrap(), "there is none");
+    assert!(!layout.is_of_learner(&state(false, 0)).unwrap(), "no learner is running");
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     learner.announce(&state(false, 3)).unwrap();
     let first = read();
     assert!(first.incarnation == 1 && layout.is_of_learner(&first).unwrap());
     drop(learner);
-    assert!(!layout.is_of_learner(&read()).unwrap(), "it was killed");
+    assert!(!layout.is_of_learner(&read()).unwrap(), "the learner was killed");
     let mut learner = SpoolLearner::open(out.path()).unwrap();
-    assert!(!layout.is_of_learner(&read()).unwrap(), "the next one has not announced itself");
+    assert!(!layout.is_of_learner(&read()).unwrap(), "the next learner has not announced itself");
     learner.announce(&state(false, 3)).unwrap();
     assert!(layout.is_of_learner(&read()).unwrap() && !layout.is_of_learner(&first).unwrap());
-    // A learner of an older version does not count itself.
+    // A learner of an older version does not write its incarnation.
     let old = LearnerState { incarnation: 0, ..read() };
     assert!(layout.is_of_learner(&old).unwrap());
     drop(learner);
@@ -133,15 +136,15 @@ fn a_state_is_that_of_the_learner_that_runs() {
 }
 
 #[test]
-fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
+fn a_worker_claims_valid_jobs_in_order() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     for job in [&job(3, ""), &job(1, "")] {
         learner.offer(job).unwrap();
     }
-    // A job under another job's name.
+    // This file contains another job than its name says.
     std::fs::write(layout.pending().join("000002.0"), job(7, "").to_bytes()).unwrap();
     let claimed: Vec<_> = std::iter::from_fn(|| worker.claim(&[]).unwrap()).map(|job| job.name.to_string()).collect();
     assert_eq!(claimed, ["000001.0", "000003.0"]);
@@ -153,7 +156,7 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
     worker.give_back(job(1, "").name).unwrap();
     worker.give_back(job(3, "").name).unwrap();
     assert_eq!(jobs(&layout.pending()).unwrap(), [job(3, "").name]);
-    // Jobs left by an earlier process of the same name are open to all workers.
+    // Jobs left by an earlier process of the same name become available to all workers.
     drop(worker);
     let worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     assert_eq!(jobs(&layout.pending()).unwrap().len(), 1);
@@ -163,16 +166,16 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
 #[test]
 fn a_worker_identifies_itself_and_ignores_an_earlier_learner() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     learner.announce(&state(true, 3)).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
-    assert_eq!(worker.learner().unwrap(), None, "it had ended before");
+    assert_eq!(worker.learner().unwrap(), None, "that learner had ended before the worker joined");
     learner.announce(&state(false, 3)).unwrap();
     let announced = |ended, step| LearnerState { incarnation: 1, ..state(ended, step) };
     assert_eq!(worker.learner().unwrap(), Some(announced(false, 3)));
     learner.announce(&state(true, 4)).unwrap();
-    assert_eq!(worker.learner().unwrap(), Some(announced(true, 4)), "this one it has seen");
+    assert_eq!(worker.learner().unwrap(), Some(announced(true, 4)), "the worker saw this learner running");
     std::fs::write(layout.learner(), b"{").unwrap();
     let why = worker.learner().unwrap_err().to_string();
     assert!(why.contains("learner.json: EOF while parsing"), "{why}");
@@ -182,13 +185,13 @@ fn a_worker_identifies_itself_and_ignores_an_earlier_learner() {
     drop(worker);
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     worker.report(&WorkerStatus { failures: 1, ..WorkerStatus::default() }).unwrap();
-    assert_eq!((read().incarnation, read().failures), (2, 2), "failures of a name are counted");
+    assert_eq!((read().incarnation, read().failures), (2, 2), "failures are counted per name");
 }
 
 #[test]
-fn results_of_all_workers_are_acknowledged_and_forgotten() {
+fn acknowledged_results_of_all_workers_are_deleted() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut workers = ["dev1", "dev2"].map(|worker| SpoolWorker::join(out.path(), name(worker)).unwrap());
     for (worker, called) in workers.iter_mut().zip(["dev1", "dev2"]) {

@@ -1,5 +1,5 @@
-//! The spool of a stranger's run: its files and directories may be links out of the run, named pipes, devices or sparse
-//! files.
+//! A run directory from an untrusted source: its files and directories may be links out of the run, named pipes,
+//! devices or sparse files.
 
 use super::{job, result};
 use crate::batches::BatchFiles;
@@ -14,7 +14,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
-/// Every kind of file and directory that a spool has.
+/// The files and directories of a spool, one of each kind.
 const PLACES: [&str; 14] = [
     "",
     "batches",
@@ -32,7 +32,7 @@ const PLACES: [&str; 14] = [
     "batches/000000",
 ];
 
-/// Puts something else in the place of a file, given the directory outside of the run.
+/// Creates something else at the path of a file. The second argument is the directory outside of the run.
 type Replace = fn(&Path, &Path);
 const KINDS: [(&str, Replace); 6] = [
     ("link to a directory", |path, outside| symlink(outside, path).unwrap()),
@@ -45,7 +45,7 @@ const KINDS: [(&str, Replace); 6] = [
 
 type Operation = fn(&Path) -> crate::Result<()>;
 
-/// Everything that opens a spool.
+/// All operations that open a spool.
 const OPERATIONS: [(&str, Operation); 7] = [
     ("a learner", |out| {
         let mut learner = SpoolLearner::open(out)?;
@@ -70,13 +70,13 @@ const OPERATIONS: [(&str, Operation); 7] = [
         files.load(BatchId(0))?;
         files.remove_before(BatchId(9))
     }),
-    ("a learner with other settings", |out| Layout::of_run(out).forget_results()),
-    ("the directories", |out| Layout::of_run(out).create()),
+    ("a learner with other settings", |out| Layout::in_run(out).forget_results()),
+    ("the directories", |out| Layout::in_run(out).create()),
     ("the status", |out| status::read(out).map(drop)),
     ("a job's files", |out| (0..3).try_for_each(|group| status::find(out, crate::testing::job(group)).map(drop))),
 ];
 
-/// A spool with files in all places, and a directory beside it that must stay untouched.
+/// A spool with all files, and beside it a directory that must stay unchanged.
 fn spool() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
@@ -115,7 +115,7 @@ fn contents(outside: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     all
 }
 
-/// Runs an operation in a thread of its own, so that a hang fails the test.
+/// Runs an operation on its own thread, so that a hang fails the test.
 fn ended(what: &str, operation: Operation, out: &Path) -> Result<(), String> {
     let (send, receive) = channel();
     let out = out.to_owned();
@@ -124,12 +124,12 @@ fn ended(what: &str, operation: Operation, out: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
+fn no_file_of_a_spool_leads_out_of_the_run_or_blocks() {
     let mut refused = 0;
     for place in PLACES {
         for (kind, make) in KINDS {
             for (who, operation) in OPERATIONS {
-                // An operation that does not open this place has no reason to refuse it, and is skipped.
+                // Skip operations that do not open this path.
                 let opens = match who {
                     "the batches" => ["", "batches", "batches/000000"].contains(&place),
                     "a learner with other settings" => {
@@ -153,29 +153,29 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
                     fs::remove_file(&path).unwrap()
                 }
                 let outside = dir.path().join("outside");
-                // Without a slash at the end, which would follow a link.
+                // The path must not end with a slash, which would follow a link.
                 make(&path.components().collect::<PathBuf>(), &outside);
                 let before = contents(&outside);
                 let case = format!("{who}, with a {kind} as fleet/{place}");
-                let said = ended(&case, operation, &out);
-                assert_eq!(contents(&outside), before, "{case}: {said:?}");
+                let outcome = ended(&case, operation, &out);
+                assert_eq!(contents(&outside), before, "{case}: {outcome:?}");
                 let name = path.components().next_back().unwrap().as_os_str().to_string_lossy().into_owned();
-                if let Err(text) = &said {
+                if let Err(text) = &outcome {
                     assert!(text.contains(&name), "{case}: {text}");
                     refused += 1;
                 }
-                let is_followed = is_dir && kind == "link to a directory" && said.is_ok();
-                assert!(!is_followed, "{case}: nobody noticed");
+                let is_followed = is_dir && kind == "link to a directory" && outcome.is_ok();
+                assert!(!is_followed, "{case}: the link was followed");
             }
         }
     }
     assert!(refused > 100, "{refused}");
 }
 
-/// A stranger may have written the learner's state: the status lists only a part of the claimed range, and its sums do
-/// not overflow.
+/// The learner's state may come from an untrusted source: the status lists only a part of the range that it claims, and
+/// sums do not overflow.
 #[test]
-fn a_strangers_learner_state_costs_neither_memory_nor_time() {
+fn an_untrusted_learner_state_costs_neither_memory_nor_time() {
     let most = u64::MAX;
     let rows: [(u64, u64, u64, u64, usize); 20] = [
         (0, 4, 1, 2, 2),

@@ -1,5 +1,5 @@
-//! Compiles every kernel for every architecture with NVRTC, and checks that no register is spilled and nothing is
-//! approximate. Needs NVRTC, but neither a driver nor a GPU; `cargo xtask cuda` downloads NVRTC.
+//! Compiles every kernel for every architecture with NVRTC, and checks that no register is spilled and no instruction
+//! is approximate. Needs NVRTC, but neither a driver nor a GPU; `cargo xtask cuda` downloads NVRTC.
 
 use super::load::SOURCES;
 use crate::device::cuda::Source;
@@ -57,7 +57,7 @@ fn every_kernel_compiles_for_every_architecture() {
         for source in &SOURCES {
             let (found, registers) = judge(nvrtc, arch, source);
             wrong.extend(found);
-            // Printed for the record: a kernel's registers decide how many of its blocks a processor holds.
+            // Printed for information: the number of registers limits how many blocks run on a multiprocessor.
             println!("sm_{arch} {}.cu: registers {}", source.name, registers.join(", "));
         }
     }
@@ -65,7 +65,7 @@ fn every_kernel_compiles_for_every_architecture() {
 }
 
 #[test]
-fn what_is_approximate_is_found_and_nothing_is_contracted() {
+fn approximate_instructions_are_detected_and_none_is_contracted() {
     let Some(nvrtc) = nvrtc() else { return };
     let kernel = |value: &str| -> Source {
         let text = format!("KERNEL(planted, 32, float* x, float a) {{ x[threadIdx.x] = {value}; }}");
@@ -84,7 +84,7 @@ fn what_is_approximate_is_found_and_nothing_is_contracted() {
 /// From compute capability 8.0 on, bf16 matmuls must compile to the instruction that tensor_core.rs describes, and to
 /// no other.
 #[test]
-fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
+fn bf16_matmuls_compile_to_the_documented_instruction() {
     let Some(nvrtc) = nvrtc() else { return };
     let source = SOURCES.iter().find(|source| source.name == "linear_bf16").expect("ops/linear/linear_bf16.cu");
     let instructions = |arch: &str| -> Vec<String> {
@@ -105,7 +105,7 @@ fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
 /// Writes every kernel as a binary for every architecture, under the names that the driver expects, into the directory
 /// `LOCKSTEP_WRITE_CUBINS`. Without that variable, writes one kernel for one architecture, in a temporary directory.
 #[test]
-fn cubins_are_written() {
+fn cubins_are_written_for_every_architecture() {
     let Some(nvrtc) = nvrtc() else { return };
     let asked = std::env::var_os("LOCKSTEP_WRITE_CUBINS").map(PathBuf::from);
     let place = std::env::temp_dir().join(format!("lockstep-written-cubins-{}", std::process::id()));

@@ -22,12 +22,12 @@ impl crate::simd::Kernel for Each<'_> {
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
-    // Processors differ in which NaN they return.
+    // Which NaN an operation returns depends on the processor.
     x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
 
 #[test]
-fn functions_and_folds_are_those_of_the_cpu() {
+fn cuda_functions_and_reductions_give_the_bits_of_the_cpu() {
     let Some(cuda) = device(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let mut stream = Stream::new(7, 0);
@@ -54,14 +54,14 @@ fn functions_and_folds_are_those_of_the_cpu() {
     ]) {
         let got = out.to_vec_f32();
         for (i, (got, expected)) in bits(&got).into_iter().zip(bits(&expected)).enumerate() {
-            // Callers may only ask for the logarithm of a positive normal number.
+            // `ln` is defined for positive normal numbers only.
             assert!(got == expected || (name == "ln" && !(x[i] > 0.0 && x[i].is_normal())), "{name} of {:e}", x[i]);
         }
     }
 }
 
 #[test]
-fn random_words_are_those_of_the_cpu() {
+fn cuda_random_words_match_the_cpu() {
     let Some(cuda) = device(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let (count, key) = (1000usize, 0x0123_4567_89ab_cdef_u64);

@@ -1,6 +1,5 @@
-//! Checks that a row's bits depend on that row alone: not on how many rows are computed with it, their order, or how
-//! they are split into calls. Only operations that process one row at a time are tested here; attention has its own
-//! tests.
+//! Checks that a row's bits depend on that row alone, and not on the other rows, their order, or how they are split
+//! into calls. Only operations that process one row at a time are tested here; attention has its own tests.
 
 use super::{device, schedules};
 use crate::check::normal;
@@ -117,14 +116,14 @@ fn together(ctx: &Context, w: &Weights, numbers: &[usize]) -> Vec<Row> {
 }
 
 #[test]
-fn a_row_is_the_same_in_any_company_order_and_cut() {
+fn a_rows_bits_do_not_depend_on_other_rows_their_order_or_the_split() {
     for schedule in 0..schedules() {
         let Some(ctx) = device(schedule).map(Context::cuda) else { return };
         let w = Weights::new(&ctx);
         let all: Vec<usize> = (0..ROWS).collect();
         let expected = together(&ctx, &w, &all);
         assert!(expected.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
-        // Different rows have different results: the first 200 have distinct ids and counters.
+        // The first 200 rows have distinct ids and counters, so their results must differ.
         assert!(expected.windows(2).all(|two| two[0] != two[1]));
         for n in 1..ROWS {
             assert!(together(&ctx, &w, &all[..n]) == expected[..n], "{n} rows");
@@ -133,7 +132,7 @@ fn a_row_is_the_same_in_any_company_order_and_cut() {
         let shuffled: Vec<usize> = all.iter().map(|i| i * 77 % ROWS).collect();
         for order in [backwards, shuffled] {
             for cut in [1, 7, 64, 65, ROWS] {
-                // Only a few rows are computed one at a time.
+                // One row at a time is slow, so only a few rows are computed that way.
                 let some = if cut == 1 { &order[..20] } else { &order[..] };
                 for numbers in some.chunks(cut) {
                     let found = together(&ctx, &w, numbers);

@@ -1,4 +1,4 @@
-//! Tests the calls to NVIDIA's driver, using a library that has the driver's functions but no GPU.
+//! Tests the calls to NVIDIA's driver with a fake driver library, which needs no GPU.
 
 use crate::device::cuda::libcuda::{Functions, open_with};
 use crate::device::cuda::nvrtc::Nvrtc;
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Compiles that library; without a compiler, prints a line and returns `None`.
+/// Compiles the fake library; without a compiler, prints a line and returns `None`.
 fn library() -> Option<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -28,7 +28,7 @@ fn library() -> Option<PathBuf> {
 }
 
 #[test]
-fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
+fn memory_copies_and_launches_call_the_driver_correctly() {
     let Some(path) = library() else { return };
     let name = path.to_string_lossy().into_owned();
     let cuda: &'static Functions = Box::leak(Box::new(Functions::open(&name).unwrap()));
@@ -54,7 +54,7 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         x.rows_mut(2..4).copy_from_f32(&[1.5, 2.5]);
         x.rows_mut(5..7).fill(3.0);
         assert_eq!(x.to_vec_f32(), [0.0, 0.0, 1.5, 2.5, 0.0, 3.0, 3.0]);
-        // The name contains the PID, so that another run cannot find what this one compiled.
+        // The name contains the PID, so that another test run does not find these kernels in the cache.
         let name: &'static str = Box::leak(format!("fake{}", std::process::id()).into());
         let source = Source { name, text: "" };
         let args = |scale: f32| [x.view().f32_at(&cuda).unwrap(), Arg::F32(scale), Arg::U32(9)];
@@ -71,7 +71,7 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         let broken = Source { name: "refused", text: "broken" };
         let message = cuda.launch(&broken, "there", grid, &args(0.5)).unwrap_err().to_string();
         assert_eq!(message, "cuda:1: NVRTC 12.9 refused refused.cu:\na line of a log");
-        // An error is also returned by everything that follows, even by another operation.
+        // Every later operation returns the same error.
         let failed = format!(
             "cuda:1: kernel there of {name}.cu: cuLaunchKernel: an illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS)"
         );
@@ -94,7 +94,7 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         let _refused = Tensor::zeros(&other.memory().part("kv cache"), &[1 << 40], DType::F32);
         assert!(other.memory().check().unwrap_err().to_string().starts_with("out of memory: kv cache"));
     }
-    assert_eq!(live(), 0, "what was asked for was given back");
+    assert_eq!(live(), 0, "all resources must be freed");
     std::fs::remove_file(&path).unwrap();
 }
 
@@ -112,12 +112,15 @@ fn shipped_kernels_need_no_compiler() {
         std::fs::write(place.join(shipped_name(source, &Nvrtc::options(arch))), content).unwrap();
     }
     assert!(driver.function(&sources[0], "there").is_ok());
-    // It is found, and the library, which takes sm_86 alone, was shown it.
+    // The file for sm_80 is found, and rejected by the fake library, which accepts only sm_86.
     let older = driver.function(&sources[1], "there").unwrap_err();
     assert!(older.starts_with("cuModuleLoadData of ") && older.contains("/older-"), "{older}");
     let missing = driver.function(&sources[2], "there").unwrap_err();
-    assert_eq!(missing, format!("{} has no missing.cu of this program for sm_86; no compiler", place.display()));
-    // Of other text it is another one.
+    assert_eq!(
+        missing,
+        format!("{} has no kernels compiled from this version's missing.cu for sm_86; no compiler", place.display())
+    );
+    // Kernels compiled from another text are not used.
     let changed = Source { text: "x", ..sources[0] };
     assert!(driver.function(&Source { name: "shipped_too", ..changed }, "there").is_err());
     assert_ne!(shipped_name(&changed, &[]), shipped_name(&sources[0], &[]));

@@ -40,7 +40,7 @@ fn kernels(source: &Source) -> impl Iterator<Item = &'static str> {
 }
 
 #[test]
-fn the_list_has_every_source_but_the_planted_bugs() {
+fn the_source_list_is_complete_except_for_planted_bugs() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let (mut found, mut open) = (Vec::new(), vec![src.clone()]);
     while let Some(directory) = open.pop() {
@@ -61,7 +61,7 @@ fn the_list_has_every_source_but_the_planted_bugs() {
 /// For a machine with a GPU: loads every kernel on the device that `LOCKSTEP_DEVICE` names, and lists the kernels that
 /// the device refuses. The emulator compiles for seconds, so it gets only one source.
 #[test]
-fn every_kernel_loads() {
+fn every_kernel_loads_on_the_device() {
     let Some(cuda) = device(0) else { return };
     let on_gpu = cuda.device() != crate::Device::CudaEmulated;
     let (mut loaded, mut refused) = (0, Vec::new());

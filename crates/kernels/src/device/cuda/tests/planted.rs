@@ -25,7 +25,7 @@ fn run(cuda: &Cuda, kernel: &'static str, more: &[Arg]) -> Result<(Vec<f32>, Vec
 }
 
 #[test]
-fn planted_bugs_are_found_under_every_schedule() {
+fn the_emulator_finds_planted_bugs_under_every_schedule() {
     for schedule in 0..5 {
         let Some(_) = emulated(schedule) else { return };
         let of = |kernel, more: &[Arg]| run(&emulated(schedule).expect("as above"), kernel, more);
@@ -46,38 +46,38 @@ fn planted_bugs_are_found_under_every_schedule() {
             let found = of(kernel, &[]).expect_err(kernel);
             assert!(found.contains(expected) && found.contains(kernel), "{kernel}, schedule {schedule}: {found}");
         }
-        // Memory that was never written is NaN.
+        // Memory that was never written contains NaN.
         let (_, y) = of("never_written", &[]).unwrap();
         assert_eq!(y.iter().filter(|y| y.is_nan()).count(), 2);
     }
 }
 
 #[test]
-fn memory_outside_an_allocation_is_not_touched() {
+fn an_access_past_the_end_of_an_allocation_is_an_error() {
     let Some(cuda) = emulated(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let tensor = || Tensor::zeros(ctx.memory(), &[100], DType::F32);
     let (x, mut y) = (tensor(), tensor());
     let args = [x.view().f32_at(&cuda).unwrap(), y.view_mut().f32_at(&cuda).unwrap(), 100usize.into()];
     let found = cuda.launch(&SOURCE, "past_the_end", Grid::each(1, 128), &args).unwrap_err().to_string();
-    assert!(found.contains("0 bytes past the end of one of 400 bytes"), "{found}");
+    assert!(found.contains("0 bytes past the end of an allocation of 400 bytes"), "{found}");
 }
 
 #[test]
-fn a_write_before_the_start_is_found_when_the_memory_is_let_go_of() {
+fn a_write_before_an_allocation_is_detected_when_it_is_freed() {
     let Some(cuda) = emulated(0) else { return };
-    run(&cuda, "before_the_start", &[COUNT.into()]).expect("it shows later");
+    run(&cuda, "before_the_start", &[COUNT.into()]).expect("the error must be reported when the memory is freed");
     let ctx = Context::cuda(cuda);
-    // Any copy waits, and so reports the error.
+    // A copy waits for the device, so it reports the error.
     let x = Tensor::zeros(ctx.memory(), &[1], DType::F32);
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.to_vec_f32()));
     assert!(panic.is_err());
     let found = ctx.memory().check().unwrap_err().to_string();
-    assert!(found.contains("wrote beside an allocation of 1024 bytes"), "{found}");
+    assert!(found.contains("wrote outside an allocation of 1024 bytes"), "{found}");
 }
 
 #[test]
-fn what_does_not_end_is_ended() {
+fn a_kernel_that_does_not_end_is_stopped() {
     if emulated(0).is_none() {
         return;
     }
@@ -89,8 +89,8 @@ fn what_does_not_end_is_ended() {
 }
 
 #[test]
-fn arguments_of_other_types_are_refused() {
+fn kernel_arguments_of_wrong_types_are_refused() {
     let Some(cuda) = emulated(0) else { return };
     let found = run(&cuda, "past_the_end", &[Arg::U32(3)]).unwrap_err();
-    assert!(found.contains("a kernel of arguments ppl is called with ppu"), "{found}");
+    assert!(found.contains("a kernel with the parameters ppl was called with ppu"), "{found}");
 }

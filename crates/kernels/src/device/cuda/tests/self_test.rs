@@ -8,7 +8,7 @@ use crate::device::cuda::tensor_core::{AMPERE, Family, HOPPER, VOLTA};
 use crate::device::cuda::tests::{device, emulated_as};
 
 #[test]
-fn the_emulator_computes_the_formula_of_its_family() {
+fn the_emulator_matches_the_formula_of_its_family() {
     for family in [AMPERE, HOPPER] {
         let Some(cuda) = emulated_as(0, family) else { return };
         assert_eq!(run(&cuda, family), Ok(()));
@@ -20,7 +20,7 @@ fn the_emulator_computes_the_formula_of_its_family() {
 
 /// A device that differs in any one of the formula's parameters is refused, and the error shows the operands.
 #[test]
-fn a_device_with_other_bits_is_refused() {
+fn a_device_that_differs_from_the_formula_is_refused() {
     let claims: [(&str, Family); 4] = [
         ("a bit more", Family { fraction: 26, ..HOPPER }),
         ("a bit less", Family { fraction: 24, ..HOPPER }),
@@ -29,20 +29,17 @@ fn a_device_with_other_bits_is_refused() {
     ];
     for (what, claimed) in claims {
         let Some(cuda) = emulated_as(0, HOPPER) else { return };
-        let said = run(&cuda, claimed).expect_err(what);
-        assert!(
-            said.contains("are not those of the formula of \"hopper\"") && said.contains("The first: c "),
-            "{said}"
-        );
+        let error = run(&cuda, claimed).expect_err(what);
+        assert!(error.contains("differ from the formula of \"hopper\"") && error.contains("The first: c "), "{error}");
     }
 }
 
 /// For a machine with a GPU: compares as many dot products as `LOCKSTEP_PRODUCTS` says, split over several seeds, on
 /// the device that `LOCKSTEP_DEVICE` names, and prints the mismatches.
 #[test]
-fn products_asked_for_equal_the_formula() {
+fn the_requested_dot_products_equal_the_formula() {
     let number = |name: &str, default: usize| match std::env::var(name) {
-        Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a whole number")),
+        Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected an integer")),
         _ => default,
     };
     let (products, seed) = (number("LOCKSTEP_PRODUCTS", 2048), number("LOCKSTEP_SEED", 1));
@@ -61,7 +58,7 @@ fn products_asked_for_equal_the_formula() {
     );
     report.first.iter().for_each(|line| println!("{line}"));
     if report.differ > 0 {
-        println!("the formula's parameters with which the fewest of 32768 dot products differ:");
+        println!("parameters with the fewest differences in 32768 dot products:");
         closest(&cuda, family, 256).iter().take(5).for_each(|(differ, it)| println!("{differ} differ with {it:?}"));
     }
     assert_eq!(report.differ, 0);
@@ -79,9 +76,9 @@ fn closest(cuda: &Cuda, family: Family, instructions: usize) -> Vec<(usize, Fami
     found
 }
 
-/// On a device of another family than expected, the device's own parameters are found.
+/// On a device whose formula differs from its family's, the search finds the device's parameters.
 #[test]
-fn the_parameters_of_a_device_that_differs_are_found() {
+fn closest_finds_the_parameters_of_a_device_that_differs() {
     let Some(cuda) = emulated_as(0, AMPERE) else { return };
     let found = closest(&cuda, HOPPER, 16);
     let best: Vec<_> = found.iter().filter(|(differ, _)| *differ == 0).map(|(_, it)| (it.fraction, it.depth)).collect();

@@ -8,7 +8,7 @@ use crate::{Context, DType, Device, DeviceMemory, Memory, Tensor};
 use std::sync::Arc;
 
 #[test]
-fn memory_is_zeroed_copied_filled_and_counted() {
+fn stream_memory_is_zeroed_copied_filled_and_counted() {
     let Some(cuda) = emulated(0) else { return };
     let ctx = Context::cuda(cuda);
     let memory = ctx.memory().part("weights");
@@ -32,7 +32,7 @@ fn memory_is_zeroed_copied_filled_and_counted() {
 
 /// Copies more bytes than the staging memory has, in one copy and in many copies for which the host does not wait.
 #[test]
-fn copies_arrive_whole_however_much_they_are() {
+fn copies_larger_than_the_staging_memory_arrive_whole() {
     let Some(cuda) = emulated(0) else { return };
     let ctx = Context::cuda(cuda);
     let data: Vec<f32> = (0..1_500_000).map(|i| i as f32).collect();
@@ -47,7 +47,7 @@ fn copies_arrive_whole_however_much_they_are() {
 }
 
 #[test]
-fn indices_have_a_mirror_until_a_kernel_writes_them() {
+fn indices_have_a_host_copy_until_a_kernel_writes_them() {
     let Some(cuda) = emulated(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let mut ids = Tensor::from_u32(ctx.memory(), &[4], &[1, 2, 3, 4]);
@@ -56,25 +56,25 @@ fn indices_have_a_mirror_until_a_kernel_writes_them() {
     assert_eq!(ctx.memory().copies(), before);
     ids.view_mut().u32_at(&cuda);
     let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ids.view().indices().to_vec()));
-    assert!(stale.is_err(), "what a kernel wrote was read without a copy");
+    assert!(stale.is_err(), "reading indices that a kernel wrote must panic");
     assert_eq!(ids.view().to_vec_u32(), [1, 2, 3, 4]);
 }
 
 #[test]
-fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
+fn a_failed_allocation_is_an_error_that_names_the_part() {
     let Some(cuda) = emulated(0) else { return };
     let memory = Context::cuda(cuda).memory().part("kv cache");
     let _refused = Tensor::zeros(&memory, &[1 << 58], DType::F32);
     let message = memory.check().unwrap_err().to_string();
-    assert_eq!(message, format!("out of memory: kv cache: {} bytes could not be had", 1u64 << 60));
+    assert_eq!(message, format!("out of memory: kv cache: cannot allocate {} bytes", 1u64 << 60));
     memory.check().unwrap();
     let alone = Memory::new(Device::CudaEmulated);
     let _refused = Tensor::zeros(&alone, &[1], DType::F32);
-    assert_eq!(alone.check().unwrap_err().to_string(), "memory of cuda-emulated comes with its context");
+    assert_eq!(alone.check().unwrap_err().to_string(), "memory of cuda-emulated must be allocated through its context");
 }
 
 #[test]
-fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
+fn peak_memory_is_counted_and_the_memory_limit_is_enforced() {
     let Ok(mut driver) = Emulated::open() else { return };
     driver.memory_limit = Some([10_000, 4_000]);
     let ctx =
@@ -87,7 +87,7 @@ fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
     assert_eq!(of(&ctx), expected);
     // The free memory was queried before another user took 4,000 bytes of it.
     let _refused = Tensor::zeros(&memory, &[1_001], DType::F32);
-    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: activations: 4004 bytes could not be had");
+    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: activations: cannot allocate 4004 bytes");
     drop(first);
     let _held = Tensor::zeros(&memory, &[1_500], DType::F32);
     memory.check().unwrap();
@@ -95,7 +95,7 @@ fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
 }
 
 #[test]
-fn marks_follow_each_other_and_are_let_go_of() {
+fn events_are_ordered_in_time_and_freed() {
     let Some(cuda) = emulated(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let mark = || ctx.record_event().unwrap().unwrap();
@@ -107,7 +107,7 @@ fn marks_follow_each_other_and_are_let_go_of() {
 }
 
 #[test]
-fn memory_of_another_stream_is_refused() {
+fn memory_of_another_cuda_stream_is_refused() {
     let (Some(cuda), Some(other)) = (emulated(0), emulated(0)) else { return };
     let x = Tensor::zeros(Context::cuda(cuda).memory(), &[1], DType::F32);
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.view().f32_at(&other).is_ok())).is_err());

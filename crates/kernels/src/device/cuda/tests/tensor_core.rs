@@ -1,5 +1,5 @@
-//! Compares the formula of tensor cores with exact sums computed in another way: terms are integers of 640 bits in
-//! units of 2⁻³⁰⁰, and the result is searched for among all f32 numbers.
+//! Compares the formula of tensor cores with exact sums: terms are integers of 640 bits in units of 2⁻³⁰⁰, and a binary
+//! search over all f32 numbers finds the result.
 
 use crate::device::cuda::tensor_core::{AMPERE, DEPTH, Factor, Family, HOPPER, TURING, VOLTA};
 use crate::rng::Stream;
@@ -24,7 +24,7 @@ impl Exact {
         Exact(words)
     }
     /// The absolute value of `x`.
-    fn of_f32(x: f32) -> Exact {
+    fn from_f32(x: f32) -> Exact {
         let (mantissa, exponent) = pair(x);
         Exact::of(mantissa, exponent)
     }
@@ -94,11 +94,11 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
         all.push((a.is_sign_negative() != b.is_sign_negative(), value, e));
     }
     let e = if c == 0.0 { family.zero } else { exponent(c, -126) };
-    all.push((c.is_sign_negative(), Exact::of_f32(c), e));
+    all.push((c.is_sign_negative(), Exact::from_f32(c), e));
     let unit = all.iter().map(|term| term.2).max().unwrap() - family.fraction as i32;
     let sum = |negative: bool| {
-        let of_sign = all.iter().filter(|term| term.0 == negative);
-        of_sign.fold(Exact::of(0, 0), |sum, term| sum.add(term.1.cut_off(unit)))
+        let same_sign = all.iter().filter(|term| term.0 == negative);
+        same_sign.fold(Exact::of(0, 0), |sum, term| sum.add(term.1.cut_off(unit)))
     };
     let (up, down) = (sum(false), sum(true));
     let (negative, size) = match up.cmp(&down) {
@@ -106,11 +106,11 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
         Ordering::Greater => (false, up.minus(down)),
         Ordering::Less => (true, down.minus(up)),
     };
-    // The largest f32 number that is not greater; the one after the last finite number is infinity.
+    // Finds the largest f32 number that is not greater. The number after the last finite one is infinity.
     let (mut low, mut high) = (0u32, f32::INFINITY.to_bits());
     let reached = |bits: u32| {
         let number =
-            if bits == f32::INFINITY.to_bits() { Exact::of(1, 128) } else { Exact::of_f32(f32::from_bits(bits)) };
+            if bits == f32::INFINITY.to_bits() { Exact::of(1, 128) } else { Exact::from_f32(f32::from_bits(bits)) };
         number.cmp(&size) != Ordering::Greater
     };
     while low < high {
@@ -163,7 +163,7 @@ fn case(stream: &mut Stream, factor: Factor, depth: usize) -> (f32, Vec<(f32, f3
 }
 
 #[test]
-fn a_step_is_the_exact_sum_of_what_the_units_hold() {
+fn a_tensor_core_step_equals_the_exact_truncated_sum() {
     let (mut stream, mut compared, mut zeros, mut denormals, mut infinite) = (Stream::new(19, 0), 0, 0, 0, 0);
     for _ in 0..30_000 {
         let family = FAMILIES[stream.below(4) as usize];
@@ -192,7 +192,7 @@ fn a_step_is_the_exact_sum_of_what_the_units_hold() {
 
 /// The order of the terms within a step does not matter; the order of the steps does.
 #[test]
-fn a_step_has_no_order() {
+fn the_order_of_terms_within_a_step_does_not_matter() {
     let (mut stream, mut differ) = (Stream::new(20, 0), 0);
     for _ in 0..500 {
         for family in FAMILIES {
@@ -215,35 +215,35 @@ fn two(x: i32) -> f32 {
     2.0f32.powi(x)
 }
 
-/// These sums are worked out by hand, and show how many bits and terms each family keeps.
+/// These sums were computed by hand. They show how many bits and terms each family keeps.
 #[test]
-fn families_differ_where_their_bits_end() {
+fn tensor_core_families_differ_in_kept_bits_and_terms() {
     let chain = |family: Family, c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied());
     let pad = |n: usize| vec![(0.0, 0.0); n];
-    // Two halves of the last bit of 1 are added up in one step of 16, but each is cut off in two steps of 8.
+    // A step of 16 terms adds two halves of the last bit of 1, but two steps of 8 terms cut off each half.
     let halves = [vec![(1.0, 1.0), (two(-12), two(-12))], pad(6), vec![(two(-12), two(-12))]].concat();
     assert_eq!(chain(HOPPER, 0.0, &halves), 1.0 + two(-23));
     assert_eq!(chain(AMPERE, 0.0, &halves), 1.0);
     let beside = [vec![(1.0, 1.0)], vec![(two(-12), two(-12)); 2]].concat();
     assert_eq!([AMPERE, HOPPER, TURING].map(|f| chain(f, 0.0, &beside)), [1.0 + two(-23); 3]);
-    // Volta has no bit for a half; only Hopper adds up four quarters.
+    // Volta has no bit for a half, and only Hopper can add four quarters.
     assert_eq!(chain(VOLTA, 0.0, &beside), 1.0);
     let quarters = [vec![(1.0, 1.0)], vec![(two(-12), two(-13)); 4]].concat();
     assert_eq!(chain(HOPPER, 0.0, &quarters), 1.0 + two(-23));
     assert_eq!(chain(AMPERE, 0.0, &quarters), 1.0);
-    // The accumulator takes part in the alignment: a large accumulator cuts off terms that would otherwise add up.
+    // Terms are aligned with the accumulator, too: a large accumulator cuts off terms whose sum would otherwise count.
     assert_eq!(chain(HOPPER, two(27), &[(1.0, 1.0), (1.0, 1.0)]), two(27));
     assert_eq!(chain(HOPPER, two(25), &[(3.0, 1.0), (1.0, 1.0)]), two(25) + 4.0);
-    // Sums are cut off, never rounded. Negative sums are also cut off towards 0.
+    // Sums are truncated towards 0, never rounded.
     let three = [(two(-12), 1.75 * two(-11))];
     assert_eq!(chain(HOPPER, 1.0, &three), 1.0 + two(-23));
     assert_eq!(chain(HOPPER, -1.0, &[(-three[0].0, three[0].1)]), -1.0 - two(-23));
-    // A product of significands that is 2 or more has the exponent of a smaller one, and so one bit fewer.
+    // A product of significands of 2 or more keeps the exponent of a smaller product, and so loses one bit.
     assert_eq!(chain(HOPPER, 0.0, &[(1.5, 1.5), (two(-12), two(-13))]), 2.25);
 }
 
 #[test]
-fn small_integers_are_summed_exactly() {
+fn tensor_cores_sum_small_integers_exactly() {
     let mut stream = Stream::new(21, 0);
     for _ in 0..200 {
         let terms: Vec<_> =
@@ -256,7 +256,7 @@ fn small_integers_are_summed_exactly() {
 }
 
 #[test]
-fn what_is_no_finite_number_follows_ieee_754() {
+fn infinities_and_nan_follow_ieee_754() {
     let (inf, nan, huge) = (f32::INFINITY, f32::NAN, two(127));
     for family in FAMILIES {
         let step = |c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied());
@@ -271,7 +271,7 @@ fn what_is_no_finite_number_follows_ieee_754() {
         }
         assert_eq!(step(1.0, &[(inf, 2.0), (huge, -huge)]), inf);
         assert_eq!(step(-inf, &[(huge, huge)]), -inf);
-        // Only the sum of a step decides whether the result is too large.
+        // The result overflows only if the sum of the whole step is too large.
         assert_eq!(step(0.0, &[(huge, huge)]), inf);
         assert_eq!(step(1.0, &[(huge, huge), (-huge, huge)]), 0.0);
         assert_eq!(step(f32::MAX, &[(huge, two(-24))]), f32::MAX);
@@ -281,34 +281,34 @@ fn what_is_no_finite_number_follows_ieee_754() {
 }
 
 #[test]
-fn zeros_have_a_sign_and_an_exponent() {
+fn zero_terms_keep_their_sign_and_exponent() {
     let least = f32::from_bits(1);
     for family in FAMILIES {
         let chain = |c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied()).to_bits();
         assert_eq!(chain(-0.0, &[(-0.0, 1.0)]), 0);
         assert_eq!(chain(1.0, &[(-1.0, 1.0)]), 0);
         assert_eq!(chain(-0.0, &[]), (-0.0f32).to_bits(), "no instruction");
-        // A sum that is cut off to 0 keeps its sign; a following step with only zeros would lose it.
+        // A sum that is truncated to 0 keeps its sign, until a step with only zeros follows.
         let below = family.step(Factor::Bf16, 0.0, &[(-two(-75), two(-75))]);
         assert_eq!(below.to_bits(), (-0.0f32).to_bits());
         assert_eq!(family.step(Factor::Bf16, below, &[(0.0, 0.0)]).to_bits(), 0);
-        // Denormals are accepted and returned.
+        // Denormal inputs and results are kept.
         assert_eq!(chain(least, &[(0.0, two(100))]), 1);
         assert_eq!(chain(least, &[(two(-75), two(-74))]), 2);
         assert_eq!(chain(least, &[(two(-126) / 128.0, 1.0)]), 1 + (1 << 16));
-        // A sum that starts at 0 has finer units than one that starts at the smallest denormal.
+        // A sum that starts at 0 is computed in finer units than a sum that starts at the smallest denormal.
         let tiny = vec![(two(-76), two(-73) / family.depth as f32); family.depth];
         assert_eq!(family.step(Factor::Bf16, 0.0, &tiny), least);
         assert_eq!(family.step(Factor::Bf16, least, &tiny), least);
     }
-    // The factors are denormals of f16.
+    // These factors are denormal in f16.
     let small = two(-24);
     assert_eq!(HOPPER.chain(Factor::F16, 0.0, [(small, small), (small, 1.0)]), small + small * small);
     assert_eq!(HOPPER.chain(Factor::F16, two(-23), [(small, two(-14))]), two(-23) + two(-38));
 }
 
 #[test]
-fn devices_have_their_family() {
+fn compute_capabilities_map_to_tensor_core_families() {
     let of = |capability: (i32, i32)| Family::of(capability.0, capability.1).map(|family| family.name);
     assert_eq!([(6, 1), (7, 0), (7, 2), (7, 5)].map(of), [None, Some("volta"), Some("volta"), Some("turing")]);
     assert_eq!([(8, 0), (8, 6), (8, 9)].map(of), [Some("ampere"); 3]);

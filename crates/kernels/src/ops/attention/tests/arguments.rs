@@ -1,5 +1,5 @@
-//! Every argument with a wrong shape or type, and every index out of range, gives an error that names it, never a panic
-//! or a read past the end.
+//! For an argument with a wrong shape or type, or an index out of range, the error names the argument. Nothing panics
+//! or reads past the end.
 
 use super::*;
 use crate::context::counted;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const G: Geometry = Geometry { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35, window: None };
 
-/// The arguments of all three functions by name: three rows of a sequence, of which page 1 of two has the keys.
+/// Correct arguments of all three functions, by name: three rows of a sequence whose keys are in page 1 of two pages.
 fn right(ctx: &Context) -> BTreeMap<&'static str, Tensor> {
     let (keys, values) = ([2, G.kv_heads, G.head_dim, BLOCK], [2, G.kv_heads, BLOCK, G.head_dim]);
     let zeros = |shape: &[usize]| Tensor::zeros(ctx.memory(), shape, DType::F32);
@@ -40,7 +40,7 @@ fn run(ctx: &Context, arguments: &BTreeMap<&'static str, Tensor>) -> [Option<Str
     run_of(ctx, G, arguments).0
 }
 
-/// The same of another geometry, and the floating-point operations and bytes that each counts.
+/// Like [`run`], for any geometry. Also returns the floating-point operations and bytes that each function counted.
 fn run_of(
     ctx: &Context,
     geometry: Geometry,
@@ -93,7 +93,7 @@ fn run_of(
     )
 }
 
-/// Which of the three functions accept the argument.
+/// Which of the three functions take this argument.
 fn takers(name: &str) -> [bool; 3] {
     match name {
         "qkv" | "keys" | "values" => [true, true, true],
@@ -114,21 +114,21 @@ fn refused(ctx: &Context, name: &'static str, wrong: Tensor, word: &str) {
                 let rest = message.strip_prefix(op).and_then(|rest| rest.strip_prefix(": "));
                 assert!(rest.is_some_and(|rest| rest.contains(word)), "{what}: {message}");
             }
-            (None, true) => panic!("{what} is accepted"),
+            (None, true) => panic!("{what} must be refused"),
             (found, false) => assert_eq!(found, None, "{what}"),
         }
     }
 }
 
 #[test]
-fn shapes_and_types_are_checked() {
+fn attention_refuses_wrong_shapes_and_types() {
     let ctx = Context::cpu(Isa::best(), 1);
     let all = right(&ctx);
     assert_eq!(run(&ctx, &all), [None, None, None]);
     for (name, of) in all {
         let word = name.strip_prefix("d_").filter(|word| ["keys", "values"].contains(word)).unwrap_or(name);
         let other = if of.dtype() == DType::F32 { DType::U32 } else { DType::F32 };
-        // A wrong type of rows makes that of what they are compared with wrong.
+        // `qkv` is skipped: other arguments are compared with its dtype, so the error would name one of them.
         if name != "qkv" {
             refused(&ctx, name, Tensor::zeros(ctx.memory(), of.shape(), other), word);
         }
@@ -142,7 +142,7 @@ fn shapes_and_types_are_checked() {
             }
             let mut shape = of.shape().to_vec();
             shape[axis] += 1;
-            // The other tensor of the pair then has fewer pages.
+            // With more pages of keys, the tensor of values has too few.
             let word = if axis == 0 && name == "keys" { "values" } else { word };
             refused(&ctx, name, Tensor::zeros(ctx.memory(), &shape, of.dtype()), word);
         }
@@ -150,7 +150,7 @@ fn shapes_and_types_are_checked() {
 }
 
 #[test]
-fn rows_are_f32_or_bf16_and_pages_have_their_type() {
+fn attention_rows_and_pages_must_have_the_same_dtype() {
     let ctx = Context::cpu(Isa::best(), 1);
     let of = |shape: &[usize], dtype: DType| Tensor::zeros(ctx.memory(), shape, dtype);
     refused(&ctx, "qkv", of(&[3, G.width()], DType::U32), "qkv is U32, expected F32");
@@ -159,12 +159,12 @@ fn rows_are_f32_or_bf16_and_pages_have_their_type() {
     refused(&ctx, "qkv", of(&[3 * G.width()], DType::F32), "qkv has shape [96], expected two dimensions");
     refused(&ctx, "tables", of(&[1], DType::U32), "tables has shape [1], expected two dimensions");
     refused(&ctx, "groups", of(&[1, 2], DType::U32), "groups has shape [1, 2], expected [2]");
-    // As many pages of gradients as of keys, or more.
+    // There must be at least as many pages of gradients as of keys.
     let mut arguments = right(&ctx);
     for (name, shape) in [("d_keys", [1, 1, 8, BLOCK]), ("d_values", [1, 1, BLOCK, 8])] {
         arguments.insert(name, of(&shape, DType::F32));
     }
-    let message = "attention::backward: d_pages has fewer than 2 pages";
+    let message = "attention::backward: d_pages must have at least 2 pages";
     assert_eq!(run(&ctx, &arguments), [None, None, Some(message.to_owned())]);
     for (name, shape) in [("d_keys", [3, 1, 8, BLOCK]), ("d_values", [3, 1, BLOCK, 8])] {
         arguments.insert(name, of(&shape, DType::F32));
@@ -173,7 +173,7 @@ fn rows_are_f32_or_bf16_and_pages_have_their_type() {
 }
 
 #[test]
-fn indices_are_checked() {
+fn attention_refuses_indices_out_of_range() {
     let ctx = Context::cpu(Isa::best(), 1);
     let ids = |shape: &[usize], ids: &[u32]| Tensor::from_u32(ctx.memory(), shape, ids);
     let slot = BLOCK as u32;
@@ -187,19 +187,19 @@ fn indices_are_checked() {
     refused(&ctx, "groups", ids(&[2], &[1, 3]), "groups");
     refused(&ctx, "groups", ids(&[3], &[0, 4, 3]), "groups");
     // Both groups read page 1.
-    refused(&ctx, "groups", ids(&[3], &[0, 2, 3]), "page 1 is in groups 0 and 1");
+    refused(&ctx, "groups", ids(&[3], &[0, 2, 3]), "groups 0 and 1 must not share page 1");
 }
 
-/// A row's table is checked even if the previous row had the same table and attended to less, or had another table.
+/// The block table of each row is checked, even if the previous row had the same table and attended to fewer pages.
 #[test]
-fn each_rows_pages_are_checked() {
+fn the_pages_of_every_row_are_checked() {
     let ctx = Context::cpu(Isa::best(), 1);
     let ids = |shape: &[usize], ids: &[u32]| Tensor::from_u32(ctx.memory(), shape, ids);
     let mut arguments = right(&ctx);
     let slot = BLOCK as u32;
-    let mut says = |positions: [u32; 3], of_rows: [u32; 3], tables: [u32; 4], word: Option<&str>| {
+    let mut says = |positions: [u32; 3], row_tables: [u32; 3], tables: [u32; 4], word: Option<&str>| {
         arguments.insert("positions", ids(&[3], &positions));
-        arguments.insert("tables_of_rows", ids(&[3], &of_rows));
+        arguments.insert("tables_of_rows", ids(&[3], &row_tables));
         arguments.insert("tables", ids(&[2, 2], &tables));
         let forward = run(&ctx, &arguments)[1].clone();
         assert_eq!(forward.as_deref().map(|message| message.contains("tables")), word.map(|_| true), "{forward:?}");
@@ -211,16 +211,16 @@ fn each_rows_pages_are_checked() {
     says([0, 1, 2], [0, 0, 1], [1, 9, 9, 9], Some("tables"));
 }
 
-/// Of the pairs of a query and a key that are seen, and of what is read and written of each row.
+/// Operations are counted for each attended pair of query and key, and bytes for each row.
 #[test]
-fn work_is_counted() {
+fn attention_counts_its_operations_and_bytes() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
-    // Position 2 sees two keys, so five pairs are seen.
+    // With this window position 2 attends to two keys, so there are five pairs in total.
     let narrow = Geometry { window: Some(2), ..G };
     let (errors, counts) = run_of(&ctx, narrow, &right(&ctx));
     assert_eq!(errors, [None, None, None]);
     let (pairs, rows, dims) = (5, 3, 2 * 8);
-    // Each written row has one kv head of 8, and its keys and values are read and written.
+    // Each written row has one kv head of 8 dimensions, whose keys and values are read and written.
     assert_eq!(
         counts,
         [[0, 16 * rows * 8], [4 * pairs * dims, 8 * rows * dims], [10 * pairs * dims, 32 * rows * dims]]
@@ -230,26 +230,26 @@ fn work_is_counted() {
     let before = counted();
     copy_block(&ctx, 1, 0, PagesMut { keys: keys.view_mut(), values: values.view_mut() }).unwrap();
     let after = counted();
-    // A page of keys and one of values.
+    // A page of keys and a page of values are copied.
     assert_eq!((after.0 - before.0, after.1 - before.1), (0, 8 * 2 * 8 * BLOCK as u64));
     let mut values = zeros(&[2, 2, BLOCK, 8]);
     for (from, to, at) in [(2, 0, 0), (0, 2, 1)] {
         let pages = PagesMut { keys: keys.view_mut(), values: values.view_mut() };
         let message = copy_block(&ctx, from, to, pages).unwrap_err().to_string();
-        assert_eq!(message, format!("attention::copy_block: pages[{at}] is 2, which is not below 2"));
+        assert_eq!(message, format!("attention::copy_block: pages[{at}] is 2, expected below 2"));
     }
 }
 
 #[test]
-fn a_geometry_without_heads_or_keys_is_refused() {
+fn an_invalid_attention_geometry_is_refused() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let all = right(&ctx);
     for (wrong, message) in [
-        (Geometry { kv_heads: 0, ..G }, "2 query heads on 0 kv heads of 8"),
-        (Geometry { heads: 0, ..G }, "0 query heads on 1 kv heads of 8"),
-        (Geometry { head_dim: 0, ..G }, "2 query heads on 1 kv heads of 0"),
-        (Geometry { heads: 3, kv_heads: 2, ..G }, "3 query heads on 2 kv heads of 8"),
-        (Geometry { window: Some(0), ..G }, "a window of 0 sees nothing"),
+        (Geometry { kv_heads: 0, ..G }, "2 query heads, 0 kv heads, head_dim 8"),
+        (Geometry { heads: 0, ..G }, "0 query heads, 1 kv heads, head_dim 8"),
+        (Geometry { head_dim: 0, ..G }, "2 query heads, 1 kv heads, head_dim 0"),
+        (Geometry { heads: 3, kv_heads: 2, ..G }, "3 query heads, 2 kv heads, head_dim 8"),
+        (Geometry { window: Some(0), ..G }, "the sliding window must be at least 1, got 0"),
         (Geometry { heads: 3, ..G }, "qkv has shape [3, 32], expected [3, 40]"),
     ] {
         assert_eq!(run_of(&ctx, wrong, &all).0, NAMES.map(|op| Some(format!("{op}: {message}"))));
@@ -264,10 +264,10 @@ fn rows_of(ctx: &Context, rows: &[(u32, u32)], tables: &[[u32; 2]]) -> [Tensor; 
     [of(rows.iter().map(|row| row.1).collect()), of(rows.iter().map(|row| row.0).collect()), tables]
 }
 
-/// Only pages that a row attends to must exist, whichever row comes before; each attended pair of query and key is
-/// counted.
+/// Every page that a row attends to must exist, whatever the previous rows are. The result is the number of attended
+/// pairs of query and key.
 #[test]
-fn pages_that_rows_see_exist() {
+fn pages_that_rows_attend_to_must_exist() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let says = |window, rows: &[(u32, u32)], tables: &[[u32; 2]]| {
         let [positions, tables_of_rows, tables] = rows_of(&ctx, rows, tables);
@@ -278,7 +278,7 @@ fn pages_that_rows_see_exist() {
     assert_eq!(says(None, &[], &[[9, 9]]), Ok(0));
     assert_eq!(says(None, &[(0, 0), (0, 63), (0, 64), (0, 127)], &[[2, 1]]), Ok(1 + 64 + 65 + 128));
     assert_eq!(says(Some(3), &[(0, 0), (0, 1), (0, 2), (0, 3), (0, 64)], &[[2, 1]]), Ok(1 + 2 + 3 + 3 + 3));
-    // The rows with a window attend only to the second block; an earlier row needs the first one.
+    // With this window, both rows attend only to the second block, so the page of the first block need not exist.
     assert_eq!(says(Some(1), &[(0, 64), (0, 127)], &[[9, 1]]), Ok(2));
     for (window, rows, tables) in [
         (None, &[(0, 0), (0, 64)][..], &[[0, 9]][..]),
@@ -289,12 +289,12 @@ fn pages_that_rows_see_exist() {
         (Some(2), &[(0, 65), (0, 64)], &[[9, 1]]),
     ] {
         let message = says(window, rows, tables).unwrap_err();
-        assert!(message.starts_with("op: tables[") && message.ends_with("which is not below 3"), "{rows:?}: {message}");
+        assert!(message.starts_with("op: tables[") && message.ends_with("expected below 3"), "{rows:?}: {message}");
     }
 }
 
 #[test]
-fn groups_cover_all_rows_and_share_no_page() {
+fn groups_must_cover_all_rows_and_share_no_page() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let says = |window, rows: &[(u32, u32)], tables: &[[u32; 2]], groups: &[u32]| {
         let [positions, tables_of_rows, tables] = rows_of(&ctx, rows, tables);
@@ -309,13 +309,13 @@ fn groups_cover_all_rows_and_share_no_page() {
         assert_eq!(says(None, &three, &apart, right), None, "{right:?}");
     }
     for wrong in [&[][..], &[0], &[0, 2], &[0, 4], &[1, 3], &[0, 2, 1, 3], &[0, 4, 3]] {
-        let message = format!("op: groups {wrong:?} do not cover 3 rows");
+        let message = format!("op: groups {wrong:?} must cover 3 rows");
         assert_eq!(says(None, &three, &apart, wrong), Some(message));
     }
     // A page may appear twice in one group.
     assert_eq!(says(None, &three, &[[0, 9], [0, 9], [2, 9]], &[0, 2, 3]), None);
-    // Pages of the second block, which an earlier row of the sequence does not see; of another sequence; of the first
-    // block, which an earlier row does not see.
+    // The shared page is the second block of a sequence; the page of another sequence; or the first block of a
+    // sequence, to which an earlier row does not attend.
     for (window, rows, tables, groups, page) in [
         (None, &[(0, 0), (0, 64), (1, 0)][..], &[[0, 1], [1, 9]][..], &[0, 2, 3][..], 1),
         (None, &[(0, 0), (1, 0), (2, 0)], &[[0, 9], [1, 9], [1, 9]], &[0, 2, 3], 1),
@@ -323,7 +323,7 @@ fn groups_cover_all_rows_and_share_no_page() {
         (Some(1), &[(0, 64), (0, 63), (1, 0)], &[[4, 1], [4, 9]], &[0, 2, 3], 4),
         (Some(2), &[(0, 65), (0, 64), (1, 0)], &[[4, 1], [4, 9]], &[0, 2, 3], 4),
     ] {
-        let message = format!("op: page {page} is in groups 0 and 1");
+        let message = format!("op: groups 0 and 1 must not share page {page}");
         assert_eq!(says(window, rows, tables, groups), Some(message), "{rows:?}");
     }
     // Outside the window the row does not attend to the page.

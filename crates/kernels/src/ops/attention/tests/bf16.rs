@@ -10,8 +10,8 @@ fn arithmetic(isa: Isa) -> Arithmetic {
     if isa.has_tiles() { TILES } else { BF16 }
 }
 
-/// All that are here, and words and tiles without their instructions; or the one that `LOCKSTEP_ISA` names, for
-/// machines on which all take long.
+/// All instruction sets of this machine, and emulated words and tiles. If `LOCKSTEP_ISA` is set (on slow machines),
+/// only that instruction set.
 fn isas() -> Vec<Isa> {
     match std::env::var("LOCKSTEP_ISA") {
         Ok(name) if !name.is_empty() => vec![Isa::from_name(&name).expect("LOCKSTEP_ISA")],
@@ -19,7 +19,7 @@ fn isas() -> Vec<Isa> {
     }
 }
 
-/// Of these one for each arithmetic, and the instructions if they are here.
+/// One vector instruction set of [`isas`], and all of them that have tiles.
 fn few_isas() -> Vec<Isa> {
     let mut isas = isas();
     let vectors = isas.iter().copied().rfind(|isa| !isa.has_tiles());
@@ -27,9 +27,8 @@ fn few_isas() -> Vec<Isa> {
     isas
 }
 
-/// Head dims below, at and beyond steps of 32, also those whose pages are kept as tiles; more pairs than a task or a
-/// step has rows, and pairs that fill none; shared pages, pages full to the last slot, windows that begin inside a
-/// page.
+/// Head dims below, at and above multiples of 32, some with pages stored as tiles; more pairs (row, query head) than
+/// fit a task or a step, and fewer; shared pages, full pages, and windows that begin inside a page.
 fn cases() -> Vec<(Geometry, OwnedGroups)> {
     vec![
         (geometry(1, 1, 8, None), vec![(0, vec![1])]),
@@ -67,7 +66,7 @@ fn same(got: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for (g, groups) in cases() {
         let l = super::of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -85,7 +84,7 @@ fn forward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// Sums that are split elsewhere, and probabilities that are not rounded, fail the comparison.
+/// The comparison fails if sums are split differently or probabilities are not rounded.
 #[test]
 fn another_formula_gives_other_bits() {
     let g = geometry(2, 1, 64, None);
@@ -104,11 +103,11 @@ fn another_formula_gives_other_bits() {
     }
     let wrong = Arithmetic { step: 31, ..TILES };
     assert!(emulated_backward(&run, &qkv, [&out, &lse, &d_out], wrong) != d);
-    same(&emulated_backward(&run, &qkv, [&out, &lse, &d_out], TILES), &d, "the right one");
+    same(&emulated_backward(&run, &qkv, [&out, &lse, &d_out], TILES), &d, "the documented formula");
 }
 
 #[test]
-fn a_row_is_the_same_alone_and_among_others() {
+fn a_rows_bits_do_not_depend_on_other_rows() {
     for (g, groups) in cases().into_iter().skip(1).step_by(2) {
         let l = super::of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -131,7 +130,7 @@ fn a_row_is_the_same_alone_and_among_others() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for (g, groups) in cases() {
         let l = super::of(&groups, 1);
         let (qkv, d_out) = inputs(&g, &l);
@@ -148,10 +147,9 @@ fn backward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// Where denormals begin: rows whose products with their like are some 2⁻¹²⁶, denormals among the others, and −0. The
-/// sum over rows takes a product with 0 for what a row beside it sees and it does not.
+/// Operands near the denormals: rows whose products are about 2⁻¹²⁶, rows with denormals, and rows of −0.
 #[test]
-fn denormals_are_flushed_as_the_formula_says_bit_for_bit() {
+fn denormals_are_flushed_as_in_the_formula() {
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for (g, groups) in cases() {
         let l = super::of(&groups, 1);
@@ -169,7 +167,7 @@ fn denormals_are_flushed_as_the_formula_says_bit_for_bit() {
             }
         }
     }
-    // The cases decide.
+    // A formula that keeps denormals gives other bits for these inputs.
     let (g, groups) = &cases()[2];
     let l = super::of(groups, 1);
     let qkv = planted(3, l.positions.len(), g.width());
@@ -178,7 +176,7 @@ fn denormals_are_flushed_as_the_formula_says_bit_for_bit() {
     assert!(formula(g, &l, &qkv, kept) != formula(g, &l, &qkv, BF16));
 }
 
-/// Results are as near to the f64 oracle of the same numbers as bf16 allows, but not if a gradient is spoiled.
+/// Results are as near to the f64 oracle as bf16 allows. A wrong gradient exceeds the bound.
 #[test]
 fn backward_is_near_the_f64_oracle() {
     for (g, groups) in cases().into_iter().skip(1) {
@@ -192,13 +190,13 @@ fn backward_is_near_the_f64_oracle() {
             assert!(error < 6e-3, "{error} {isa:?} {g:?} {groups:?}");
             let last = d.len() - 1;
             d[last] += 0.01 * oracle.iter().map(|x| x * x).sum::<f64>().sqrt() as f32;
-            assert!(relative_error(&d, &oracle) > 6e-3, "a spoiled gradient passes");
+            assert!(relative_error(&d, &oracle) > 6e-3, "a wrong gradient passes");
         }
     }
 }
 
 #[test]
-fn a_groups_gradient_is_the_same_in_any_batch() {
+fn a_groups_gradient_does_not_depend_on_its_batch() {
     let g = geometry(6, 2, 32, None);
     let all: Groups<'_> = &[(70, &[3, 9]), (4, &[2]), (65, &[1, 1, 5])];
     let l = layout(all, 1);

@@ -1,4 +1,4 @@
-//! The documented formulas, computed one number at a time; keys are looked up in the rows that wrote them.
+//! The documented formulas, computed one number at a time, with keys and values read from the rows that wrote them.
 
 use super::*;
 use crate::math::{exp1, ln1};
@@ -8,14 +8,14 @@ use crate::simd::tiles::{self, DEPTH};
 use crate::simd::{LANES, portable::F32x16 as Portable};
 use std::collections::BTreeMap;
 
-/// The choices that the formulas leave open.
+/// The details in which the arithmetics of f32, bf16 chains and tiles differ.
 #[derive(Clone, Copy)]
 pub(super) struct Arithmetic {
-    /// `start` plus the products of these pairs.
+    /// Adds the products of these pairs to a start value.
     pub sum: fn(f32, Vec<(f32, f32)>) -> f32,
-    /// Rounding of values, their gradients and the gradients of scores when they are multiplied.
+    /// Rounds probabilities, output gradients and score gradients before they are multiplied.
     pub round: fn(f32) -> f32,
-    /// Pairs of a step of a sum over rows.
+    /// Number of pairs (row, query head) in one step of a sum over rows.
     pub step: usize,
 }
 
@@ -32,8 +32,8 @@ fn flushed_chain(start: f32, terms: Vec<(f32, f32)>) -> f32 {
 }
 
 impl Arithmetic {
-    /// A term that is a key's: 0 for those that are not seen where they are multiplied, nothing where they are not.
-    fn of_seen(self, a: f32, b: Option<f32>) -> Option<(f32, f32)> {
+    /// The term of a sum for one key. If the key is masked (`None`), tiles multiply by 0, and chains have no term.
+    fn term(self, a: f32, b: Option<f32>) -> Option<(f32, f32)> {
         if self.step == 1 { b.map(|b| (a, b)) } else { Some((a, b.unwrap_or(0.0))) }
     }
 }
@@ -58,13 +58,13 @@ pub(super) fn seen(g: &Geometry, keys: &[usize]) -> Vec<(usize, Slots)> {
     (first / BLOCK..keys.len().div_ceil(BLOCK)).map(block).collect()
 }
 
-/// z of these keys, −∞ where there is none.
+/// The scores z of these keys, −∞ for a masked key.
 fn scores(g: &Geometry, a: Arithmetic, q: &[f32], keys: &[Option<&[f32]>]) -> Vec<f32> {
     let dot = |k: &[f32]| (a.sum)(0.0, q.iter().copied().zip(k.iter().copied()).collect()) * g.scale;
     keys.iter().map(|k| k.map_or(f32::NEG_INFINITY, dot)).collect()
 }
 
-/// The state carried from block to block.
+/// The online-softmax state that is carried from block to block.
 #[derive(Clone)]
 pub(super) struct State {
     pub m: f32,
@@ -73,7 +73,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// The state before any key.
+    /// The state before the first key.
     pub(super) fn new(g: &Geometry) -> State {
         State { m: f32::NEG_INFINITY, l: [0.0; LANES], o: vec![0.0; g.head_dim] }
     }
@@ -81,9 +81,9 @@ impl State {
     /// Adds the keys of a block for the query of `row`.
     pub(super) fn take(&mut self, g: &Geometry, qkv: &[f32], row: usize, head: usize, slots: &Slots, a: Arithmetic) {
         let State { m, l, o } = self;
-        let of_head = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
+        let head_parts = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
         let [k_head, v_head] = heads(g, head);
-        let z = scores(g, a, part(g, qkv, row, head), &of_head(k_head));
+        let z = scores(g, a, part(g, qkv, row, head), &head_parts(k_head));
         let largest = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if largest > *m {
             let alpha = exp1::<Portable>(*m - largest);
@@ -92,14 +92,14 @@ impl State {
         }
         let p: Vec<f32> = z.iter().map(|z| exp1::<Portable>(z - *m)).collect();
         p.iter().enumerate().for_each(|(j, p)| l[j % LANES] += p);
-        let values = of_head(v_head);
+        let values = head_parts(v_head);
         for (i, o) in o.iter_mut().enumerate() {
-            let terms = p.iter().zip(&values).filter_map(|(&p, v)| a.of_seen((a.round)(p), v.map(|v| v[i])));
+            let terms = p.iter().zip(&values).filter_map(|(&p, v)| a.term((a.round)(p), v.map(|v| v[i])));
             *o = (a.sum)(*o, terms.collect());
         }
     }
 
-    /// The sum of the lanes.
+    /// The sum of the 16 lanes.
     pub(super) fn sum(&self) -> f32 {
         let mut l = self.l;
         for half in [8, 4, 2, 1] {
@@ -109,7 +109,7 @@ impl State {
     }
 }
 
-/// out and lse of one row and head.
+/// The attention output and log-sum-exp of one row under one head.
 pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a: Arithmetic) -> (Vec<f32>, f32) {
     let (row, mut state) = (*keys.last().unwrap(), State::new(g));
     for (_, slots) in seen(g, keys) {
@@ -119,14 +119,14 @@ pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a
     (state.o.iter().map(|o| o / l).collect(), state.m + ln1::<Portable>(l))
 }
 
-/// Of the slots of a page: the probabilities of a pair, and the gradients of its scores.
+/// The probabilities and score gradients of one pair (row, query head), for each slot of a page.
 type OfPair = ([f32; BLOCK], [f32; BLOCK]);
 
-/// d_qkv, given what forward left.
+/// The gradient of `qkv`, from the results of the forward pass.
 pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f32]; 3], a: Arithmetic) -> Vec<f32> {
     let (g, l, hd) = (&run.g, &run.layout, run.g.head_dim);
     let mut d_qkv = vec![0.0f32; qkv.len()];
-    // Of each page and kv head: the gradients of its slots' keys and values.
+    // For each page and kv head, the gradients of the keys and values in its slots.
     let mut d_pages: BTreeMap<(u32, usize), Vec<[Vec<f32>; 2]>> = BTreeMap::new();
     let d_out: Vec<f32> = d_out.iter().map(|&x| (a.round)(x)).collect();
     let per = g.heads / g.kv_heads;
@@ -147,8 +147,8 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     (0..half).for_each(|i| delta[i] += delta[i + half]);
                 }
                 for (block, slots) in seen(g, &l.keys[row]) {
-                    let of_head = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
-                    let [keys, values] = heads(g, h).map(of_head);
+                    let head_parts = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
+                    let [keys, values] = heads(g, h).map(head_parts);
                     let z = scores(g, a, q, &keys);
                     let p: [f32; BLOCK] = std::array::from_fn(|j| exp1::<Portable>(z[j] - lse[row * g.heads + h]));
                     let d_s: [f32; BLOCK] = std::array::from_fn(|j| {
@@ -157,13 +157,13 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     });
                     let at = (row * g.width()) + h * hd;
                     for i in 0..hd {
-                        let terms = d_s.iter().zip(&keys).filter_map(|(&d_s, k)| a.of_seen(d_s, k.map(|k| k[i])));
+                        let terms = d_s.iter().zip(&keys).filter_map(|(&d_s, k)| a.term(d_s, k.map(|k| k[i])));
                         d_qkv[at + i] = (a.sum)(d_qkv[at + i], terms.collect());
                     }
                     let page = l.tables[l.tables_of_rows[row] as usize * l.table_len + block];
-                    let of_group = visits.entry((block, page)).or_default();
-                    of_group.resize(group.len() * per, ([f32::NAN; BLOCK], [0.0; BLOCK]));
-                    of_group[pair] = (p.map(a.round), d_s);
+                    let page_pairs = visits.entry((block, page)).or_default();
+                    page_pairs.resize(group.len() * per, ([f32::NAN; BLOCK], [0.0; BLOCK]));
+                    page_pairs[pair] = (p.map(a.round), d_s);
                 }
             }
             for ((_, page), pairs) in visits {
@@ -172,19 +172,19 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     if pairs.iter().all(|(p, _)| p[0].is_nan()) {
                         continue;
                     }
-                    // A pair that does not look at the page has p = NaN.
+                    // A pair that does not attend to the page has p = NaN.
                     let zero = |x: f32| if x.is_nan() { 0.0 } else { x };
                     for (j, [d_k, d_v]) in d_page.iter_mut().enumerate() {
                         for i in 0..hd {
-                            let of_pair = |pair: usize| {
+                            let pair_values = |pair: usize| {
                                 let pair = step * a.step + pair;
                                 let (row, h) = (group.start + pair / per, kv * per + pair % per);
                                 (part(g, qkv, row, h)[i], d_out[(row * g.heads + h) * hd + i])
                             };
                             let pairs = || pairs.iter().enumerate();
-                            let keys = pairs().map(|(n, (_, d_s))| (d_s[j], of_pair(n).0));
+                            let keys = pairs().map(|(n, (_, d_s))| (d_s[j], pair_values(n).0));
                             d_k[i] = (a.sum)(d_k[i], keys.collect());
-                            let values = pairs().map(|(n, (p, _))| (zero(p[j]), of_pair(n).1));
+                            let values = pairs().map(|(n, (p, _))| (zero(p[j]), pair_values(n).1));
                             d_v[i] = (a.sum)(d_v[i], values.collect());
                         }
                     }

@@ -1,4 +1,4 @@
-//! The components of attention on the CPU: the layouts of pages, pages that serve as two blocks, and the small matmul.
+//! Tests of components of attention on the CPU: page layouts, pages that serve as two blocks, and the small matmul.
 
 use super::formula::Arithmetic;
 use super::*;
@@ -35,7 +35,7 @@ fn pages_have_the_documented_layouts() {
 
 /// An odd head_dim has no pairs, but the formula is the same.
 #[test]
-fn an_odd_number_of_dimensions_is_computed_too() {
+fn attention_supports_an_odd_head_dim() {
     let (g, groups) = (geometry(3, 1, 9, None), vec![(70, vec![3, 2])]);
     let l = of(&groups, 1);
     let (qkv, d_out) = inputs(&g, &l);
@@ -101,7 +101,8 @@ fn a_page_may_serve_as_two_blocks() {
     }
 }
 
-/// A row may be written to a slot that no row attends to. Its gradient there is 0, whatever was in the workspace.
+/// If no row attends to a slot, the gradient of the row written to it is 0, even if the workspace contained other
+/// values.
 #[test]
 fn a_slot_that_no_row_attends_to_has_no_gradient() {
     for head_dim in [8, 32] {
@@ -114,9 +115,9 @@ fn a_slot_that_no_row_attends_to_has_no_gradient() {
         for (dtype, isa, _) in KINDS {
             let ctx = Context::cpu(isa, 2);
             let expected = Run::of(dtype, &ctx, g, &plain, &qkv).backward(&d_out);
-            // Of a page that the rows see, and of one that they do not see.
+            // Unused slots of a page to which the rows attend, and of another page.
             let far = [page * 64 + 20, page * 64 + 63];
-            // On tiles, slots between written slots are multiplied by 0, so they would have to be finite.
+            // On tiles, slots between written slots are multiplied by 0, so they must be finite.
             let far = if isa.has_tiles() { &[][..] } else { &far };
             for &slot in [page * 64 + 3, unseen * 64, unseen * 64 + 9].iter().chain(far) {
                 let mut l = plain.clone();
@@ -143,7 +144,7 @@ fn product<B: Right, E: Element>(
     (a, b): (Of<'_, f32>, Of<'_, B>),
     spare: [isize; 3],
 ) -> Option<Vec<f32>> {
-    // Rows of `out` are longer than its columns, those of `b` too, and `a` is transposed.
+    // The rows of `out` and `b` are longer than their used columns, and `a` is transposed.
     let (b_row, out_row, a_k) = (columns + 2, columns + 3, rows + 1);
     let elements = k.end.div_ceil(B::TERMS);
     let lens = [
@@ -181,7 +182,7 @@ fn expected((rows, columns, k): Sizes, accumulate: bool) -> Vec<f32> {
 }
 
 #[test]
-fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
+fn the_small_matmul_writes_only_its_rows_and_columns() {
     let isas = || Isa::present().into_iter().filter(|isa| !isa.has_tiles());
     for (rows, columns) in [(1, 1), (2, 16), (6, 31), (7, 32), (8, 70), (13, 5), (19, 64), (0, 4), (3, 0)] {
         for (k, accumulate) in [(0..1, false), (0..6, true), (3..8, false), (2..2, true), (2..2, false)] {
@@ -195,7 +196,7 @@ fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
                 let got = product::<bf16, bf16>(isa, sizes.clone(), accumulate, (&left, &narrow), [0; 3]);
                 assert_eq!(got, expected, "{isa:?} {rows} by {columns}, {k:?} in bf16");
             }
-            // An element has two terms; at an odd start or end only one of them counts.
+            // An element has two terms, of which only one counts at an odd start or end.
             let word = |m: usize, k: usize| {
                 let [first, second] = [0, 1].map(|i| u32::from(bf16::from_f32(left(m, 2 * k + i)).to_bits()));
                 f32::from_bits(first << 16 | second)
@@ -209,7 +210,7 @@ fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
 
 /// Unchecked reads and writes rely on these checks.
 #[test]
-fn operands_of_the_small_matmul_that_are_too_short_are_a_panic() {
+fn the_small_matmul_panics_if_an_operand_is_too_short() {
     let of: (Of<'_, f32>, Of<'_, f32>) = (&left, &right);
     for (rows, columns, k) in [(1, 1, 0..1), (5, 3, 0..4), (2, 40, 3..5)] {
         let with = |spare| product::<f32, f32>(Isa::PORTABLE, (rows, columns, k.clone()), true, of, spare);

@@ -1,5 +1,5 @@
-//! Keys in splits of fixed length, merged in order (docs/decisions/0005-key-splits.md): the rule that kernels in bf16
-//! on a GPU will follow, one number at a time. No kernel follows it yet.
+//! Keys in splits of fixed length, merged in order (docs/decisions/0005-key-splits.md): a rule for future bf16 kernels
+//! on GPUs, implemented one number at a time. No kernel implements it yet.
 
 use super::formula::{Arithmetic, F32, State, emulated, seen};
 use super::*;
@@ -8,7 +8,7 @@ use crate::math::{exp1, ln1};
 use crate::ops::linear::reference::rounded;
 use crate::simd::portable::F32x16 as Portable;
 
-/// Splits are short here, so that even short rows have several.
+/// Splits are short in this test, so that even short rows have several.
 const SPLIT: usize = 2 * BLOCK;
 
 const ON_HOPPER: Arithmetic =
@@ -39,13 +39,13 @@ impl Partial {
         self
     }
 
-    /// out and lse.
+    /// The attention output and log-sum-exp.
     fn finish(&self) -> (Vec<f32>, f32) {
         (self.o.iter().map(|o| o / self.l).collect(), self.m + ln1::<Portable>(self.l))
     }
 }
 
-/// A row, under a head.
+/// A row under one head.
 struct Row<'a> {
     g: &'a Geometry,
     qkv: &'a [f32],
@@ -75,7 +75,7 @@ impl Row<'_> {
         Stream::new(seed, 3).shuffle(&mut partials);
         partials.sort_by_key(|(split, _)| *split);
         let mut partials = partials.into_iter().map(|(_, partial)| partial);
-        let first = partials.next().expect("a row sees itself");
+        let first = partials.next().expect("a row attends to itself");
         partials.fold(first, |sum, next| sum.merge(&next)).finish()
     }
 
@@ -102,7 +102,7 @@ impl Row<'_> {
 }
 
 /// Rows with several splits, with and without a window, with shared and separate prefixes. Only some rows are tested,
-/// since it is slow.
+/// because the test is slow.
 fn rows(a: Arithmetic, check: impl Fn(&Row<'_>)) {
     for (window, groups) in [(None, &[(150, &[120, 3][..])]), (Some(140), &[(300, &[40][..])])] {
         let (g, layout) = (geometry(2, 1, 16, window), layout(groups, 5));
@@ -118,9 +118,9 @@ fn bits((out, lse): &(Vec<f32>, f32)) -> Vec<u32> {
     out.iter().chain([lse]).map(|x| x.to_bits()).collect()
 }
 
-/// Neither the thread that computes a split, nor its finishing time, nor other work beside it changes a bit.
+/// The bits do not depend on the thread that computes a split, on the order in which splits finish, or on other work.
 #[test]
-fn merging_in_order_depends_on_the_row_alone() {
+fn merging_splits_in_order_gives_bits_that_depend_only_on_the_row() {
     for a in [F32, ON_AMPERE, ON_HOPPER] {
         rows(a, |row| {
             let sequence = bits(&row.in_sequence(SPLIT));
@@ -131,7 +131,7 @@ fn merging_in_order_depends_on_the_row_alone() {
 
 /// A row that attends to only one split is computed as without splits.
 #[test]
-fn a_row_of_one_split_has_the_bits_of_the_unsplit_formula() {
+fn a_row_with_one_split_has_the_bits_of_the_unsplit_formula() {
     for a in [F32, ON_HOPPER] {
         rows(a, |row| {
             let Row { g, qkv, keys, head, a } = *row;
@@ -143,10 +143,10 @@ fn a_row_of_one_split_has_the_bits_of_the_unsplit_formula() {
     }
 }
 
-/// The test would notice violations of the rule: splits that depend on the row's length or the number of workers,
-/// merging in order of completion, or continuing without splits.
+/// Each violation of the rule changes bits: splits that depend on the row's length or on the number of workers, merging
+/// in the order of completion, and no splits at all.
 #[test]
-fn another_rule_gives_other_bits() {
+fn another_split_rule_gives_other_bits() {
     let count = [(); 4].map(|()| std::cell::Cell::new(0));
     rows(ON_HOPPER, |row| {
         let Row { g, qkv, keys, head, a } = *row;
@@ -154,7 +154,7 @@ fn another_rule_gives_other_bits() {
         let mut backwards = row.partials(SPLIT);
         backwards.reverse();
         let mut backwards = backwards.into_iter().map(|(_, partial)| partial);
-        let last = backwards.next().expect("a row sees itself");
+        let last = backwards.next().expect("a row attends to itself");
         let others = [
             bits(&row.in_sequence(keys.len().div_ceil(2).next_multiple_of(BLOCK))),
             bits(&row.in_sequence(BLOCK)),
@@ -168,16 +168,16 @@ fn another_rule_gives_other_bits() {
     assert!(count.iter().all(|count| count.get() > 3), "{count:?}");
 }
 
-/// The result is attention.
+/// The result of split attention is close to the oracle's.
 #[test]
-fn splits_are_close_to_the_oracle() {
+fn split_attention_is_close_to_the_oracle() {
     for (a, tolerance) in [(F32, 1e-5), (ON_HOPPER, 1e-2)] {
         rows(a, |row| {
             let Row { g, qkv, keys, head, .. } = *row;
             let wide: Vec<f64> = qkv.iter().map(|&x| x.into()).collect();
             let mut lists = vec![Vec::new(); keys.last().unwrap() + 1];
             *lists.last_mut().expect("one") = keys.to_vec();
-            // The oracle needs a list for each row; earlier rows attend only to themselves.
+            // The oracle needs a list of keys for each row. The other rows attend only to themselves.
             lists.iter_mut().enumerate().filter(|(_, list)| list.is_empty()).for_each(|(i, list)| list.push(i));
             let (out, lse) = reference::forward(g, &wide, &lists);
             let (got, got_lse) = row.in_sequence(SPLIT);

@@ -1,8 +1,8 @@
-//! Sampling parameters of a row: which are rejected, and which need the whole row of logits.
+//! Sampling parameters that are rejected, and those that need the whole row of logits.
 
 use super::*;
 
-/// The error of sampling a row of logits of ten tokens, if there is one.
+/// The error of sampling from a row of ten logits; `None` if sampling succeeds.
 pub(super) fn says(params: RowParams<'_>) -> Option<String> {
     let m = memory();
     let (hidden, weight) = (Tensor::zeros(&m, &[1, 2], DType::F32), Matrix::zeros(&m, 10, 2));
@@ -20,10 +20,10 @@ pub(super) fn says(params: RowParams<'_>) -> Option<String> {
 }
 
 #[test]
-fn values_out_of_range_are_refused_and_bounds_are_not() {
+fn sampling_parameters_are_valid_up_to_their_bounds() {
     type With = fn(f64) -> RowParams<'static>;
     type Case = (&'static str, &'static str, With, &'static [f64], &'static [f64]);
-    // Of a temperature near 0 the inverse is infinite.
+    // The inverse of a temperature near 0 is infinite.
     let of: [Case; 4] = [
         (
             "temperature",
@@ -59,11 +59,11 @@ fn values_out_of_range_are_refused_and_bounds_are_not() {
 }
 
 #[test]
-fn tokens_of_the_history_matter_only_to_a_penalty() {
+fn history_tokens_are_checked_only_with_a_penalty() {
     let of = |repetition_penalty| RowParams { repetition_penalty, history: &[9, 10, 11], ..PLAIN };
     assert_eq!(says(of(1.0)), None);
     for penalty in [0.5, 2.0] {
-        let message = "sample::forward: history[1] is 10, which is not below 10";
+        let message = "sample::forward: history[1] is 10, expected below 10";
         assert_eq!(says(of(penalty)).as_deref(), Some(message));
     }
     assert!(of(1.0).penalised().is_empty());
@@ -72,7 +72,7 @@ fn tokens_of_the_history_matter_only_to_a_penalty() {
 }
 
 #[test]
-fn truncation_and_a_penalty_need_the_whole_row() {
+fn truncation_and_penalties_need_the_whole_row_of_logits() {
     let greedy = RowParams { temperature: 0.0, ..PLAIN };
     for (params, whole) in [
         (PLAIN, false),
@@ -81,7 +81,7 @@ fn truncation_and_a_penalty_need_the_whole_row() {
         (RowParams { top_k: 1, ..PLAIN }, true),
         (RowParams { top_p: 0.999, ..PLAIN }, true),
         (RowParams { min_p: 0.001, ..PLAIN }, true),
-        // Greedy takes the most likely token, which no truncation removes.
+        // Greedy sampling takes the most likely token, which truncation never removes.
         (RowParams { top_k: 1, top_p: 0.5, min_p: 0.5, ..greedy }, false),
         (RowParams { repetition_penalty: 1.1, ..greedy }, true),
         (RowParams { repetition_penalty: 0.9, ..PLAIN }, true),

@@ -1,4 +1,4 @@
-//! Files of recorded rollouts as groups: the lines that form a group, and the errors for invalid files.
+//! Files of recorded rollouts: which lines form a group, and the errors of invalid files.
 
 use super::*;
 use crate::config::ComputeDType;
@@ -16,7 +16,7 @@ fn limits(num_generations: usize) -> Limits {
     Limits { num_generations, max_completion_length: 3, context: 5 }
 }
 
-/// Reads a file of this content. An error is without the path of the file.
+/// Reads a file with this content. The file's path is removed from errors.
 fn load(content: impl AsRef<[u8]>, num_generations: usize) -> Result<Replay, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("r.jsonl");
@@ -38,7 +38,7 @@ fn shown(replay: &Replay) -> Vec<(Vec<u32>, Vec<Vec<u32>>)> {
 }
 
 #[test]
-fn lines_are_groups_of_one_prompt() {
+fn lines_with_the_same_prompt_form_a_group() {
     let text = [
         line("[7, 8]", "[1]", "0.5, \"lineage\": \"00000000000000000000000000000001\""),
         "\n  \n".to_owned(),
@@ -60,7 +60,7 @@ fn lines_are_groups_of_one_prompt() {
     assert_eq!(replay.hash, telemetry::record::sha256(text.concat().as_bytes()));
     assert_eq!(replay.reward_names, ["reward"]);
     let lineages: Vec<bool> = replay.groups.iter().map(|group| group.lineage.is_some()).collect();
-    assert_eq!(lineages, [true, false, false], "the lines of the last group name two");
+    assert_eq!(lineages, [true, false, false], "the lines of the last group have two lineages");
     let rows: Vec<usize> = replay.groups.iter().map(|group| group.prompt.row).collect();
     assert_eq!(rows, [0, 1, 2]);
     assert!(Arc::ptr_eq(&replay.groups[0].prompt.tokens, &replay.groups[2].prompt.tokens));
@@ -74,44 +74,45 @@ fn lines_are_groups_of_one_prompt() {
 }
 
 #[test]
-fn an_invalid_line_is_named() {
-    let said = |lines: &[String], generations: usize| load(lines.concat(), generations).err().expect("refused");
+fn errors_of_invalid_lines_name_the_line() {
+    let refused = |lines: &[String], generations: usize| load(lines.concat(), generations).err().expect("refused");
     let good = || line("[9]", "[4]", "1");
-    assert_eq!(said(&[], 1), "FILE is empty: it has no rollout");
-    assert_eq!(said(&["\n".into()], 1), "FILE is empty: it has no rollout");
-    assert_eq!(said(&[good()], 2), "FILE, line 1: the last group has 1 completion, but num_generations is 2");
-    let other = "FILE, line 4: another prompt begins, but the group before has 2 completions and num_generations is 3";
-    assert_eq!(said(&[good(), "\n".into(), good(), line("[8]", "[4]", "1")], 3), other);
-    let whole = "FILE, line 2: another prompt begins, but the group before has 1 completion and num_generations is 2";
-    assert_eq!(said(&[good(), line("[9]", "[[4], [5]]", "[1, 2]")], 2), whole);
+    assert_eq!(refused(&[], 1), "FILE is empty: it has no rollout");
+    assert_eq!(refused(&["\n".into()], 1), "FILE is empty: it has no rollout");
+    assert_eq!(refused(&[good()], 2), "FILE, line 1: the last group has 1 completion, but num_generations is 2");
+    let other = "FILE, line 4: a new prompt begins after a group of 2 completions, but num_generations is 3";
+    assert_eq!(refused(&[good(), "\n".into(), good(), line("[8]", "[4]", "1")], 3), other);
+    let whole = "FILE, line 2: a new prompt begins after a group of 1 completion, but num_generations is 2";
+    assert_eq!(refused(&[good(), line("[9]", "[[4], [5]]", "[1, 2]")], 2), whole);
     let set = "FILE, line 1: the group has 2 completions, but num_generations is 3: set num_generations = 2";
-    assert_eq!(said(&[line("[9]", "[[4], [5]]", "[1, 2]")], 3), set);
+    assert_eq!(refused(&[line("[9]", "[[4], [5]]", "[1, 2]")], 3), set);
     assert!(load(line("[8, 9]", "[1, 2, 3]", "1"), 1).is_ok(), "as long as the limits allow");
-    let long = "FILE, line 1: a completion has 4 tokens, more than max_completion_length = 3: raise it";
-    assert_eq!(said(&[line("[9]", "[1, 2, 3, 4]", "1")], 1), long);
-    let context = "FILE, line 1: prompt and completion have 6 tokens, the context has 5";
-    assert_eq!(said(&[line("[7, 8, 9]", "[1, 2, 3]", "1")], 1), context);
-    let rewards = "FILE, line 2: `rewards` has 2 numbers, the lines before have 1";
-    assert_eq!(said(&[good(), line("[9]", "[4]", "[1, 2]")], 1), rewards);
+    let long =
+        "FILE, line 1: a completion has 4 tokens, more than max_completion_length = 3: raise max_completion_length";
+    assert_eq!(refused(&[line("[9]", "[1, 2, 3, 4]", "1")], 1), long);
+    let context = "FILE, line 1: prompt and completion have 6 tokens, but the context has 5";
+    assert_eq!(refused(&[line("[7, 8, 9]", "[1, 2, 3]", "1")], 1), context);
+    let rewards = "FILE, line 2: `rewards` has 2 numbers, but earlier lines have 1";
+    assert_eq!(refused(&[good(), line("[9]", "[4]", "[1, 2]")], 1), rewards);
     let names = |names: &str| line("[9]", "[4]", &format!("[1, 2], \"reward_names\": {names}"));
     let count = "FILE, line 1: `reward_names` has 1 names for 2 rewards";
-    assert_eq!(said(&[names("[\"x\"]")], 1), count);
-    let other = "FILE, line 2: `reward_names` is [\"x\", \"z\"], in the lines before [\"x\", \"y\"]";
-    assert_eq!(said(&[names("[\"x\", \"y\"]"), names("[\"x\", \"z\"]")], 1), other);
+    assert_eq!(refused(&[names("[\"x\"]")], 1), count);
+    let other = "FILE, line 2: `reward_names` is [\"x\", \"z\"], but [\"x\", \"y\"] in earlier lines";
+    assert_eq!(refused(&[names("[\"x\", \"y\"]"), names("[\"x\", \"z\"]")], 1), other);
     let lineage = "FILE, line 1: a lineage is 32 hexadecimal digits, not \"12\"";
-    assert_eq!(said(&[line("[9]", "[4]", "1, \"lineage\": \"12\"")], 1), lineage);
-    assert!(said(&["[1]\n".into()], 1).starts_with("FILE, line 1: expected an object"));
+    assert_eq!(refused(&[line("[9]", "[4]", "1, \"lineage\": \"12\"")], 1), lineage);
+    assert!(refused(&["[1]\n".into()], 1).starts_with("FILE, line 1: expected an object"));
     let vocabulary = "FILE, line 1: completion_ids[0] = 40 is not in the model's vocabulary of 40";
-    assert_eq!(said(&[line("[9]", "[40]", "1")], 1), vocabulary);
-    let problem = said(&[line("[9]", "[4]", "null, \"problems\": [{\"reward\": 1}]")], 1);
+    assert_eq!(refused(&[line("[9]", "[40]", "1")], 1), vocabulary);
+    let problem = refused(&[line("[9]", "[4]", "null, \"problems\": [{\"reward\": 1}]")], 1);
     assert!(problem.starts_with("FILE, line 1: `problems`: invalid type: integer"), "{problem}");
     let missing = Replay::load(Path::new("/nowhere/r"), &assets(), &limits(1)).err().unwrap().to_string();
     assert!(missing.starts_with("cannot read the rollouts /nowhere/r: "), "{missing}");
 }
 
-/// A problem that several completions of a group have in common is read as one problem of all of them.
+/// A problem that several completions of a group share is read as one problem.
 #[test]
-fn problems_of_completions_are_those_of_their_group() {
+fn shared_problems_of_a_group_are_merged() {
     let problem = |message: &str| format!("{{\"reward\": \"r\", \"kind\": \"failed\", \"message\": \"{message}\"}}");
     let with = |problems: &str| line("[9]", "[4]", &format!("null, \"problems\": [{problems}]"));
     let all = [with(&problem("a")), with(""), with(&[problem("b"), problem("a")].join(", "))];
@@ -122,7 +123,7 @@ fn problems_of_completions_are_those_of_their_group() {
 }
 
 #[test]
-fn records_of_groups_are_read_as_lines_are() {
+fn recorded_groups_and_json_lines_are_read_alike() {
     let group = |change: &dyn Fn(&mut Group)| {
         let completion = |place: usize| wire::Completion {
             rewards: vec![Some(1.0)],
@@ -147,28 +148,28 @@ fn records_of_groups_are_read_as_lines_are() {
     assert_eq!(shown(&replay), [(vec![9], vec![vec![4], vec![4]])]);
     assert_eq!((replay.groups[0].lineage, replay.reward_names.clone()), (Some(Lineage([3; 16])), vec!["r".to_owned()]));
     assert_eq!(replay.groups[0].completions[1].versions, [6]);
-    let said = |change: &dyn Fn(&mut Group)| load(group(change), 2).err().expect("refused");
+    let refused = |change: &dyn Fn(&mut Group)| load(group(change), 2).err().expect("refused");
     let token = |id: u32| format!("FILE, group 12: token {id} is not in the model's vocabulary of 40");
-    assert_eq!(said(&|group| group.prompt_ids = vec![9, 40]), token(40));
-    assert_eq!(said(&|group| group.completions[1].ids[0] = 41), token(41));
+    assert_eq!(refused(&|group| group.prompt_ids = vec![9, 40]), token(40));
+    assert_eq!(refused(&|group| group.completions[1].ids[0] = 41), token(41));
     let nothing =
-        "FILE, group 12: it has no prompt, no completion or no reward, so that nothing can be learned from it";
-    assert_eq!(said(&|group| group.prompt_ids.clear()), nothing);
-    assert_eq!(said(&|group| group.completions.clear()), nothing);
+        "FILE, group 12: the group has no prompt, no completion or no reward, so nothing can be learned from it";
+    assert_eq!(refused(&|group| group.prompt_ids.clear()), nothing);
+    assert_eq!(refused(&|group| group.completions.clear()), nothing);
     let without = |group: &mut Group| {
         group.reward_names.clear();
         group.completions.iter_mut().for_each(|c| c.rewards.clear());
     };
-    assert_eq!(said(&without), nothing);
+    assert_eq!(refused(&without), nothing);
     let mut cut = group(&|_| {});
     cut.pop();
-    assert!(load(cut, 2).err().unwrap().starts_with("FILE: record 0, at byte 0: the record is cut off"));
+    assert!(load(cut, 2).err().unwrap().starts_with("FILE: record 0, at byte 0: the record is truncated"));
     assert_eq!(*recorded_versions(&[1 << 63 | 6, 7].map(Updates)), [6, 7].map(Updates));
     assert_eq!(recorded_versions(&[Updates(6), NO_VERSION]), Vec::new());
 }
 
 #[test]
-fn recorded_completions_are_as_if_they_had_just_been_generated() {
+fn replayed_completions_equal_newly_generated_ones() {
     let dir = directory();
     let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
     let policy = Policy::load(&ctx, &dir.path().join("model"), ComputeDType::F32).unwrap();
@@ -188,12 +189,12 @@ fn recorded_completions_are_as_if_they_had_just_been_generated() {
         let one = PromptCompletion { prompt, completion };
         scorer.score(&ctx, &policy.weights, &[one], 0.5).unwrap().remove(0).logps
     };
-    // Missing log-probabilities are computed by the policy, so they have the policy's version.
-    let (own, of_run) = (policy.weights.version(), Updates(1 << 63 | 6));
+    // The policy computes missing log-probabilities, so they have the policy's version.
+    let (own, run_version) = (policy.weights.version(), Updates(1 << 63 | 6));
     let expected = [
         (0, vec![5], vec![NO_VERSION], vec![-0.25], FinishReason::Length),
         (1, vec![5, 0], vec![own; 2], logps(&[7], &[5, 0]), FinishReason::Length),
-        (0, vec![4, 0], vec![of_run; 2], vec![-0.5, -1.0], FinishReason::Stop),
+        (0, vec![4, 0], vec![run_version; 2], vec![-0.5, -1.0], FinishReason::Stop),
         (1, vec![4], vec![own], logps(&[9], &[4]), FinishReason::Stop),
     ];
     let all: Vec<&ScoredCompletion> = rollouts.groups.iter().flat_map(|group| &group.completions).collect();

@@ -1,4 +1,4 @@
-//! Batches that are generated in chunks, as bytes.
+//! The bytes of batches that are generated in chunks.
 
 use super::super::begun::groups_of_begun;
 use super::*;
@@ -15,7 +15,7 @@ fn row(row: u64) -> Option<Arc<Prompt>> {
 }
 
 /// The answer of group `number` with two completions of `tokens` tokens, unfinished or scored by one reward.
-fn answer(number: u64, of_row: u64, tokens: usize, ended: bool) -> GroupAnswer {
+fn answer(number: u64, row_number: u64, tokens: usize, ended: bool) -> GroupAnswer {
     let completion = |generation: usize| rollout::Completion {
         generation,
         ids: vec![4 + generation as u32; tokens],
@@ -25,7 +25,7 @@ fn answer(number: u64, of_row: u64, tokens: usize, ended: bool) -> GroupAnswer {
         finish_reason: if ended { FinishReason::Stop } else { FinishReason::Unfinished },
     };
     let group =
-        RolloutGroup::new(GroupId(number), row(of_row).unwrap().tokens.clone(), vec![completion(0), completion(1)]);
+        RolloutGroup::new(GroupId(number), row(row_number).unwrap().tokens.clone(), vec![completion(0), completion(1)]);
     let scores = Scores::new(vec![Some(0.5), Some(1.5)]);
     let scores = if ended { vec![GivenScores { reward: 0, scores, seconds: 0.25 }] } else { Vec::new() };
     GroupAnswer { group, scores, rollout_s: 0.75 }
@@ -56,7 +56,7 @@ fn take(bytes: &[u8]) -> Result<(BegunBatch, usize), String> {
 }
 
 #[test]
-fn a_begun_batch_comes_back() {
+fn a_begun_batch_is_read_back_unchanged() {
     let bytes = batch().to_bytes();
     assert_eq!(widths(&bytes), [("begun", 1), ("rows", 1), ("rewards", 1)]);
     let (head, _) = RecordReader::take(&bytes).unwrap();
@@ -85,23 +85,23 @@ fn a_begun_batch_comes_back() {
 #[test]
 fn a_begun_batch_that_does_not_fit_the_data_is_refused() {
     let bytes = batch().to_bytes();
-    let said = |name: &str, put: &dyn Fn(&mut RecordWriter)| take(&with_column(&bytes, name, put)).unwrap_err();
-    let begun = |values: [u64; 3]| said("begun", &|r| r.uints("begun", 1, values));
-    assert_eq!(said("begun", &|r| r.uints("begun", 1, [5, 7])), "column `begun` does not have 3 numbers");
-    let rows = "column `rows` does not have a row for each group";
+    let refused = |name: &str, put: &dyn Fn(&mut RecordWriter)| take(&with_column(&bytes, name, put)).unwrap_err();
+    let begun = |values: [u64; 3]| refused("begun", &|r| r.uints("begun", 1, values));
+    assert_eq!(refused("begun", &|r| r.uints("begun", 1, [5, 7])), "column `begun` must have 3 numbers");
+    let rows = "column `rows` must have one row per group";
     for wrong in [vec![3], vec![3, 1, 1], vec![]] {
-        assert_eq!(said("rows", &|r| r.uints("rows", 1, wrong.clone())), rows);
+        assert_eq!(refused("rows", &|r| r.uints("rows", 1, wrong.clone())), rows);
     }
-    assert_eq!(said("rows", &|_| {}), rows);
+    assert_eq!(refused("rows", &|_| {}), rows);
     assert_eq!((begun([5, 7, 1]), begun([5, 7, 3]), begun([5, u64::MAX, 2])), (rows.into(), rows.into(), rows.into()));
-    let no_row = said("rows", &|r| r.uints("rows", 1, [3, 6]));
-    assert_eq!(no_row, "group 8: column `rows` names no row of the data");
-    assert_eq!(begun([5, 8, 2]), "it answers another job");
-    // The tokens differ from those of the row.
-    assert_eq!(said("rows", &|r| r.uints("rows", 1, [1, 3])), "it answers another job");
-    let other = said("rewards", &|r| r.texts("rewards", ["a", "b"]));
-    assert_eq!(other, "it does not have 2 completions with the scores of 2 rewards");
-    assert!(said("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
+    let no_row = refused("rows", &|r| r.uints("rows", 1, [3, 6]));
+    assert_eq!(no_row, "group 8: column `rows` names a row that the data lacks");
+    assert_eq!(begun([5, 8, 2]), "the answer belongs to another job");
+    // The tokens differ from the row's.
+    assert_eq!(refused("rows", &|r| r.uints("rows", 1, [1, 3])), "the answer belongs to another job");
+    let other = refused("rewards", &|r| r.texts("rewards", ["a", "b"]));
+    assert_eq!(other, "the answer must have 2 completions with scores of 2 rewards");
+    assert!(refused("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
     assert!(groups_of_begun(&with_column(&bytes, "begun", |r| r.uints("begun", 1, [5, 7, 3]))).is_err());
     assert!(groups_of_begun(&with_column(&bytes, "begun", |_| {})).is_err());
 }

@@ -1,4 +1,4 @@
-//! Groups of a generation batch, of samples and of evaluations in the form in which they are written.
+//! Groups of generation batches, samples and evaluations, converted to the byte format.
 
 use super::super::convert::{records_of_evaluation, records_of_rollouts};
 use super::*;
@@ -8,10 +8,10 @@ use crate::rollouts::{Rollouts, samples};
 use rewards::Problem;
 use rollout::SamplingParams;
 
-/// The bit of a version that another run counted.
+/// The bit of a version that another run has counted.
 const OF_ANOTHER_RUN: u64 = 1 << 63;
 
-/// Two groups of two completions, the first of which another run sampled.
+/// Two groups of two completions. Another run sampled the first group.
 fn rollouts() -> Rollouts {
     let mut rollouts = round(&[(3, [Some(1.0), None]), (5, [Some(2.0), Some(4.0)])]);
     rollouts.reward_weights = vec![0.5];
@@ -52,7 +52,7 @@ fn settings() -> Value {
 #[test]
 fn a_generation_is_recorded_with_its_advantages_and_masks() {
     let rollouts = rollouts();
-    let mut samples = samples::of_rollouts(&rollouts);
+    let mut samples = samples::from_rollouts(&rollouts);
     assert_eq!(
         samples.iter().map(|s| (s.group.0, s.truncated())).collect::<Vec<_>>(),
         [(3, false), (3, false), (5, true), (5, false)]
@@ -76,7 +76,7 @@ fn a_generation_is_recorded_with_its_advantages_and_masks() {
         assert_eq!((&group.prompt, &group.dataset), (&Some(Content::Text(id.to_string())), &Map::new()));
         assert_eq!(Value::Object(group.sampling.clone()), settings());
         assert_eq!((&group.reward_names, &group.reward_weights), (&vec!["r".to_owned()], &vec![0.5]));
-        assert!(group.completions.iter().all(|c| c.content.is_none()), "the token ids give it");
+        assert!(group.completions.iter().all(|c| c.content.is_none()), "the text follows from the token ids");
     }
     assert_eq!([first.lineage, second.lineage], [Some(Lineage([1; 16])), Some(Lineage([2; 16]))]);
     let problem = json!({"reward": "r", "kind": "failed", "message": "none", "rows": 1, "example": null, "fatal": false,
@@ -112,34 +112,34 @@ fn a_generation_is_recorded_with_its_advantages_and_masks() {
 #[test]
 fn a_group_without_the_columns_for_scoring_is_refused() {
     let scored = rollouts().groups.remove(0);
-    let said = |change: fn(&mut Group)| {
-        let mut group = Group::of_scored(&scored, true);
+    let refused = |change: fn(&mut Group)| {
+        let mut group = Group::from_scored(&scored, true);
         change(&mut group);
         group.into_scored().unwrap_err().to_string()
     };
-    assert_eq!(said(|g| g.prompt_id = None), "group 3: column `prompt_id` is missing");
-    assert_eq!(said(|g| g.prompt = None), "group 3: column `prompt` is missing");
-    assert_eq!(said(|g| g.completions[1].content = None), "group 3: column `completions` is missing");
-    assert_eq!(said(|g| g.completions[1].finish_reason = None), "group 3: column `finish_reasons` is missing");
-    let problem = said(|g| g.problems = vec![json!({"reward": 1})]);
+    assert_eq!(refused(|g| g.prompt_id = None), "group 3: column `prompt_id` is missing");
+    assert_eq!(refused(|g| g.prompt = None), "group 3: column `prompt` is missing");
+    assert_eq!(refused(|g| g.completions[1].content = None), "group 3: column `completions` is missing");
+    assert_eq!(refused(|g| g.completions[1].finish_reason = None), "group 3: column `finish_reasons` is missing");
+    let problem = refused(|g| g.problems = vec![json!({"reward": 1})]);
     assert!(problem.starts_with("group 3: column `problems`: invalid type: "), "{problem}");
-    let back = Group::of_scored(&scored, true).into_scored().unwrap();
+    let back = Group::from_scored(&scored, true).into_scored().unwrap();
     assert_eq!((back.problems, back.lineage), (scored.problems.clone(), scored.lineage));
 }
 
 #[test]
-fn neighbours_of_one_number_and_prompt_are_a_group() {
+fn adjacent_samples_of_one_group_and_prompt_form_a_group() {
     let prompts = [model::Prompt::new([1]), model::Prompt::new([1])];
     let sample = |group: u64, prompt: usize, id: u32| Sample {
         group: GroupId(group),
         versions: vec![Updates(u64::from(id))],
-        finish_reason: FinishReason::of_ended(id.is_multiple_of(2)),
+        finish_reason: FinishReason::from_truncated(id.is_multiple_of(2)),
         advantage: Advantage::Sequence(id as f32),
         ..Sample::supervised(prompts[prompt].clone(), vec![id])
     };
     let samples =
         [sample(7, 0, 1), sample(7, 0, 2), sample(8, 0, 3), sample(8, 1, 4), sample(8, 1, 5), sample(7, 0, 6)];
-    let groups = Group::of_samples(&samples);
+    let groups = Group::from_samples(&samples);
     let of = |group: &Group| (group.group.0, group.prompt_in_batch, group.completions.len(), group.prompt_ids.clone());
     let expected = [(7, 0, 2), (8, 0, 1), (8, 1, 2), (7, 0, 1)].map(|(id, prompt, n)| (id, Some(prompt), n, vec![1]));
     assert_eq!(groups.iter().map(of).collect::<Vec<_>>(), expected);
@@ -149,7 +149,7 @@ fn neighbours_of_one_number_and_prompt_are_a_group() {
     assert_eq!(back, samples);
     let shared: Vec<bool> = back.iter().map(|sample| Arc::ptr_eq(&sample.prompt, &back[0].prompt)).collect();
     assert_eq!(shared, [true, true, true, false, false, true]);
-    // A group without these columns gets defaults: an advantage of 0, and a prompt that is not shared.
+    // A group without these columns has defaults: an advantage of 0, and an unshared prompt.
     let group = || Group { group: GroupId(2), completions: vec![Completion::new(0, vec![4])], ..Group::default() };
     let unknown = Group::into_samples(vec![group(), group()]);
     assert_eq!((&unknown[0].advantage, unknown[0].truncated()), (&Advantage::Sequence(0.0), false));

@@ -1,11 +1,11 @@
-//! A group whose columns do not fit each other: each error names the group, the column and the fault.
+//! Groups whose columns do not match: each error names the group, the column and the fault.
 
 use super::super::read::Outline;
 use super::*;
 
 type Put<'a> = &'a dyn Fn(&mut RecordWriter);
 
-/// A group of two completions with two tokens and one, scored by two rewards.
+/// A group of two completions, with two tokens and one token, scored by two rewards.
 fn good() -> Vec<u8> {
     let mut record = RecordWriter::new();
     record.uints("group", 1, [4]);
@@ -26,22 +26,22 @@ fn with(name: &str, put: Put<'_>) -> Result<Group, String> {
     Group::read(&bytes).map(|(group, _)| group).map_err(|error| error.to_string())
 }
 
-/// Checks the error for a group with the column `name` as `put` adds it.
+/// Checks the error for a group whose column `name` is written by `put`.
 #[track_caller]
-fn said(name: &str, put: Put<'_>, what: &str) {
+fn refused(name: &str, put: Put<'_>, what: &str) {
     assert_eq!(with(name, put).unwrap_err(), format!("group 4: column {what}"));
 }
 
 #[test]
 fn a_missing_column_is_named() {
     assert_eq!(with("group", &|_| {}).unwrap_err(), "column `group` is missing");
-    assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` does not have one number");
+    assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` must have one number");
     for name in ["prompt_ids", "lengths", "ids", "scored", "scores"] {
-        said(name, &|_| {}, &format!("`{name}` is missing"));
+        refused(name, &|_| {}, &format!("`{name}` is missing"));
     }
-    // Without names of rewards, there are no scores to read.
+    // Without names of rewards, no scores are read.
     let without = with("reward_names", &|_| {}).unwrap_err();
-    assert_eq!(without, "group 4: column `reward_weights` does not have a weight for each of `reward_names`");
+    assert_eq!(without, "group 4: column `reward_weights` must have one weight for each of `reward_names`");
     let rewards = |group: Group| group.completions.into_iter().map(|c| c.rewards).collect::<Vec<_>>();
     assert_eq!(
         with("reward_weights", &|_| {}).map(rewards),
@@ -50,60 +50,60 @@ fn a_missing_column_is_named() {
 }
 
 #[test]
-fn numbers_and_texts_that_do_not_fit_are_named() {
-    said("prompt_ids", &|r| r.uints("prompt_ids", 1, [1, 1 << 32]), "`prompt_ids` has a number above 2^32");
-    said("ids", &|r| r.uints("ids", 1, [9, 8, 1 << 32]), "`ids` has a number above 2^32");
+fn invalid_numbers_and_strings_are_named() {
+    refused("prompt_ids", &|r| r.uints("prompt_ids", 1, [1, 1 << 32]), "`prompt_ids` has a number above 2^32");
+    refused("ids", &|r| r.uints("ids", 1, [9, 8, 1 << 32]), "`ids` has a number above 2^32");
     for more in [vec![2, 2], vec![4], vec![2, u64::MAX], vec![u64::MAX, 2]] {
-        said("lengths", &|r| r.uints("lengths", 1, more.clone()), "`lengths` names more tokens than `ids` has");
+        refused("lengths", &|r| r.uints("lengths", 1, more.clone()), "`lengths` names more tokens than `ids` has");
     }
     for fewer in [vec![2], vec![1, 1], vec![]] {
-        said("lengths", &|r| r.uints("lengths", 1, fewer.clone()), "`lengths` names fewer tokens than `ids` has");
+        refused("lengths", &|r| r.uints("lengths", 1, fewer.clone()), "`lengths` names fewer tokens than `ids` has");
     }
     for weights in [&[1.0][..], &[1.0; 3]] {
-        let what = "`reward_weights` does not have a weight for each of `reward_names`";
-        said("reward_weights", &|r| r.f64s("reward_weights", 1, weights), what);
+        let what = "`reward_weights` must have one weight for each of `reward_names`";
+        refused("reward_weights", &|r| r.f64s("reward_weights", 1, weights), what);
     }
     for name in ["step", "prompt_id", "prompt_in_batch"] {
-        said("", &|r| r.uints(name, 1, [1, 2]), &format!("`{name}` does not have one number"));
-        said("", &|r| r.uints(name, 1, []), &format!("`{name}` does not have one number"));
+        refused("", &|r| r.uints(name, 1, [1, 2]), &format!("`{name}` must have one number"));
+        refused("", &|r| r.uints(name, 1, []), &format!("`{name}` must have one number"));
     }
     for name in ["prompt", "dataset", "sampling"] {
-        said("", &|r| r.texts(name, ["{}", "{}"]), &format!("`{name}` does not have one text"));
+        refused("", &|r| r.texts(name, ["{}", "{}"]), &format!("`{name}` must have one string"));
     }
     for name in ["dataset", "sampling", "problems"] {
         let end = "EOF while parsing an object at line 1 column 1";
-        said("", &|r| r.texts(name, ["{"]), &format!("`{name}` has broken JSON: {end}"));
+        refused("", &|r| r.texts(name, ["{"]), &format!("`{name}` has broken JSON: {end}"));
     }
     for length in [15, 17] {
-        said("", &|r| r.bytes("lineage", &vec![0; length]), "`lineage` does not have 16 bytes");
+        refused("", &|r| r.bytes("lineage", &vec![0; length]), "`lineage` must have 16 bytes");
     }
 }
 
 #[test]
-fn a_column_has_a_value_for_each_completion() {
+fn columns_must_have_one_value_per_completion() {
     for name in ["completions", "extra", "step_scores"] {
-        said("", &|r| r.texts(name, ["{}"; 3]), &format!("`{name}` has 3 values, not 2"));
+        refused("", &|r| r.texts(name, ["{}"; 3]), &format!("`{name}` must have 2 values, got 3"));
     }
-    said("", &|r| r.uints("generations", 1, [0]), "`generations` has 1 values, not 2");
-    said("", &|r| r.f32s("advantages", 1, &[0.5]), "`advantages` has 1 values, not 2");
-    said("", &|r| r.f32s("token_advantages", 1, &[0.5; 2]), "`token_advantages` has 2 values, not 3");
+    refused("", &|r| r.uints("generations", 1, [0]), "`generations` must have 2 values, got 1");
+    refused("", &|r| r.f32s("advantages", 1, &[0.5]), "`advantages` must have 2 values, got 1");
+    refused("", &|r| r.f32s("token_advantages", 1, &[0.5; 2]), "`token_advantages` must have 3 values, got 2");
     for name in ["mask", "inserted", "versions"] {
-        said("", &|r| r.runs(name, [1, 0]), &format!("`{name}` does not have 3 values, one for each"));
+        refused("", &|r| r.runs(name, [1, 0]), &format!("`{name}` must have 3 values"));
     }
-    said("", &|r| r.runs("finish_reasons", [1]), "`finish_reasons` does not have 2 values, one for each");
-    said("", &|r| r.runs("finish_reasons", [0, 3]), "`finish_reasons` has a reason that this program lacks");
-    said("scored", &|r| r.runs("scored", [1, 0, 1]), "`scored` does not have 4 values, one for each");
+    refused("", &|r| r.runs("finish_reasons", [1]), "`finish_reasons` must have 2 values");
+    refused("", &|r| r.runs("finish_reasons", [0, 3]), "`finish_reasons` has an unknown finish reason");
+    refused("scored", &|r| r.runs("scored", [1, 0, 1]), "`scored` must have 4 values");
     for (name, flags) in [("mask", vec![1, 0, 2]), ("inserted", vec![2, 0, 1])] {
-        said("", &|r| r.runs(name, flags.clone()), &format!("`{name}` has something else than 0 and 1"));
+        refused("", &|r| r.runs(name, flags.clone()), &format!("`{name}` must contain only 0 and 1"));
     }
-    said("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` has something else than 0 and 1");
-    said("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` says");
-    said("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` says");
+    refused("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` must contain only 0 and 1");
+    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` says");
+    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` says");
     let does_not_fit = "`step_scores` does not fit the completions and `reward_names`";
     for steps in
         [["[null]", "[]"], ["[]", "[null, null, null]"], ["[[[2, 1.0]], null]", "[]"], ["[]", "[null, [[1, 1.0]]]"]]
     {
-        said("", &|r| r.texts("step_scores", steps), does_not_fit);
+        refused("", &|r| r.texts("step_scores", steps), does_not_fit);
     }
     let steps = with("", &|r| r.texts("step_scores", ["[[[1, 0.5]], null]", "[null, [[0, 1.5]]]"])).unwrap();
     let steps: Vec<_> = steps.completions.into_iter().map(|c| c.steps).collect();
@@ -111,7 +111,7 @@ fn a_column_has_a_value_for_each_completion() {
 }
 
 #[test]
-fn columns_of_some_completions_are_theirs() {
+fn a_column_of_some_completions_is_assigned_to_these() {
     let some = |put: Put<'_>| with("", put).unwrap().completions;
     let found = some(&|r| {
         r.runs("has.finish_reasons", [0, 1]);
@@ -145,28 +145,32 @@ fn columns_of_some_completions_are_theirs() {
             r.f32s("advantages", 1, &[0.5]);
         }
     };
-    said("", &has(&[1, 2]), "`has.advantages` has something else than 0 and 1");
-    said("", &has(&[1]), "`has.advantages` does not have 2 values, one for each");
-    said("", &has(&[1, 1]), "`advantages` has 1 values, not 2");
-    said("", &|r| r.uints("token.x", 1, [1, 2]), "`token.x` has 2 values, which does not fit the tokens and its width");
-    said(
+    refused("", &has(&[1, 2]), "`has.advantages` must contain only 0 and 1");
+    refused("", &has(&[1]), "`has.advantages` must have 2 values");
+    refused("", &has(&[1, 1]), "`advantages` must have 2 values, got 1");
+    refused(
+        "",
+        &|r| r.uints("token.x", 1, [1, 2]),
+        "`token.x` has 2 values, which does not match the tokens and the column's width",
+    );
+    refused(
         "",
         &|r| r.f32s("token.x", 2, &[0.0; 7]),
-        "`token.x` has 7 values, which does not fit the tokens and its width",
+        "`token.x` has 7 values, which does not match the tokens and the column's width",
     );
-    said(
+    refused(
         "",
         &|r| r.f32s("prompt.x", 2, &[0.0; 3]),
-        "`prompt.x` has 3 values, which does not fit the tokens and its width",
+        "`prompt.x` has 3 values, which does not match the tokens and the column's width",
     );
-    said("", &|r| r.runs("token.x", [1; 3]), "`token.x` has values of kind 4, not 2");
-    said("", &|r| r.f64s("prompt.x", 1, &[1.0]), "`prompt.x` has values of kind 3, not 2");
+    refused("", &|r| r.runs("token.x", [1; 3]), "`token.x` has values of kind 4, not 2");
+    refused("", &|r| r.f64s("prompt.x", 1, &[1.0]), "`prompt.x` has values of kind 3, not 2");
     let prompt = with("", &|r| r.f32s("prompt.x", 2, &[0.5, 1.5])).unwrap().prompt_columns;
     assert_eq!(prompt.get("x"), Some(&Column { width: 2, values: Values::F32(vec![0.5, 1.5]) }));
 }
 
 #[test]
-fn a_fork_begins_with_tokens_that_are_there() {
+fn a_fork_must_refer_to_existing_tokens() {
     let forks = |pairs: [u64; 4]| {
         let forks = with("", &|r| r.uints("forks", 2, pairs))?.completions.into_iter();
         Ok::<_, String>(forks.map(|c| c.fork.map(|fork| (fork.parent, fork.at))).collect::<Vec<_>>())
@@ -174,14 +178,14 @@ fn a_fork_begins_with_tokens_that_are_there() {
     assert_eq!(forks([0, 0, 0, 0]), Ok(vec![None, None]));
     assert_eq!(forks([2, 1, 1, 1]), Ok(vec![Some((1, 1)), Some((0, 1))]));
     assert_eq!(forks([2, 0, 0, 5]), Ok(vec![Some((1, 0)), None]));
-    // The fork has more tokens than the other completion, or than the completion itself; it names itself; it names a
-    // missing completion.
+    // The fork has more tokens than the other completion or than its own; it refers to its own completion, or to a
+    // missing one.
     for wrong in [[2, 2, 0, 0], [0, 0, 1, 2], [1, 0, 0, 0], [0, 0, 2, 0], [3, 0, 0, 0], [u64::MAX, 0, 0, 0]] {
-        assert_eq!(forks(wrong), Err("group 4: column `forks` names a token that is not there".into()), "{wrong:?}");
+        assert_eq!(forks(wrong), Err("group 4: column `forks` refers to a missing token".into()), "{wrong:?}");
     }
     for odd in [&[0, 0][..], &[0; 3], &[0; 5], &[0; 6]] {
-        let what = "`forks` does not have two numbers for each completion";
-        said("", &|r| r.uints("forks", 2, odd.iter().copied()), what);
+        let what = "`forks` must have two numbers per completion";
+        refused("", &|r| r.uints("forks", 2, odd.iter().copied()), what);
     }
 }
 
@@ -189,9 +193,9 @@ fn a_fork_begins_with_tokens_that_are_there() {
 fn the_outline_of_a_group_matches_its_record() {
     let outline = |name: &str, put: Put<'_>| {
         let bytes = with_column(&good(), name, put);
-        Outline::of_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
+        Outline::from_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
     };
-    // The rewards are 2 · 0.5, and 2 · 0.25 + 4.
+    // The total rewards are 2 · 0.5, and 2 · 0.25 + 4.
     let expected = |step, completions, tokens| Outline {
         group: GroupId(4),
         step,
@@ -207,7 +211,7 @@ fn the_outline_of_a_group_matches_its_record() {
         r.runs("scored", [0, 0, 1, 0]);
     };
     let bytes = with_column(&with_column(&good(), "scored", unscored), "scores", |r| r.f64s("scores", 1, &[3.0]));
-    let found = Outline::of_record(&RecordReader::take(&bytes).unwrap().0).unwrap();
+    let found = Outline::from_record(&RecordReader::take(&bytes).unwrap().0).unwrap();
     assert_eq!(found.totals, [6.0], "a completion without a score has no total");
     assert_eq!(outline("lengths", &|_| {}), Err("group 4: column `lengths` is missing".into()));
     assert_eq!(outline("prompt_ids", &|_| {}), Err("group 4: column `prompt_ids` is missing".into()));
@@ -219,6 +223,6 @@ fn the_outline_of_a_group_matches_its_record() {
 #[test]
 fn the_place_of_a_damaged_record_is_reported() {
     let (first, second) = (good(), with_column(&good(), "ids", |_| {}));
-    let said = Group::read_all(&[&first[..], &first, &second].concat()).unwrap_err().to_string();
-    assert_eq!(said, format!("record 2, at byte {}: group 4: column `ids` is missing", 2 * first.len()));
+    let error = Group::read_all(&[&first[..], &first, &second].concat()).unwrap_err().to_string();
+    assert_eq!(error, format!("record 2, at byte {}: group 4: column `ids` is missing", 2 * first.len()));
 }

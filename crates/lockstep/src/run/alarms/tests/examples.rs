@@ -1,11 +1,11 @@
-//! The examples of alarms: an alarm about one reward shows that reward's own scores.
+//! Examples of alarms: an alarm about one reward shows this reward's scores.
 
 use super::{Text, rollouts, seen};
 use crate::rollouts::Rollouts;
 use crate::run::alarms::Alarms;
 use std::collections::BTreeMap;
 
-/// Two rewards, "short" and "right": each completion has both scores, and a total of their weighted sum.
+/// Two rewards, "short" and "right". Each completion has both scores, and their weighted sum as total.
 fn two(weights: [f64; 2], scores: &[(&str, Option<f64>, Option<f64>)]) -> Rollouts {
     let texts: Vec<Text<'_>> = scores.iter().map(|(text, short, _)| (*text, *short, false)).collect();
     let mut rollouts = rollouts(&[&texts]);
@@ -16,15 +16,15 @@ fn two(weights: [f64; 2], scores: &[(&str, Option<f64>, Option<f64>)]) -> Rollou
     rollouts
 }
 
-/// Each row: the weights, both scores of the completions "a", "b" and "c" (of the texts, which differ from step to
-/// step), the alarm's id and subject, and the scores with which its examples end.
+/// Each row: the weights, both scores of the completions "a", "b" and "c" (whose texts differ from step to step), the
+/// alarm's id and subject, and the scores at the end of its examples.
 #[test]
-fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
+fn an_alarm_about_a_reward_shows_this_rewards_scores() {
     type Row = ([f64; 2], [(Option<f64>, Option<f64>); 3], (&'static str, &'static str), &'static [&'static str]);
     let (some, none) = (Some, None);
     let [same, huge] = [-0.32, 1e200];
     let rows: [Row; 22] = [
-        // The first reward is constant, the second is not, in all kinds of weights.
+        // The first reward is constant and the second is not, under all kinds of weights.
         (
             [1.0, 1.0],
             [(some(same), some(1.0)), (some(same), some(0.0)), (some(same), some(1.0))],
@@ -49,7 +49,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "short"),
             &["-0.32", "-0.32", "-0.32"],
         ),
-        // The second reward is.
+        // The second reward is constant.
         (
             [1.0, 1.0],
             [(some(1.0), some(same)), (some(0.0), some(same)), (some(1.0), some(same))],
@@ -68,7 +68,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "right"),
             &["-0.32", "-0.32", "-0.32"],
         ),
-        // Examples have a score of the alarm's reward; the other reward's score may be missing.
+        // Examples have a score of the alarm's reward; other scores may be missing.
         (
             [1.0, 1.0],
             [(none, some(1.0)), (some(same), some(0.0)), (some(same), some(1.0))],
@@ -93,7 +93,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "right"),
             &["-0.32", "-0.32"],
         ),
-        // Zero is a score.
+        // 0 is a score.
         (
             [1.0, 1.0],
             [(some(0.0), some(1.0)), (some(0.0), some(0.0)), (some(0.0), some(1.0))],
@@ -112,7 +112,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "right"),
             &["1", "1", "1"],
         ),
-        // The sum of the squares of the scores is not finite.
+        // The sum of the squared scores is infinite.
         (
             [1.0, 1.0],
             [(some(huge), some(1.0)), (some(0.5), some(0.0)), (some(2.0), some(1.0))],
@@ -180,7 +180,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
 }
 
 #[test]
-fn examples_are_of_several_prompts_where_there_are_several() {
+fn examples_come_from_several_prompts_if_possible() {
     let text = |text: &'static str| -> Text<'static> { (text, Some(1.0), false) };
     let of = |groups: &[&[Text<'_>]]| {
         let mut alarms = Alarms::default();
@@ -191,7 +191,7 @@ fn examples_are_of_several_prompts_where_there_are_several() {
                 return alarm.examples.iter().map(|one| one.split(':').next().unwrap().to_owned()).collect::<Vec<_>>();
             }
         }
-        panic!("the reward is constant")
+        panic!("no alarm about a constant reward")
     };
     let (a, b) = ([text("a"), text("b"), text("c")], [text("d"), text("e")]);
     assert_eq!(of(&[&a, &b, &b, &b]), ["\"p0", "\"p1", "\"p2"]);

@@ -1,5 +1,4 @@
-//! A metric that was not measured neither raises an alarm nor ends one, and rewards that cancel are distinguished from
-//! equal ones.
+//! Metrics that were not measured neither raise nor end alarms. Rewards that cancel are distinguished from equal ones.
 
 use super::{Text, WELL, rollouts, seen};
 use crate::rollouts::Rollouts;
@@ -12,8 +11,8 @@ fn map(metrics: Metrics<'_>) -> BTreeMap<String, f64> {
     metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
 }
 
-/// Takes a step for each list of metrics, with completions that go well. Returns the ids of alarms with their steps; an
-/// alarm that ends has a minus before its id.
+/// Takes a step for each list of metrics, with completions that raise no alarm. Returns the ids of alarms with their
+/// steps; an alarm that ends has a minus before its id.
 fn course(steps: &[Metrics<'_>]) -> Vec<(u64, String)> {
     let mut alarms = Alarms::default();
     let mut found = Vec::new();
@@ -27,8 +26,8 @@ fn course(steps: &[Metrics<'_>]) -> Vec<(u64, String)> {
     found
 }
 
-/// Each condition on a metric holds, is not measured for a while, and holds again: the pauses change only the
-/// step of the alarm. A raised alarm does not end while its metric is not measured.
+/// The metric of each condition holds, is missing for a while, and holds again. The gaps change only the step of the
+/// alarm, and a raised alarm does not end in a gap.
 #[test]
 fn a_missing_metric_neither_holds_nor_ends() {
     let mut wrong = Vec::new();
@@ -50,7 +49,7 @@ fn a_missing_metric_neither_holds_nor_ends() {
         steps.extend([none; 9]);
         steps.extend([good; 5]);
         let over = steps.len() as u64;
-        // The conditions on a generation's spread are measured by the generation, too.
+        // Conditions on a generation's rewards are measured by the generation, too.
         let spread = id == "zero_variance";
         let expected = if spread { vec![] } else { vec![(raised, id.to_owned()), (over, format!("-{id}"))] };
         let found = course(&steps);
@@ -66,7 +65,7 @@ fn a_missing_metric_neither_holds_nor_ends() {
 }
 
 #[test]
-fn a_step_that_masks_everything_is_reported_once_and_is_not_a_collapse() {
+fn a_fully_masked_step_is_reported_once_and_not_as_a_collapse() {
     let mut alarms = Alarms::default();
     let mut found = Vec::new();
     for step in 1..=12 {
@@ -74,7 +73,7 @@ fn a_step_that_masks_everything_is_reported_once_and_is_not_a_collapse() {
         if step > 2 {
             alarms.all_masked(8);
         }
-        // The metrics of such a run have neither an entropy nor a divergence.
+        // The metrics of such a run have neither entropy nor divergence.
         let metrics = map(&[("completions/clipped_ratio", 1.0), ("grad_norm", 0.0), ("logprob_p10", -3.0)]);
         found.extend(alarms.end_step(step, &metrics).into_iter().map(|alarm| (step, alarm.id, alarm.evidence)));
     }
@@ -86,7 +85,7 @@ fn a_step_that_masks_everything_is_reported_once_and_is_not_a_collapse() {
 }
 
 #[test]
-fn tokens_without_text_are_an_alarm_from_a_twentieth_on() {
+fn tokens_without_text_raise_an_alarm_from_5_percent_on() {
     let raised = |unknown: usize, all: usize| {
         let mut alarms = Alarms::default();
         let mut step = |step: u64| {
@@ -118,8 +117,8 @@ fn scored(weights: &[f64], groups: &[&[&[Option<f64>]]]) -> Rollouts {
     rollouts
 }
 
-/// The cause that `zero_variance` names after three such generations: `None`, or one of equal, cancelling and
-/// unweighted rewards.
+/// The cause that `zero_variance` names after three such generations: equal, cancelling or unweighted rewards, or
+/// `None`.
 fn cause_named(rollouts: &Rollouts, share: Option<f64>) -> Option<&'static str> {
     let mut alarms = Alarms::default();
     let metrics: BTreeMap<String, f64> =
@@ -134,7 +133,7 @@ fn cause_named(rollouts: &Rollouts, share: Option<f64>) -> Option<&'static str> 
     let alarm = raised.pop()?;
     let is = |words: &str, remedy: &str| alarm.evidence.contains(words) && alarm.remedy.contains(remedy);
     Some(match () {
-        () if is("their weighted sum cancels", "takes back") => "cancel",
+        () if is("their weighted sum cancels", "opposite effects") => "cancel",
         () if is("the weight of these rewards is 0", "a weight other than 0") => "unweighted",
         () if is("all rewards are equal", "prompts that the model solves sometimes") => "equal",
         () => panic!("{alarm}"),
@@ -204,9 +203,9 @@ fn rewards_that_cancel_are_distinguished_from_equal_ones() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A generation without scores does not end the alarm for a constant reward.
+/// A generation without scores does not end the alarm about a constant reward.
 #[test]
-fn a_generation_without_scores_does_not_end_a_constant_reward() {
+fn a_generation_without_scores_does_not_end_the_constant_reward_alarm() {
     let mut alarms = Alarms::default();
     let mut take = |step: u64, score: Option<f64>| {
         alarms.take(seen(&rollouts(&[&[("a", score, false), ("b", score, false)]])));
@@ -215,6 +214,6 @@ fn a_generation_without_scores_does_not_end_a_constant_reward() {
     };
     let scores = (1..=30).map(|step| (step, if step % 3 == 0 { None } else { Some(0.25) }));
     let found: Vec<_> = scores.flat_map(|(step, score)| take(step, score)).collect();
-    // Ten generations with scores are 14 in all.
+    // There are 14 generations, of which ten have scores.
     assert_eq!(found, [(14, None)]);
 }

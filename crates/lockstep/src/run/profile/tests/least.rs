@@ -1,8 +1,8 @@
-//! The least time that a finding names.
+//! The smallest time that a finding is about.
 
 use super::*;
 
-/// The findings for a run of this many seconds, after `change`; all measurements are scaled to the seconds.
+/// The findings of a run of this many seconds, after `change`. All measurements are scaled to the length.
 fn found_in(seconds: f64, change: impl FnOnce(&mut Measured)) -> Vec<&'static str> {
     let mut measured = healthy();
     change(&mut measured);
@@ -18,10 +18,10 @@ fn found_in(seconds: f64, change: impl FnOnce(&mut Measured)) -> Vec<&'static st
     rules::ALL.iter().filter(|rule| (rule.holds)(&measured).is_some()).map(|rule| rule.id).collect()
 }
 
-/// `lockstep profile --steps 3` of a small model measures hundredths of a second: a row for each rule about
-/// time, with the length in seconds of a run in which the rule names just half a second.
+/// `lockstep profile --steps 3` of a small model measures hundredths of a second. Each row has a rule about time, and
+/// the length in seconds of a run in which the rule finds exactly half a second.
 #[test]
-fn a_finding_about_time_names_half_a_second_at_least() {
+fn a_finding_about_time_is_at_least_half_a_second() {
     type Row = (&'static str, f64, fn(&mut Measured));
     let rows: [Row; 13] = [
         ("reward_bound", 1.25, |m| (stage(m, "rewards").seconds, stage(m, "update").seconds) = (40.0, 5.0)),
@@ -62,7 +62,7 @@ fn a_finding_about_time_names_half_a_second_at_least() {
             assert_eq!(found.contains(&id), expected, "{id} in {} s: {found:?}", seconds * times);
         }
     }
-    // A healthy run does not get a finding, however short it is.
+    // A fast run gets no finding, however short it is.
     for seconds in [1e-9, 0.01, 0.5, 2.0, 1000.0] {
         assert_eq!(found_in(seconds, |_| {}), [""; 0]);
     }

@@ -1,5 +1,5 @@
-//! Tests of runs whose completions are continued by newer weights (`partial_rollout_tokens`). The weights after every
-//! step are kept, and each token is scored again with them to prove which weights generated it.
+//! Runs whose completions are continued by newer weights (`partial_rollout_tokens`). The weights after every step are
+//! kept, and each token is scored again with them to prove which weights sampled it.
 
 use super::super::stop::stopped_anywhere;
 use super::super::{config, directory};
@@ -16,9 +16,9 @@ fn chunked(dir: &Path, out: &str, k: usize, tokens: usize) -> Config {
     Config { partial_rollout_tokens: Some(tokens), max_completion_length: 10, ..stale(dir, out, k) }
 }
 
-/// A run with `max_staleness` = k and chunks of C = `tokens`. Checks that token t of batch b was generated with the
-/// weights at the start of batch clamp(b − k + ⌊t / C⌋, 0, b). With the importance sampling correction, π_old must come
-/// from the weights at the start of batch b.
+/// A run with `max_staleness` = k and chunks of C = `tokens`. Token t of batch b must be sampled with the weights at
+/// the start of batch clamp(b − k + ⌊t / C⌋, 0, b). With the importance sampling correction, π_old must come from the
+/// weights at the start of batch b.
 #[track_caller]
 fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) {
     let dir = directory();
@@ -28,24 +28,24 @@ fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) 
     let run = kept(config.clone(), planted);
     let (mut next, mut mixed, mut lags) = (0, 0, Vec::new());
     for group in groups(&run.root) {
-        assert_eq!(group.group.0, next, "each number once, in their order");
+        assert_eq!(group.group.0, next, "group numbers must ascend without gaps");
         next += 1;
         let batch = (group.step.unwrap() - 1) / steps;
-        let of_batch = |batch: u64| &run.weights[(batch * steps) as usize];
+        let batch_weights = |batch: u64| &run.weights[(batch * steps) as usize];
         let version = |token: usize| (batch + (token / tokens) as u64).saturating_sub(k as u64).min(batch);
         for completion in &group.completions {
             let own = completion.columns.sampler_logps().unwrap();
-            let by = |version: u64| scored(&config, of_batch(version), &group, completion);
+            let by = |version: u64| scored(&config, batch_weights(version), &group, completion);
             let all: Vec<Vec<f32>> = (0..=batch).map(by).collect();
             for token in 0..own.len() {
                 let wrote = version(token);
                 assert_eq!(own[token], all[wrote as usize][token], "batch {batch}, token {token}");
-                assert_eq!(completion.versions[token], of_batch(wrote).view().version().trained());
+                assert_eq!(completion.versions[token], batch_weights(wrote).view().version().trained());
                 lags.push((batch, (batch - wrote) as f64));
             }
             let versions: BTreeSet<model::Updates> = completion.versions.iter().copied().collect();
             mixed += usize::from(versions.len() > 1);
-            let now = of_batch(batch).view().version().trained();
+            let now = batch_weights(batch).view().version().trained();
             let is_stale = versions.iter().any(|&version| version != now);
             let old = completion.columns.f32(OLD_LOGPS);
             let wanted = is_stale && config.vllm_importance_sampling_correction;
@@ -66,16 +66,16 @@ fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) 
 }
 
 #[test]
-fn a_token_is_written_by_the_weights_of_its_place() {
+fn a_token_is_sampled_with_the_weights_of_its_position() {
     proven(1, 4, false, |_| {});
     proven(2, 3, false, |_| {});
     proven(2, 1, false, corrected);
-    // More than the run has.
+    // More batches than the run has.
     proven(9, 1, false, |_| {});
 }
 
 #[test]
-fn any_run_can_be_made_in_chunks() {
+fn all_kinds_of_runs_work_in_chunks() {
     proven(2, 3, false, |config| {
         corrected(config);
         lora(config);
@@ -101,7 +101,7 @@ fn a_stopped_run_resumes_to_the_same_bits() {
     });
 }
 
-/// Interrupts a run wherever it checks for a stop request, also while it generates chunks of later batches.
+/// Interrupts a run at each check for a stop request, also while it generates chunks of later batches.
 #[test]
 fn a_discarded_step_generates_its_chunks_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };
@@ -111,10 +111,10 @@ fn a_discarded_step_generates_its_chunks_again() {
     assert!((0..4).all(|step| steps.contains(&step)), "{steps:?}");
 }
 
-/// Chunks as long as a completion may be must change no weights. A run that learns nothing must sample the same
+/// Chunks as long as the longest completion must change no weights. A run that learns nothing must sample the same
 /// completions as the synchronous run, whichever weights continue them.
 #[test]
-fn long_chunks_give_the_bits_of_complete_completions() {
+fn chunks_longer_than_completions_change_no_bit() {
     let dir = directory();
     let run = |out: &str, change: &dyn Fn(&mut Config)| {
         let mut config = Config { eval_strategy: Strategy::No, ..chunked(dir.path(), out, 2, 3) };
@@ -152,7 +152,7 @@ fn a_damaged_frontier_is_refused() {
     let bytes = std::fs::read(&file).unwrap();
     let mut flipped = bytes.clone();
     flipped[bytes.len() / 2] ^= 1;
-    for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "cut off"), (&[], "2 batches")] {
+    for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "truncated"), (&[], "2 batches")] {
         std::fs::write(&file, damaged).unwrap();
         // Without the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));

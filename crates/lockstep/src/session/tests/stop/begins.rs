@@ -23,7 +23,7 @@ fn ended(dir: &Path, out: &str, last: u64) -> PathBuf {
     run.dir.root().to_owned()
 }
 
-/// The messages when the run is resumed, and the step that it continues after.
+/// The messages when the run is resumed, and the step from which it continues.
 fn resumed(from: &Path) -> (Vec<String>, u64) {
     let seen = Seen::default();
     let run = Run::resume(Purpose::Sft, from, sft().sink(seen.clone())).unwrap();
@@ -36,17 +36,17 @@ fn says(messages: &[String], words: &str) {
 }
 
 #[test]
-fn a_run_continues_after_the_checkpoint_that_is_named() {
+fn a_run_continues_from_the_named_checkpoint() {
     let dir = directory();
     let root = ended(dir.path(), "out", 3);
     let place = root.display();
     let (messages, step) = resumed(&root);
     assert_eq!(step, 3);
     says(&messages, &format!("resuming after step 3 from {place}/checkpoints/step-000003"));
-    assert!(!messages.iter().any(|text| text.contains("is kept in") || text.contains("was killed")), "{messages:#?}");
+    assert!(!messages.iter().any(|text| text.contains("are kept in") || text.contains("was killed")), "{messages:#?}");
     let (messages, step) = resumed(&root.join("checkpoints/step-000001"));
     assert_eq!(step, 1);
-    says(&messages, &format!("what the run did after step 1 is kept in {place}/abandoned/after-step-000001"));
+    says(&messages, &format!("the steps after step 1 are kept in {place}/abandoned/after-step-000001"));
     says(&messages, &format!("resuming after step 1 from {place}/checkpoints/step-000001"));
     let starts = RunRecord::read(&root.join("record.json")).unwrap().starts;
     assert_eq!(starts.iter().map(|start| start.step).collect::<Vec<_>>(), [0, 3, 1]);
@@ -54,7 +54,7 @@ fn a_run_continues_after_the_checkpoint_that_is_named() {
 }
 
 #[test]
-fn a_moved_or_killed_run_is_reported() {
+fn a_resume_reports_a_moved_or_killed_run() {
     let dir = directory();
     let root = ended(dir.path(), "out", 1);
     let moved = dir.path().join("moved");
@@ -63,10 +63,10 @@ fn a_moved_or_killed_run_is_reported() {
     std::fs::write(moved.join("run.lock"), killed).unwrap();
     let (messages, _) = resumed(&moved);
     let (old, new) = (root.display(), moved.display());
-    says(&messages, &format!("the run's directory was {old}, and is now {new}"));
+    says(&messages, &format!("the run's directory was moved from {old} to {new}"));
     let word = |text: &String| text.starts_with("process 1 on elsewhere (`lockstep sft`, for ");
     let killed = messages.iter().find(|text| word(text)).unwrap_or_else(|| panic!("{messages:#?}"));
     assert!(killed.ends_with(") was killed while it wrote into this directory"), "{killed}");
     let (messages, _) = resumed(&moved);
-    assert!(!messages.iter().any(|text| text.contains("was killed") || text.contains("is now")), "{messages:#?}");
+    assert!(!messages.iter().any(|text| text.contains("was killed") || text.contains("was moved")), "{messages:#?}");
 }

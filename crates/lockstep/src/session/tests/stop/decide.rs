@@ -1,4 +1,4 @@
-//! Evaluation and checkpoint after a step and an epoch, if the caller decides.
+//! Evaluations and checkpoints after steps and epochs, if the caller decides.
 
 use super::super::{config, directory, one_thread, rows};
 use crate::config::{Config, Purpose, Strategy};
@@ -6,7 +6,7 @@ use crate::{Follow, Run, RunEvent, RunOptions};
 use std::ops::ControlFlow::Continue;
 use std::sync::{Arc, Mutex};
 
-/// An event as a word with its step.
+/// An event as a word and its step.
 fn named(event: &RunEvent<'_>) -> String {
     match event {
         RunEvent::Begin(step) => format!("begin{step}"),
@@ -18,7 +18,7 @@ fn named(event: &RunEvent<'_>) -> String {
     }
 }
 
-/// The events of a run of three steps in each of two epochs. `asks` decides from the events so far.
+/// The events of a run of two epochs with three steps each. `asks` decides from the events so far.
 fn events(change: impl Fn(&mut Config), asks: impl Fn(&[String], Follow, bool) -> bool + 'static) -> String {
     let dir = directory();
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -47,7 +47,7 @@ fn last(events: &[String], name: &str) -> bool {
     events.last().is_some_and(|event| event == name)
 }
 
-/// Checks the order of events for each decision that a caller can make.
+/// The order of events for each decision that a caller can make.
 #[test]
 fn callers_decide_the_actions_after_steps_and_epochs() {
     let one = |config: &mut Config| config.max_steps = 1;
@@ -58,12 +58,12 @@ fn callers_decide_the_actions_after_steps_and_epochs() {
         events(four, |_, _, is_due| is_due),
         "begin0 step1 log1 begin1 step2 log2 begin2 step3 log3 epoch3 begin3 step4 log4 epoch4"
     );
-    // Nothing follows, but the log of the last step.
+    // Nothing is done except logging the last step.
     assert_eq!(events(four, |_, _, _| false), "begin0 step1 begin1 step2 begin2 step3 epoch3 begin3 step4 epoch4 log4");
-    // Everything follows everything; nothing is logged or saved twice.
+    // Every action is done, and nothing is logged or saved twice.
     assert_eq!(events(one, |_, _, _| true), "begin0 step1 log1 eval1 save1 epoch1 eval1");
     assert_eq!(events(begin, |_, _, is_due| is_due), "eval0 begin0 step1 log1 epoch1");
-    // A step asks for each of them, and the decision is made when its turn has come.
+    // An action requested after an event is done when it is due.
     let after = |of: Follow, event: &'static str| {
         move |events: &[String], what: Follow, _: bool| what == of && last(events, event)
     };
@@ -73,7 +73,7 @@ fn callers_decide_the_actions_after_steps_and_epochs() {
     assert_eq!(events(one, after(Follow::Log, "epoch1")), "begin0 step1 epoch1 log1");
     assert_eq!(events(one, after(Follow::Evaluate, "epoch1")), "begin0 step1 epoch1 eval1 log1");
     assert_eq!(events(one, after(Follow::Save, "epoch1")), "begin0 step1 epoch1 save1 log1");
-    // A checkpoint is complete before the next step begins, if the caller waits for it.
+    // If the caller waits for it, a checkpoint is complete before the next step begins.
     let saves = |waits: bool| {
         move |events: &[String], what: Follow, _: bool| match what {
             Follow::Save => last(events, "step1"),
@@ -84,7 +84,7 @@ fn callers_decide_the_actions_after_steps_and_epochs() {
     let two = |config: &mut Config| config.max_steps = 2;
     assert_eq!(events(two, saves(true)), "begin0 step1 save1 begin1 step2 epoch2 log2");
     assert_eq!(events(two, saves(false)), "begin0 step1 begin1 save1 step2 epoch2 log2");
-    // An evaluation of an epoch comes after the epoch's event if the caller wants so.
+    // If the caller chooses, an epoch's evaluation comes after the epoch's event.
     let by_epoch = |config: &mut Config| (config.max_steps, config.eval_strategy) = (3, Strategy::Epoch);
     assert_eq!(
         events(by_epoch, |_, what, is_due| what == Follow::Evaluate && is_due),
@@ -92,7 +92,7 @@ fn callers_decide_the_actions_after_steps_and_epochs() {
     );
     let late = |events: &[String], what: Follow, _: bool| what == Follow::Evaluate && last(events, "epoch3");
     assert_eq!(events(by_epoch, late), "begin0 step1 begin1 step2 begin2 step3 epoch3 eval3 log3");
-    // An epoch of three steps ends after its first, and the steps of the others follow.
+    // The first epoch ends after its first step, and the steps of the others follow.
     let five = |config: &mut Config| config.max_steps = 5;
     assert_eq!(
         events(five, |events, what, is_due| match what {
@@ -110,14 +110,14 @@ fn callers_decide_the_actions_after_steps_and_epochs() {
     assert_eq!(
         events(best, |events, what, _| what == Follow::Evaluate && last(events, "step1")),
         "begin0 step1 eval1 begin1 save1 step2 epoch2 save2 log2",
-        "the best evaluation is saved in any case"
+        "the best evaluation is always saved"
     );
 }
 
-/// A stop by a callback ends the run after the step, and the end of the epoch is reported; where a step begins, it ends
-/// the run before that step.
+/// A callback that breaks ends the run after the step, and the end of the epoch is reported. At the beginning of a
+/// step, it ends the run before that step.
 #[test]
-fn a_stop_at_any_event_ends_after_the_step() {
+fn breaking_at_any_event_ends_the_run_after_the_step() {
     for at in ["begin1", "step2", "log2", "eval2", "save2", "epoch3"] {
         let dir = directory();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -143,7 +143,7 @@ fn a_stop_at_any_event_ends_after_the_step() {
             max_steps: 5,
             ..config(dir.path(), "out")
         };
-        // Two rows a step: an epoch has three steps.
+        // With two rows per step, an epoch has three steps.
         let result = Run::new(Purpose::Sft, config, options).unwrap().run().unwrap();
         let events = seen.lock().unwrap().join(" ");
         if at == "begin1" {

@@ -1,4 +1,4 @@
-//! How runs end: by their callers, by evaluations, at their last step, and by an error of the caller's code.
+//! How runs end: by their callers, by evaluations, at their last step, and by errors of the caller's code.
 
 use super::super::{config, directory, one_thread, options, rows, weights_of};
 use crate::config::{Config, Purpose, Strategy};
@@ -30,7 +30,7 @@ impl Seen {
         self.0.lock().unwrap().iter().filter_map(of).collect()
     }
 
-    /// Steps and names of the metrics that were logged.
+    /// The logged steps, with the names of their metrics.
     fn logged(&self) -> Vec<(u64, Vec<(String, f64)>)> {
         let of = |event: &EventKind| match event {
             EventKind::Metrics { step, values } => Some((*step, values.clone())),
@@ -44,7 +44,7 @@ fn sft() -> RunOptions {
     RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows())
 }
 
-/// Three steps in each of two epochs.
+/// Two epochs with three steps each.
 fn small(dir: &Path, out: &str) -> Config {
     Config { per_device_train_batch_size: 2, logging_steps: 1, save_strategy: Strategy::No, ..config(dir, out) }
 }
@@ -53,7 +53,7 @@ fn train(config: Config, options: RunOptions) -> crate::RunResult {
     Run::new(Purpose::Sft, config, options).unwrap().run().unwrap()
 }
 
-/// Steps of the checkpoints that a run has left.
+/// The steps of a run's remaining checkpoints.
 fn saved(result: &crate::RunResult) -> Vec<u64> {
     let steps = (0..20).filter(|step| result.dir.checkpoint(*step).is_dir());
     steps.collect()
@@ -70,7 +70,7 @@ fn callbacks_of_every_kind_end_the_run() {
         ("log", sft().on_log(move |log| at(log.step == 2)), 2),
         ("event of a step", event(|event| matches!(event, RunEvent::Step(4))), 4),
         ("event of a log", event(|event| matches!(event, RunEvent::Log(log) if log.get("loss").is_some())), 1),
-        // A checkpoint is complete before the next step is taken, which ends the run.
+        // The checkpoint is complete before the next step, which ends the run.
         ("checkpoint", sft().on_checkpoint(move |step, _| at(step == 2)), 3),
         ("event of a checkpoint", event(|event| matches!(event, RunEvent::Checkpoint(2, _))), 3),
     ] {
@@ -125,7 +125,7 @@ fn events_come_in_order() {
 }
 
 #[test]
-fn checkpoints_and_evaluations_by_steps_and_epochs() {
+fn checkpoints_and_evaluations_follow_steps_or_epochs() {
     let dir = directory();
     let of = |save_strategy, save_steps, eval_strategy, out: &str| {
         let seen = Seen::default();
@@ -141,15 +141,15 @@ fn checkpoints_and_evaluations_by_steps_and_epochs() {
 }
 
 #[test]
-fn the_metrics_of_a_step() {
+fn each_step_logs_its_own_metrics() {
     let dir = directory();
     let (seen, grpo) = (Seen::default(), Seen::default());
     train(Config { max_steps: 4, ..small(dir.path(), "sft") }, sft().sink(seen.clone()));
-    let of_rollout = ["prefill_time_s", "decode_time_s", "sampling_time_s"];
+    let rollout_times = ["prefill_time_s", "decode_time_s", "sampling_time_s"];
     let value = |values: &[(String, f64)], name: &str| values.iter().find(|(own, _)| own == name).map(|(_, x)| *x);
     for (step, values) in seen.logged() {
         assert_eq!(value(&values, "epoch"), Some(step as f64 / 3.0));
-        assert!(of_rollout.iter().all(|name| value(&values, name).is_none()), "{values:?}");
+        assert!(rollout_times.iter().all(|name| value(&values, name).is_none()), "{values:?}");
         for name in
             ["step_time", "cpu_time_s", "update_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s"]
         {
@@ -162,12 +162,12 @@ fn the_metrics_of_a_step() {
     let config = Config { max_steps: 1, ..config(dir.path(), "grpo") };
     Run::new(Purpose::Grpo, config, options().sink(grpo.clone())).unwrap().run().unwrap();
     let values = grpo.logged().remove(0).1;
-    assert!(of_rollout.iter().all(|name| value(&values, name).is_some()), "{values:?}");
+    assert!(rollout_times.iter().all(|name| value(&values, name).is_some()), "{values:?}");
     assert!(value(&values, "rollout/spec_decode_saved_time_s").is_none(), "nothing is guessed");
 }
 
 #[test]
-fn a_resumed_run_that_has_ended_reports_it() {
+fn resuming_an_ended_run_reports_why_it_ended() {
     let dir = directory();
     let every = |out: &str| Config { save_strategy: Strategy::Steps, save_steps: 3, ..small(dir.path(), out) };
     let done = train(every("done"), sft());
@@ -179,9 +179,10 @@ fn a_resumed_run_that_has_ended_reports_it() {
     };
     let (reason, steps, messages) = resume(done.dir.root());
     assert_eq!((reason, steps), (Some(StopReason::Completed), 6));
-    let words = "the run has ended already: it has done 6 of 6 steps";
+    let words = "the run has already ended: it has done 6 of 6 steps";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
-    // Training lowers the loss, but a higher one counts as better here: two evaluations after the first do not improve.
+    // Training lowers the loss, but here a higher loss counts as better, so the two evaluations after the first do not
+    // improve.
     let early = Config {
         eval_strategy: Strategy::Steps,
         eval_steps: Some(1),
@@ -198,15 +199,14 @@ fn a_resumed_run_that_has_ended_reports_it() {
     );
     let (reason, steps, messages) = resume(stopped.dir.root());
     assert_eq!((reason, steps), (Some(StopReason::EarlyStopping), 3));
-    let words = "the run has ended already: it stopped early after step 3 of 6: 2 evaluations in a row were no \
-                 better (a \
-                 higher early_stopping_patience continues)";
+    let words = "the run has already ended: it stopped early after step 3 of 6: 2 evaluations in a row without \
+                 improvement (raise early_stopping_patience to continue)";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
     // A run with steps left continues.
     let half = train(every("half"), sft().on_step(|step| if step == 4 { Break(()) } else { Continue(()) }));
     let (reason, steps, messages) = resume(half.dir.root());
     assert_eq!((reason, steps), (None, 5));
-    assert!(!messages.iter().any(|text| text.contains("ended already")), "{messages:?}");
+    assert!(!messages.iter().any(|text| text.contains("already ended")), "{messages:?}");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn the_result_is_the_best_checkpoint() {
     result.policy.save(&snapshot).unwrap();
     assert!(weights_of(&snapshot) == weights(1), "the policy of the result, too");
     assert!(seen.messages().iter().any(|text| text == "the result is the best checkpoint, of step 1"));
-    // If it is gone, the last weights are the result.
+    // If the best checkpoint is missing, the last weights are the result.
     let seen = Seen::default();
     let options = sft().sink(seen.clone()).on_checkpoint(|step, path| {
         if step == 3 {
@@ -244,11 +244,11 @@ fn the_result_is_the_best_checkpoint() {
     });
     let result = train(best("gone"), options);
     assert!(weights_of(&result.dir.model()) == weights_of(&result.dir.checkpoint(3)));
-    let words = "the best checkpoint, of step 1, is gone: the result is the last weights";
+    let words = "the best checkpoint, of step 1, is missing: the result is the last weights";
     assert!(seen.messages().iter().any(|text| text == words), "{:?}", seen.messages());
 }
 
-/// Metrics of the caller's that fail at their first batch.
+/// Metrics of the caller that fail at the first batch.
 struct Failing;
 
 impl EvalMetrics for Failing {
@@ -301,7 +301,7 @@ fn an_error_of_the_callers_code_saves_the_last_step_and_tells_how_to_resume() {
 }
 
 #[test]
-fn tables_of_completions_and_how_many_are_printed() {
+fn completions_tables_and_printed_completions_are_limited_as_configured() {
     let dir = directory();
     let seen = Seen::default();
     let config = Config {
@@ -330,9 +330,9 @@ fn tables_of_completions_and_how_many_are_printed() {
     }
 }
 
-/// A run that only evaluates takes no step, reads no training data and leaves no model.
+/// A run that only evaluates takes no steps, reads no training data and leaves no model.
 #[test]
-fn a_run_that_only_evaluates() {
+fn a_run_that_only_evaluates_takes_no_steps() {
     let dir = directory();
     let seen = Seen::default();
     let config = Config { dataset_name: Some("/no/such/data".into()), ..small(dir.path(), "out") };

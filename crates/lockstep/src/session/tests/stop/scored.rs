@@ -1,4 +1,4 @@
-//! Evaluations of a given model, outside a run.
+//! Evaluations of a model outside a run.
 
 use super::super::{config, directory, one_thread};
 use crate::config::{Config, EvalSampling, Purpose};
@@ -9,7 +9,7 @@ use serde_json::json;
 use std::path::Path;
 use telemetry::Sinks;
 
-/// Writes two sets of prompts, and returns the configuration that evaluates them.
+/// Writes two sets of prompts, and returns a configuration that evaluates them.
 fn sets(dir: &Path) -> Config {
     let write = |name: &str, words: &[&str]| {
         let rows = words.iter().map(|word| format!("{}\n", json!({"prompt": word}))).collect::<String>();
@@ -27,7 +27,7 @@ fn sets(dir: &Path) -> Config {
 }
 
 #[test]
-fn an_evaluator_serves_models_of_one_shape() {
+fn an_evaluator_works_for_models_of_one_shape() {
     let dir = directory();
     let (model, ctx) = (dir.path().join("model"), one_thread());
     let sinks = Sinks::new();
@@ -59,7 +59,7 @@ fn an_evaluator_serves_models_of_one_shape() {
         let all = outcomes.iter().flat_map(|outcome| outcome.rollouts.completions().map(|c| c.completion.ids.clone()));
         all.collect::<Vec<_>>()
     };
-    // Again it is the same; greedily all completions of a prompt are.
+    // A second evaluation has the same result, and greedy completions of a prompt are equal.
     assert_eq!(ids(&evaluate(EvalSampling::Sampled)), ids(&sampled));
     let greedy = ids(&evaluate(EvalSampling::Greedy));
     assert!(greedy.chunks(3).all(|group| group[0] == group[1] && group[1] == group[2]) && greedy != ids(&sampled));
@@ -86,9 +86,9 @@ fn an_evaluation_of_a_model_stops_on_request() {
     assert!(crate::error::is_bad_input(&none.err().unwrap()));
 }
 
-/// The same numbers come from a run that evaluates its model before the first step.
+/// A run that evaluates its model before the first step gets the same numbers.
 #[test]
-fn a_run_and_an_evaluator_agree() {
+fn a_run_and_an_evaluator_get_the_same_metrics() {
     let dir = directory();
     let (model, ctx) = (dir.path().join("model"), one_thread());
     let config = sets(dir.path());

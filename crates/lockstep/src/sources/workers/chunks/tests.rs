@@ -6,7 +6,7 @@ use rewards::Content;
 use rollout::{FinishReason, RolloutGroup, SamplingParams};
 use std::sync::Arc;
 
-/// Chunks of three tokens of groups that may be two versions old, two groups a batch.
+/// Chunks of three tokens, groups that may be two versions old, and two groups per batch.
 fn chunks(is_on: bool) -> Chunks {
     let plan = Plan { chunks: is_on, ..Plan::new(9, 2, 2) };
     Chunks::new(&plan, is_on.then_some(3), 40)
@@ -43,11 +43,11 @@ fn name(group: u64, chunk: u32) -> JobName {
 }
 
 #[test]
-fn jobs_of_a_group() {
+fn chunks_of_a_group_become_jobs_with_their_versions() {
     let mut on = chunks(true);
     assert!(on.are_on() && !chunks(false).are_on());
     assert_eq!([0, 1, 2].map(|chunk| on.until(chunk)), [Some(3), Some(6), None]);
-    // Nothing is published yet. Group 7 is in batch 3, and its chunks have the versions 1, 2 and 3.
+    // Nothing is published yet. Group 7 is in batch 3, and its chunks need the versions 1, 2 and 3.
     assert_eq!(on.job(name(7, 0), &whole(7), Vec::new()), None);
     (1..=3).for_each(|version| on.published(Version(version), Updates(10 * version)));
     let so_far = vec![completion(&[1], FinishReason::Unfinished)];
@@ -55,19 +55,19 @@ fn jobs_of_a_group() {
         let job = on.job(name(7, chunk), &whole(7), so_far.clone()).unwrap();
         assert_eq!(job, GroupJob { updates: Updates(updates), until, so_far: so_far.clone(), ..whole(7) });
     }
-    // The chunks of batch 2 have the versions 0, which was not published, 1 and 2.
+    // The chunks of batch 2 need the versions 0, which was not published, 1 and 2.
     assert!(on.job(name(4, 0), &whole(4), Vec::new()).is_none() && on.job(name(4, 1), &whole(4), Vec::new()).is_some());
-    // The next version drops the versions that batches do not need: the version in use needs two before it.
+    // The next version drops versions that no batch needs: the current version needs the two before it.
     on.published(Version(4), Updates(40));
     assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4].map(Version));
     on.published(Version(5), Updates(50));
     assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [2, 3, 4, 5].map(Version));
-    // Whole groups are one job, whatever is published.
+    // A whole group is one job, whatever is published.
     assert_eq!(chunks(false).job(name(7, 0), &whole(7), so_far), Some(whole(7)));
 }
 
 #[test]
-fn answers_are_told_from_completions() {
+fn answers_are_reconstructed_from_completions() {
     let (ids, logps) = ([1u32, 2, 3, 4, 5, 6, 7], [-0.5f32; 7]);
     let of = |lengths: &[(usize, bool)], chunks: &Chunks| -> Vec<(u64, bool)> {
         let all: Vec<_> = lengths.iter().map(|&(n, unfinished)| (&ids[..n], &logps[..n], unfinished)).collect();
@@ -81,7 +81,7 @@ fn answers_are_told_from_completions() {
     assert_eq!(of(&[(2, false), (4, false)], &on), two);
     let three = [(fingerprint(&[2, 3]), true), (fingerprint(&[2, 6]), true), (fingerprint(&[2, 7]), false)];
     assert_eq!(of(&[(2, false), (7, false)], &on), three);
-    // Six tokens without an end: the last chunk has not been made.
+    // Six tokens without an end: the last chunk has not been generated.
     assert_eq!(of(&[(2, false), (6, true)], &on), [(fingerprint(&[2, 3]), true), (fingerprint(&[2, 6]), true)]);
     assert_eq!(of(&[(2, false), (7, true)], &chunks(false)), [(fingerprint(&[2, 7]), true)]);
 }
@@ -105,7 +105,7 @@ fn answered(number: u64, ids: &[u32], reason: FinishReason) -> Vec<u8> {
 }
 
 #[test]
-fn a_chain_continues_each_answer() {
+fn each_chunk_must_continue_the_answer_before() {
     let mut on = chunks(true);
     (1..=3).for_each(|version| on.published(Version(version), Updates(5)));
     let first = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), true);
@@ -118,15 +118,15 @@ fn a_chain_continues_each_answer() {
     // A result without bytes comes from a checkpoint, which keeps only the last answer.
     let kept = JobResult { worker: WorkerName::new(CHECKPOINT).unwrap(), ..result(7, 0, Vec::new(), true) };
     assert_eq!(on.chain(&whole(7), &[&kept]).unwrap().len(), 0);
-    let said = |more| {
+    let refused = |more| {
         let wrong = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), more);
         on.chain(&whole(7), &[&wrong]).err().map(|error| format!("{error:#}"))
     };
-    let words = "worker w's answer to the job 000007.0: whether it is to be continued is said in two ways";
-    assert_eq!((said(true), said(false).as_deref()), (None, Some(words)));
+    let words = "worker w's answer to the job 000007.0: it contradicts itself about being continued";
+    assert_eq!((refused(true), refused(false).as_deref()), (None, Some(words)));
     let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
     assert!(format!("{broken:#}").starts_with("worker w's answer to the job 000007.0: "), "{broken:#}");
-    // With weights from before this learner's start the answer is accepted, and continues itself.
+    // With weights from before this learner's start, the answer is accepted and continues itself.
     let believed = chunks(true).chain(&whole(7), &[&second]).unwrap();
     assert_eq!(
         (believed[0].job.until, believed[0].job.so_far.clone()),

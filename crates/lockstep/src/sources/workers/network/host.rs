@@ -1,12 +1,12 @@
-//! The weights on a worker's host. One of the host's workers fetches the weights from the learner for all of them, and
-//! the others read them from shared memory.
+//! The weights on a worker's host. One worker of the host fetches the weights from the learner, and all others read
+//! them from shared memory.
 //!
-//! The directory lies below the system's directory for temporary files and is named after the server and the run. The
-//! worker that holds the lock of `fetch.lock` fetches; when its process ends, the kernel gives the lock to another one.
+//! The directory is in the system's directory for temporary files, and named after the server and the run. The worker
+//! with the lock of `fetch.lock` fetches; when its process ends, the kernel passes the lock to another worker.
 //! `fleet/learner.json` repeats the learner's state, with the host's slots instead of the learner's.
 
-use super::super::{Shared, SlotPlace, of_fleet};
-use super::serve::{AboutSlot, BASE, CONFIG, of_file, of_slot};
+use super::super::{Shared, SlotPlace, fleet_error};
+use super::serve::{AboutSlot, BASE, CONFIG, model_file_name, slot_name};
 use super::{NatsServer, NetworkPlace, Watch};
 use crate::error::BadInput;
 use anyhow::{Context as _, bail};
@@ -26,17 +26,17 @@ use std::time::Duration;
 
 /// How often the learner's state is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How often a worker checks whether it has become the one that fetches.
+/// How often a worker checks whether it must fetch now.
 const TURN: Duration = Duration::from_millis(100);
 
-/// This worker's share in its host's copies. When it is dropped, another worker of the host takes over fetching.
+/// This worker's share of the host's copies. After it is dropped, another worker of the host fetches.
 pub struct Host {
     dir: PathBuf,
     talk: Arc<Talk>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// State that a worker and its fetching thread share.
+/// State shared by a worker and its fetching thread.
 #[derive(Default)]
 struct Talk {
     stop: AtomicBool,
@@ -54,8 +54,8 @@ impl Host {
     }
 
     pub(super) fn open_in(dir: PathBuf, server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
-        // The directory must be this user's: its files are computed with.
-        Layout::of_run(&dir).create().map_err(of_fleet)?;
+        // The directory must belong to this user, since its files are used for computing.
+        Layout::in_run(&dir).create().map_err(fleet_error)?;
         if let Some(above) = dir.parent()
             && std::fs::metadata(above)?.uid() != std::fs::metadata(&dir)?.uid()
         {
@@ -72,7 +72,7 @@ impl Host {
         Ok(Host { dir, talk, thread: Some(thread) })
     }
 
-    /// The host's directory, which workers read like a run's directory.
+    /// The host's directory, which workers read like a run's.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -87,12 +87,12 @@ impl Host {
         told(&self.dir).is_some_and(|shared| shared.run == run)
     }
 
-    /// The error of the fetching thread, if there was one.
+    /// The error of the fetching thread, if any.
     pub fn failure(&self) -> Option<anyhow::Error> {
         self.talk.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether fetching has ended with an error.
+    /// Whether fetching ended with an error.
     pub fn has_failed(&self) -> bool {
         self.talk.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -114,7 +114,7 @@ impl Drop for Host {
 
 /// The content of the host's copy of `learner.json`.
 fn told(dir: &Path) -> Option<Shared> {
-    let bytes = disk::read(Layout::of_run(dir).learner(), disk::most::STATE).ok()?;
+    let bytes = disk::read(Layout::in_run(dir).learner(), disk::most::STATE).ok()?;
     let state: LearnerState = serde_json::from_slice(&bytes).ok()?;
     serde_json::from_value(state.shared).ok()
 }
@@ -134,9 +134,10 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     }
     let mut copies = Copies { dir, talk, bearer, from: None, slots: Vec::new(), base: None, seen: None };
     let result = copies.follow(watch, &stop);
-    // The host's slots end with this process. A worker that takes over begins anew.
-    let _ = disk::remove_file(Layout::of_run(dir).learner());
-    // Closing is not enough: a child that is being started has copies of open files until its program runs.
+    // The host's slots end with this process. A worker that takes over starts anew.
+    let _ = disk::remove_file(Layout::in_run(dir).learner());
+    // Closing is not enough: a child process that is being started has copies of open files until it executes its
+    // program.
     let _ = lock.unlock();
     result
 }
@@ -146,20 +147,20 @@ struct Copy {
     filler: SlotFiller,
     layout: String,
     bytes: usize,
-    /// The number of the weights in it; `None` while it is being filled.
+    /// The number of the weights in the slot; `None` while it is being filled.
     number: Option<u64>,
 }
 
-/// All copies that this host has.
+/// All copies on this host.
 struct Copies<'a> {
     dir: &'a Path,
     talk: &'a Arc<Talk>,
     bearer: Option<String>,
-    /// The learner that the files came from, and the client of its server.
+    /// The learner of the files, and the client of its server.
     from: Option<([u8; 16], Client)>,
     slots: Vec<Copy>,
     base: Option<Copy>,
-    /// The state that was last written to `learner.json`.
+    /// The last state written to `learner.json`.
     seen: Option<LearnerState>,
 }
 
@@ -177,7 +178,7 @@ impl Copies<'_> {
                 return Ok(());
             }
             let shared: Shared = serde_json::from_value(state.shared.clone()).context("the state of the learner")?;
-            // A learner that was killed never answers; the next one may have another address.
+            // A killed learner never answers, and the next learner may have another address.
             let is_other = |now: &LearnerState| ["run", "network"].iter().any(|k| now.shared[k] != state.shared[k]);
             let stop = || stop() || watch().is_none_or(|now| is_other(&now));
             if self.copy(&shared, &state, &stop)? {
@@ -187,8 +188,8 @@ impl Copies<'_> {
         Ok(())
     }
 
-    /// Fetches the files and weights that the learner's state names and the host lacks. Returns whether the host is
-    /// then complete.
+    /// Fetches the files and weights in the learner's state that the host lacks. Returns whether the host is then
+    /// complete.
     fn copy(&mut self, shared: &Shared, state: &LearnerState, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
         let Some(network) = &shared.network else {
             return Err(BadInput::new("the learner serves no weights: it was started without --listen".to_owned()));
@@ -209,28 +210,29 @@ impl Copies<'_> {
                 continue;
             }
             let free = self.free(&needed)?;
-            // The slot is gone: the learner's state has changed.
-            let Some(copy) = self.fetch(&of_slot(*number), free, stop)? else { return Ok(false) };
+            // The slot no longer exists: the learner's state has changed.
+            let Some(copy) = self.fetch(&slot_name(*number), free, stop)? else { return Ok(false) };
             self.slots.push(copy);
             self.write(shared, state)?;
         }
         Ok(true)
     }
 
-    /// Begins with a new learner: fetches its configuration and the model's files.
+    /// Starts with a new learner: fetches its configuration and the model's files.
     fn begin(&mut self, shared: &Shared, network: &NetworkPlace, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
         let talk = self.talk.clone();
         let say = move |text: &str| talk.says.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
         let client = Client::new(&network.address, self.bearer.as_deref(), say);
         let model = self.dir.join("model");
         disk::create_dir_all(&model)?;
-        let files = network.files.iter().filter(|name| is_listed(name)).map(|name| (of_file(name), model.join(name)));
+        let files =
+            network.files.iter().filter(|name| is_listed(name)).map(|name| (model_file_name(name), model.join(name)));
         for (blob, path) in [(CONFIG.to_owned(), self.dir.join(CONFIG))].into_iter().chain(files) {
-            let Some(bytes) = client.bytes(&blob, stop).map_err(of_fleet)? else { return Ok(false) };
+            let Some(bytes) = client.bytes(&blob, stop).map_err(fleet_error)? else { return Ok(false) };
             disk::create_dir_all(path.parent().unwrap_or(&model))?;
             replace(&path, &bytes)?;
         }
-        // A leftover file of an earlier learner's model would be read, too.
+        // A leftover file of an earlier learner's model would also be read.
         for (name, _) in ModelFiles::read(&model)?.used().filter(|(name, _)| !network.files.iter().any(|n| n == name)) {
             disk::remove_file(model.join(name))?;
         }
@@ -239,7 +241,7 @@ impl Copies<'_> {
         Ok(true)
     }
 
-    /// A slot whose weights are not needed and not being read, if there is one.
+    /// A slot whose weights are neither needed nor being read, if there is one.
     fn free(&mut self, needed: &BTreeSet<u64>) -> anyhow::Result<Option<Copy>> {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
@@ -251,16 +253,16 @@ impl Copies<'_> {
         Ok(None)
     }
 
-    /// Fetches the weights in a slot of the learner, into `free` if they fit there.
+    /// Fetches the weights in a slot of the learner, into `free` if they fit.
     fn fetch(&mut self, blob: &str, free: Option<Copy>, stop: &dyn Fn() -> bool) -> anyhow::Result<Option<Copy>> {
-        let Some((run, client)) = &self.from else { bail!("nothing is known of a learner") };
-        let Some(head) = client.head(blob, stop).map_err(of_fleet)? else {
+        let Some((run, client)) = &self.from else { bail!("no learner is known") };
+        let Some(head) = client.head(blob, stop).map_err(fleet_error)? else {
             self.slots.extend(free);
             return Ok(None);
         };
         let about: AboutSlot = serde_json::from_value(head.about.clone()).with_context(|| blob.to_owned())?;
         if about.run != *run {
-            bail!("{blob} is of another run than the learner says");
+            bail!("{blob} belongs to another run than the learner's state");
         }
         let bytes = usize::try_from(head.bytes)?;
         let mut copy = match free.filter(|copy| copy.layout == about.layout && copy.bytes == bytes) {
@@ -275,7 +277,7 @@ impl Copies<'_> {
             let written = filler.write_at(at as usize, block);
             written.map_err(|error| fleet::Error::Failed(error.to_string()))
         };
-        if !client.fetch(blob, &head, &mut sink, stop).map_err(of_fleet)? {
+        if !client.fetch(blob, &head, &mut sink, stop).map_err(fleet_error)? {
             self.slots.push(copy);
             return Ok(None);
         }
@@ -284,7 +286,7 @@ impl Copies<'_> {
         Ok(Some(copy))
     }
 
-    /// Writes `learner.json` for the host's workers, with the slots that are there.
+    /// Writes `learner.json` for the host's workers, with the existing slots.
     fn write(&mut self, shared: &Shared, state: &LearnerState) -> anyhow::Result<()> {
         let here = |place: &SlotPlace| {
             let copy = self.slots.iter().find(|slot| slot.number == Some(place.stored_as))?;
@@ -295,7 +297,7 @@ impl Copies<'_> {
         let own = Shared { slots, base, network: None, ..shared.clone() };
         let state = LearnerState { shared: serde_json::to_value(own)?, ..state.clone() };
         if self.seen.as_ref() != Some(&state) {
-            replace(&Layout::of_run(self.dir).learner(), &serde_json::to_vec(&state)?)?;
+            replace(&Layout::in_run(self.dir).learner(), &serde_json::to_vec(&state)?)?;
             self.seen = Some(state);
         }
         Ok(())
@@ -318,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_as_a_whole() {
+    fn a_file_is_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("learner.json");
         replace(&path, b"old and longer").unwrap();

@@ -1,6 +1,6 @@
 //! Workers on other machines. Jobs and results go through a NATS server ([`fleet::exchange`]). Weights and files are
-//! fetched from the learner by HTTP ([`fleet::blobs`]), once for each host. On the host they have the same layout as at
-//! the learner: a directory with `learner.json`, and slots of shared memory that it names. So a worker runs the same
+//! fetched from the learner over HTTP ([`fleet::blobs`]), once per host. On the host they have the same layout as at
+//! the learner: a directory with `learner.json`, and the slots of shared memory named in it. So a worker runs the same
 //! code on any machine.
 
 mod host;
@@ -11,7 +11,7 @@ mod tests;
 pub use host::Host;
 pub use serve::Serving;
 
-use super::of_fleet;
+use super::fleet_error;
 use crate::error::BadInput;
 use fleet::WorkerName;
 use fleet::exchange::spool::SpoolLearner;
@@ -28,7 +28,7 @@ pub struct NatsServer {
     pub url: String,
     /// The token that the server requires.
     pub token: Option<String>,
-    /// A file with the certificate authority of the server, if it is not one that the system trusts.
+    /// A file with the certificate authority of the server, unless the system trusts it.
     pub certificates: Option<PathBuf>,
 }
 
@@ -58,7 +58,7 @@ pub type Watch = Arc<dyn Fn() -> Option<LearnerState> + Send + Sync>;
 /// A worker's connection to the run, and a function that returns the learner's last state.
 pub type Joined = (Box<dyn WorkerExchange + Send>, Watch);
 
-/// Whether the value of `--join` is the address of a server, and not a directory.
+/// Whether the value of `--join` is a server's address, as opposed to a directory.
 pub fn is_server(join: &Path) -> bool {
     join.to_str().is_some_and(|text| text.starts_with("nats://") || text.starts_with("tls://"))
 }
@@ -71,19 +71,19 @@ impl NatsServer {
 }
 
 impl Network {
-    /// Checks the addresses and credentials, before a model is loaded.
+    /// Checks the addresses and credentials before a model is loaded.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.server.token.is_none() && !self.listen.ip().is_loopback() {
             return Err(BadInput::new(format!(
-                "--listen {} would show the weights to anybody: give the NATS server a token, and it to the learner \
-                 and its workers by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+                "--listen {} would show the weights to anybody: set a token on the NATS server, and pass it to the \
+                 learner and its workers with --nats-token-file or LOCKSTEP_NATS_TOKEN",
                 self.listen
             )));
         }
         built::check(&self.server)
     }
 
-    /// The address that workers are told.
+    /// The address for workers.
     fn advertised(&self, bound: SocketAddr, server: &str) -> anyhow::Result<String> {
         if let Some(advertise) = &self.advertise {
             return Ok(if advertise.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
@@ -99,18 +99,20 @@ impl Network {
             let server = server.to_socket_addrs().ok()?.next()?;
             let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
             let socket = UdpSocket::bind(any).ok()?;
-            // Nothing is sent: the system reports the address that it would send from.
+            // Nothing is sent: the system only reports the address that it would send from.
             socket.connect(server).ok()?;
             Some(SocketAddr::new(socket.local_addr().ok()?.ip(), bound.port()).to_string())
         };
-        own().ok_or_else(|| BadInput::new(format!("--listen {bound}: say by --advertise HOST how workers reach it")))
+        own().ok_or_else(|| {
+            BadInput::new(format!("--listen {bound}: set --advertise HOST to the name by which workers reach it"))
+        })
     }
 }
 
 /// Opens the learner's side of the connection.
 pub(super) fn learner_exchange(out: &Path, network: Option<&Network>) -> anyhow::Result<Box<dyn Exchange + Send>> {
     match network {
-        None => Ok(Box::new(SpoolLearner::open(out).map_err(of_fleet)?)),
+        None => Ok(Box::new(SpoolLearner::open(out).map_err(fleet_error)?)),
         Some(network) => built::learner(out, &network.server),
     }
 }
@@ -123,7 +125,7 @@ pub fn join(server: &NatsServer, name: WorkerName) -> anyhow::Result<Joined> {
 /// Functions of a build with NATS.
 #[cfg(feature = "nats")]
 mod built {
-    use super::{Joined, NatsServer, of_fleet};
+    use super::{Joined, NatsServer, fleet_error};
     use fleet::WorkerName;
     use fleet::exchange::Exchange;
     use fleet::exchange::nats::{self, Address, NatsLearner, NatsOptions, NatsWorker};
@@ -131,12 +133,12 @@ mod built {
     use std::sync::Arc;
 
     fn options(NatsServer { url, token, certificates }: &NatsServer) -> anyhow::Result<NatsOptions> {
-        let address = Address::parse(url).map_err(of_fleet)?;
+        let address = Address::parse(url).map_err(fleet_error)?;
         Ok(NatsOptions { address, token: token.clone(), certificates: certificates.clone() })
     }
 
     pub fn check(server: &NatsServer) -> anyhow::Result<()> {
-        nats::check(&options(server)?).map_err(of_fleet)
+        nats::check(&options(server)?).map_err(fleet_error)
     }
 
     /// The server's `HOST:PORT`.
@@ -145,17 +147,17 @@ mod built {
     }
 
     pub fn learner(out: &Path, server: &NatsServer) -> anyhow::Result<Box<dyn Exchange + Send>> {
-        Ok(Box::new(NatsLearner::open(out, &options(server)?).map_err(of_fleet)?))
+        Ok(Box::new(NatsLearner::open(out, &options(server)?).map_err(fleet_error)?))
     }
 
     pub fn join(server: &NatsServer, name: WorkerName) -> anyhow::Result<Joined> {
-        let worker = NatsWorker::join(&options(server)?, name).map_err(of_fleet)?;
+        let worker = NatsWorker::join(&options(server)?, name).map_err(fleet_error)?;
         let watch = worker.watch();
         Ok((Box::new(worker), Arc::new(move || watch.learner())))
     }
 }
 
-/// Functions of a build without NATS: all of them return that error.
+/// Functions of a build without NATS, which all return the same error.
 #[cfg(not(feature = "nats"))]
 mod built {
     use super::{BadInput, Joined, NatsServer};

@@ -1,8 +1,8 @@
-//! The HTTP server of a learner, from which workers on other machines fetch the run's configuration, the model's files
+//! A learner's HTTP server, from which workers on other machines fetch the run's configuration, the model's files
 //! (without weights) and the published versions of the weights. Weights are read directly from their slots of shared
 //! memory.
 
-use super::super::{SlotPlace, of_fleet};
+use super::super::{SlotPlace, fleet_error};
 use super::{Network, NetworkPlace, built};
 use fleet::Version;
 use fleet::blobs::{Server, Source};
@@ -15,13 +15,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The name under which the configuration is fetched.
+/// The URL name of the configuration.
 pub(super) const CONFIG: &str = "config.toml";
-/// The name under which the base weights below an adapter are fetched.
+/// The URL name of the base weights below an adapter.
 pub(super) const BASE: &str = "base";
 
-/// The name under which a model's file is fetched. It is one segment of a URL.
-pub(super) fn of_file(name: &str) -> String {
+/// The URL name of a model's file, which is one segment of a URL.
+pub(super) fn model_file_name(name: &str) -> String {
     let escaped = |byte: u8| match byte {
         b if b.is_ascii_alphanumeric() || b"._-".contains(&b) => char::from(b).to_string(),
         b => format!("~{b:02x}"),
@@ -29,12 +29,12 @@ pub(super) fn of_file(name: &str) -> String {
     format!("model-{}", name.bytes().map(escaped).collect::<String>())
 }
 
-/// The name under which the weights with a version number are fetched.
-pub(super) fn of_slot(number: u64) -> String {
+/// The URL name of the weights with a version number.
+pub(super) fn slot_name(number: u64) -> String {
     format!("slot-{number}")
 }
 
-/// The properties of a slot that a host must know to make an identical copy.
+/// The properties of a slot that a host needs to create an identical copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AboutSlot {
     pub run: [u8; 16],
@@ -59,18 +59,18 @@ enum Place {
     File(PathBuf),
     /// The file of this name, among those that the learner has read of its model.
     OfModel(Arc<ModelFiles>, String),
-    /// A slot's path, and the version number that the slot must have, if that matters.
+    /// A slot's path, and the version number that it must have, if any.
     Slot(PathBuf, Option<u64>),
 }
 
 #[derive(Default)]
 struct Served {
     places: Mutex<BTreeMap<String, Place>>,
-    /// Open slots, by the names under which they are fetched. The same path may later belong to another slot.
+    /// Open slots by URL name. The same path may later belong to another slot.
     slots: Mutex<HashMap<String, SlotReader>>,
 }
 
-/// A learner's HTTP server. It ends when this value is dropped.
+/// A learner's HTTP server, which ends on drop.
 pub struct Serving {
     server: Server,
     served: Arc<Served>,
@@ -96,31 +96,32 @@ impl Serving {
         {
             let mut places = served.places();
             places.insert(CONFIG.to_owned(), Place::File(config.to_owned()));
-            places.extend(files.iter().map(|name| (of_file(name), Place::OfModel(model.clone(), name.clone()))));
+            places
+                .extend(files.iter().map(|name| (model_file_name(name), Place::OfModel(model.clone(), name.clone()))));
         }
         let bearer = network.server.bearer();
         let server_of_nats = server;
-        let server = Server::start(network.listen, bearer, served.clone()).map_err(of_fleet)?;
+        let server = Server::start(network.listen, bearer, served.clone()).map_err(fleet_error)?;
         let address = network.advertised(server.address(), server_of_nats)?;
         Ok(Serving { server, served, place: NetworkPlace { address, files } })
     }
 
-    /// Bytes that other machines have fetched.
+    /// Bytes fetched by other machines.
     pub fn bytes_sent(&self) -> u64 {
         self.server.bytes_sent()
     }
 
-    /// The address and files that workers are told.
+    /// The address and the files for workers.
     pub fn place(&self) -> NetworkPlace {
         self.place.clone()
     }
 
-    /// Serves these versions of the weights, and stops serving all others.
+    /// Serves these versions of the weights, and no longer any others.
     pub fn publish(&self, slots: &BTreeMap<Version, SlotPlace>, base: Option<&Path>) {
         let mut places = self.served.places();
         places.retain(|_, place| !matches!(place, Place::Slot(..)));
         let slot =
-            |place: &SlotPlace| (of_slot(place.stored_as), Place::Slot(place.path.clone(), Some(place.stored_as)));
+            |place: &SlotPlace| (slot_name(place.stored_as), Place::Slot(place.path.clone(), Some(place.stored_as)));
         places.extend(slots.values().map(slot));
         places.extend(base.map(|base| (BASE.to_owned(), Place::Slot(base.to_owned(), None))));
         self.served.slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| places.contains_key(name));
@@ -179,7 +180,7 @@ impl Source for Served {
                 bytes.inspect(|bytes| out.copy_from_slice(bytes));
                 Ok(bytes.is_some())
             }
-            // The slot is pinned only while a block is read: the optimizer never waits for a network.
+            // The slot is pinned only while a block is read, so the optimizer never waits for a network.
             Place::Slot(path, number) => match self.pin(name, &path, number)? {
                 None => Ok(false),
                 Some((_, pin)) => pin.read_at(at as usize, out).map(|()| true).map_err(Error::other),

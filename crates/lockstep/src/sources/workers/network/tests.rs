@@ -1,5 +1,5 @@
 use super::super::{Identity, Shared, SlotPlace};
-use super::serve::{Serving, of_file, of_slot};
+use super::serve::{Serving, model_file_name, slot_name};
 use super::*;
 use fleet::blobs::Client;
 use fleet::{Lineage, Version};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 const RUN: [u8; 16] = [7; 16];
-/// The size of a test slot: more than one block, and not a multiple of the block size.
+/// The size of a test slot: more than one block, but not a multiple of the block size.
 const BYTES: usize = (5 << 20) + 4096;
 
 /// A learner without a training run: slots, its state, and its HTTP server.
@@ -105,7 +105,7 @@ impl Fake {
 fn has(host: &Host, numbers: &[u64]) {
     let shared = testing::wait_for(&format!("the host has the versions {numbers:?}"), || {
         assert!(!host.has_failed(), "{:?}", host.failure());
-        let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner());
+        let bytes = std::fs::read(fleet::exchange::spool::Layout::in_run(host.dir()).learner());
         let state = bytes.ok().and_then(|bytes| serde_json::from_slice::<LearnerState>(&bytes).ok());
         let shared = state.and_then(|state| serde_json::from_value::<Shared>(state.shared).ok());
         shared.filter(|shared| shared.slots.keys().map(|version| &version.0).eq(numbers))
@@ -148,12 +148,12 @@ fn a_host_fetches_each_version_once_and_the_base_once() {
 }
 
 #[test]
-fn a_version_that_is_pinned_here_is_not_overwritten() {
+fn a_pinned_version_on_the_host_is_not_overwritten() {
     let mut learner = Fake::start();
     learner.says(&[1]);
     let host = learner.host("host", "secret");
     has(&host, &[1]);
-    let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner()).unwrap();
+    let bytes = std::fs::read(fleet::exchange::spool::Layout::in_run(host.dir()).learner()).unwrap();
     let state: LearnerState = serde_json::from_slice(&bytes).unwrap();
     let shared: Shared = serde_json::from_value(state.shared).unwrap();
     let slot = SlotReader::open(&shared.slots[&Version(1)].path).unwrap();
@@ -178,28 +178,28 @@ fn a_wrong_token_is_refused_with_an_error() {
     assert_eq!(learner.serving.bytes_sent(), 0);
 }
 
-/// Checks that weights that are no longer published cannot be fetched under their old name.
+/// Weights that were withdrawn cannot be fetched by their old name.
 #[test]
-fn a_slot_that_holds_something_else_is_gone() {
+fn a_slot_with_other_weights_is_not_served() {
     let mut learner = Fake::start();
     learner.says(&[1]);
     let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
     let never = || false;
-    let head = client.head(&of_slot(1), &never).unwrap().unwrap();
+    let head = client.head(&slot_name(1), &never).unwrap().unwrap();
     let filler = learner.slots.get_mut(&1).unwrap();
     assert!(filler.try_lock().unwrap());
     filler.publish(Contents { number: 2, version: 12, ..Contents::default() }).unwrap();
-    assert!(!client.fetch(&of_slot(1), &head, &mut |_, _| Ok(()), &never).unwrap());
-    assert!(client.head(&of_slot(1), &never).unwrap().is_none());
+    assert!(!client.fetch(&slot_name(1), &head, &mut |_, _| Ok(()), &never).unwrap());
+    assert!(client.head(&slot_name(1), &never).unwrap().is_none());
 }
 
 #[test]
-fn weights_are_not_shown_to_anybody() {
+fn a_public_server_without_a_token_is_refused() {
     let listen = ([0, 0, 0, 0], 7070).into();
     let network = Network { server: server(None), listen, advertise: None };
     let error = network.check().unwrap_err();
     assert!(crate::error::is_bad_input(&error) && error.to_string().contains("to anybody"), "{error:#}");
-    // The advertised address: this machine's address, a name, or a name and a port.
+    // The advertised address: this machine's address, a name, or a name with a port.
     let of = |advertise: Option<&str>, bound: SocketAddr| {
         let network = Network { advertise: advertise.map(str::to_owned), ..network.clone() };
         network.advertised(bound, "127.0.0.1:4222").unwrap()
@@ -210,9 +210,9 @@ fn weights_are_not_shown_to_anybody() {
     assert_eq!(of(Some("node-1:99"), listen), "node-1:99");
 }
 
-/// A learner serves only the files that it has read of its model.
+/// A learner serves only the files of its model that it has read.
 #[test]
-fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
+fn files_are_served_as_the_learner_has_read_them() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
     std::fs::create_dir_all(model.join("additional_chat_templates")).unwrap();
@@ -223,7 +223,7 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let network =
         Network { server: server(Some("t")), listen: ([127, 0, 0, 1], 0).into(), advertise: Some("h".into()) };
     let files = Arc::new(ModelFiles::read(&model).unwrap());
-    // A later change of a file is not served: the learner has not read it either.
+    // A later change of a file is not served, since the learner has not read it either.
     std::fs::write(model.join("chat_template.jinja"), "changed").unwrap();
     let serving = Serving::open(&network, &dir.path().join("config.toml"), files, "127.0.0.1:4222").unwrap();
     let NetworkPlace { address, files } = serving.place();
@@ -233,35 +233,35 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let bytes = |name: &str| client.bytes(name, &|| false).unwrap().map(|bytes| String::from_utf8(bytes).unwrap());
     assert_eq!(bytes("config.toml").as_deref(), Some("seed = 2\n"));
     for name in listed {
-        assert_eq!(bytes(&of_file(name)).as_deref(), Some(name));
+        assert_eq!(bytes(&model_file_name(name)).as_deref(), Some(name));
     }
     for name in others {
-        assert_eq!(bytes(&of_file(name)), None, "{name}");
+        assert_eq!(bytes(&model_file_name(name)), None, "{name}");
     }
     let sent: usize = listed.iter().map(|name| name.len()).sum();
     assert_eq!(serving.bytes_sent(), ("seed = 2\n".len() + sent) as u64);
-    assert_eq!((of_file("x"), of_slot(7)), ("model-x".to_owned(), "slot-7".to_owned()));
-    assert_eq!(of_file("a/~b"), "model-a~2f~7eb");
+    assert_eq!((model_file_name("x"), slot_name(7)), ("model-x".to_owned(), "slot-7".to_owned()));
+    assert_eq!(model_file_name("a/~b"), "model-a~2f~7eb");
 }
 
-/// Only the weights that were published last are served.
+/// Only the last published weights are served.
 #[test]
-fn versions_that_are_no_longer_published_are_gone() {
+fn withdrawn_versions_are_not_served() {
     let mut learner = Fake::start();
     learner.says(&[1, 2]);
     let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
     let head = |name: &str| client.head(name, &|| false).unwrap();
-    assert!(head(&of_slot(1)).is_some() && head(&of_slot(2)).is_some() && head("base").is_some());
-    let about = head(&of_slot(2)).unwrap().about;
+    assert!(head(&slot_name(1)).is_some() && head(&slot_name(2)).is_some() && head("base").is_some());
+    let about = head(&slot_name(2)).unwrap().about;
     assert_eq!((&about["number"], &about["version"], &about["layout"]), (&2.into(), &12.into(), &"adapter".into()));
     learner.says(&[2]);
-    assert!(head(&of_slot(1)).is_none() && head(&of_slot(2)).is_some());
+    assert!(head(&slot_name(1)).is_none() && head(&slot_name(2)).is_some());
     learner.serving.publish(&BTreeMap::new(), None);
-    assert!(head(&of_slot(2)).is_none() && head("base").is_none() && head("config.toml").is_some());
+    assert!(head(&slot_name(2)).is_none() && head("base").is_none() && head("config.toml").is_some());
 }
 
 #[test]
-fn addresses_that_workers_are_told() {
+fn workers_get_the_advertised_or_own_address() {
     let network = |advertise: Option<&str>| Network {
         server: server(Some("t")),
         listen: ([0, 0, 0, 0], 70).into(),
@@ -271,10 +271,10 @@ fn addresses_that_workers_are_told() {
         network(advertise).advertised(bound.into(), server).map_err(|error| error.to_string())
     };
     let any = ([0, 0, 0, 0], 70);
-    assert_eq!(told(Some("h:99999"), any, "x"), Ok("h:99999:70".to_owned()), "99999 is no port");
+    assert_eq!(told(Some("h:99999"), any, "x"), Ok("h:99999:70".to_owned()), "99999 is not a port");
     assert_eq!(told(Some("h:0"), any, "x"), Ok("h:0".to_owned()));
     assert_eq!(told(None, ([10, 0, 0, 5], 71), "x"), Ok("10.0.0.5:71".to_owned()));
     assert_eq!(told(None, any, "127.0.0.1:4222"), Ok("127.0.0.1:70".to_owned()));
-    let unknown = "--listen 0.0.0.0:70: say by --advertise HOST how workers reach it";
+    let unknown = "--listen 0.0.0.0:70: set --advertise HOST to the name by which workers reach it";
     assert_eq!(told(None, any, "no address"), Err(unknown.to_owned()));
 }

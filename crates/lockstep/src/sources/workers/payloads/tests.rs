@@ -40,7 +40,7 @@ fn offer(payloads: &Payloads, numbers: &[u64]) {
 }
 
 #[test]
-fn jobs_that_are_offered_have_their_content_and_profile() {
+fn offered_jobs_have_their_content_and_profile() {
     let name = |group| job_name(GroupId(group), 0);
     let mut plain = payloads(&Config::default(), false);
     offer(&plain, &[0, 1, 2]);
@@ -48,14 +48,14 @@ fn jobs_that_are_offered_have_their_content_and_profile() {
         let (profile, bytes) = plain.job(name(number), &[]).unwrap();
         assert_eq!((profile.as_str(), GroupJob::from_bytes(&bytes).unwrap()), ("any", group(number)));
     }
-    let said = |payloads: &mut Payloads, job| payloads.job(job, &[]).unwrap_err().to_string();
-    let other = said(&mut plain, name(3));
+    let refused = |payloads: &mut Payloads, job| payloads.job(job, &[]).unwrap_err().to_string();
+    let other = refused(&mut plain, name(3));
     assert!(other.contains("job 000003.0 was not prepared"), "{other}");
     // Chunks need weights that this learner has published.
     let mut chunked = payloads(&Config::default(), true);
     offer(&chunked, &[0]);
-    let gone = said(&mut chunked, name(0));
-    assert!(gone.contains("job 000000.0 needs weights that are gone"), "{gone}");
+    let gone = refused(&mut chunked, name(0));
+    assert!(gone.contains("job 000000.0 needs weights that no longer exist"), "{gone}");
     chunked.lock().chunks.published(Version(0), Updates(5));
     let (_, bytes) = chunked.job(name(0), &[]).unwrap();
     assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), GroupJob { updates: Updates(5), until: Some(3), ..group(0) });
@@ -104,7 +104,7 @@ fn checked(result: &JobResult, before: &[JobResult]) -> Result<(), String> {
 
 type Change = fn(&mut GroupAnswer);
 
-/// A name, a change of an answer, and the reason why the changed answer does not fit its job.
+/// A name, a change of an answer, and the reason why the changed answer does not match its job.
 const NONE: [(&str, Change, &str); 20] = [
     ("a token beyond the vocabulary", |a| a.group.completions[1].ids[0] = 40, "completion 1 has the token 40, and"),
     ("the largest token", |a| a.group.completions[0].ids[2] = u32::MAX, "completion 0 has the token 4294967295, and"),
@@ -114,20 +114,24 @@ const NONE: [(&str, Change, &str); 20] = [
         |a| a.group.completions[1].versions[2] = Updates(6),
         "weights of version 6, not 7",
     ),
-    ("another group", |a| a.group.group = GroupId(1), "it answers another job"),
-    ("another prompt", |a| a.group.prompt = model::Prompt::new([1, 3]), "it answers another job"),
-    ("no prompt", |a| a.group.prompt = model::Prompt::new([]), "it answers another job"),
-    ("a completion fewer", |a| drop(a.group.completions.pop()), "it does not have 2 completions"),
-    ("no completion", |a| a.group.completions.clear(), "it does not have 2 completions"),
-    ("a completion more", |a| a.group.completions.push(third(a)), "it does not have 2 completions"),
-    ("another order", |a| a.group.completions.reverse(), "completion 0 is none that the job asks for"),
-    ("no scores", |a| a.scores.clear(), "with the scores of 1 rewards"),
-    ("scores of two rewards", |a| a.scores.push(a.scores[0].clone()), "with the scores of 1 rewards"),
-    ("a score fewer", |a| a.scores[0].scores.values.truncate(1), "does not have 2 values"),
+    ("another group", |a| a.group.group = GroupId(1), "the answer belongs to another job"),
+    ("another prompt", |a| a.group.prompt = model::Prompt::new([1, 3]), "the answer belongs to another job"),
+    ("no prompt", |a| a.group.prompt = model::Prompt::new([]), "the answer belongs to another job"),
+    ("a completion fewer", |a| drop(a.group.completions.pop()), "must have 2 completions"),
+    ("no completion", |a| a.group.completions.clear(), "must have 2 completions"),
+    ("a completion more", |a| a.group.completions.push(third(a)), "must have 2 completions"),
+    ("another order", |a| a.group.completions.reverse(), "completion 0 does not match the job"),
+    ("no scores", |a| a.scores.clear(), "with scores of 1 rewards"),
+    ("scores of two rewards", |a| a.scores.push(a.scores[0].clone()), "with scores of 1 rewards"),
+    ("a score fewer", |a| a.scores[0].scores.values.truncate(1), "must have 2 values"),
     ("no log-probabilities", |a| drop(a.group.completions[0].columns.remove(SAMPLER_LOGPS)), "`token.sampler_logps`"),
-    ("an unfinished completion", |a| a.group.completions[1].finish_reason = FinishReason::Unfinished, "is none that"),
+    (
+        "an unfinished completion",
+        |a| a.group.completions[1].finish_reason = FinishReason::Unfinished,
+        "does not match the job",
+    ),
     ("no versions", |a| a.group.completions[0].versions.clear(), "completion 0 lacks `versions`"),
-    ("more tokens than asked for", |a| longer(&mut a.group.completions[0]), "is none that the job asks for"),
+    ("more tokens than asked for", |a| longer(&mut a.group.completions[0]), "does not match the job"),
     ("a problem of no completion", |a| a.scores[0].scores.problems.push(third_problem()), "does not fit 2 completions"),
     ("more timeouts than completions", |a| a.scores[0].scores.timed_out = 3, "does not fit 2 completions"),
 ];
@@ -148,13 +152,13 @@ fn longer(completion: &mut Completion) {
 }
 
 #[test]
-fn an_invalid_answer_is_found_before_it_is_accepted() {
+fn an_invalid_answer_is_not_accepted() {
     assert_eq!(checked(&result(0, 0, &answer()), &[]), Ok(()));
     for (what, change, why) in NONE {
         let mut answer = answer();
         change(&mut answer);
-        let said = checked(&result(0, 0, &answer), &[]).expect_err(what);
-        assert!(said.contains(why), "{what}: {said}");
+        let error = checked(&result(0, 0, &answer), &[]).expect_err(what);
+        assert!(error.contains(why), "{what}: {error}");
     }
     let whole = answer().to_bytes();
     let other = group(0).to_bytes();
@@ -170,16 +174,16 @@ fn an_invalid_answer_is_found_before_it_is_accepted() {
         checked(&JobResult { answer, ..right }, &[])
     };
     assert_eq!(more(false, 0), Ok(()));
-    assert_eq!(more(true, 0), Err("whether it is to be continued is said in two ways".to_owned()));
-    assert_eq!(more(false, 1), Err("its fingerprint is that of other tokens".to_owned()));
-    // An earlier learner's answer is checked when its batch is whole.
+    assert_eq!(more(true, 0), Err("it contradicts itself about being continued".to_owned()));
+    assert_eq!(more(false, 1), Err("its fingerprint does not match its tokens".to_owned()));
+    // An earlier learner's answer is checked when its batch is complete.
     let empty = |number, chunk| JobResult { bytes: Vec::new(), ..result(number, chunk, &answer()) };
     assert_eq!((checked(&empty(1, 0), &[]), checked(&empty(0, 1), &[])), (Ok(()), Ok(())));
     assert!(checked(&empty(0, 0), &[]).is_err());
 }
 
 #[test]
-fn the_first_invalid_result_of_a_batch_is_found() {
+fn the_first_invalid_result_of_a_batch_is_reported() {
     let payloads = payloads(&Config::default(), false);
     let jobs = [scored(0), scored(1)];
     let of = |number: u64, change: Change| {

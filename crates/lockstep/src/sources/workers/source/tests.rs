@@ -7,25 +7,25 @@ use train::Sample;
 
 #[test]
 fn settings_that_workers_do_not_support_are_refused() {
-    let said = |change: fn(&mut Config), has_function: bool| {
+    let refused = |change: fn(&mut Config), has_function: bool| {
         let mut config = Config::default();
         change(&mut config);
         refuse_what_workers_cannot(&config, has_function).err().map(|error| error.to_string())
     };
-    assert_eq!(said(|_| {}, false), None);
+    assert_eq!(refused(|_| {}, false), None);
     let why = |change: fn(&mut Config), has_function: bool, words: &str| {
-        let said = said(change, has_function).expect(words);
-        assert!(said.starts_with(&format!("a distributed run: {words}")), "{said}");
+        let error = refused(change, has_function).expect(words);
+        assert!(error.starts_with(&format!("a distributed run: {words}")), "{error}");
     };
-    why(|c| c.dynamic_sampling = true, false, "`dynamic_sampling` draws prompts by what the rewards of a batch say");
-    why(|c| c.target_kl = Some(0.1), false, "`target_kl` ends a batch early");
+    why(|c| c.dynamic_sampling = true, false, "`dynamic_sampling` must know the rewards of a batch");
+    why(|c| c.target_kl = Some(0.1), false, "`target_kl` ends batches early");
     why(|c| c.replay = Some("r.bin".into()), false, "`replay` reads completions from a file");
-    why(|_| {}, true, "a rollout function (rollout_func) is this program's own");
+    why(|_| {}, true, "a rollout function (rollout_func) exists only in this program");
 }
 
-/// A checkpoint waits for all groups of the batches ahead, which must have room in the queue.
+/// A checkpoint waits for all groups of the batches ahead, for which the queue must have room.
 #[test]
-fn a_queue_has_room_for_the_groups_of_a_checkpoint() {
+fn a_queue_too_small_for_a_checkpoint_is_refused() {
     let config = |queue_maxsize: usize, max_staleness: usize| Config {
         per_device_train_batch_size: 12,
         num_generations: 4,
@@ -33,16 +33,16 @@ fn a_queue_has_room_for_the_groups_of_a_checkpoint() {
         max_staleness,
         ..Config::default()
     };
-    let said = |config: &Config| refuse_short_queue(config).err().map(|error| error.to_string());
-    assert_eq!((said(&config(6, 2)), said(&config(7, 2)), said(&config(1, 0))), (None, None, None));
-    let words = "a distributed run: `queue_maxsize` is 5, and a checkpoint has the groups of the batches ahead, \
+    let refused = |config: &Config| refuse_short_queue(config).err().map(|error| error.to_string());
+    assert_eq!((refused(&config(6, 2)), refused(&config(7, 2)), refused(&config(1, 0))), (None, None, None));
+    let words = "a distributed run: `queue_maxsize` is 5, but a checkpoint needs the groups of the batches ahead, \
                  max_staleness × 3: set it to 6 or more";
-    assert_eq!(said(&config(5, 2)).as_deref(), Some(words));
+    assert_eq!(refused(&config(5, 2)).as_deref(), Some(words));
     assert!(refuse_what_workers_cannot(&config(5, 2), false).is_err());
 }
 
 #[test]
-fn the_maker_of_a_group_is_the_worker_of_its_rollout() {
+fn the_recorded_worker_of_a_group_is_its_sampler() {
     let result = |job: JobName, worker: &str| JobResult {
         job,
         lineage: fleet::Lineage([0; 16]),
@@ -59,7 +59,7 @@ fn the_maker_of_a_group_is_the_worker_of_its_rollout() {
 }
 
 #[test]
-fn the_batch_in_use_is_a_frontier_of_its_groups() {
+fn the_current_batch_is_converted_to_a_frontier_of_groups() {
     let sample = |group: u64, ids: &[u32], logps: &[f32]| {
         let mut sample = Sample { group: GroupId(group), ..Sample::supervised(Prompt::new([1]), ids.to_vec()) };
         sample.columns.set(SAMPLER_LOGPS, logps.to_vec());

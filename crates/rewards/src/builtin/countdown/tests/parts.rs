@@ -1,4 +1,4 @@
-//! Tests the parsing of expressions and of dataset cells separately.
+//! Tests of the parsing of expressions and of dataset cells.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn expressions_are_computed_exactly() {
 }
 
 #[test]
-fn cells_are_whole_numbers() {
+fn dataset_cells_are_parsed_as_whole_numbers() {
     let text = |text: &str| Value::from(text);
     let list = |text: &str| serde_json::from_str::<Value>(text).unwrap();
     for (cell, number, numbers) in [
@@ -65,19 +65,19 @@ fn cells_are_whole_numbers() {
         scores(&Countdown::build(options).unwrap(), &["1 + 2"], columns)
     };
     let message = of("n", "t").problems[0].to_string();
-    let expected = "reward `countdown` gave no score for 1 completion: columns `n` and `t` are not whole numbers and \
-                    a whole number, for example \"1 2\" and \"x\"";
+    let expected = "reward `countdown` gave no score for 1 completion: columns `n` and `t` must have a list of whole \
+                    numbers and a whole number, for example \"1 2\" and \"x\"";
     assert_eq!(message, expected);
     for format_score in [f64::NAN, f64::INFINITY] {
         let wrong = CountdownOptions { format_score, ..Default::default() };
         let message = Countdown::build(wrong).unwrap_err().to_string();
-        assert_eq!(message, format!("reward `countdown`: `format_score` must be a number, not {format_score}"));
+        assert_eq!(message, format!("reward `countdown`: `format_score` must be a finite number, got {format_score}"));
     }
 }
 
-/// A number may be used as often as it is given; unused numbers matter only if all must be used.
+/// A number may be used as often as it is given. Unused numbers matter only if all numbers must be used.
 #[test]
-fn each_number_is_used_once() {
+fn each_number_must_be_used_once() {
     let verdict = |text: &str, numbers: &[i128], use_all: bool| {
         let options = CountdownOptions { format_score: 0.25, use_all, ..Default::default() };
         let verdict = Countdown::build(options).unwrap().verdict(text, numbers, 6);
@@ -101,7 +101,7 @@ fn each_number_is_used_once() {
         );
     }
     assert_eq!(verdict("six", &[6], true), (0.0, false));
-    // In an equation the answer is the side that computes something, or the first side if both do.
+    // In an equation, the answer is the side with an operation, or the first side if both have one.
     for (text, score) in [("6 = 2 + 4", 1.0), ("2 + 4 = 6", 1.0), ("2 + 4 = 4 + 3", 1.0), ("4 + 3 = 2 + 4", 0.0)] {
         assert_eq!(verdict(text, &[2, 4], true).0, score, "{text}");
     }

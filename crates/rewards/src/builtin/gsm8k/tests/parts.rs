@@ -1,11 +1,10 @@
-//! Tests the parts of the search for a number separately.
+//! Tests of the single functions that search for a number.
 
 use super::*;
 
-/// Each row has a text, the number found if the text is in tags or a box, and the number found at the beginning of a
-/// line.
+/// Each case has a text, the number found if the text is in tags or a box, and the number found if it begins a line.
 #[test]
-fn an_equation_gives_its_result_and_an_explanation_gives_nothing() {
+fn equations_give_their_result_and_explanations_are_ignored() {
     for (text, only, first) in [
         ("42", "42", "42"),
         ("42 43", "", ""),
@@ -47,7 +46,7 @@ fn an_equation_gives_its_result_and_an_explanation_gives_nothing() {
 }
 
 #[test]
-fn the_first_kind_of_several_marks_counts() {
+fn the_mark_with_the_highest_priority_counts() {
     for (text, expected) in [
         ("<answer>43</answer> #### 42", "42"),
         ("#### none <answer>42</answer>", "42"),
@@ -70,7 +69,7 @@ fn the_first_kind_of_several_marks_counts() {
 }
 
 #[test]
-fn text_after_a_number_can_change_it() {
+fn text_after_a_number_can_make_it_incomplete() {
     let stands_in = |text: &str| stands(text, &groups(text).next().unwrap());
     for text in
         ["42", "42 apples", "42, so", "42.", "42 and more", "42 - x", "42 x", "42 hundredths", "42; so", "42 to go"]

@@ -1,11 +1,11 @@
 use super::*;
 
 fn node(text: &str) -> Node {
-    parse(text, Reading::default()).unwrap_or_else(|| panic!("not parsed: {text}"))
+    parse(text, Reading::default()).unwrap_or_else(|| panic!("cannot parse {text}"))
 }
 
 #[test]
-fn texts_are_compared_without_markup() {
+fn answers_are_compared_without_markup() {
     for (text, expected) in [
         ("", ""),
         (" a b ", "ab"),
@@ -22,7 +22,7 @@ fn texts_are_compared_without_markup() {
         ("a^{2}", "a^{2}"),
         ("a_{2}", "a_{2}"),
         ("\\frac{1}{2}", "\\frac{1}{2}"),
-        // Digits that are separated by a space stay separate.
+        // Digits separated by a space stay separate.
         ("1 2", "1 2"),
         ("1 .5", "1 .5"),
         ("1. 5", "1. 5"),
@@ -42,7 +42,7 @@ fn texts_are_compared_without_markup() {
 }
 
 #[test]
-fn longer_answers_are_compared_as_text_alone() {
+fn long_answers_are_compared_only_as_text() {
     let sum = |bytes: usize| format!("2{}+3", " ".repeat(bytes - 3));
     for (bytes, expected) in [(1999, true), (2000, true), (2001, false)] {
         let long = sum(bytes);
@@ -53,7 +53,7 @@ fn longer_answers_are_compared_as_text_alone() {
 }
 
 #[test]
-fn a_point_gives_each_variable_a_value_between_minus_3_and_3() {
+fn points_assign_values_between_minus_3_and_3_to_variables() {
     let values: Vec<f64> = ["x", "y", "z", "x_1", "alpha"]
         .iter()
         .flat_map(|name| (0..6).map(move |point| coordinate(name, point)))
@@ -69,7 +69,7 @@ fn a_point_gives_each_variable_a_value_between_minus_3_and_3() {
 }
 
 #[test]
-fn nearness_is_relative() {
+fn values_are_compared_with_a_relative_tolerance() {
     let real = |re: f64| Complex { re, im: 0.0 };
     let (infinite, one) = (real(f64::INFINITY), real(1.0));
     for (a, b, expected) in [
@@ -93,9 +93,9 @@ fn nearness_is_relative() {
     }
 }
 
-/// A value that should be 0 may be as large as 1e-13 if rounding can explain it.
+/// A value that should be 0 may be up to 1e-13 if rounding can explain that.
 #[test]
-fn the_rounding_error_of_a_zero_is_a_zero() {
+fn rounding_errors_of_zero_count_as_zero() {
     let real = |re: f64| Complex { re, im: 0.0 };
     let (sum, product) = (node("\\pi-x"), node("\\pi x"));
     assert!(vanishes(real(0.0), real(1e-13), &sum) && vanishes(real(0.0), real(-1e-14), &sum));
@@ -121,9 +121,9 @@ fn the_rounding_error_of_a_zero_is_a_zero() {
     }
 }
 
-/// Pairs of the dataset's answer and a given answer, compared in this direction only.
+/// Pairs of a dataset's answer and a completion's answer, compared only in this direction.
 #[test]
-fn equal_answers_are_equal() {
+fn answers_with_the_same_meaning_are_equal() {
     for (gold, given) in [
         // Units and percent.
         ("5\\text{ cm}", "5"),
@@ -142,12 +142,12 @@ fn equal_answers_are_equal() {
         ("101_2", "101"),
         ("101", "101_2"),
         ("101010_2", "52_8"),
-        // The order of the parts of a ratio counts.
+        // The order of the parts of a ratio matters.
         ("3:2", "9:6"),
         ("3:2", "\\frac{9}{6}"),
         ("\\frac{9}{6}", "3:2"),
         ("1:2:3", "2:4:6"),
-        // The order of a list counts only if the list has brackets.
+        // The order of a list matters only if the list has brackets.
         ("[1,2]", "[1,2]"),
         ("1,2,2", "2,1,2"),
         ("x \\in \\{1,2\\}", "\\{2,1\\}"),
@@ -269,9 +269,9 @@ fn equal_answers_are_equal() {
     }
 }
 
-/// The value that a chain of equations states for the dataset's answer.
+/// Each case has a dataset's answer, a chain of equations, and the value that the chain states, if any.
 #[test]
-fn each_side_of_a_chain_names_the_value_or_has_it() {
+fn each_side_of_a_chain_must_equal_the_value_or_name_it() {
     for (gold, given, expected) in [
         ("5", "x=5", true),
         ("5", "xy=5", true),

@@ -30,7 +30,7 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
         Node::Based(digits, base) => Rational::new(i128::from_str_radix(digits, *base).ok()?, 1),
         Node::Op(op @ (Op::Max | Op::Min | Op::Gcd | Op::Lcm), parts) => {
             let parts: Option<Vec<Rational>> = parts.iter().map(exact).collect();
-            parts?.into_iter().map(Some).reduce(|a, b| of_two(*op, a?, b?))?
+            parts?.into_iter().map(Some).reduce(|a, b| exact_binary(*op, a?, b?))?
         }
         Node::Op(op, parts) => {
             let x = exact(&parts[0])?;
@@ -68,8 +68,8 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
     }
 }
 
-/// The exact value of an operation that chooses or computes one value from two (maximum, greatest common divisor, …).
-fn of_two(op: Op, a: Rational, b: Rational) -> Option<Rational> {
+/// The exact value of an operation on two values, such as the maximum or the greatest common divisor.
+fn exact_binary(op: Op, a: Rational, b: Rational) -> Option<Rational> {
     let less = b.add(a.neg()?)?.parts().0 > 0;
     match op {
         Op::Max => Some(if less { b } else { a }),
@@ -125,7 +125,7 @@ impl Complex {
         self.mul(Complex { re: other.re / norm, im: -other.im / norm })
     }
 
-    /// The value, unless it should not be 0 (`zero`) and is too small for an f64 to distinguish: e^{−1000} is not
+    /// The value; `None` if it underflowed to 0 although it should not be 0 (`zero` is false): e^{−1000} is not
     /// e^{−1001}.
     fn unless_lost(self, zero: bool) -> Option<Complex> {
         (zero || self.abs() >= f64::MIN_POSITIVE || self.abs().is_nan()).then_some(self)
@@ -165,7 +165,7 @@ pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex>
     value_of(node, point, Power::Real)
 }
 
-/// [`value`] with a choice of fractional powers.
+/// Like [`value`], with a choice of fractional powers.
 pub(super) fn value_of(node: &Node, point: &dyn Fn(&str) -> f64, power: Power) -> Option<Complex> {
     Evaluation { point, degree: 1.0, power }.value(node)
 }
@@ -174,7 +174,7 @@ pub(super) fn value_of(node: &Node, point: &dyn Fn(&str) -> f64, power: Power) -
 #[derive(Clone, Copy)]
 struct Evaluation<'a> {
     point: &'a dyn Fn(&str) -> f64,
-    /// The factor of a degree: 1 where it is a unit that may be left out, π/180 as the argument of a sine.
+    /// The factor of a degree: 1 if the degree is a unit that may be omitted, π/180 in the argument of a sine.
     degree: f64,
     power: Power,
 }
@@ -203,14 +203,14 @@ impl Evaluation<'_> {
             Node::Op(op, parts) => self.operation(node, *op, parts)?,
             other => Complex::real(exact(other)?.to_f64()),
         };
-        // A value that overflows does not equal anything, since it is unknown.
+        // A value that overflowed is unknown, so it must not equal anything.
         let finite = value.re.is_finite() && value.im.is_finite();
         (finite || infinite(node)).then_some(value)
     }
 
     fn operation(self, node: &Node, op: Op, parts: &[Node]) -> Option<Complex> {
         let of = |node: &Node| self.value(node);
-        // `exact` does not evaluate sines, so a degree is exact only where it counts as 1.
+        // `exact` counts a degree as 1, so it is right only outside of the arguments of sines.
         if let Some(exact) = exact(node).filter(|_| self.degree == 1.0) {
             return Some(Complex::real(exact.to_f64()));
         }
@@ -259,13 +259,13 @@ impl Evaluation<'_> {
     }
 }
 
-/// For an exponent p/q in lowest terms with an odd q above 1: its value, and whether p is odd.
+/// For an exponent p/q in lowest terms with an odd q above 1: the value of the exponent, and whether p is odd.
 fn odd_root(exponent: Rational) -> Option<(f64, bool)> {
     let (p, q) = exponent.parts();
     (q > 1 && q % 2 == 1).then(|| (exponent.to_f64(), p % 2 != 0))
 }
 
-/// Whether a node is ∞ or −∞ itself.
+/// Whether a node is ∞ or −∞.
 fn infinite(node: &Node) -> bool {
     match node {
         Node::Infinity => true,
@@ -274,7 +274,7 @@ fn infinite(node: &Node) -> bool {
     }
 }
 
-/// The principal root; for a negative real number and an odd degree, the real root.
+/// The principal root, or for a negative real number and an odd degree the real root.
 fn root(x: Complex, degree: Complex) -> Option<Complex> {
     let odd = degree.im == 0.0 && degree.re.rem_euclid(2.0) == 1.0;
     Some(match (x.im == 0.0, x.re < 0.0) {
@@ -325,7 +325,7 @@ fn function(name: &str, x: Complex, base: Option<Complex>) -> Option<Complex> {
         "arcosh" | "arccosh" => real(libm::acosh)?,
         "artanh" | "arctanh" => real(libm::atanh)?,
         "lg" => x.ln().div(Complex::real(std::f64::consts::LN_10)),
-        // "log" without a base is the natural one, as in sympy.
+        // "log" without a base is the natural logarithm, as in sympy.
         "ln" | "log" => match base {
             Some(base) => x.ln().div(base.ln()),
             None => x.ln(),

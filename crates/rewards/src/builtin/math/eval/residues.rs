@@ -1,22 +1,20 @@
-//! Computes fractions that do not fit a `Rational` modulo large primes. This distinguishes 2^{200}, which equals
-//! 4^{100}, from 2^{200}+1.
+//! Computes fractions that do not fit a `Rational` modulo large primes. So 2^{200} equals 4^{100}, but not 2^{200}+1.
 
 use super::super::super::rational::Rational;
 use super::super::parse::{Node, Op};
 use super::exact;
 
-/// The primes. Two different numbers that an answer can write will not have equal remainders modulo all three by
-/// chance.
+/// The primes. It is very unlikely that two different numbers in answers have equal remainders modulo all three.
 const PRIMES: [u64; 3] = [(1 << 61) - 1, (1 << 62) - 57, (1 << 63) - 25];
 
-/// The largest power or factorial that is computed.
+/// The largest exponent or factorial that is computed.
 const MAX_STEPS: i128 = 10_000;
 
 /// A number modulo each of [`PRIMES`].
 pub(in super::super) type Residues = [u64; 3];
 
-/// The value of a node modulo the primes, if it is a fraction of any size. Each variable has a fixed value modulo each
-/// prime, so that two quotients of polynomials are equal if their values are (Schwartz and Zippel).
+/// The value of a node modulo the primes, if the node is a fraction of any size. Each variable has a fixed value modulo
+/// each prime, so two quotients of polynomials with equal values are almost certainly equal (Schwartz and Zippel).
 pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
     if let Some(value) = exact(node) {
         return of(value);
@@ -24,7 +22,7 @@ pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
     let hundred = || of(Rational::new(100, 1)?);
     match node {
         Node::Large(digits) => decimal(digits),
-        Node::Symbol(name) if !["pi", "e", "i", "R"].contains(&name.as_str()) => Some(of_variable(name)),
+        Node::Symbol(name) if !["pi", "e", "i", "R"].contains(&name.as_str()) => Some(variable_value(name)),
         Node::Unit(inside, _) => residues(inside),
         Node::Percent(inside) => divided(residues(inside)?, hundred()?),
         Node::Op(Op::Factorial, parts) => {
@@ -50,8 +48,8 @@ pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
     }
 }
 
-/// The value of a variable: FNV-1a of its name and the prime.
-fn of_variable(name: &str) -> Residues {
+/// The value of a variable: the hash FNV-1a of the name and the prime.
+fn variable_value(name: &str) -> Residues {
     PRIMES.map(|p| {
         let bytes = name.bytes().chain(p.to_le_bytes());
         let hash =
@@ -72,7 +70,7 @@ fn raised(x: Residues, exponent: u128) -> Residues {
     power(x, [exponent; 3])
 }
 
-/// `x` to the power of an exponent, which is given separately for each prime.
+/// `x` to the power of `exponents`, which has one exponent for each prime.
 fn power(mut x: Residues, mut exponents: [u128; 3]) -> Residues {
     let mut product = [1; 3];
     while exponents.iter().any(|exponent| *exponent > 0) {

@@ -8,7 +8,7 @@ fn found(completion: &str) -> Option<&str> {
 }
 
 #[test]
-fn a_stated_answer_ends_with_its_sentence_or_explanation() {
+fn an_announced_answer_ends_before_its_explanation() {
     for (completion, answer) in [
         ("The answer is 5, because of that.", "5"),
         ("The answer is $5$, because of that.", "5"),
@@ -40,7 +40,7 @@ fn a_stated_answer_ends_with_its_sentence_or_explanation() {
     ] {
         assert_eq!(found(completion), Some(answer), "{completion}");
     }
-    // Words that do not belong to an explanation change the answer.
+    // Words that are not an explanation change the answer.
     for completion in [
         "The answer is 5 times as large as x.",
         "The answer is not 5, but 6.",
@@ -54,7 +54,7 @@ fn a_stated_answer_ends_with_its_sentence_or_explanation() {
 }
 
 #[test]
-fn formulas_of_all_kinds_are_found() {
+fn the_last_formula_is_found_in_every_notation() {
     for (completion, answer) in [
         ("The answer is $$5$$.", "5"),
         ("The answer is $$\n5\n$$\nas 2 + 3 = 5", "5"),
@@ -72,7 +72,7 @@ fn formulas_of_all_kinds_are_found() {
         ("an open \\( and $x + 5$", "x + 5"),
         ("it is $a$, that is $b = 5 \\text{ of the ten}$", "b = 5 \\text{ of the ten}"),
         ("it is $5\\\\[2pt] 6$", "5\\\\[2pt] 6"),
-        // The formula cannot be parsed; it is the answer all the same, and not its last number.
+        // This formula cannot be parsed. The answer is still the formula, not its last number.
         ("it is $\\begin{foo} 5$", "\\begin{foo} 5"),
     ] {
         assert_eq!(found(completion), Some(answer), "{completion}");
@@ -83,7 +83,7 @@ fn formulas_of_all_kinds_are_found() {
 }
 
 #[test]
-fn prices_are_no_formulas() {
+fn dollar_signs_of_prices_do_not_delimit_formulas() {
     for (completion, answer) in [
         ("She spends $3 on eggs and $4 on milk, so she spends 7 in total.", "7"),
         ("She spends $3 and $4, so she spends $7.", "7"),
@@ -99,7 +99,7 @@ fn prices_are_no_formulas() {
 }
 
 #[test]
-fn the_last_number_has_its_sign_fraction_exponent_and_percent() {
+fn the_last_number_includes_sign_fraction_exponent_and_percent() {
     for (completion, answer) in [
         ("read pages 3-5", "5"),
         ("it is 7 -2", "2"),
@@ -146,7 +146,7 @@ fn the_last_number_has_its_sign_fraction_exponent_and_percent() {
 }
 
 #[test]
-fn strict_takes_boxes_alone() {
+fn strict_accepts_only_boxes_and_answer_tags() {
     for completion in ["The answer is 5.", "#### 5", "$5$", "\\[5\\]", "5", "\\boxed{5"] {
         assert_eq!(answer_of(completion, true), None, "{completion}");
     }
@@ -156,7 +156,7 @@ fn strict_takes_boxes_alone() {
 }
 
 #[test]
-fn a_row_without_a_readable_answer_has_none() {
+fn solutions_without_a_marked_answer_have_no_answer() {
     let gold = |text: &str| gold(&text.into());
     for answer in [
         "5",
@@ -192,9 +192,9 @@ fn a_row_without_a_readable_answer_has_none() {
     assert_eq!(super::gold(&true.into()), None);
 }
 
-/// Searching from each sign to the end of the text would take minutes.
+/// A search from each sign to the end of the text would take minutes.
 #[test]
-fn thousands_of_open_formulas_are_read_once() {
+fn thousands_of_open_formulas_are_searched_in_linear_time() {
     for unit in
         ["$", "$ ", "$$ ", "$x", "\\(", "\\[ ", "\\( $", "1/", "1 ", "1,", "* ", "**a ", "answer is ", "\\text{"]
     {
@@ -207,9 +207,9 @@ fn thousands_of_open_formulas_are_read_once() {
     }
 }
 
-/// A number without a mark is not an answer if words retract it.
+/// A number without a mark is not an answer if the words around it retract it.
 #[test]
-fn a_denied_number_is_not_the_last_number() {
+fn a_retracted_number_is_not_an_answer() {
     for completion in [
         "The answer cannot be 5",
         "It is not 5.",

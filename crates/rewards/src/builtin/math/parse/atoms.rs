@@ -45,7 +45,7 @@ impl Parser {
         if let Some(fraction) = self.fraction_of(start) {
             base = Node::Op(Op::Add, vec![base, fraction?]);
             self.mixed = Some(start);
-            // In 22½° the sign applies to the sum, but 2½² would be ambiguous.
+            // In 22½° the degree sign applies to the whole number, but 2½² would be ambiguous.
             if self.peek_char() == Some('!') || self.peek_char() == Some('^') && self.circle().is_none() {
                 return None;
             }
@@ -81,8 +81,8 @@ impl Parser {
     }
 
     /// Parses the fraction of a mixed number: the 4/5 of `1 4/5` and of `1\frac{4}{5}`. There must be an integer at
-    /// `start` and a fraction of two integers after it, which is checked before reading. Any other `\frac` is a factor.
-    /// `4 10/3` is neither.
+    /// `start`, followed by a fraction of two integers, which is checked before it is parsed. Any other `\frac` is a
+    /// factor. `4 10/3` is neither a mixed number nor a product.
     fn fraction_of(&mut self, start: usize) -> Option<Option<Node>> {
         let digits = |token: &Token| matches!(token, Token::Number(digits) if !digits.contains('.'));
         let (whole, rest) = self.tokens.get(start..)?.split_first()?;
@@ -190,7 +190,7 @@ impl Parser {
         Some(Node::Symbol(name))
     }
 
-    /// Parses brackets: with one value inside they are a group, with several a tuple or an interval.
+    /// Parses brackets: a group if they contain one value, a tuple or an interval if they contain several.
     fn brackets(&mut self, open: char) -> Option<Node> {
         let bars = std::mem::take(&mut self.bars);
         let mut items = self.items()?;
@@ -216,7 +216,7 @@ impl Parser {
                     }
                 }
                 let under = match self.peek()? {
-                    // Models write roots without LaTeX too: sqrt 51, sqrt(51).
+                    // Models also write roots without LaTeX: sqrt 51, sqrt(51).
                     Token::Number(digits) if digits.len() > 1 && self.tokens.get(self.at + 1).is_none() => {
                         self.primary()?
                     }
@@ -261,10 +261,10 @@ impl Parser {
                 let Node::Symbol(inside) = self.argument()? else { return None };
                 self.symbol(if name == "mathbb" { inside } else { format!("{name} {inside}") })
             }
-            "max" => self.of_several(Op::Max),
-            "min" => self.of_several(Op::Min),
-            "gcd" => self.of_several(Op::Gcd),
-            "lcm" => self.of_several(Op::Lcm),
+            "max" => self.several_arguments(Op::Max),
+            "min" => self.several_arguments(Op::Min),
+            "gcd" => self.several_arguments(Op::Gcd),
+            "lcm" => self.several_arguments(Op::Lcm),
             name if FUNCTIONS.contains(&name) => self.function(name),
             name if LETTERS.contains(&name) => self.symbol(name.to_owned()),
             _ => None,
@@ -272,7 +272,7 @@ impl Parser {
     }
 
     /// Parses the arguments `(1, 2)` or `\{1, 2\}` of an operation on several values, such as a maximum.
-    fn of_several(&mut self, op: Op) -> Option<Node> {
+    fn several_arguments(&mut self, op: Op) -> Option<Node> {
         let braces = self.skip_command("{");
         if !(braces || self.skip('(')) {
             return None;
@@ -285,7 +285,7 @@ impl Parser {
     fn function(&mut self, name: &str) -> Option<Node> {
         let base = if self.skip('_') { Some(Box::new(self.exponent()?)) } else { None };
         let power = if self.skip('^') { Some(self.exponent()?) } else { None };
-        // "sin 2x" is the sine of 2x, while "sin(2)x" is a product.
+        // "sin 2x" is the sine of 2x, but "sin(2)x" is a product.
         let bracket = matches!(self.peek_char(), Some('(' | '{' | '['));
         let mut argument = if bracket { self.primary()? } else { self.power()? };
         while !bracket && self.starts_factor() && !self.peek_command().is_some_and(|c| FUNCTIONS.contains(&c)) {
@@ -333,7 +333,7 @@ impl Parser {
         rows.iter().all(|row| row.len() == width).then_some(Node::Matrix(rows))
     }
 
-    /// Skips the columns of an array, as `{c|c}` and `[t]{@{}rr@{}}`.
+    /// Skips the column specification of an array, such as `{c|c}` or `[t]{@{}rr@{}}`.
     fn columns_of_array(&mut self) -> Option<()> {
         if self.skip('[') {
             while !self.skip(']') {
@@ -352,7 +352,7 @@ impl Parser {
         }
     }
 
-    /// Skips the space after a row, as `[4pt]`.
+    /// Skips the spacing after a row, such as `[4pt]`.
     fn skip_row_space(&mut self) {
         let Some([Token::Char('['), Token::Number(_), rest @ ..]) = self.tokens.get(self.at..) else { return };
         let letters = rest.iter().take_while(|token| match token {
@@ -366,7 +366,7 @@ impl Parser {
         }
     }
 
-    /// Parses the name of an environment, as `{pmatrix}`.
+    /// Parses the name of an environment, such as `{pmatrix}`.
     fn environment(&mut self) -> Option<String> {
         if !self.skip('{') {
             return None;
@@ -393,7 +393,7 @@ fn is_proper(fraction: &Node) -> bool {
     }
 }
 
-/// An index as text: `1`, or `max`, which was parsed as a product of letters.
+/// An index as text: `1`, or `max`, although it was parsed as a product of letters.
 fn index(node: &Node) -> Option<String> {
     match node {
         Node::Number(n) => Some(n.integer()?.to_string()),

@@ -1,4 +1,4 @@
-//! Parses tokens to a [`Node`]. The grammar covers short answers. A text is parsed completely or not at all.
+//! Parses tokens into a [`Node`]. The grammar is that of short answers. A text must be parsed completely.
 
 mod atoms;
 mod terms;
@@ -57,7 +57,7 @@ pub(super) enum Node {
     Union(Vec<Node>),
     /// A ratio such as `3:2`.
     Ratio(Vec<Node>),
-    /// A time such as `12:30`, or a ratio that is written like one, and whether a part is written as `:05`.
+    /// A time such as `12:30`, or a ratio in the same notation; and whether a part has a leading zero, as in `:05`.
     Clock(Vec<Node>, bool),
     Matrix(Vec<Vec<Node>>),
     /// A relation: its sides, and the signs between them: `=`, `<`, `>`, `≤`, `≥`, `≠`.
@@ -68,14 +68,14 @@ pub(super) enum Node {
     Percent(Box<Node>),
 }
 
-/// The deepest nesting of an answer that is parsed.
+/// The maximum nesting depth of an answer.
 const MAX_DEPTH: usize = 60;
 
-/// The most tokens of an answer that is parsed: the tree of `5!!!…` is as deep as the text is long, and comparing
+/// The maximum number of tokens of an answer: the tree of `5!!!…` is as deep as the text is long, and comparison
 /// recurses once per level.
 const MAX_TOKENS: usize = 600;
 
-/// How notations with two meanings are read.
+/// The choice between two meanings of a notation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
     /// Whether a comma before exactly three digits belongs to the number.
@@ -86,7 +86,7 @@ pub(super) struct Reading {
 
 /// Parses an answer; `None` if any part of `text` cannot be parsed.
 pub(super) fn parse(text: &str, reading: Reading) -> Option<Node> {
-    // The dots in "42..." stand for an unknown continuation.
+    // The dots in "42..." are an unknown continuation, so such an answer is not parsed.
     if ["..", "…", "\\dots", "\\ldots", "\\cdots"]
         .iter()
         .any(|dots| text.trim_end_matches(['$', ' ', '}']).ends_with(dots))
@@ -179,7 +179,7 @@ impl Parser {
     fn list(&mut self) -> Option<Node> {
         let start = self.at;
         let mut items = self.items()?;
-        // "x < 2 or x > 3" is a union; "and" would mean an intersection.
+        // "x < 2 or x > 3" is a union, but "and" would be an intersection.
         let and = self.tokens[start..self.at].iter().any(|t| matches!(t, Token::Text(word) if word.trim() == "and"));
         if items.len() > 1 && !and && items.iter().all(is_inequality) {
             return Some(Node::Union(items));
@@ -238,15 +238,15 @@ impl Parser {
         Some(if signs.is_empty() { sides.remove(0) } else { Node::Relation(sides, signs) })
     }
 
-    /// Whether parts that begin at these tokens, with `:` between, are written like a time: `12:30`, `1:05:00`, and
-    /// also any numbers with a part such as `:05`; whether there is such a part.
+    /// Whether the parts that begin at these tokens, separated by `:`, are written like a time: `12:30`, `1:05:00`, or
+    /// any numbers with a part such as `:05`. `None` if they are not; otherwise whether there is a part such as `:05`.
     fn clock(&self, starts: &[usize]) -> Option<bool> {
         let ends = starts[1..].iter().map(|start| start - 1).chain([self.at]);
         let digits: Vec<&str> = starts
             .iter()
             .zip(ends)
             .filter_map(|(&start, end)| match self.tokens.get(start..end)? {
-                // Words such as "am" may follow.
+                // Words such as "am" may follow the last part.
                 [Token::Number(digits), rest @ ..] if rest.iter().all(|token| matches!(token, Token::Text(_))) => {
                     Some(&**digits)
                 }
@@ -313,7 +313,7 @@ impl Parser {
             self.at += usize::from(signed);
             let term = self.product()?;
             let last = !matches!(self.peek(), Some(Token::Char('+' | '-')));
-            let term = units.of_term(term, last && sum.is_some())?;
+            let term = units.add_term(term, last && sum.is_some())?;
             sum = Some(match (sum, minus, both) {
                 (None, false, false) => term,
                 (None, true, _) => negative(term),
@@ -326,7 +326,7 @@ impl Parser {
                 break;
             }
         }
-        let mut sum = units.of_sum(sum?);
+        let mut sum = units.apply_to(sum?);
         while self.skip_command("cup") {
             let mut parts = if let Node::Union(parts) = sum { parts } else { vec![sum] };
             parts.push(self.product()?);

@@ -1,9 +1,9 @@
-//! Checks the units of the terms of a sum: 3 apples plus 4 oranges is not 7.
+//! Checks the units of the terms in a sum: 3 apples plus 4 oranges is not 7.
 
 use super::super::units::{power, unit};
 use super::{Node, Op};
 
-/// The negative of a node. The sign goes inside of the unit: −5 cm is −5 in centimetres.
+/// The negative of a node. The sign is moved inside the unit: −5 cm is the number −5 with the unit cm.
 pub(super) fn negative(node: Node) -> Node {
     match node {
         Node::Unit(inside, name) => Node::Unit(negative(*inside).into(), name),
@@ -19,20 +19,20 @@ pub(super) struct Units {
     /// Whether one of the terms had no unit.
     plain: bool,
     /// Whether the last term's unit applies to the whole sum.
-    of_all: bool,
+    applies_to_all: bool,
 }
 
 impl Units {
-    /// Returns the term if its unit agrees with those of the other terms, else `None`. If only the last term has a
-    /// unit, it applies to the whole sum: `1+2\sqrt3 \text{ cm}`. A term with a variable agrees with any unit.
-    pub fn of_term(&mut self, term: Node, last: bool) -> Option<Node> {
+    /// Returns the term if its unit agrees with the units of the other terms, else `None`. If only the last term has a
+    /// unit, that unit applies to the whole sum: `1+2\sqrt3 \text{ cm}`. A term with a variable agrees with any unit.
+    pub fn add_term(&mut self, term: Node, last: bool) -> Option<Node> {
         match name_of(&term) {
             Some(name) if self.name.as_ref().is_some_and(|other| *other != name) => None,
             Some(name) => {
                 let first = self.name.replace(name).is_none();
                 match term {
                     Node::Unit(inside, name) if last && first && name != "degree" => {
-                        self.of_all = true;
+                        self.applies_to_all = true;
                         self.name = Some(name);
                         Some(*inside)
                     }
@@ -48,15 +48,15 @@ impl Units {
         }
     }
 
-    pub fn of_sum(self, sum: Node) -> Node {
+    pub fn apply_to(self, sum: Node) -> Node {
         match self.name {
-            Some(name) if self.of_all => Node::Unit(sum.into(), name),
+            Some(name) if self.applies_to_all => Node::Unit(sum.into(), name),
             _ => sum,
         }
     }
 }
 
-/// The unit of a product, as the canonical name of that unit.
+/// The canonical name of a product's unit.
 fn name_of(node: &Node) -> Option<String> {
     match node {
         Node::Unit(_, name) => {

@@ -1,4 +1,5 @@
-//! Answers split into tokens: `#` before a number, `\` before a command, quotes around a text.
+//! Tests of the splitting of answers into tokens. They are written with `#` before a number, `\` before a command, and
+//! quotes around a text.
 
 use super::super::lex::{Token, tokens};
 
@@ -15,11 +16,11 @@ fn split(text: &str, thousands: bool) -> String {
 fn check(thousands: bool, cases: &[(&str, &str)]) {
     let cases = cases.iter().map(|&(text, expected)| (text, split(text, thousands), expected));
     let wrong: Vec<_> = cases.filter(|(_, found, expected)| found != expected).collect();
-    assert!(wrong.is_empty(), "text, found, expected: {wrong:#?}");
+    assert!(wrong.is_empty(), "text, got, expected: {wrong:#?}");
 }
 
 #[test]
-fn a_comma_before_three_digits_belongs_to_the_number_outside_of_brackets() {
+fn commas_before_three_digits_separate_thousands_outside_brackets() {
     check(
         true,
         &[
@@ -45,7 +46,7 @@ fn a_comma_before_three_digits_belongs_to_the_number_outside_of_brackets() {
             ("]1,234", "] #1234"),
             (r"\}1,234", r"\} #1234"),
             (r"\text{1,234}", "#1234"),
-            // LaTeX may separate thousands by a thin space.
+            // In LaTeX, a thin space may separate thousands.
             (r"12\,345", "#12345"),
             (r"123\,456", "#123456"),
             (r"1234\,567", "#1234 #567"),
@@ -66,7 +67,7 @@ fn a_comma_before_three_digits_belongs_to_the_number_outside_of_brackets() {
 }
 
 #[test]
-fn a_number_has_one_point_and_an_exponent() {
+fn a_number_has_at_most_one_point_and_an_exponent() {
     let cases = [
         ("1.5", "#1.5"),
         (".5", "#.5"),
@@ -103,12 +104,12 @@ fn a_number_has_one_point_and_an_exponent() {
     let zeros = "0".repeat(400);
     check(true, &[("1e400", format!("#1{zeros}").as_str()), ("12e-3", "#00.012"), ("2e-3", "#0.002")]);
     assert_eq!(split("1e-400", true), format!("#0.{}1", &zeros[1..]));
-    // The `e` is read as Euler's number if the other reading has failed.
+    // With `thousands` off (the second reading), the `e` is Euler's number.
     check(false, &[("2e-3", "#2 e - #3"), ("12e+3", "#12 e + #3"), ("2.0e-3", "#0.0020")]);
 }
 
 #[test]
-fn commands_texts_and_words() {
+fn commands_texts_and_words_are_split_into_tokens() {
     check(
         true,
         &[
@@ -126,7 +127,7 @@ fn commands_texts_and_words() {
             (r"\leq\leqslant\geq\geqslant\neq", r"\le \le \ge \ge \ne"),
             (r"\lt\gt\bmod\varnothing\degree", r"< > \mod \emptyset ^ \circ"),
             (r"\dbinom\tbinom", r"\binom \binom"),
-            // `\text` extends to the brace that closes it.
+            // The argument of `\text` extends to its closing brace.
             (r"\text{abc}", "\"abc\""),
             (r"\text {abc}x", "\"abc\" x"),
             (r"\text{a{b}c}d", "\"a{b}c\" d"),
@@ -165,7 +166,7 @@ fn commands_texts_and_words() {
 }
 
 #[test]
-fn spaces_signs_and_dollars() {
+fn spacing_is_removed_and_signs_become_commands() {
     check(
         true,
         &[

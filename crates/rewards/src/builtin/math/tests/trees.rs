@@ -1,6 +1,6 @@
-//! Tests the parsing of answers to trees with the table `trees.tsv`. A line has an answer, a tab, and its tree, or `-`
-//! if the answer cannot be parsed. The headings `## thousands` and `## decimal logarithm` select the reading of the
-//! lines below them.
+//! Tests of the parsing of answers into trees, with the table `trees.tsv`. A line has an answer, a tab, and its tree,
+//! or `-` if the answer cannot be parsed. The headings `## thousands` and `## decimal logarithm` select the reading of
+//! the lines below them.
 
 use super::super::parse::{Node, Reading, parse};
 
@@ -44,7 +44,7 @@ fn tree(text: &str, reading: Reading) -> String {
 }
 
 #[test]
-fn answers_have_the_trees_of_the_table() {
+fn answers_are_parsed_into_the_trees_of_the_table() {
     let mut reading = Reading::default();
     let mut wrong = Vec::new();
     for line in include_str!("trees.tsv").lines() {
@@ -59,18 +59,18 @@ fn answers_have_the_trees_of_the_table() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} have other trees:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} unexpected trees:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// An answer may have at most 60 levels, and at most 600 tokens before points and commas at its end are dropped.
 #[test]
-fn depth_and_length_are_limited() {
+fn depth_and_length_of_parsed_answers_are_limited() {
     let is_parsed = |text: String| parse(&text, Reading::default()).is_some();
     for (open, close, most) in [("(", ")", 59), ("{", "}", 59), ("-", "", 60), ("\\sqrt{", "}", 59)] {
         let nested = |depth: usize| open.repeat(depth) + "x" + &close.repeat(depth);
         assert_eq!((is_parsed(nested(most)), is_parsed(nested(most + 1))), (true, false), "{open}");
     }
-    // Closed levels no longer count.
+    // Levels that are closed do not count.
     assert!(is_parsed("((x))+".repeat(70) + "x") && is_parsed("2*--x+".repeat(70) + "x"));
     assert_eq!((is_parsed("x ".repeat(600)), is_parsed("x ".repeat(601))), (true, false));
     assert_eq!((is_parsed("x ".repeat(599) + "."), is_parsed("x ".repeat(600) + ".")), (true, false));

@@ -1,4 +1,4 @@
-//! Values of parsed answers: exact fractions, complex numbers, remainders modulo primes.
+//! Tests of the values of parsed answers: exact fractions, complex numbers, and remainders modulo primes.
 
 #![allow(clippy::disallowed_methods)] // No bit of a program depends on these values.
 
@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::f64::consts::{E, PI, SQRT_2};
 
 fn node(text: &str) -> Node {
-    parse(text, Reading::default()).unwrap_or_else(|| panic!("not parsed: {text}"))
+    parse(text, Reading::default()).unwrap_or_else(|| panic!("cannot parse {text}"))
 }
 
 #[test]
-fn fractions_are_exact() {
+fn rational_answers_have_exact_values() {
     for (text, expected) in [
         ("5", Some((5, 1))),
         ("2.50", Some((5, 2))),
@@ -94,22 +94,25 @@ fn fractions_are_exact() {
     }
 }
 
-/// Evaluates the node at x = 0.5 and y = 2.
+/// Evaluates a node at x = 0.5 and y = 2.
 fn at(node: &Node) -> Option<(f64, f64)> {
     value(node, &|name| if name == "x" { 0.5 } else { 2.0 }).map(|value| (value.re, value.im))
 }
 
 fn check(cases: &[(&str, (f64, f64))]) {
     for &(text, (re, im)) in cases {
-        let (found_re, found_im) = at(&node(text)).unwrap_or_else(|| panic!("no value: {text}"));
+        let (found_re, found_im) = at(&node(text)).unwrap_or_else(|| panic!("no value for {text}"));
         let size = re.hypot(im).max(1e-3);
         let close = |a: f64, b: f64| a == b || (a - b).abs() < 1e-12 * size;
-        assert!(close(found_re, re) && close(found_im, im), "{text}: {found_re} + {found_im} i, not {re} + {im} i");
+        assert!(
+            close(found_re, re) && close(found_im, im),
+            "{text}: expected {re} + {im} i, got {found_re} + {found_im} i"
+        );
     }
 }
 
 #[test]
-fn other_values_are_complex_numbers() {
+fn irrational_answers_have_complex_values() {
     let power = |re: f64, im: f64| (re.exp() * im.cos(), re.exp() * im.sin());
     check(&[
         ("x-y", (-1.5, 0.0)),
@@ -138,7 +141,7 @@ fn other_values_are_complex_numbers() {
         ("2^i", power(0.0, 2f64.ln())),
         ("(x+\\pi)\\%", ((0.5 + PI) / 100.0, 0.0)),
         ("(x+1)\\text{ cm}", (1.5, 0.0)),
-        // Roots are real where possible, otherwise principal.
+        // A root is real if possible, otherwise the principal root.
         ("\\sqrt{x}", (SQRT_2 / 2.0, 0.0)),
         ("\\sqrt{-x}", (0.0, SQRT_2 / 2.0)),
         ("\\sqrt[3]{-y}", (-2f64.cbrt(), 0.0)),
@@ -165,7 +168,7 @@ fn other_values_are_complex_numbers() {
         ("\\log x", (0.5f64.ln(), 0.0)),
         ("\\log_2 y", (1.0, 0.0)),
         ("\\log_{x} 8", (-3.0, 0.0)),
-        // A degree counts as 1, but as π/180 anywhere in the argument of a sine.
+        // A degree counts as 1, except in the argument of a trigonometric function, where it is π/180.
         ("90^\\circ+x", (90.5, 0.0)),
         ("\\sin 30^\\circ", (0.5, 0.0)),
         ("\\sin(30^\\circ+60^\\circ)", (1.0, 0.0)),
@@ -226,7 +229,7 @@ fn other_values_are_complex_numbers() {
 }
 
 #[test]
-fn the_variables_of_an_answer_are_those_anywhere_in_it() {
+fn variables_are_found_anywhere_in_an_answer() {
     for (text, expected) in [
         ("5+\\pi e i", ""),
         ("x+y_1z", "x y_1 z"),
@@ -250,9 +253,10 @@ fn the_variables_of_an_answer_are_those_anywhere_in_it() {
     }
 }
 
-/// Computes remainders by definition: each operation separately, modulo 2^61 − 1, 2^62 − 57 and 2^63 − 25.
+/// The expected remainders are computed by definition: each operation separately, modulo 2^61 − 1, 2^62 − 57 and 2^63 −
+/// 25.
 #[test]
-fn large_fractions_have_remainders() {
+fn large_fractions_have_remainders_modulo_primes() {
     let primes = [(1u128 << 61) - 1, (1 << 62) - 57, (1 << 63) - 25];
     let power = |x: u128, n: u128, p: u128| (0..n).fold(1, |product, _| product * x % p);
     // Division multiplies by the modular inverse.

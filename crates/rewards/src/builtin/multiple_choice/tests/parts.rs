@@ -1,4 +1,4 @@
-//! Tests the parts of the search for a letter separately.
+//! Tests of the single functions that search for a letter.
 
 use super::*;
 
@@ -10,15 +10,15 @@ fn letter(place: Option<usize>) -> char {
 fn check(cases: &[(&str, char)], found: impl Fn(&str) -> Option<usize>) {
     let cases = cases.iter().map(|&(text, expected)| (text, letter(found(text)), expected));
     let wrong: Vec<_> = cases.filter(|(_, found, expected)| found != expected).collect();
-    assert!(wrong.is_empty(), "text, found, expected: {wrong:#?}");
+    assert!(wrong.is_empty(), "text, got, expected: {wrong:#?}");
 }
 
 #[test]
-fn there_are_two_to_twenty_six_choices() {
+fn the_number_of_choices_must_be_2_to_26() {
     let built = |choices| MultipleChoice::build(MultipleChoiceOptions { choices, ..Default::default() });
     for choices in [0, 1, 27] {
         let message = built(choices).unwrap_err().to_string();
-        assert_eq!(message, format!("reward `multiple_choice`: `choices` must be 2 to 26, not {choices}"));
+        assert_eq!(message, format!("reward `multiple_choice`: `choices` must be from 2 to 26, got {choices}"));
     }
     for (choices, last, next) in [(2, 'B', 'C'), (4, 'D', 'E'), (25, 'Y', 'Z')] {
         let reward = built(choices).unwrap();
@@ -38,7 +38,7 @@ fn there_are_two_to_twenty_six_choices() {
 }
 
 #[test]
-fn the_dataset_may_mark_its_letter_in_many_ways() {
+fn letters_of_dataset_answers_may_have_any_mark() {
     let reward = reward(4, false);
     let gold = |text: &str| reward.gold(&text.into());
     let cases = [
@@ -72,7 +72,7 @@ fn the_dataset_may_mark_its_letter_in_many_ways() {
 }
 
 #[test]
-fn a_letter_at_the_beginning_is_separate() {
+fn a_letter_at_the_beginning_of_an_answer_must_be_separate() {
     let reward = reward(5, false);
     let both = [
         ("B", 'B'),
@@ -131,7 +131,7 @@ fn a_letter_at_the_beginning_is_separate() {
 }
 
 #[test]
-fn another_choice_takes_the_first_back() {
+fn an_alternative_choice_retracts_the_first() {
     let reward = reward(5, false);
     for (rest, expected) in [
         ("", false),
@@ -165,7 +165,7 @@ fn another_choice_takes_the_first_back() {
 }
 
 #[test]
-fn a_letter_at_the_end_follows_its_announcement() {
+fn a_letter_at_the_end_must_follow_an_announcement() {
     let reward = reward(5, false);
     let cases = [
         ("B", 'B'),
@@ -215,7 +215,7 @@ fn a_letter_at_the_end_follows_its_announcement() {
 }
 
 #[test]
-fn a_letter_at_the_beginning_of_a_completion_is_marked_or_named() {
+fn a_letter_at_the_beginning_of_a_completion_must_be_marked() {
     let reward = reward(5, false);
     let cases = [
         ("B", 'B'),

@@ -1,9 +1,9 @@
-//! Tests how numbers in texts are found and read.
+//! Tests of finding and parsing numbers in texts.
 
 use super::*;
 
 #[test]
-fn decimals_are_shown_as_they_are_written() {
+fn decimals_are_formatted_in_canonical_form() {
     for (text, shown) in [
         ("0", "0"),
         ("007", "7"),
@@ -26,13 +26,13 @@ fn decimals_are_shown_as_they_are_written() {
     {
         assert_eq!((number(n, d).to_string().as_str(), number(n, d).to_f64()), (shown, Some(value)));
     }
-    // A fraction becomes a decimal if it has at most thirty decimal places.
+    // A fraction with at most thirty decimal places becomes a decimal.
     assert!(matches!(number(1, 1 << 30), Number::Decimal(_)) && matches!(number(1, 1 << 31), Number::Fraction(_)));
 }
 
-/// The numbers of a text, each as written in the text and with its value.
+/// Each case has a text and its numbers, each as written and with its value.
 #[test]
-fn numbers_begin_with_their_sign_and_end_before_other_text() {
+fn numbers_include_their_sign_and_end_before_other_text() {
     for (text, expected) in [
         ("5", "5:5"),
         ("a 5.", "5:5"),
@@ -68,9 +68,9 @@ fn numbers_begin_with_their_sign_and_end_before_other_text() {
     }
 }
 
-/// The same for numbers that have several parts; the value is missing if the number has none.
+/// Numbers with several parts. The value is missing if it is undefined or overflows.
 #[test]
-fn fractions_exponents_and_mixed_numbers_are_one() {
+fn fractions_exponents_and_mixed_numbers_are_single_numbers() {
     for (text, expected) in [
         ("84/2", "84/2=42"),
         ("84 / 2", "84 / 2=42"),
@@ -130,9 +130,9 @@ fn fractions_exponents_and_mixed_numbers_are_one() {
     }
 }
 
-/// Texts in which the number 42 is, or is not, the whole answer.
+/// Texts in which the number 42 is or is not the whole answer.
 #[test]
-fn a_number_is_meant_if_it_is_not_part_of_something_longer() {
+fn a_number_inside_a_longer_expression_is_not_an_answer() {
     let meant = |text: &str| {
         let start = text.find("42").unwrap();
         is_meant(text, start, start + 2)

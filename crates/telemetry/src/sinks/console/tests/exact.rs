@@ -3,7 +3,7 @@
 use super::*;
 use crate::{Alarm, Finding};
 
-/// The lines without their times.
+/// The printed lines without their times.
 fn printed(memory: &Mutex<Vec<u8>>) -> Vec<String> {
     let text = text(memory);
     text.lines().map(|line| line.split_once("s] ").map_or(line, |(_, text)| text).to_owned()).collect()
@@ -16,30 +16,30 @@ fn fields() -> Record {
 }
 
 #[test]
-fn lines_of_every_level_with_and_without_colour() {
+fn every_level_has_its_mark_and_colour() {
     for (level, mark, ansi) in
         [(Level::Error, "error: ", "31"), (Level::Warn, "warning: ", "33"), (Level::Debug, "debug: ", "2")]
     {
-        let plain = plain_line(12.34, level, &"said".into(), &fields(), false);
-        assert_eq!(plain, format!("[    12.3s] {mark}said level=5 x=1.5 name=a b"));
-        let coloured = plain_line(12.34, level, &"said".into(), &fields(), true);
+        let plain = plain_line(12.34, level, &"text".into(), &fields(), false);
+        assert_eq!(plain, format!("[    12.3s] {mark}text level=5 x=1.5 name=a b"));
+        let coloured = plain_line(12.34, level, &"text".into(), &fields(), true);
         let expected =
-            format!("\u{1b}[2m[    12.3s]\u{1b}[0m \u{1b}[{ansi}m{mark}said\u{1b}[0m level=5 x=1.5 name=a b");
+            format!("\u{1b}[2m[    12.3s]\u{1b}[0m \u{1b}[{ansi}m{mark}text\u{1b}[0m level=5 x=1.5 name=a b");
         assert_eq!(coloured, expected);
     }
-    assert_eq!(plain_line(0.0, Level::Info, &"said".into(), &Record::new(), false), "[     0.0s] said");
+    assert_eq!(plain_line(0.0, Level::Info, &"text".into(), &Record::new(), false), "[     0.0s] text");
     assert_eq!(
-        plain_line(123.0, Level::Info, &"said".into(), &fields(), true),
-        "\u{1b}[2m[   123.0s]\u{1b}[0m said level=5 x=1.5 name=a b"
+        plain_line(123.0, Level::Info, &"text".into(), &fields(), true),
+        "\u{1b}[2m[   123.0s]\u{1b}[0m text level=5 x=1.5 name=a b"
     );
     assert_eq!(
-        json_line(1.234_56, Level::Warn, "said", &fields()),
-        r#"{"time_s":1.235,"level":"warn","message":"said","field_level":5,"x":1.5,"name":"a b"}"#
+        json_line(1.234_56, Level::Warn, "text", &fields()),
+        r#"{"time_s":1.235,"level":"warn","message":"text","field_level":5,"x":1.5,"name":"a b"}"#
     );
 }
 
 #[test]
-fn numbers_have_four_digits() {
+fn floats_are_shown_with_four_digits() {
     let table: [(Value, &str); 20] = [
         (0.001.into(), "0.001"),
         (0.001_234_56.into(), "0.001235"),
@@ -68,7 +68,7 @@ fn numbers_have_four_digits() {
 }
 
 #[test]
-fn a_level_hides_less_important_lines() {
+fn the_level_hides_less_important_lines() {
     for (level, shown) in [(Level::Error, 1), (Level::Warn, 2), (Level::Info, 3), (Level::Debug, 4)] {
         let (console, memory) = captured(LogFormat::Plain, level, false);
         console.log(Level::Error, "e", &Record::new());
@@ -80,7 +80,7 @@ fn a_level_hides_less_important_lines() {
 }
 
 #[test]
-fn the_error_that_ends_the_program_has_no_time_on_the_console() {
+fn a_fatal_error_is_shown_without_time_on_the_console() {
     let dir = tempfile::tempdir().unwrap();
     for format in [LogFormat::Plain, LogFormat::Json] {
         let (console, memory) = captured(format, Level::Error, true);
@@ -131,12 +131,12 @@ fn a_silent_console_writes_only_its_log_file() {
     let file = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = file.lines().map(|line| line.rsplit("s] ").next().unwrap()).collect();
     assert_eq!(lines, ["one", "two", "warning: four", "error: three"]);
-    assert_eq!(*warned.lock().unwrap(), ["four"], "a warning is never lost");
+    assert_eq!(*warned.lock().unwrap(), ["four"], "the listener must receive the warning");
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_log_file_that_cannot_be_opened_is_an_error_and_earlier_lines_are_kept() {
+fn an_unopenable_log_file_is_an_error_and_keeps_early_lines() {
     let dir = tempfile::tempdir().unwrap();
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     console.info("early");
@@ -154,16 +154,16 @@ fn a_log_file_that_cannot_be_opened_is_an_error_and_earlier_lines_are_kept() {
 }
 
 #[test]
-fn the_width_is_bounded_and_100_without_a_terminal() {
+fn the_console_width_is_bounded_and_100_without_a_terminal() {
     let (console, _) = captured(LogFormat::Plain, Level::Info, false);
     let expected = if std::io::stderr().is_terminal() { 40..=200 } else { 100..=100 };
     assert!(expected.contains(&console.width()));
 }
 
 #[test]
-fn formats_by_name() {
+fn log_formats_are_parsed_from_their_names() {
     assert_eq!("plain".parse(), Ok(LogFormat::Plain));
-    assert_eq!("xml".parse::<LogFormat>(), Err("unknown log format `xml`: plain or json".to_owned()));
+    assert_eq!("xml".parse::<LogFormat>(), Err("unknown log format `xml`, expected plain or json".to_owned()));
 }
 
 fn metrics(step: u64, values: &[(&str, f64)]) -> Event {
@@ -176,7 +176,7 @@ fn progress(label: &str, done: u64, total: u64) -> Event {
 }
 
 #[test]
-fn metrics_as_json_have_their_names_and_step() {
+fn json_lines_of_metrics_have_step_and_names() {
     let (console, memory) = captured(LogFormat::Json, Level::Info, false);
     let mut sink = ConsoleSink::new(console);
     sink.receive(&metrics(3, &[("loss", 0.5), ("kl", f64::NAN)])).unwrap();
@@ -190,7 +190,7 @@ fn metrics_as_json_have_their_names_and_step() {
 }
 
 #[test]
-fn a_step_in_the_table_is_not_repeated_by_the_progress() {
+fn progress_does_not_repeat_a_step_of_the_table() {
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     let mut sink = ConsoleSink::new(console);
     sink.receive(&metrics(3, &[("loss", 0.5)])).unwrap();
@@ -202,15 +202,15 @@ fn a_step_in_the_table_is_not_repeated_by_the_progress() {
     sink.receive(&metrics(9, &[("loss", 0.25), ("odd", 1.0)])).unwrap();
     sink.receive(&progress("sft", 9, 9)).unwrap();
     assert_eq!(printed(&memory).len(), 4, "{:?}", printed(&memory));
-    // A single metric of an evaluation makes the line an evaluation.
+    // One metric of an evaluation is enough to make the line an evaluation.
     sink.receive(&metrics(9, &[("epoch", 1.0), ("eval_loss", 0.75)])).unwrap();
     assert_eq!(printed(&memory)[4], "step 9: held-out loss 0.750");
 }
 
-/// Rows of steps are dim. The first line of an alarm has the colour of its weight, and the rest has no colour. The
-/// characters are the same with and without colour.
+/// Rows of steps are dim. The first line of an alarm has the colour of the alarm's weight, and its other lines have no
+/// colour. Colour changes no character of the text.
 #[test]
-fn important_text_has_a_colour() {
+fn alarms_have_a_colour_and_step_rows_are_dim() {
     let alarm = |id: &str, quiet, until| {
         let (evidence, remedy) = ("it is 3".to_owned(), "a higher beta".to_owned());
         let alarm = Alarm { id: id.into(), since: 2, until, quiet, evidence, remedy, ..Alarm::default() };
@@ -250,7 +250,7 @@ fn important_text_has_a_colour() {
 }
 
 #[test]
-fn a_line_of_the_table_fits_into_the_terminal() {
+fn rows_of_the_step_table_fit_into_the_terminal() {
     let memory = Arc::new(Mutex::new(Vec::new()));
     let console = Console::with(ConsoleOptions::default(), true, false, Some(Arc::clone(&memory))).unwrap();
     let room = console.width() - 12;
@@ -263,7 +263,7 @@ fn a_line_of_the_table_fits_into_the_terminal() {
 }
 
 #[test]
-fn alarms_findings_and_phases() {
+fn alarms_findings_and_ends_of_phases_are_printed() {
     let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
     let mut sink = ConsoleSink::new(console);
     let alarm = |until, quiet| {
@@ -299,7 +299,7 @@ fn alarms_findings_and_phases() {
         "  what helps: a limit",
     ];
     assert_eq!(printed(&memory), expected);
-    // A phase ends when another one begins that has a different name or length.
+    // A phase ends when a phase with another name or length begins.
     memory.lock().unwrap().clear();
     for (label, done, total) in [("a", 1, 5), ("a", 2, 5), ("b", 0, 5), ("b", 1, 6)] {
         sink.receive(&progress(label, done, total)).unwrap();

@@ -1,4 +1,4 @@
-//! Every kind of line in the JSON format: values are fields, and `message` is one short line.
+//! Tests of the JSON format: for every kind of line, values are fields and `message` is one short line.
 
 use super::*;
 use crate::{Alarm, CompletionRows, Finding};
@@ -23,7 +23,7 @@ fn rows(rewards: Vec<(String, Vec<Option<f64>>)>, extra: Vec<(String, Vec<Value>
     CompletionRows { step: 4, prompts, completions, rewards, extra, advantages }
 }
 
-/// The line without its time, as JSON. The console's own fields come after `level` and `message`.
+/// The emitted line as JSON, without its time.
 fn line(emit: impl FnOnce(&mut ConsoleSink, &Console)) -> Value {
     let (console, memory) = captured(LogFormat::Json, Level::Debug, false);
     emit(&mut ConsoleSink::new(console.clone()), &console);
@@ -41,13 +41,14 @@ fn event(kind: EventKind) -> Value {
 }
 
 #[test]
-fn every_kind_of_line_has_its_values_as_fields() {
-    let of_alarm = |alarm: &Alarm| event(EventKind::Alarm { step: 4, alarm: alarm.clone() });
+fn every_kind_of_json_line_has_its_values_as_fields() {
+    let alarm_line = |alarm: &Alarm| event(EventKind::Alarm { step: 4, alarm: alarm.clone() });
     let expected = |level: &str, message: &str, alarm: &Alarm| {
         let alarm = serde_json::to_value(alarm).unwrap();
         json!({"level": level, "message": message, "step": 4, "alarm": alarm})
     };
-    // Alarms with and without a subject, a note, and ended alarms. The field has the same content as in metrics.jsonl.
+    // Alarms with and without a subject, notes, and ended alarms. The field `alarm` has the same content as in
+    // metrics.jsonl.
     for (level, message, alarm) in [
         ("warn", "alarm kl since step 2", alarm(|_| {})),
         ("warn", "alarm kl (math) since step 2", alarm(|a| a.subject = "math".into())),
@@ -60,10 +61,14 @@ fn every_kind_of_line_has_its_values_as_fields() {
             alarm(|a| (a.until, a.subject) = (Some(9), "r".into()))
         }),
     ] {
-        assert_eq!(of_alarm(&alarm), expected(level, message, &alarm));
+        assert_eq!(alarm_line(&alarm), expected(level, message, &alarm));
         let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
         ConsoleSink::new(console).receive(&EventKind::Alarm { step: 4, alarm: alarm.clone() }.into()).unwrap();
-        assert!(text(&memory).contains(&alarm.to_string()), "people read all of it: {}", text(&memory));
+        assert!(
+            text(&memory).contains(&alarm.to_string()),
+            "the plain format must print the whole alarm: {}",
+            text(&memory)
+        );
     }
     let finding = Finding {
         id: "long_tail".into(),
@@ -89,7 +94,7 @@ fn every_kind_of_line_has_its_values_as_fields() {
     );
     // Tables of completions.
     let shown = |rows: &CompletionRows, shown| event(EventKind::Completions { rows: rows.clone(), shown });
-    let of_rows =
+    let completions_line =
         |all: Value| json!({"level": "info", "message": "completions of step 4", "step": 4, "completions": all});
     let plain = rows(vec![("r".into(), vec![Some(1.0), None])], Vec::new());
     let (first, second) = (
@@ -98,16 +103,16 @@ fn every_kind_of_line_has_its_values_as_fields() {
             "prompt": [{"role": "user", "content": "q"}], "completion": "e", "advantage": null, "rewards": {"r": null},
         }),
     );
-    assert_eq!(shown(&plain, 9), of_rows(json!([first, second])));
-    assert_eq!(shown(&plain, 1), of_rows(json!([first])));
+    assert_eq!(shown(&plain, 9), completions_line(json!([first, second])));
+    assert_eq!(shown(&plain, 1), completions_line(json!([first])));
     let more = rows(Vec::new(), vec![("source".into(), vec!["A".into(), Value::Null])]);
     let row = json!({"prompt": "p", "completion": "c\nd", "advantage": 0.5, "rewards": {}, "extra": {"source": "A"}});
-    assert_eq!(shown(&more, 1), of_rows(json!([row])));
+    assert_eq!(shown(&more, 1), completions_line(json!([row])));
     // Messages with and without their own fields.
     for level in [Level::Error, Level::Warn, Level::Info, Level::Debug] {
         let fields = Record(serde_json::Map::from_iter([("x".to_owned(), 1.into())]));
-        let found = event(EventKind::Message { level, text: "said".into(), fields });
-        assert_eq!(found, json!({"level": level.name(), "message": "said", "x": 1}));
+        let found = event(EventKind::Message { level, text: "text".into(), fields });
+        assert_eq!(found, json!({"level": level.name(), "message": "text", "x": 1}));
     }
     assert_eq!(line(|_, console| console.fatal("boom")), json!({"level": "error", "message": "boom"}));
     // Progress: in the middle, and at its end.
@@ -126,7 +131,7 @@ fn every_kind_of_line_has_its_values_as_fields() {
     assert_eq!(table, json!({"level": "info", "message": "where the time went", "stages": stages}));
     let report = line(|_, console| console.report(Level::Warn, "1 alarm:\n  kl", "1 alarm", &fields));
     assert_eq!(report, json!({"level": "warn", "message": "1 alarm", "stages": stages}));
-    // In the plain format all of this is text.
+    // The plain format prints only the text.
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     console.table("stage  seconds\n", "where the time went", &fields);
     console.report(Level::Warn, "1 alarm:\n  kl", "1 alarm", &fields);

@@ -1,9 +1,9 @@
-//! Tests the parts of the search for an answer separately.
+//! Tests of the single functions that search for an answer.
 
 use super::super::*;
 
 #[test]
-fn a_solution_has_sentences_or_many_words() {
+fn a_text_with_sentences_or_many_words_is_a_solution() {
     for (text, expected) in [
         ("We add three.", false),
         ("We add three four.", true),
@@ -69,7 +69,7 @@ fn the_end_of_a_sentence_is_not_part_of_the_answer() {
 }
 
 #[test]
-fn formulas_stand_between_their_signs() {
+fn formulas_are_found_between_their_delimiters() {
     let found = |text: &str| {
         formulas(text).map(|formula| format!("{}:{}", formula.start, formula.inside)).collect::<Vec<_>>().join(" ")
     };
@@ -105,7 +105,7 @@ fn formulas_stand_between_their_signs() {
 }
 
 #[test]
-fn prose_has_two_consecutive_words() {
+fn two_consecutive_words_make_a_text_prose() {
     for (text, expected) in [
         ("ab cd", true),
         ("ab  cd", true),
@@ -135,7 +135,7 @@ fn prose_has_two_consecutive_words() {
 }
 
 #[test]
-fn the_last_number_takes_its_neighbours() {
+fn the_last_number_includes_adjacent_parts() {
     for (text, expected) in [
         ("3 1/2", Some("3 1/2")),
         ("3 5/5", Some("5/5")),
@@ -175,7 +175,7 @@ fn the_last_number_takes_its_neighbours() {
 }
 
 #[test]
-fn the_last_statement_and_tags_have_priority() {
+fn tags_and_the_last_announcement_have_priority() {
     for (completion, strict, expected) in [
         ("<answer>5</answer> so the answer is 6", false, Some("5")),
         ("<answer>5</answer> so the answer is 6", true, Some("5")),
