@@ -42,19 +42,16 @@ pub struct Outcome {
 pub fn curve(records: &[Record], start: f64) -> Vec<Point> {
     let mut now = Point { step: 0.0, tokens: 0.0, seconds: 0.0, accuracy: start };
     let mut points = vec![now];
-    // `step_time` is the time since the previous step, so it includes an evaluation between the two steps.
-    let mut evaluating = 0.0;
     for record in records {
         let number = |name: &str| record.number(name);
         if let (Some(step), Some(seconds)) = (number("step"), number("step_time")) {
-            now.seconds += seconds * (step - now.step) - evaluating;
-            evaluating = 0.0;
+            // `step_time` leaves evaluations out.
+            now.seconds += seconds * (step - now.step);
             now.step = step;
             now.tokens = number("num_tokens").unwrap_or(now.tokens);
         }
         if let Some(accuracy) = number("eval_reward") {
             now.accuracy = accuracy;
-            evaluating += number("eval_runtime").unwrap_or(0.0);
             points.push(now);
         }
     }
@@ -81,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn learning_curves_exclude_the_time_of_evaluations() {
+    fn a_learning_curve_sums_step_times_without_evaluations() {
         let mut records = Vec::new();
         for (step, seconds, tokens, runtime) in [(2, 3.0, 100, 1.5), (4, 4.0, 200, 1.0)] {
             let mut line = Record::new();
@@ -92,8 +89,8 @@ mod tests {
         }
         let points = curve(&records, 0.1);
         let values: Vec<_> = points.iter().map(|p| (p.step, p.tokens, p.seconds, p.accuracy)).collect();
-        // Two steps take 3 s each, then two take 4 s each, of which 1.5 s are the evaluation between them.
-        assert_eq!(values, [(0.0, 0.0, 0.0, 0.1), (2.0, 100.0, 6.0, 0.5), (4.0, 200.0, 12.5, 1.0)]);
+        // Two steps take 3 s each, then two take 4 s each.
+        assert_eq!(values, [(0.0, 0.0, 0.0, 0.1), (2.0, 100.0, 6.0, 0.5), (4.0, 200.0, 14.0, 1.0)]);
         let outcome = Outcome {
             name: "a".into(),
             seed: 1,
@@ -102,7 +99,7 @@ mod tests {
             sampled: 1.0,
             greedy: 1.0,
             tokens: 200.0,
-            seconds: 12.5,
+            seconds: 14.0,
         };
         assert_eq!(outcome.reaches(0.5).map(|p| p.step), Some(2.0));
         assert_eq!(outcome.reaches(1.1), None);
