@@ -160,8 +160,8 @@ mod tests {
         let tokens = "equal  40 tokens and log-probabilities of 1 group\n";
         assert_eq!(lines(&report, 0), format!("{equal}{tokens}{rest}proven: 3 steps\n"));
         (report.groups, report.groups_of_checkpoints) = (3, 2);
-        let tokens = "equal  40 tokens and log-probabilities of 3 groups; tokens of 2 of them are those that a \
-                      replayed checkpoint had already\n";
+        let tokens = "equal  40 tokens and log-probabilities of 3 groups; 2 of them were partly sampled before their \
+                      interval and come from its checkpoint\n";
         assert_eq!(lines(&report, NOT_VERIFIED), format!("{equal}{tokens}{rest}not proven\n"));
         let difference = Difference { step: Some(2), kind: "token".to_owned(), ..Difference::default() };
         report = Report { difference: Some(difference), ..Report::default() };

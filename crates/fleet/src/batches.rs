@@ -133,7 +133,7 @@ mod tests {
         std::fs::write(files.path(BatchId(3)), bytes).unwrap();
         let (batches, problems) = files.load(BatchId(1)).unwrap();
         assert_eq!(batches, BTreeMap::from([1, 2].map(|batch| (BatchId(batch), vec![result(batch)]))));
-        assert!(problems[0].contains("000003: its checksum does not fit"), "{problems:?}");
+        assert!(problems[0].contains("000003: wrong checksum"), "{problems:?}");
         assert!(problems[1].contains("000004: an earlier batch is missing"), "{problems:?}");
         assert_eq!(files.numbers().unwrap(), [1, 2].map(BatchId));
     }

@@ -42,7 +42,9 @@ impl OutFile {
         let found = match fs::metadata(path) {
             Ok(found) => Some(found),
             Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => None,
-            Err(e) if e.kind() == ErrorKind::NotFound => bad_input!("{flag} {name}: is a link to nothing"),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                bad_input!("{flag} {name}: is a symbolic link without a target")
+            }
             Err(e) => bad_input!("{flag} {name}: {e}"),
         };
         let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -200,7 +202,7 @@ mod tests {
             let text = refusal(&at(name), overwrite, &inputs);
             assert!(text.contains("an input of this command, and is never overwritten"), "{name}: {text}");
         }
-        assert!(refusal(&at("dangling"), true, &inputs).contains("is a link to nothing"));
+        assert!(refusal(&at("dangling"), true, &inputs).contains("is a symbolic link without a target"));
         // A symbolic link is followed: its target is replaced, and the link stays.
         OutFile::new("--out", &at("soft"), true, &inputs).unwrap().write(b"new").unwrap();
         assert!(at("soft").is_symlink());

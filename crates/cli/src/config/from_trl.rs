@@ -382,7 +382,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!(open[4], "# - peft_config = p: unknown argument");
         assert_eq!(open[5], "# - train_dataset: the name in load_dataset(…) is not a literal; set dataset_name");
         assert_eq!(open[6], "# - dataset_split = \"train[:5]\": slices cannot be translated; see max_samples");
-        assert!(open[7].starts_with("# - dataset.map(…): Python that changes rows"), "{}", open[7]);
+        assert!(open[7].starts_with("# - dataset.map(…): Python code that changes rows"), "{}", open[7]);
         assert!(open[8].starts_with("# - .map(f) in line 3: if it changes the data"), "{}", open[8]);
         assert_eq!(open.len(), 9, "{open:?}");
         let why = translate(&[call("f", false, &[])]).unwrap_err().to_string();

@@ -250,7 +250,7 @@ mod tests {
             ("steps", json!(0), "steps"),
             ("steps", json!(201), "steps"),
             ("algorithm", json!("--help"), "--help"),
-            ("algorithm", json!(null), "choose one"),
+            ("algorithm", json!(null), "algorithm is missing"),
             ("preset", json!("--out"), "--out"),
         ] {
             let mut asked = asked();

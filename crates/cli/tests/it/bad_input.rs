@@ -192,7 +192,7 @@ fn invalid_model_directories_are_refused_by_file() {
     with("config.json", b"[]", &["config.json: expected a JSON object"]);
     write(&dir.path().join("model"), "config.json", &config);
     std::fs::remove_file(dir.path().join("model/tokenizer.json")).unwrap();
-    train(dir.path(), &[], &["model/tokenizer.json: there is no such file", "tokenizer_config.json"]);
+    train(dir.path(), &[], &["model/tokenizer.json: no such file", "tokenizer_config.json"]);
     let merge = ["merge", "--model", "model", "--adapter", "model", "--out", "x"];
     refused(dir.path(), &merge, &["model/adapter_config.json", "expected the directory of a PEFT adapter"]);
 }
@@ -233,7 +233,7 @@ fn invalid_input_of_dpo_is_refused() {
     set("dpo_loss_type=dpo", &["dpo_loss_type", "sigmoid"]);
     set("ref_model=other", &["`ref_model`", "other does not exist"]);
     set("max_length=1", &["max_length"]);
-    set("per_device_train_batch_size=2", &["per_device_train_batch_size", "has 1"]);
+    set("per_device_train_batch_size=2", &["per_device_train_batch_size", "has only 1"]);
     set("replay=x.jsonl", &["`replay`", "train", "learns from dataset_name"]);
     let right = [&base[..], &["pairs.jsonl", "--steps", "1"]].concat();
     let printed = lockstep(dir.path(), &right);
@@ -302,7 +302,11 @@ fn a_key_with_two_values_is_refused() {
         &["--seed", "1", "--set", "seed=2"],
         &["`seed` has two values: 1 from --seed and 2 from --set", "remove one"],
     );
-    train(root, &["--reward", "format:a"], &["`reward_funcs` is [\"format:a\"] by --reward and unique_chars by --set"]);
+    train(
+        root,
+        &["--reward", "format:a"],
+        &["`reward_funcs` has two values: [\"format:a\"] from --reward and unique_chars from --set"],
+    );
     let replay = ["train", "--model", "model", "--replay", "a.jsonl", "--set", "replay=b.jsonl"];
     refused(root, &replay, &["`replay` is a.jsonl by --replay and b.jsonl by --set"]);
     let eval = ["eval", "--model", "model", "--dataset", "d.jsonl", "--task", "prompt_answer"];

@@ -102,7 +102,7 @@ fn a_missing_device_is_refused_before_anything_is_written() {
     refused("cuda", &[], &[here, ("LOCKSTEP_NVRTC", "none.so")], &["NVRTC", "none.so was not found", "pip install"]);
     let compiler = ("LOCKSTEP_NVRTC", fake.as_str());
     refused("cuda:2", &[], &[here, compiler], &["cuda:2: there are 2 devices: cuda and cuda:1", "--device cpu"]);
-    refused("cuda:1", &["dtype=bf16"], &[here, compiler], &["cuda:1: bf16 is not there yet", "dtype = \"f32\""]);
+    refused("cuda:1", &["dtype=bf16"], &[here, compiler], &["cuda:1: bf16 is not supported yet", "dtype = \"f32\""]);
 }
 
 #[test]

@@ -155,5 +155,5 @@ fn contradictory_adapter_keys_are_refused() {
     refuse("sft", &["lora_target_modules=.*(k_proj"], &["`lora_target_modules`", "regular expression"]);
     refuse("train", &["beta=0.1", "sync_ref_model=true"], &["`sync_ref_model`"]);
     let output = lockstep(dir.path(), &arguments("sft", "run", &["lora_r=4", "max_steps=1"]));
-    assert!(output.err.contains("lora_r without use_peft"), "{}", output.err);
+    assert!(output.err.contains("no effect without use_peft = true: lora_r"), "{}", output.err);
 }

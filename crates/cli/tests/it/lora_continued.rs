@@ -173,7 +173,7 @@ fn keys_that_contradict_the_adapter_are_refused() {
         refused(root, &with_adapter(purpose, "first/model", "out", set), words);
     };
     refuse("sft", &["lora_r=8"], &["`lora_r` = 8", "first/model is an adapter", "adapter_config.json has 4"]);
-    refuse("dpo", &[&PAIRS[..], &["lora_alpha=32"]].concat(), &["`lora_alpha` = 32", "says 6"]);
+    refuse("dpo", &[&PAIRS[..], &["lora_alpha=32"]].concat(), &["`lora_alpha` = 32", "has 6.0"]);
     refuse("train", &["use_rslora=false"], &["`use_rslora` = false", "says true"]);
     refuse("train", &["lora_dropout=0.1"], &["`lora_dropout` = 0.1", "says 0", "disable_dropout"]);
     refuse("sft", &["lora_target_modules=all-linear"], &["`lora_target_modules`", "all-linear", "down_proj"]);

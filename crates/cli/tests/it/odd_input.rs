@@ -149,9 +149,9 @@ fn invalid_numbers_and_lists_have_clear_errors() {
     let both = ["top_k=5", "repetition_penalty=1.1", "max_steps=1", "max_completion_length=2"];
     let one = [both[0], both[2], both[3]];
     let printed = good(root, &with(&both)).err;
-    assert!(printed.contains("top_k, repetition_penalty change the distribution"), "{printed}");
+    assert!(printed.contains("top_k, repetition_penalty change the sampling distribution"), "{printed}");
     fs::remove_dir_all(root.join("out")).unwrap();
-    assert!(good(root, &with(&one)).err.contains("top_k changes the distribution"));
+    assert!(good(root, &with(&one)).err.contains("top_k changes the sampling distribution"));
     fs::remove_dir_all(root.join("out")).unwrap();
     let tight = with(&["max_model_len=2", "max_completion_length=6"]);
     refused(root, &tight, &["lower max_completion_length below 2", "raise max_model_len"]);

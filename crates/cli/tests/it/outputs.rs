@@ -47,7 +47,7 @@ fn a_directory_that_cannot_be_created_is_an_error_with_the_reason() {
     std::os::unix::fs::symlink("circle", root.join("circle")).unwrap();
     std::os::unix::fs::symlink("nowhere", root.join("dangling")).unwrap();
     let long = "x".repeat(300);
-    let words = [(&*long, "too long"), ("circle", "symbolic link"), ("dangling", "link to nothing")];
+    let words = [(&*long, "too long"), ("circle", "symbolic link"), ("dangling", "link without a target")];
     fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();
     for (out, word) in words {
         let train = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out", out];

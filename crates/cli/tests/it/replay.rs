@@ -269,7 +269,7 @@ fn invalid_rollout_files_are_refused() {
     let two = json!({"prompt_ids": [1, 2], "completion_ids": [1], "rewards": [1, null]});
     refuse(&[line(&[1]), two.clone()], &[], &["line 2", "`rewards` has 2 numbers", "have 1"]);
     refuse(&[two.clone(), two], &["reward_weights=[1]"], &["must have one weight per reward: it has 1", "2 rewards"]);
-    refuse(&[line(&[1]), line(&[2])], &[], &["one step takes 2 rows", "has 1"]);
+    refuse(&[line(&[1]), line(&[2])], &[], &["one step takes 2 rows", "has only 1"]);
     fs::write(root.join("bad.jsonl"), "{\"prompt_ids\": [1], \n").unwrap();
     refused(root, &replay("bad.jsonl", "run", &[]), &["bad.jsonl, line 1", "broken JSON"]);
     fs::write(root.join("bad.jsonl"), b"{\"prompt_ids\": \xff}").unwrap();

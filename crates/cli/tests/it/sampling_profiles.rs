@@ -70,7 +70,11 @@ fn a_profile_without_a_worker_is_reported() {
     testing::wait_until("the learner runs", || status::read(&run).is_ok_and(|status| status.learner.is_some()));
     let output = lockstep(root, &[&join[..], &["--name", "dev3", "--profiles", "fats"]].concat());
     assert_eq!(output.code, Some(2), "{}", output.err);
-    assert!(output.err.contains("--profiles fats") && output.err.contains("it has: fast, quality"), "{}", output.err);
+    assert!(
+        output.err.contains("--profiles fats") && output.err.contains("its profiles are: fast, quality"),
+        "{}",
+        output.err
+    );
     // After ten seconds the learner reports the missing worker, which is started only then.
     let mut lines = BufReader::new(learner.stderr.take().unwrap()).lines().map_while(Result::ok);
     let missing = "no worker generates groups of the profile \"quality\"";

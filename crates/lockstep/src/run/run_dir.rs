@@ -48,7 +48,7 @@ impl RunDir {
         }
         match disk::read_dir(root) {
             Err(e) if e.kind() == ErrorKind::NotFound && root.is_symlink() => {
-                bad_input!("output_dir {} is a link to nothing; give another --out", root.display())
+                bad_input!("output_dir {} is a symbolic link without a target; give another --out", root.display())
             }
             Err(e) if e.kind() != ErrorKind::NotFound => bad_input!("output_dir {}: {e}", root.display()),
             _ => {}
@@ -331,7 +331,10 @@ mod tests {
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(at("nothing"), at("link")).unwrap();
-            assert_eq!(refused(&at("link")), "output_dir DIR/link is a link to nothing; give another --out");
+            assert_eq!(
+                refused(&at("link")),
+                "output_dir DIR/link is a symbolic link without a target; give another --out"
+            );
         }
         fs::write(at("record.json"), "").unwrap();
         let words = "output_dir DIR is not a run (it has no config.toml), and has `record.json`, a name that a run \

@@ -55,7 +55,7 @@ fn broken_lines_are_refused_with_file_and_line() {
         ("", "EOF"),
         (r#"{"prompt_ids":[1]}"#, "completion_ids"),
         (r#"{"prompt_ids":[-1],"completion_ids":[2]}"#, "-1"),
-        (r#"{"prompt_ids":[],"completion_ids":[2]}"#, "empty"),
+        (r#"{"prompt_ids":[],"completion_ids":[2]}"#, "prompt_ids must have at least one token"),
         (r#"{"prompt_ids":[1],"completion_ids":[2,40]}"#, "completion_ids[1] = 40"),
     ] {
         std::fs::write(dir.path().join("in.jsonl"), format!("{good}\n{bad}\n{good}\n")).unwrap();
