@@ -363,7 +363,7 @@ mod tests {
             let is_right = values == [Some(1.0), None]
                 && steps == [Some(vec![one()]), None]
                 && (problem.kind, problem.rows, &problem.completions[..]) == (ProblemKind::BadAnswer, 1, &[1][..])
-                && problem.message.starts_with("score 1 ")
+                && problem.message.starts_with("score 1: ")
                 && problem.message.contains(words);
             if !is_right {
                 wrong.push(format!("{bad}: {values:?} {steps:?} {problem:?}"));

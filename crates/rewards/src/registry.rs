@@ -384,7 +384,7 @@ mod tests {
         assert!(error(table(serde_json::json!({"kind": 3}))).contains("must be a nonempty string"));
         let missing = error("command:./no/such/program --x");
         assert!(missing.contains("./no/such/program") && missing.contains("no such program"), "{missing}");
-        assert!(error("command:").contains("no program"));
+        assert!(error("command:").contains("must name a program"));
         assert!(error("command:sh -c 'x").contains("quote"));
     }
 }

@@ -340,7 +340,7 @@ mod tests {
             say: &|_| {},
         };
         let unnamed = work(options("two words")).unwrap_err();
-        assert!(is_bad_input(&unnamed) && unnamed.to_string().contains("cannot be a worker's name"), "{unnamed:#}");
+        assert!(is_bad_input(&unnamed) && unnamed.to_string().contains("cannot name a worker"), "{unnamed:#}");
         stop.request();
         assert!(crate::stop::is_stopped(&work(options("w")).unwrap_err()));
         let expelled = Expelled("w".to_owned()).to_string();

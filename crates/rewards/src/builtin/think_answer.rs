@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(score("<think>a</think><answer>b</answer>", open()), 0.375);
         for bad in ["", "a>", "answer"] {
             let options = ThinkAnswerOptions { think: bad.into(), ..ThinkAnswerOptions::default() };
-            assert!(ThinkAnswer::build(options).unwrap_err().to_string().contains("tags"), "{bad}");
+            assert!(ThinkAnswer::build(options).unwrap_err().to_string().contains("different tag names"), "{bad}");
         }
     }
 

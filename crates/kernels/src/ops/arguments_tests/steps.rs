@@ -82,7 +82,7 @@ fn softmax_refuses_wrong_arguments_and_counts_its_work() {
 #[test]
 fn rope_refuses_wrong_arguments_and_counts_its_work() {
     let table = |ctx: &Context| rope::Table::new(ctx.memory(), &[1.0, 0.5], 1.0, 7);
-    const WIDER: &str = "2 heads of 4 in rows of 13 with a table of 2 angles";
+    const WIDER: &str = "shapes do not fit: 2 heads of 4 in rows of 13 with a table of 2 angles";
     type Rotate = fn(&Context, rope::Rotate<'_>) -> Result<()>;
     // There are 2 · 2 · 2 pairs, with 6 operations and 16 bytes each.
     for (op, rotate) in [("rope::forward", rope::forward as Rotate), ("rope::backward", rope::backward)] {

@@ -106,7 +106,7 @@ fn a_row_with_media_is_refused_with_its_line_in_every_kind_of_run() {
                 is_refused
                     && error.starts_with("d.jsonl, line 2: ")
                     && error.contains(name)
-                    && error.contains("text only")
+                    && error.contains("only text")
             }
         };
         if !is_right {

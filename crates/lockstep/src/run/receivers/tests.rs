@@ -136,7 +136,8 @@ fn a_program_that_ends_is_started_again() {
     }
     let warning = sink.check().unwrap().unwrap();
     assert!(
-        warning.contains("it ended (exit status: 3); the last lines of its standard error:\n  | why; the run"),
+        warning
+            .contains("the program exited (exit status: 3); the last lines of its standard error:\n  | why; the run"),
         "{warning}"
     );
     let end = sink.flush().unwrap();

@@ -268,7 +268,7 @@ fn invented_results_of_a_reward_are_detected() {
 
 #[test]
 fn a_worker_that_samples_greedily_is_detected() {
-    found(Lie::Greedy, 1, &["group ", "token", "the job gives"]);
+    found(Lie::Greedy, 1, &["group ", "token", "the repeated job gives"]);
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn wrong_answers_about_chunks_are_detected() {
     found_in(Lie::LaterToken, &["completion 1, token ", ", token: the worker sent"], chunks);
     found_in(Lie::LogProbability, &["group 0, completion 1, token 0, log-probability: the worker sent"], chunks);
     found_in(Lie::Score, &["completion 1, score of `unique_chars`: the worker sent 1.5"], chunks);
-    found_in(Lie::Greedy, &["group ", "token", "the job gives"], chunks);
+    found_in(Lie::Greedy, &["group ", "token", "the repeated job gives"], chunks);
     found_in(Lie::Rubbish, &["its answer to the job of group ", "cannot be read"], chunks);
     found_in(Lie::Columns, &["its answer to the job of group ", "lacks a column that its sampling"], chunks);
 }

@@ -125,5 +125,5 @@ fn kernels_that_are_missing_or_do_not_compile_are_errors() {
     assert_eq!(refused(&cuda, &MISSING, "nowhere"), "cuda-emulated: planted.cu has no kernel nowhere");
     const BROKEN: Source = Source { name: "broken", text: "KERNEL(broken, 32) { int x = }" };
     let message = refused(&cuda, &BROKEN, "broken");
-    assert!(message.contains("refused broken.cu") && message.contains("broken.cu:1:"), "{message}");
+    assert!(message.contains("failed to compile broken.cu") && message.contains("broken.cu:1:"), "{message}");
 }

@@ -245,10 +245,10 @@ fn an_invalid_attention_geometry_is_refused() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let all = right(&ctx);
     for (wrong, message) in [
-        (Geometry { kv_heads: 0, ..G }, "2 query heads, 0 kv heads, head_dim 8"),
-        (Geometry { heads: 0, ..G }, "0 query heads, 1 kv heads, head_dim 8"),
-        (Geometry { head_dim: 0, ..G }, "2 query heads, 1 kv heads, head_dim 0"),
-        (Geometry { heads: 3, kv_heads: 2, ..G }, "3 query heads, 2 kv heads, head_dim 8"),
+        (Geometry { kv_heads: 0, ..G }, "invalid heads: 2 query heads, 0 kv heads, head_dim 8"),
+        (Geometry { heads: 0, ..G }, "invalid heads: 0 query heads, 1 kv heads, head_dim 8"),
+        (Geometry { head_dim: 0, ..G }, "invalid heads: 2 query heads, 1 kv heads, head_dim 0"),
+        (Geometry { heads: 3, kv_heads: 2, ..G }, "invalid heads: 3 query heads, 2 kv heads, head_dim 8"),
         (Geometry { window: Some(0), ..G }, "the sliding window must be at least 1, got 0"),
         (Geometry { heads: 3, ..G }, "qkv has shape [3, 32], expected [3, 40]"),
     ] {
