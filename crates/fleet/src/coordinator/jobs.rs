@@ -304,7 +304,8 @@ impl Coordinator {
         let Some(after) = self.plan.straggler_after_ms else { return };
         let busy: BTreeSet<&WorkerName> = self.jobs.values().flat_map(|state| &state.claims).collect();
         let is_idle = self.workers.keys().any(|worker| !busy.contains(worker));
-        // If all workers seem busy, the limit is longer, but it exists, since a result may have been lost.
+        // If all workers seem busy, the limit is four times as long. There is still a limit, since a result may be
+        // lost.
         let limit = if is_idle { after } else { after.saturating_mul(4) };
         let mut again = Vec::new();
         // A later chunk from an earlier learner waits, since its payload needs the results of the previous chunks.

@@ -109,10 +109,10 @@ fn small() -> Vec<Case> {
         ("k = 1, a crash", plan(3, 1, 1, false), Budget { crashes: 1, ..none }),
         ("k = 1, chunks", plan(2, 1, 1, true), Budget { kills: 1, ..none }),
         ("k = 1, stops", plan(3, 1, 1, false), Budget { stops: 1, ..none }),
-        ("k = 0, a lie", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
-        ("k = 1, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
-        ("k = 1, a lie, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
-        ("k = 2, a lie, chunks", plan(3, 1, 2, true), Budget { lies: 1, ..none }),
+        ("k = 0, a false result", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
+        ("k = 1, a false result and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
+        ("k = 1, a false result, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
+        ("k = 2, a false result, chunks", plan(3, 1, 2, true), Budget { lies: 1, ..none }),
         ("k = 2, chunks, a crash", plan(2, 1, 2, true), Budget { crashes: 1, ..none }),
         ("k = 1, continued, a crash", continued(plan(5, 1, 1, false)), Budget { crashes: 1, ..none }),
         ("k = 2, continued, chunks, kill", continued(plan(4, 1, 2, true)), Budget { kills: 1, ..none }),
@@ -128,7 +128,7 @@ fn halves() -> Vec<Case> {
         ("k = 1, halves, power", plan(3, 1, 1, false), Budget { power: 1, ..none }),
         ("k = 1, halves, chunks, power", plan(2, 1, 1, true), Budget { power: 1, ..none }),
         ("k = 2, halves, chunks, a crash", plan(2, 1, 2, true), Budget { crashes: 1, ..none }),
-        ("k = 1, halves, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
+        ("k = 1, halves, a false result and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
         ("k = 1, halves, continued, power", continued(plan(5, 1, 1, false)), Budget { power: 1, ..none }),
     ]
 }
@@ -140,7 +140,7 @@ fn larger_halves() -> Vec<Case> {
         ("k = 1, halves, two groups, power", plan(2, 2, 1, false), Budget { power: 1, ..none }),
         ("k = 2, halves, crash", plan(4, 1, 2, false), Budget { crashes: 1, ..none }),
         ("k = 2, halves, chunks, power", plan(3, 1, 2, true), Budget { power: 1, ..none }),
-        ("k = 2, halves, a lie and power", plan(3, 1, 2, false), Budget { lies: 1, power: 1, ..none }),
+        ("k = 2, halves, a false result and power", plan(3, 1, 2, false), Budget { lies: 1, power: 1, ..none }),
     ]
 }
 
@@ -162,7 +162,7 @@ fn whole() -> Vec<Case> {
         ("k = 2, four batches, crash", plan(4, 1, 2, false), Budget { crashes: 1, ..none }),
         ("k = 2", plan(3, 1, 2, false), Budget { kills: 1, crashes: 1, ..none }),
         ("k = 2, stop", plan(3, 1, 2, false), Budget { stops: 1, ..none }),
-        ("k = 2, a lie and a kill", plan(3, 1, 2, false), Budget { lies: 1, kills: 1, ..none }),
+        ("k = 2, a false result and a kill", plan(3, 1, 2, false), Budget { lies: 1, kills: 1, ..none }),
         ("k = 2, chunks", plan(3, 1, 2, true), Budget { power: 1, ..none }),
         ("k = 0", plan(2, 1, 0, false), all),
         ("k = 1, kill and stop", plan(3, 1, 1, false), Budget { kills: 1, stops: 1, ..none }),

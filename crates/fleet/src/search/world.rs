@@ -157,7 +157,7 @@ const TORN: u64 = 0xbad;
 impl World {
     pub fn new(plan: Plan, rules: Rules, environment: Environment, budget: Budget) -> World {
         let origin = Lineage([0; 16]);
-        // A run that continues starts from its checkpoint, which has no results for later batches.
+        // A continued run starts from its checkpoint, which holds no results for later batches.
         let version = plan.continued.version;
         let lineages = BTreeMap::from([(version, origin)]);
         let saved = Saved { version, in_batch: false, lineages, frontier: BTreeMap::new() };

@@ -105,7 +105,7 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
             zip_lines::<V>(&outputs.0, to);
         }
         Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-            unreachable!("an f32 weight is not multiplied on tiles")
+            unreachable!("f32 weights are never multiplied on tiles")
         }
         Right::Tiles(_) | Right::Words(_) => unreachable!("packed already"),
     }

@@ -88,8 +88,8 @@ fn granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
     let mut result = ARCH_PRCTL;
-    // SAFETY: a system call that takes two numbers and touches no memory of this process; a kernel that does not know
-    // it returns an error. It overwrites rcx and r11, as declared.
+    // SAFETY: this system call takes two integers and accesses no memory of this process. A kernel without this call
+    // returns an error. The call clobbers rcx and r11, as declared.
     unsafe {
         asm!("syscall", inout("rax") result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") XFEATURE_XTILEDATA,
             lateout("rcx") _, lateout("r11") _, options(nostack));

@@ -215,8 +215,8 @@ impl Run {
         Ok(())
     }
 
-    /// Passes on `outcome`. If a reward or other injected user code has failed, first saves the last step; the error
-    /// then tells how to resume.
+    /// Returns `outcome`. If a reward or other injected user code has failed, first saves the last step, and adds to
+    /// the error how to resume the run.
     fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let Err(error) = outcome else { return outcome };
         let is_reward = error.is::<RewardFailed>();

@@ -66,7 +66,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of this process, which has read `files` of the model.
+    /// Returns the identity of this process, including the hashes of the model's `files` that it has read.
     pub fn of(ctx: &Context, config: &Config, files: &ModelFiles) -> Identity {
         let files = hashes_of(files.used());
         Identity {
