@@ -71,8 +71,7 @@ fn tile_flops(cpu: &Cpu, time: Duration) -> Option<f64> {
     impl Tasks for Spin {
         #[inline(always)]
         fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
-            // SAFETY: this value is only created for an instruction set with AMX, whose `Isa` proves that it may be
-            // used.
+            // SAFETY: this value is only created from an `Isa` with AMX, which exists only if AMX may be used.
             unsafe { amx::spin(self.0) };
         }
     }

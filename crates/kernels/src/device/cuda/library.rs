@@ -5,7 +5,7 @@ use libloading::Library;
 
 /// Opens the first of these libraries that exists, until the process ends.
 pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
-    // SAFETY: the libraries are NVIDIA's, or the user's replacements; loading them has no effect on which others rely.
+    // SAFETY: the libraries are NVIDIA's or the user's replacements, and loading them has no effect on other code.
     let found = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
     found.map(|library| &*Box::leak(Box::new(library))).ok_or_else(|| match names {
         [name] => format!("{name} was not found"),

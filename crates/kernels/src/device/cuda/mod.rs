@@ -73,7 +73,7 @@ impl Cuda {
     /// point to as much memory as the kernel accesses. Operations check the shapes, and the emulator checks types and
     /// memory accesses in tests.
     pub(crate) fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        // SAFETY: as above; only operations of this crate launch.
+        // SAFETY: the documented conditions hold, since only operations of this crate call this function.
         unsafe { self.stream.launch(source, kernel, grid, args) }
     }
 }

@@ -103,17 +103,17 @@ impl<E: Element> Outputs<'_, E> {
     /// partial sums `l`, unnormalised output `o`. `pair` is the index row · nh + query head.
     ///
     /// # Safety
-    /// No other task writes this row under this head.
+    /// No other task accesses this row under this head.
     #[inline(always)]
     pub unsafe fn write<V: Simd>(&self, pair: usize, o: &[f32], m: f32, l: &[f32]) {
         let (hd, l) = (o.len(), V::load(l).sum());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         let out = unsafe { self.out.slice(pair * hd..(pair + 1) * hd) };
         for at in (0..hd).step_by(LANES) {
             store(load::<V>(o, at).div(V::splat(l)), out, at);
         }
         if let Some(lse) = &self.lse {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract.
             let lse = unsafe { lse.slice(pair..pair + 1) };
             lse[0] = m + ln1::<V>(l);
         }

@@ -199,7 +199,7 @@ struct Scale<'a> {
 impl Tasks for Scale<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
-        // SAFETY: tasks have disjoint ranges.
+        // SAFETY: no other task accesses this range.
         let x = unsafe { self.x.slice(index * ELEMENTS..self.len.min((index + 1) * ELEMENTS)) };
         for x in x.chunks_mut(LANES) {
             let n = x.len();
