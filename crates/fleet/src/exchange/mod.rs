@@ -36,7 +36,7 @@ pub trait Exchange {
     fn offer(&mut self, job: &Job) -> Result<()>;
     /// Takes a job away from a worker that has ended.
     fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
-    /// Withdraws a job that is not needed any more.
+    /// Withdraws a job that is no longer needed.
     fn withdraw(&mut self, job: JobName) -> Result<()>;
     /// Returns the result that an [`Event::Result`] reported. The exchange keeps it until [`Exchange::acknowledge`].
     fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult>;
@@ -159,7 +159,7 @@ pub struct LearnerState {
     pub lineage: Lineage,
     /// True if the run has ended. Workers may then end, too.
     pub ended: bool,
-    /// The last checkpoint, and the one that waits for its frontier.
+    /// The last checkpoint, and the checkpoint that waits for its frontier.
     pub checkpoints: CheckpointStates,
     /// The number of workers that the learner knows.
     #[serde(default)]

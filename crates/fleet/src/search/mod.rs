@@ -144,7 +144,7 @@ fn larger_halves() -> Vec<Case> {
     ]
 }
 
-/// A run whose planned end was after two batches, and which continues.
+/// A run that was planned to end after two batches, and is continued.
 fn continued(plan: Plan) -> Plan {
     Plan { continued: Continued { batch: BatchId(2), version: Version(2) }, ..plan }
 }
@@ -193,8 +193,8 @@ fn every_state_of_small_runs_is_safe_and_reaches_the_end() {
     run(halves(), Environment { halves: true, ..Environment::SOUND });
 }
 
-/// The first worker lies about first chunks, other workers continue its answers, and the lie is detected when a batch
-/// is complete.
+/// The first worker returns wrong first chunks. Other workers continue its answers, and the fault is detected when a
+/// batch is complete.
 fn with_a_liar(plan: &Plan, kills: u32) {
     let liar = Environment { liar: true, judge: false, ..Environment::SOUND };
     let found = search(plan, Rules::ALL, liar, Budget { kills, ..Budget::default() });
@@ -217,8 +217,8 @@ fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
     with_a_liar(&plan(3, 1, 2, true), 1);
 }
 
-/// Each case has one rule switched off, a plan, a budget of faults under which the search must find a violation, and a
-/// part of the message about that violation.
+/// Each case switches one rule off. It has a plan, a budget of faults with which the search must find a violation, and
+/// a part of the violation's message.
 #[test]
 fn the_search_finds_a_violation_without_each_rule() {
     let all = Rules::ALL;

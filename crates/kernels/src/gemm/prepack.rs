@@ -1,4 +1,4 @@
-//! Packs matmul operands ahead, once for all tasks, if their layout in memory is not the one that tiles read.
+//! Packs matmul operands once for all tasks, before the tasks run, if tiles cannot read the operands' layout in memory.
 //!
 //! A task that packs operands for itself repeats the packing of other tasks. It also reads only a cache line or two
 //! from each row of a wide matrix, each in another memory page, which is slow for caches and hardware prefetchers. Here

@@ -39,8 +39,8 @@ const OTHER_BITS: &str = "the processor has AMX, but its results differ from the
 
 /// The reason why this process may not use AMX; `None` if it may.
 ///
-/// It may if the processor has AMX, the operating system grants it, and it gives the bits of [`tiles::emulated`].
-/// Determined once.
+/// AMX may be used if the processor supports it, the operating system grants it, and its results have the bits of
+/// [`tiles::emulated`]. Determined once.
 pub fn refusal() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
     *FOUND.get_or_init(|| {

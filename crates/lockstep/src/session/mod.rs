@@ -190,8 +190,8 @@ impl Run {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
-                    // If the data of a checkpoint can no longer be generated, a warning was printed: a resume starts
-                    // from the checkpoint before.
+                    // If the data of a checkpoint can no longer be generated, a warning was printed: a resumed run
+                    // starts from the previous checkpoint.
                     self.save_step().or_else(|error| if is_stopped(&error) { Ok(()) } else { Err(error) })?;
                     Some(StopReason::Interrupted)
                 }

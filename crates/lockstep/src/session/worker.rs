@@ -269,8 +269,8 @@ fn parts(
         debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
         Ok(ready_rewards(named, Vec::new(), stop))
     });
-    // In a run, one batch is scored at a time by each reward; here, as many as may be in flight. A program's functions
-    // are called by one thread.
+    // In a run without workers, each reward scores one batch at a time. Here it scores as many batches at once as may
+    // be in flight. A program's functions are called by one thread.
     let scorers = if has_functions { 1 } else { staleness + 1 };
     let scorers = Scorers::new(make, assets.tokenizer.clone(), scorers, &stop)?;
     let mut bounds = WorkloadBounds::for_prompts(shared.longest_prompt, config.num_generations);

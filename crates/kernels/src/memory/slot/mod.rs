@@ -185,7 +185,7 @@ impl SlotWriter {
         if !writer.locked.load(Ordering::SeqCst) {
             return Err(writer.place.error("must be locked before it is published".into()));
         }
-        // The caller's references are exclusive, so nobody is writing the slot; from now on nobody can.
+        // The caller's references are exclusive, so no other code is writing the slot, and from now on none can.
         writer.locked.store(false, Ordering::SeqCst);
         writer.write_head(&writer.summed(contents, checksum), false);
         writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
