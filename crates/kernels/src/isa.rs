@@ -253,8 +253,8 @@ impl Isa {
         }
     }
 
-    /// The instruction set whose vectors this one uses. `Kind::checked` has found the real ones on this processor; for
-    /// the emulated ones the processor is queried here.
+    /// The instruction set whose vectors this one uses. For real instruction sets, `Kind::checked` has already queried
+    /// the processor. For emulated instruction sets, it is queried here.
     fn vectors(self) -> Kind {
         match self.0 {
             Kind::Avx512Bf16 | Kind::Amx => Kind::Avx512,

@@ -115,8 +115,8 @@ impl Buffer {
         }
     }
 
-    /// Device address of the elements from `start` on, for an operation on a CUDA device. `writes` says whether it
-    /// writes them.
+    /// Device address of the elements from `start` on, for an operation on a CUDA device. `writes` is true if the
+    /// operation writes them.
     pub(crate) fn address<T: Plain>(&self, cuda: &Cuda, start: usize, writes: bool) -> Address {
         match &self.storage {
             Storage::Cuda { stream, at, mirror } if Arc::ptr_eq(stream, cuda.stream()) => {

@@ -13,7 +13,7 @@ pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
     })
 }
 
-/// Declares a struct of a library's functions, each of which returns a code that is 0 on success.
+/// Declares a struct of a library's functions. Each function returns a code, which is 0 on success.
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal($($argument:ty),* $(,)?);)* }) => {
         $(#[$doc])*

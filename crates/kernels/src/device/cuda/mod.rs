@@ -29,7 +29,7 @@ use super::Device;
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// The CUDA source of an operation's kernels: `name.cu` beside the file that uses this macro.
+/// The CUDA source of an operation's kernels: `name.cu` next to the file that uses this macro.
 macro_rules! source {
     ($name:literal) => {
         $crate::device::cuda::Source { name: $name, text: include_str!(concat!($name, ".cu")) }

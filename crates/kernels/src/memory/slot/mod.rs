@@ -191,8 +191,8 @@ impl SlotWriter {
         writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
     }
 
-    /// Publishes the slot and ends writing permanently; no tensor may still live in it. After that nobody can write the
-    /// memfd, not even this process, which becomes a reader like any other.
+    /// Publishes the slot and ends writing permanently; no tensor may still live in it. After that, no process can
+    /// write the memfd, and this process is a reader like any other.
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
         let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };

@@ -340,7 +340,7 @@ impl BackwardTasks<'_> {
         }
     }
 
-    /// Computes all five matmuls of the backward pass for one page and the steps `steps` of the batch, each of which
+    /// Computes all five matmuls of the backward pass for one page and the steps `steps` of the batch. Every step
     /// attends to the page.
     #[inline(always)]
     fn matmuls<V: Simd>(

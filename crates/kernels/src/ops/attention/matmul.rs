@@ -50,7 +50,7 @@ impl Right for [bf16; 2] {
     }
 }
 
-/// Which of an element's terms belong to the sum: all, or one of two at an odd start or end.
+/// The terms of an element that belong to the sum: all, or one of two at an odd start or end.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     All,
@@ -89,8 +89,8 @@ macro_rules! elements {
 }
 
 /// The matmul `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows` and n < `columns`,
-/// with k ascending. Where each element of `b` contains two terms, so does each of `a` (a word of two bf16 numbers),
-/// and the index is k/2 instead of k.
+/// with k ascending. If each element of `b` contains two terms, each element of `a` also does (a word of two bf16
+/// numbers), and the index is k/2 instead of k.
 pub(super) struct Matmul<'a, B> {
     pub a: &'a [f32],
     pub a_row: usize,

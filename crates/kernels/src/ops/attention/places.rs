@@ -144,8 +144,8 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     }
 }
 
-/// Splits the attention of `rows` to one block of keys into rectangular matmuls, in each of which all rows attend to
-/// all slots. Calls `matmul` with the ranges of rows and slots. For each row, slots ascend.
+/// Splits the attention of `rows` to one block of keys into rectangular matmuls. In each matmul, all rows attend to all
+/// slots. Calls `matmul` with the ranges of rows and slots. For each row, slots ascend.
 ///
 /// A masked key may be NaN, so it must not even be multiplied by 0. Where rows differ in what they attend to, a few
 /// rows are taken at a time (about six queries: `per` is the count of query heads that share a kv head). The slots that

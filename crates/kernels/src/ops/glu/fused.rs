@@ -12,7 +12,8 @@ use crate::{DType, Isa};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Rows of a task, and its columns of gate and of up, so that both outputs stay in the second-level cache.
+/// The rows of a task, and the task's columns of gate and up. They are few, so that both outputs stay in the
+/// second-level cache.
 const BLOCK: [usize; 2] = [256, 128];
 
 struct FusedTasks<'a, A, E> {

@@ -225,9 +225,9 @@ pub(crate) struct Chunks<'a> {
     pub beta: Beta<'a>,
     /// Statistics: `[rows of the block][chunks][KEPT]`.
     pub partials: &'a Disjoint<'a, f32>,
-    /// For each row of the batch: a token id, and where to store its scaled logit.
+    /// The token id of each row of the batch, and the memory for the scaled logits of these tokens.
     pub picked: Option<(&'a [u32], &'a Disjoint<'a, f32>)>,
-    /// Where all scaled logits are kept, if they are: `[chunks][rows of the block][ids of the chunk]`.
+    /// Memory for all scaled logits, if they are kept: `[chunks][rows of the block][ids of the chunk]`.
     pub logits: Option<&'a Disjoint<'a, f32>>,
 }
 
@@ -418,8 +418,8 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     }
 }
 
-/// Backward pass. For each window of the vocabulary: the gradient of its logits, then its share of the gradients of
-/// hidden rows and weight.
+/// Backward pass. For each window of the vocabulary: the gradient of the window's logits, then the window's share of
+/// the gradients of hidden rows and weight.
 pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let head = &Head::new(cpu, args.hidden, args.weight);
     let slopes = &Slopes {

@@ -14,7 +14,7 @@ use crate::tensor::Elements;
 const ELEMENTS: usize = 1 << 14;
 
 impl Adapter<'_> {
-    /// Iterates over the adapter's blocks: B, the block's first column in `y`, and its first column in `xa`.
+    /// Iterates over the adapter's blocks. Yields B, and the block's first columns in `y` and in `xa`.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (&Matrix, usize, usize)> {
         let ranks = self.b.iter().scan(0, |at, b| {
             *at += b.cols();

@@ -32,7 +32,7 @@ const PLACES: [&str; 14] = [
     "batches/000000",
 ];
 
-/// Creates something other than a regular file at a file's path. The second argument is the directory outside the run.
+/// Replaces a file by something unexpected. The arguments are the file's path and the directory outside the run.
 type Replace = fn(&Path, &Path);
 const KINDS: [(&str, Replace); 6] = [
     ("link to a directory", |path, outside| symlink(outside, path).unwrap()),
