@@ -1,5 +1,5 @@
-//! Jobs for workers, and their results. The tokens of a job follow from its name alone: they are the same whichever
-//! worker does the job, and however often.
+//! Jobs for workers, and their results. The tokens of a job follow from its name alone: they are the same for every
+//! worker, and each time that the job is repeated.
 
 use crate::ids::{GroupId, Version};
 use serde::{Deserialize, Serialize};

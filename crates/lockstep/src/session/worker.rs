@@ -96,7 +96,7 @@ pub(super) fn work_as<W: Work>(
     let (files, parts) = loop {
         let Some(state) = awaited.learner(worker.exchange())? else { return Ok(()) };
         match wanted.prepare(run, host.as_ref(), &state) {
-            // One learner's state does not match the files of the next learner, which has started meanwhile.
+            // One learner's state does not match the files of the next learner, which has started in the meantime.
             Err(_) if !awaited.is_of_learner(&state)? => {}
             prepared => break prepared?,
         }
@@ -193,7 +193,8 @@ impl Files {
     }
 }
 
-/// Refuses a learner whose weights in memory this worker cannot open; it would wait forever.
+/// Refuses a learner if this worker cannot open the learner's weights in memory. The worker would otherwise wait
+/// forever.
 fn refuse_memory_of_others(layout: &Layout, shared: &Shared) -> anyhow::Result<()> {
     let places = shared.slots.values().map(|slot| &slot.path).chain(&shared.base);
     let is_memory = places.into_iter().any(|path| path.starts_with("/proc"));

@@ -13,8 +13,8 @@
 //!   `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
-//! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent all
-//! writes except those through the writer's own mapping, and nobody can truncate it.
+//! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent
+//! truncation, and all writes except those through the writer's own mapping.
 
 mod fill;
 mod header;

@@ -1,4 +1,4 @@
-//! The profile's rules, each of which detects one way to waste time or memory. docs/profiling.md explains them.
+//! The profile's rules. Each rule detects one way to waste time or memory. docs/profiling.md explains them.
 //!
 //! A rule reads the measurements of some steps and returns its evidence, or nothing if it does not hold. No rule holds
 //! for a run that is as fast as its machine allows.

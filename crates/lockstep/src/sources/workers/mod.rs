@@ -3,7 +3,8 @@
 //!
 //! The protocol is in the crate `fleet`, and weights are slots of shared memory (`model::SharedSlot`). This module
 //! defines the content of a job: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)),
-//! generated with weights of the version that follows from its name. It uses only `fleet/` in a run's directory.
+//! generated with the version of the weights that the job's name determines. It uses only `fleet/` in a run's
+//! directory.
 
 mod audit;
 mod audited;
