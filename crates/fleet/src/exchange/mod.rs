@@ -36,7 +36,7 @@ pub trait Exchange {
     fn offer(&mut self, job: &Job) -> Result<()>;
     /// Takes a job away from a worker that has ended.
     fn release(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
-    /// Withdraws a job that is no longer needed.
+    /// Withdraws a job that is not needed any more.
     fn withdraw(&mut self, job: JobName) -> Result<()>;
     /// Returns the result that an [`Event::Result`] reported. The exchange keeps it until [`Exchange::acknowledge`].
     fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult>;

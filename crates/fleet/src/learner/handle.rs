@@ -60,7 +60,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
                 return Ok(Some(step));
             }
             if let Some(error) = state.failed.take() {
-                // The workers are no longer served, so every later call must return the error, too.
+                // The workers are not served any more, so every later call must return the error, too.
                 state.failed = Some(Error::Failed(error.to_string()));
                 return Err(error);
             }
