@@ -131,14 +131,14 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     is(
         "the order and outcomes",
         &outcomes(&found),
-        &"functions passed, operations/glu failed, operations/linear passed, formula skipped".to_owned(),
+        &"functions: passed, operations/glu: failed, operations/linear: passed, formula: skipped".to_owned(),
     )?;
     is("the note", &found["checks"][1]["note"], &"DIFFERS: y is 12 ; exit code 1".into())?;
 
     // A budget too small for any operation, and a budget that expires in the middle.
     let out = place("no-budget");
     failing.ends(&["--only", "functions,cpu", "--budget", "1", "--out", &out], 3)?;
-    let expected = "functions does not fit, cpu/grpo does not fit, cpu/adapter does not fit, cpu/7m does not fit";
+    let expected = "functions: does not fit, cpu/grpo: does not fit, cpu/adapter: does not fit, cpu/7m: does not fit";
     is("the outcomes without a budget", &outcomes(&report(Path::new(&out))?), &expected.to_owned())?;
     let out = place("short-budget");
     never_ending.ends(&["--only", "functions,operations/glu", "--budget", "8", "--out", &out], 3)?;
@@ -146,7 +146,7 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     is(
         "the outcomes of a short budget",
         &outcomes(&found),
-        &"functions stopped, operations/glu does not fit".to_owned(),
+        &"functions: stopped, operations/glu: does not fit".to_owned(),
     )?;
     is("`passed` of a short budget", &found["passed"], &Value::Bool(false))?;
     gone(&endless)?;
@@ -230,7 +230,7 @@ fn report(out: &Path) -> Result<Value, String> {
 
 fn outcomes(report: &Value) -> String {
     let checks = report["checks"].as_array().into_iter().flatten();
-    let one = |it: &Value| [&it["check"], &it["outcome"]].map(|it| it.as_str().unwrap_or("?").to_owned()).join(" ");
+    let one = |it: &Value| [&it["check"], &it["outcome"]].map(|it| it.as_str().unwrap_or("?").to_owned()).join(": ");
     checks.map(one).collect::<Vec<_>>().join(", ")
 }
 

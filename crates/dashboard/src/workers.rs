@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_count_groups_per_batch_and_the_last_line_of_a_batch_wins() {
+    fn lanes_count_groups_from_the_last_line_of_each_batch() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(workers(dir.path(), 9), None);
         let fleet = dir.path().join("fleet");

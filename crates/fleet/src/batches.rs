@@ -29,7 +29,7 @@ impl BatchFiles {
         Ok(BatchFiles { directory })
     }
 
-    /// The path of the file of a batch.
+    /// The path of a batch's file.
     pub fn path(&self, batch: BatchId) -> PathBuf {
         self.directory.join(format!("{batch:06}"))
     }
@@ -72,7 +72,7 @@ impl BatchFiles {
         Ok((batches, problems))
     }
 
-    /// Deletes the batches before `first`. Call this after a checkpoint of the weights trained on them is complete.
+    /// Deletes the batches before `first`. Call this once a checkpoint of weights trained on these batches is complete.
     pub fn remove_before(&self, first: BatchId) -> Result<()> {
         self.numbers()?.into_iter().filter(|batch| *batch < first).try_for_each(|batch| self.remove(batch))
     }
@@ -99,7 +99,7 @@ impl BatchFiles {
     }
 }
 
-/// The answers to the jobs of a batch.
+/// The answers to a batch's jobs.
 pub fn answers(results: &[JobResult]) -> SyncedBatch {
     results.iter().map(|result| (result.job, result.answer)).collect()
 }

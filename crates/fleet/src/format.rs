@@ -205,7 +205,7 @@ mod tests {
         #[test]
         fn parsing_arbitrary_bytes_does_not_panic(bytes: Vec<u8>, kind in 1u8..4) {
             prop_assert!(Job::from_bytes(&bytes).is_err());
-            // With a right checksum, the content is parsed, too.
+            // If the checksum is right, the content is parsed, too.
             let file = sealed(kind, &bytes);
             let _ = (Job::from_bytes(&file), JobResult::from_bytes(&file), batch_from_bytes(&file));
         }

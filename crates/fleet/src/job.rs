@@ -1,5 +1,5 @@
-//! Jobs for workers, and their results. The tokens of a job follow from its name alone: they are the same whichever
-//! worker does the job, and however often.
+//! Jobs for workers, and their results. The tokens of a job follow from its name alone: they are the same for every
+//! worker, and each time that the job is repeated.
 
 use crate::ids::{GroupId, Version};
 use serde::{Deserialize, Serialize};
@@ -131,7 +131,7 @@ impl Lineage {
     }
 
     /// The lineage of a job's result that was sampled with weights of this lineage. It depends on the answer that the
-    /// job continues, so that a chunk which continued another answer than the accepted one is recognized.
+    /// job continues, so that a chunk that continues another answer than the accepted one is recognized.
     pub fn for_result(self, continues: Option<u64>) -> Lineage {
         continues.map_or(self, |before| self.continued(before))
     }

@@ -274,7 +274,7 @@ fn text(mut file: &File) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The time since the last write to the file, by the file system's clock: a new file beside it gives the current time.
+/// The time since the last write to the file, by the file system's clock: a new file next to it gives the current time.
 fn silence(path: &Path) -> Result<Duration> {
     let mut probe = path.as_os_str().to_owned();
     probe.push(format!(".clock-{}", std::process::id()));

@@ -41,7 +41,7 @@ pub struct Plan {
     pub failures_per_job: u32,
     /// If this many workers vanish while doing only one job, the run ends.
     pub kills_per_job: u32,
-    /// A worker that has returned this many results that do not answer their jobs is expelled.
+    /// A worker is expelled after this many of its results did not answer their jobs.
     pub refusals_per_worker: u32,
 }
 

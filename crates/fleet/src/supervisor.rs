@@ -222,7 +222,8 @@ pub fn run(
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    // Workers learn that the run has ended. For the others the supervisor closes the pipe, and finally kills them.
+    // Connected workers learn that the run has ended. For all other workers the supervisor closes the pipe, and finally
+    // kills them.
     let end = Instant::now() + limits.grace;
     let mut closed = code != 0;
     loop {

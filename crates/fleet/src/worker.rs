@@ -127,7 +127,7 @@ impl<E: WorkerExchange + Send> Worker<E> {
                     lock(&desk).report(false);
                 }
             });
-            // Ends the reporter if the work panics, too, because the scope waits for it.
+            // This ends the reporter even if the work panics, because the scope waits for the reporter.
             let _ended = Ended(&ended, reporter.thread().clone());
             Shift::new(&desk, name).work(work, stop)
         });

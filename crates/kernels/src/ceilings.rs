@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// The measured peaks of a context's instruction set and threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ceilings {
-    /// f32 operations per second, a fused multiply-add counted as two.
+    /// f32 operations per second. A fused multiply-add counts as two operations.
     pub flops_per_s: f64,
     /// bf16 operations per second on AMX tiles; `None` if the instruction set has no tiles.
     pub tile_flops_per_s: Option<f64>,
@@ -39,8 +39,8 @@ const ELEMENTS: usize = 64 << 20;
 /// Elements that one task reads: 1 MiB.
 const PIECE: usize = 1 << 18;
 
-/// Measures the peaks for about `time`, half of it for arithmetic. This needs 256 MiB of memory. The fastest of several
-/// passes counts, because a busy machine only makes passes slower.
+/// Measures the peaks for about `time`. Half of the time is for arithmetic. This needs 256 MiB of memory. The fastest
+/// of several passes counts, because a busy machine only makes passes slower.
 pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     let cpu = match ctx.backend() {
         Backend::Cpu(cpu) => cpu,
@@ -71,8 +71,7 @@ fn tile_flops(cpu: &Cpu, time: Duration) -> Option<f64> {
     impl Tasks for Spin {
         #[inline(always)]
         fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
-            // SAFETY: this value is only created for an instruction set with AMX, whose `Isa` proves that it may be
-            // used.
+            // SAFETY: this value is only created from an `Isa` with AMX, which exists only if AMX may be used.
             unsafe { amx::spin(self.0) };
         }
     }

@@ -107,8 +107,8 @@ pub fn with_flush_to_zero<T>(f: impl FnOnce() -> T) -> T {
     let _restored = {
         const FLUSHING: u32 = 0x1f80 | 0x8040;
         let mut callers = 0u32;
-        // SAFETY: stores and loads the SSE control word, which is per thread and restored below. The compiler assumes
-        // the default word, but results that it folds at compile time are not tested here.
+        // SAFETY: the SSE control word belongs to the thread, and is restored below. The compiler assumes the default
+        // word, but results that the compiler folds are not tested here.
         unsafe {
             std::arch::asm!("stmxcsr [{}]", in(reg) &mut callers, options(nostack));
             std::arch::asm!("ldmxcsr [{}]", in(reg) &FLUSHING, options(nostack));
@@ -116,7 +116,7 @@ pub fn with_flush_to_zero<T>(f: impl FnOnce() -> T) -> T {
         struct Restore(u32);
         impl Drop for Restore {
             fn drop(&mut self) {
-                // SAFETY: restores the word saved above, on the same thread.
+                // SAFETY: this restores the word saved above on the same thread.
                 unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &self.0, options(nostack)) }
             }
         }

@@ -11,8 +11,8 @@ use std::cell::Cell;
 /// stacks before it failed.
 const MAX_THREADS: usize = 4096;
 
-/// The device on which operations run, with its threads and its memory. One per process is enough; clones share threads
-/// and memory accounting.
+/// The device that operations run on, with its threads and memory. One per process is enough; clones share threads and
+/// memory accounting.
 #[derive(Clone)]
 pub struct Context {
     backend: Backend,

@@ -203,7 +203,7 @@ impl CoreTokens {
         drop(gate);
         let mut locks = vec![first];
         let more = at_most.min(self.cores).saturating_sub(1);
-        // Waiting processes come first: while this process holds the gate, nobody is waiting.
+        // Waiting processes come first. While this process holds the gate, no other process is waiting.
         if more > 0 {
             let gate = try_lock(self.lock_file(&self.gate())?, &self.gate())?;
             if gate.is_some() {

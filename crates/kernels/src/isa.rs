@@ -211,10 +211,10 @@ impl Isa {
         match self.vectors() {
             Kind::Portable => portable::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `vectors` returns only kinds that the processor has.
+            // SAFETY: `vectors` only returns kinds that the processor supports.
             Kind::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: `vectors` only returns kinds that the processor supports.
             Kind::Avx512 => unsafe { avx512::run(kernel) },
             _ => unreachable!("{self:?} cannot be present on this architecture"),
         }
@@ -226,10 +226,10 @@ impl Isa {
         match self.vectors() {
             Kind::Portable => portable::run_flushing(kernel),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `vectors` returns only kinds that the processor has.
+            // SAFETY: `vectors` only returns kinds that the processor supports.
             Kind::Avx2 => unsafe { control::flushing(avx2::run::<K>, kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: `vectors` only returns kinds that the processor supports.
             Kind::Avx512 => unsafe { control::flushing(avx512::run::<K>, kernel) },
             _ => unreachable!("{self:?} cannot be present on this architecture"),
         }
@@ -242,10 +242,10 @@ impl Isa {
     pub(crate) fn run_dots<K: Kernel>(self, kernel: K, adds: bool) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `Isa` of this kind is only made by `Kind::checked`, which asked the processor.
+            // SAFETY: `Kind::checked` checks the processor before it creates an `Isa` of this kind.
             Kind::Avx512Bf16 if adds => unsafe { control::flushing(avx512::run_dots::<K>, kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: `Kind::checked` checks the processor before it creates an `Isa` of this kind.
             Kind::Avx512Bf16 => unsafe { avx512::run_dots(kernel) },
             #[cfg(test)]
             Kind::DotsEmulated => self.run_flushing(kernel),
@@ -253,8 +253,8 @@ impl Isa {
         }
     }
 
-    /// The instruction set whose vectors this one uses. `Kind::checked` has found the real ones on this processor; for
-    /// the emulated ones the processor is queried here.
+    /// The instruction set whose vectors this one uses. For real instruction sets, `Kind::checked` has already queried
+    /// the processor. For emulated instruction sets, it is queried here.
     fn vectors(self) -> Kind {
         match self.0 {
             Kind::Avx512Bf16 | Kind::Amx => Kind::Avx512,

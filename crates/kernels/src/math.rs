@@ -13,7 +13,7 @@ pub fn exp<V: Simd>(x: V) -> V {
     V::select(x.lt(V::splat(UNDERFLOW)), V::splat(0.0), exp_or_tiny(x))
 }
 
-/// [`exp`], except that e^−87.33 takes the place of 0 below −87.33.
+/// [`exp`], but with e^−87.33 instead of 0 below −87.33.
 #[inline(always)]
 fn exp_or_tiny<V: Simd>(x: V) -> V {
     let e = power(x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW)));

@@ -9,8 +9,8 @@
 //! | [`Layout::Pairs`]  | bf16 | `[⌈N/32⌉][K/2][32][2]` | two inputs side by side, as tiles take them: K is even     |
 //!
 //! Master weights, optimizer moments and gradients are f32 in [`Layout::Panels`], so that the optimizer reads all of
-//! them in memory order beside the bf16 weights: an element is among the same 64 elements in both layouts. Padding has
-//! gradient 0 and stays 0.
+//! them in memory order together with the bf16 weights: an element is among the same 64 elements in both layouts.
+//! Padding has gradient 0 and stays 0.
 
 use crate::device::Cpu;
 use crate::simd::{Element, Kernel, LANES, Simd};

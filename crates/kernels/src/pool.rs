@@ -130,8 +130,8 @@ impl Pool {
         }
         for first in (0..count).step_by(region::MAX_TASKS) {
             let job = |index: usize| job(first + index);
-            // SAFETY: `job` is Sync, as `tasks` is, and lives until `region` returns, which it does, by value or panic,
-            // when every task that was begun has ended.
+            // SAFETY: `job` is `Sync`, as `tasks` is, and outlives the call of `region`, which returns or panics only
+            // after every started task has ended.
             let waited = unsafe { self.shared.region(region::MAX_TASKS.min(count - first), &Job::new(&job)) };
             watch.waited(waited);
         }
@@ -154,17 +154,18 @@ impl Shared {
     /// workers at its end. Only one call may be active at a time.
     ///
     /// # Safety
-    /// The job's closure is [`Sync`] and outlives this call.
+    /// The job's closure is [`Sync`] and outlives the call.
     unsafe fn region(&self, count: usize, job: &Job) -> Duration {
         let threads = self.governor.limit();
-        // SAFETY: the caller's promise. The previous region was closed below, and its claimed tasks are done.
+        // SAFETY: the caller upholds this function's safety contract. The previous region was closed below, and its
+        // claimed tasks are done.
         unsafe { self.region.open(count, threads, job) };
         self.workers.call((count - 1).min(threads - 1));
         let (start, mut mine) = (Instant::now(), 0);
         let result = catch_unwind(AssertUnwindSafe(|| {
             while let Some(claim) = self.region.claim(0) {
                 mine += 1;
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's safety contract.
                 unsafe { claim.run() };
             }
         }));
@@ -218,7 +219,7 @@ impl Shared {
             seen = opened;
             let start = Instant::now();
             while let Some(claim) = self.region.claim(i) {
-                // SAFETY: the region's caller keeps the job alive until every claimed task is done.
+                // SAFETY: the caller of `region` keeps the job alive until every claimed task is done.
                 if catch_unwind(AssertUnwindSafe(|| unsafe { claim.run() })).is_err() {
                     self.panicked.store(true, Ordering::Relaxed);
                 }

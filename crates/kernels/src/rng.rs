@@ -45,13 +45,13 @@ pub fn philox_lanes<const N: usize>(key: u64, counters: [[u32; N]; 4]) -> [[u32;
     c
 }
 
-/// A random 32-bit word as a number in [0, 1), of which 24 bits are random.
+/// A random 32-bit word as a number in [0, 1) with 24 random bits.
 #[inline(always)]
 pub fn unit_f32(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / (1u32 << 24) as f32)
 }
 
-/// Two random 32-bit words as a number in [0, 1), of which 53 bits are random.
+/// Two random 32-bit words as a number in [0, 1) with 53 random bits.
 #[inline(always)]
 pub fn unit_f64(hi: u32, lo: u32) -> f64 {
     (((u64::from(hi) << 32) | u64::from(lo)) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)

@@ -234,13 +234,13 @@ impl<'a> View<'a> {
     }
     /// Copies the view's elements to the host and passes them to `read`.
     pub(crate) fn download<T: Plain, R>(&self, read: impl FnOnce(&[T]) -> R) -> R {
-        // SAFETY: the tensor is borrowed, so nobody writes it.
+        // SAFETY: the tensor is borrowed, so no other code writes to it.
         unsafe { self.buffer.download(self.range(), read) }
     }
     /// The elements that the host last wrote to this index tensor (u32). Does not read device memory.
     pub(crate) fn indices(&self) -> &'a [u32] {
         self.expect(DType::U32);
-        // SAFETY: the tensor is borrowed, so nobody writes it.
+        // SAFETY: the tensor is borrowed, so no other code writes to it.
         unsafe { self.buffer.mirror(self.range()) }
     }
     /// The elements, f32 or bf16, for an operation on the CPU.
@@ -283,7 +283,7 @@ impl<'a> View<'a> {
     }
 
     fn slice<T: Plain>(&self, cpu: &Cpu) -> &'a [T] {
-        // SAFETY: the tensor is borrowed, so nobody writes it.
+        // SAFETY: the tensor is borrowed, so no other code writes to it.
         unsafe { self.buffer.slice(cpu, self.range()) }
     }
     fn range(&self) -> Range<usize> {
@@ -374,7 +374,7 @@ impl<'a> ViewMut<'a> {
     /// Sets every element to `x` (f32 and bf16).
     pub fn fill(&mut self, x: f32) {
         let range = self.view().range();
-        // SAFETY: the elements belong to this view alone.
+        // SAFETY: no other view has these elements.
         unsafe {
             match self.dtype {
                 DType::F32 => self.buffer.fill(range, x),
@@ -387,12 +387,12 @@ impl<'a> ViewMut<'a> {
     /// initially has unspecified contents.
     pub(crate) fn upload<T: Plain>(&mut self, len: usize, write: impl FnOnce(&mut [T])) {
         assert_eq!(len, self.shape.len(), "copy to {:?}", self.shape);
-        // SAFETY: the elements belong to this view alone.
+        // SAFETY: no other view has these elements.
         unsafe { self.buffer.upload(self.view().range(), write) }
     }
     /// Lets `write` change some of the view's elements in a host slice, which initially contains their current values.
     pub(crate) fn update<T: Plain>(&mut self, write: impl FnOnce(&mut [T])) {
-        // SAFETY: the elements belong to this view alone.
+        // SAFETY: no other view has these elements.
         unsafe { self.buffer.update(self.view().range(), write) }
     }
     /// The bf16 elements, writable, for an operation on the CPU.
@@ -427,7 +427,7 @@ impl<'a> ViewMut<'a> {
     }
 
     fn slice<T: Plain>(self, cpu: &Cpu) -> &'a mut [T] {
-        // SAFETY: the elements belong to this view alone, which gives them away.
+        // SAFETY: no other view has these elements, and this view is consumed.
         unsafe { self.buffer.slice_mut(cpu, self.view().range()) }
     }
 }

@@ -174,7 +174,7 @@ fn a_writer_must_hold_the_lock_to_write_its_slot() {
     assert!(slot.publish(&mut [&mut tensor], Contents::default(), false).is_err(), "twice");
     assert!(slot.try_lock().unwrap() && !refused(&mut tensor));
     assert!(pin(slot.path()).is_none(), "it is being written");
-    // A live tensor, which somebody may still be writing, is missing in the call.
+    // A live tensor, which other code may still be writing, is missing in the call.
     let message = slot.publish(&mut [], Contents::default(), false).unwrap_err().to_string();
     assert!(message.contains("published with 0 tensors, but has 1 live tensors"), "{message}");
     publish(&slot, &mut tensor, 2);
@@ -243,7 +243,7 @@ fn a_killed_writers_weights_stay_readable_and_the_next_writer_removes_its_files(
 
     let dir = std::env::temp_dir().join(format!("lockstep-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    // Each slot has a lock file beside it.
+    // Each slot has a lock file next to it.
     let is_slot = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "slot");
     let names = || {
         let all = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());

@@ -1,6 +1,6 @@
 //! Suggestions for misspelt names: finds the most similar known name.
 
-/// The known name most similar to `name`, or none if no known name is similar enough.
+/// The known name that is most similar to `name`; `None` if no known name is similar enough.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (name.chars().count() / 3).max(2);
     known.into_iter().map(|k| (distance(name, k), k)).min().filter(|(d, _)| *d <= limit).map(|(_, k)| k)

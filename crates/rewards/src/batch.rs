@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::StepScore;
 
-/// The other columns of the dataset: for each name, one value per completion. A prompt's value is repeated for the
+/// The other columns of the dataset, by name, with one value per completion. A prompt's value is repeated for the
 /// completions of its group.
 pub type Columns = BTreeMap<String, Vec<Value>>;
 

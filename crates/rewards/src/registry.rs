@@ -194,7 +194,7 @@ impl RewardSpec {
     }
 }
 
-/// The names under which several rewards are logged: for each its `name` if that is set, else its kind, program or
+/// The names under which rewards are logged: the `name` of a reward if it is set, else the reward's kind, program or
 /// function. Arguments are appended to equal names: `serve_a` and `serve_b` for `command:python3 serve.py a` and `… b`.
 /// Names that are still equal, or are columns of the completions table, are an error.
 pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {

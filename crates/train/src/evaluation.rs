@@ -12,8 +12,8 @@ use kernels::mean::{mean, over};
 const BINS: usize = 10;
 
 /// pass@k: the unbiased estimate 1 − C(n − c, k) / C(n, k) for a prompt with c correct completions among n scored ones,
-/// averaged over the prompts with at least k scored completions (Chen et al. 2021, arXiv:2107.03374). `None` if no
-/// prompt has so many.
+/// averaged over the prompts with at least k scored completions (Chen et al. 2021, arXiv:2107.03374). `None` if
+/// every prompt has fewer than k.
 pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
     let estimate = |group: &Vec<bool>| {
         let n = group.len();

@@ -48,7 +48,7 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     assert_eq!(rewards[4]["model"].as_str(), Some(at("scorer").as_str()));
     assert_eq!(rewards[5].as_str(), Some("format:../e.jsonl"), "no path");
 
-    // The run starts beside the file, and is resumed from another directory.
+    // The run is started in the directory of run.toml, and resumed from another directory.
     let rest = "eval_strategy = \"steps\"\neval_steps = 1\nmax_steps = 1\nmax_completion_length = 6\n\
                 num_generations = 2\nper_device_train_batch_size = 4\nmodel_name_or_path = \"../model\"\n\
                 dataset_name = \"../d.jsonl\"\noutput_dir = \"../run\"\n";

@@ -1,6 +1,6 @@
 //! Serves bytes that workers on other machines need, over plain HTTP. Weights and small files are *blobs*, each with a
-//! name. A blob is divided into blocks with a hash each, so that a lost connection costs only one block and changed
-//! bits are detected.
+//! name. A blob is divided into blocks. Each block has a hash, so that a lost connection costs only one block and
+//! changed bits are detected.
 //!
 //! ```text
 //! GET /blobs/NAME/head      {"bytes", "block", "hashes", "about"}, JSON

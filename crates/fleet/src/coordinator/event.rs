@@ -102,7 +102,7 @@ pub enum Action {
     },
     /// Take a job away from a worker that has ended.
     Release(WorkerName, JobName),
-    /// A job is not needed any more; a worker that does it may stop.
+    /// A job is not needed any more. A worker that is doing the job may stop.
     Withdraw(JobName),
     /// Keep this worker's result. Other results of the job are not needed.
     Accept(WorkerName, JobName),

@@ -5,7 +5,7 @@ use crate::ids::{BatchId, GroupId, Version};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::BTreeSet;
 
-/// After this many workers have ended while doing a job together with others, the job is done alone.
+/// After this many workers have ended while doing a job together with other jobs, the job is done alone.
 pub(super) const SUSPECT: u32 = 2;
 
 impl Coordinator {
@@ -61,7 +61,8 @@ impl Coordinator {
         let workers = (self.workers.len() as u64).max(1);
         let in_flight = |state: &super::JobState| state.answer.is_none() && (state.pending || !state.claims.is_empty());
         let mut open = self.jobs.values().filter(|state| in_flight(state)).count() as u64;
-        // Only jobs of later batches are held back when many results wait: the current batch must become complete.
+        // If many results are waiting, only jobs of later batches are held back, so that the current batch can
+        // complete.
         let later = self.plan.first_group(self.batch.next());
         let waits = |job: &JobName| job.group >= later;
         // A group in chunks counts once, by its first chunk.
@@ -102,7 +103,7 @@ impl Coordinator {
 
     pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
         if self.rules.reclaim && !self.workers.contains_key(&worker) {
-            // The worker ended before this event arrived, or it was expelled and ignores that.
+            // The worker ended before this event arrived, or was expelled and has not noticed it.
             if self.expelled.contains(&worker) {
                 out.push(Action::Kill(worker.clone()));
             }
@@ -112,8 +113,9 @@ impl Coordinator {
             }
             return;
         }
-        // An earlier learner offered the job, but this learner has not published its weights yet. The weights may come
-        // out different, and the worker would wait for them while a checkpoint waits for the worker.
+        // An earlier learner offered the job, but this learner has not published the job's weights yet. They may differ
+        // from the earlier learner's, and the worker would wait for the earlier ones while a checkpoint waits for the
+        // worker.
         let is_early = self.rules.published && self.plan.version_of(job) > self.version();
         if !self.is_open(job) || is_early {
             out.push(Action::Withdraw(job));
@@ -135,7 +137,7 @@ impl Coordinator {
         }
     }
 
-    /// Records that a worker no longer has a job. Returns whether the job still has to be done.
+    /// Records that a worker no longer has a job. Returns whether the job must still be done.
     fn released(&mut self, worker: &WorkerName, job: JobName) -> bool {
         let Some(state) = self.jobs.get_mut(&job) else { return false };
         state.claims.remove(worker);
@@ -205,7 +207,8 @@ impl Coordinator {
                 state.of = Some(of);
                 out.push(Action::Accept(from, job));
                 if state.pending || !state.claims.is_empty() {
-                    // A second worker that does the job learns that it is not needed, and releases its weights.
+                    // If a second worker is doing the job, that worker learns that the job is not needed, and releases
+                    // its weights.
                     out.push(Action::Withdraw(job));
                 }
                 state.pending = false;
@@ -231,14 +234,14 @@ impl Coordinator {
         }
     }
 
-    /// Whether [`Event::Result`](super::Event::Result) with these values would be accepted. Callers check the content
-    /// of the result first, because an accepted result may be written to a batch file at once.
+    /// Whether an [`Event::Result`](super::Event::Result) with these values would be accepted. Callers check the
+    /// content of the result first, because an accepted result may be written to a batch file at once.
     pub fn accepts(&self, from: &WorkerName, job: JobName, of: Lineage, answer: Answer) -> bool {
         self.phase != Phase::Ended && self.why_dropped(from, job, of, answer).is_none()
     }
 
-    /// Whether a result of lineage `of` can belong to a job with weights of lineage `known`. For a chunk that arrives
-    /// before its previous chunk this is unknown, so true is returned, and the chunk is checked later.
+    /// Whether a result of lineage `of` can belong to a job with weights of lineage `known`. If a chunk arrives before
+    /// the previous chunk, this is unknown: true is returned, and the chunk is checked later.
     fn may_be_of(&self, job: JobName, of: Lineage, known: Lineage) -> bool {
         match (job.chunk, self.answer_before(job)) {
             (1.., _) if !self.rules.continues => true,
@@ -281,8 +284,8 @@ impl Coordinator {
         self.offer_again(ms, out);
     }
 
-    /// Offers the jobs that only this worker is doing to others. The worker makes no progress and cannot be killed. If
-    /// it continues later, the first result counts.
+    /// Offers the jobs that only this worker is doing to other workers. This worker makes no progress and cannot be
+    /// killed. If it continues later, the first result counts.
     pub(super) fn offer_those_of(&mut self, worker: &WorkerName, out: &mut Vec<Action>) {
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
         let mut again = Vec::new();
@@ -304,7 +307,8 @@ impl Coordinator {
         let Some(after) = self.plan.straggler_after_ms else { return };
         let busy: BTreeSet<&WorkerName> = self.jobs.values().flat_map(|state| &state.claims).collect();
         let is_idle = self.workers.keys().any(|worker| !busy.contains(worker));
-        // If all workers seem busy, the limit is longer, but it exists, since a result may have been lost.
+        // If all workers seem busy, the limit is four times as long. There is still a limit, since a result may be
+        // lost.
         let limit = if is_idle { after } else { after.saturating_mul(4) };
         let mut again = Vec::new();
         // A later chunk from an earlier learner waits, since its payload needs the results of the previous chunks.

@@ -42,7 +42,7 @@ pub struct Coordinator {
 /// The rules of the protocol. A test switches each rule off, and checks that the search then finds a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rules {
-    /// A checkpoint waits for the results that only older weights can make.
+    /// A checkpoint waits for the results that only older weights can produce.
     pub frontier: bool,
     /// Weights that an unfinished job needs are kept.
     pub needed: bool,

@@ -21,7 +21,7 @@ impl Coordinator {
             && versions.all(|version| version > self.version() || self.is_kept(version))
     }
 
-    /// Expels a worker, and reopens those of `jobs` that can be done again.
+    /// Expels a worker, and reopens the jobs among `jobs` that can be done again.
     pub(super) fn expel(&mut self, worker: WorkerName, jobs: &[JobName], out: &mut Vec<Action>) {
         self.ended(&worker, HowEnded::Asked, out);
         out.push(Action::Kill(worker.clone()));

@@ -159,7 +159,7 @@ pub struct LearnerState {
     pub lineage: Lineage,
     /// True if the run has ended. Workers may then end, too.
     pub ended: bool,
-    /// The last checkpoint, and the one that waits for its frontier.
+    /// The last checkpoint, and the checkpoint that waits for its frontier.
     pub checkpoints: CheckpointStates,
     /// The number of workers that the learner knows.
     #[serde(default)]

@@ -123,7 +123,7 @@ fn a_file_without_a_lock_belongs_to_its_running_owner() {
         let path = dir.path().join("run.lock");
         std::fs::write(&path, content).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        // Half a second more, since file times are coarse.
+        // Half a second is added, since file times are coarse.
         let ago = Duration::from_secs(*silent) + Duration::from_millis(500);
         file.set_modified(SystemTime::now() - ago).unwrap();
         let found = describe(locks.take(&file, &path, owner));

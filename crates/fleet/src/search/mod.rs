@@ -109,10 +109,10 @@ fn small() -> Vec<Case> {
         ("k = 1, a crash", plan(3, 1, 1, false), Budget { crashes: 1, ..none }),
         ("k = 1, chunks", plan(2, 1, 1, true), Budget { kills: 1, ..none }),
         ("k = 1, stops", plan(3, 1, 1, false), Budget { stops: 1, ..none }),
-        ("k = 0, a lie", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
-        ("k = 1, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
-        ("k = 1, a lie, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
-        ("k = 2, a lie, chunks", plan(3, 1, 2, true), Budget { lies: 1, ..none }),
+        ("k = 0, a false result", plan(2, 1, 0, false), Budget { lies: 1, kills: 1, ..none }),
+        ("k = 1, a false result and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
+        ("k = 1, a false result, chunks", plan(2, 1, 1, true), Budget { lies: 1, ..none }),
+        ("k = 2, a false result, chunks", plan(3, 1, 2, true), Budget { lies: 1, ..none }),
         ("k = 2, chunks, a crash", plan(2, 1, 2, true), Budget { crashes: 1, ..none }),
         ("k = 1, continued, a crash", continued(plan(5, 1, 1, false)), Budget { crashes: 1, ..none }),
         ("k = 2, continued, chunks, kill", continued(plan(4, 1, 2, true)), Budget { kills: 1, ..none }),
@@ -128,7 +128,7 @@ fn halves() -> Vec<Case> {
         ("k = 1, halves, power", plan(3, 1, 1, false), Budget { power: 1, ..none }),
         ("k = 1, halves, chunks, power", plan(2, 1, 1, true), Budget { power: 1, ..none }),
         ("k = 2, halves, chunks, a crash", plan(2, 1, 2, true), Budget { crashes: 1, ..none }),
-        ("k = 1, halves, a lie and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
+        ("k = 1, halves, a false result and a crash", plan(3, 1, 1, false), Budget { lies: 1, crashes: 1, ..none }),
         ("k = 1, halves, continued, power", continued(plan(5, 1, 1, false)), Budget { power: 1, ..none }),
     ]
 }
@@ -140,11 +140,11 @@ fn larger_halves() -> Vec<Case> {
         ("k = 1, halves, two groups, power", plan(2, 2, 1, false), Budget { power: 1, ..none }),
         ("k = 2, halves, crash", plan(4, 1, 2, false), Budget { crashes: 1, ..none }),
         ("k = 2, halves, chunks, power", plan(3, 1, 2, true), Budget { power: 1, ..none }),
-        ("k = 2, halves, a lie and power", plan(3, 1, 2, false), Budget { lies: 1, power: 1, ..none }),
+        ("k = 2, halves, a false result and power", plan(3, 1, 2, false), Budget { lies: 1, power: 1, ..none }),
     ]
 }
 
-/// A run whose planned end was after two batches, and which continues.
+/// A run that was planned to end after two batches, and is continued.
 fn continued(plan: Plan) -> Plan {
     Plan { continued: Continued { batch: BatchId(2), version: Version(2) }, ..plan }
 }
@@ -162,7 +162,7 @@ fn whole() -> Vec<Case> {
         ("k = 2, four batches, crash", plan(4, 1, 2, false), Budget { crashes: 1, ..none }),
         ("k = 2", plan(3, 1, 2, false), Budget { kills: 1, crashes: 1, ..none }),
         ("k = 2, stop", plan(3, 1, 2, false), Budget { stops: 1, ..none }),
-        ("k = 2, a lie and a kill", plan(3, 1, 2, false), Budget { lies: 1, kills: 1, ..none }),
+        ("k = 2, a false result and a kill", plan(3, 1, 2, false), Budget { lies: 1, kills: 1, ..none }),
         ("k = 2, chunks", plan(3, 1, 2, true), Budget { power: 1, ..none }),
         ("k = 0", plan(2, 1, 0, false), all),
         ("k = 1, kill and stop", plan(3, 1, 1, false), Budget { kills: 1, stops: 1, ..none }),
@@ -193,8 +193,8 @@ fn every_state_of_small_runs_is_safe_and_reaches_the_end() {
     run(halves(), Environment { halves: true, ..Environment::SOUND });
 }
 
-/// The first worker lies about first chunks, other workers continue its answers, and the lie is detected when a batch
-/// is complete.
+/// The first worker returns wrong first chunks. Other workers continue its answers, and the fault is detected when a
+/// batch is complete.
 fn with_a_liar(plan: &Plan, kills: u32) {
     let liar = Environment { liar: true, judge: false, ..Environment::SOUND };
     let found = search(plan, Rules::ALL, liar, Budget { kills, ..Budget::default() });
@@ -217,8 +217,8 @@ fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
     with_a_liar(&plan(3, 1, 2, true), 1);
 }
 
-/// Each case has one rule switched off, a plan, a budget of faults under which the search must find a violation, and a
-/// part of the message about that violation.
+/// Each case switches one rule off. It has a plan, a budget of faults with which the search must find a violation, and
+/// a part of the violation's message.
 #[test]
 fn the_search_finds_a_violation_without_each_rule() {
     let all = Rules::ALL;

@@ -27,8 +27,8 @@ impl Random {
 fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
     let mut random = Random(seed);
     let workers = if disturbed { 1 + random.below(4) } else { 1 };
-    // Unreadable files are left out: scores may differ the second time, and then the weights would, too. A worker may
-    // be expelled if there are several.
+    // The budget has no unreadable files: scores may differ when a job is repeated, and then the weights would differ,
+    // too. If there are several workers, one may be expelled.
     let lies = u32::from(workers > 1);
     let budget = if disturbed {
         Budget { kills: 4, stops: 3, crashes: 2, lies, ..Budget::default() }

@@ -25,7 +25,7 @@ pub struct Budget {
     pub power: u32,
     /// Kills of the learner, after which the newest batch file cannot be read.
     pub rots: u32,
-    /// Expulsions of a worker, whose results in the next batch to train on then count as wrong.
+    /// Expulsions of a worker. Its results in the next batch to train on then count as wrong.
     pub lies: u32,
 }
 
@@ -36,7 +36,7 @@ pub struct Environment {
     pub pins: bool,
     /// A batch file is on disk before the update.
     pub sync: bool,
-    /// Scores come from outside, and may differ the second time.
+    /// Scores come from outside, and may differ when a job is repeated.
     pub judge: bool,
     /// Events are delivered one by one, and may be late, repeated or lost.
     pub lossy: bool,
@@ -146,7 +146,7 @@ fn hash(parts: &[u64]) -> u64 {
     XxHash3_64::oneshot(&bytes)
 }
 
-/// The tokens that a job samples, and whether another chunk follows, which is so in groups with an even number.
+/// The tokens that a job samples, and whether another chunk follows. Groups with an even number have another chunk.
 fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
     let more = job.group.0.is_multiple_of(2);
     (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)
@@ -157,7 +157,7 @@ const TORN: u64 = 0xbad;
 impl World {
     pub fn new(plan: Plan, rules: Rules, environment: Environment, budget: Budget) -> World {
         let origin = Lineage([0; 16]);
-        // A run that continues starts from its checkpoint, which has no results for later batches.
+        // A continued run starts from its checkpoint, which holds no results for later batches.
         let version = plan.continued.version;
         let lineages = BTreeMap::from([(version, origin)]);
         let saved = Saved { version, in_batch: false, lineages, frontier: BTreeMap::new() };
@@ -473,7 +473,8 @@ impl World {
                 self.queue.withdraw(job);
             }
             Action::Accept(worker, job) => match self.queue.complete.get(&(worker, job)) {
-                // The worker of an accepted result does not matter, so states that differ only in it count as one.
+                // The worker of an accepted result does not matter, so states that differ only in this worker count as
+                // one.
                 Some(result) => {
                     let worker = WorkerName::new("any")?;
                     learner.kept.insert(job, JobResult { worker, ..result.clone() });

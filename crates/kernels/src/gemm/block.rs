@@ -20,12 +20,12 @@ impl Matmul<'_> {
     /// [`block`](Self::block), compiled for the vectors `V` of one instruction set.
     ///
     /// # Safety
-    /// As for [`block`](Self::block).
+    /// Same as for [`block`](Self::block).
     #[inline(always)]
     pub(crate) unsafe fn block_with<V: Simd>(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
         debug_assert!(rows.end <= self.m && panels.end <= self.n.div_ceil(PANEL));
         if let Some((unit, steps)) = &self.tiles {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract.
             return unsafe { tiles::block::<V>(self, *unit, steps, rows, panels, scratch) };
         }
         let strips = Strips::new::<V>(rows.clone());

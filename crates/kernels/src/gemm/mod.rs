@@ -258,7 +258,7 @@ impl<'a> Matmul<'a> {
     /// Computes the rows `rows` of the panels `panels` of the output, on the calling thread.
     ///
     /// # Safety
-    /// No other thread computes any of these outputs.
+    /// No other thread accesses these outputs during the call.
     pub(crate) unsafe fn block(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
         /// The block as a separate kernel, so that it is compiled once for each instruction set, not in every caller.
         struct Block<'a, 'b>(&'a Matmul<'b>, Range<usize>, Range<usize>, &'a mut Scratch);
@@ -266,7 +266,7 @@ impl<'a> Matmul<'a> {
             type Output = ();
             #[inline(always)]
             fn run<V: Simd>(self) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's safety contract.
                 unsafe { self.0.block_with::<V>(self.1, self.2, self.3) }
             }
         }

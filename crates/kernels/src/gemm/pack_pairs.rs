@@ -70,7 +70,7 @@ impl Matmul<'_> {
                 }
                 Right::Rows(..) => self.zip::<V>(depth.clone(), panel, &mut [to]),
                 Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-                    unreachable!("an f32 weight is not multiplied in words")
+                    unreachable!("f32 weights are never multiplied in words")
                 }
                 Right::Tiles(_) | Right::Words(_) => unreachable!("the operand is already packed, or packed for tiles"),
             }

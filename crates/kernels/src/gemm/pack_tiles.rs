@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Reinterprets f32 memory as twice as many bf16 elements.
 pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     let (start, len) = (memory.as_mut_ptr().cast(), 2 * memory.len());
-    // SAFETY: the same bytes; any bits are a valid number, and two bytes need no more alignment than four.
+    // SAFETY: the slice covers the same bytes. Any bits are valid as bf16 and f32, and f32 is aligned enough for bf16.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
@@ -105,7 +105,7 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
             zip_lines::<V>(&outputs.0, to);
         }
         Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-            unreachable!("an f32 weight is not multiplied on tiles")
+            unreachable!("f32 weights are never multiplied on tiles")
         }
         Right::Tiles(_) | Right::Words(_) => unreachable!("packed already"),
     }
@@ -237,13 +237,13 @@ pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: us
     let mut lines = [V::splat(0.0); SIDE];
     for (i, line) in lines.iter_mut().enumerate().take(rows) {
         let from = &from[i * from_line..][..DEPTH];
-        // SAFETY: 16 pairs. A vector only carries their bits. Lines begin at multiples of 64 bytes in memory that is
-        // aligned to 4 (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
+        // SAFETY: the slice has 16 pairs, whose bits the vector only carries. Lines begin at multiples of 64 bytes in
+        // memory that is aligned to 4 (weights and scratch are aligned to 64), so the pairs have the alignment of f32.
         *line = unsafe { V::load_ptr(from.as_ptr().cast()) };
     }
     for (i, line) in V::transpose(lines).into_iter().enumerate() {
         let to = &mut to[i * to_line..][..DEPTH];
-        // SAFETY: 32 elements of two bytes.
+        // SAFETY: the slice has 32 elements of two bytes.
         unsafe { line.store_ptr(to.as_mut_ptr().cast()) };
     }
 }

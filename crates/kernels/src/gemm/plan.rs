@@ -185,7 +185,7 @@ impl Tasks for Plan<'_> {
         } else {
             cut(group, self.panels, self.groups)
         };
-        // SAFETY: tasks are disjoint blocks of rows and panels.
+        // SAFETY: no other task accesses this block of rows and panels.
         unsafe { self.matmul.block(rows, panels, scratch) };
     }
 }

@@ -1,4 +1,4 @@
-//! Packs matmul operands ahead, once for all tasks, if their layout in memory is not the one that tiles read.
+//! Packs matmul operands once for all tasks, before the tasks run, if tiles cannot read the operands' layout in memory.
 //!
 //! A task that packs operands for itself repeats the packing of other tasks. It also reads only a cache line or two
 //! from each row of a wide matrix, each in another memory page, which is slow for caches and hardware prefetchers. Here
@@ -206,7 +206,7 @@ impl Tasks for Packing<'_> {
             let mut to: [&mut [f32]; TOGETHER] = [0, 1, 2, 3].map(|i| {
                 let len = if first + i < plan.panels { words.len() * PANEL } else { 0 };
                 let at = ((first + i) * self.words + words.start) * PANEL * len.min(1);
-                // SAFETY: each task has its own words.
+                // SAFETY: no other task accesses these words.
                 unsafe { self.to.slice(at..at + len) }
             });
             plan.matmul.zip::<V>(depth.clone(), first, &mut to[..TOGETHER.min(plan.panels - first)]);
@@ -234,7 +234,7 @@ impl Rows<'_> {
         let strips = Strips::new::<V>(rows);
         let which = cut(part, strips.count, self.parts);
         let (at, pitch) = (strips.place::<V>(self.blocks, block), strips.pitch());
-        // SAFETY: each task has its own strips of its blocks.
+        // SAFETY: no other task accesses these strips of this block.
         let to = unsafe { self.to.slice(at + which.start * pitch..at + which.end * pitch) };
         if let Some(depth) = matmul.blocks().nth(block) {
             matmul.pack_left::<V>(&strips, which, depth, to);
@@ -269,7 +269,7 @@ impl Tasks for Tiles<'_> {
             let mut to: [&mut [bf16]; TOGETHER] = [0, 1, 2, 3].map(|i| {
                 let len = if first + i < panels { 2 * TILE } else { 0 };
                 let at = ((first + i) * self.taken.len() + index) * len;
-                // SAFETY: each task has its own step.
+                // SAFETY: no other task accesses this step.
                 unsafe { self.b.slice(at..at + len) }
             });
             let to = &mut to[..TOGETHER.min(panels - first)];
@@ -289,7 +289,7 @@ impl Tasks for Tiles<'_> {
                     // The last lower tile does not exist if it has no columns.
                     let len = if i * SIDE < columns.len() { TILE } else { 0 };
                     let at = ((tile + i) * self.taken.len() + index) * TILE * len.min(1);
-                    // SAFETY: as above.
+                    // SAFETY: no other task accesses this step.
                     unsafe { self.a.slice(at..at + len) }
                 });
                 pack_tiles::pack_columns::<V>(data, stride, self.steps.terms(step), columns, to);

@@ -81,7 +81,7 @@ impl Packed for f32 {
     const FAR_AHEAD: usize = AHEAD;
     #[inline(always)]
     unsafe fn steps<V: Simd>(from: *const f32) -> [V; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         [unsafe { V::load_ptr(from) }; 2]
     }
 }
@@ -92,7 +92,7 @@ impl Packed for bf16 {
     const FAR_AHEAD: usize = 3 * AHEAD;
     #[inline(always)]
     unsafe fn steps<V: Simd>(from: *const bf16) -> [V; 2] {
-        // SAFETY: the caller's promise: 16 columns of two steps.
+        // SAFETY: the caller guarantees 16 columns of two steps each.
         let (even, odd) = V::load_pairs(unsafe { std::slice::from_raw_parts(from, 2 * LANES) });
         [even, odd]
     }
@@ -109,7 +109,7 @@ impl Packed for Word {
     const FAR_AHEAD: usize = AHEAD;
     #[inline(always)]
     unsafe fn steps<V: Simd>(from: *const Word) -> [V; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         [unsafe { V::load_ptr(from.cast()) }; 2]
     }
 }
@@ -125,7 +125,7 @@ impl Packed for Pair {
     const FAR_AHEAD: usize = 3 * AHEAD / 2;
     #[inline(always)]
     unsafe fn steps<V: Simd>(from: *const Pair) -> [V; 2] {
-        // SAFETY: the caller's promise: 16 columns of two terms.
+        // SAFETY: the caller guarantees 16 columns of two terms each.
         [V::load_words(unsafe { std::slice::from_raw_parts(from.cast(), 2 * LANES) }); 2]
     }
 }
@@ -180,7 +180,8 @@ impl<E: Packed> Tile<E> {
             for (r, row) in chains.iter_mut().enumerate() {
                 for (v, chain) in row.iter_mut().enumerate() {
                     let from = self.c.wrapping_add(r * self.c_row + offset(v, self.c_panel));
-                    // SAFETY: `exist` columns of every row of the tile lie inside the output (checked by the driver).
+                    // SAFETY: `exist` columns of every row of the tile lie inside the output, as the driver has
+                    // checked.
                     *chain = unsafe { load::<V>(from, exist(v)) };
                 }
             }
@@ -197,8 +198,8 @@ impl<E: Packed> Tile<E> {
         let (soon, pace) = if self.prefetch.rows.is_empty() { nothing } else { self.prefetch.begin::<V>(self.depth) };
         let ahead = if VECTORS > V::GEMM_VECTORS { E::FAR_AHEAD } else { AHEAD };
         for k in (0..self.depth).step_by(E::TOGETHER) {
-            // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and
-            // all vectors, padding included.
+            // SAFETY: the packed operands hold `depth` steps of all rows and vectors, including padding, and `depth` is
+            // a multiple of `TOGETHER`.
             unsafe {
                 let from = self.b.add(k * PANEL);
                 let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
@@ -231,7 +232,7 @@ impl<E: Packed> Tile<E> {
         for (r, row) in chains.iter().enumerate() {
             for (v, &chain) in row.iter().enumerate() {
                 let to = self.c.wrapping_add(r * self.c_row + offset(v, self.c_panel));
-                // SAFETY: as for the load; tiles of different tasks are disjoint.
+                // SAFETY: the tile lies inside the output, as for the load, and no other task accesses it.
                 unsafe { store::<V>(chain, to, exist(v)) };
             }
         }
@@ -242,7 +243,7 @@ impl<E: Packed> Tile<E> {
 /// `n` ≤ 16 elements from `from` are readable.
 #[inline(always)]
 unsafe fn load<V: Simd>(from: *const f32, n: usize) -> V {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { if n == LANES { V::load_ptr(from) } else { V::load_partial(slice(from, n), n) } }
 }
 
@@ -251,10 +252,10 @@ unsafe fn load<V: Simd>(from: *const f32, n: usize) -> V {
 #[inline(always)]
 unsafe fn store<V: Simd>(x: V, to: *mut f32, n: usize) {
     if n == LANES {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe { x.store_ptr(to) }
     } else if n > 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         x.store_partial(unsafe { std::slice::from_raw_parts_mut(to, n) }, n)
     }
 }
@@ -263,6 +264,7 @@ unsafe fn store<V: Simd>(x: V, to: *mut f32, n: usize) {
 /// `n` elements from `from` are readable.
 #[inline(always)]
 unsafe fn slice<'a>(from: *const f32, n: usize) -> &'a [f32] {
-    // SAFETY: the caller's promise; nothing is formed from a pointer past the end.
+    // SAFETY: the caller upholds this function's safety contract. An empty slice is not formed from the pointer, which
+    // may be out of bounds.
     if n == 0 { &[] } else { unsafe { std::slice::from_raw_parts(from, n) } }
 }

@@ -43,7 +43,7 @@ const CHUNK: usize = if cfg!(test) { 2 } else { 16 };
 /// terms.
 ///
 /// # Safety
-/// No other thread computes any of these outputs.
+/// No other thread accesses these outputs during the call.
 #[inline(always)]
 pub(super) unsafe fn block<V: Simd>(
     matmul: &Matmul<'_>,
@@ -117,7 +117,7 @@ pub(super) unsafe fn block<V: Simd>(
                     from_c: matmul.accumulate || depth.start > 0,
                     last: depth.end == steps.len(),
                 };
-                // SAFETY: A and B are packed; the outputs are this thread's.
+                // SAFETY: A and B are packed, and no other thread accesses the outputs.
                 unsafe { multiply::<V>(matmul, unit, outputs, depth.len(), a, b, aside) };
             }
         }
@@ -167,7 +167,7 @@ struct Outputs {
 /// Computes one panel of outputs from packed tiles, and adds the bias if the sums end here.
 ///
 /// # Safety
-/// No other thread touches these outputs.
+/// No other thread accesses these outputs during the call.
 #[inline(always)]
 unsafe fn multiply<V: Simd>(
     matmul: &Matmul<'_>,
@@ -185,7 +185,7 @@ unsafe fn multiply<V: Simd>(
         Order::Panels => (PANEL, panel * matmul.m * PANEL),
     };
     let c = matmul.c.wrapping_add(rows.start * row + panel_at);
-    // SAFETY: rows and columns that exist, as the matmul checked; this thread's alone.
+    // SAFETY: the matmul has checked that these rows and columns exist, and no other thread accesses them.
     let c_row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.wrapping_add(i * row), columns) };
     let whole = columns == PANEL;
     if !whole && from_c {
@@ -210,8 +210,8 @@ unsafe fn multiply<V: Simd>(
             rows: tile_rows,
         };
         assert!(b.len() >= 2 * depth * TILE && a.data.len() >= a.end(rows.len(), depth));
-        // SAFETY: A holds `depth` steps of every row, B two tiles for each, as just checked; C is either rows of 32
-        // columns that exist or as many aside.
+        // SAFETY: A holds `depth` steps of every row and B two tiles per step, as checked above. C is either existing
+        // rows of 32 columns or as many rows of `aside`.
         unsafe { unit(&[matmul]) };
     }
 
@@ -275,7 +275,7 @@ mod tests {
             with(kind, [17, 32, 64], |matmul| {
                 let Some((unit, _)) = matmul.tiles else { panic!("tiles") };
                 let outputs = Outputs { rows: 0..17, panel: 0, from_c: false, last: true };
-                // SAFETY: nobody else uses the outputs.
+                // SAFETY: no other thread accesses the outputs.
                 let run = || unsafe { multiply::<F32x16>(matmul, unit, outputs, 2, A::packed(a, 2), b, &mut []) };
                 catch_unwind(AssertUnwindSafe(run)).is_ok()
             })

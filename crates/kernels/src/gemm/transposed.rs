@@ -89,7 +89,7 @@ impl Tasks for Packing<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let steps = index * STEPS..self.span.len().min((index + 1) * STEPS);
-        // SAFETY: each task has its own steps.
+        // SAFETY: no other task accesses these steps.
         let to = unsafe { self.to.slice(steps.start * self.pitch..steps.end * self.pitch) };
         for (k, to) in steps.clone().step_by(LANES).zip(to.chunks_mut(LANES * self.pitch)) {
             let n = LANES.min(steps.end - k);
@@ -179,8 +179,8 @@ impl Transposed<'_> {
     fn outputs(&self, row: usize, columns: &Range<usize>) -> &mut [f32] {
         let Order::Rows(stride) = self.matmul.order else { unreachable!("checked by `reads_transposed`") };
         debug_assert!(row < self.matmul.m && columns.end <= self.matmul.n);
-        // SAFETY: inside the output, as `Matmul::new` has checked, which the matmul borrows exclusively; columns are
-        // one task's, which holds one such slice at a time.
+        // SAFETY: `Matmul::new` has checked that the range lies inside the output, which the matmul borrows
+        // exclusively. No other task accesses these columns, and this task holds one slice at a time.
         unsafe { std::slice::from_raw_parts_mut(self.matmul.c.add(row * stride + columns.start), columns.len()) }
     }
 
@@ -206,12 +206,12 @@ impl Transposed<'_> {
                 V::prefetch_near(panel.as_ptr().wrapping_add(PANELS_AHEAD * n * PANEL + k * LANES));
                 let mut x = [V::splat(0.0); VECTORS];
                 for (v, x) in x.iter_mut().enumerate() {
-                    // SAFETY: a step of the span, and vectors that the packed rows have.
+                    // SAFETY: `k` is a step of the span, and the packed rows have `VECTORS` vectors at each step.
                     *x = unsafe { V::load_ptr(rows.as_ptr().add(k * pitch + v * LANES)) };
                 }
                 for (c, sums) in sums.iter_mut().enumerate() {
                     let column = if ALL { c } else { c.min(last) };
-                    // SAFETY: a step of a column of the panel.
+                    // SAFETY: `k` is a step of the panel, and `column` is a column of the weight.
                     let w = V::splat(unsafe { *panel.as_ptr().add(column * PANEL + k) });
                     for (sum, x) in sums.iter_mut().zip(&x) {
                         *sum = w.fma(*x, *sum);

@@ -115,8 +115,8 @@ impl Buffer {
         }
     }
 
-    /// Device address of the elements from `start` on, for an operation on a CUDA device. `writes` says whether it
-    /// writes them.
+    /// Device address of the elements from `start` on, for an operation on a CUDA device. `writes` is true if the
+    /// operation writes them.
     pub(crate) fn address<T: Plain>(&self, cuda: &Cuda, start: usize, writes: bool) -> Address {
         match &self.storage {
             Storage::Cuda { stream, at, mirror } if Arc::ptr_eq(stream, cuda.stream()) => {
@@ -133,16 +133,16 @@ impl Buffer {
     /// Elements `range`, read-only, for an operation on the CPU.
     ///
     /// # Safety
-    /// Nobody writes these elements while the result lives.
+    /// No other code writes these elements while the returned slice is alive.
     pub(crate) unsafe fn slice<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &[T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe { self.elements(self.start(cpu), range) }
     }
 
     /// Elements `range`, writable, for an operation on the CPU.
     ///
     /// # Safety
-    /// Nobody else reads or writes these elements while the result lives.
+    /// No other code accesses these elements while the returned slice is alive.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice_mut<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &mut [T] {
         match &self.storage {
@@ -150,14 +150,14 @@ impl Buffer {
             Storage::Host(bytes) => bytes.assert_writable(),
             _ => {}
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe { self.elements_mut(self.start(cpu), range) }
     }
 
     /// Elements `range` of an index tensor as the host last wrote them. Does not read the device.
     ///
     /// # Safety
-    /// Nobody writes these elements while the result lives.
+    /// No other code writes these elements while the returned slice is alive.
     pub(crate) unsafe fn mirror<T: Plain>(&self, range: Range<usize>) -> &[T] {
         let start = match &self.storage {
             Storage::Host(bytes) => bytes.start,
@@ -171,14 +171,14 @@ impl Buffer {
             }
             _ => panic!("memory of {:?} has no mirror on the host", self.device()),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe { self.elements(start, range) }
     }
 
     /// Copies elements `range` to the host and passes them to `read`.
     ///
     /// # Safety
-    /// Nobody writes these elements meanwhile.
+    /// No other code writes these elements during the call.
     pub(crate) unsafe fn download<T: Plain, R>(&self, range: Range<usize>, read: impl FnOnce(&[T]) -> R) -> R {
         let start = match &self.storage {
             Storage::Host(bytes) => bytes.start,
@@ -190,15 +190,15 @@ impl Buffer {
                 self.assert_holds::<T>(&range);
                 let bytes = range.len() * size_of::<T>();
                 let show = |start: *const u8| {
-                    // SAFETY: the stream shows as many bytes, aligned; any bits are a `Plain`.
+                    // SAFETY: the stream provides this many bytes, aligned, and any bits are a valid `Plain`.
                     read(unsafe { std::slice::from_raw_parts(start.cast::<T>(), range.len()) })
                 };
-                // SAFETY: inside this buffer, which nobody writes.
+                // SAFETY: the range lies inside this buffer, and no other code writes to the buffer.
                 return unsafe { stream.download(at.after(range.start * size_of::<T>()), bytes, show) };
             }
             _ => panic!("memory of {:?} has no values to copy", self.device()),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         read(unsafe { self.elements(start, range) })
     }
 
@@ -206,38 +206,38 @@ impl Buffer {
     /// happens.
     ///
     /// # Safety
-    /// Nobody else reads or writes these elements meanwhile.
+    /// No other code accesses these elements during the call.
     pub(crate) unsafe fn upload<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
         match &self.storage {
             Storage::Meta | Storage::Refused(_) => {}
             Storage::Host(bytes) => {
                 bytes.assert_writable();
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's safety contract.
                 write(unsafe { self.elements_mut(bytes.start, range) });
             }
             Storage::Cuda { stream, at, mirror } => {
                 self.assert_holds::<T>(&range);
                 let bytes = range.len() * size_of::<T>();
                 let fill = |start: *mut u8| {
-                    // SAFETY: the stream shows as many bytes, aligned, of its own.
+                    // SAFETY: the stream provides this many bytes of its own, aligned.
                     let to = unsafe {
                         start.write_bytes(0, bytes);
                         std::slice::from_raw_parts_mut(start.cast::<T>(), range.len())
                     };
                     write(to);
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller upholds this function's safety contract.
                     unsafe { self.reflect(mirror, range.clone(), to) };
                 };
-                // SAFETY: inside this buffer, which nobody else touches.
+                // SAFETY: the range lies inside this buffer, and no other code accesses the buffer.
                 unsafe { stream.upload(at.after(range.start * size_of::<T>()), bytes, fill) };
             }
             Storage::Checked { handle, mirror } => {
                 self.count(&self.ledger.checked.to_device, range.len() * size_of::<T>());
                 let start = lock(&self.ledger.checked.buffers)[handle].start;
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's safety contract.
                 let to = unsafe { self.elements_mut(start, range.clone()) };
                 write(to);
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's safety contract.
                 unsafe { self.reflect(mirror, range, to) };
             }
         }
@@ -246,10 +246,10 @@ impl Buffer {
     /// Copies the elements written by the host to the mirror.
     ///
     /// # Safety
-    /// Nobody else reads or writes elements `range` meanwhile.
+    /// No other code accesses elements `range` during the call.
     unsafe fn reflect<T: Plain>(&self, mirror: &Mirror, range: Range<usize>, written: &[T]) {
         let Some(bytes) = &mirror.bytes else { return };
-        // SAFETY: the caller's promise; the mirror is memory of its own.
+        // SAFETY: the caller upholds this function's safety contract, and `written` does not overlap the mirror.
         unsafe { self.elements_mut::<T>(bytes.start, range) }.copy_from_slice(written);
         if size_of_val(written) == self.bytes {
             mirror.stale.store(false, Ordering::Relaxed);
@@ -260,9 +260,9 @@ impl Buffer {
     /// the host and back.
     ///
     /// # Safety
-    /// As for [`Buffer::upload`].
+    /// Same as for [`Buffer::upload`].
     pub(crate) unsafe fn update<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe {
             if !matches!(self.storage, Storage::Cuda { .. }) {
                 return self.upload(range, write);
@@ -276,7 +276,7 @@ impl Buffer {
     /// Sets elements `range` to `x` on the device, without a copy.
     ///
     /// # Safety
-    /// Nobody else reads or writes these elements meanwhile.
+    /// No other code accesses these elements during the call.
     pub(crate) unsafe fn fill<T: Plain>(&self, range: Range<usize>, x: T) {
         let start = match &self.storage {
             Storage::Meta | Storage::Refused(_) => return,
@@ -288,11 +288,11 @@ impl Buffer {
             Storage::Cuda { stream, at, .. } => {
                 self.assert_holds::<T>(&range);
                 let at = at.after(range.start * size_of::<T>());
-                // SAFETY: inside this buffer, which nobody else touches.
+                // SAFETY: the range lies inside this buffer, and no other code accesses the buffer.
                 return unsafe { stream.fill(at, x.word(), size_of::<T>(), range.len()) };
             }
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe { self.elements_mut(start, range) }.fill(x);
     }
 
@@ -302,20 +302,22 @@ impl Buffer {
     }
 
     /// # Safety
-    /// `start` is the address of this buffer's first byte, and nobody writes elements `range` while the result lives.
+    /// `start` is the address of this buffer's first byte, and no other code writes elements `range` while the returned
+    /// slice is alive.
     unsafe fn elements<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &[T] {
         self.assert_holds::<T>(&range);
-        // SAFETY: inside `bytes` initialised bytes from `start`, aligned to 64; any bits are a `Plain`.
+        // SAFETY: the range lies inside the `bytes` initialised bytes from `start`, which is aligned to 64. Any bits
+        // are a valid `Plain`.
         unsafe { std::slice::from_raw_parts(start.cast::<T>().add(range.start).as_ptr(), range.len()) }
     }
 
     /// # Safety
-    /// `start` is the address of this buffer's first byte, and nobody else touches elements `range` while the result
-    /// lives.
+    /// `start` is the address of this buffer's first byte, and no other code accesses elements `range` while the
+    /// returned slice is alive.
     #[allow(clippy::mut_from_ref)]
     unsafe fn elements_mut<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &mut [T] {
         self.assert_holds::<T>(&range);
-        // SAFETY: as in `elements`, and nobody else touches them.
+        // SAFETY: the range is valid as in `elements`, and the caller guarantees that no other code accesses it.
         unsafe { std::slice::from_raw_parts_mut(start.cast::<T>().add(range.start).as_ptr(), range.len()) }
     }
 

@@ -14,7 +14,7 @@ impl FileMap {
         if file.metadata().map_err(fail)?.len() == 0 {
             return Ok(FileMap(None));
         }
-        // SAFETY: read-only; the promise about truncation is the caller's, as documented.
+        // SAFETY: the mapping is read-only, and the caller guarantees that the file is not truncated, as documented.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
         Ok(FileMap(Some(map)))
     }
@@ -31,8 +31,8 @@ impl FileMap {
             let page = 4096;
             let (from, to) = (range.start.next_multiple_of(page), range.end / page * page);
             if from < to && to <= map.len() {
-                // SAFETY: the map is a read-only map of a file, so dropped pages come back with the same bytes. Failing
-                // to release them only costs memory.
+                // SAFETY: the mapping is a read-only mapping of a file, so released pages come back with the same
+                // bytes. If the release fails, it only costs memory.
                 let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, to - from) };
             }
         }

@@ -21,9 +21,9 @@ enum Owner {
     Slot(super::slot::Hold),
 }
 
-// SAFETY: it owns the memory at `start`; tensors and their views ensure who may access which elements.
+// SAFETY: the value owns the memory at `start`. Tensors and their views control who may access which elements.
 unsafe impl Send for HostBytes {}
-// SAFETY: as above.
+// SAFETY: the value owns the memory at `start`. Tensors and their views control who may access which elements.
 unsafe impl Sync for HostBytes {}
 
 impl HostBytes {
@@ -86,7 +86,7 @@ impl HostBytes {
 impl Drop for HostBytes {
     fn drop(&mut self) {
         match &self.owner {
-            // SAFETY: allocated with this layout; nobody borrows the dropped bytes.
+            // SAFETY: the memory was allocated with this layout, and no borrow of the dropped bytes exists.
             Owner::Small(layout) => unsafe { alloc::dealloc(self.start.as_ptr(), *layout) },
             Owner::Map(_) => {}
             #[cfg(target_os = "linux")]

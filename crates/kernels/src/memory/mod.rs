@@ -73,7 +73,7 @@ impl Ledger {
         let Some(pooled) = lock(&self.pool).get_mut(&size.ilog2()).and_then(fits) else {
             return HostBytes::zeroed(size);
         };
-        // SAFETY: nobody else holds these bytes, which are `size` or more.
+        // SAFETY: no other code holds the buffer, which has `size` bytes or more.
         unsafe { pooled.start.write_bytes(0, bytes) };
         Some(pooled)
     }

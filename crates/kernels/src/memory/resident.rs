@@ -66,7 +66,7 @@ mod pages {
     }
 
     impl Pages {
-        /// The number of bytes, of the `bytes` bytes from `start` on, whose pages are in memory.
+        /// The number of resident bytes among the `bytes` bytes from `start` on: those whose pages are in memory.
         fn present(&self, start: usize, bytes: usize) -> Option<usize> {
             let (mut present, end) = (0, start + bytes);
             let (first, last) = (start / self.size, end.div_ceil(self.size));

@@ -37,7 +37,7 @@ fn allocations_are_zeroed_aligned_and_counted_by_part() {
             if device == Device::Meta {
                 continue;
             }
-            // SAFETY: nobody writes.
+            // SAFETY: no other code writes to the buffer.
             let data = unsafe { buffer.slice::<u32>(&cpu(device), 0..buffer.bytes / 4) };
             assert!(data.iter().all(|&x| x == 0));
             assert!(data.as_ptr().align_offset(64) == 0);
@@ -60,12 +60,12 @@ fn untouched_pages_are_not_resident() {
     let (kv, weights) = (memory.part("kv cache"), memory.part("weights"));
     let (large, small) = (kv.allocate(BYTES, DType::F32), weights.allocate(100, DType::F32));
     assert_eq!(memory.resident().unwrap(), [("kv cache", 0), ("weights", 100)].into());
-    // SAFETY: nobody else has the buffer.
+    // SAFETY: no other code accesses the buffer.
     unsafe { large.fill(0..BYTES / 16, 1.0f32) };
     // Touching the last byte may make a whole huge page of 2 MiB resident.
     let touched = memory.resident().unwrap()["kv cache"];
     assert!((BYTES / 4..=BYTES / 4 + (2 << 20)).contains(&touched), "{touched}");
-    // SAFETY: as above.
+    // SAFETY: no other code accesses the buffer.
     unsafe { large.fill(0..BYTES / 4, 1.0f32) };
     assert_eq!(memory.resident().unwrap()["kv cache"], BYTES);
     drop((large, small));
@@ -78,7 +78,7 @@ fn a_buffer_keeps_written_values() {
     for device in [Device::Cpu, Device::CpuChecked] {
         let buffer = Memory::new(device).allocate(MAP_FROM, DType::F32);
         let last = MAP_FROM / 4 - 1;
-        // SAFETY: nobody else has the buffer, and no two borrows live at once.
+        // SAFETY: no other code accesses the buffer, and no two borrows overlap in time.
         unsafe {
             buffer.slice_mut::<f32>(&cpu(device), last..last + 1)[0] = 2.5;
             assert_eq!(buffer.slice::<f32>(&cpu(device), last..last + 1), [2.5]);
@@ -97,14 +97,14 @@ fn freed_memory_is_reused_and_zeroed() {
     for bytes in [100, 100_000] {
         let first = memory.allocate(bytes, DType::F32);
         let at = start(&first);
-        // SAFETY: nobody else has the buffer.
+        // SAFETY: no other code accesses the buffer.
         unsafe { first.fill(0..bytes / 4, 7.0f32) };
         let other = memory.allocate(bytes, DType::F32);
         assert_ne!(start(&other), at);
         drop(first);
         let again = memory.allocate(bytes - 8, DType::F32);
         assert_eq!(start(&again), at);
-        // SAFETY: nobody writes.
+        // SAFETY: no other code writes to the buffer.
         assert!(unsafe { again.slice::<f32>(&cpu, 0..bytes / 4 - 2) }.iter().all(|&x| x == 0.0));
     }
     assert_eq!(memory.usage()["other"].bytes, 0);
@@ -128,7 +128,7 @@ fn copies_are_counted_and_indices_have_a_host_copy() {
     let memory = Memory::new(Device::CpuChecked);
     let cpu = cpu(Device::CpuChecked);
     let buffer = memory.allocate(16, DType::U32);
-    // SAFETY: nobody else has the buffer, and no two borrows live at once.
+    // SAFETY: no other code accesses the buffer, and no two borrows overlap in time.
     unsafe {
         buffer.upload(0..4, |to: &mut [u32]| to.copy_from_slice(&[1, 2, 3, 4]));
         assert_eq!(buffer.mirror::<u32>(1..3), [2, 3]);
@@ -147,7 +147,7 @@ fn copies_are_counted_and_indices_have_a_host_copy() {
 #[test]
 fn a_device_refuses_the_memory_of_another_device() {
     let buffer = Memory::new(Device::CpuChecked).allocate(16, DType::F32);
-    // SAFETY: nobody else has the buffer.
+    // SAFETY: no other code accesses the buffer.
     let read = || unsafe { buffer.slice::<f32>(&cpu(Device::Cpu), 0..1).len() };
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
     assert!(refused.downcast_ref::<String>().is_some_and(|m| m.contains("memory of CpuChecked")));
@@ -170,13 +170,13 @@ fn mapping_a_missing_file_names_it() {
 fn pooled_memory_is_zeroed_for_the_requested_bytes() {
     let ledger = Ledger::default();
     let host = HostBytes::zeroed(128).unwrap();
-    // SAFETY: 128 bytes that nobody else has.
+    // SAFETY: no other code holds these 128 bytes.
     unsafe { host.start.write_bytes(7, 128) };
     let start = host.start;
     ledger.give_back(host);
     let again = ledger.host_bytes(100).unwrap();
     assert_eq!(again.start, start);
-    // SAFETY: as above.
+    // SAFETY: no other code holds these 128 bytes.
     let bytes = unsafe { std::slice::from_raw_parts(again.start.as_ptr(), 128) };
     assert!(bytes[..100].iter().all(|&byte| byte == 0));
 }
@@ -191,7 +191,7 @@ fn cuda_memory_must_come_from_a_context() {
         assert_eq!(message, format!("memory of {} must be allocated through its context", device.name()));
         memory.check().unwrap();
         // Nothing happens to an empty range.
-        // SAFETY: nobody else has the buffer.
+        // SAFETY: no other code accesses the buffer.
         unsafe {
             refused.upload(0..4, |_: &mut [f32]| panic!("memory without values cannot be written"));
             refused.fill(0..4, 1.0f32);
@@ -213,11 +213,11 @@ fn elements_outside_a_buffer_are_refused() {
     let buffer = Memory::new(Device::Cpu).allocate(16, DType::F32);
     #[allow(clippy::reversed_empty_ranges)]
     for (range, inside) in [(0..4, true), (4..4, true), (0..5, false), (5..5, false), (3..2, false)] {
-        // SAFETY: nobody else has the buffer.
+        // SAFETY: no other code accesses the buffer.
         let read = std::panic::AssertUnwindSafe(|| unsafe { buffer.download(range.clone(), <[f32]>::to_vec) }.len());
         assert_eq!(std::panic::catch_unwind(read).ok(), inside.then_some(range.len()), "{range:?}");
     }
     // Elements of two bytes are accepted, too.
-    // SAFETY: as above.
+    // SAFETY: no other code accesses the buffer.
     assert_eq!(unsafe { buffer.download(1..8, <[half::bf16]>::to_vec) }.len(), 7);
 }

@@ -34,8 +34,8 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// Bytes of scratch memory, in addition to its tensors, of the operation that needs the most. An operation releases
-    /// its scratch memory after it has been launched.
+    /// Bytes of scratch memory of the operation that needs the most, not counting tensors. An operation releases its
+    /// scratch memory after it has been launched.
     pub fn scratch_bytes(&self) -> u64 {
         let chunks = self.vocab.div_ceil(CHUNK);
         let rows = self.tokens.min(BLOCK_ROWS);
@@ -45,7 +45,7 @@ impl Passes {
         let sampled = drawn + self.sequences * (COLUMNS + self.positions);
         let looks = self.tokens * self.positions.div_ceil(64);
         let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
-        // Dropout needs the dropped-out inputs of some rows, and as many dropout factors.
+        // Dropout needs the dropped-out inputs and the dropout factors of some rows.
         let dropped = (self.tokens * self.dropped).min(DROPPED.max(self.dropped));
         let adapted = 2 * (self.tokens * self.rank + dropped);
         (WORD * scored.max(sampled).max(attended).max(adapted)) as u64

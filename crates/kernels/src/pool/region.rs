@@ -31,7 +31,7 @@ impl Job {
         /// # Safety
         /// `data` points to a live `F`.
         unsafe fn call<F: Fn(usize)>(data: *const (), index: usize) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract.
             unsafe { (*data.cast::<F>())(index) }
         }
         Job { data: std::ptr::from_ref(f).cast(), call: call::<F> }
@@ -94,8 +94,8 @@ impl Region {
     /// Opens a region with tasks `0..count`, split among `threads` threads.
     ///
     /// # Safety
-    /// The region before is closed and its claimed tasks are done. The job's closure is [`Sync`] and lives until the
-    /// same holds for this region.
+    /// The previous region is closed and its claimed tasks are done. The job's closure is [`Sync`] and lives until this
+    /// region is closed and its claimed tasks are done.
     pub unsafe fn open(&self, count: usize, threads: usize, job: &Job) {
         debug_assert!(count <= MAX_TASKS);
         self.data.store(job.data.cast_mut(), Ordering::Relaxed);
@@ -138,12 +138,13 @@ impl Claim<'_> {
     /// Runs the claimed task.
     ///
     /// # Safety
-    /// The closure of the open region's job is alive.
+    /// The closure of the region's job is alive.
     pub unsafe fn run(&self) {
         let (data, call) = (self.region.data.load(Ordering::Relaxed), self.region.call.load(Ordering::Relaxed));
-        // SAFETY: `open` wrote it from such a function, before the queue from which this claim was taken.
+        // SAFETY: `open` stored a function of this type, before it filled the queue that this claim comes from.
         let call: unsafe fn(*const (), usize) = unsafe { std::mem::transmute(call) };
-        // SAFETY: the caller's promise: `data` has the type for which `call` was created, as both belong to one job.
+        // SAFETY: the caller guarantees that the closure is alive. `data` and `call` belong to the same job, so their
+        // types match.
         unsafe { call(data, self.index) }
     }
 

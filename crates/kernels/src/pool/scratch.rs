@@ -43,9 +43,9 @@ pub struct Disjoint<'a, T> {
     _borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it hands out ranges only through `slice`, whose callers promise that they are disjoint.
+// SAFETY: ranges are only handed out by `slice`, whose callers guarantee that the ranges are disjoint.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
-// SAFETY: as above.
+// SAFETY: ranges are only handed out by `slice`, whose callers guarantee that the ranges are disjoint.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
@@ -56,12 +56,12 @@ impl<'a, T> Disjoint<'a, T> {
     /// Elements `range` of the slice, writable.
     ///
     /// # Safety
-    /// While the result lives, no other task has an overlapping range.
+    /// No other task holds an overlapping range while the returned slice is alive.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        // SAFETY: inside the borrowed slice; disjointness is the caller's promise.
+        // SAFETY: the range lies inside the borrowed slice, and the caller guarantees that ranges are disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

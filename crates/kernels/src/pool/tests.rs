@@ -57,7 +57,7 @@ fn sum_of_region(shared: &Shared, count: usize) -> u32 {
     let job = |index: usize| {
         sum.fetch_add(1 << index, Ordering::Relaxed);
     };
-    // SAFETY: the closure is Sync and outlives the region.
+    // SAFETY: the closure is `Sync` and outlives the region.
     unsafe { shared.region(count, &Job::new(&job)) };
     sum.into_inner()
 }
@@ -82,7 +82,7 @@ fn workers_beyond_the_limit_sleep_until_it_is_raised() {
         }
         let caller = std::thread::current().id();
         let alone = |_: usize| assert_eq!(std::thread::current().id(), caller);
-        // SAFETY: the closure is Sync and outlives the region.
+        // SAFETY: the closure is `Sync` and outlives the region.
         unsafe { pool.shared.region(20, &Job::new(&alone)) };
 
         // Three tasks wait for each other, so each needs its own thread.
@@ -94,7 +94,7 @@ fn workers_beyond_the_limit_sleep_until_it_is_raised() {
                 std::thread::yield_now();
             }
         };
-        // SAFETY: as above.
+        // SAFETY: the closure is `Sync` and outlives the region.
         unsafe { pool.shared.region(3, &Job::new(&meet)) };
     }
 }
@@ -107,21 +107,21 @@ fn a_claim_belongs_to_one_region() {
         sum.fetch_add(1 << index, Ordering::Relaxed);
     };
     assert!(region.claim(0).is_none());
-    // SAFETY: the closure lives to the end, and every claim is run.
+    // SAFETY: the closure is `Sync` and lives until the end of this test.
     unsafe { region.open(3, 1, &Job::new(&job)) };
     let (first, second) = (region.claim(0).unwrap(), region.claim(0).unwrap());
-    // SAFETY: as above.
+    // SAFETY: the closure is `Sync` and lives until the end of this test.
     unsafe { (second.run(), first.run()) };
     assert_eq!(sum.load(Ordering::Relaxed), 0b11);
     second.done();
     assert_eq!((region.done(), region.close()), (1, 1), "the third task is cancelled");
     assert!(region.claim(0).is_none());
-    // SAFETY: as above.
+    // SAFETY: the closure is `Sync` and lives until the end of this test.
     unsafe { region.open(1, 1, &Job::new(&job)) };
     assert_eq!((region.opened(), region.done()), (2, 0));
     let last = region.claim(0).unwrap();
     assert!(region.claim(0).is_none() && region.claim(0).is_none());
-    // SAFETY: as above.
+    // SAFETY: the closure is `Sync` and lives until the end of this test.
     unsafe { last.run() };
     assert_eq!((sum.load(Ordering::Relaxed), region.close()), (0b100, 0));
 }
@@ -132,10 +132,10 @@ fn claimed(count: usize, threads: usize, claims: &[usize]) -> Vec<Option<usize>>
     let region = Region::default();
     let ran = std::sync::Mutex::new(None);
     let job = |index: usize| *ran.lock().unwrap() = Some(index);
-    // SAFETY: the closure is Sync and lives to the end.
+    // SAFETY: the closure is `Sync` and lives until the end of this function.
     unsafe { region.open(count, threads, &Job::new(&job)) };
     let run = |&thread: &usize| {
-        // SAFETY: as above.
+        // SAFETY: the closure is `Sync` and lives until the end of this function.
         region.claim(thread).inspect(|claim| unsafe { claim.run() });
         ran.lock().unwrap().take()
     };
@@ -201,7 +201,7 @@ fn the_caller_waits_for_claimed_tasks() {
             claim.done();
             shared.caller.call(1);
         });
-        // SAFETY: the closure is Sync and outlives the region.
+        // SAFETY: the closure is `Sync` and outlives the region.
         unsafe { shared.region(3, &Job::new(&job)) };
         assert_eq!(done.load(Ordering::Relaxed), 0b111);
     });
@@ -273,7 +273,7 @@ struct Tiny<'a>(Disjoint<'a, f32>);
 impl Tasks for Tiny<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
-        // SAFETY: one range for each task.
+        // SAFETY: no other task accesses this range.
         let out = unsafe { self.0.slice(index * LANES..(index + 1) * LANES) };
         V::splat(1e-30).mul(V::splat(std::hint::black_box(1e-12))).store(out);
     }
@@ -284,7 +284,7 @@ impl Tasks for Tiny<'_> {
 fn the_callers_float_settings_change_no_bit_and_are_restored() {
     fn control() -> u32 {
         let mut word = 0u32;
-        // SAFETY: stores the control word of this thread.
+        // SAFETY: this stores the control word of this thread in `word`.
         unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut word, options(nostack)) };
         word
     }
@@ -295,12 +295,12 @@ fn the_callers_float_settings_change_no_bit_and_are_restored() {
         for isa in Isa::present() {
             let mut out = vec![f32::NAN; 20 * LANES];
             let before = control();
-            // SAFETY: loads a valid control word, and restores the caller's below; only the pool's floating-point code
-            // runs in between.
+            // SAFETY: the control word is valid, and the caller's word is restored below. Only the pool's
+            // floating-point code runs in between.
             unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &FOREIGN, options(nostack)) };
             pool.run(isa, 20, &Tiny(Disjoint::new(&mut out)));
             let after = control();
-            // SAFETY: as above.
+            // SAFETY: this restores the caller's word, which was saved above.
             unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &before, options(nostack)) };
             // The low six bits are sticky exception flags.
             assert_eq!(after & !0x3f, FOREIGN, "the caller's control word must be restored");
@@ -317,7 +317,7 @@ fn scratch_grows_and_out_of_range_slices_panic() {
     assert_eq!(scratch.f32(3).len(), 3);
     let mut data = [0u8; 4];
     let shared = Disjoint::new(&mut data);
-    // SAFETY: nobody else holds a range.
+    // SAFETY: no other code holds a range.
     let past = std::panic::AssertUnwindSafe(|| unsafe { shared.slice(2..5) }.len());
     assert!(std::panic::catch_unwind(past).is_err());
 }
@@ -331,7 +331,7 @@ fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
         #[inline(always)]
         fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
             self.0.lock().unwrap().insert(std::thread::current().id());
-            // SAFETY: each task has one element.
+            // SAFETY: no other task accesses this element.
             let out = unsafe { self.1.slice(index..index + 1) };
             out[0] = index as u32;
             std::thread::sleep(Duration::from_micros(200));
@@ -373,7 +373,7 @@ fn a_range_outside_a_shared_slice_panics() {
     let shared = Disjoint::new(&mut data);
     #[allow(clippy::reversed_empty_ranges)]
     for (range, inside) in [(0..4, true), (4..4, true), (1..3, true), (0..5, false), (5..5, false), (3..2, false)] {
-        // SAFETY: nobody else holds a range.
+        // SAFETY: no other code holds a range.
         let slice = std::panic::AssertUnwindSafe(|| unsafe { shared.slice(range.clone()) }.to_vec());
         let found = std::panic::catch_unwind(slice).ok();
         assert_eq!(found, inside.then(|| [1, 2, 3, 4][range.clone()].to_vec()), "{range:?}");

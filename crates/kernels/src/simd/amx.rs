@@ -39,8 +39,8 @@ const OTHER_BITS: &str = "the processor has AMX, but its results differ from the
 
 /// The reason why this process may not use AMX; `None` if it may.
 ///
-/// It may if the processor has AMX, the operating system grants it, and it gives the bits of [`tiles::emulated`].
-/// Determined once.
+/// AMX may be used if the processor supports it, the operating system grants it, and its results have the bits of
+/// [`tiles::emulated`]. Determined once.
 pub fn refusal() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -50,7 +50,7 @@ pub fn refusal() -> Option<&'static str> {
         if !granted() {
             return Some("the processor has AMX, but the system does not let this process use it");
         }
-        // SAFETY: the processor has the instructions and the system has granted them.
+        // SAFETY: the processor supports the instructions, and the system has granted their use.
         let agrees = self_test(|matmuls| unsafe { run(matmuls) });
         (!agrees).then_some(OTHER_BITS)
     })
@@ -69,14 +69,14 @@ fn processor_has_it() -> bool {
         return false;
     }
     /// # Safety
-    /// The processor has XGETBV and the system has enabled it.
+    /// The processor supports XGETBV, and the system has enabled it.
     #[target_feature(enable = "xsave")]
     unsafe fn enabled() -> u64 {
-        // SAFETY: the caller's promise; register 0 always exists.
+        // SAFETY: the caller upholds this function's safety contract, and register 0 always exists.
         unsafe { _xgetbv(0) }
     }
     const TILES: u64 = 3 << 17;
-    // SAFETY: XSAVE and OSXSAVE were just seen.
+    // SAFETY: XSAVE and OSXSAVE were checked above.
     (unsafe { enabled() }) & TILES == TILES
 }
 
@@ -88,8 +88,8 @@ fn granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
     let mut result = ARCH_PRCTL;
-    // SAFETY: a system call that takes two numbers and touches no memory of this process; a kernel that does not know
-    // it returns an error. It overwrites rcx and r11, as declared.
+    // SAFETY: this system call takes two integers and accesses no memory of this process. A kernel without this call
+    // returns an error. The call clobbers rcx and r11, as declared.
     unsafe {
         asm!("syscall", inout("rax") result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") XFEATURE_XTILEDATA,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -106,7 +106,7 @@ fn granted() -> bool {
 /// Computes the matmuls with AMX instructions.
 ///
 /// # Safety
-/// As for [`tiles::Unit`], and [`refusal`] is none, or is being determined by this call.
+/// Same as for [`tiles::Unit`]. Also, [`refusal`] returns `None`, or is calling this function.
 pub unsafe fn run(matmuls: &[TileMatmul]) {
     tiles::check(matmuls);
     let Some(first) = matmuls.first() else { return };
@@ -114,9 +114,9 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
     // There are two versions, for two rows of tiles and for one, because an instruction must not name a tile that is
     // not configured.
     if first.rows.lower > 0 {
-        // SAFETY: tile loads and stores touch what the caller promises: configured rows of 64 bytes, from `a`, `b` and
-        // `c` at their strides. All registers used are declared, tiles among them, and none of their state outlives the
-        // block.
+        // SAFETY: tile loads and stores access the configured rows of 64 bytes from `a`, `b` and `c` at their strides,
+        // which the caller guarantees. All registers used are declared, including the tiles, and the tiles are released
+        // at the end of the block.
         unsafe {
             asm!(
                 "ldtilecfg [{steps}]",
@@ -207,7 +207,9 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
             );
         }
     } else {
-        // SAFETY: as above.
+        // SAFETY: tile loads and stores access the configured rows of 64 bytes from `a`, `b` and `c` at their strides,
+        // which the caller guarantees. All registers used are declared, including the tiles, and the tiles are released
+        // at the end of the block.
         unsafe {
             asm!(
                 "ldtilecfg [{steps}]",
@@ -289,11 +291,11 @@ pub fn spin_flops(rounds: usize) -> f64 {
 /// Multiplies tile registers `rounds` times eight and touches no memory: measures the peak of the AMX unit.
 ///
 /// # Safety
-/// [`refusal`] is none.
+/// [`refusal`] returns `None`.
 pub unsafe fn spin(rounds: usize) {
     let config = Config::new(Rows { upper: SIDE as u8, lower: SIDE as u8 });
-    // SAFETY: touches no memory but the configuration; registers are declared, and the tiles' state ends with the
-    // block.
+    // SAFETY: the block only reads the configuration from memory. All registers used are declared, and the tiles are
+    // released at the end of the block.
     unsafe {
         asm!(
             "ldtilecfg [{config}]",
@@ -378,7 +380,8 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                 unit(&[tall, step_lines, row_major]);
                 c.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
             };
-            // SAFETY: at most four tiles of rows of A, DEPTH deep, B as deep, and 64 rows of 40 of C.
+            // SAFETY: the operands hold at most four tiles of rows of A, `DEPTH` deep, as many steps of B, and 64 rows
+            // of 40 columns of C.
             of(&unit) == of(&|matmuls| unsafe { tiles::emulated(matmuls) })
         })
     })
@@ -392,7 +395,7 @@ mod tests {
     /// it.
     #[test]
     fn the_self_test_detects_wrong_results() {
-        // SAFETY: the matmuls are the self-test's own, or less of them.
+        // SAFETY: the matmuls are those of the self-test, or parts of them.
         let emulated = |matmuls: &[TileMatmul]| unsafe { tiles::emulated(matmuls) };
         let spoiled = |spoil: fn(&TileMatmul) -> TileMatmul| {
             self_test(|matmuls| matmuls.iter().for_each(|w| emulated(&[spoil(w)])))
@@ -410,7 +413,7 @@ mod tests {
     #[test]
     fn the_amx_peak_measurement_runs() {
         match refusal() {
-            // SAFETY: nothing refuses it.
+            // SAFETY: `refusal` has checked that AMX may be used.
             None => unsafe { spin(3) },
             Some(why) => eprintln!("skipped: {why}"),
         }

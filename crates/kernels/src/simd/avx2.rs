@@ -11,7 +11,7 @@ pub(super) struct F32x16(__m256, __m256);
 /// Runs `kernel` compiled with AVX2 and FMA enabled.
 ///
 /// # Safety
-/// The machine has AVX2 and FMA. Values of [`F32x16`] exist only inside such a run.
+/// The processor supports AVX2 and FMA. Values of [`F32x16`] exist only inside this function.
 #[target_feature(enable = "avx2,fma")]
 pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
@@ -21,7 +21,7 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 /// [`run`] runs, and its caller has checked with CPUID that the processor has the instructions.
 macro_rules! both {
     ($f:ident, $($a:expr),+) => {{
-        // SAFETY: register-only intrinsic inside `run` (see the macro's comment).
+        // SAFETY: the intrinsic only uses registers, and runs inside `run` (see the macro's comment).
         unsafe { F32x16($f($($a.0),+), $f($($a.1),+)) }
     }};
 }
@@ -39,14 +39,14 @@ fn half_mask(n: usize, half: usize) -> __m256i {
         e
     };
     debug_assert!(n <= LANES);
-    // SAFETY: 16 − n + 8·half + 8 ≤ 32 elements of the constant.
+    // SAFETY: the load ends at element 16 − n + 8·half + 8 ≤ 32 of the constant.
     unsafe { _mm256_loadu_si256(EDGE.as_ptr().add(16 - n + 8 * half).cast()) }
 }
 
 /// Rounds each lane to the nearest bf16, whose bits are the upper halves of the result's 32-bit words.
 #[inline(always)]
 fn nearest_bf16(x: __m256) -> __m256i {
-    // SAFETY: register-only intrinsics inside `run`.
+    // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
     unsafe {
         let bits = _mm256_castps_si256(x);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
@@ -60,21 +60,21 @@ fn nearest_bf16(x: __m256) -> __m256i {
 /// The bf16 in the lower halves of 32-bit words, widened to f32.
 #[inline(always)]
 fn lower_widened(words: __m256i) -> __m256 {
-    // SAFETY: register-only intrinsics inside `run`.
+    // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) }
 }
 
 /// The bf16 in the upper halves of 32-bit words, widened to f32.
 #[inline(always)]
 fn upper_widened(words: __m256i) -> __m256 {
-    // SAFETY: register-only intrinsics inside `run`.
+    // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
     unsafe { _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(!0xffff))) }
 }
 
 /// Reduces 16 lanes to one: combines the upper half of the lanes with the lower one, from 16 lanes to 8, 4, 2, 1.
 macro_rules! folded {
     ($with:ident, $x:expr) => {{
-        // SAFETY: register-only intrinsics inside `run`.
+        // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
         unsafe {
             let x = $with!(_mm256, $x.0, $x.1);
             let x = $with!(_mm, _mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
@@ -108,21 +108,21 @@ impl Simd for F32x16 {
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
-        // SAFETY: register-only intrinsic inside `run`.
+        // SAFETY: the intrinsic only uses registers, and the caller of `run` has checked for AVX2.
         let v = unsafe { _mm256_set1_ps(x) };
         F32x16(v, v)
     }
     #[inline(always)]
     fn load(from: &[f32]) -> Self {
         let from = &from[..LANES];
-        // SAFETY: 16 elements, just checked.
+        // SAFETY: the slice has 16 elements, as checked above.
         unsafe { Self::load_ptr(from.as_ptr()) }
     }
     #[inline(always)]
     fn load_partial(from: &[f32], n: usize) -> Self {
         let from = &from[..n];
-        // SAFETY: masked lanes are not read; the first n elements exist. `wrapping_add` keeps the second address legal
-        // to form.
+        // SAFETY: the slice has n elements, and the masked lanes are not read. `wrapping_add` may form an address past
+        // the end.
         unsafe {
             F32x16(
                 _mm256_maskload_ps(from.as_ptr(), half_mask(n, 0)),
@@ -132,19 +132,19 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     unsafe fn load_ptr(from: *const f32) -> Self {
-        // SAFETY: the caller promises 16 readable elements.
+        // SAFETY: the caller guarantees 16 readable elements.
         unsafe { F32x16(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
     }
     #[inline(always)]
     fn store(self, to: &mut [f32]) {
         let to = &mut to[..LANES];
-        // SAFETY: 16 elements, just checked.
+        // SAFETY: the slice has 16 elements, as checked above.
         unsafe { self.store_ptr(to.as_mut_ptr()) }
     }
     #[inline(always)]
     fn store_partial(self, to: &mut [f32], n: usize) {
         let to = &mut to[..n];
-        // SAFETY: masked lanes are not written; the first n elements exist.
+        // SAFETY: the slice has n elements, and the masked lanes are not written.
         unsafe {
             _mm256_maskstore_ps(to.as_mut_ptr(), half_mask(n, 0), self.0);
             _mm256_maskstore_ps(to.as_mut_ptr().wrapping_add(8), half_mask(n, 1), self.1);
@@ -152,7 +152,7 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32) {
-        // SAFETY: the caller promises 16 writable elements.
+        // SAFETY: the caller guarantees 16 writable elements.
         unsafe {
             _mm256_storeu_ps(to, self.0);
             _mm256_storeu_ps(to.add(8), self.1);
@@ -161,7 +161,8 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn load_bf16(from: &[bf16]) -> Self {
         let from = &from[..LANES];
-        // SAFETY: 16 elements of two bytes, just checked; the rest are register-only intrinsics inside `run`.
+        // SAFETY: `from` has 16 elements of two bytes, as checked above. The other intrinsics only use registers,
+        // inside `run`.
         unsafe {
             let (low, high) = (_mm_loadu_si128(from.as_ptr().cast()), _mm_loadu_si128(from.as_ptr().add(8).cast()));
             let (low, high) = (_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high));
@@ -170,7 +171,7 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
-        // SAFETY: register-only intrinsics inside `run`.
+        // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
         let nearest =
             unsafe { F32x16(_mm256_castsi256_ps(nearest_bf16(self.0)), _mm256_castsi256_ps(nearest_bf16(self.1))) };
         nearest.store_exact_bf16(to);
@@ -178,7 +179,8 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn store_exact_bf16(self, to: &mut [bf16]) {
         let to = &mut to[..LANES];
-        // SAFETY: register-only intrinsics inside `run`; then 16 elements of two bytes, just checked.
+        // SAFETY: `to` has 16 elements of two bytes, as checked above. The other intrinsics only use registers, inside
+        // `run`.
         unsafe {
             let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.0));
             let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.1));
@@ -190,7 +192,8 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn store_pairs(even: Self, odd: Self, to: &mut [bf16]) {
         let to = to[..2 * LANES].as_mut_ptr().cast::<__m256i>();
-        // SAFETY: register-only intrinsics inside `run`; then 32 elements of two bytes, just checked.
+        // SAFETY: `to` has 32 elements of two bytes, as checked above. The other intrinsics only use registers, inside
+        // `run`.
         unsafe {
             let low = _mm256_srli_epi32::<16>(nearest_bf16(even.0));
             let high = _mm256_srli_epi32::<16>(nearest_bf16(even.1));
@@ -206,19 +209,19 @@ impl Simd for F32x16 {
     fn load_pairs(from: &[bf16]) -> (Self, Self) {
         let from = &from[..2 * LANES];
         let from = from.as_ptr().cast::<__m256i>();
-        // SAFETY: 32 elements of two bytes, just checked.
+        // SAFETY: the slice has 32 elements of two bytes, as checked above.
         let (low, high) = unsafe { (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))) };
         let even = F32x16(lower_widened(low), lower_widened(high));
         (even, F32x16(upper_widened(low), upper_widened(high)))
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a hint that accesses no memory, whatever the address.
+        // SAFETY: a prefetch is only a hint. It does not fault, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
     #[inline(always)]
     fn prefetch_near<T>(at: *const T) {
-        // SAFETY: as above.
+        // SAFETY: a prefetch is only a hint. It does not fault, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
@@ -258,7 +261,7 @@ impl Simd for F32x16 {
     fn mul_pow2(self, shifted: Self) -> Self {
         #[inline(always)]
         fn half(a: __m256, n: __m256) -> __m256 {
-            // SAFETY: register-only intrinsics inside `run`.
+            // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
             unsafe {
                 let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
                 _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent))
@@ -270,7 +273,7 @@ impl Simd for F32x16 {
     fn split_exponent(self) -> (Self, Self) {
         #[inline(always)]
         fn half(a: __m256) -> (__m256, __m256) {
-            // SAFETY: register-only intrinsics inside `run`.
+            // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
             unsafe {
                 let bits = _mm256_castps_si256(a);
                 let exponent = _mm256_sub_epi32(_mm256_srli_epi32::<23>(bits), _mm256_set1_epi32(127));
@@ -286,18 +289,18 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn lt(self, b: Self) -> Self::Mask {
-        // SAFETY: register-only intrinsic inside `run`.
+        // SAFETY: the intrinsic only uses registers, and the caller of `run` has checked for AVX2.
         unsafe { (_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, b.0), _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, b.1)) }
     }
     #[inline(always)]
     fn first(n: usize) -> Self::Mask {
         let n = n.min(LANES);
-        // SAFETY: register-only intrinsic inside `run`.
+        // SAFETY: the intrinsic only uses registers, and the caller of `run` has checked for AVX2.
         unsafe { (_mm256_castsi256_ps(half_mask(n, 0)), _mm256_castsi256_ps(half_mask(n, 1))) }
     }
     #[inline(always)]
     fn select(mask: Self::Mask, a: Self, b: Self) -> Self {
-        // SAFETY: register-only intrinsic inside `run`.
+        // SAFETY: the intrinsic only uses registers, and the caller of `run` has checked for AVX2.
         unsafe { F32x16(_mm256_blendv_ps(b.0, a.0, mask.0), _mm256_blendv_ps(b.1, a.1, mask.1)) }
     }
     #[inline(always)]
@@ -305,7 +308,7 @@ impl Simd for F32x16 {
         #[inline(always)]
         fn eight(rows: [__m256; 8]) -> [__m256; 8] {
             // 4 × 4 blocks inside the 128-bit halves, then the halves among the registers.
-            // SAFETY: register-only intrinsics inside `run`.
+            // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
             unsafe {
                 let mut q = [_mm256_setzero_ps(); 8];
                 for i in 0..2 {

@@ -15,7 +15,7 @@ pub(super) struct F32x16<const DOTS: bool = false>(__m512);
 /// Runs `kernel` compiled with AVX-512 enabled.
 ///
 /// # Safety
-/// The machine has AVX-512 F, BW, DQ, VL, AVX2 and FMA. Values of [`F32x16`] exist only inside such a run.
+/// The processor supports AVX-512 F, BW, DQ, VL, AVX2 and FMA. Values of [`F32x16`] exist only inside this function.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
@@ -24,7 +24,7 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 /// Runs `kernel` compiled with AVX-512 and AVX-512 BF16, whose dot products of pairs [`Simd::dot`] then uses.
 ///
 /// # Safety
-/// As for [`run`], and the machine has AVX-512 BF16.
+/// Same as for [`run`]. Also, the processor supports AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn run_dots<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16<true>>()
@@ -34,7 +34,7 @@ pub unsafe fn run_dots<K: Kernel>(kernel: K) -> K::Output {
 /// [`run`] runs, and its caller has checked with CPUID that the processor has the instructions.
 macro_rules! lanes {
     ($e:expr) => {{
-        // SAFETY: register-only intrinsic inside `run` (see the macro's comment).
+        // SAFETY: the intrinsic only uses registers, and runs inside `run` (see the macro's comment).
         unsafe { $e }
     }};
 }
@@ -83,41 +83,41 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     #[inline(always)]
     fn load(from: &[f32]) -> Self {
         let from = &from[..LANES];
-        // SAFETY: 16 elements, just checked.
+        // SAFETY: the slice has 16 elements, as checked above.
         unsafe { Self::load_ptr(from.as_ptr()) }
     }
     #[inline(always)]
     fn load_partial(from: &[f32], n: usize) -> Self {
         let from = &from[..n];
-        // SAFETY: masked lanes are not read; the first n elements exist.
+        // SAFETY: the slice has n elements, and the masked lanes are not read.
         F32x16(unsafe { _mm512_maskz_loadu_ps(mask(n), from.as_ptr()) })
     }
     #[inline(always)]
     unsafe fn load_ptr(from: *const f32) -> Self {
-        // SAFETY: the caller promises 16 readable elements.
+        // SAFETY: the caller guarantees 16 readable elements.
         F32x16(unsafe { _mm512_loadu_ps(from) })
     }
     #[inline(always)]
     fn store(self, to: &mut [f32]) {
         let to = &mut to[..LANES];
-        // SAFETY: 16 elements, just checked.
+        // SAFETY: the slice has 16 elements, as checked above.
         unsafe { self.store_ptr(to.as_mut_ptr()) }
     }
     #[inline(always)]
     fn store_partial(self, to: &mut [f32], n: usize) {
         let to = &mut to[..n];
-        // SAFETY: masked lanes are not written; the first n elements exist.
+        // SAFETY: the slice has n elements, and the masked lanes are not written.
         unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask(n), self.0) }
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32) {
-        // SAFETY: the caller promises 16 writable elements.
+        // SAFETY: the caller guarantees 16 writable elements.
         unsafe { _mm512_storeu_ps(to, self.0) }
     }
     #[inline(always)]
     fn load_bf16(from: &[bf16]) -> Self {
         let from = &from[..LANES];
-        // SAFETY: 16 elements of two bytes, just checked.
+        // SAFETY: the slice has 16 elements of two bytes, as checked above.
         let halves = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
         F32x16(lanes!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))))
     }
@@ -136,7 +136,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
             );
             _mm512_castsi512_si256(_mm512_permutexvar_epi16(odd, _mm512_castps_si512(self.0)))
         });
-        // SAFETY: 16 elements of two bytes, just checked.
+        // SAFETY: the slice has 16 elements of two bytes, as checked above.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), upper) }
     }
     #[inline(always)]
@@ -151,13 +151,13 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
             let low = _mm512_srli_epi32::<16>(nearest_bf16(even.0));
             _mm512_mask_blend_epi16(0xaaaa_aaaa, low, nearest_bf16(odd.0))
         });
-        // SAFETY: 32 elements of two bytes, just checked.
+        // SAFETY: the slice has 32 elements of two bytes, as checked above.
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) }
     }
     #[inline(always)]
     fn zip_bf16(even: &[bf16], odd: &[bf16], to: &mut [bf16]) {
         let (even, odd, to) = (&even[..2 * LANES], &odd[..2 * LANES], &mut to[..4 * LANES]);
-        // SAFETY: 32 elements of two bytes each, just checked.
+        // SAFETY: each slice has 32 elements of two bytes, as checked above.
         let (even, odd) =
             unsafe { (_mm512_loadu_si512(even.as_ptr().cast()), _mm512_loadu_si512(odd.as_ptr().cast())) };
         // First interleaves pairs 0–3, 8–11, 16–19, 24–27 and the other pairs, then puts the quarters of both in order.
@@ -167,7 +167,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
                 (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
             [_mm512_permutex2var_epi64(a, first, b), _mm512_permutex2var_epi64(a, last, b)]
         });
-        // SAFETY: 64 elements of two bytes, just checked.
+        // SAFETY: the slice has 64 elements of two bytes, as checked above.
         unsafe {
             _mm512_storeu_si512(to.as_mut_ptr().cast(), zipped[0]);
             _mm512_storeu_si512(to.as_mut_ptr().add(2 * LANES).cast(), zipped[1]);
@@ -176,7 +176,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     #[inline(always)]
     fn load_pairs(from: &[bf16]) -> (Self, Self) {
         let from = &from[..2 * LANES];
-        // SAFETY: 32 elements of two bytes, just checked.
+        // SAFETY: the slice has 32 elements of two bytes, as checked above.
         let pairs = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
         let odd = lanes!(_mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff)));
         (F32x16(lanes!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))), F32x16(lanes!(_mm512_castsi512_ps(odd))))
@@ -184,7 +184,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     #[inline(always)]
     fn load_words(from: &[bf16]) -> Self {
         let from = &from[..2 * LANES];
-        // SAFETY: 32 elements of two bytes, just checked.
+        // SAFETY: the slice has 32 elements of two bytes, as checked above.
         let pairs = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
         F32x16(lanes!(_mm512_castsi512_ps(_mm512_rol_epi32::<16>(pairs))))
     }
@@ -219,12 +219,12 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a hint that accesses no memory, whatever the address.
+        // SAFETY: a prefetch is only a hint. It does not fault, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
     #[inline(always)]
     fn prefetch_near<T>(at: *const T) {
-        // SAFETY: as above.
+        // SAFETY: a prefetch is only a hint. It does not fault, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]

@@ -29,7 +29,7 @@ impl FloatEnvironment {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn with(word: u32) -> Self {
         let mut callers = 0u32;
-        // SAFETY: stores and loads the SSE control word, which is per thread; `Drop` restores the caller's.
+        // SAFETY: the SSE control word belongs to the thread, and `Drop` restores the caller's word.
         unsafe {
             std::arch::asm!("stmxcsr [{}]", in(reg) &mut callers, options(nostack));
             std::arch::asm!("ldmxcsr [{}]", in(reg) &word, options(nostack));
@@ -45,7 +45,7 @@ impl FloatEnvironment {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Drop for FloatEnvironment {
     fn drop(&mut self) {
-        // SAFETY: restores the word that `with` saved on this thread.
+        // SAFETY: this restores the word that `with` saved on the same thread.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &self.callers, options(nostack)) }
     }
 }
@@ -54,11 +54,12 @@ impl Drop for FloatEnvironment {
 /// (tininess is detected after rounding).
 ///
 /// # Safety
-/// As for `run`.
+/// Same as for `run`.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 pub(crate) unsafe fn flushing<K: Kernel>(run: unsafe fn(K) -> K::Output, kernel: K) -> K::Output {
     let _environment = FloatEnvironment::with(FLUSHES_DENORMALS);
-    // SAFETY: the caller's promise. The compiler cannot see through the pointer, so it does not inline anything.
+    // SAFETY: the caller upholds this function's safety contract. The compiler cannot see through `black_box`, so it
+    // does not inline `run`.
     unsafe { black_box(run)(kernel) }
 }

@@ -25,7 +25,7 @@ pub fn refusal() -> Option<&'static str> {
         if !is_x86_feature_detected!("avx512bf16") {
             return Some("this processor has no dot products of pairs of bf16 (avx512_bf16)");
         }
-        // SAFETY: the processor has AVX-512, as the caller asked, and BF16.
+        // SAFETY: the caller has checked that the processor has AVX-512, and the line above has checked AVX-512 BF16.
         let agrees = self_test(|sums| unsafe { control::flushing(avx512::run_dots::<Sums<'_>>, Sums(sums)) });
         (!agrees).then_some(OTHER_BITS)
     })
@@ -49,7 +49,7 @@ pub fn gain() -> Option<f64> {
         let (mut best_fma, mut best_dots) = (f64::INFINITY, f64::INFINITY);
         let rounds = 1 << 10;
         for _ in 0..12 {
-            // SAFETY: the processor has AVX-512 and the dot products of pairs: nothing refuses them.
+            // SAFETY: the caller has checked that the processor has AVX-512, and `refusal` has checked AVX-512 BF16.
             let (fma, dots) = unsafe {
                 (
                     seconds(&|| avx512::run(Spin::<false> { rounds })),

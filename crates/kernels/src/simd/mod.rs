@@ -71,7 +71,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Stores 16 lanes at the address `to`, without a check.
     ///
     /// # Safety
-    /// `to..to + 16` lies inside one allocation and is writable, and no other thread touches it.
+    /// `to..to + 16` lies inside one allocation and is writable, and no other thread accesses it.
     unsafe fn store_ptr(self, to: *mut f32);
     /// Loads the first 16 elements of `from`, which are bf16, widened exactly.
     #[inline(always)]

@@ -44,7 +44,7 @@ impl<const FLUSHED: bool> Simd for F32x16<FLUSHED> {
     }
     #[inline(always)]
     unsafe fn load_ptr(from: *const f32) -> Self {
-        // SAFETY: the caller promises 16 readable elements; the array needs no more alignment than f32.
+        // SAFETY: the caller guarantees 16 readable elements. The alignment of f32 suffices for the array.
         F32x16(unsafe { from.cast::<[f32; LANES]>().read() })
     }
     #[inline(always)]
@@ -57,7 +57,7 @@ impl<const FLUSHED: bool> Simd for F32x16<FLUSHED> {
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32) {
-        // SAFETY: the caller promises 16 writable elements.
+        // SAFETY: the caller guarantees 16 writable elements.
         unsafe { to.cast::<[f32; LANES]>().write(self.0) }
     }
     #[inline(always)]

@@ -111,27 +111,27 @@ pub struct TileMatmul {
 /// tile registers takes as long as several matmuls, so it is done once for the list.
 ///
 /// # Safety
-/// The tiles of A and B of a matmul lie inside one allocation each, as do the rows of C, which have 32 elements. Nobody
-/// else touches these rows of C meanwhile.
+/// For each matmul, the tiles of A lie inside one allocation, and so do the tiles of B and the rows of C, which have 32
+/// elements. No other thread accesses these rows of C during the call.
 pub type Unit = unsafe fn(&[TileMatmul]);
 
 /// Computes all of these matmuls by `unit`, a few in each call.
 ///
 /// # Safety
-/// As for [`Unit`].
+/// Same as for [`Unit`].
 pub unsafe fn run_all(unit: Unit, mut matmuls: impl Iterator<Item = TileMatmul>) {
     let Some(first) = matmuls.next() else { return };
     let (mut list, mut len) = ([first; 8], 1);
     for matmul in matmuls {
         if len == list.len() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract.
             unsafe { unit(&list) };
             len = 0;
         }
         list[len] = matmul;
         len += 1;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's safety contract.
     unsafe { unit(&list[..len]) };
 }
 
@@ -156,11 +156,11 @@ pub(super) fn check(matmuls: &[TileMatmul]) {
 /// Computes the matmuls in plain Rust, slowly, with the bits of the AMX instructions.
 ///
 /// # Safety
-/// As for [`Unit`].
+/// Same as for [`Unit`].
 pub unsafe fn emulated(matmuls: &[TileMatmul]) {
     check(matmuls);
     for matmul in matmuls {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe { emulate(matmul) };
     }
 }
@@ -168,7 +168,7 @@ pub unsafe fn emulated(matmuls: &[TileMatmul]) {
 /// Computes one matmul in plain Rust.
 ///
 /// # Safety
-/// As for [`Unit`].
+/// Same as for [`Unit`].
 unsafe fn emulate(matmul: &TileMatmul) {
     let TileMatmul { depth, from_c, rows, .. } = *matmul;
     for block in 0..matmul.blocks {
@@ -177,18 +177,18 @@ unsafe fn emulate(matmul: &TileMatmul) {
             for row in 0..usize::from(rows) {
                 let c = matmul.c.wrapping_byte_add(block * matmul.c_block + (lower * SIDE + row) * matmul.c_stride);
                 for column in 0..2 * SIDE {
-                    // SAFETY: the caller's promise: 32 columns of every row of C.
+                    // SAFETY: the caller guarantees 32 columns of every row of C.
                     let mut sum = if from_c != 0 { unsafe { c.add(column).read() } } else { 0.0 };
                     for tile in 0..depth {
                         let a = a.wrapping_byte_add(tile * matmul.a_step + row * matmul.a_row);
-                        // SAFETY: the caller's promise: `depth` tiles of A.
+                        // SAFETY: the caller guarantees `depth` tiles of A.
                         let a = unsafe { std::slice::from_raw_parts(a, DEPTH) };
-                        // SAFETY: the caller's promise: `depth` pairs of tiles of B.
+                        // SAFETY: the caller guarantees `depth` pairs of tiles of B.
                         let b = unsafe { std::slice::from_raw_parts(matmul.b.add(tile * 2 * TILE), 2 * TILE) };
                         let of = |k: usize| b[k / 2 * 2 * DEPTH + column * 2 + k % 2].to_f32();
                         sum = step(sum, a.iter().enumerate().map(|(k, a)| (a.to_f32(), of(k))));
                     }
-                    // SAFETY: as for reading it.
+                    // SAFETY: the caller guarantees 32 columns of every row of C.
                     unsafe { c.add(column).write(sum) };
                 }
             }
@@ -293,7 +293,7 @@ mod tests {
             (18, vec![(1..9).collect(), (9..17).collect(), vec![17, 18]]),
         ] {
             let rows = Rows { upper: 1, lower: 0 };
-            // SAFETY: `noted` touches no tile.
+            // SAFETY: `noted` accesses no memory of the matmuls.
             unsafe { run_all(noted, (1..=count).map(|depth| matmul(rows, depth))) };
             assert_eq!(NOTED.take(), expected, "{count}");
         }

@@ -1,5 +1,5 @@
-//! RLOO (Ahmadian et al. 2024, arXiv:2402.14740): a completion's baseline is the mean reward of the others of its
-//! group, and the probability ratio of the whole completion is clipped. Formulas: [`train::advantages::rloo`],
+//! RLOO (Ahmadian et al. 2024, arXiv:2402.14740): a completion's baseline is the mean reward of the other completions
+//! in its group, and the probability ratio of the whole completion is clipped. Formulas: [`train::advantages::rloo`],
 //! [`train::loss::rloo`].
 
 use super::{CENTERED, Estimator, PolicyGradient, Scored};

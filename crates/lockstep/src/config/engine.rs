@@ -72,8 +72,8 @@ pub fn eval_sampling(config: &Config, training: &SamplingParams) -> SamplingPara
     }
 }
 
-/// The engine's sizes: sequences as long as the longest prompt with its completion, and as many slots as sequences are
-/// generated at once.
+/// The engine's sizes: sequences have room for the longest prompt with its completion, and there is a slot for each
+/// sequence that is generated at the same time.
 pub fn engine_config(config: &Config, context: usize, bounds: WorkloadBounds) -> EngineConfig {
     let max_model_len = context.min(bounds.longest_prompt + config.max_completion_length);
     let max_num_seqs = config.max_num_seqs.min(bounds.sequences).max(1);

@@ -48,7 +48,8 @@ struct Profile {
 pub struct SamplingPlan {
     /// The sampling parameters without profiles.
     all: Arc<SamplingParams>,
-    /// For each profile: its name, the sum of the shares of it and all profiles before it, and its sampling parameters.
+    /// The profiles, each as its name, the cumulative sum of the shares up to this profile, and its sampling
+    /// parameters.
     profiles: Vec<(String, f64, Arc<SamplingParams>)>,
 }
 

@@ -112,7 +112,7 @@ impl Pairs {
             bad_input!("{}: every pair is longer than max_length = {most}: raise max_length", spec.name);
         }
         if pairs.all.is_empty() {
-            bad_input!("the dataset {} has no pair", spec.name);
+            bad_input!("the dataset {} contains no pairs", spec.name);
         }
         Ok(pairs)
     }

@@ -34,7 +34,8 @@ impl TryFrom<Vec<Value>> for Rows {
     }
 }
 
-/// Reads up to `limit` rows of a file's content, each with its number from 1: of the line in JSONL, else of the row.
+/// Reads up to `limit` rows of a file's content. Each row comes with its number from 1: the number of the line in
+/// JSONL, else of the row.
 pub fn read(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     match path.extension().and_then(|e| e.to_str()) {
         #[cfg(feature = "parquet")]

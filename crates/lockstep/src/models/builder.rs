@@ -193,8 +193,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// In a plan, the size of the largest micro-batch of `work`, to be allocated now; `None` in a run, whose buffers
-    /// grow with its micro-batches.
+    /// In a plan, the size of the largest micro-batch of `work`, to be allocated now; `None` in a run, since the
+    /// buffers of a run grow with its micro-batches.
     fn reserves(&mut self, model: &ModelConfig, work: Work) -> Option<Capacity> {
         let group = work.group.min(work.completions).max(1);
         let (group_capacity, most) = (self.group_capacity(work, group), self.config.micro_batch_tokens());

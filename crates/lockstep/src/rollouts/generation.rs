@@ -40,7 +40,7 @@ impl Generation {
         rewards().fold(f64::NEG_INFINITY, f64::max) - rewards().fold(f64::INFINITY, f64::min) > ZERO_RANGE
     }
 
-    /// Adds a round: the first, or one with a group for each of [`zero_std_groups`](Self::zero_std_groups).
+    /// Adds a round: the first round, or a round with a group for each of [`zero_std_groups`](Self::zero_std_groups).
     pub fn take(&mut self, fresh: Rollouts) {
         for reward in fresh.groups.iter().flat_map(|group| fresh.totals(group)) {
             self.reward.add(reward);

@@ -92,7 +92,7 @@ impl Branch {
         for path in self.made.iter().rev() {
             let _ = if path.is_dir() { disk::remove_dir_all(path) } else { disk::remove_file(path) };
         }
-        // Removed only if empty.
+        // The directory is removed only if it is empty.
         let _ = std::fs::remove_dir(self.out.root());
     }
 }

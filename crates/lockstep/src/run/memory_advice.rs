@@ -71,7 +71,7 @@ impl Replan<'_> {
             lowered(&config, &adapted, " (with use_peft)", &mut beside);
             for (part, keys) in adapted.parts.iter().zip(beside) {
                 let same = plan.parts.iter().zip(&mut named).find(|(own, _)| own.name == part.name);
-                // Only if no single key lowers the part.
+                // These keys are named only if no single key lowers the part.
                 if let Some((_, own)) = same.filter(|(_, own)| own.is_empty()) {
                     own.extend(keys);
                 }
@@ -120,7 +120,7 @@ impl Replan<'_> {
     fn together(&self, now: &Changed, available: &Available) -> Changed {
         let fits = |changed: &Changed| changed.plan.excess(available) == 0;
         let (mut used, mut best): (Vec<&Lever>, _) = (Vec::new(), now.clone());
-        // A key may help only after another, as bf16 does after LoRA.
+        // A key may help only in combination with another key: bf16, for example, helps only with LoRA.
         for _ in 0..2 {
             for lever in LEVERS {
                 if fits(&best) || used.iter().any(|other| other.key == lever.key) {

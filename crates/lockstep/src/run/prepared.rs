@@ -1,4 +1,4 @@
-//! A prepared step: the changes to the run that making its batch will cause, as a value outside the run.
+//! A prepared step is a value outside the run. It holds the changes that making the step's batch will cause in the run.
 //!
 //! A task makes a batch while it can only read the run. The rows of the batch, its metrics and its observations are
 //! recorded here, and applied to the run when the step is taken. If the value is dropped instead (after a stop request

@@ -136,9 +136,9 @@ pub struct Models {
 }
 
 impl Models {
-    /// Hashes the files of the model in `dir`, of which `files` have been read, and of a separate reference or teacher
-    /// model. If the run `resumes`, the model's shape and all files that decide prompts must match the record of `run`,
-    /// and so must the model's weights if the run still reads them.
+    /// Hashes the files of the model in `dir` (`files` are those that have been read) and of a separate reference or
+    /// teacher model. If the run `resumes`, the model's shape and all files that decide prompts must match the record
+    /// of `run`, and so must the model's weights if the run still reads them.
     pub fn hashed(
         run: &RunDir,
         config: &Config,

@@ -12,8 +12,8 @@ use telemetry::{
     TraceSink,
 };
 
-/// The metrics by which a run is judged (the first that it has decides), and whether a higher value is better.
-/// `steps.jsonl` has their values at every step, independent of logging.
+/// The metrics by which a run is judged, and whether a higher value is better. The first of these metrics that the run
+/// has is used. `steps.jsonl` has their values at every step, independent of logging.
 pub const JUDGED: [(&str, bool); 4] =
     [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)];
 

@@ -177,7 +177,7 @@ impl RunDir {
         let mut notes = Vec::new();
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.as_ref().is_some_and(|lock| !lock.is_in_place(&self.root)) {
-            // Not passed on as bad input, since this run's input was valid.
+            // This error does not become a `BadInput`, since this run's input was valid.
             let new = RunLock::take(&self.root).map_err(|e| {
                 anyhow::anyhow!("{root}/{} was deleted while this process held it: {}", lock::FILE, paragraph(&e))
             })?;

@@ -195,7 +195,7 @@ mod foreign {
     }
 
     #[test]
-    fn the_error_of_another_format_names_the_fix() {
+    fn an_unsupported_format_is_refused_with_a_fix() {
         for (format, fix) in [(OLDEST - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
             let mut other = valid();
             other["format"] = format.into();

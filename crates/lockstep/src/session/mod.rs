@@ -190,8 +190,8 @@ impl Run {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
-                    // If the data of a checkpoint can no longer be generated, a warning was printed: a resume starts
-                    // from the checkpoint before.
+                    // If the data of a checkpoint can no longer be generated, a warning was printed: a resumed run
+                    // starts from the previous checkpoint.
                     self.save_step().or_else(|error| if is_stopped(&error) { Ok(()) } else { Err(error) })?;
                     Some(StopReason::Interrupted)
                 }
@@ -215,8 +215,8 @@ impl Run {
         Ok(())
     }
 
-    /// Passes on `outcome`. If a reward or other injected user code has failed, first saves the last step; the error
-    /// then tells how to resume.
+    /// Returns `outcome`. If a reward or other injected user code has failed, first saves the last step, and adds to
+    /// the error how to resume the run.
     fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let Err(error) = outcome else { return outcome };
         let is_reward = error.is::<RewardFailed>();

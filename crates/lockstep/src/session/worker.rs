@@ -96,7 +96,7 @@ pub(super) fn work_as<W: Work>(
     let (files, parts) = loop {
         let Some(state) = awaited.learner(worker.exchange())? else { return Ok(()) };
         match wanted.prepare(run, host.as_ref(), &state) {
-            // One learner's state does not match the files of the next learner, which has started meanwhile.
+            // One learner's state does not match the files of the next learner, which has started in the meantime.
             Err(_) if !awaited.is_of_learner(&state)? => {}
             prepared => break prepared?,
         }
@@ -193,7 +193,8 @@ impl Files {
     }
 }
 
-/// Refuses a learner whose weights in memory this worker cannot open; it would wait forever.
+/// Refuses a learner if this worker cannot open the learner's weights in memory. The worker would otherwise wait
+/// forever.
 fn refuse_memory_of_others(layout: &Layout, shared: &Shared) -> anyhow::Result<()> {
     let places = shared.slots.values().map(|slot| &slot.path).chain(&shared.base);
     let is_memory = places.into_iter().any(|path| path.starts_with("/proc"));
@@ -269,8 +270,8 @@ fn parts(
         debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
         Ok(ready_rewards(named, Vec::new(), stop))
     });
-    // In a run, one batch is scored at a time by each reward; here, as many as may be in flight. A program's functions
-    // are called by one thread.
+    // In a run without workers, each reward scores one batch at a time. Here it scores as many batches at once as may
+    // be in flight. A program's functions are called by one thread.
     let scorers = if has_functions { 1 } else { staleness + 1 };
     let scorers = Scorers::new(make, assets.tokenizer.clone(), scorers, &stop)?;
     let mut bounds = WorkloadBounds::for_prompts(shared.longest_prompt, config.num_generations);

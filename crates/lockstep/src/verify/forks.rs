@@ -149,7 +149,7 @@ fn a_run_resumed_from_an_older_checkpoint_can_be_proven_and_forked() {
         // The first start had fewer steps.
         proven(&fork, if at > 2 { 8 } else { 6 });
     }
-    // The interval of a start whose checkpoint is missing cannot be replayed, which is reported.
+    // If the checkpoint of a start is missing, its interval cannot be replayed, and this is reported.
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
     let report = verified(&root);
     assert!(report.difference.is_none());

@@ -269,7 +269,7 @@ impl RecordedRun {
         self.other_build().is_none()
     }
 
-    /// The steps at which a later start changed keys that affect bits, up to `step`. A replay can pass them only at a
+    /// The steps, up to `step`, where a later start changed keys that affect bits. A replay can pass them only at a
     /// checkpoint.
     pub fn changes(&self, step: u64) -> BTreeSet<u64> {
         changes(self.starts_of(step)).map(|(step, _)| step).collect()

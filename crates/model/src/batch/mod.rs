@@ -72,8 +72,8 @@ impl Capacity {
     /// `completions` completions in total. Each group is at most as large as `one`.
     pub fn for_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
         // A group larger than the budget is a micro-batch of its own, since groups are never split. Smaller groups
-        // share a micro-batch up to the budget; each of their sequences may leave its last page, and the prompt's last
-        // page, partly unused.
+        // share a micro-batch up to the budget. Each sequence may leave two pages partly unused: its own last page and
+        // the prompt's last page.
         let tokens = one.tokens.max(max_tokens.min(groups * one.tokens));
         let blocks = tokens.div_ceil(BLOCK) + 2 * completions;
         Capacity {
@@ -270,7 +270,7 @@ pub struct BatchTensors {
     lists: Tensor,
     /// End of each of the first four lists.
     ends: [usize; 4],
-    /// For each piece of the head: its range of scored rows, and the range in `lists` with its group offsets.
+    /// The pieces of the head, each as the range of its scored rows and the range of its group offsets in `lists`.
     head_pieces: Vec<(Range<usize>, Range<usize>)>,
     pub(crate) dropout: Option<Dropout>,
 }

@@ -49,7 +49,7 @@ pub struct StepRows<'a> {
     /// Rows to write to the KV cache: row `write_rows[i]` goes to slot `write_slots[i]`. Every row is written at least
     /// once.
     pub write_rows: &'a [u32],
-    /// Slots in the KV cache to write to: page · 64 + position in the page; as many as `write_rows`.
+    /// Slots in the KV cache to write to: page · 64 + position in the page. The list is as long as `write_rows`.
     pub write_slots: &'a [u32],
     /// Rows from which a token is sampled.
     pub sampled: &'a [u32],

@@ -23,7 +23,7 @@ pub struct AssistantTokens {
 }
 
 impl PromptEncoder<'_> {
-    /// Token ids of a conversation, and for each whether an assistant wrote it (transformers'
+    /// Token ids of a conversation, and a mask of those that an assistant wrote (transformers'
     /// `return_assistant_tokens_mask`). `completion` continues `prompt`, and may be empty. Fails if an assistant's
     /// message cannot be found in the rendered text, or if no token was written by an assistant.
     pub fn encode_assistant(&self, prompt: &[Value], completion: &[Value]) -> Result<AssistantTokens> {

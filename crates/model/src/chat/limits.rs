@@ -176,7 +176,7 @@ fn constant(node: &serde_json::Value) -> std::result::Result<Option<(f64, f64)>,
                 let (length, value) = match fields["op"].as_str() {
                     Some("Mul") => (times(a, y) + times(b, x), x * y),
                     Some("Pow") => (0.0, libm::pow(x.max(2.0), y)),
-                    // Division by a small number gives a large one.
+                    // Division by a small number gives a large number.
                     Some("Div" | "FloorDiv") => (0.0, f64::INFINITY),
                     Some("Concat") => (a + b + 80.0, 0.0),
                     _ => (a + b, x + y),

@@ -317,7 +317,7 @@ pub(super) fn justified(text: &str, method: &str, width: i64, fill: &str) -> Res
     let left = match method {
         "ljust" => 0,
         "rjust" => missing,
-        // An odd extra character goes to the side to which Python's `center` adds it.
+        // If the padding is odd, the extra character is on the side where Python's `center` puts it.
         _ => missing / 2 + (missing & width & 1),
     };
     Ok([&fill.repeat(left), text, &fill.repeat(missing - left)].concat())

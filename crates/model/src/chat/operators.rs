@@ -143,7 +143,7 @@ const OWN_FILTERS: &[(&str, Operator)] = &[
 
 /// Upper bound on the bytes and elements that a filter or method of this name builds or reads.
 fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
-    // Bytes that a piece of a string takes as a value of its own.
+    // The bytes of a piece of a string that becomes a separate value.
     const PIECE: usize = 32;
     let (mut elements, mut text, mut longest) = (0_usize, 0_usize, 0);
     for argument in arguments {
@@ -205,7 +205,8 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
     Ok(elements.saturating_add(more))
 }
 
-/// Converts a lazy sequence to a list. Lazy sequences over lazy sequences would nest once per iteration of a loop.
+/// Converts a lazy sequence to a list. In a loop, lazy sequences over lazy sequences would become nested one level
+/// deeper with each iteration.
 fn flat(value: Value) -> Outcome {
     if value.kind() != ValueKind::Iterable {
         return Ok(value);

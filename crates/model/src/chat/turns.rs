@@ -93,7 +93,7 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// For each replacement of message `i`, the text that the template prints after it at the end of a conversation.
+    /// The text that the template prints after each replacement of message `i` at the end of a conversation.
     fn behind(&self, i: usize) -> Vec<String> {
         let of = |other| {
             let mut messages = self.chat.messages[..=i].to_vec();
@@ -123,8 +123,8 @@ impl<'a> Conversation<'a> {
     }
 }
 
-/// Messages that may replace a message: one that has only a text, and the message itself with all its strings replaced,
-/// for templates that reject a conversation in which it calls no tool.
+/// Messages that may replace a message: a message with only a text, and the message itself with all its strings
+/// replaced, for templates that reject a conversation without the message's tool calls.
 fn others(message: &Value) -> Vec<Value> {
     let place = PLACE.to_string();
     let mut all = vec![json!({"role": message["role"], "content": place})];

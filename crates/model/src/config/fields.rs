@@ -3,7 +3,7 @@
 use crate::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
-/// The largest size that a field may have. Larger sizes are mistakes, and multiplying two of them would overflow.
+/// The largest size that a field may have. Larger sizes are mistakes, and the product of two such sizes would overflow.
 const MAX_SIZE: u64 = 1 << 31;
 
 /// The fields of one JSON object, and a prefix for their names in error messages.

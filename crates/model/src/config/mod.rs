@@ -137,7 +137,8 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// The ε of every RMS norm.
     pub rms_norm_eps: f32,
-    /// Added to the weight of every RMS norm: 1 in families whose files store the weight minus 1 (Gemma), else 0.
+    /// The number added to the weight of every RMS norm: 1 in families whose files store the weight minus 1 (Gemma),
+    /// else 0.
     pub norm_offset: f32,
     /// Activation function of the MLP's gate.
     pub activation: Activation,

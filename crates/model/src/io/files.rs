@@ -58,7 +58,7 @@ impl FileList {
         write_json(&dir.join(FILE_LIST), &serde_json::json!(self))
     }
 
-    /// Reads the list in `dir`; `None` if it has no list, like models and checkpoints of older versions.
+    /// Reads the list in `dir`; `None` if the directory has no list, like models and checkpoints of older versions.
     pub fn read(dir: &Path) -> Result<Option<FileList>> {
         let path = dir.join(FILE_LIST);
         let text = match disk::read(&path, disk::most::TOKENIZER) {

@@ -121,7 +121,7 @@ pub fn save_tensors(path: &Path, source: &dyn TensorSource, dtype: FileDType) ->
     save_tensors_with(path, source, dtype, &[])
 }
 
-/// As [`save_tensors`], with additional entries in the file's metadata.
+/// Like [`save_tensors`], with additional entries in the file's metadata.
 pub(crate) fn save_tensors_with(
     path: &Path,
     source: &dyn TensorSource,

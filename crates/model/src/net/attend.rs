@@ -19,8 +19,8 @@ use crate::weights::{Layer, SavedInput, trained};
 use kernels::ops::{attention, qk_norm, rope};
 use kernels::{DType, Result, Tensor, View, ViewMut};
 
-/// The forward pass of the attention part. It computes the layer's input in `x` according to `input`, and writes the
-/// attention output to `delta`.
+/// The forward pass of the attention part. It first updates `x` to hold the layer's input, as `input` specifies, then
+/// writes the attention output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,

@@ -77,8 +77,8 @@ pub(super) struct LayerActivations {
     pub mid: Tensor,
     /// 1 / rms of each row of m `[T]`.
     pub mlp_rstd: Tensor,
-    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; `None` without a backward
-    /// pass.
+    /// The gate and up projections of the MLP's input g, side by side: [g Wgateᵀ, g Wupᵀ] `[T, 2F]`. `None` if no
+    /// backward pass follows.
     pub gate_up: Option<Tensor>,
 }
 

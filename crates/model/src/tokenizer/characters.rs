@@ -29,7 +29,7 @@ pub(super) fn characters(chars: impl IntoIterator<Item = char>, special: &Specia
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": false},
         "post_processor": null,
         "decoder": {"type": "Fuse"},
-        // `unk_token` is a required field; without an unk token it names a token that no text contains.
+        // `unk_token` is a required field. Without an unk token, the field names a token that no text contains.
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": special.unk.as_deref().unwrap_or("")},
     });
     let inner = tokenizers::Tokenizer::from_bytes(json.to_string()).map_err(failed)?;

@@ -120,7 +120,7 @@ fn accepts(case: &Case) -> bool {
     scores.values == [Some(1.0)]
 }
 
-/// Right completions of the corpus that score 0 nevertheless.
+/// Right completions of the corpus that nevertheless score 0.
 const MISSED: [(&str, &str, &str); 10] = [
     // Signs after a number that are not known units.
     ("math", "1000.99", "\\boxed{1,000.99€}"),

@@ -1,11 +1,11 @@
 //! `countdown`: 1 if the completion's expression uses exactly the given numbers and equals the target, else 0.
 //!
-//! The expression is that in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else in the
-//! last line. In an equation, it is the side with an operation. It may contain integers, `+ - * /` (also `×`, `÷`,
-//! `\times`, `\div`, `\frac`), signs and brackets. It is parsed and evaluated with exact fractions, never by an
-//! interpreter. Each given number must be used once (with `use_all = false`: at most once), and no other number may
-//! occur. An expression with the right numbers and a wrong value scores `format_score`. Powers and concatenated digits
-//! are not accepted.
+//! The expression is the one in the last `<answer>…</answer>` or `\boxed{}`, else the one after `####` or "Answer:",
+//! else the one in the last line. In an equation, it is the side with an operation. It may contain integers, `+ - * /`
+//! (also `×`, `÷`, `\times`, `\div`, `\frac`), signs and brackets. It is parsed and evaluated with exact fractions,
+//! never by an interpreter. Each given number must be used once (with `use_all = false`: at most once), and no other
+//! number may occur. An expression with the right numbers and a wrong value scores `format_score`. Powers and
+//! concatenated digits are not accepted.
 //!
 //! Task: Gandhi et al. 2024, "Stream of Search", <https://arxiv.org/abs/2404.03683>; TinyZero's reward.
 

@@ -1,11 +1,11 @@
 //! `gsm8k`: 1 if the completion's final number equals that of the answer, else 0.
 //!
 //! The answer column holds GSM8K's solution text, whose number follows `####`, or just the number. The completion's
-//! number is that after its last `####`; else that in its last `<answer>` or `\boxed{…}`; else (unless `strict`) that
-//! after "answer is", or the last number of the text. The words around the number must not retract it (`not 42`, `42 or
-//! 43`, `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5 %`, `2001/2`,
-//! `\frac{2001}{2}`, `1000½` and `1.0005e3` are equal. A formula has a number only if the number is alone in it: `$6
-//! \times 7$` has none. For a row whose answer has no number, the score is `None` with a problem.
+//! number is the number after its last `####`; else the number in its last `<answer>` or `\boxed{…}`; else (unless
+//! `strict`) the number after "answer is", or the last number of the text. The words around the number must not retract
+//! it (`not 42`, `42 or 43`, `42:00`). Numbers are compared exactly, never as floats: `1,000.50`, `$1000.5`, `1000.5
+//! %`, `2001/2`, `\frac{2001}{2}`, `1000½` and `1.0005e3` are equal. A formula has a number only if the number is alone
+//! in it: `$6 \times 7$` has none. For a row whose answer has no number, the score is `None` with a problem.
 //!
 //! Dataset: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 

@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn distinct_ngrams_of_any_length_are_counted() {
         let ngram = |ngram| RepetitionOptions { ngram, weight: 12.0, ..RepetitionOptions::default() };
-        // There are 6, 5, 4, 3, 1 and no n-grams, of which 2, 2, 2, 2, 1 and none are distinct.
+        // The cases have 6, 5, 4, 3, 1 and 0 n-grams, and 2, 2, 2, 2, 1 and 0 distinct n-grams.
         for (n, expected) in [(1, -8.0), (2, -7.2), (3, -6.0), (4, -4.0), (6, 0.0), (7, 0.0)] {
             assert_eq!(score(ngram(n), "a b a b a b", &[]), expected, "{n}");
         }

@@ -63,7 +63,7 @@ impl Process {
     /// Queues a line for the child's input.
     pub(super) fn send(&mut self, line: Vec<u8>) {
         if let Some(input) = &self.input {
-            // If the writer thread has ended, so has the child, which reading reports.
+            // If the writer thread has ended, the child has ended, too. The next read reports that.
             let _ = input.send(line);
         }
     }

@@ -300,7 +300,8 @@ fn an_answer_to_another_request_is_an_error() {
     let number = r#"k=${line##*\"request\":}; k=${k%%\}*};"#;
     let answer = |number: &str| format!("echo \"{{\\\"rewards\\\": [$k, 0], \\\"request\\\": {number}}}\"");
     for (body, good) in [
-        // The programs answer with the request's number, with the previous number, or twice (at once or later).
+        // The programs answer with the request's number, with the previous request's number, or twice (at once or
+        // later).
         (answer("$k"), [true, true, true]),
         (answer("$((k - 1))"), [false, false, false]),
         (format!("{a}; {a}", a = answer("$k")), [true, false, true]),

@@ -69,7 +69,7 @@ fn chunked_completions_have_the_bits_of_unchunked_ones() {
     for sampling in samplings {
         let whole = poisoned(&ctx, weights, roomy(200)).generate(weights, load(&sampling)).unwrap();
         for config in engines() {
-            // A page has 64 tokens. The last case ends before its last chunk.
+            // A page has 64 tokens. In the last case, every completion ends within the first chunk.
             for (chunk, last) in [(1, 3), (3, 2), (7, 9), (40, 2)] {
                 let mut engine = poisoned(&ctx, weights, config.clone());
                 engine.set_detokenizer(Arc::new(Letters));

@@ -68,8 +68,8 @@ pub const OF_NAMESPACE_OLD: &[i64] = calls! {
 #[cfg(not(target_arch = "x86_64"))]
 pub const OF_NAMESPACE_OLD: &[i64] = &[];
 
-/// System calls that fail with EPERM without namespaces, an error that programs expect. A call in no list fails with
-/// ENOSYS.
+/// System calls that fail with EPERM in a sandbox without namespaces, because programs expect this error from them.
+/// System calls that are on no list fail with ENOSYS.
 pub const REFUSED: &[i64] = calls! {
     // Sockets and other ways to talk to processes.
     SYS_socket SYS_connect SYS_bind SYS_shmget SYS_shmat SYS_shmctl SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl

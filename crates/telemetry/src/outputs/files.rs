@@ -33,8 +33,8 @@ pub const FILES: &[RunFile] = &[
     file(
         "steps.jsonl",
         "",
-        "A JSON object for each step, logged or not, with the step's reward, pair accuracy and loss. From these, the \
-         last line of a run and the page decide whether the run learns.",
+        "A JSON object for each step, logged or not, with the step's reward, pair accuracy and loss. The run's \
+         last line and the page use these values to report whether the run learns.",
     ),
     file(
         "tensorboard/",

@@ -168,7 +168,8 @@ impl Inbox {
         done.into_iter().flat_map(|(worker, job)| self.discard(&worker, job)).collect()
     }
 
-    /// All messages that are kept. Unless the server is told regularly that they are in work, it delivers them again.
+    /// All messages that are kept. The server delivers them again unless it is told regularly that they are in
+    /// progress.
     pub fn kept(&self) -> Vec<Message> {
         let held = self.results.values().flat_map(|held| &held.messages);
         held.chain(self.parts.values().flat_map(BTreeMap::values)).cloned().collect()

@@ -28,7 +28,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 const LIST: Duration = Duration::from_millis(500);
 /// The time that a starting learner listens for workers and for another learner with the same name.
 const LISTEN: Duration = Duration::from_millis(1500);
-/// The maximum time that a learner which has ended waits for its workers to hear of the end.
+/// The maximum time that a learner waits, after the end of the run, for its workers to learn of the end.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// The name of the learner's consumer of the results stream.
 const CONSUMER: &str = "learner";
@@ -175,7 +175,8 @@ impl Exchange for NatsLearner {
     }
 
     fn release(&mut self, _worker: &WorkerName, _job: JobName) -> Result<()> {
-        // Nothing to take away: the worker is gone. If it comes back and finishes the job, the bits are the same.
+        // There is nothing to take away, since the worker is gone. If the worker comes back and finishes the job, its
+        // result has the same bits.
         Ok(())
     }
 
@@ -236,7 +237,7 @@ impl Exchange for NatsLearner {
 impl Drop for NatsLearner {
     fn drop(&mut self) {
         let since = Instant::now();
-        // Messages are the only way in which workers on other machines learn of the end.
+        // Workers on other machines learn of the end only from messages.
         while self.has_ended && since.elapsed() < FAREWELL && !self.shared.inbox().all_have_ended() {
             self.shared.tell.notify_one();
             std::thread::sleep(PAUSE);
@@ -369,7 +370,8 @@ async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue
                 });
             }
             Command::Withdraw(sequence) => {
-                // Not by purging the job's subject: nats-server 2.9 then skips messages that arrive at the same moment.
+                // The job's subject is not purged, because nats-server 2.9 would then skip messages that arrive at the
+                // same moment.
                 if let Ok(stream) = jetstream.get_stream_no_info(&shared.names.jobs).await {
                     let _ = stream.delete_message(sequence).await;
                 }

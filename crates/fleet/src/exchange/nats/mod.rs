@@ -59,8 +59,9 @@ const STATUS: Duration = Duration::from_millis(50);
 const ANSWER: Duration = Duration::from_secs(5);
 /// The pause before a failed operation is retried.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A stream that leaves this many requests in a row unanswered is deleted, and the learner recreates it. nats-server
-/// 2.9.10, restarted on an emptied store, sometimes has a stream that accepts messages but never delivers any.
+/// A stream that does not answer this many requests in a row is deleted, and the learner creates the stream again.
+/// nats-server 2.9.10, restarted on an emptied store, sometimes has a stream that accepts messages but never delivers
+/// any.
 const UNANSWERED: usize = 10;
 /// The message header with the run's identifier.
 const RUN: &str = "Lockstep-Run";

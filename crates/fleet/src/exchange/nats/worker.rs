@@ -24,8 +24,8 @@ use twox_hash::XxHash3_128;
 const OFFERED: Duration = Duration::from_millis(500);
 /// The server-side timeout of a pull request.
 const PULL: Duration = Duration::from_secs(1);
-/// After a result was sent, its job stays in the worker's list of jobs for this long, so that the learner receives the
-/// result before the job leaves the list.
+/// After a result was sent, the job stays in the worker's list for this long, so that the learner receives the result
+/// before the job leaves the list.
 const SETTLED: Duration = Duration::from_secs(2);
 /// The maximum time that an ending worker waits for its results to be sent.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -70,7 +70,7 @@ struct Shared {
 struct Desk {
     learner: Option<Announced>,
     refused: Option<String>,
-    /// A job that was fetched but not claimed yet.
+    /// A job that has been fetched but not claimed.
     ready: Option<(Job, Message)>,
     /// The last time that the worker asked for a job.
     wanted: Option<Instant>,

@@ -41,7 +41,7 @@ impl SpoolWorker {
         for directory in [layout.workers().join(name.as_str()), layout.processing(&name), layout.complete(&name)] {
             create_dir(&directory)?;
         }
-        let who = format!("a worker named {name} of {}", out.display());
+        let who = format!("worker {name} of {}", out.display());
         let (alive, holder) = take_lock(&layout.alive(&name), &who, "Choose another --name")?;
         sweep(&layout.complete(&name))?;
         let mut watch = Watch::new();

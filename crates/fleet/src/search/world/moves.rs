@@ -6,8 +6,8 @@ use crate::ids::BatchId;
 use crate::job::{Answer, JobName, JobResult};
 
 impl World {
-    /// All possible moves, and for each whether it is a fault. The end of a run must be reachable without further
-    /// faults.
+    /// All possible moves, each with a flag that is true for a fault. The end of a run must be reachable without
+    /// further faults.
     pub fn moves(&self) -> Vec<(Move, bool)> {
         let mut moves = Vec::new();
         let budget = &self.budget;

@@ -176,13 +176,13 @@ struct Held {
     spoiled: Option<String>,
 }
 
-// SAFETY: the pointers are to memory that the caller of a copy does not touch until the copy has happened.
+// SAFETY: no other code touches the memory behind the pointers until the copy has happened.
 unsafe impl Send for Held {}
 
 impl Held {
     fn catch_up(&mut self) {
         for (to, from, bytes) in self.copies.drain(..) {
-            // SAFETY: both sides meet the conditions of `Driver::to_device`.
+            // SAFETY: the caller of `to_device` has upheld its safety contract for both pointers.
             unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
         }
     }
@@ -225,7 +225,7 @@ impl Driver for Emulated {
         if self.memory_limit.is_some_and(|[has, taken]| all > has.saturating_sub(taken)) {
             return Ok(None);
         }
-        // SAFETY: any number of bytes is fine.
+        // SAFETY: any number of bytes is valid.
         let at = unsafe { (self.memory.allocate)(bytes) } as u64;
         if at == 0 {
             return Ok(None);
@@ -240,7 +240,7 @@ impl Driver for Emulated {
         held.catch_up();
         let Some(bytes) = held.allocations.remove(&at.0) else { return };
         held.bytes[0] -= bytes as u64;
-        // SAFETY: allocated with the same number of bytes, and nobody uses it any more.
+        // SAFETY: the memory was allocated with the same number of bytes and is not used any more.
         if unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } == 0 {
             held.spoiled = Some(format!("a kernel wrote outside an allocation of {bytes} bytes"));
         }
@@ -260,14 +260,15 @@ impl Driver for Emulated {
 
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()> {
         lock(&self.held).catch_up();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to, bytes) };
         Ok(())
     }
 
     unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()> {
         lock(&self.held).catch_up();
-        // SAFETY: the caller's promise; memory is aligned to 16, and a range of it to its elements.
+        // SAFETY: the caller upholds this function's safety contract. Allocations are aligned to 16 bytes, and ranges
+        // of them to their elements.
         unsafe {
             match width {
                 2 => std::slice::from_raw_parts_mut(at.0 as *mut u16, count).fill(word as u16),
@@ -280,7 +281,7 @@ impl Driver for Emulated {
     fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function> {
         let module = module(source)?;
         let name = CString::new(kernel).map_err(|e| e.to_string())?;
-        // SAFETY: a null-terminated string.
+        // SAFETY: the string is null-terminated.
         let index = unsafe { (module.find)(name.as_ptr()) };
         let index = u32::try_from(index).map_err(|_| format!("{}.cu has no kernel {kernel}", source.name))?;
         let mut functions = lock(&self.functions);
@@ -290,7 +291,7 @@ impl Driver for Emulated {
 
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()> {
         let (module, index) = lock(&self.functions)[function.0];
-        // SAFETY: a kernel of this module, whose signature is a null-terminated string.
+        // SAFETY: `index` is a kernel of this module, and its signature is a null-terminated string.
         let expected = unsafe { CStr::from_ptr((module.signature)(index)) }.to_bytes();
         let given: Vec<u8> = args.iter().map(|arg| arg.kind()).collect();
         if given != expected {
@@ -316,7 +317,7 @@ impl Driver for Emulated {
             fault: 0,
         };
         let modules = lock(&MODULES);
-        // SAFETY: the arguments have the types that the kernel declares; the emulator ends a launch that accesses other
+        // SAFETY: the arguments have the types that the kernel declares. The emulator ends a launch that accesses other
         // memory.
         let outcome = unsafe { (module.launch)(index, &mut launch) };
         drop(modules);
@@ -367,7 +368,8 @@ impl Drop for Emulated {
     fn drop(&mut self) {
         let held = self.held.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (&at, &bytes) in &held.allocations {
-            // SAFETY: allocated with the same number of bytes; the stream that hands out addresses is gone.
+            // SAFETY: the memory was allocated with the same number of bytes, and the stream that hands out addresses
+            // is dropped.
             unsafe { (self.memory.free)(at as *mut c_void, bytes) };
         }
     }

@@ -88,7 +88,7 @@ impl Functions {
 
     pub(super) fn open(path: &str) -> Outcome<Functions> {
         let functions = Functions::of(open(&[path.into()])?)?;
-        // SAFETY: no flags are defined.
+        // SAFETY: `cuInit` defines no flags, so its argument is 0.
         functions.check("cuInit", unsafe { (functions.init)(0) })?;
         Ok(functions)
     }
@@ -100,7 +100,7 @@ impl Functions {
         }
         let text = |get: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut at = std::ptr::null();
-            // SAFETY: a place to write to; the driver returns a null-terminated string of its own, or null.
+            // SAFETY: the pointer is valid for writes. The driver returns a null-terminated string of its own, or null.
             unsafe {
                 get(code, &mut at);
                 if at.is_null() { "unknown".into() } else { CStr::from_ptr(at).to_string_lossy() }
@@ -132,9 +132,10 @@ pub(super) struct LibCuda {
     pinned: Mutex<Vec<*mut c_void>>,
 }
 
-// SAFETY: the driver's handles may be used from any thread whose current context is theirs, which each call ensures.
+// SAFETY: the driver's handles may be used from any thread whose current context is theirs, and each call sets this
+// context.
 unsafe impl Send for LibCuda {}
-// SAFETY: as above; mutable state is behind locks, and the driver itself is safe to call from several threads.
+// SAFETY: each call sets the context of its thread, mutable state is behind locks, and the driver is thread-safe.
 unsafe impl Sync for LibCuda {}
 
 /// Opens the GPU with this index.
@@ -155,7 +156,7 @@ pub(super) fn open_with(
     number: u8,
 ) -> Outcome<Box<dyn Driver>> {
     let mut count = 0;
-    // SAFETY: a place to write to.
+    // SAFETY: the pointer is valid for writes.
     cuda.check("cuDeviceGetCount", unsafe { (cuda.device_count)(&mut count) })?;
     if c_int::from(number) >= count {
         return Err(match count {
@@ -180,7 +181,7 @@ pub(super) fn open_with(
         launched: AtomicUsize::new(0),
         pinned: Mutex::default(),
     };
-    // SAFETY: places to write to, and an existing device.
+    // SAFETY: the pointers are valid for writes, and the device exists.
     unsafe {
         cuda.check("cuDeviceGet", (cuda.device)(&mut driver.device, c_int::from(number)))?;
         let [major, minor, pools] = [CAPABILITY[0], CAPABILITY[1], MEMORY_POOLS].map(|attribute| {
@@ -211,7 +212,7 @@ pub(super) fn open_with(
 impl LibCuda {
     /// Makes the GPU's context current on the calling thread.
     fn enter(&self) -> Outcome<()> {
-        // SAFETY: a retained context.
+        // SAFETY: the context is retained.
         self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.set_context)(self.context) })
     }
 
@@ -265,7 +266,7 @@ impl LibCuda {
         };
         let cubin = std::fs::read(&path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
         let mut module = null_mut();
-        // SAFETY: a complete binary, which contains its own length.
+        // SAFETY: the binary is complete and contains its own length.
         let code = unsafe { (self.cuda.load)(&mut module, cubin.as_ptr().cast()) };
         self.cuda.check(&format!("cuModuleLoadData of {}", path.display()), code)?;
         modules.insert(source.name, module);
@@ -281,7 +282,7 @@ impl Driver for LibCuda {
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: a place to write to; our stream.
+        // SAFETY: the pointer is valid for writes, and the stream is our own.
         match unsafe { (self.cuda.allocate)(&mut at, bytes, self.stream) } {
             OUT_OF_MEMORY => Ok(None),
             code => self.cuda.check("cuMemAllocAsync", code).map(|()| Some(Address(at))),
@@ -291,7 +292,7 @@ impl Driver for LibCuda {
     fn free(&self, at: Address) {
         // An error here was already reported.
         if self.enter().is_ok() {
-            // SAFETY: allocated memory, freed once, after all work that used it.
+            // SAFETY: the memory was allocated by `allocate`, and is freed once, after all work that uses it.
             unsafe { (self.cuda.free)(at.0, self.stream) };
         }
     }
@@ -299,7 +300,7 @@ impl Driver for LibCuda {
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8> {
         self.enter()?;
         let mut at = null_mut();
-        // SAFETY: a place to write to; no flags.
+        // SAFETY: the pointer is valid for writes, and 0 means no flags.
         self.cuda.check("cuMemHostAlloc", unsafe { (self.cuda.allocate_host)(&mut at, bytes, 0) })?;
         self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(at);
         Ok(at.cast())
@@ -307,21 +308,21 @@ impl Driver for LibCuda {
 
     unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()> {
         self.enter()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         let code = unsafe { (self.cuda.to_device)(to.0, from.cast(), bytes, self.stream) };
         self.cuda.check("cuMemcpyHtoDAsync", code)
     }
 
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()> {
         self.enter()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         let code = unsafe { (self.cuda.to_host)(to.cast(), from.0, bytes, self.stream) };
         self.cuda.check("cuMemcpyDtoHAsync", code)
     }
 
     unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()> {
         self.enter()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         let code = unsafe {
             match width {
                 2 => (self.cuda.fill16)(at.0, word as u16, count, self.stream),
@@ -335,7 +336,7 @@ impl Driver for LibCuda {
         self.enter()?;
         let (module, name) = (self.module(source)?, CString::new(kernel).map_err(|e| e.to_string())?);
         let mut function = null_mut();
-        // SAFETY: a loaded module and a null-terminated string.
+        // SAFETY: the module is loaded, and the string is null-terminated.
         let code = unsafe { (self.cuda.function)(&mut function, module, name.as_ptr()) };
         let name = format!("kernel {kernel} of {}.cu", source.name);
         self.cuda.check(&name, code)?;
@@ -350,7 +351,8 @@ impl Driver for LibCuda {
         let [x, y, z] = grid.blocks;
         self.launched.store(function.0, Ordering::Relaxed);
         let (name, function, arguments) = (function.0, function.0 as Handle, arguments.as_mut_ptr());
-        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        // SAFETY: the caller upholds this function's safety contract, and the driver copies the arguments before it
+        // returns.
         let code =
             unsafe { (self.cuda.launch)(function, x, y, z, grid.threads, 1, 1, 0, self.stream, arguments, null_mut()) };
         self.cuda.check("cuLaunchKernel", code).map_err(|why| format!("{}: {why}", self.name(name)))
@@ -358,7 +360,7 @@ impl Driver for LibCuda {
 
     fn synchronise(&self) -> Outcome<()> {
         self.enter()?;
-        // SAFETY: our stream.
+        // SAFETY: the stream is our own.
         let waited = self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) });
         // The fault of a kernel is reported here, possibly long after its launch.
         waited.map_err(|why| {
@@ -372,14 +374,14 @@ impl Driver for LibCuda {
     fn memory(&self) -> Outcome<Option<[u64; 2]>> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: two places to write to.
+        // SAFETY: both pointers are valid for writes.
         self.cuda.check("cuMemGetInfo", unsafe { (self.cuda.memory)(&mut free, &mut total) })?;
         Ok(Some([total as u64, free as u64]))
     }
 
     fn peak(&self) -> Outcome<u64> {
         let mut bytes = 0u64;
-        // SAFETY: a pool, and a place for a 64-bit number, which is the type of the attribute.
+        // SAFETY: the pool exists, and the pointer is valid for writing a 64-bit number, which is the attribute's type.
         let code = unsafe { (self.cuda.pool_attribute)(self.pool, USED_MOST, std::ptr::from_mut(&mut bytes).cast()) };
         self.cuda.check("cuMemPoolGetAttribute", code).map(|()| bytes)
     }
@@ -387,9 +389,9 @@ impl Driver for LibCuda {
     fn event(&self) -> Outcome<Event> {
         self.enter()?;
         let mut event = null_mut();
-        // SAFETY: a place to write to; no flags.
+        // SAFETY: the pointer is valid for writes, and 0 means no flags.
         self.cuda.check("cuEventCreate", unsafe { (self.cuda.create_event)(&mut event, 0) })?;
-        // SAFETY: the event that was created, and our stream.
+        // SAFETY: the event was created above, and the stream is our own.
         let recorded = self.cuda.check("cuEventRecord", unsafe { (self.cuda.record_event)(event, self.stream) });
         let event = Event(event as usize);
         recorded.inspect_err(|_| self.destroy_event(event)).map(|()| event)
@@ -398,7 +400,7 @@ impl Driver for LibCuda {
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64> {
         self.enter()?;
         let (from, to, mut milliseconds) = (from.0 as Handle, to.0 as Handle, 0.0);
-        // SAFETY: events that were recorded on our stream, and a place to write to.
+        // SAFETY: both events were recorded on our stream, and the pointer is valid for writes.
         unsafe {
             self.cuda.check("cuEventSynchronize", (self.cuda.await_event)(to))?;
             self.cuda.check("cuEventElapsedTime", (self.cuda.between_events)(&mut milliseconds, from, to))?;
@@ -408,8 +410,7 @@ impl Driver for LibCuda {
 
     fn destroy_event(&self, event: Event) {
         if self.enter().is_ok() {
-            // SAFETY: an event of ours, once; the driver frees an event that has not happened yet after it has
-            // happened.
+            // SAFETY: the event is our own and is destroyed once. The driver delays this until the event has happened.
             unsafe { (self.cuda.destroy_event)(event.0 as Handle) };
         }
     }
@@ -422,7 +423,7 @@ impl Drop for LibCuda {
         }
         let modules = std::mem::take(self.modules.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         let pinned = std::mem::take(self.pinned.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        // SAFETY: all of it is ours, and nobody uses it any more. An error now has no effect.
+        // SAFETY: all handles are our own and not used any more. Errors are ignored here.
         unsafe {
             (self.cuda.set_context)(self.context);
             if !self.stream.is_null() {

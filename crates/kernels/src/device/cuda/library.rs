@@ -5,7 +5,7 @@ use libloading::Library;
 
 /// Opens the first of these libraries that exists, until the process ends.
 pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
-    // SAFETY: the libraries are NVIDIA's, or the user's replacements; loading them has no effect on which others rely.
+    // SAFETY: the libraries are NVIDIA's or the user's replacements, and loading them has no effect on other code.
     let found = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
     found.map(|library| &*Box::leak(Box::new(library))).ok_or_else(|| match names {
         [name] => format!("{name} was not found"),
@@ -13,7 +13,7 @@ pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
     })
 }
 
-/// Declares a struct of a library's functions, each of which returns a code that is 0 on success.
+/// Declares a struct of a library's functions. Each function returns a code, which is 0 on success.
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal($($argument:ty),* $(,)?);)* }) => {
         $(#[$doc])*

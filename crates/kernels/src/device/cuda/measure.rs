@@ -34,7 +34,7 @@ impl Drop for DeviceEvent {
     }
 }
 
-/// A named range of time that profilers show beside the device's work, until it is dropped.
+/// A named range of time that profilers show next to the device's work, until it is dropped.
 pub struct Range {
     nvtx: &'static Nvtx,
     id: u64,

@@ -29,7 +29,7 @@ use super::Device;
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// The CUDA source of an operation's kernels: `name.cu` beside the file that uses this macro.
+/// The CUDA source of an operation's kernels: `name.cu` next to the file that uses this macro.
 macro_rules! source {
     ($name:literal) => {
         $crate::device::cuda::Source { name: $name, text: include_str!(concat!($name, ".cu")) }
@@ -73,7 +73,7 @@ impl Cuda {
     /// point to as much memory as the kernel accesses. Operations check the shapes, and the emulator checks types and
     /// memory accesses in tests.
     pub(crate) fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        // SAFETY: as above; only operations of this crate launch.
+        // SAFETY: the documented conditions hold, since only operations of this crate call this function.
         unsafe { self.stream.launch(source, kernel, grid, args) }
     }
 }

@@ -69,7 +69,7 @@ impl Nvrtc {
     pub(super) fn open(paths: &[String]) -> Outcome<Nvrtc> {
         let functions = Functions::of(open(paths)?)?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: two places to write to.
+        // SAFETY: both pointers are valid for writes.
         let code = unsafe { (functions.version)(&mut major, &mut minor) };
         if code != 0 {
             return Err(format!("nvrtcVersion failed with code {code}"));
@@ -90,17 +90,17 @@ impl Nvrtc {
         let (text, name) = (c_string(source.complete("")), c_string(format!("{}.cu", source.name)));
         let f = &self.functions;
         let mut program = null_mut();
-        // SAFETY: null-terminated strings that live until the program was created; no headers.
+        // SAFETY: the strings are null-terminated and live until the program is created. No headers are passed.
         let made = unsafe { (f.create)(&mut program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
         if made != 0 {
             return Err(format!("nvrtcCreateProgram failed with code {made}"));
         }
-        // SAFETY: a program; the count of options is right, and they are null-terminated strings.
+        // SAFETY: the program exists, and `options` holds this many null-terminated strings.
         let code = unsafe { (f.compile)(program, options.len() as c_int, options.as_ptr()) };
         let take = |size: unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int,
                     get: unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int| {
             let mut bytes = 0;
-            // SAFETY: a program, and as much memory as it requires.
+            // SAFETY: the program exists, and `to` has as many bytes as the library requires.
             unsafe {
                 size(program, &mut bytes);
                 let mut to = vec![0u8; bytes];
@@ -116,7 +116,7 @@ impl Nvrtc {
                 Err(format!("NVRTC {}.{} refused {}.cu:\n{}", self.version.0, self.version.1, source.name, log.trim()))
             }
         };
-        // SAFETY: the program that was created, once.
+        // SAFETY: the program was created above, and is destroyed only here.
         unsafe { (f.destroy)(&mut program) };
         compiled
     }

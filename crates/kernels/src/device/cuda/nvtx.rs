@@ -31,7 +31,7 @@ impl Nvtx {
 
     pub(super) fn start(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();
-        // SAFETY: a null-terminated string; the library copies it.
+        // SAFETY: the string is null-terminated, and the library copies it.
         unsafe { (self.start)(name.as_ptr()) }
     }
 

@@ -66,7 +66,7 @@ impl Default for CudaProbe {
 
 fn driver(cuda: &Functions) -> Outcome<CudaDriver> {
     let (mut version, mut count) = (0, 0);
-    // SAFETY: places to write to.
+    // SAFETY: the pointers are valid for writes.
     unsafe {
         cuda.check("cuDriverGetVersion", (cuda.driver_version)(&mut version))?;
         cuda.check("cuDeviceGetCount", (cuda.device_count)(&mut count))?;
@@ -77,7 +77,7 @@ fn driver(cuda: &Functions) -> Outcome<CudaDriver> {
 
 fn device(cuda: &Functions, number: c_int) -> Outcome<CudaDevice> {
     let (mut device, mut name) = (0, [0 as c_char; 256]);
-    // SAFETY: places to write to, and an existing device; its context is released again.
+    // SAFETY: the pointers are valid for writes, the device exists, and its context is released again.
     unsafe {
         cuda.check("cuDeviceGet", (cuda.device)(&mut device, number))?;
         cuda.check("cuDeviceGetName", (cuda.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device))?;

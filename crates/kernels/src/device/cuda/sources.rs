@@ -37,7 +37,7 @@ pub(super) fn directory() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("lockstep-kernels"))
 }
 
-/// Directories of kernels compiled ahead of time: `LOCKSTEP_CUBINS`, or `cubins` beside the executable.
+/// Directories of kernels compiled ahead of time: `LOCKSTEP_CUBINS`, or `cubins` next to the executable.
 pub(super) fn shipped() -> Vec<PathBuf> {
     let given = std::env::var_os("LOCKSTEP_CUBINS").filter(|value| !value.is_empty()).map(PathBuf::from);
     let beside = || Some(std::env::current_exe().ok()?.parent()?.join("cubins"));

@@ -43,7 +43,7 @@ struct Staging {
     used: usize,
 }
 
-// SAFETY: the memory is not shared; only the holder of the lock uses it.
+// SAFETY: only the holder of the lock accesses the memory.
 unsafe impl Send for Staging {}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -84,7 +84,7 @@ impl CudaStream {
     /// Allocates `bytes` zeroed bytes of device memory; `None` if the allocation fails.
     pub(crate) fn zeroed(&self, bytes: usize) -> Option<Address> {
         let at = self.driver.allocate(bytes.max(4)).unwrap_or_else(|why| self.fail(why)?)?;
-        // SAFETY: the memory was just allocated, whole words of it.
+        // SAFETY: the memory was allocated above, and its size is rounded up to whole words.
         self.note(unsafe { self.driver.fill(at, 0, 2, bytes.div_ceil(2)) });
         Some(at)
     }
@@ -100,10 +100,10 @@ impl CudaStream {
     pub(crate) fn scratch_of(&self, words: &[u32]) -> Result<Scratch<'_>> {
         let scratch = self.scratch(size_of_val(words))?;
         let write = |to: *mut u8| {
-            // SAFETY: both sides have the same number of bytes, and nobody else uses them.
+            // SAFETY: source and destination have the same number of bytes, and no other code accesses the destination.
             unsafe { to.copy_from_nonoverlapping(words.as_ptr().cast(), size_of_val(words)) }
         };
-        // SAFETY: memory of this stream, all of it initialised.
+        // SAFETY: the memory belongs to this stream, and `write` initialises all of it.
         unsafe { self.upload(scratch.at, size_of_val(words), write) };
         Ok(scratch)
     }
@@ -120,7 +120,7 @@ impl CudaStream {
         if bytes > STAGING {
             let mut host = host_bytes(bytes);
             write(host.as_mut_ptr().cast());
-            // SAFETY: `host` lives until the copy has happened; the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract, and `host` lives until the copy has happened.
             self.note(unsafe { self.driver.to_device(to, host.as_ptr().cast(), bytes) });
             return self.note(self.wait());
         }
@@ -130,11 +130,12 @@ impl CudaStream {
             self.note(self.wait());
             staging.used = 0;
         }
-        // SAFETY: inside the staging memory, which nobody else uses, and from which nothing is still copied.
+        // SAFETY: the address lies inside the staging memory. The lock is held, and no copy from this part is pending.
         let from = unsafe { staging.start.add(staging.used) };
         staging.used += bytes.next_multiple_of(64);
         write(from);
-        // SAFETY: `from` is not touched until the host has waited for the stream; the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract, and `from` is not touched until the host has
+        // waited for the stream.
         self.note(unsafe { self.driver.to_device(to, from, bytes) });
     }
 
@@ -156,7 +157,8 @@ impl CudaStream {
             host = host_bytes(bytes);
             host.as_mut_ptr().cast()
         };
-        // SAFETY: `to` has the same number of bytes and nobody else uses it; the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract. `to` has `bytes` bytes, and no other code
+        // accesses it.
         self.note(unsafe { self.driver.to_host(from, to, bytes) });
         self.note(self.wait());
         staging.used = 0;
@@ -169,9 +171,9 @@ impl CudaStream {
     /// Writes the `width` lowest bytes of `word` `count` times, from device address `at` on.
     ///
     /// # Safety
-    /// The bytes are device memory of this stream, and nothing else reads or writes them meanwhile.
+    /// The bytes are device memory of this stream, and no other code accesses them during the call.
     pub(crate) unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         self.note(unsafe { self.driver.fill(at, word, width, count) });
     }
 
@@ -193,7 +195,7 @@ impl CudaStream {
     /// Runs a kernel; an empty grid launches nothing.
     ///
     /// # Safety
-    /// `args` are the kernel's arguments, and the memory that it accesses through them belongs to this stream.
+    /// `args` are the kernel's arguments, and the memory that the kernel accesses through them belongs to this stream.
     pub(crate) unsafe fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         self.check()?;
         if grid.is_empty() {
@@ -201,7 +203,7 @@ impl CudaStream {
         }
         let function = self.function(source, kernel)?;
         self.counters.launches.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         self.note(unsafe { self.driver.launch(function, grid, args) });
         self.check()
     }
@@ -272,10 +274,10 @@ impl Scratch<'_> {
     /// A copy of the first `count` words. Waits for the stream.
     pub(crate) fn words(&self, count: usize) -> Vec<u32> {
         let read = |from: *const u8| {
-            // SAFETY: the same number of words is read, from an aligned address.
+            // SAFETY: the stream provides `count` words at an aligned address.
             (0..count).map(|i| unsafe { from.cast::<u32>().add(i).read() }).collect()
         };
-        // SAFETY: memory of this stream, which has the same number of bytes.
+        // SAFETY: the memory belongs to this stream and has this many bytes.
         unsafe { self.stream.download(self.at, count * size_of::<u32>(), read) }
     }
 }

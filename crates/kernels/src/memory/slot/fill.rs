@@ -34,9 +34,9 @@ impl SlotFiller {
                 format!("has {} bytes: {} bytes from offset {at} on do not fit", writer.head.bytes, bytes.len());
             return Err(writer.place.error(message));
         }
-        // SAFETY: inside the mapping. Nobody else writes or refers to these bytes: this owns the only handle of the
-        // writer and gives out no memory of it, and readers have no pin while the exclusive lock is held. `bytes` is a
-        // reference, and nobody has a reference to a slot that is not pinned.
+        // SAFETY: the range lies inside the mapping. No other code writes or references these bytes: this value owns
+        // the only handle of the writer and gives out none of its memory, and readers have no pin while the exclusive
+        // lock is held. `bytes` does not overlap the slot, since references to a slot require a pin.
         unsafe {
             let to = writer.map.as_mut_ptr().add(writer.head.data + at);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());

@@ -13,8 +13,8 @@
 //!   `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
-//! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent all
-//! writes except those through the writer's own mapping, and nobody can truncate it.
+//! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent
+//! truncation, and all writes except those through the writer's own mapping.
 
 mod fill;
 mod header;
@@ -101,7 +101,8 @@ impl Arena {
         if from.checked_add(size)? > head.bytes {
             return None;
         }
-        // SAFETY: inside the mapping, which is `data + bytes` long; the arena gives each byte out once.
+        // SAFETY: the address lies inside the mapping, which is `data + bytes` long, and the arena gives out each byte
+        // once.
         let start = NonNull::new(unsafe { map.as_mut_ptr().add(head.data + from) })?;
         if let Hold::Writer(writer) = &self.hold {
             writer.live.fetch_add(1, Ordering::SeqCst);
@@ -184,14 +185,14 @@ impl SlotWriter {
         if !writer.locked.load(Ordering::SeqCst) {
             return Err(writer.place.error("must be locked before it is published".into()));
         }
-        // The caller's references are exclusive, so nobody is writing the slot; from now on nobody can.
+        // The caller's references are exclusive, so no other code is writing the slot, and from now on none can.
         writer.locked.store(false, Ordering::SeqCst);
         writer.write_head(&writer.summed(contents, checksum), false);
         writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
     }
 
-    /// Publishes the slot and ends writing permanently; no tensor may still live in it. After that nobody can write the
-    /// memfd, not even this process, which becomes a reader like any other.
+    /// Publishes the slot and ends writing permanently; no tensor may still live in it. After that, no process can
+    /// write the memfd, and this process is a reader like any other.
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
         let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };
@@ -213,8 +214,8 @@ impl Hold {
 
 impl Writer {
     fn summed(&self, contents: Contents, checksum: bool) -> Contents {
-        // SAFETY: initialised bytes of the mapping; the callers have ensured that nobody in this process writes them,
-        // and no other process can while the lock is held.
+        // SAFETY: the bytes lie inside the mapping and are initialised. The callers ensure that no other code in this
+        // process writes them, and no other process can while the lock is held.
         let data = || unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.head.data), self.head.bytes) };
         Contents { checksum: checksum.then(|| twox_hash::XxHash3_64::oneshot(data())), ..contents }
     }
@@ -223,8 +224,8 @@ impl Writer {
     /// a seal of the memfd forbids writing to the file.
     fn write_head(&self, contents: &Contents, layout: bool) {
         let write = |at: usize, bytes: &[u8]| {
-            // SAFETY: the header and the layout lie before the data, inside the mapping, and no reference to them is
-            // ever made: readers read them through the file.
+            // SAFETY: the header and the layout lie inside the mapping, before the data. No reference to them exists,
+            // since readers read them from the file.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) }
         };
         write(0, &self.head.encode(contents));

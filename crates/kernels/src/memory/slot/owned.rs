@@ -1,10 +1,10 @@
 //! The files of slots in a directory, and the locks that mark a slot as owned by a running process.
 //!
-//! Beside each slot `NAME.slot` is a file `NAME.lock`, which the slot's writer keeps locked as long as it lives. (The
-//! slot's own lock determines who may access its bytes, and is free while nobody does.) If a process can take the lock
-//! of another slot, the slot's writer has ended, and the process deletes both files. The writer's PID in the name is
-//! only for people: a directory may be shared by containers, in each of which the PID belongs to another process. Slots
-//! of older versions have no such lock, and are not deleted.
+//! Next to each slot `NAME.slot` there is a file `NAME.lock`, which the slot's writer keeps locked as long as it lives.
+//! (The slot's own lock determines who may access its bytes, and is free while no process accesses them.) If a process
+//! can take the lock of another slot, the slot's writer has ended, and the process deletes both files. The writer's PID
+//! in the name is only for people: containers may share a directory, and in each container the PID belongs to another
+//! process. Slots of older versions have no such lock, and are not deleted.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions, TryLockError};

@@ -166,8 +166,9 @@ impl Pin {
     /// is missing.
     pub fn audit(&self) -> Result<()> {
         let Reader { place, map, head } = &*self.0.reader;
-        // SAFETY: initialised bytes inside the mapping. The pin prevents the writer from changing them. If a process of
-        // this user ignores the pin and changes them, the hash of these plain bytes only gets another value.
+        // SAFETY: the bytes lie inside the mapping and are initialised. The pin prevents the writer from changing them.
+        // If another process of this user ignores the pin and changes them, only the hash changes, since any bits are
+        // valid bytes.
         let data = unsafe { std::slice::from_raw_parts(map.as_ptr().add(head.data), head.bytes) };
         let found = twox_hash::XxHash3_64::oneshot(data);
         match self.0.contents.checksum {

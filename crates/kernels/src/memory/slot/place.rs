@@ -103,7 +103,7 @@ impl Place {
         Ok(map)
     }
 
-    /// Seals the memfd so that nobody can change its length, or write it except through the existing mapping.
+    /// Seals the memfd: its length cannot change any more, and it can be written only through the existing mapping.
     pub fn seal_after_mapping(&self, sealed_later: bool) -> Result<()> {
         let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         if !sealed_later {
@@ -112,7 +112,7 @@ impl Place {
         self.seal(seals)
     }
 
-    /// Seals the memfd so that nobody can write it. No writable mapping may exist any more.
+    /// Seals the memfd against all writes. No writable mapping may exist any more.
     pub fn seal_content(&self) -> Result<()> {
         if !self.is_memfd {
             let read_only = self.file.set_permissions(Permissions::from_mode(0o400));

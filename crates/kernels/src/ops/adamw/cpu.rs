@@ -85,12 +85,12 @@ impl Rounded<'_> {
     /// Writes the rounded parameters of a task, beginning at element `at`.
     ///
     /// # Safety
-    /// No other task writes these elements.
+    /// No other task accesses these elements.
     #[inline(always)]
     unsafe fn write<V: Simd>(&self, at: usize, param: &[f32]) {
         match self {
             Rounded::Bf16(to) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's safety contract.
                 let to = unsafe { to.slice(at..at + param.len()) };
                 for (from, to) in param.chunks_exact(TWO_INPUTS).zip(to.chunks_exact_mut(TWO_INPUTS)) {
                     for row in [0, LANES] {
@@ -100,7 +100,7 @@ impl Rounded<'_> {
                 }
             }
             Rounded::F32(to) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's safety contract.
                 let to = unsafe { to.slice(at..at + param.len()) };
                 for (from, to) in param.chunks(LANES).zip(to.chunks_mut(LANES)) {
                     bf16::rounded(V::load_partial(from, from.len())).store_partial(to, from.len());
@@ -139,7 +139,7 @@ impl Tasks for StepF32<'_> {
         let start = index * ELEMENTS;
         let range = start..self.len.min(start + ELEMENTS);
         let (grad, from) = (&self.grad[range.clone()], self.from.map(|from| &from[range.clone()]));
-        // SAFETY: tasks have disjoint ranges.
+        // SAFETY: no other task accesses this range.
         let (param, m, v) =
             unsafe { (self.param.slice(range.clone()), self.m.slice(range.clone()), self.v.slice(range)) };
         match from {
@@ -159,7 +159,7 @@ impl Tasks for StepF32<'_> {
             }
         }
         if let Some(rounded) = &self.rounded {
-            // SAFETY: tasks have disjoint ranges.
+            // SAFETY: no other task accesses this range.
             unsafe { rounded.write::<V>(start, param) };
         }
     }
@@ -198,7 +198,7 @@ impl Tasks for StepBf16<'_> {
         let start = index * ELEMENTS;
         let range = start..self.len.min(start + ELEMENTS);
         let (grad, from) = (&self.grad[range.clone()], self.from.map(|from| &from[range.clone()]));
-        // SAFETY: tasks have disjoint ranges.
+        // SAFETY: no other task accesses this range.
         let (param, m, v) =
             unsafe { (self.param.slice(range.clone()), self.m.slice(range.clone()), self.v.slice(range)) };
         for at in (0..grad.len()).step_by(LANES) {
@@ -217,7 +217,7 @@ impl Tasks for StepBf16<'_> {
             }
         }
         if let Some(rounded) = &self.rounded {
-            // SAFETY: tasks have disjoint ranges.
+            // SAFETY: no other task accesses this range.
             unsafe { rounded.write::<V>(start, param) };
         }
     }

@@ -151,7 +151,7 @@ impl Tasks for BackwardTasks<'_> {
         }
         for row in rows.clone() {
             let at = row * g.width() + head * per * hd;
-            // SAFETY: only this task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries under this kv head.
             unsafe { self.of.d_qkv.slice(at..at + per * hd) }.fill(0.0);
         }
 
@@ -186,7 +186,7 @@ impl Tasks for BackwardTasks<'_> {
                 }
                 if loaded {
                     for (i, pair) in batch_pairs.enumerate() {
-                        // SAFETY: only this task accesses this row's queries under this kv head.
+                        // SAFETY: no other task accesses this row's queries under this kv head.
                         unsafe { self.of.d_qkv.slice(self.query(rows.start, head, pair)) }
                             .copy_from_slice(&batch.d_q[i * padded..i * padded + hd]);
                     }
@@ -194,7 +194,7 @@ impl Tasks for BackwardTasks<'_> {
             }
             for (visit, memory) in now.iter().zip(page_memory.chunks_exact_mut(Page::len(padded))) {
                 let page = Page::new(memory, padded);
-                // SAFETY: this is the task, and no page is in work twice.
+                // SAFETY: this task owns the group and head, and holds no other slice of the page.
                 let [d_keys, d_values] = unsafe { self.gradients_of(visit, head) };
                 for (to, from) in [(d_keys, page.d_keys), (d_values, page.d_values)] {
                     for (to, from) in to.chunks_exact_mut(hd).zip(from.chunks_exact(padded)).take(visit.end) {
@@ -217,12 +217,13 @@ impl BackwardTasks<'_> {
     /// Gradients of the keys and values of the visited page under kv head `head`.
     ///
     /// # Safety
-    /// Only the task of this group and head calls it, and not while it has another slice of the same page.
+    /// Only the task of this group and head may call this function, and only while it holds no other slice of the page.
     #[allow(clippy::mut_from_ref)]
     unsafe fn gradients_of(&self, visit: &Visit, head: usize) -> [&mut [f32]; 2] {
         let (g, hd) = (&self.of.geometry, self.of.geometry.head_dim);
         let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-        // SAFETY: only the group's task accesses its pages under this kv head; the rest is the caller's promise.
+        // SAFETY: the caller guarantees that this is the only task of the group and head, and that it holds no other
+        // slice of the page.
         unsafe { [self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)] }
     }
 
@@ -252,7 +253,7 @@ impl BackwardTasks<'_> {
         page.d_keys.fill(0.0);
         page.d_values.fill(0.0);
         if !visit.first {
-            // SAFETY: this is the task, and the page is not in work yet.
+            // SAFETY: this task owns the group and head, and holds no slice of the page yet.
             let gradients = unsafe { self.gradients_of(visit, head) };
             for (from, to) in gradients.into_iter().zip([page.d_keys, page.d_values]) {
                 for (from, to) in from.chunks_exact(hd).zip(to.chunks_exact_mut(padded)).take(visit.end) {
@@ -310,7 +311,7 @@ impl BackwardTasks<'_> {
         for (i, pair) in pairs.clone().enumerate() {
             batch.lse[i] = self.of.lse[(group_start + pair / per) * g.heads + head * per + pair % per];
             batch.delta[i] = deltas[pair];
-            // SAFETY: only this task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries under this kv head.
             let from = unsafe { self.of.d_qkv.slice(self.query(group_start, head, pair)) };
             batch.d_q[i * padded..i * padded + hd].copy_from_slice(from);
         }
@@ -339,7 +340,7 @@ impl BackwardTasks<'_> {
         }
     }
 
-    /// Computes all five matmuls of the backward pass for one page and the steps `steps` of the batch, each of which
+    /// Computes all five matmuls of the backward pass for one page and the steps `steps` of the batch. Every step
     /// attends to the page.
     #[inline(always)]
     fn matmuls<V: Simd>(
@@ -373,8 +374,8 @@ impl BackwardTasks<'_> {
         let (s, d_p) = (b.s.as_mut_ptr(), b.d_p.as_mut_ptr());
         let matmuls = steps.clone().map(|step| scores(page.keys, b.q.columns, s, step));
         let matmuls = matmuls.chain(steps.clone().map(|step| scores(page.values, b.d_out.columns, d_p, step)));
-        // SAFETY: lines of 64 keys for each step of hd, tiles of 32 pairs, and 64 rows of 32 columns for each; all this
-        // task's.
+        // SAFETY: every step of hd has lines of 64 keys and a pair of tiles for 32 pairs, and C has 64 rows of 32
+        // columns. All buffers belong to this task.
         unsafe { run_all(self.unit, matmuls) };
 
         for step in steps.clone() {
@@ -424,8 +425,8 @@ impl BackwardTasks<'_> {
         let panels = 0..padded / DEPTH;
         let matmuls = panels.clone().map(|panel| page_matmul(b.p, b.d_out.pairs, d_values, panel));
         let matmuls = matmuls.chain(panels.clone().map(|panel| page_matmul(b.d_s, b.q.pairs, d_keys, panel)));
-        // SAFETY: lines of 64 keys, or of the steps' pairs, for each step; tiles of 32 dimensions for each; rows of 32
-        // dimensions of the page's 64 slots and the steps' pairs; all this task's.
+        // SAFETY: A has lines of the page's 64 slots or of the pairs of `steps`, B has its tiles of 32 dimensions, and
+        // C has as many rows as A has lines. All buffers belong to this task.
         unsafe { run_all(self.unit, matmuls.chain(panels.map(query_matmul))) };
     }
 

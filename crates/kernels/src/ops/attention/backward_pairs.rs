@@ -102,7 +102,7 @@ impl Tasks for BackwardTasks<'_> {
         };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-            // SAFETY: only this task accesses the part's pages under this kv head.
+            // SAFETY: no other task accesses the part's pages under this kv head.
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
@@ -147,7 +147,7 @@ impl BackwardTasks<'_> {
             {
                 load::<V>(from, 0).rounded_to_bf16().store_partial(to, from.len());
             }
-            // SAFETY: only this task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries under this kv head.
             w.d_q[here].copy_from_slice(unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
         words_of_rows::<V>(&w.q[..pairs * hd], hd, hd, w.q_of_rows);
@@ -202,7 +202,7 @@ impl BackwardTasks<'_> {
                 .compute::<bf16>(self.isa);
         });
         for (i, row) in tile.enumerate() {
-            // SAFETY: only this task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries under this kv head.
             unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) }
                 .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
         }

@@ -89,7 +89,7 @@ impl<E: Element + Right> Tasks for ForwardTasks<'_, E> {
             for h in 0..group {
                 let pair = i * group + h;
                 let (o, l) = (&t.o[pair * hd..(pair + 1) * hd], &t.l[pair * LANES..(pair + 1) * LANES]);
-                // SAFETY: only this task accesses this row and head.
+                // SAFETY: no other task accesses this row and head.
                 unsafe { self.outputs.write::<V>(row * g.heads + head * group + h, o, t.m[pair], l) };
             }
         }

@@ -37,7 +37,7 @@ pub(super) fn begin<V: Simd, E: Element>(
         }
         if part.begins {
             let at = row * g.width() + head * per * hd;
-            // SAFETY: only this task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries under this kv head.
             unsafe { d_qkv.slice(at..at + per * hd) }.fill(0.0);
         }
     }

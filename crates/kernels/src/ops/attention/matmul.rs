@@ -50,7 +50,7 @@ impl Right for [bf16; 2] {
     }
 }
 
-/// Which of an element's terms belong to the sum: all, or one of two at an odd start or end.
+/// The terms of an element that belong to the sum: all, or one of two at an odd start or end.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     All,
@@ -89,8 +89,8 @@ macro_rules! elements {
 }
 
 /// The matmul `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows` and n < `columns`,
-/// with k ascending. Where each element of `b` contains two terms, so does each of `a` (a word of two bf16 numbers),
-/// and the index is k/2 instead of k.
+/// with k ascending. If each element of `b` contains two terms, each element of `a` also does (a word of two bf16
+/// numbers), and the index is k/2 instead of k.
 pub(super) struct Matmul<'a, B> {
     pub a: &'a [f32],
     pub a_row: usize,
@@ -164,7 +164,8 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
                 // A tile has at most six rows, and tiles have equal height if possible: 8 rows are two tiles of 4.
                 let rest = self.rows - m;
                 let rows = rest.div_ceil(rest.div_ceil(6));
-                // SAFETY: rows m..m + rows and the columns chosen lie below `rows` and `columns`: see the assertions.
+                // SAFETY: the assertions check that rows m..m + rows and the chosen columns lie below `rows` and
+                // `columns`.
                 unsafe {
                     macro_rules! tile {
                         ($($r:literal)*) => {
@@ -189,7 +190,7 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
 /// Computes a tile of `R` rows and `N` whole vectors of 16 columns.
 ///
 /// # Safety
-/// The tile lies inside the matmul, whose operands are long enough for it.
+/// The tile lies inside the matmul, and the operands are long enough for the tile.
 #[inline(always)]
 unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
     p: &Matmul<'_, B>,
@@ -197,7 +198,8 @@ unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
     m: usize,
     n: usize,
 ) {
-    // SAFETY: the caller's promise, for every pointer below. `out` is borrowed exclusively by the matmul.
+    // SAFETY: the caller guarantees that every pointer below lies inside its operand. The matmul borrows `out`
+    // exclusively.
     unsafe {
         let a = p.a.as_ptr().add(m * p.a_row);
         let b = p.b.as_ptr().add(n);
@@ -233,10 +235,11 @@ unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
 /// Computes a tile of `R` rows and the last `left` < 16 columns.
 ///
 /// # Safety
-/// As for [`micro`].
+/// Same as for [`micro`].
 #[inline(always)]
 unsafe fn edge<V: Simd, B: Right, const R: usize>(p: &Matmul<'_, B>, out: *mut f32, m: usize, n: usize, left: usize) {
-    // SAFETY: the caller's promise, for every slice below. `out` is borrowed exclusively by the matmul.
+    // SAFETY: the caller guarantees that every slice below lies inside its operand. The matmul borrows `out`
+    // exclusively.
     unsafe {
         let a = p.a.as_ptr().add(m * p.a_row);
         let b = p.b.as_ptr().add(n);

@@ -95,7 +95,7 @@ impl Tasks for WriteTasks<'_> {
             let start = (page * kv_heads + head) * BLOCK * hd;
             let key = row as usize * self.geometry.width() + (heads + head) * hd;
             let value = key + kv_heads * hd;
-            // SAFETY: only this task accesses this head of the part's pages.
+            // SAFETY: no other task accesses the part's pages under this head.
             let (keys, values) =
                 unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (step, from) in self.qkv[key..key + hd].chunks_exact(DEPTH).enumerate() {

@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(parts(&slots, 2), [0..2, 2..4]);
         assert_eq!(parts(&slots, 8), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(parts(&slots, 1), whole(4));
-        // Three pages of a prompt, of which the last is partly filled.
+        // Three pages of a prompt. The last page is partly filled.
         let slots: Vec<u32> = (64..64 + 140).collect();
         assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
         // In the first case a page appears twice, in the second two pages share a bit.

@@ -103,17 +103,17 @@ impl<E: Element> Outputs<'_, E> {
     /// partial sums `l`, unnormalised output `o`. `pair` is the index row · nh + query head.
     ///
     /// # Safety
-    /// No other task writes this row under this head.
+    /// No other task accesses this row under this head.
     #[inline(always)]
     pub unsafe fn write<V: Simd>(&self, pair: usize, o: &[f32], m: f32, l: &[f32]) {
         let (hd, l) = (o.len(), V::load(l).sum());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         let out = unsafe { self.out.slice(pair * hd..(pair + 1) * hd) };
         for at in (0..hd).step_by(LANES) {
             store(load::<V>(o, at).div(V::splat(l)), out, at);
         }
         if let Some(lse) = &self.lse {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's safety contract.
             let lse = unsafe { lse.slice(pair..pair + 1) };
             lse[0] = m + ln1::<V>(l);
         }
@@ -144,8 +144,8 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     }
 }
 
-/// Splits the attention of `rows` to one block of keys into rectangular matmuls, in each of which all rows attend to
-/// all slots. Calls `matmul` with the ranges of rows and slots. For each row, slots ascend.
+/// Splits the attention of `rows` to one block of keys into rectangular matmuls. In each matmul, all rows attend to all
+/// slots. Calls `matmul` with the ranges of rows and slots. For each row, slots ascend.
 ///
 /// A masked key may be NaN, so it must not even be multiplied by 0. Where rows differ in what they attend to, a few
 /// rows are taken at a time (about six queries: `per` is the count of query heads that share a kv head). The slots that

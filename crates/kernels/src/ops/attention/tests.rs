@@ -396,13 +396,13 @@ fn the_callers_float_settings_do_not_change_attention() {
     let run = Run::new(&Context::cpu(Isa::best(), 2), g, &l, &qkv);
     let expected = (run.all(), run.backward(&d_out));
     let (mut saved, flush) = (0u32, 0x9fc0u32);
-    // SAFETY: sets flush-to-zero and denormals-are-zero on this thread, and restores the word below.
+    // SAFETY: this sets flush-to-zero and denormals-are-zero on this thread only. The word is restored below.
     unsafe {
         std::arch::asm!("stmxcsr [{}]", in(reg) &mut saved, options(nostack));
         std::arch::asm!("ldmxcsr [{}]", in(reg) &flush, options(nostack));
     }
     let got = (run.all(), run.backward(&d_out));
-    // SAFETY: the word saved above.
+    // SAFETY: this restores the control word saved above.
     unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &saved, options(nostack)) };
     assert!(got.0.0.iter().zip(&expected.0.0).all(|(a, b)| a.to_bits() == b.to_bits()));
     assert!(got.0.1.iter().zip(&expected.0.1).all(|(a, b)| a.to_bits() == b.to_bits()));

@@ -106,7 +106,7 @@ impl Tasks for ForwardTasks<'_> {
                 let pair = i * group + h;
                 let o = &t.o[pair * padded..pair * padded + g.head_dim];
                 let l = &t.l[pair * LANES..(pair + 1) * LANES];
-                // SAFETY: only this task accesses this row and head.
+                // SAFETY: no other task accesses this row and head.
                 unsafe { self.outputs.write::<V>(row * g.heads + head * group + h, o, t.m[pair], l) };
             }
         }
@@ -173,8 +173,8 @@ impl ForwardTasks<'_> {
                 from_c: 0,
                 rows,
             };
-            // SAFETY: lines of `count` pairs from `first` in each of the steps of q, the panels' tiles of keys, and as
-            // many rows of scores; all this task's.
+            // SAFETY: every step of q has lines of `count` pairs from `first`, every panel has its tiles of keys, and
+            // the scores have `count` rows. All buffers belong to this task.
             unsafe { run_all(self.unit, (0..panels).map(matmul)) };
         }
 
@@ -208,7 +208,8 @@ impl ForwardTasks<'_> {
                 from_c: 1,
                 rows,
             };
-            // SAFETY: as above, of both halves of p, the tiles of values of 32 dimensions each, and rows of O.
+            // SAFETY: both halves of p have lines of `count` pairs from `first`, every panel has its tiles of values,
+            // and O has `count` rows. All buffers belong to this task.
             unsafe { run_all(self.unit, (0..padded / DEPTH).map(matmul)) };
         }
     }

@@ -34,7 +34,7 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
             let start = (page * kv_heads + head) * BLOCK * hd;
             let key = row as usize * width + (heads + head) * hd;
             let value = key + kv_heads * hd;
-            // SAFETY: only this task accesses this head of the part's pages.
+            // SAFETY: no other task accesses the part's pages under this head.
             let (keys, values) =
                 unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (i, &k) in self.qkv[key..key + hd].iter().enumerate() {
@@ -103,7 +103,7 @@ impl Tasks for GatherTasks<'_> {
         let is_value = index >= kv_heads;
         let part = |row: usize| row * width + (heads + index) * hd..row * width + (heads + index + 1) * hd;
         for row in rows.clone() {
-            // SAFETY: only this task accesses this head of these rows.
+            // SAFETY: no other task accesses this head of these rows.
             unsafe { self.d_qkv.slice(part(row)) }.fill(0.0);
         }
         for (&row, &slot) in self.write_rows.iter().zip(self.write_slots) {
@@ -111,7 +111,7 @@ impl Tasks for GatherTasks<'_> {
             if !rows.contains(&(row as usize)) || !self.pages[page].seen {
                 continue;
             }
-            // SAFETY: as above.
+            // SAFETY: no other task accesses this head of these rows.
             let to = unsafe { self.d_qkv.slice(part(row as usize)) };
             let start = (page * kv_heads + head) * BLOCK * hd;
             if is_value {

@@ -36,7 +36,7 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for token in index * TOKENS..self.ids.len().min((index + 1) * TOKENS) {
             let (id, hidden) = (self.ids[token] as usize, self.hidden);
-            // SAFETY: each token is in one task.
+            // SAFETY: no other task accesses this token's row.
             let out = unsafe { self.out.slice(token * hidden..(token + 1) * hidden) };
             for (h, out) in out.iter_mut().enumerate() {
                 *out = self.scale * self.table[self.layout.at(hidden, id, h)].widen();
@@ -71,7 +71,7 @@ impl Tasks for BackwardTasks<'_> {
         for (&id, d_out) in self.ids.iter().zip(self.d_out.chunks_exact(hidden)) {
             let id = id as usize;
             let panel = id / PANEL * hidden;
-            // SAFETY: these columns, of every panel, belong to this task.
+            // SAFETY: no other task accesses these columns of any panel.
             let d_table = unsafe { self.d_table.slice((panel + columns.start) * PANEL..(panel + columns.end) * PANEL) };
             for (sums, &d) in d_table.chunks_exact_mut(PANEL).zip(&d_out[columns.clone()]) {
                 sums[id % PANEL] += self.scale * d;

@@ -77,10 +77,10 @@ impl<A: Gate, G: Element, E: Element> Tasks for ForwardTasks<'_, A, G, E> {
         let f = self.f;
         for t in rows(index, rows_of_task(2 * f), self.rows) {
             let (gate, up) = self.gate_up[t * 2 * f..(t + 1) * 2 * f].split_at(f);
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let y = unsafe { self.y.slice(t * f..(t + 1) * f) };
             let kept = self.kept.as_ref().map(|kept| {
-                // SAFETY: only this task accesses row t.
+                // SAFETY: no other task accesses row t.
                 unsafe { kept.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f)
             });
             gated::<V, A, G, E>([gate, up], kept, y);
@@ -149,9 +149,9 @@ impl<A: Gate, E: Element, D: Element> Tasks for BackwardTasks<'_, A, E, D> {
         for t in rows(index, rows_of_task(2 * f), self.rows) {
             let (gate, up) = self.gate_up[t * 2 * f..(t + 1) * 2 * f].split_at(f);
             let d_y = &self.d_y[t * f..(t + 1) * f];
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let (d_gate, d_up) = unsafe { self.d_gate_up.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f);
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let mut y = self.y.as_ref().map(|y| unsafe { y.slice(t * f..(t + 1) * f) });
             for at in (0..f).step_by(LANES) {
                 let (g, u, d): (V, V, V) = (load(gate, at), load(up, at), load(d_y, at));

@@ -12,7 +12,8 @@ use crate::{DType, Isa};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Rows of a task, and its columns of gate and of up, so that both outputs stay in the second-level cache.
+/// The rows of a task, and the task's columns of gate and up. They are few, so that both outputs stay in the
+/// second-level cache.
 const BLOCK: [usize; 2] = [256, 128];
 
 struct FusedTasks<'a, A, E> {
@@ -36,7 +37,7 @@ impl<A, E> FusedTasks<'_, A, E> {
         let bias = self.bias.map(|bias| &bias[columns.clone()]);
         let operands = Operands::for_outputs((self.x, self.w), k, rows.clone(), columns.clone(), bias, to);
         let panels = columns.len() / crate::matrix::PANEL;
-        // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
+        // SAFETY: `to` is borrowed exclusively, and only this thread writes to it.
         unsafe { Matmul::new(self.isa, operands).block(0..rows.len(), 0..panels, scratch) };
     }
 }
@@ -56,11 +57,11 @@ impl<A: Gate, E: Element> Tasks for FusedTasks<'_, A, E> {
         self.matmul(&rows, columns.clone(), gate, scratch);
         self.matmul(&rows, f + columns.start..f + columns.end, up, scratch);
         for (row, (gate, up)) in rows.zip(gate.chunks_exact(width).zip(up.chunks_exact(width))) {
-            // SAFETY: only this task accesses these rows and columns.
+            // SAFETY: no other task accesses these rows and columns.
             let y = unsafe { self.y.slice(row * f + columns.start..row * f + columns.end) };
             let kept = self.kept.as_ref().map(|kept| {
                 let at = 2 * row * f + columns.start;
-                // SAFETY: as above; gate and up of a row do not overlap.
+                // SAFETY: no other task accesses these rows and columns, and gate and up of a row do not overlap.
                 unsafe { (kept.slice(at..at + width), kept.slice(at + f..at + f + width)) }
             });
             gated::<V, A, f32, E>([gate, up], kept, y);

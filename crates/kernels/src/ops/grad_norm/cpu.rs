@@ -42,7 +42,7 @@ impl Tasks for Squares<'_> {
                 lanes[l] += lanes[l + half];
             }
         }
-        // SAFETY: each chunk has its own sum.
+        // SAFETY: no other task accesses this chunk's sum.
         let sum = unsafe { self.sums.slice(index..index + 1) };
         sum[0] = lanes[0];
     }

@@ -27,7 +27,7 @@ impl Tasks for LerpTasks<'_> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let range = index * ELEMENTS..self.len.min((index + 1) * ELEMENTS);
         let x = &self.x[range.clone()];
-        // SAFETY: tasks have disjoint ranges.
+        // SAFETY: no other task accesses this range.
         let y = unsafe { self.y.slice(range) };
         for at in (0..x.len()).step_by(LANES) {
             let n = LANES.min(x.len() - at);

@@ -89,7 +89,7 @@ impl<E: Element> Tasks for Bias<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let columns = index * BIAS_COLUMNS..self.n.min((index + 1) * BIAS_COLUMNS);
-        // SAFETY: each task has its own columns.
+        // SAFETY: no other task accesses these columns.
         let d_bias = unsafe { self.d_bias.slice(columns.clone()) };
         let vectors = columns.len().div_ceil(LANES);
         for chunk in chunks(self.segments, self.d_y.len() / self.n) {

@@ -185,7 +185,7 @@ fn every_vector_type_packs_tiles_alike() {
         fn run<V: Simd>(self) {
             let mut scratch = Scratch::default();
             scratch.f32(1 << 16).fill(f32::NAN);
-            // SAFETY: the matmul borrows the output, and nobody else computes it.
+            // SAFETY: the matmul borrows the output exclusively, and only this thread writes to it.
             unsafe { self.0.block_with::<V>(0..self.1, 0..self.2.div_ceil(crate::matrix::PANEL), &mut scratch) };
         }
     }

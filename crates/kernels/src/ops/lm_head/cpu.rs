@@ -82,7 +82,7 @@ impl<'a> Head<'a> {
         let ids = self.ids(chunk);
         let m = rows.len();
         let matmul = self.matmul(rows, ids.clone(), to);
-        // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
+        // SAFETY: `to` is borrowed exclusively, and only this thread writes to it.
         unsafe { matmul.block(0..m, 0..ids.len().div_ceil(PANEL), scratch) };
         ids
     }
@@ -208,7 +208,7 @@ impl Tasks for Scaled<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, row: usize, scratch: &mut Scratch) {
         let partials = scratch.f32(self.vocab.div_ceil(CHUNK) * KEPT);
-        // SAFETY: each row is one task's.
+        // SAFETY: no other task accesses this row.
         let (logits, lse) =
             unsafe { (self.logits.slice(row * self.vocab..(row + 1) * self.vocab), self.lse.slice(row..row + 1)) };
         for (chunk, kept) in logits.chunks_mut(CHUNK).zip(partials.chunks_exact_mut(KEPT)) {
@@ -225,9 +225,9 @@ pub(crate) struct Chunks<'a> {
     pub beta: Beta<'a>,
     /// Statistics: `[rows of the block][chunks][KEPT]`.
     pub partials: &'a Disjoint<'a, f32>,
-    /// For each row of the batch: a token id, and where to store its scaled logit.
+    /// The token id of each row of the batch, and the memory for the scaled logits of these tokens.
     pub picked: Option<(&'a [u32], &'a Disjoint<'a, f32>)>,
-    /// Where all scaled logits are kept, if they are: `[chunks][rows of the block][ids of the chunk]`.
+    /// Memory for all scaled logits, if they are kept: `[chunks][rows of the block][ids of the chunk]`.
     pub logits: Option<&'a Disjoint<'a, f32>>,
 }
 
@@ -259,7 +259,7 @@ impl Tasks for Chunks<'_> {
             Some(all) => {
                 let (width, first) = (self.head.ids(chunk).len(), rows.start - self.rows.start);
                 let at = chunk * CHUNK * self.rows.len() + first * width;
-                // SAFETY: each row and chunk is one task's.
+                // SAFETY: no other task accesses this chunk of these rows.
                 unsafe { all.slice(at..at + rows.len() * width) }
             }
         };
@@ -267,12 +267,12 @@ impl Tasks for Chunks<'_> {
         for (row, logits) in rows.zip(logits.chunks_exact_mut(ids.len())) {
             let kept = statistics::<V>(logits, self.beta.of(row));
             let at = ((row - self.rows.start) * self.head.chunks() + chunk) * KEPT;
-            // SAFETY: each row and chunk is one task's.
+            // SAFETY: no other task accesses this chunk of these rows.
             unsafe { self.partials.slice(at..at + KEPT) }.copy_from_slice(&kept);
             if let Some((wanted, to)) = self.picked {
                 let id = wanted[row] as usize;
                 if ids.contains(&id) {
-                    // SAFETY: only one chunk contains the id.
+                    // SAFETY: only one chunk contains the id, so no other task accesses this element.
                     let z = unsafe { to.slice(row..row + 1) };
                     z[0] = logits[id - ids.start];
                 }
@@ -308,7 +308,7 @@ impl Tasks for Combine<'_> {
         let kept = self.head.chunks() * KEPT;
         for row in start..self.rows.end.min(start + COMBINE_ROWS) {
             let at = (row - self.rows.start) * kept;
-            // SAFETY: each row is one task's.
+            // SAFETY: no other task accesses this row.
             unsafe {
                 let done = combine::<V>(self.partials.slice(at..at + kept));
                 self.logps.slice(row..row + 1)[0] -= done.lse;
@@ -385,7 +385,7 @@ impl<D: Element> Tasks for Window<'_, D> {
         let ids = self.head.logits(rows.clone(), chunk, logits, scratch);
         for (row, logits) in rows.zip(logits.chunks_exact(ids.len())) {
             let at = (row - self.rows.start) * self.ids.len() + ids.start - self.ids.start;
-            // SAFETY: each row and chunk is one task's.
+            // SAFETY: no other task accesses this chunk of these rows.
             let to = unsafe { self.d_logits.slice(at..at + ids.len()) };
             self.slopes.row::<V, D>(row, ids.clone(), logits, to);
         }
@@ -418,8 +418,8 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     }
 }
 
-/// Backward pass. For each window of the vocabulary: the gradient of its logits, then its share of the gradients of
-/// hidden rows and weight.
+/// Backward pass. For each window of the vocabulary: the gradient of the window's logits, then the window's share of
+/// the gradients of hidden rows and weight.
 pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let head = &Head::new(cpu, args.hidden, args.weight);
     let slopes = &Slopes {

@@ -35,7 +35,7 @@ use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
 
 /// Vocabulary entries of a chunk, over which the log-sum-exp is computed: 16 panels of the weight.
 pub const CHUNK: usize = 512;
-/// Rows of a block. The weight is read once for each block, and its gradient read and written once.
+/// Rows of a block. For each block, the weight is read once, and its gradient is read and written once.
 pub(super) const BLOCK_ROWS: usize = 512;
 
 /// Arguments of [`forward`].
@@ -78,8 +78,8 @@ pub struct Backward<'a> {
     pub d_hidden: ViewMut<'a>,
     /// Gradient of the weight: `[V, H]`, *accumulates into*. The padding of the last panel is not changed.
     pub d_weight: Option<&'a mut Matrix>,
-    /// First row of each of the S segments, then R: u32 `[S + 1]`. Cutting a batch into several calls between segments
-    /// changes no bit. `None`: one segment.
+    /// First row of each of the S segments, then R: u32 `[S + 1]`. Splitting a batch between segments into several
+    /// calls does not change a bit. `None` means one segment.
     pub segments: Option<View<'a>>,
 }
 
@@ -112,8 +112,8 @@ pub fn logits(ctx: &Context, args: Logits<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Computes log-probabilities, log-sum-exps and entropies. Memory beside the outputs: 12 bytes for each chunk of each
-/// of up to 512 rows, and 240 KiB of logits per thread (512 KiB on AMX tiles).
+/// Computes log-probabilities, log-sum-exps and entropies. Memory in addition to the outputs: 12 bytes per row and
+/// chunk for up to 512 rows, and 240 KiB of logits per thread (512 KiB on AMX tiles).
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lm_head::forward";
     let Forward { hidden, weight, targets, ref logps, ref lse, ref entropies, .. } = args;
@@ -133,8 +133,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Computes the gradients of hidden rows and weight. Memory beside the outputs: gradients of at most 512 rows × 4096
-/// logits (8 MiB, in bf16 4 MiB), and 240 KiB of logits per thread (512 KiB on AMX tiles).
+/// Computes the gradients of hidden rows and weight. Memory in addition to the outputs: gradients of at most 512 rows ×
+/// 4096 logits (8 MiB, in bf16 4 MiB), and 240 KiB of logits per thread (512 KiB on AMX tiles).
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lm_head::backward";
     let Backward { hidden, weight, targets, lse, d_logps, d_entropies, entropies, ref d_hidden, ref d_weight, .. } =

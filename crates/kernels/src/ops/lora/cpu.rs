@@ -14,7 +14,7 @@ use crate::tensor::Elements;
 const ELEMENTS: usize = 1 << 14;
 
 impl Adapter<'_> {
-    /// Iterates over the adapter's blocks: B, the block's first column in `y`, and its first column in `xa`.
+    /// Iterates over the adapter's blocks. Yields B, and the block's first columns in `y` and in `xa`.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (&Matrix, usize, usize)> {
         let ranks = self.b.iter().scan(0, |at, b| {
             *at += b.cols();
@@ -199,7 +199,7 @@ struct Scale<'a> {
 impl Tasks for Scale<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
-        // SAFETY: tasks have disjoint ranges.
+        // SAFETY: no other task accesses this range.
         let x = unsafe { self.x.slice(index * ELEMENTS..self.len.min((index + 1) * ELEMENTS)) };
         for x in x.chunks_mut(LANES) {
             let n = x.len();

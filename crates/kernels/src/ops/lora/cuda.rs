@@ -10,8 +10,8 @@ use crate::ops::lm_head::cpu::blocks;
 
 const SOURCE: Source = source!("lora");
 
-/// Maximum number of elements of the dropped-out input in memory at once, with as many dropout factors: 64 MiB each.
-/// (Few in tests, for several pieces.)
+/// Maximum number of elements of the dropped-out input in memory at once, and of dropout factors: 64 MiB each. (Few in
+/// tests, for several pieces.)
 pub(crate) const DROPPED: usize = if cfg!(test) { 1 << 9 } else { 1 << 24 };
 
 fn scale(cuda: &Cuda, x: Arg, scale: f32, count: usize) -> Result<()> {

@@ -205,7 +205,7 @@ impl Tasks for Factors<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for row in index * TASK_ROWS..self.samples.len().min((index + 1) * TASK_ROWS) {
-            // SAFETY: tasks have disjoint rows.
+            // SAFETY: no other task accesses this row.
             let factors = unsafe { self.factors.slice(row * self.k..(row + 1) * self.k) };
             for (group, factors) in factors.chunks_mut(GROUP).enumerate() {
                 let first = (group * LANES) as u32;
@@ -256,7 +256,7 @@ impl<E: Element> Tasks for Each<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let range = index * ELEMENTS..self.len.min((index + 1) * ELEMENTS);
-        // SAFETY: tasks have disjoint ranges.
+        // SAFETY: no other task accesses this range.
         let y = unsafe { self.y.slice(range.clone()) };
         let terms = self.f[range.clone()].chunks(LANES).zip(self.x[range].chunks(LANES));
         for (y, (f, x)) in y.chunks_mut(LANES).zip(terms) {

@@ -1,4 +1,5 @@
-//! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685): `y += s · (x Aᵀ) Bᵀ` beside the matmul of the base weight.
+//! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685): `y += s · (x Aᵀ) Bᵀ` in addition to the matmul of the base
+//! weight.
 //!
 //! Letters in shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` is the scale (`alpha / r`). Matmuls with the same
 //! input are fused (q, k and v), and each of them has an adapter of its own, called a block. Block `i` is `A_i: [r_i,
@@ -95,7 +96,7 @@ impl Adapter<'_> {
     }
 }
 
-/// Forward pass: `y += s · (x Aᵀ) Bᵀ`. Memory beside the outputs: `xa`.
+/// Forward pass: `y += s · (x Aᵀ) Bᵀ`. Memory in addition to the outputs: `xa`.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lora::forward";
     let Forward { x, adapter, dropout, ref y } = args;
@@ -114,7 +115,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Backward pass: adds the gradients of `x`, `A` and the `B_i`. Memory beside the outputs: `xa` and `dxa`.
+/// Backward pass: adds the gradients of `x`, `A` and the `B_i`. Memory in addition to the outputs: `xa` and `dxa`.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lora::backward";
     let Backward { x, adapter, dropout, d_y, ref d_x, ref d_a, ref d_b } = args;

@@ -24,7 +24,7 @@ impl Tasks for ForwardTasks<'_> {
         let (width, normed) = (self.parts.width, self.parts.normed());
         for t in rows(index, rows_of_task(width), self.rows) {
             let x = &self.x[t * width..(t + 1) * width];
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let (y, rstd) =
                 unsafe { (self.y.slice(t * width..(t + 1) * width), self.rstd.slice(t * normed..(t + 1) * normed)) };
             for (a, rstd) in rstd.iter_mut().enumerate() {
@@ -74,7 +74,7 @@ impl Tasks for BackwardTasks<'_> {
         for t in rows(index, rows_of_task(width), self.rows) {
             let row = t * width..(t + 1) * width;
             let (x, d_y) = (&self.x[row.clone()], &self.d_y[row.clone()]);
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let d_x = unsafe { self.d_x.slice(row) };
             for a in 0..normed {
                 let weight = if a < self.parts.q { self.q_weight } else { self.k_weight };
@@ -114,7 +114,7 @@ impl Tasks for WeightTasks<'_> {
         if columns.is_empty() {
             return; // the other weight is longer
         }
-        // SAFETY: only this task accesses this vector of this weight.
+        // SAFETY: no other task accesses this vector of this weight.
         let d_weight = unsafe { d_weight.slice(columns.clone()) };
         for chunk in chunks(self.segments, self.rows) {
             let mut sum = V::splat(0.0);

@@ -75,8 +75,8 @@ pub struct Backward<'a> {
     /// Gradients of the query weight and the key weight, of their shapes: *accumulates into*. `None` if the weights are
     /// frozen.
     pub d_weights: Option<(ViewMut<'a>, ViewMut<'a>)>,
-    /// First row of each of the S segments, then T: u32 `[S + 1]`. Cutting a batch into several calls between segments
-    /// changes no bit. `None`: one segment.
+    /// First row of each of the S segments, then T: u32 `[S + 1]`. Splitting a batch between segments into several
+    /// calls does not change a bit. `None` means one segment.
     pub segments: Option<View<'a>>,
 }
 

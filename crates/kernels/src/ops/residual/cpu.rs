@@ -17,13 +17,13 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let part = rows(index, rows_of_task(1), self.x.len());
-        // SAFETY: only this task accesses these elements.
+        // SAFETY: no other task accesses these elements.
         let y = unsafe { self.y.slice(part.clone()) };
         let x = &self.x[part.clone()];
         match &self.delta {
             None => (0..x.len()).step_by(LANES).for_each(|at| store(load::<V>(x, at), y, at)),
             Some((delta, sum)) => {
-                // SAFETY: only this task accesses these elements.
+                // SAFETY: no other task accesses these elements.
                 let (delta, sum) = (&delta[part.clone()], unsafe { sum.slice(part) });
                 for at in (0..x.len()).step_by(LANES) {
                     let s = load::<V>(x, at).add(load(delta, at));
@@ -55,7 +55,7 @@ impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let part = rows(index, rows_of_task(1), self.d_y.len());
-        // SAFETY: only this task accesses these elements.
+        // SAFETY: no other task accesses these elements.
         let (d_y, d_x) = (&self.d_y[part.clone()], unsafe { self.d_x.slice(part) });
         (0..d_y.len()).step_by(LANES).for_each(|at| store(load::<V>(d_x, at).add(load(d_y, at)), d_x, at));
     }

@@ -80,7 +80,7 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
             let row = t * h..(t + 1) * h;
             let mut x = &self.x[row.clone()];
             if let Some((delta, sum)) = &self.delta {
-                // SAFETY: only this task accesses row t.
+                // SAFETY: no other task accesses row t.
                 let sum = unsafe { sum.slice(row.clone()) };
                 let delta = &delta[row.clone()];
                 for at in (0..h).step_by(LANES) {
@@ -88,7 +88,7 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
                 }
                 x = sum;
             }
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let (y, r) = unsafe { (self.y.slice(row), self.rstd.slice(t..t + 1)) };
             r[0] = rstd_of::<V>(x, self.eps);
             scale_row::<V>(x, self.weight, r[0], y);
@@ -124,7 +124,7 @@ impl<E: Element> Tasks for AgainTasks<'_, E> {
         let h = self.weight.weight.len();
         for t in rows(index, rows_of_task(h), self.rstd.len()) {
             let row = t * h..(t + 1) * h;
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let y = unsafe { self.y.slice(row.clone()) };
             scale_row::<V>(&self.x[row], self.weight, self.rstd[t], y);
         }
@@ -158,7 +158,7 @@ impl Tasks for BackwardTasks<'_> {
         let h = self.weight.weight.len();
         for t in rows(index, rows_of_task(h), self.rstd.len()) {
             let row = t * h..(t + 1) * h;
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let d_x = unsafe { self.d_x.slice(row.clone()) };
             backward_row::<V, true>(&self.x[row.clone()], self.weight, self.rstd[t], &self.d_y[row], d_x);
         }
@@ -181,7 +181,7 @@ impl Tasks for WeightTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let columns = rows(index, COLUMNS, self.h);
-        // SAFETY: only this task accesses these columns.
+        // SAFETY: no other task accesses these columns.
         let d_weight = unsafe { self.d_weight.slice(columns.clone()) };
         let vectors = columns.len().div_ceil(LANES);
         for chunk in chunks(self.segments, self.rstd.len()) {

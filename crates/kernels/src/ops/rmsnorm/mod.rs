@@ -78,8 +78,8 @@ pub struct Backward<'a> {
     pub d_x: ViewMut<'a>,
     /// Gradient of the weight: `[H]`, *accumulates into*. `None` if the weight is frozen.
     pub d_weight: Option<ViewMut<'a>>,
-    /// First row of each of the S segments, then T: u32 `[S + 1]`. Cutting a batch into several calls between segments
-    /// changes no bit. `None`: one segment.
+    /// First row of each of the S segments, then T: u32 `[S + 1]`. Splitting a batch between segments into several
+    /// calls does not change a bit. `None` means one segment.
     pub segments: Option<View<'a>>,
 }
 

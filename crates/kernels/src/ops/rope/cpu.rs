@@ -26,7 +26,7 @@ impl Tasks for RotateTasks<'_> {
         for t in rows(index, rows_of_task(self.width), self.positions.len()) {
             let p = self.positions[t] as usize;
             let (cos, sin) = (&self.cos[p * half..(p + 1) * half], &self.sin[p * half..(p + 1) * half]);
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let row = unsafe { self.x.slice(t * self.width..(t + 1) * self.width) };
             for at in (0..half).step_by(LANES) {
                 let (c, s): (V, V) = (load(cos, at), load::<V>(sin, at).mul(sign));
@@ -61,7 +61,7 @@ impl<E: Element> Tasks for IntoTasks<'_, E> {
             let p = self.positions[t] as usize;
             let (cos, sin) = (&self.cos[p * half..(p + 1) * half], &self.sin[p * half..(p + 1) * half]);
             let row = t * self.width..(t + 1) * self.width;
-            // SAFETY: only this task accesses row t.
+            // SAFETY: no other task accesses row t.
             let (from, to) = (&self.x[row.clone()], unsafe { self.y.slice(row) });
             for (from, to) in from.chunks_exact(hd).zip(to.chunks_exact_mut(hd)).take(self.heads) {
                 let ((x_low, x_high), (low, high)) = (from.split_at(half), to.split_at_mut(half));

@@ -65,7 +65,7 @@ impl Table {
 pub struct Rotate<'a> {
     /// Rows of heads `[T, A·hd]`: rotated in place.
     pub x: ViewMut<'a>,
-    /// Number of heads to rotate, the first ones of a row: queries and keys.
+    /// Number of heads to rotate: the first heads of a row, which are queries and keys.
     pub heads: usize,
     /// Size of a head (hd).
     pub head_dim: usize,
@@ -82,7 +82,7 @@ pub struct RotateInto<'a> {
     /// Output `[T, A·hd]`, f32 or bf16 (rounded once, after the rotation): *overwrites*. Heads that are not rotated are
     /// copied.
     pub y: ViewMut<'a>,
-    /// Number of heads to rotate, the first ones of a row: queries and keys.
+    /// Number of heads to rotate: the first heads of a row, which are queries and keys.
     pub heads: usize,
     /// Size of a head (hd).
     pub head_dim: usize,

@@ -33,7 +33,7 @@ impl<E: Element> Tasks for GatherTasks<'_, E> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for r in index * ROWS..self.rows.len().min((index + 1) * ROWS) {
             let (row, hidden) = (self.rows[r] as usize, self.hidden);
-            // SAFETY: an output row is in one task.
+            // SAFETY: no other task accesses this output row.
             let out = unsafe { self.out.slice(r * hidden..(r + 1) * hidden) };
             out.copy_from_slice(&self.x[row * hidden..(row + 1) * hidden]);
         }
@@ -60,7 +60,7 @@ impl Tasks for ScatterAddTasks<'_> {
         let columns = index * COLUMNS..hidden.min((index + 1) * COLUMNS);
         for (&row, d_out) in self.rows.iter().zip(self.d_out.chunks_exact(hidden)) {
             let start = row as usize * hidden;
-            // SAFETY: these columns of every row belong to this task.
+            // SAFETY: no other task accesses these columns of any row.
             let d_x = unsafe { self.d_x.slice(start + columns.start..start + columns.end) };
             for (sum, d) in d_x.chunks_mut(LANES).zip(d_out[columns.clone()].chunks(LANES)) {
                 let n = d.len();

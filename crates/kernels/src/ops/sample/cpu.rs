@@ -26,10 +26,10 @@ struct Outputs<'a> {
 
 impl Outputs<'_> {
     /// # Safety
-    /// No other task writes this row.
+    /// No other task accesses this row.
     #[inline(always)]
     unsafe fn write(&self, row: usize, id: usize, logp: f32, truncated_logp: f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's safety contract.
         unsafe {
             self.ids.slice(row..row + 1)[0] = id as u32;
             self.logps.slice(row..row + 1)[0] = logp;
@@ -111,7 +111,7 @@ impl Tasks for Plain<'_> {
         let params = &self.draws.rows[row];
         let beta = params.inv_temperature();
         let kept = head.chunks() * KEPT;
-        // SAFETY: each row is one task's.
+        // SAFETY: no other task accesses this row.
         let partials = unsafe { self.partials.slice(index * kept..(index + 1) * kept) };
         let whole = combine::<V>(partials);
         let (z, scratch) = scratch.split(CHUNK);
@@ -129,7 +129,7 @@ impl Tasks for Plain<'_> {
         let z = match self.logits {
             Some(logits) => {
                 let at = ids.start * self.rows.len() + index * ids.len();
-                // SAFETY: each row is one task's.
+                // SAFETY: no other task accesses this row.
                 &*unsafe { logits.slice(at..at + ids.len()) }
             }
             None => {
@@ -146,7 +146,7 @@ impl Tasks for Plain<'_> {
             inverse_cdf(weights[..z.len()].iter().copied(), left).0
         };
         let logp = z[at] - whole.lse;
-        // SAFETY: each row is one task's.
+        // SAFETY: no other task accesses this row.
         unsafe { self.draws.outputs.write(row, ids.start + at, logp, if greedy { 0.0 } else { logp }) };
     }
 }
@@ -166,7 +166,7 @@ impl Tasks for Truncated<'_> {
         let row = self.first + index;
         let params = &self.draws.rows[row];
         let beta = params.inv_temperature();
-        // SAFETY: each row is one task's.
+        // SAFETY: no other task accesses this row.
         let z = unsafe { self.logits.slice(index * vocab..(index + 1) * vocab) };
         let (buffer, ids) = scratch.with_ids(3 * vocab + self.draws.head.chunks() * KEPT);
         let (warped, buffer) = buffer.split_at_mut(vocab);
@@ -178,7 +178,7 @@ impl Tasks for Truncated<'_> {
         }
         let whole = combine::<V>(partials);
         let Drawn { id, logp } = truncate::draw::<V>(params, warped, weights, sorted, ids, || uniform(params));
-        // SAFETY: each row is one task's.
+        // SAFETY: no other task accesses this row.
         unsafe { self.draws.outputs.write(row, id, z[id] - whole.lse, logp) };
     }
 }

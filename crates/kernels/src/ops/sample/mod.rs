@@ -36,14 +36,14 @@ use crate::{Context, DType, Device, Error, Matrix, Result, View, ViewMut};
 pub struct RowParams<'a> {
     /// Temperature T; 0 means greedy.
     pub temperature: f64,
-    /// top-k: keep the k most likely tokens, and those that tie with the k-th; 0 keeps all.
+    /// top-k: keep the k most likely tokens, and all tokens that tie with the k-th; 0 keeps all.
     pub top_k: usize,
     /// top-p: keep the most likely tokens that together have this probability; 1 keeps all.
     pub top_p: f64,
-    /// min-p: keep tokens that are at least this times as likely as the most likely one; 0 keeps all.
+    /// min-p: keep the tokens with at least this fraction of the largest probability; 0 keeps all.
     pub min_p: f64,
-    /// Repetition penalty: positive logits of tokens in `history` are divided by it, others multiplied; 1 changes
-    /// nothing.
+    /// Repetition penalty: positive logits of tokens in `history` are divided by this number, and other logits of these
+    /// tokens are multiplied by it; 1 changes nothing.
     pub repetition_penalty: f64,
     /// The sequence's tokens so far, prompt included, for the repetition penalty; each below V.
     pub history: &'a [u32],
@@ -86,8 +86,8 @@ pub struct Forward<'a> {
     pub truncated_logps: Option<ViewMut<'a>>,
 }
 
-/// Draws a token for each row. Memory beside the outputs: as [`super::lm_head::forward`], and for rows with a penalty
-/// or truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
+/// Draws a token for each row. Memory in addition to the outputs: as [`super::lm_head::forward`], and for rows with a
+/// penalty or truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
     let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, .. } = args;

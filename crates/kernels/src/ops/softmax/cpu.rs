@@ -29,7 +29,7 @@ impl Tasks for ForwardTasks<'_> {
         let c = self.columns;
         for r in rows(index, rows_of_task(c), self.first.len()) {
             let seen = seen(self.first[r], self.end[r]);
-            // SAFETY: only this task accesses row r.
+            // SAFETY: no other task accesses row r.
             let y = unsafe { self.y.slice(r * c..(r + 1) * c) };
             y[..seen.start].fill(0.0);
             y[seen.end..].fill(0.0);
@@ -79,7 +79,7 @@ impl Tasks for BackwardTasks<'_> {
         let c = self.columns;
         for r in rows(index, rows_of_task(c), self.first.len()) {
             let seen = seen(self.first[r], self.end[r]);
-            // SAFETY: only this task accesses row r.
+            // SAFETY: no other task accesses row r.
             let d_x = unsafe { self.d_x.slice(r * c..(r + 1) * c) };
             d_x[..seen.start].fill(0.0);
             d_x[seen.end..].fill(0.0);

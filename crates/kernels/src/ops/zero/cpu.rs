@@ -21,7 +21,7 @@ struct Zero<'a> {
 impl Tasks for Zero<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
-        // SAFETY: tasks have disjoint ranges.
+        // SAFETY: no other task accesses this range.
         unsafe { self.x.slice(index * ELEMENTS..self.len.min((index + 1) * ELEMENTS)) }.fill(0.0);
     }
 }

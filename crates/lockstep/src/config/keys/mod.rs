@@ -1,6 +1,6 @@
-//! The table of configuration keys. The files beside this one contain its rows, by topic, with the checks of each topic
-//! and the settings built from its keys. This file turns the rows into the type [`Config`], its defaults, and the list
-//! [`KEYS`], which all other code reads.
+//! The table of configuration keys. The other files of this folder contain the table's rows by topic, with the checks
+//! of each topic and the settings built from the topic's keys. This file turns the rows into the type [`Config`], its
+//! defaults, and the list [`KEYS`], which all other code reads.
 //!
 //! A row is
 //! ```text

@@ -22,7 +22,7 @@ enum Kind {
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
                         {% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\n{% endfor %}";
 
-/// The error for a file of two rows, of which the second is `row`.
+/// The error for a file of two rows. The second row is `row`.
 fn read(kind: Kind, row: &Value, columns: &[(&str, &str)]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");

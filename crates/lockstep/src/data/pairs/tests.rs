@@ -118,7 +118,7 @@ fn errors_of_invalid_pairs_name_the_line() {
 }
 
 #[test]
-fn labelled_solutions_are_split_by_problem() {
+fn all_solutions_of_a_problem_are_in_the_same_split() {
     let row = |name: &str, right: [bool; 3]| {
         let solution = |right, text: &str| json!({"is_correct": right, "solution": text});
         json!({"question": name, "ground_truth": "x", "u": solution(right[0], "p"), "v": solution(right[1], "q"),
@@ -246,9 +246,12 @@ fn solutions_that_form_no_pair_are_skipped_or_refused() {
     let none = ", line 1: no column holds a solution {\"is_correct\": …, \"solution\": …}";
     assert_eq!(reported(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
     // A problem needs a correct and an incorrect solution; a solution marked as both gives no pair.
-    assert_eq!(reported(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
-    assert_eq!(reported(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
-    assert_eq!(reported(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
+    assert_eq!(reported(json!({"question": "q", "u": solution(true, "p")})), " contains no pairs");
+    assert_eq!(reported(json!({"question": "q", "u": solution(false, "p")})), " contains no pairs");
+    assert_eq!(
+        reported(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})),
+        " contains no pairs"
+    );
     let both = json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "r")});
     assert_eq!(solve(&both.to_string(), "train"), None);
     let split = solve(&both.to_string(), "dev");

@@ -91,7 +91,7 @@ fn the_first_difference_of_an_answer_is_named() {
     assert!(of(|c| c.generation = 0).contains("the worker sent Stop, [true, true], 0, but the repeated job gives"));
     let columns = "completion 1, columns of its tokens: the worker sent others, but the repeated job gives its own";
     assert_eq!(of(|c| c.columns.set(ENTROPIES, vec![1.0, 2.0])), columns);
-    // Of several differences, the first in the first completion is reported.
+    // If there are several differences, the first one in the first completion is reported.
     let several = reported(&["a"], |given| {
         given.scores[0].scores.values[0] = None;
         given.group.completions[0].versions[0] = Updates(5);
@@ -255,7 +255,7 @@ fn invented_values_of_a_deterministic_reward_are_noticed() {
     given.scores[1].scores.problems[0].message = "é".repeat(100_000);
     let text = difference(&given, &job.rewards, &full()).unwrap().to_string();
     assert!(text.chars().count() < 600 && text.contains('…'), "{text}");
-    // So are long columns of the prompt, which must be empty.
+    // The columns of the prompt must be empty.
     let mut given = answer;
     given.group.prompt_columns.set("lie", Vec::new());
     assert_eq!(difference(&given, &job.rewards, &full()).unwrap().what, "columns of the prompt");

@@ -41,7 +41,7 @@ fn job() -> GroupJob {
     }
 }
 
-/// A job that continues the answer's completions, of which the first is unfinished.
+/// A job that continues the answer's completions. The first of these is unfinished.
 fn later() -> GroupJob {
     let mut so_far = answer().group.completions;
     so_far[0].finish_reason = FinishReason::Unfinished;

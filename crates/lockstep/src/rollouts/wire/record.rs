@@ -225,7 +225,7 @@ impl<'a> RecordReader<'a> {
         Kind::ALL.into_iter().find(|&kind| kind as u8 == column.kind & !MUST_BE_KNOWN)
     }
 
-    /// The width of a column: the number of values per element, such as a token.
+    /// The width of a column: the number of values per element. An element is a token, for example.
     pub fn width(&self, name: &str) -> u64 {
         self.columns.iter().find(|c| c.name == name).map_or(1, |c| c.width)
     }

@@ -136,8 +136,8 @@ impl GroupView<'_> {
             assert!(with.iter().all(|c| c.versions.len() == c.ids.len()), "versions must have one element per token");
             record.runs("versions", with.iter().flat_map(|c| c.versions.iter().map(|version| version.0)));
         }
-        // Columns of the same name may differ in type or width; each combination is a column of its own, with its
-        // completions.
+        // Columns of the same name may differ in type or width; each combination of type and width becomes a separate
+        // column with its own completions.
         let mut columns: BTreeMap<&str, Vec<Option<&Column>>> = BTreeMap::new();
         for (place, c) in all().enumerate() {
             for (name, column) in c.columns.iter() {

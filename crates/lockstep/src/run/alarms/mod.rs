@@ -1,9 +1,9 @@
 //! Alarms: signs that a training run goes wrong, raised while it still runs. All of them are checked once per step.
 //!
-//! Each condition is a row of [`conditions`]. If it holds for as many checks in a row as its row requires, the alarm is
-//! raised once, with the evidence, the step where it began, and the usual remedy. The alarm ends when the condition has
-//! not held for a while. Alarms depend only on the run's metrics and texts, and checkpoints contain their state, so a
-//! resumed run raises the same alarms. An alarm is reported as an event ([`telemetry::EventKind::Alarm`]).
+//! Each condition is a row of [`conditions`]. If the condition holds for the required number of consecutive checks, the
+//! alarm is raised once, with the evidence, the step where it began, and the usual remedy. The alarm ends when the
+//! condition has not held for a while. Alarms depend only on the run's metrics and texts, and checkpoints contain their
+//! state, so a resumed run raises the same alarms. An alarm is reported as an event ([`telemetry::EventKind::Alarm`]).
 
 mod conditions;
 mod measured;

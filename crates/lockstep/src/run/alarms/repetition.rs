@@ -25,7 +25,7 @@ mod tests {
     fn short_completions_count_as_not_repetitive() {
         assert_eq!(repetition(&[1; 10]), 0.0);
         assert_eq!(repetition(&[1; 11]), 7.0 / 8.0);
-        // 9 n-grams, of which 8 repeat the first.
+        // There are 9 n-grams, and 8 of them repeat the first one.
         assert_eq!(repetition(&[1; 12]), 8.0 / 9.0);
         assert_eq!(repetition(&(0..40).collect::<Vec<_>>()), 0.0);
     }

@@ -22,7 +22,7 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// The checkpoints in `dir`, of which the last one is of step `saved_at`.
+    /// The checkpoints in `dir`. The last checkpoint is of step `saved_at`.
     pub fn new(dir: RunDir, saved_at: Option<u64>) -> Checkpoints {
         Checkpoints { dir, saved_at, writing: None, hold: Duration::ZERO }
     }

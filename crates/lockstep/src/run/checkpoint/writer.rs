@@ -31,7 +31,7 @@ pub struct CheckpointWriter {
 pub struct Written {
     /// The directory of the checkpoint.
     pub path: PathBuf,
-    /// The time at which writing began.
+    /// The time when writing began.
     pub began: Instant,
     /// Seconds of writing that overlapped other work of the run.
     pub hidden_s: f64,
@@ -52,7 +52,7 @@ impl CheckpointWriter {
     ) -> anyhow::Result<CheckpointWriter> {
         let (run, (release, held)) = (run.clone(), channel::<()>());
         let work = move || {
-            // The sender sends nothing: the wait ends by time, or when the sender is dropped.
+            // The sender sends nothing. The wait ends after this time, or when the sender is dropped.
             let _ = held.recv_timeout(hold);
             let began = Instant::now();
             let path = write(&run, step, |dir| writes.into_iter().try_for_each(|write| write(dir)))?;
@@ -88,7 +88,7 @@ fn hold_next(room: Duration, took: Duration) -> Duration {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         self.release();
-        // Whoever drops this value already has an error to report.
+        // The code that drops this value already has an error to report.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

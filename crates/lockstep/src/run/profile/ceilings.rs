@@ -9,7 +9,7 @@ use std::time::Duration;
 use telemetry::CpuTimes;
 use telemetry::record::MeasuredCeilings;
 
-/// The seconds before and after a measurement in which the load counts.
+/// The number of seconds before and after a measurement during which the load counts.
 const AROUND_S: f64 = 2.0;
 /// If the load has been known for this many seconds, it can rule out a measurement at the end of a run.
 const KNOWN_S: f64 = 0.2;

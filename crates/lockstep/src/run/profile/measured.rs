@@ -32,7 +32,7 @@ pub struct Measured {
     /// For each reward that is a Python function in this process: the seconds in which it waited for the interpreter's
     /// lock (GIL), and in which it had the lock, summed over the steps (each step adds the mean of its groups).
     pub interpreter: BTreeMap<String, (f64, f64)>,
-    /// The share of groups whose rewards are all equal, as its sum over the steps and the number of steps.
+    /// The share of groups whose rewards are all equal, stored as the sum over the steps and the number of steps.
     pub zero_spread: (f64, u64),
     /// How much of decoding was spent on the longest completions of each generation.
     pub tail: Tail,

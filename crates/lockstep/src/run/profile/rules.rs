@@ -1,4 +1,4 @@
-//! The profile's rules, each of which detects one way to waste time or memory. docs/profiling.md explains them.
+//! The profile's rules. Each rule detects one way to waste time or memory. docs/profiling.md explains them.
 //!
 //! A rule reads the measurements of some steps and returns its evidence, or nothing if it does not hold. No rule holds
 //! for a run that is as fast as its machine allows.
@@ -182,7 +182,7 @@ fn reward_bound(m: &Measured) -> Option<String> {
     }
     let slowest = m.rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
     let of = slowest.map_or_else(String::new, |(name, s)| format!(", most of it for `{name}` ({s:.1} s)"));
-    // The number of workers, which generate and score, that would keep the update busy.
+    // The number of workers that would keep the update busy. Workers generate and score.
     let update = m.stage("update") + m.stage("value update") + m.stage("reference");
     let made = m.stage("rollout") + m.stage("rewards");
     let workers = (made / update.max(f64::MIN_POSITIVE)).ceil().clamp(1.0, 64.0);
@@ -250,7 +250,7 @@ fn small_batch(m: &Measured) -> Option<String> {
     // A sequence may draw several tokens per step.
     let live = over(m.count("decode_passes"), m.count("decode_steps") as u64)?;
     let share = m.share("rollout/decode");
-    // Long tails are another rule.
+    // Another rule handles long tails.
     let has_tail = long_tail(m).is_some();
     (takes_much(m) && live < FEW && !has_tail)
         .then(|| format!("A decode step has {live:.1} sequences; decoding takes {} of the steps.", percent(share)))

@@ -69,7 +69,7 @@ fn findings_are_sorted_by_the_seconds_that_they_cost() {
     let found: Vec<_> = record.by_gain().into_iter().map(|(finding, gain)| (finding.id.as_str(), gain)).collect();
     let (evaluations, tail, rest) = (10.0, 48.0 * 0.2, 100.0 - 98.0);
     let known = [("evaluation_bound", Some(evaluations)), ("long_tail", Some(tail)), ("data_bound", Some(rest))];
-    // Nobody waited for workers, so the cost is unknown.
+    // The measurements have no wait for workers, so the cost is unknown.
     let unknown = ["zero_spread", "worker_bound", "no such rule"].map(|id| (id, None));
     assert_eq!(found, [known, unknown].concat());
 }

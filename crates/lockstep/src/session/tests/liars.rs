@@ -356,7 +356,7 @@ fn stale_log_probabilities_are_recomputed() {
             worker.join().unwrap().unwrap();
         });
         let (audited, mismatches) = ("async/logp_audited_tokens", "async/logp_mismatch_tokens");
-        // The first two checkpoints are saved before their batches are learned from: all batches except the first are
+        // The first two checkpoints are saved before training on their batches, so all batches except the first are
         // stale.
         assert!(logged(&out, audited).last().unwrap() > &40.0, "{:?}", logged(&out, audited));
         let last = *logged(&out, mismatches).last().unwrap();

@@ -67,7 +67,7 @@ pub struct Frontier {
 
 /// The point from which a learner starts: the start of a run, or a checkpoint.
 pub struct LearnerStart {
-    /// The next batch to train on, or the one whose steps are not all done.
+    /// The next batch to train on, or the current batch if some of its steps are not done.
     pub batch: BatchId,
     /// True if the weights are those at the start of this batch, and not in the middle of its steps.
     pub at_beginning: bool,

@@ -3,7 +3,8 @@
 //!
 //! The protocol is in the crate `fleet`, and weights are slots of shared memory (`model::SharedSlot`). This module
 //! defines the content of a job: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)),
-//! generated with weights of the version that follows from its name. It uses only `fleet/` in a run's directory.
+//! generated with the version of the weights that the job's name determines. It uses only `fleet/` in a run's
+//! directory.
 
 mod audit;
 mod audited;
@@ -66,7 +67,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of this process, which has read `files` of the model.
+    /// Returns the identity of this process, including the hashes of the model's `files` that it has read.
     pub fn of(ctx: &Context, config: &Config, files: &ModelFiles) -> Identity {
         let files = hashes_of(files.used());
         Identity {

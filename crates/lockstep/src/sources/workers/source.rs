@@ -208,7 +208,7 @@ impl BatchSource for WorkerSource {
         let batches = start.total_steps.div_ceil(self.spec.sizes.steps());
         let at_beginning = start.in_use.is_empty();
         let batch = if at_beginning { self.number_of_next(at) } else { self.number_of_next(at).before() };
-        // Batches that the checkpoint lacks are sampled with the weights with which the run continues.
+        // Batches that are missing in the checkpoint are sampled with the weights that the run continues with.
         let first = self.next_after_ahead(at).after(at.begun.len() as u64);
         let plan = Plan {
             continued: Continued { batch: first, version: self.number_of_next(at).version() },

@@ -161,7 +161,7 @@ impl WorkerWork {
         let place = (place.path.clone(), place.stored_as);
         match self.pinned.get(&group.updates) {
             Some(pinned) if pinned.place == place => {}
-            // These weights are another learner's: its groups end, or are not needed any more.
+            // These weights belong to another learner, whose groups have ended or are not needed any more.
             Some(_) => return Ok(None),
             None => {
                 let Some((weights, contents)) = self.load(&place.0, shared)? else { return Ok(None) };
@@ -273,8 +273,8 @@ impl WorkerWork {
         group: GroupId,
         answer: anyhow::Result<GroupAnswer>,
     ) -> Option<(JobName, Result<Done, String>)> {
-        // The job may have been withdrawn and claimed again meanwhile: then the same tokens arrive once more, or other
-        // tokens if the job continues another answer.
+        // The job may have been withdrawn and claimed again meanwhile: then the same tokens arrive again, or other
+        // tokens if the job now continues another answer.
         let name = {
             let scored = answer.as_ref().ok().map(|answer| GroupAnswer::fingerprint(&answer.group));
             let is_it = |stage: &Stage| matches!(stage, Stage::Scoring(own) if scored.is_none_or(|it| it == *own));

@@ -61,7 +61,7 @@ impl Row for PreferencePair {
 /// learns the same tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RowsState {
-    /// SHA-256 of the token ids of all training rows, and of which are learned.
+    /// SHA-256 of the token ids of all training rows and of the mask of learned tokens.
     tokens: String,
 }
 

@@ -1,6 +1,6 @@
-//! Records the effect of an optimizer step on the tokens of a group: their log-probabilities under the new weights.
-//! Only so many groups are recorded that this and the recording of rollouts take at most about a hundredth of the run's
-//! CPU time.
+//! Records the effect of an optimizer step on the tokens of a group: their log-probabilities under the new weights. The
+//! number of recorded groups is limited, so that this and the recording of rollouts take at most about a hundredth of
+//! the run's CPU time.
 //!
 //! The choice of groups depends on timing. They are therefore written to a separate file, `updates.bin`, which is left
 //! out of comparisons of runs, and training does not depend on them.

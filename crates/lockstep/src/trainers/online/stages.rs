@@ -187,7 +187,7 @@ impl RolloutPipeline {
         Ok(())
     }
 
-    /// Computes log π_old, under the current policy, of those samples that other weights generated.
+    /// Computes log π_old under the current policy, for the samples that other weights generated.
     fn score_stale(&self, run: &TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
         let Some(scorer) = &self.stale_scorer else { return Ok(()) };
         if !run.config.vllm_importance_sampling_correction {

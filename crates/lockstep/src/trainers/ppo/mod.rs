@@ -70,8 +70,8 @@ impl TrainingTask for Ppo {
     }
 
     fn step(&mut self, run: &mut TrainingRun, PpoBatch { online, kl }: PpoBatch) -> anyhow::Result<()> {
-        // Both gradients are computed before both steps: until then the models are unchanged, and a stop request can
-        // still end the step.
+        // Both gradients are computed before either optimizer step. Until then the models are unchanged, and a stop
+        // request can still end the step.
         let samples = self.pipeline.part(&online);
         self.critic.gradient(&run.learner.ctx, &run.log.stages, samples)?;
         run.policy_gradient(samples)?;

@@ -129,7 +129,7 @@ fn compile_time_constants_have_a_size_limit() {
             assert!(error.contains(&why), "{too_large}: {error}");
         }
     }
-    // Division by a small number gives a large one; a number in the source is not limited.
+    // Division by a small number gives a large number. A number in the source is not limited.
     assert!(compiled("{{ 'a' * (9 // 1) }}").unwrap_err().contains("a constant of inf bytes"));
     for number in ["8 / 2", "99999 * 99999", "9 ** 99", "1e300 * 1e300", "'a' * n", "n * 99999"] {
         if let Err(error) = compiled(&format!("{{{{ {number} }}}}")) {

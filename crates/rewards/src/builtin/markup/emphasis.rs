@@ -52,7 +52,8 @@ fn without(line: &str, signs: &[u8], new: &mut String) {
     // The byte ranges that are removed.
     let mut out: Vec<Range<usize>> = Vec::new();
     let same = next_of_same_length(&runs);
-    // The open runs of each sign: for each its index, and the number of its characters without a partner so far.
+    // The open runs, by sign. An entry is a run's index and the number of the run's characters that are unmatched so
+    // far.
     let mut open: [Vec<(usize, usize)>; 2] = Default::default();
     let mut struck: Option<usize> = None;
     let mut at = 0;

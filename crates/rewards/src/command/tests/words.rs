@@ -125,8 +125,8 @@ fn a_failed_program_is_restarted_unless_it_reported_an_error() {
     }
 }
 
-/// A batch without completions is not sent. A batch with a column named like a request key is an error, but not one of
-/// the program, which keeps running.
+/// A batch without completions is not sent. A batch with a column named like a request key is an error. The program is
+/// not at fault and keeps running.
 #[test]
 fn a_batch_that_cannot_be_sent_does_not_end_the_program() {
     let dir = tempfile::tempdir().unwrap();

@@ -16,13 +16,13 @@ pub enum Tone {
     Yellow,
     /// A warning that something is broken.
     Red,
-    /// A conclusion.
+    /// A verdict on the run that is neither good nor bad.
     Bold,
-    /// A good conclusion.
+    /// A good verdict.
     BoldGreen,
-    /// A conclusion that is uncertain.
+    /// An uncertain verdict.
     BoldYellow,
-    /// A bad conclusion.
+    /// A bad verdict.
     BoldRed,
 }
 

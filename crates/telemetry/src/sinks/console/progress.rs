@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_and_counts_are_formatted_at_their_limits() {
+    fn durations_change_units_and_counts_take_plurals() {
         let table = [
             (-0.5, "0.00 s"),
             (9.94, "9.94 s"),

@@ -32,7 +32,7 @@ const PLACES: [&str; 14] = [
     "batches/000000",
 ];
 
-/// Creates something else at the path of a file. The second argument is the directory outside of the run.
+/// Replaces a file by something unexpected. The arguments are the file's path and the directory outside the run.
 type Replace = fn(&Path, &Path);
 const KINDS: [(&str, Replace); 6] = [
     ("link to a directory", |path, outside| symlink(outside, path).unwrap()),
@@ -76,7 +76,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("a job's files", |out| (0..3).try_for_each(|group| status::find(out, crate::testing::job(group)).map(drop))),
 ];
 
-/// A spool with all files, and beside it a directory that must stay unchanged.
+/// A spool with all files, and a directory next to it that must stay unchanged.
 fn spool() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");

@@ -12,8 +12,8 @@ const HIDDEN: usize = 18;
 const FFN: usize = 33;
 const VOCAB: usize = 70;
 
-/// The results for a row, as bits: its hidden row, and for its token the log-probability, the log-sum-exp, the entropy,
-/// and the sampled token.
+/// The results for a row, as bits: the hidden row, and the log-probability, the log-sum-exp, the entropy and the
+/// sampled token.
 type Row = Vec<u32>;
 
 struct Weights {

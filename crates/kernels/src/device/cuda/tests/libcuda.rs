@@ -33,7 +33,7 @@ fn memory_copies_and_launches_call_the_driver_correctly() {
     let name = path.to_string_lossy().into_owned();
     let cuda: &'static Functions = Box::leak(Box::new(Functions::open(&name).unwrap()));
     let nvrtc: &'static Nvrtc = Box::leak(Box::new(Nvrtc::open(std::slice::from_ref(&name)).unwrap()));
-    // SAFETY: the library is open already; a function without arguments.
+    // SAFETY: the library is already loaded, and the function has no arguments.
     let live = || unsafe {
         let library = libloading::Library::new(&path).unwrap();
         library.get::<unsafe extern "C" fn() -> i32>(b"fake_live\0").unwrap()()

@@ -196,7 +196,7 @@ fn the_small_matmul_writes_only_its_rows_and_columns() {
                 let got = product::<bf16, bf16>(isa, sizes.clone(), accumulate, (&left, &narrow), [0; 3]);
                 assert_eq!(got, expected, "{isa:?} {rows} by {columns}, {k:?} in bf16");
             }
-            // An element has two terms, of which only one counts at an odd start or end.
+            // An element has two terms. At an odd start or end, only one of them counts.
             let word = |m: usize, k: usize| {
                 let [first, second] = [0, 1].map(|i| u32::from(bf16::from_f32(left(m, 2 * k + i)).to_bits()));
                 f32::from_bits(first << 16 | second)

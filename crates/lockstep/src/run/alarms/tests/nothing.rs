@@ -214,6 +214,6 @@ fn a_generation_without_scores_does_not_end_the_constant_reward_alarm() {
     };
     let scores = (1..=30).map(|step| (step, if step % 3 == 0 { None } else { Some(0.25) }));
     let found: Vec<_> = scores.flat_map(|(step, score)| take(step, score)).collect();
-    // There are 14 generations, of which ten have scores.
+    // Ten of the 14 generations have scores.
     assert_eq!(found, [(14, None)]);
 }

@@ -57,7 +57,7 @@ impl AboutSlot {
 #[derive(Clone)]
 enum Place {
     File(PathBuf),
-    /// The file of this name, among those that the learner has read of its model.
+    /// The model file of this name, if the learner has read it.
     OfModel(Arc<ModelFiles>, String),
     /// A slot's path, and the version number that it must have, if any.
     Slot(PathBuf, Option<u64>),

@@ -259,7 +259,7 @@ impl Evaluation<'_> {
     }
 }
 
-/// For an exponent p/q in lowest terms with an odd q above 1: the value of the exponent, and whether p is odd.
+/// The value of an exponent p/q in lowest terms with an odd q above 1, and whether p is odd.
 fn odd_root(exponent: Rational) -> Option<(f64, bool)> {
     let (p, q) = exponent.parts();
     (q > 1 && q % 2 == 1).then(|| (exponent.to_f64(), p % 2 != 0))

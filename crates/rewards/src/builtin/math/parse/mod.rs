@@ -57,7 +57,8 @@ pub(super) enum Node {
     Union(Vec<Node>),
     /// A ratio such as `3:2`.
     Ratio(Vec<Node>),
-    /// A time such as `12:30`, or a ratio in the same notation; and whether a part has a leading zero, as in `:05`.
+    /// A time such as `12:30`, or a ratio in the same notation. The flag is true if a part has a leading zero, as in
+    /// `:05`.
     Clock(Vec<Node>, bool),
     Matrix(Vec<Vec<Node>>),
     /// A relation: its sides, and the signs between them: `=`, `<`, `>`, `≤`, `≥`, `≠`.
