@@ -148,7 +148,10 @@ mod tests {
         fs::write(&page, "# Here\n").unwrap();
         let text = "[1](a.md#here) [2](a.md#there) [3](b.md) [4](#here) [5](https://example.org/b.md)";
         let wrong = broken(&page, text);
-        assert!(wrong.len() == 2 && wrong[0].contains("a.md#there") && wrong[1].contains("no "), "{wrong:?}");
+        assert!(
+            wrong.len() == 2 && wrong[0].contains("a.md#there") && wrong[1].contains("does not exist"),
+            "{wrong:?}"
+        );
         let pages = [PathBuf::from("docs/a.md"), PathBuf::from("docs/b.md")];
         assert_eq!(unlisted(&pages, "- [a](a.md)\n").len(), 1);
     }

@@ -8,6 +8,7 @@
 //! - SIGHUP stays ignored if the parent ignored it (`nohup`): the run must survive the end of its terminal.
 //! - A learner and its workers ignore a second signal, since the supervisor may have passed on the first one again. The
 //!   supervisor kills them if they must end at once.
+//!
 //! While there is nothing to save, the program also exits if it does not stop within [`STOP_TIMEOUT`]: loading,
 //! tokenising and hashing check for a stop request only between units of work, and a unit may take long.
 

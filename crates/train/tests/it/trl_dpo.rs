@@ -117,7 +117,7 @@ fn pairs_without_required_columns_are_refused() {
     assert!(refuse(&|r| drop(r.columns.remove(REF_LOGPS))).contains("ref_logps"));
     assert!(refuse(&|r| r.columns.set(REF_LOGPS, vec![])).contains("ref_logps"));
     assert!(refuse(&|r| *r = Response::from(vec![])).contains("at least one token"));
-    assert!(refuse(&|r| r.ids[0] = 50).contains("token 50"));
+    assert!(refuse(&|r| r.ids[0] = 50).contains("token id 50"));
     let samples = [Sample::supervised(good[0].prompt.clone(), vec![3])];
     assert!(matches!(trainer.update(&ctx, &mut weights, &samples[..], 1e-3), Err(Error::Config(_))));
 }

@@ -388,7 +388,7 @@ fn invalid_samples_are_refused() {
         }
     };
     assert!(refuse(&|s| s.prompt = Prompt::new([])).contains("the prompt is empty"));
-    assert!(refuse(&|s| s.completion[0] = 50).contains("token 50"));
+    assert!(refuse(&|s| s.completion[0] = 50).contains("token id 50"));
     assert!(refuse(&|s| drop(s.columns.remove(REF_LOGPS))).contains("beta"));
     assert!(refuse(&|s| s.loss_mask.truncate(0)).contains("mask"));
     assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
