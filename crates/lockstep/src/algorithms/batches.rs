@@ -169,8 +169,8 @@ mod tests {
         };
         let refused = |change: fn(&mut Config), words: &str| assert_eq!(config(change).as_deref(), Some(words));
         assert_eq!(config(|_| {}), None);
-        let others = "`num_generations` must be at least 2, but is 1: advantages compare a completion's reward with the \
-                      others of its group";
+        let others = "`num_generations` must be at least 2, but is 1: advantages compare a completion's reward with \
+                      the others of its group";
         refused(|c| c.num_generations = 1, others);
         refused(
             |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 0),
