@@ -308,7 +308,7 @@ fn a_key_with_two_values_is_refused() {
         &["`reward_funcs` has two values: [\"format:a\"] from --reward and unique_chars from --set"],
     );
     let replay = ["train", "--model", "model", "--replay", "a.jsonl", "--set", "replay=b.jsonl"];
-    refused(root, &replay, &["`replay` is a.jsonl by --replay and b.jsonl by --set"]);
+    refused(root, &replay, &["`replay` has two values: a.jsonl from --replay and b.jsonl from --set"]);
     let eval = ["eval", "--model", "model", "--dataset", "d.jsonl", "--task", "prompt_answer"];
     let greedy = ["--temperature", "0", "--set", "eval_sampling=sampled"];
     refused(root, &[&eval[..], &greedy].concat(), &["`eval_sampling` is greedy by --temperature 0"]);

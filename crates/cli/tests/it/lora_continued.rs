@@ -174,8 +174,8 @@ fn keys_that_contradict_the_adapter_are_refused() {
     };
     refuse("sft", &["lora_r=8"], &["`lora_r` = 8", "first/model is an adapter", "adapter_config.json has 4"]);
     refuse("dpo", &[&PAIRS[..], &["lora_alpha=32"]].concat(), &["`lora_alpha` = 32", "has 6.0"]);
-    refuse("train", &["use_rslora=false"], &["`use_rslora` = false", "says true"]);
-    refuse("train", &["lora_dropout=0.1"], &["`lora_dropout` = 0.1", "says 0", "disable_dropout"]);
+    refuse("train", &["use_rslora=false"], &["`use_rslora` = false", "has true"]);
+    refuse("train", &["lora_dropout=0.1"], &["`lora_dropout` = 0.1", "has 0", "disable_dropout"]);
     refuse("sft", &["lora_target_modules=all-linear"], &["`lora_target_modules`", "all-linear", "down_proj"]);
     refuse("sft", &["use_peft=false"], &["`use_peft` = false", "lockstep merge"]);
     refuse("train", &["beta=0.1", "sync_ref_model=true"], &["`sync_ref_model`"]);
