@@ -311,7 +311,7 @@ fn a_key_with_two_values_is_refused() {
     refused(root, &replay, &["`replay` has two values: a.jsonl from --replay and b.jsonl from --set"]);
     let eval = ["eval", "--model", "model", "--dataset", "d.jsonl", "--task", "prompt_answer"];
     let greedy = ["--temperature", "0", "--set", "eval_sampling=sampled"];
-    refused(root, &[&eval[..], &greedy].concat(), &["`eval_sampling` is greedy by --temperature 0"]);
+    refused(root, &[&eval[..], &greedy].concat(), &["`eval_sampling` has two values: greedy from --temperature 0"]);
     // The last `--set` wins, also over a value implied by a flag; repeating an equal value is not an error.
     let show = ["config", "show", "--json", "--seed", "3", "--set", "seed=3", "--set", "beta=1", "--set", "beta=2"];
     let shown: serde_json::Value = serde_json::from_str(&lockstep(root, &show).out).unwrap();
