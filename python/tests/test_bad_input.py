@@ -101,7 +101,7 @@ ARGUMENTS = [
     (dict(args=SFTConfig("out")), TypeError, "must be a GRPOConfig"),
     (dict(args=GRPOConfig("out", reward_weights=[1.0, 2.0], **SMALL)), ValueError, "one weight per reward"),
     (dict(train_dataset=None), ValueError, "train_dataset"),
-    (dict(train_dataset=[]), ValueError, "empty"),
+    (dict(train_dataset=[]), ValueError, "must have at least one row"),
     (dict(train_dataset=3), TypeError, "sequence of rows"),
     (dict(train_dataset=["ab", "cd"]), TypeError, "row 0: expected a dict"),
     (dict(train_dataset={"train": ROWS}), TypeError, "dict of datasets"),

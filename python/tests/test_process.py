@@ -94,7 +94,7 @@ try:
 
 def test_the_package_runs_the_commands_of_the_program(model):
     said = python("-m", "lockstep_rl", "config", "explain", "num_generations")
-    assert said.returncode == 0 and "Completions of each prompt" in said.stdout
+    assert said.returncode == 0 and "Completions per prompt" in said.stdout
     said = python("-m", "lockstep_rl", "train", "--model", "nowhere/at/all")
     assert said.returncode == 2 and said.stderr.startswith("error: ")
     said = python("-m", "lockstep_rl", "generate", "--model", model, "--prompt", "ab ", "--max-new-tokens", "4")

@@ -169,9 +169,9 @@ def changed(**fields):
     (lambda prompts, trainer: {"prompt_ids": []}, ValueError, r"must return keys \['completion_ids', 'logprobs'\]"),
     (changed(completion_ids=[[1]]), ValueError, "`completion_ids` has 1 elements for 4 prompts"),
     (changed(prompt_ids=3), TypeError, "`prompt_ids` must be a list"),
-    (changed(completion_ids=[[1], [1], [1], []], logprobs=None), ValueError, r"completion_ids\[3\] has no token"),
+    (changed(completion_ids=[[1], [1], [1], []], logprobs=None), ValueError, r"completion_ids\[3\] must have at least one token"),
     (changed(completion_ids=[[999]] * 4, logprobs=None), ValueError, "token 999, but token ids must be below"),
-    (changed(completion_ids=[[-1]] * 4, logprobs=None), ValueError, "no token: -1"),
+    (changed(completion_ids=[[-1]] * 4, logprobs=None), ValueError, "ids from -1 to -1, which are not all tokens"),
     (changed(completion_ids=["ab"] * 4, logprobs=None), TypeError, "must be token ids, but is 'ab'"),
     (
         changed(logprobs=[[0.0]] * 4, completion_ids=[[1, 2]] * 4),
@@ -192,7 +192,7 @@ def changed(**fields):
     (lambda prompts, trainer: trainer.generate(["ab"], 0), ValueError, "`num_generations` = 0"),
     (lambda prompts, trainer: trainer.generate(["ab"], beams=2), TypeError, "no argument `beams`"),
     (lambda prompts, trainer: trainer.generate([[1] * 90]), ValueError, "90"),
-    (lambda prompts, trainer: trainer.generate([[]]), ValueError, "a prompt has no token"),
+    (lambda prompts, trainer: trainer.generate([[]]), ValueError, "a prompt must have at least one token"),
     (lambda prompts, trainer: trainer.generate(["AB"]), ValueError, "no character 'A'"),
 ])
 def test_wrong_results_of_a_rollout_function_raise_a_clear_error(model, rows, function, error, words):
