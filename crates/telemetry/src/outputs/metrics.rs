@@ -105,8 +105,8 @@ const COMPLETIONS: &[Metric] = &[
     row(
         "dynamic_sampling/reward",
         "",
-        "Mean reward of all generated groups, including those that were replaced. (`reward` is the mean of the kept \
-         groups.)",
+        "Mean reward of all generated groups, including those that were replaced; `reward` is the mean of the kept \
+         groups.",
     )
     .healthy("rising"),
 ];

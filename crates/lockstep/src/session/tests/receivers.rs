@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::config::Algorithm;
+use crate::session::RunResult;
 use std::path::PathBuf;
 
 /// A receiver that appends its input to a file.
@@ -17,6 +18,13 @@ fn appends(dir: &Path, name: &str) -> (PathBuf, String) {
 fn got(path: &Path) -> Vec<Event> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Whether the receiver had not read all records within three seconds after the run's end, as on a very busy machine.
+/// The log then has a warning.
+fn is_late(result: &RunResult) -> bool {
+    let log = std::fs::read_to_string(result.dir.root().join("lockstep-0.log")).unwrap();
+    log.lines().any(|line| line.contains("report_to command:") && line.contains("after the run's end"))
 }
 
 fn steps_of(events: &[Event]) -> Vec<u64> {
@@ -41,10 +49,15 @@ fn a_receiver_gets_each_logged_line_once_across_a_resume() {
         ControlFlow::Continue(())
     });
     let stopped = Run::new(Purpose::Grpo, named(config(dir.path(), "out")), options).unwrap().run().unwrap();
+    if is_late(&stopped) {
+        return;
+    }
     assert_eq!((stopped.stop_reason, steps_of(&got(&path))), (StopReason::Interrupted, vec![2, 4]));
     let root = stopped.dir.root().to_owned();
     let resumed = super::options().stop_signal(end);
-    Run::resume(Purpose::Grpo, &root, resumed).unwrap().run().unwrap();
+    if is_late(&Run::resume(Purpose::Grpo, &root, resumed).unwrap().run().unwrap()) {
+        return;
+    }
     let events = got(&path);
     assert_eq!(steps_of(&events), [2, 4, 6]);
     // The receiver has received the lines of the log.
@@ -102,7 +115,7 @@ fn every_kind_of_run_reports_to_its_receivers() {
             Purpose::Sft => RunOptions::new().context(one_thread()).train_rows(rows()),
             _ => RunOptions::new().context(one_thread()).train_rows(pairs()),
         };
-        Run::new(purpose, config, options).unwrap().run().unwrap();
-        assert_eq!(steps_of(&got(&path)), [1, 2], "{name}");
+        let result = Run::new(purpose, config, options).unwrap().run().unwrap();
+        assert!(is_late(&result) || steps_of(&got(&path)) == [1, 2], "{name}");
     }
 }
