@@ -189,8 +189,8 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
     row(
         "update/skipped_tokens",
         "tokens",
-        "Tokens of the skipped groups that the model did not have to compute. (A shared prompt counts once, and the \
-         last token of a completion does not count.)",
+        "Tokens of the skipped groups that the model did not have to compute; a shared prompt counts once, and the \
+         last token of a completion does not count.",
     ),
     row(
         "mean_token_accuracy",

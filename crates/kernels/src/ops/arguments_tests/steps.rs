@@ -109,10 +109,11 @@ fn rope_refuses_wrong_arguments_and_counts_its_work() {
     assert_eq!(refused(with(3, 4, 7)), "rope::backward: positions[0] is 7, expected below 7");
     assert_eq!(
         refused(with(4, 4, 0)),
-        "rope::backward: 4 heads of 4 in rows of 12 with a table of 2 angles",
+        "rope::backward: shapes do not fit: 4 heads of 4 in rows of 12 with a table of 2 angles",
         "more heads than a row has"
     );
-    assert_eq!(refused(with(2, 6, 0)), "rope::backward: 2 heads of 6 in rows of 12 with a table of 2 angles");
+    let wrong = "rope::backward: shapes do not fit: 2 heads of 6 in rows of 12 with a table of 2 angles";
+    assert_eq!(refused(with(2, 6, 0)), wrong);
 }
 
 #[test]
