@@ -169,7 +169,7 @@ await test("the tour shows the run's own numbers, works with the keyboard, and i
   const token = await title("What does a token know?");
   const surprise = Number(/surprise of ([\d.]+) nats/.exec(token)[1]);
   const shown = await page.locator(".toured").getAttribute("title");
-  const own = await page.evaluate(() => document.querySelector(".toured").textContent);
+  const own = await page.locator(".toured").textContent();
   assert.ok(token.includes(JSON.stringify(own)), `${token}: ${own}`);
   assert.ok(shown.includes(`${surprise}`) || surprise > 0, shown);
   await page.keyboard.press("ArrowLeft");

@@ -49,8 +49,19 @@ export function notices() {
     }
   }
 
+  // One check at a time: two that overlap would both show what is new since the check before them.
+  let isLooking = false;
   async function look(runs) {
-    if (!isOn()) return;
+    if (!isOn() || isLooking) return;
+    isLooking = true;
+    try {
+      await notify(runs);
+    } finally {
+      isLooking = false;
+    }
+  }
+
+  async function notify(runs) {
     const now = new Map();
     for (const run of runs.filter(({ state }) => state === "running")) {
       const alarms = run.alarms ? await activeAlarms(run.id) : [];
