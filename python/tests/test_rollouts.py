@@ -169,7 +169,11 @@ def changed(**fields):
     (lambda prompts, trainer: {"prompt_ids": []}, ValueError, r"must return keys \['completion_ids', 'logprobs'\]"),
     (changed(completion_ids=[[1]]), ValueError, "`completion_ids` has 1 elements for 4 prompts"),
     (changed(prompt_ids=3), TypeError, "`prompt_ids` must be a list"),
-    (changed(completion_ids=[[1], [1], [1], []], logprobs=None), ValueError, r"completion_ids\[3\] must have at least one token"),
+    (
+        changed(completion_ids=[[1], [1], [1], []], logprobs=None),
+        ValueError,
+        r"completion_ids\[3\] must have at least one token",
+    ),
     (changed(completion_ids=[[999]] * 4, logprobs=None), ValueError, "token 999, but token ids must be below"),
     (changed(completion_ids=[[-1]] * 4, logprobs=None), ValueError, "ids from -1 to -1, which are not all tokens"),
     (changed(completion_ids=["ab"] * 4, logprobs=None), TypeError, "must be token ids, but is 'ab'"),
