@@ -5,7 +5,7 @@ import { color } from "/time/stages.js";
 /** The step of median duration; its stages sum to its seconds. */
 const median = (steps, seconds) => [...steps].sort((a, b) => seconds(a) - seconds(b))[Math.floor((steps.length - 1) / 2)];
 
-/** What is compared bit for bit between step 1 of a level and step 1 of the previous level. */
+/** The parts of step 1 of a level that are compared, bit for bit, with step 1 of the previous level. */
 const SAME = [
   ["same tokens", "same_completions"],
   ["same values", "same_values"],

@@ -40,6 +40,8 @@ export async function rollouts(main, run, words) {
   const view = { run, of, facts, steps: stepsOf(facts), pinned: stepsOf(facts)[1], list: { groups: [] } };
   // The number of groups when the newest step was displayed, and the number of groups now.
   let [seen, count] = [countOf(facts), countOf(facts)];
+  // The newest step, and the number of groups, when the message of new groups was last written.
+  let told = { step: view.pinned, count };
   // The prompt whose curve is shown, with its points.
   let traced = null;
   let asked = "";
@@ -70,6 +72,8 @@ export async function rollouts(main, run, words) {
   async function draw(words, isNews) {
     if (isNews) return news();
     const turns = ++draws;
+    // The message whose link may have led here: another one may be written while this step loads.
+    const leading = told;
     const isLate = () => turns !== draws;
     if (!words.step && !words.prompt && !isAll(words)) words = { ...words, step: view.pinned };
     const byPrompt = words.by === "prompts";
@@ -90,7 +94,8 @@ export async function rollouts(main, run, words) {
     const g = Number(words.g ?? (byPrompt ? traced?.last[2] : opening(words)?.place) ?? NaN);
     side.mark(words, hash, g);
     history(curve, traced, g);
-    if (stepOf(words) >= view.steps[1] && !words.prompt && !isAll(words)) look();
+    if (stepOf(words) >= leading.step && !words.prompt && !isAll(words))
+      look(stepOf(words) >= view.steps[1] ? count : leading.count);
     if (Number.isNaN(g)) {
       [read.group, read.shows] = [null, null];
       return fill(read, h("p", { class: "none" }, byPrompt ? "No prompt fits." : "No group fits."));
@@ -105,10 +110,20 @@ export async function rollouts(main, run, words) {
     fill(read, h("p", { class: "none" }, "This group is not here."));
   }
 
-  /** The newest step is displayed: groups that arrive from now on count as new. */
-  function look() {
-    seen = count;
-    fill(fresh);
+  /** The newest step is displayed, with which there are `upTo` groups: those that arrive after them count as new. */
+  function look(upTo) {
+    seen = Math.min(upTo, count);
+    tell();
+  }
+
+  /** Reports the groups that were not displayed yet. */
+  function tell() {
+    told = { step: view.steps[1], count };
+    if (seen === count) return fill(fresh);
+    const link = h("a", { href: address(run, "rollouts", { step: told.step, of }) }, "Read them");
+    const isRead = fresh.contains(document.activeElement);
+    fill(fresh, `${counted(count - seen, "new group")}, up to step ${told.step}. `, link);
+    if (isRead) link.focus();
   }
 
   let isAsking = false;
@@ -125,10 +140,7 @@ export async function rollouts(main, run, words) {
       map.mark(stepOf(place().words), traced);
       tools.news();
       // The displayed group stays; a message reports new groups.
-      const link = h("a", { href: address(run, "rollouts", { step: view.steps[1], of }) }, "Read them");
-      const isRead = fresh.contains(document.activeElement);
-      fill(fresh, `${counted(count - seen, "new group")}, up to step ${view.steps[1]}. `, link);
-      if (isRead) link.focus();
+      tell();
     } finally {
       isAsking = false;
     }
