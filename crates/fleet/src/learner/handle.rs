@@ -59,11 +59,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
             if let Some(step) = state.learner.next_step() {
                 return Ok(Some(step));
             }
-            if let Some(error) = state.failed.take() {
-                // The workers are not served any more, so every later call must return the error, too.
-                state.failed = Some(Error::Failed(error.to_string()));
-                return Err(error);
-            }
+            state.check_served()?;
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(None);
@@ -73,11 +69,31 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
         }
     }
 
-    /// Calls a method of the learner, such as [`Learner::frontier`] or [`Learner::trained`].
+    /// Calls a method that depends on the workers, such as [`Learner::frontier`] or [`Learner::trained`]. After the
+    /// thread has failed, returns its error instead: the run has ended, so the learner takes no further step.
+    pub fn served<T>(&self, call: impl FnOnce(&mut Learner<E>) -> Result<T>) -> Result<T> {
+        let mut state = self.shared.lock();
+        state.check_served()?;
+        let called = call(&mut state.learner);
+        drop(state);
+        self.shared.changed.notify_all();
+        called
+    }
+
+    /// Reads the learner, or ends its run. Unlike [`LearnerHandle::served`] it works after the thread has failed.
     pub fn with<T>(&self, call: impl FnOnce(&mut Learner<E>) -> T) -> T {
         let called = call(&mut self.shared.lock().learner);
         self.shared.changed.notify_all();
         called
+    }
+}
+
+impl<E> State<E> {
+    /// Returns the error that ended the thread, at every call.
+    fn check_served(&mut self) -> Result<()> {
+        let Some(error) = self.failed.take() else { return Ok(()) };
+        self.failed = Some(Error::Failed(error.to_string()));
+        Err(error)
     }
 }
 

@@ -410,5 +410,21 @@ fn a_failed_thread_returns_its_error_at_every_call() {
         let why = handle.next_step(Duration::from_secs(20)).unwrap_err().to_string();
         assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{why}");
     }
+    // Training may have gone on until here. The calls that would continue it return the error, and change nothing.
+    type Call = fn(&mut Learner<MemoryLearner>) -> Result<()>;
+    let calls: [(&str, Call); 6] = [
+        ("frontier", |learner| learner.frontier(Version(1)).map(drop)),
+        ("training_began", Learner::training_began),
+        ("trained", |learner| learner.trained(ORIGIN)),
+        ("committed", |learner| learner.committed(Version(1))),
+        ("take_back", |learner| learner.take_back(BatchId(0), &[job(0)])),
+        ("expel", |learner| learner.expel(&name("dev2"), BatchId(0)).map(drop)),
+    ];
+    for (call, method) in calls {
+        let why = handle.served(method).unwrap_err().to_string();
+        assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{call}: {why}");
+    }
+    assert_eq!(handle.with(|learner| (learner.coordinator().version(), learner.last_checkpoint)), (Version(0), None));
+    handle.with(Learner::end).unwrap();
     drop((handle, two));
 }

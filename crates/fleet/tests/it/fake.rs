@@ -286,7 +286,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         let (version, in_batch) = (self.version, trained_on.is_some());
         let next = if in_batch { version.batch().next().version() } else { version };
         let frontier = loop {
-            if let Some(frontier) = self.handle.with(|learner| learner.frontier(next))? {
+            if let Some(frontier) = self.handle.served(|learner| learner.frontier(next))? {
                 break frontier;
             }
             self.look()?;
@@ -295,7 +295,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         let lineages = self.handle.with(|learner| learner.coordinator().lineages().clone());
         let saved = SavedFrontier { version, in_batch, lineages, frontier, expelled: Vec::new() };
         Checkpoint { weights: self.weights, saved }.save(&self.out);
-        self.handle.with(|learner| learner.committed(version))
+        self.handle.served(|learner| learner.committed(version))
     }
 
     fn train(&mut self, results: &[JobResult], every: u64) -> Result<()> {
@@ -305,7 +305,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         let digest = hash(&results.iter().map(|result| XxHash3_64::oneshot(&result.bytes)).collect::<Vec<_>>());
         // Use one write: a kill between two writes would leave half a line before the next learner's lines.
         log.write_all(format!("{batch} {digest:016x}\n").as_bytes()).unwrap();
-        self.handle.with(|learner| learner.training_began())?;
+        self.handle.served(|learner| learner.training_began())?;
         if batch.0 % every == 1 {
             self.save(Some(results))?;
         }
@@ -313,7 +313,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         self.version = batch.next().version();
         let lineage = lineage(self.weights);
         self.publish(lineage)?;
-        self.handle.with(|learner| learner.trained(lineage))?;
+        self.handle.served(|learner| learner.trained(lineage))?;
         assert_eq!(self.handle.with(|learner| learner.coordinator().version()), self.version);
         if self.version.0.is_multiple_of(every) || self.version.batch() == self.plan.end() {
             self.save(None)?;

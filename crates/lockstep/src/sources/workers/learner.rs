@@ -222,7 +222,7 @@ impl Distributed {
         let mut missing = Missing::new();
         let mut lonely_since = Instant::now();
         loop {
-            if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(fleet_error)? {
+            if let Some(results) = self.handle.served(|learner| learner.frontier(version)).map_err(fleet_error)? {
                 let batches = results.chunk_by(|a, b| self.batch_of(a) == self.batch_of(b));
                 let arrived = batches.map(|results| {
                     let batch = self.batch_of(&results[0]);
@@ -295,7 +295,7 @@ impl Distributed {
         }
         warn(&format!("{unusable}; an earlier learner accepted it, so it is recomputed"));
         self.arrived.retain(|other, _| *other < batch);
-        self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(fleet_error)
+        self.handle.served(|learner| learner.take_back(batch, &[unusable.job])).map_err(fleet_error)
     }
 
     /// Warns if none of the connected workers can generate these awaited groups.
@@ -386,7 +386,7 @@ impl Distributed {
             self.shared.bytes_fetched = serving.bytes_sent();
         }
         let json = serde_json::to_value(&self.shared)?;
-        let trained = self.handle.with(|learner| {
+        let trained = self.handle.served(|learner| {
             learner.share(json)?;
             learner.trained(lineage)
         });
@@ -402,7 +402,7 @@ impl Distributed {
     /// optimizer may overwrite them.
     pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());
-        self.handle.with(|learner| learner.training_began()).map_err(fleet_error)
+        self.handle.served(|learner| learner.training_began()).map_err(fleet_error)
     }
 
     /// Releases weights that only batches before `batch` need.
@@ -428,7 +428,7 @@ impl Distributed {
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
         // Batches before `first` are not reopened or returned again.
-        if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(fleet_error)? {
+        if let Some(first) = self.handle.served(|learner| learner.expel(worker, from)).map_err(fleet_error)? {
             self.arrived.retain(|batch, _| *batch < first);
         }
         Ok(())
@@ -437,7 +437,7 @@ impl Distributed {
     /// Called after a checkpoint is complete: deletes the files of batches before the current one.
     pub fn checkpoint_written(&self) -> anyhow::Result<()> {
         let version = self.batch.version();
-        self.handle.with(|learner| learner.committed(version)).map_err(fleet_error)
+        self.handle.served(|learner| learner.committed(version)).map_err(fleet_error)
     }
 
     /// Discards the batch `from` and all later ones after rewards failed. The next learner has them regenerated.
