@@ -29,7 +29,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     }
     let (completions, tokens) = shape.step();
     let mut bench = Bench::new(Workload::grpo(completions, tokens), ctx, shape.weights(ctx)?)?;
-    bench.step()?;
+    bench.step(true)?;
     let mut counted = 0.0;
     for (part, usage) in ctx.memory().usage() {
         counted += usage.peak_bytes as f64;

@@ -4,6 +4,7 @@
 use kernels::Context;
 use kernels::rng::Stream;
 use lockstep::evaluation::samples_of_groups;
+use model::kept::RolloutActivations;
 use model::{GroupId, ModelConfig, Prompt, Weights};
 use rollout::{Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
@@ -70,6 +71,12 @@ impl Workload {
         self.completions() * self.new_tokens
     }
 
+    /// Number of rows (tokens) of a step: each prompt once, and the tokens of the completions except the last ones,
+    /// which are never computed.
+    pub fn rows(&self) -> usize {
+        self.prompts * self.prompt_tokens + self.generated_tokens() - self.completions()
+    }
+
     /// An engine with room for the whole step.
     pub fn engine(&self, ctx: &Context, model: &ModelConfig) -> anyhow::Result<Engine> {
         let max_model_len = self.prompt_tokens + self.new_tokens;
@@ -113,7 +120,7 @@ impl Workload {
         (0..self.prompts).map(|_| Prompt::new((0..self.prompt_tokens).map(&mut id).collect::<Vec<_>>())).collect()
     }
 
-    /// The engine's requests for `prompts`.
+    /// The engine's requests for `prompts`. The groups of different seeds are different, as in a training run.
     pub fn requests(&self, prompts: &[Arc<Prompt>], seed: u64) -> Vec<Request> {
         let sampling = Arc::new(SamplingParams {
             temperature: self.temperature,
@@ -122,7 +129,12 @@ impl Workload {
             ..SamplingParams::default()
         });
         let request = |(i, prompt): (usize, &Arc<Prompt>)| {
-            Request::new(GroupId(i as u64), prompt.clone(), self.generations, sampling.clone())
+            Request::new(
+                GroupId(seed * self.prompts as u64 + i as u64),
+                prompt.clone(),
+                self.generations,
+                sampling.clone(),
+            )
         };
         prompts.iter().enumerate().map(request).collect()
     }
@@ -169,6 +181,8 @@ pub struct Bench {
     pub engine: Engine,
     /// The trainer that computes updates.
     pub trainer: Trainer,
+    /// Keeps the activations of a whole generation.
+    activations: RolloutActivations,
     steps: u64,
 }
 
@@ -179,30 +193,44 @@ pub struct StepTimes {
     pub rollout_s: f64,
     /// Seconds of the update.
     pub update_s: f64,
+    /// Seconds of the update's forward passes, with the copies of kept activations.
+    pub forward_s: f64,
     /// FLOPs and bytes of generation, as reported by its operations.
     pub rollout_work: (f64, f64),
     /// FLOPs and bytes of the update, as reported by its operations.
     pub update_work: (f64, f64),
-    /// The number of tokens whose log-probability differed between sampler and trainer.
+    /// The number of tokens whose log-probability differed between sampler and trainer, and of kept rows of activations
+    /// that differed from a forward pass.
     pub mismatches: u64,
+    /// The share of the update's rows whose activations were kept.
+    pub kept: f64,
 }
 
 impl Bench {
     /// Builds engine and trainer for a workload and a model's weights.
     pub fn new(workload: Workload, ctx: &Context, weights: Weights) -> anyhow::Result<Bench> {
         let engine = workload.engine(ctx, &weights.config)?;
-        let trainer = workload.trainer(ctx, &weights.config)?;
-        Ok(Bench { workload, ctx: ctx.clone(), weights, engine, trainer, steps: 0 })
+        let mut trainer = workload.trainer(ctx, &weights.config)?;
+        let (rows, step_rows) = (workload.rows(), engine.config().rows());
+        let activations = RolloutActivations::new(ctx.memory(), &weights.config, rows, step_rows, rows);
+        trainer.use_activations(activations.clone());
+        Ok(Bench { workload, ctx: ctx.clone(), weights, engine, trainer, activations, steps: 0 })
     }
 
-    /// Runs one step: generates completions, then updates the weights on them.
-    pub fn step(&mut self) -> anyhow::Result<StepTimes> {
+    /// Runs one step: generates completions, then updates the weights on them. If `keeps`, the update uses the
+    /// activations of the generation.
+    pub fn step(&mut self, keeps: bool) -> anyhow::Result<StepTimes> {
         let prompts = self.workload.random_prompts(&self.weights.config, self.steps);
+        self.activations.lock().clear();
+        self.engine.keep_activations(keeps.then(|| self.activations.clone()));
         let (groups, rollout_s, rollout_work) = timed(|| self.generate(&prompts))?;
         let samples = self.workload.samples(&groups, self.steps);
         let (metrics, update_s, update_work) = timed(|| self.update(&samples))?;
         self.steps += 1;
-        Ok(StepTimes { rollout_s, update_s, rollout_work, update_work, mismatches: metrics.logp_mismatch_tokens })
+        let mismatches = metrics.logp_mismatch_tokens + metrics.activation_mismatch_rows;
+        let kept = metrics.kept_rows.unwrap_or(0) as f64 / metrics.computed_tokens.max(1) as f64;
+        let forward_s = metrics.forward_time_s;
+        Ok(StepTimes { rollout_s, update_s, forward_s, rollout_work, update_work, mismatches, kept })
     }
 
     /// Generates the completions for `prompts`.
@@ -223,4 +251,66 @@ pub fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, 
     let out = work()?;
     let (seconds, after) = (start.elapsed().as_secs_f64(), kernels::context::counted());
     Ok((out, seconds, ((after.0 - before.0) as f64, (after.1 - before.1) as f64)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Shape, Subject};
+    use kernels::Isa;
+    use lockstep::config::ComputeDType;
+    use model::kept::KeptGroup;
+
+    /// The bits of the updated weights, and the metrics, of a step whose kept rows `change` may exchange.
+    fn updated(change: impl Fn(&mut KeptGroup)) -> (Vec<Vec<f32>>, UpdateMetrics) {
+        let ctx = Context::cpu(Isa::best(), 1);
+        let workload = Workload { prompts: 3, prompt_tokens: 9, generations: 2, ..Workload::grpo(6, 12) };
+        let weights = Subject { shape: Shape::Tiny, dtype: ComputeDType::F32 }.weights(&ctx).unwrap();
+        let mut bench = Bench::new(workload, &ctx, weights).unwrap();
+        bench.engine.keep_activations(Some(bench.activations.clone()));
+        let prompts = bench.workload.random_prompts(&bench.weights.config, 0);
+        let groups = bench.generate(&prompts).unwrap();
+        let mut kept = bench.activations.lock();
+        for group in &groups {
+            let version = model::ModelView::from(&bench.weights).version();
+            let ids: Vec<Vec<u32>> = group.completions.iter().map(|c| c.ids.clone()).collect();
+            let rows = |ids: &Vec<u32>, positions: std::ops::Range<usize>| -> Vec<u32> {
+                let found = kept.find(version, group.group, &group.prompt.ids, ids).unwrap();
+                positions.map(|position| found.row(position)).collect()
+            };
+            let prompt = group.prompt.ids.len();
+            let mut changed = KeptGroup::begun(&group.prompt, ids.len());
+            changed.prompt_rows = rows(&ids[0], 0..prompt);
+            changed.completions =
+                ids.iter().map(|ids| (ids.clone(), rows(ids, prompt..prompt + ids.len() - 1))).collect();
+            if group.group != GroupId(2) {
+                change(&mut changed);
+            }
+            kept.insert(group.group, changed);
+        }
+        drop(kept);
+        let samples = bench.workload.samples(&groups, 0);
+        let metrics = bench.update(&samples).unwrap();
+        (bench.weights.params.tensors().into_iter().map(|tensor| tensor.to_vec_f32()).collect(), metrics)
+    }
+
+    /// Group 0 is compared row by row. In group 1 the head notices hidden states of other tokens.
+    #[test]
+    fn kept_rows_of_other_tokens_are_noticed() {
+        let (right, metrics) = updated(|_| {});
+        let rows = 9 + 2 * 11;
+        assert_eq!((metrics.kept_rows, metrics.compared_rows), (Some(2 * rows), rows));
+        assert_eq!((metrics.activation_mismatch_rows, metrics.logp_mismatch_tokens), (0, 0));
+        let (wrong, metrics) = updated(|group| group.prompt_rows.swap(1, 2));
+        assert_eq!((metrics.activation_mismatch_rows, metrics.logp_mismatch_tokens), (2, 0));
+        assert!(wrong != right);
+        // A row that was used twice, and the row of the other completion.
+        for (change, changed) in [
+            (&(|group: &mut KeptGroup| group.completions[0].1[3] = group.completions[0].1[4]) as &dyn Fn(&mut _), 1),
+            (&|group: &mut KeptGroup| group.completions[1].1[5] = group.completions[0].1[5], 1),
+        ] {
+            let (_, metrics) = updated(change);
+            assert_eq!((metrics.activation_mismatch_rows, metrics.logp_mismatch_tokens), (changed, 1));
+        }
+    }
 }

@@ -14,6 +14,7 @@ pub mod hub;
 mod ids;
 pub mod init;
 pub mod io;
+pub mod kept;
 pub mod kv;
 mod nearest;
 pub mod net;

@@ -101,21 +101,32 @@ pub struct MicroBatch<'a> {
 
 /// Splits `groups` into micro-batches of at most `max_tokens` rows. A larger group becomes a micro-batch of its own.
 pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, sharing: bool) -> Vec<MicroBatch<'a>> {
-    let mut out: Vec<MicroBatch<'a>> = Vec::new();
+    micro_batches_by(groups, max_tokens, sharing, |_| ()).into_iter().map(|((), micro)| micro).collect()
+}
+
+/// As [`micro_batches`], but groups whose `kind` (by their index) differs never share a micro-batch. Returns the kind
+/// of each micro-batch.
+pub fn micro_batches_by<'a, K: PartialEq>(
+    groups: &'a [PromptGroup<'a>],
+    max_tokens: usize,
+    sharing: bool,
+    kind: impl Fn(usize) -> K,
+) -> Vec<(K, MicroBatch<'a>)> {
+    let mut out: Vec<(K, MicroBatch<'a>)> = Vec::new();
     let mut first = 0;
-    for group in groups {
+    for (index, group) in groups.iter().enumerate() {
         let sequences = first..first + group.completions.len();
         first = sequences.end;
         if group.branches().next().is_none() {
             continue;
         }
-        let capacity = group.capacity(sharing);
+        let (capacity, kind) = (group.capacity(sharing), kind(index));
         match out.last_mut() {
-            Some(last) if last.capacity.tokens + capacity.tokens <= max_tokens => {
+            Some((of, last)) if *of == kind && last.capacity.tokens + capacity.tokens <= max_tokens => {
                 last.groups.push((group, sequences));
                 last.capacity = last.capacity + capacity;
             }
-            _ => out.push(MicroBatch { groups: vec![(group, sequences)], capacity }),
+            _ => out.push((kind, MicroBatch { groups: vec![(group, sequences)], capacity })),
         }
     }
     out
@@ -190,6 +201,12 @@ mod tests {
         assert_eq!(cut(9), ["[0..3, 4..5]", "[5..7]"]);
         assert_eq!(cut(8), ["[0..3]", "[4..5, 5..7]"]);
         assert_eq!(cut(1), ["[0..3]", "[4..5]", "[5..7]"]);
+        let apart = micro_batches_by(&groups, 100, true, |group| group == 2);
+        let list = |(kind, micro): &(bool, MicroBatch<'_>)| (*kind, micro.scored().collect::<Vec<_>>());
+        assert_eq!(
+            apart.iter().map(list).collect::<Vec<_>>(),
+            [(false, vec![0, 2]), (true, vec![4]), (false, vec![5, 6])]
+        );
     }
 
     #[test]

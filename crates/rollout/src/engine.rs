@@ -4,6 +4,7 @@ use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, Speculative};
 use crate::earlier::Earlier;
 use crate::inputs::StepInputs;
+use crate::keep::Keeper;
 use crate::logprobs::LogitRows;
 use crate::models::{ModelVersion, Models};
 use crate::request::{Detokenize, Drawn, Request, RequestId, RolloutGroup, SamplingParams, SequenceId};
@@ -14,8 +15,10 @@ use crate::sequence::{Draw, Role, Sampled, State};
 use crate::stop::StopCheck;
 use crate::{Error, Result};
 use kernels::Context;
+use model::kept::RolloutActivations;
 use model::kv::{BLOCK, KvCache};
 use model::net::{Rope, Workspace};
+use model::weights::Version;
 use model::{Adapter, GroupId, ModelConfig, ModelView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +35,8 @@ pub struct Engine {
     kv: KvCache,
     inputs: StepInputs,
     workspace: Workspace,
+    /// Keeps the activations of rows for an update; `None` if none are kept.
+    keeper: Option<Keeper>,
     sampler: SamplerBuffers,
     stop: StopCheck,
     /// A flag that the caller sets to stop before the next step.
@@ -70,6 +75,7 @@ impl Engine {
             kv: KvCache::new(memory, model, config.kv_blocks),
             inputs: StepInputs::new(memory, max_rows, &config),
             workspace: Workspace::new(memory, model, max_rows),
+            keeper: None,
             sampler: SamplerBuffers::new(memory, model, config.draws()),
             stop: StopCheck::default(),
             stopped: Arc::default(),
@@ -93,6 +99,12 @@ impl Engine {
     /// Sets a flag that stops a generation before its next step. The call then returns [`Error::Stopped`].
     pub fn stop_with(&mut self, stopped: Arc<AtomicBool>) {
         self.stopped = stopped;
+    }
+
+    /// From now on keeps the activations of rows that the current weights compute in `activations`, for the first
+    /// update on their tokens; or ends that with `None`. No bit of a completion depends on it.
+    pub fn keep_activations(&mut self, activations: Option<RolloutActivations>) {
+        self.keeper = activations.map(Keeper::new);
     }
 
     /// Fills every KV-cache page with `x`. Tests fill the pool with NaN to check that no unwritten memory is read.
@@ -174,6 +186,9 @@ impl Engine {
         takes: impl Fn(RequestId) -> bool,
     ) -> Result<Vec<(RequestId, RolloutGroup)>> {
         self.compute(models)?;
+        if let Some(keeper) = &mut self.keeper {
+            keeper.ended(&self.scheduler);
+        }
         Ok(self.scheduler.take_finished(takes))
     }
 
@@ -209,18 +224,38 @@ impl Engine {
             adapters.push(adapter.map(|version| models.adapter(version)).transpose()?);
         }
         let began = Instant::now();
-        let computed = self.compute_chunks(Models::view(models.base(base)?, &adapters), began);
+        let version = models.current.map(|view| view.version());
+        let computed = self.compute_chunks(Models::view(models.base(base)?, &adapters), version, began);
         self.adapters = reused(adapters);
         computed
     }
 
-    fn compute_chunks(&mut self, model: ModelView<'_>, began: Instant) -> Result<()> {
+    fn compute_chunks(&mut self, model: ModelView<'_>, version: Option<Version>, began: Instant) -> Result<()> {
         let is_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
         let is_prefill = self.chunks.iter().any(is_prompt);
         self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
         let guesses = self.scheduler.count_drafts(&self.draws);
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
-        model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
+        let kept = self.keeper.as_ref().map(Keeper::activations);
+        let mut kept = kept.as_ref().map(RolloutActivations::lock);
+        let keeps = match (&mut self.keeper, &mut kept, version) {
+            (Some(keeper), Some(kept), Some(version)) => {
+                keeper.begin_step(kept, &self.scheduler, &self.chunks, version)
+            }
+            _ => false,
+        };
+        let hidden = match &mut kept {
+            Some(kept) if keeps => {
+                let first = kept.used;
+                model::net::infer_keeping(&self.ctx, model, rope, rows, kv, workspace, (&mut kept.store, first))?;
+                self.keeper.iter_mut().for_each(|keeper| keeper.computed(kept, &self.scheduler, &self.chunks));
+                kept.store.hidden()
+            }
+            _ => {
+                model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
+                workspace.hidden()
+            }
+        };
         self.scheduler.mark_computed(&self.chunks);
         // (On an asynchronous device, this includes the wait for the forward pass.)
         let drawing = Instant::now();
@@ -228,14 +263,13 @@ impl Engine {
         if self.wants_logits {
             let logits = self.logits.take().map_or_else(|| LogitRows::new(&self.ctx, model), Ok)?;
             let logits = self.logits.insert(logits);
-            let hidden = self.workspace.hidden();
             logits.record_prompts(&self.ctx, model, hidden, &mut self.scheduler, &self.chunks)?;
         }
         for (i, draws) in self.draws.chunks(self.sampler.capacity).enumerate() {
             if i > 0 {
                 self.inputs.sample_from(&self.scheduler, draws);
             }
-            let (hidden, rows) = (self.workspace.hidden(), &self.inputs.rows);
+            let rows = &self.inputs.rows;
             let (alternatives, entropies) = match &mut self.logits {
                 Some(logits) => (
                     logits.top_tokens(&self.ctx, model, hidden, &self.scheduler, draws)?,
@@ -254,7 +288,7 @@ impl Engine {
         if !is_prefill {
             counters.decode_passes += sequences as u64;
             counters.decoded_tokens += tokens as u64;
-            let rows = self.chunks.iter().map(|chunk| chunk.to - chunk.from).sum();
+            let rows = self.chunks.iter().map(Chunk::rows).sum();
             let drawn_with_guesses = (guesses > 0).then_some(tokens);
             self.scheduler.measure(sequences, rows, drawn_with_guesses, began.elapsed());
         }

@@ -18,6 +18,7 @@ mod earlier;
 mod engine;
 mod error;
 mod inputs;
+mod keep;
 mod lengths;
 mod logprobs;
 mod models;

@@ -52,11 +52,18 @@ pub struct UpdateMetrics {
     /// Maximum difference between sampler's and trainer's log-probabilities among the compared tokens. If no token was
     /// compared, it is 0 and has no entry.
     pub max_logp_difference: f64,
+    /// Number of rows (tokens) whose activations were copied from those that the engine kept. `None` if the trainer was
+    /// given none.
+    pub kept_rows: Option<u64>,
+    /// Number of kept rows that were compared with a forward pass.
+    pub compared_rows: u64,
+    /// Number of compared rows that differ in any bit. It must be 0.
+    pub activation_mismatch_rows: u64,
     /// Whether the step was skipped because the loss or the gradient was not finite.
     pub skipped: bool,
     /// Number of steps skipped so far in the training run.
     pub skipped_total: u64,
-    /// Seconds in forward passes, including lm head and loss.
+    /// Seconds in forward passes, including lm head, loss and copies of kept activations.
     pub forward_time_s: f64,
     /// Seconds in backward passes.
     pub backward_time_s: f64,
@@ -92,9 +99,9 @@ impl UpdateMetrics {
     }
 
     /// The logged metrics by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
-    /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`. For a log
-    /// interval of several optimizer steps, TRL logs the mean of each. A mean over no values has no entry. Times and
-    /// counts are fields, not entries.
+    /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `sampling/activation_mismatch_rows`, `update/…`
+    /// and `skipped_steps`. For a log interval of several optimizer steps, TRL logs the mean of each. A mean over no
+    /// values has no entry. Times and counts are fields, not entries.
     pub fn entries(&self) -> Vec<(&str, f64)> {
         let mut out: Vec<(&str, f64)> = Vec::new();
         out.extend(self.learns().then_some(("loss", self.loss)));
@@ -118,6 +125,7 @@ impl UpdateMetrics {
             ]);
             let compares = self.logp_compared_tokens > 0;
             out.extend(compares.then_some(("sampling/max_logp_difference", self.max_logp_difference)));
+            out.push(("sampling/activation_mismatch_rows", self.activation_mismatch_rows as f64));
         }
         out.extend(self.skipped_groups.map(|n| ("update/skipped_groups", n as f64)));
         out.extend(self.skipped_tokens.map(|n| ("update/skipped_tokens", n as f64)));

@@ -5,6 +5,7 @@
 //! methods of a state take the passes as an argument.
 
 mod held_out;
+mod kept;
 mod micro_batch;
 mod passes;
 mod skip;
@@ -20,6 +21,7 @@ use crate::objective::Objective;
 use crate::optimizer::Optimizer;
 use crate::{OptimizerConfig, Result, Samples, UpdateMetrics};
 use kernels::{Context, Memory};
+use model::kept::RolloutActivations;
 use model::{Capacity, Grads, LoraConfig, ModelConfig, ModelView, StopCheck, Trainable};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -92,11 +94,24 @@ impl Trainer {
         self.passes.stop_with(stop);
     }
 
-    /// Allocates memory for updates of up to `tokens` rows, in micro-batches of up to `capacity`, with sequences of up
-    /// to `positions` tokens.
-    pub fn reserve(&mut self, model: &ModelConfig, tokens: usize, capacity: Capacity, positions: usize) {
+    /// Uses the activations that the engine keeps in `activations`, where they belong to the samples and the weights of
+    /// an update, in place of forward passes. No bit of the result depends on it. Ignored with LoRA dropout.
+    pub fn use_activations(&mut self, activations: RolloutActivations) {
+        self.passes.activations = Some(activations).filter(|_| self.state.can_use_activations());
+    }
+
+    /// Allocates memory for updates of up to `tokens` rows, in micro-batches of up to `capacity` with forward passes of
+    /// up to `forwarded` rows, and with sequences of up to `positions` tokens.
+    pub fn reserve(
+        &mut self,
+        model: &ModelConfig,
+        tokens: usize,
+        capacity: Capacity,
+        forwarded: usize,
+        positions: usize,
+    ) {
         self.state.grads.reserve(tokens);
-        self.passes.reserve(model, capacity, positions);
+        self.passes.reserve(model, capacity, forwarded, positions);
     }
 
     /// Takes one optimizer step on all of `samples`: forward pass, loss, backward pass, clipping, optimizer, and the

@@ -52,6 +52,8 @@ pub struct Level {
     pub(super) threads: bool,
     /// Whether matmuls compute in bf16, instead of f32.
     pub(super) bf16: bool,
+    /// Whether the first update on a generation uses the activations of the generation.
+    pub(super) keeps: bool,
 }
 
 /// A named level: a group of consecutive levels. It is measured by the last level of the group, which includes all
@@ -85,6 +87,7 @@ const NOTHING: Level = Level {
     vectors: false,
     threads: false,
     bf16: false,
+    keeps: false,
 };
 
 const CACHE: Level = Level {
@@ -159,6 +162,17 @@ const BF16: Level = Level {
     ..SHARED
 };
 
+const KEPT: Level = Level {
+    id: "kept",
+    name: "kept activations",
+    stage: "optimal",
+    idea: "The first update uses the activations that generation has computed, so it has no forward pass. The bits are \
+           those of the level before.",
+    code: "crates/model/src/net/keep.rs",
+    keeps: true,
+    ..BF16
+};
+
 const PPO_NOTHING: Level = Level {
     idea: "Every token recomputes its whole sequence. Policy and value model are both computed with padding, on one \
            thread, with scalar instructions.",
@@ -185,36 +199,46 @@ const PPO_BF16: Level = Level {
     ..BF16
 };
 
+const PPO_KEPT: Level = Level {
+    idea: "The first update of the policy uses the activations that generation has computed, so it has no forward \
+           pass. The bits are those of the level before.",
+    generation: PPO_BF16.generation,
+    update: PPO_BF16.update,
+    ..KEPT
+};
+
 const BASELINE: &str = "No optimization: no KV cache, padded batches, scalar instructions on one thread.";
 const BASIC: &str = "A key-value cache, vector instructions, and all threads.";
 const ADVANCED: &str = "Continuous batching, no padding, and an lm head that does not store logits.";
-const OPTIMAL: &str = "Prompts computed once for all of their completions, and matmuls in bf16.";
-const PPO_OPTIMAL: &str = "Matmuls of policy and value model in bf16.";
+const OPTIMAL: &str =
+    "Prompts computed once for all of their completions, matmuls in bf16, and activations kept from the rollout.";
+const PPO_OPTIMAL: &str = "Matmuls of policy and value model in bf16, and activations kept from the rollout.";
 
 /// The named levels of GRPO.
 pub const GRPO_NAMED: [NamedLevel; 4] = [
     NamedLevel { id: "baseline", says: BASELINE, level: NOTHING },
     NamedLevel { id: "basic", says: BASIC, level: THREADS },
     NamedLevel { id: "advanced", says: ADVANCED, level: FUSED },
-    NamedLevel { id: "optimal", says: OPTIMAL, level: BF16 },
+    NamedLevel { id: "optimal", says: OPTIMAL, level: KEPT },
 ];
 /// The named levels of PPO.
 pub const PPO_NAMED: [NamedLevel; 4] = [
     NamedLevel { id: "baseline", says: BASELINE, level: PPO_NOTHING },
     NamedLevel { id: "basic", says: BASIC, level: THREADS },
     NamedLevel { id: "advanced", says: ADVANCED, level: PPO_FUSED },
-    NamedLevel { id: "optimal", says: PPO_OPTIMAL, level: PPO_BF16 },
+    NamedLevel { id: "optimal", says: PPO_OPTIMAL, level: PPO_KEPT },
 ];
 
 /// The levels of GRPO, from no optimization to all.
-pub const GRPO_LEVELS: [Level; 8] = [NOTHING, CACHE, VECTORS, THREADS, BATCHING, FUSED, SHARED, BF16];
+pub const GRPO_LEVELS: [Level; 9] = [NOTHING, CACHE, VECTORS, THREADS, BATCHING, FUSED, SHARED, BF16, KEPT];
 /// The levels of PPO, from no optimization to all. A prompt has only one completion, so no level shares prompts.
-pub const PPO_LEVELS: [Level; 7] = [PPO_NOTHING, CACHE, VECTORS, THREADS, PPO_BATCHING, PPO_FUSED, PPO_BF16];
+pub const PPO_LEVELS: [Level; 8] = [PPO_NOTHING, CACHE, VECTORS, THREADS, PPO_BATCHING, PPO_FUSED, PPO_BF16, PPO_KEPT];
 
 impl Level {
     /// The level's description as JSON.
     pub fn json(&self) -> Value {
-        json!({ "id": self.id, "name": self.name, "stage": self.stage, "idea": self.idea, "code": self.code })
+        let Level { id, name, stage, idea, code, .. } = self;
+        json!({ "id": id, "name": name, "stage": stage, "idea": idea, "code": code, "dtype": self.dtype().name() })
     }
 
     pub(super) fn context(&self, threads: Option<usize>) -> anyhow::Result<Context> {

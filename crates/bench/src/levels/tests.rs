@@ -40,8 +40,8 @@ fn levels_give_the_same_results_at_different_speeds() {
             }
             assert!(stages.iter().all(|stage| step[stage].as_f64().unwrap() > 0.0), "{step}");
         }
-        // Vector instructions and threads do not change a single bit of a whole run.
-        for level in ["vectors", "threads"] {
+        // Vector instructions, threads and kept activations do not change a single bit of a whole run.
+        for level in ["vectors", "threads", "kept"] {
             assert!(
                 steps
                     .iter()

@@ -9,6 +9,7 @@ use kernels::Context;
 use kernels::rng::Stream;
 use model::columns::{RETURNS, VALUES};
 use model::io::TensorSource;
+use model::kept::RolloutActivations;
 use model::{Prompt, Scorer, Weights, columns};
 use rollout::{Engine, ModelVersion, Request, RolloutGroup, SamplingParams};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -122,6 +123,8 @@ pub(super) struct Run {
     workload: Workload,
     ctx: Context,
     engine: Engine,
+    /// Keeps the activations of a generation; `None` if the level keeps none.
+    activations: Option<RolloutActivations>,
     policy: Learner,
     /// The value model of PPO.
     critic: Option<Learner>,
@@ -152,8 +155,15 @@ impl Run {
                 Some(Learner::new(&level, &workload, &ctx, scorer, Objective::Value(ppo.value))?)
             }
         };
-        let policy = Learner::new(&level, &workload, &ctx, weights, objective)?;
-        Ok(Run { level, settings: *settings, workload, ctx, engine, policy, critic })
+        let mut policy = Learner::new(&level, &workload, &ctx, weights, objective)?;
+        let activations = level.keeps.then(|| {
+            let (config, rows) = (&policy.weights.config, workload.rows());
+            RolloutActivations::new(ctx.memory(), config, rows, engine.config().rows(), rows)
+        });
+        if let (Some(activations), Updater::Trainer(trainer)) = (&activations, &mut policy.updater) {
+            trainer.use_activations(activations.clone());
+        }
+        Ok(Run { level, settings: *settings, workload, ctx, engine, activations, policy, critic })
     }
 
     pub(super) fn step(&mut self, number: u64) -> anyhow::Result<Step> {
@@ -219,6 +229,10 @@ impl Run {
         let longest = vec![lengths.iter().copied().max().unwrap_or(1); lengths.len()];
         let is_static = matches!(self.level.generation, Generation::Static | Generation::WithoutCache);
         let requests = requests(&self.workload, prompts, if is_static { &longest } else { lengths }, seed);
+        if let Some(activations) = &self.activations {
+            activations.lock().clear();
+            self.engine.keep_activations(Some(activations.clone()));
+        }
         if !is_static {
             return Ok(self.engine.generate(&self.policy.weights, requests)?);
         }

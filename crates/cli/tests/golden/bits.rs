@@ -117,7 +117,8 @@ fn measures(name: &str) -> bool {
         || name.starts_with("device/")
         // The number of draft tokens depends on measured step times.
         || name.starts_with("rollout/spec_decode_")
-        || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
+        // Memory decides how many activations are kept.
+        || ["step_time", "time_s", "eval_runtime", "peak_bytes", "rollout_activations_share"].contains(&name)
 }
 
 /// The tensor files below `directory` in ascending order, each with the path of its directory.

@@ -1,5 +1,6 @@
 //! Tests of the command line as users run it. They are one binary, so that it is linked once.
 
+mod activations;
 mod alarms;
 mod alarms_of_runs;
 mod bad_input;

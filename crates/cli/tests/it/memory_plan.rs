@@ -16,13 +16,16 @@ const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 /// as much.
 const TOLERANCE: (f64, f64) = (0.02, 8e6);
 
-/// The number of prompt tokens and the keys of each run.
-const RUNS: [(usize, &[&str]); 5] = [
-    (40, &["beta=0.04", "num_generations=4", "speculative=auto"]),
+/// The number of prompt tokens and the keys of each run. With kept activations, the forward pass of a whole group is
+/// computed for the comparison in step 18, after the buffers have reached their size.
+const RUNS: [(usize, &[&str]); 7] = [
+    (40, &["beta=0.04", "num_generations=4", "speculative=auto", "rollout_activations=off"]),
     (30, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),
     (59, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),
-    (40, &["use_peft=true", "num_generations=4"]),
-    (40, &["optim=muon", "num_generations=4"]),
+    (40, &["use_peft=true", "num_generations=4", "rollout_activations=off"]),
+    (40, &["optim=muon", "num_generations=4", "rollout_activations=off"]),
+    (40, &["num_generations=4", "max_steps=18"]),
+    (40, &["use_peft=true", "num_generations=4", "max_steps=18"]),
 ];
 
 #[test]

@@ -35,7 +35,7 @@ export const SYSTEM = "system";
 // The machine's charts. The first one is computed from two metrics.
 const CORES = "cores busy";
 const OF_CORES = ["cpu_time_s", "step_time"];
-const OF_SYSTEM = [CORES, "peak_bytes", "device/peak_bytes", "rollout_tokens_per_s", "update_tokens_per_s"];
+const OF_SYSTEM = [CORES, "peak_bytes", "device/peak_bytes", "rollout_tokens_per_s", "update_tokens_per_s", "rollout_activations_share"];
 // Waiting for Python's lock: of all rewards, or of each reward.
 const LOCK = "reward_lock_wait_s";
 

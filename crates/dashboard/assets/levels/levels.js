@@ -59,7 +59,7 @@ export async function levels(main) {
     if (event?.target === algorithm && ofPreset()?.algorithm !== algorithm.value) preset.value = "";
     if (ofPreset()) [algorithm.value, shape.value] = [ofPreset().algorithm, ofPreset().shape];
     if (event) steps.value = ofPreset() ? STEPS_OF_PRESET : STEPS;
-    const first = ofPreset()?.levels ?? training()?.levels.map((level) => level.id).filter((id) => id !== "bf16");
+    const first = ofPreset()?.levels ?? training()?.levels.filter((level) => level.dtype !== "bf16").map((level) => level.id);
     chosen.clear();
     first?.forEach((id) => chosen.add(id));
     choose();

@@ -410,7 +410,7 @@ fn a_failed_thread_returns_its_error_at_every_call() {
         let why = handle.next_step(Duration::from_secs(20)).unwrap_err().to_string();
         assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{why}");
     }
-    // Training may have gone on until here. The calls that would continue it return the error, and change nothing.
+    // Until here, training may not have noticed. The calls that would continue it return the error, and change nothing.
     type Call = fn(&mut Learner<MemoryLearner>) -> Result<()>;
     let calls: [(&str, Call); 6] = [
         ("frontier", |learner| learner.frontier(Version(1)).map(drop)),

@@ -226,7 +226,7 @@ fn norms_rope_and_gates_round_to_bf16_once() {
             again.view_mut().fill(f32::NAN);
             let (gate_up, d_y, y_again) = (kept.view(), d_y.view(), Some(again.view_mut()));
             let d_gate_up = d.view_mut();
-            glu::backward(&ctx, glu::Backward { activation, gate_up, d_y, d_gate_up, y: y_again }).unwrap();
+            glu::backward(&ctx, glu::Backward { activation, gate_up, rows: None, d_y, d_gate_up, y: y_again }).unwrap();
             assert!(again.to_vec_f32() == y.to_vec_f32());
             [y.to_vec_f32(), kept.to_vec_f32(), d.to_vec_f32()]
         };

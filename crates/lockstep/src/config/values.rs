@@ -46,7 +46,7 @@ pub(super) fn toml_of_text(text: &str) -> Value {
     }
 }
 
-fn expected(what: &str, got: &Value) -> String {
+pub(super) fn expected(what: &str, got: &Value) -> String {
     let got = got.to_string();
     format!("expected {what}, got {}", got.trim())
 }

@@ -128,20 +128,24 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A trainer: gradients, optimizer moments and buffers for optimizer steps on at most `work`.
+    /// A trainer: gradients, optimizer moments and buffers for optimizer steps on at most `work`. If `keeps`, only one
+    /// group at a time needs a forward pass.
     pub fn trainer(
         &mut self,
         name: &str,
         model: &Arc<ModelConfig>,
         objective: Objective,
         work: Work,
+        keeps: bool,
     ) -> anyhow::Result<Trainer> {
         let ctx = self.part(name);
         let mut trainer = Trainer::new(ctx.memory(), model, trainer_config(self.config, objective))?;
         trainer.stop_with(self.stop.stop_check());
         if let Some(capacity) = self.reserves(model, work) {
             let tokens = work.completions.div_ceil(work.group) * self.group_capacity(work, work.group).tokens;
-            trainer.reserve(model, tokens, capacity, work.longest.positions());
+            let group = self.group_capacity(work, work.group.min(work.completions).max(1)).tokens;
+            let forwarded = if keeps { group } else { capacity.tokens };
+            trainer.reserve(model, tokens, capacity, forwarded, work.longest.positions());
         }
         Ok(trainer)
     }

@@ -9,6 +9,7 @@ use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, reque
 use crate::config::SamplingPlan;
 use crate::stop::StopSignal;
 use anyhow::Context as _;
+use model::kept::RolloutActivations;
 use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, GroupId, ModelView};
 use rewards::{Asked, Reward};
@@ -52,6 +53,8 @@ pub struct CollectRequest<'a> {
     /// Whether a non-finite log-probability is the error [`NonFiniteLogp`]. If not, sampling from NaN logits returns an
     /// arbitrary token.
     pub refuse_non_finite: bool,
+    /// Keeps the activations of the tokens, for the first update on them.
+    pub activations: Option<&'a RolloutActivations>,
 }
 
 /// The state before a collection: groups to continue, and requests of later batches to run concurrently.
@@ -211,8 +214,8 @@ impl Generator<'_> {
         Begun { so_far, beside }: Begun,
         Observer { stages, on_wait }: &Observer<'_>,
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
-        let CollectRequest { mut prompts, num_generations, sampling, reward_weights, step, refuse_non_finite } =
-            request;
+        let CollectRequest { mut prompts, num_generations, sampling, reward_weights, step, .. } = request;
+        let CollectRequest { refuse_non_finite, activations, .. } = request;
         let Generator { engine, function, rewards, tokenizer, stop } = self;
         let mut next_group = prompts.last_key_value().map_or(GroupId(0), |(last, _)| last.after(1));
         let (mut rollout_s, mut columns, mut given) = (0.0, GivenColumns::new(), None);
@@ -249,11 +252,13 @@ impl Generator<'_> {
                     let span = stages.span("rollout");
                     let (before, counters) = (kernels::context::counted(), engine.counters());
                     let is_own = |group: &RolloutGroup| prompts.contains_key(&group.group);
+                    engine.keep_activations(activations.cloned());
                     let made = engine.generate_with(model, requests, |group| {
                         if is_own(group) {
                             job.group_ended(group);
                         }
                     })?;
+                    engine.keep_activations(None);
                     record_ops(&span, before);
                     record_counters(stages, &span, engine.counters() - counters);
                     rollout_s = span.end();

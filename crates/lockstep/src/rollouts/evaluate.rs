@@ -200,6 +200,7 @@ impl Evaluation {
                 reward_weights,
                 step,
                 refuse_non_finite: true,
+                activations: None,
             };
             let collected = collector.collect(&policy.weights, request, observer);
             let collected = collected.map_err(|error| explained(error, policy))?;

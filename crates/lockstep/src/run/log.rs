@@ -146,6 +146,9 @@ impl RunLog {
         // The speed of an update without tokens is missing, not 0.
         if metrics.computed_tokens > 0 {
             self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
+            if let Some(rows) = metrics.kept_rows {
+                self.add("rollout_activations_share", rows as f64 / metrics.computed_tokens as f64);
+            }
         }
     }
 

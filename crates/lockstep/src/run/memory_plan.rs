@@ -76,6 +76,15 @@ pub struct Available {
     pub device: Option<u64>,
 }
 
+/// The device of a run, and the memory available for it.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// The device of the run.
+    pub device: Device,
+    /// The available memory.
+    pub available: &'a Available,
+}
+
 /// Plans the memory of the parts built by `build`, for a model of the shape `model` and sequences up to `longest`.
 /// Allocates nothing.
 pub fn planned<T>(
@@ -115,7 +124,8 @@ impl Part {
     /// Linux allocates no physical pages for untouched memory.
     fn is_untouched_while_reading(&self, resumes: bool) -> bool {
         let kind = self.name.rsplit(": ").next().unwrap_or_default();
-        kind == "optimizer" && !resumes || ["gradients", "activations", "workspace", "kv cache"].contains(&kind)
+        kind == "optimizer" && !resumes
+            || ["gradients", "activations", "rollout activations", "workspace", "kv cache"].contains(&kind)
     }
 
     fn on_host(name: &str, bytes: u64) -> Part {
@@ -197,6 +207,16 @@ impl MemoryPlan {
     /// Bytes of host memory that the run still has to take.
     pub fn needed(&self) -> u64 {
         self.total.saturating_sub(self.resident)
+    }
+
+    /// Bytes that the run leaves free where its tensors are; 0 if unknown.
+    pub(crate) fn left(&self, Room { device, available }: Room<'_>) -> u64 {
+        let plan = self.clone().on(device);
+        let (needed, free) = match plan.device_total {
+            Some(total) => (total, available.device),
+            None => (plan.needed(), available.host),
+        };
+        free.map_or(0, |free| free.saturating_sub(needed))
     }
 
     /// Bytes that the run takes of device `on`; if `None`, bytes of host memory that it still has to take.

@@ -4,7 +4,7 @@ use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::models::{Builder, ModelSource, load_assets};
 use crate::run::memory_advice::Replan;
-use crate::run::memory_plan::{Available, MemoryPlan};
+use crate::run::memory_plan::{Available, MemoryPlan, Room};
 use crate::stop::StopSignal;
 use crate::trainers::{self, Planner};
 use kernels::{Context, Device};
@@ -28,7 +28,8 @@ pub struct PlannedRun<'a> {
 /// Plans the memory of a configuration's run from its data, or without data from the longest allowed prompt. No memory
 /// is allocated. Messages go to `sinks`. For a `distributed` run this is the learner's memory.
 pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    PlannedRun { purpose, config, distributed, device: Device::Cpu }.with_planner(sinks, |planner| planner(config))
+    let run = PlannedRun { purpose, config, distributed, device: Device::Cpu };
+    run.with_planner(&Available::on_host(), sinks, |planner| planner(config))
 }
 
 impl PlannedRun<'_> {
@@ -39,7 +40,7 @@ impl PlannedRun<'_> {
         available: &Available,
         sinks: &Sinks,
     ) -> anyhow::Result<(MemoryPlan, Result<(), anyhow::Error>)> {
-        self.with_planner(sinks, |planner| {
+        self.with_planner(available, sinks, |planner| {
             let on_device = |config: &Config| Ok(planner(config)?.on(self.device));
             let replan = Replan { purpose: self.purpose, config: self.config, resumes: false, plan: &on_device };
             let mut plan = on_device(self.config)?;
@@ -49,9 +50,10 @@ impl PlannedRun<'_> {
         })
     }
 
-    /// Calls `call` with a function that plans configurations of this run.
+    /// Calls `call` with a function that plans configurations of this run, which may take the `available` memory.
     pub(crate) fn with_planner<T>(
         &self,
+        available: &Available,
         sinks: &Sinks,
         call: impl FnOnce(&Planner<'_>) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
@@ -65,6 +67,7 @@ impl PlannedRun<'_> {
         let stop = StopSignal::new();
         let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
         builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });
-        call(&trainers::planner(purpose, &builder, &source, &assets)?)
+        let room = Room { device: self.device, available };
+        call(&trainers::planner(purpose, &builder, &source, &assets, room)?)
     }
 }

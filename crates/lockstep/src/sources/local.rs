@@ -2,9 +2,10 @@
 
 use super::{Batch, BatchSource, BatchSpec, Now, SavedState, SourceState};
 use crate::data::Sampler;
-use crate::rollouts::collector::{Begun, Collect, Collected};
+use crate::rollouts::collector::{Begun, Collect, CollectRequest, Collected};
 use crate::rollouts::health::RewardHealth;
 use crate::rollouts::scoring::Prompts;
+use model::kept::RolloutActivations;
 use rollout::RolloutGroup;
 use std::path::Path;
 
@@ -12,12 +13,14 @@ use std::path::Path;
 pub struct LocalSource {
     pub(super) spec: BatchSpec,
     pub(super) collector: Box<dyn Collect>,
+    /// Keeps the activations of each batch for its first update; `None` if none are kept.
+    pub(super) activations: Option<RolloutActivations>,
 }
 
 impl LocalSource {
     /// A source with the collector `collector`.
-    pub fn new(spec: BatchSpec, collector: Box<dyn Collect>) -> LocalSource {
-        LocalSource { spec, collector }
+    pub fn new(spec: BatchSpec, collector: Box<dyn Collect>, activations: Option<RolloutActivations>) -> LocalSource {
+        LocalSource { spec, collector, activations }
     }
 
     /// Generates and scores completions of `prompts`.
@@ -27,7 +30,7 @@ impl LocalSource {
         prompts: Prompts,
         now: &Now<'_>,
     ) -> anyhow::Result<Collected> {
-        let request = self.spec.request(prompts, now.step);
+        let request = CollectRequest { activations: self.activations.as_ref(), ..self.spec.request(prompts, now.step) };
         let collected = self.collector.collect(&now.policy.weights, request, &now.watch.observer())?;
         self.accept(health, &collected, now)?;
         Ok(collected)
@@ -59,6 +62,8 @@ impl LocalSource {
 
 impl BatchSource for LocalSource {
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
+        // The rows of an earlier batch, or of an earlier attempt, are of no use any more.
+        self.activations.iter().for_each(|activations| activations.lock().clear());
         let collected = self.more(next, &data.next_batch(), now)?;
         Ok(Batch::Generated { collected, sampled_by: now.lineage, metrics: Vec::new() })
     }

@@ -246,6 +246,7 @@ impl BatchSpec {
             reward_weights: &self.reward_weights,
             step,
             refuse_non_finite: false,
+            activations: None,
         }
     }
 

@@ -13,6 +13,7 @@ use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
+use crate::run::memory_plan::Room;
 use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
@@ -115,6 +116,7 @@ pub fn planner<'a>(
     builder: &'a Builder<'a>,
     source: &'a ModelSource,
     assets: &'a ModelAssets,
+    room: Option<Room<'_>>,
 ) -> anyhow::Result<Planner<'a>> {
-    Parts::planner(builder, source, assets, |_, _, _| Ok(()))
+    Parts::planner(builder, source, assets, room, |_, _, _| Ok(()))
 }

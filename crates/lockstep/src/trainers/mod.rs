@@ -13,7 +13,7 @@ use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::models::{Builder, ModelSource};
 use crate::run::inputs::RunInputs;
-use crate::run::memory_plan::MemoryPlan;
+use crate::run::memory_plan::{MemoryPlan, Room};
 use crate::run::task::TakeStep;
 use crate::run::training::TrainingRun;
 use dpo::Dpo;
@@ -44,20 +44,24 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tak
 /// Plans the memory of a configuration's run.
 pub type Planner<'a> = Box<dyn Fn(&Config) -> anyhow::Result<MemoryPlan> + 'a>;
 
-/// Plans the memory of a command's run for the configuration of `builder` and for changes of it. Data are read once.
+/// Plans the memory of a command's run in `room`, for the configuration of `builder` and for changes of it. Data are
+/// read once.
 pub fn planner<'a>(
     purpose: Purpose,
     builder: &'a Builder<'a>,
     source: &'a ModelSource,
     assets: &'a ModelAssets,
+    room: Room<'_>,
 ) -> anyhow::Result<Planner<'a>> {
+    // Only a run that trains keeps activations of its rollouts.
+    let room = Some(room).filter(|_| purpose == Purpose::Grpo);
     match purpose {
         Purpose::Sft => offline::planner::<Sft>(builder, source, assets),
         Purpose::Reward => offline::planner::<RewardModel>(builder, source, assets),
         Purpose::Dpo => offline::planner::<Dpo>(builder, source, assets),
         Purpose::Grpo | Purpose::Eval | Purpose::Show => match builder.config.policy_gradient().estimator() {
-            Estimator::ValueModel => ppo::planner(builder, source, assets),
-            Estimator::Batch(_) => grpo::planner(builder, source, assets),
+            Estimator::ValueModel => ppo::planner(builder, source, assets, room),
+            Estimator::Batch(_) => grpo::planner(builder, source, assets, room),
         },
     }
 }

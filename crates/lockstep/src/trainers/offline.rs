@@ -258,7 +258,7 @@ fn trained<O: Offline>(
     [step, _]: [Work; 2],
 ) -> anyhow::Result<(AdaptedWeights, Trainer)> {
     let weights = trained_weights(builder, source, &assets.config)?;
-    let trainer = builder.trainer("training", &assets.config, O::objective(builder.config), step)?;
+    let trainer = builder.trainer("training", &assets.config, O::objective(builder.config), step, false)?;
     Ok((weights, trainer))
 }
 

@@ -29,7 +29,7 @@ pub(super) fn forward(
     buffers: &mut Buffers<'_>,
     delta: &mut Tensor,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages, scratch } = buffers;
+    let Buffers { x, saved: s, pages, scratch, .. } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, eps) = (rows.len(), config.rms_norm_eps);
 
@@ -38,22 +38,22 @@ pub(super) fn forward(
         Input::After(before) => Some(&before.mid),
         Input::AfterInPlace => Some(&s.mid),
     };
-    let (y, rstd) = (scratch.normed.rows_mut(0..n), s.attend_rstd.rows_mut(0..n));
+    let (y, rstd) = (scratch.normed.rows_mut(0..n), pass.kept_mut(&mut s.attend_rstd));
     let (x, delta_in, sum) = match before {
-        None => (x.rows(0..n), None, None),
-        Some(mid) => (mid.rows(0..n), Some(delta.rows(0..n)), Some(x.rows_mut(0..n))),
+        None => (pass.kept(x), None, None),
+        Some(mid) => (pass.kept(mid), Some(delta.rows(0..n)), Some(pass.kept_mut(x))),
     };
     norms::input(pass, w.attention_norm.as_ref(), HalfInput { x, delta: delta_in, sum, y, rstd })?;
 
     let low_rank = pass.low_rank(layer, Linears::Qkv);
     let rounds = config.compute != DType::F32;
-    let mut qkv = if !rounds { s.qkv.rows_mut(0..n) } else { scratch.wide.view_mut(n, config.qkv_width()) };
+    let mut qkv = if !rounds { pass.kept_mut(&mut s.qkv) } else { scratch.wide.view_mut(n, config.qkv_width()) };
     let h = scratch.normed.rows(0..n);
     match (&w.qk_norm, &mut s.raw_qkv) {
         (Some((q_weight, k_weight)), Some((raw, rstd))) => {
-            w.qkv.forward(ctx, h, low_rank, raw.rows_mut(0..n))?;
+            w.qkv.forward(ctx, h, low_rank, pass.kept_mut(raw))?;
             let norm = qk_norm::Forward {
-                x: raw.rows(0..n),
+                x: pass.kept(raw),
                 heads: config.num_heads,
                 kv_heads: config.num_kv_heads,
                 head_dim: config.head_dim,
@@ -62,7 +62,7 @@ pub(super) fn forward(
                 offset: config.norm_offset,
                 eps,
                 y: qkv.reborrow(),
-                rstd: rstd.rows_mut(0..n),
+                rstd: pass.kept_mut(rstd),
             };
             qk_norm::forward(ctx, norm)?;
         }
@@ -70,26 +70,29 @@ pub(super) fn forward(
     }
     if rounds {
         let (heads, head_dim, positions) = (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
-        let (x, y, table) =
-            (scratch.wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), pass.rope.of(config.layer_ropes[layer]));
+        let (x, y, table) = (
+            scratch.wide.view(n, config.qkv_width()),
+            pass.kept_mut(&mut s.qkv),
+            pass.rope.of(config.layer_ropes[layer]),
+        );
         rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
     } else {
-        rope::forward(ctx, rotate(pass, layer, s.qkv.rows_mut(0..n)))?;
+        rope::forward(ctx, rotate(pass, layer, pass.kept_mut(&mut s.qkv)))?;
     }
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Forward {
-        qkv: s.qkv.rows(0..n),
+        qkv: pass.kept(&s.qkv),
         geometry: geometry(pass, layer),
         rows: rows.attention(),
         pages: pages.view(),
-        out: s.attended.rows_mut(0..n),
-        lse: Some(s.lse.rows_mut(0..n)),
+        out: pass.kept_mut(&mut s.attended),
+        lse: Some(pass.kept_mut(&mut s.lse)),
     };
     attention::forward(ctx, attend)?;
-    let (a, low_rank) = (s.attended.rows(0..n), pass.low_rank(layer, Linears::O));
+    let (a, low_rank) = (pass.kept(&s.attended), pass.low_rank(layer, Linears::O));
     match (&w.attention_post_norm, &mut s.attention_out) {
         (Some(weight), Some(out)) => {
-            w.o.forward(ctx, a, low_rank, out.0.rows_mut(0..n))?;
+            w.o.forward(ctx, a, low_rank, pass.kept_mut(&mut out.0))?;
             norms::output(pass, weight, out, delta)
         }
         _ => w.o.forward(ctx, a, low_rank, delta.rows_mut(0..n)),
@@ -107,7 +110,7 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut BackwardBuffers,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages, scratch } = buffers;
+    let Buffers { x, saved: s, pages, scratch, .. } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 
@@ -120,19 +123,19 @@ pub(super) fn backward(
         }
         _ => b.d_x.rows(0..n),
     };
-    let (input, d_x) = (SavedInput { x: s.attended.rows(0..n), low_rank, groups }, b.narrow.view_mut(n, width));
+    let (input, d_x) = (SavedInput { x: pass.kept(&s.attended), low_rank, groups }, b.narrow.view_mut(n, width));
     w.o.backward(ctx, input, d_y, d_x, &mut g.o)?;
     // Later layers have overwritten the pages, so keys and values are written again.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
-        qkv: s.qkv.rows(0..n),
+        qkv: pass.kept(&s.qkv),
         geometry: geometry(pass, layer),
         rows: rows.attention(),
         pages: pages.view(),
         write_rows: rows.write_rows,
         write_slots: rows.write_slots,
-        out: s.attended.rows(0..n),
-        lse: s.lse.rows(0..n),
+        out: pass.kept(&s.attended),
+        lse: pass.kept(&s.lse),
         d_out: b.narrow.view(n, width),
         d_qkv: b.wide.view_mut(n, qkv_width),
         d_pages: b.d_pages.view_mut(),
@@ -146,14 +149,14 @@ pub(super) fn backward(
         (&w.qk_norm, &mut g.qk_norm, &s.raw_qkv)
     {
         let norm = qk_norm::Backward {
-            x: raw.rows(0..n),
+            x: pass.kept(raw),
             heads: config.num_heads,
             kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             q_weight: q_weight.view(),
             k_weight: k_weight.view(),
             offset: config.norm_offset,
-            rstd: rstd.rows(0..n),
+            rstd: pass.kept(rstd),
             d_y: d_qkv,
             d_x: b.narrow.view_mut(n, qkv_width),
             d_weights: trained(d_q_weight).zip(trained(d_k_weight)),
@@ -163,12 +166,12 @@ pub(super) fn backward(
         d_qkv = b.narrow.view(n, qkv_width);
     }
     let (low_rank, rstd, norm) =
-        (pass.low_rank(layer, Linears::Qkv), s.attend_rstd.rows(0..n), w.attention_norm.as_ref());
-    norms::recompute_input(pass, norm, x.rows(0..n), rstd, scratch.normed.rows_mut(0..n))?;
+        (pass.low_rank(layer, Linears::Qkv), pass.kept(&s.attend_rstd), w.attention_norm.as_ref());
+    norms::recompute_input(pass, norm, pass.kept(x), rstd, scratch.normed.rows_mut(0..n))?;
     let (input, d_x) = (SavedInput { x: scratch.normed.rows(0..n), low_rank, groups }, b.d_normed.rows_mut(0..n));
     w.qkv.backward(ctx, input, d_qkv, d_x, &mut g.qkv)?;
     let (d_y, d_x) = (b.d_normed.rows(0..n), b.d_x.rows_mut(0..n));
-    let args = InputBackward { x: x.rows(0..n), rstd, d_y, d_x, groups };
+    let args = InputBackward { x: pass.kept(x), rstd, d_y, d_x, groups };
     norms::input_backward(pass, norm, &mut g.attention_norm, args)
 }
 
@@ -192,7 +195,7 @@ fn rotate<'a>(pass: &Pass<'a>, layer: usize, x: ViewMut<'a>) -> rope::Rotate<'a>
 
 fn write_kv(pass: &Pass<'_>, layer: usize, s: &LayerActivations, pages: &mut LayerPages) -> Result<()> {
     let write = attention::WriteKv {
-        qkv: s.qkv.rows(0..pass.rows.len()),
+        qkv: pass.kept(&s.qkv),
         geometry: geometry(pass, layer),
         rows: pass.rows.write_rows,
         slots: pass.rows.write_slots,

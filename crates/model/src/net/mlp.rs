@@ -31,29 +31,29 @@ pub(super) fn forward(
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let activation = pass.config.activation;
     let input = HalfInput {
-        x: x.rows(0..n),
+        x: pass.kept(x),
         delta: Some(delta.rows(0..n)),
-        sum: Some(s.mid.rows_mut(0..n)),
+        sum: Some(pass.kept_mut(&mut s.mid)),
         y: normed.rows_mut(0..n),
-        rstd: s.mlp_rstd.rows_mut(0..n),
+        rstd: pass.kept_mut(&mut s.mlp_rstd),
     };
     norms::input(pass, w.mlp_norm.as_ref(), input)?;
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     match &mut s.gate_up {
         kept if low_rank.is_empty() && w.gate_up.can_fuse_gates(ctx) => {
-            let kept = kept.as_mut().map(|kept| kept.rows_mut(0..n));
+            let kept = kept.as_mut().map(|kept| pass.kept_mut(kept));
             w.gate_up.forward_gated(ctx, activation, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
         }
         Some(kept) if pass.config.compute == DType::F32 => {
-            w.gate_up.forward(ctx, normed.rows(0..n), low_rank, kept.rows_mut(0..n))?;
-            let (gate_up, y) = (kept.rows(0..n), gated.rows_mut(0..n));
+            w.gate_up.forward(ctx, normed.rows(0..n), low_rank, pass.kept_mut(kept))?;
+            let (gate_up, y) = (pass.kept(kept), gated.rows_mut(0..n));
             glu::forward(ctx, glu::Forward { activation, gate_up, kept: None, y })?;
         }
         kept => {
             for rows in pieces(n, ctx.rows_at_once()) {
                 let (x, low_rank) = (normed.rows(rows.clone()), low_rank.rows(rows.clone()));
                 w.gate_up.forward(ctx, x, low_rank, wide.view_mut(rows.len(), 2 * f))?;
-                let kept = kept.as_mut().map(|kept| kept.rows_mut(rows.clone()));
+                let kept = kept.as_mut().map(|kept| kept.rows_mut(pass.first + rows.start..pass.first + rows.end));
                 let (gate_up, y) = (wide.view(rows.len(), 2 * f), gated.rows_mut(rows));
                 glu::forward(ctx, glu::Forward { activation, gate_up, kept, y })?;
             }
@@ -62,7 +62,7 @@ pub(super) fn forward(
     let (u, low_rank) = (gated.rows(0..n), pass.low_rank(layer, Linears::Down));
     match (&w.mlp_post_norm, &mut s.mlp_out) {
         (Some(weight), Some(out)) => {
-            w.down.forward(ctx, u, low_rank, out.0.rows_mut(0..n))?;
+            w.down.forward(ctx, u, low_rank, pass.kept_mut(&mut out.0))?;
             norms::output(pass, weight, out, delta)
         }
         _ => w.down.forward(ctx, u, low_rank, delta.rows_mut(0..n)),
@@ -80,14 +80,16 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut BackwardBuffers,
 ) -> Result<()> {
-    let Buffers { saved: s, scratch: LayerScratch { normed, gated, .. }, .. } = buffers;
+    let Buffers { saved: s, gates, scratch: LayerScratch { normed, gated, .. }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let activation = pass.config.activation;
-    let Some(gate_up) = &s.gate_up else {
+    // Kept gates are read where they are.
+    let (kept, from) = gates.unzip();
+    let Some(gate_up) = kept.or(s.gate_up.as_ref().map(|gate_up| pass.kept(gate_up))) else {
         return Err(Error::Value { op: "backward", message: "the forward pass must keep gate and up".into() });
     };
-    let (norm, rstd) = (w.mlp_norm.as_ref(), s.mlp_rstd.rows(0..n));
-    norms::recompute_input(pass, norm, s.mid.rows(0..n), rstd, normed.rows_mut(0..n))?;
+    let (norm, rstd) = (w.mlp_norm.as_ref(), pass.kept(&s.mlp_rstd));
+    norms::recompute_input(pass, norm, pass.kept(&s.mid), rstd, normed.rows_mut(0..n))?;
     let d_out = match (&w.mlp_post_norm, &s.mlp_out, &mut b.d_out) {
         (Some(weight), Some(out), Some(d_out)) => {
             let weights = (weight, &mut g.mlp_post_norm);
@@ -104,7 +106,7 @@ pub(super) fn backward(
     if later {
         w.down.backward_input(ctx, d_out, d_x)?;
     } else {
-        let (gate_up, y) = (gate_up.rows(0..n), gated.rows_mut(0..n));
+        let y = gated.rows_mut(0..n);
         glu::forward(ctx, glu::Forward { activation, gate_up, kept: None, y })?;
         w.down.backward(ctx, SavedInput { x: gated.rows(0..n), low_rank, groups }, d_out, d_x, &mut g.down)?;
     }
@@ -113,13 +115,15 @@ pub(super) fn backward(
     // With an adapter, the weight is frozen and has no gradient to sum over groups, so rows may be split anywhere.
     let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
-        let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));
+        let (chosen, d_y) = (from.map(|from| from.rows(rows.clone())), b.narrow.view(n, f).rows(rows.clone()));
+        let gate_up = if chosen.is_some() { gate_up } else { gate_up.rows(rows.clone()) };
         let mut d_gate_up = match &mut b.d_gates {
             Some(d_gates) if !adapted => d_gates.rows_mut(rows.clone()),
             _ => b.wide.view_mut(rows.len(), 2 * f),
         };
         let y = later.then(|| gated.rows_mut(rows.clone()));
-        glu::backward(ctx, glu::Backward { activation, gate_up, d_y, d_gate_up: d_gate_up.reborrow(), y })?;
+        let d_out = d_gate_up.reborrow();
+        glu::backward(ctx, glu::Backward { activation, gate_up, rows: chosen, d_y, d_gate_up: d_out, y })?;
         let (x, low_rank) = (normed.rows(rows.clone()), low_rank.rows(rows.clone()));
         let (input, d_x) = (SavedInput { x, low_rank, groups }, b.d_normed.rows_mut(rows));
         w.gate_up.backward(ctx, input, d_gate_up.view(), d_x, &mut g.gate_up)?;
@@ -128,7 +132,7 @@ pub(super) fn backward(
         w.down.backward_weight(ctx, gated.rows(0..n), d_out, groups, &mut g.down)?;
     }
     let (d_y, d_x) = (b.d_normed.rows(0..n), b.d_x.rows_mut(0..n));
-    let args = InputBackward { x: s.mid.rows(0..n), rstd, d_y, d_x, groups };
+    let args = InputBackward { x: pass.kept(&s.mid), rstd, d_y, d_x, groups };
     norms::input_backward(pass, norm, &mut g.mlp_norm, args)
 }
 

@@ -7,6 +7,7 @@
 
 mod attend;
 mod head;
+mod keep;
 mod layer;
 mod mlp;
 mod norms;
@@ -18,8 +19,9 @@ pub(crate) use head::most_likely;
 pub use head::{
     LEAST_TEMPERATURE, Scores, head_backward, head_forward, inv_temperature, score, score_backward, score_forward,
 };
+pub use keep::{KeptRows, differing_rows, infer_keeping, restore};
 pub use rope::Rope;
-pub use tape::{Tape, Workspace};
+pub use tape::{RowStore, Tape, Workspace};
 
 use crate::batch::{BatchTensors, InferRows};
 use crate::kv::KvCache;
@@ -27,7 +29,7 @@ use crate::weights::{AdapterRanges, Grads, ModelView, RowAdapters, Weights, trai
 use kernels::ops::{embedding, rmsnorm, zero};
 use kernels::{Context, Error, Result};
 use pass::{Buffers, Input, Pass};
-use tape::Activations;
+use tape::{Activations, PassScratch};
 
 /// The forward pass for inference. It computes `rows`, attending to the keys and values in `kv`, and writes their own
 /// keys and values to `kv`. [`Workspace::hidden`] then contains the hidden states.
@@ -41,8 +43,9 @@ pub fn infer<'a>(
 ) -> Result<()> {
     let ModelView { weights, adapters } = model.into();
     let adapters = RowAdapters::new(adapters, rows.sequences(), &mut workspace.adapters)?;
-    let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views(), adapters: &adapters, dropout: None };
-    layers_forward(&pass, weights, kv, &mut workspace.activations, || Ok(()))
+    let rows = rows.views();
+    let pass = Pass { ctx, config: &weights.config, rope, rows, first: 0, adapters: &adapters, dropout: None };
+    layers_forward(&pass, weights, kv, (&mut workspace.activations, &mut workspace.scratch), || Ok(()))
 }
 
 /// The forward pass for training. It computes a batch of whole sequences and keeps in `tape` the activations that
@@ -59,7 +62,7 @@ pub fn forward<'a>(
     let mut ranges = AdapterRanges::default();
     let adapters = RowAdapters::new(adapters, batch.sequences(), &mut ranges)?;
     let pass = pass(ctx, weights, rope, batch, &adapters);
-    layers_forward(&pass, weights, &mut tape.pages, &mut tape.activations, || tape.stop.check())
+    layers_forward(&pass, weights, &mut tape.pages, (&mut tape.activations, &mut tape.scratch), || tape.stop.check())
 }
 
 fn pass<'a>(
@@ -69,7 +72,8 @@ fn pass<'a>(
     batch: &'a BatchTensors,
     adapters: &'a RowAdapters<'a>,
 ) -> Pass<'a> {
-    Pass { ctx, config: &weights.config, rope, rows: batch.rows.views(), adapters, dropout: batch.dropout.as_ref() }
+    let (rows, dropout) = (batch.rows.views(), batch.dropout.as_ref());
+    Pass { ctx, config: &weights.config, rope, rows, first: 0, adapters, dropout }
 }
 
 /// Embedding, decoder layers, final norm. `check` is called before each layer, and an error from it ends the pass.
@@ -77,13 +81,13 @@ fn layers_forward<E: From<Error>>(
     pass: &Pass<'_>,
     weights: &Weights,
     kv: &mut KvCache,
-    a: &mut Activations,
+    (a, scratch): (&mut Activations, &mut PassScratch),
     check: impl Fn() -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
     let Pass { ctx, config, rows, .. } = *pass;
-    a.begin(rows.len())?;
     let n = rows.len();
-    let (table, scale, out) = (&weights.params.embedding, config.embedding_scale(), a.inputs[0].rows_mut(0..n));
+    a.begin(pass.first, n)?;
+    let (table, scale, out) = (&weights.params.embedding, config.embedding_scale(), pass.kept_mut(&mut a.inputs[0]));
     embedding::forward(ctx, embedding::Forward { ids: rows.ids, table, scale, out })?;
     for (l, w) in weights.params.layers.iter().enumerate() {
         check()?;
@@ -94,21 +98,26 @@ fn layers_forward<E: From<Error>>(
             Some(previous) => Input::After(previous),
             None => Input::AfterInPlace,
         };
-        let mut buffers =
-            Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l), scratch: &mut a.scratch };
-        layer::forward(pass, l, w, input, &mut buffers, &mut a.delta)?;
+        let mut buffers = Buffers {
+            x: &mut a.inputs[x],
+            saved: &mut here[0],
+            gates: None,
+            pages: kv.layer_mut(l),
+            scratch: &mut scratch.layers,
+        };
+        layer::forward(pass, l, w, input, &mut buffers, &mut scratch.delta)?;
     }
     rmsnorm::forward(
         ctx,
         rmsnorm::Forward {
-            x: a.saved[a.saved.len() - 1].mid.rows(0..n),
-            delta: Some(a.delta.rows(0..n)),
-            sum: Some(a.last.rows_mut(0..n)),
+            x: pass.kept(&a.saved[a.saved.len() - 1].mid),
+            delta: Some(scratch.delta.rows(0..n)),
+            sum: Some(pass.kept_mut(&mut a.last)),
             weight: weights.params.norm.view(),
             offset: config.norm_offset,
             eps: config.rms_norm_eps,
-            y: a.hidden.rows_mut(0..n),
-            rstd: a.rstd.rows_mut(0..n),
+            y: pass.kept_mut(&mut a.hidden),
+            rstd: pass.kept_mut(&mut a.rstd),
         },
     )?;
     Ok(())
@@ -124,8 +133,20 @@ pub fn backward<'a>(
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> crate::Result<()> {
+    backward_from(ctx, model.into(), rope, batch, None, tape, grads)
+}
+
+/// The backward pass of [`forward`] if `kept` is `None`, and otherwise of [`restore`] with these rows.
+pub fn backward_from(
+    ctx: &Context,
+    ModelView { weights, adapters }: ModelView<'_>,
+    rope: &Rope,
+    batch: &BatchTensors,
+    kept: Option<KeptRows<'_>>,
+    tape: &mut Tape,
+    grads: &mut Grads,
+) -> crate::Result<()> {
     let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_backward_buffers)?);
-    let ModelView { weights, adapters } = model.into();
     let mut ranges = AdapterRanges::default();
     let adapters = RowAdapters::new(adapters, batch.sequences(), &mut ranges)?;
     if adapters.trained()?.is_some() != grads.is_for_adapter() {
@@ -152,11 +173,15 @@ pub fn backward<'a>(
     for (l, w) in weights.params.layers.iter().enumerate().rev() {
         tape.stop.check()?;
         let (shares, s) = (a.shares(), a.saved_of(l));
-        let (pages, scratch) = (tape.pages.layer_mut(l), &mut a.scratch);
-        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, scratch };
-        if shares {
+        let (x, s) = if kept.is_some() { (0, 0) } else { (l, s) };
+        let (pages, scratch) = (tape.pages.layer_mut(l), &mut tape.scratch.layers);
+        let mut buffers = Buffers { x: &mut a.inputs[x], saved: &mut a.saved[s], gates: None, pages, scratch };
+        if let Some(kept) = kept {
+            // The buffers of one layer serve all, so that they stay in the cache.
+            keep::restore_layer(&pass, kept, l, &mut buffers)?;
+        } else if shares {
             // With checkpointing, only the layer's input was kept. Recomputing the layer gives the same bits.
-            layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut a.delta)?;
+            layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut tape.scratch.delta)?;
         }
         layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;
     }

@@ -83,14 +83,14 @@ pub(super) fn output(
 ) -> Result<()> {
     let n = pass.rows.len();
     let norm = rmsnorm::Forward {
-        x: out.rows(0..n),
+        x: pass.kept(out),
         delta: None,
         sum: None,
         weight: weight.view(),
         offset: pass.config.norm_offset,
         eps: pass.config.rms_norm_eps,
         y: delta.rows_mut(0..n),
-        rstd: rstd.rows_mut(0..n),
+        rstd: pass.kept_mut(rstd),
     };
     rmsnorm::forward(pass.ctx, norm)
 }
@@ -108,10 +108,10 @@ pub(super) fn output_backward(
     let n = pass.rows.len();
     zero(pass.ctx, d_out.rows_mut(0..n));
     let norm = rmsnorm::Backward {
-        x: out.rows(0..n),
+        x: pass.kept(out),
         weight: weight.view(),
         offset: pass.config.norm_offset,
-        rstd: rstd.rows(0..n),
+        rstd: pass.kept(rstd),
         d_y,
         d_x: d_out.rows_mut(0..n),
         d_weight: d_weight.as_mut().and_then(trained),

@@ -16,6 +16,9 @@ pub(super) struct Pass<'a> {
     pub config: &'a ModelConfig,
     pub rope: &'a Rope,
     pub rows: RowViews<'a>,
+    /// The row of the kept activations that belongs to the first row of the pass; 0 unless a
+    /// [`RowStore`](super::RowStore) keeps them.
+    pub first: usize,
     /// The LoRA adapter of each row.
     pub adapters: &'a RowAdapters<'a>,
     /// Dropout on the inputs of adapters; `None` in inference.
@@ -32,6 +35,14 @@ pub(super) enum Linears {
 }
 
 impl<'a> Pass<'a> {
+    /// The rows of this pass in a tensor of kept activations.
+    pub fn kept<'t>(&self, tensor: &'t Tensor) -> View<'t> {
+        tensor.rows(self.first..self.first + self.rows.len())
+    }
+    /// As [`kept`](Self::kept), to be written.
+    pub fn kept_mut<'t>(&self, tensor: &'t mut Tensor) -> ViewMut<'t> {
+        tensor.rows_mut(self.first..self.first + self.rows.len())
+    }
     /// The LoRA adapters of this linear layer for each range of rows.
     pub fn low_rank(&self, layer: usize, linear: Linears) -> LowRankRows<'a> {
         let place = 4 * layer as u32 + linear as u32;
@@ -101,6 +112,23 @@ impl LayerActivations {
             gate_up: kept.then(|| fed(2 * c.intermediate_size)),
         }
     }
+
+    /// All tensors, always in the same order; without `gates`, all but the gate and up projections.
+    pub fn tensors(&self, gates: bool) -> impl Iterator<Item = &Tensor> {
+        let LayerActivations { attend_rstd, raw_qkv, qkv, attended, lse, mid, mlp_rstd, gate_up, .. } = self;
+        let pairs = [raw_qkv, &self.attention_out, &self.mlp_out].into_iter().flatten();
+        let pairs = pairs.flat_map(|(tensor, rstd)| [tensor, rstd]);
+        let gate_up = gate_up.iter().filter(move |_| gates);
+        [attend_rstd, qkv, attended, lse, mid, mlp_rstd].into_iter().chain(pairs).chain(gate_up)
+    }
+    /// As [`tensors`](Self::tensors).
+    pub fn tensors_mut(&mut self, gates: bool) -> impl Iterator<Item = &mut Tensor> {
+        let LayerActivations { attend_rstd, raw_qkv, qkv, attended, lse, mid, mlp_rstd, gate_up, .. } = self;
+        let pairs = [raw_qkv, &mut self.attention_out, &mut self.mlp_out].into_iter().flatten();
+        let pairs = pairs.flat_map(|(tensor, rstd)| [tensor, rstd]);
+        let gate_up = gate_up.iter_mut().filter(move |_| gates);
+        [attend_rstd, qkv, attended, lse, mid, mlp_rstd].into_iter().chain(pairs).chain(gate_up)
+    }
 }
 
 /// Scratch that all layers use. The backward pass recomputes `normed` and `gated` from the kept activations, with the
@@ -133,6 +161,9 @@ pub(super) struct Buffers<'a> {
     /// The layer's input, a residual stream `[T, H]`.
     pub x: &'a mut Tensor,
     pub saved: &'a mut LayerActivations,
+    /// Kept gate and up projections, and the row of each row of the pass in them, if the backward pass reads them in
+    /// place of those in `saved`.
+    pub gates: Option<(View<'a>, View<'a>)>,
     pub pages: &'a mut LayerPages,
     pub scratch: &'a mut LayerScratch,
 }

@@ -7,7 +7,7 @@ use crate::StopCheck;
 use crate::batch::Capacity;
 use crate::kv::KvCache;
 use crate::weights::AdapterRanges;
-use kernels::{DType, Error, Memory, Result, Tensor, View, ViewMut};
+use kernels::{Context, DType, Error, Memory, Result, Tensor, View, ViewMut};
 
 /// The activations that a forward pass keeps for the backward pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,34 +26,48 @@ pub(super) struct Activations {
     pub inputs: Vec<Tensor>,
     /// The activations of each layer; those of a single layer if only inputs or nothing is kept.
     pub saved: Vec<LayerActivations>,
-    /// Output of the attention or MLP part of a layer, which is added to the residual stream `[T, H]`.
-    pub delta: Tensor,
     /// The residual stream after the last layer `[T, H]`.
     pub last: Tensor,
     /// 1 / rms of each row of `last` `[T]`.
     pub rstd: Tensor,
     /// `last` after the final norm `[T, H]`, in the dtype that matmuls read.
     pub hidden: Tensor,
-    /// Scratch that all layers use.
-    pub scratch: LayerScratch,
     /// Number of rows (tokens) of the last pass.
     pub rows: usize,
     keep: Keep,
 }
 
+/// The tensors that a pass through the decoder layers writes and no later pass reads.
+pub(super) struct PassScratch {
+    /// Output of the attention or MLP part of a layer, which is added to the residual stream `[T, H]`.
+    pub delta: Tensor,
+    /// Scratch that all layers use.
+    pub layers: LayerScratch,
+}
+
+impl PassScratch {
+    /// Scratch of passes of up to `rows` rows, with `gates` for passes that keep gate and up projections.
+    fn new(memory: &Memory, c: &ModelConfig, rows: usize, gates: bool) -> PassScratch {
+        PassScratch {
+            delta: Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32),
+            layers: LayerScratch::new(&memory.part("workspace"), c, rows, gates),
+        }
+    }
+}
+
 impl Activations {
-    fn new(memory: &Memory, c: &ModelConfig, rows: usize, keep: Keep) -> Activations {
-        let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
-        let kept = |all: bool| if all { c.num_layers } else { 1 };
+    /// Activations of `rows` rows in the first layer and in the hidden states, and of `later` rows in the other layers.
+    fn new(memory: &Memory, c: &ModelConfig, [rows, later]: [usize; 2], keep: Keep) -> Activations {
+        let stream = |rows: usize| Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
+        let layers = |all: bool| (0..if all { c.num_layers } else { 1 }).map(|l| if l == 0 { rows } else { later });
         let gates = keep != Keep::Nothing;
+        let saved = layers(keep == Keep::All).map(|rows| LayerActivations::new(memory, c, rows, gates)).collect();
         Activations {
-            inputs: (0..kept(keep != Keep::Nothing)).map(|_| stream()).collect(),
-            saved: (0..kept(keep == Keep::All)).map(|_| LayerActivations::new(memory, c, rows, gates)).collect(),
-            delta: stream(),
-            last: stream(),
+            inputs: layers(keep != Keep::Nothing).map(stream).collect(),
+            saved,
+            last: stream(rows),
             rstd: Tensor::zeros(memory, &[rows], DType::F32),
             hidden: Tensor::zeros(memory, &[rows, c.hidden_size], c.compute),
-            scratch: LayerScratch::new(&memory.part("workspace"), c, rows, gates),
             rows: 0,
             keep,
         }
@@ -72,32 +86,73 @@ impl Activations {
         if self.keep == Keep::All { layer } else { 0 }
     }
 
-    /// Starts a pass over `rows` rows; fails if the buffers are too small.
-    pub fn begin(&mut self, rows: usize) -> Result<()> {
+    /// Starts a pass over `rows` rows whose kept activations begin at row `first`; fails if the buffers are too small.
+    pub fn begin(&mut self, first: usize, rows: usize) -> Result<()> {
         let room = self.hidden.shape()[0];
-        if rows > room {
-            return Err(no_room("rows", rows, room));
+        if first + rows > room {
+            return Err(no_room("rows", first + rows, room));
         }
         self.rows = rows;
         Ok(())
+    }
+
+    /// The tensors that are kept for the backward pass, always in the same order; `all`: also those of each layer
+    /// besides its input.
+    pub fn kept(&self, all: bool) -> impl Iterator<Item = &Tensor> {
+        let layers = self.saved.iter().filter(move |_| all).flat_map(|layer| layer.tensors(true));
+        self.inputs.iter().chain(layers).chain([&self.last, &self.rstd, &self.hidden])
     }
 }
 
 /// Buffers for inference: one set that all layers use. Their memory is booked under "workspace".
 pub struct Workspace {
     pub(super) activations: Activations,
+    pub(super) scratch: PassScratch,
     pub(super) adapters: AdapterRanges,
 }
 
 impl Workspace {
     /// Buffers for passes of up to `max_rows` rows.
     pub fn new(memory: &Memory, config: &ModelConfig, max_rows: usize) -> Workspace {
-        let activations = Activations::new(&memory.part("workspace"), config, max_rows, Keep::Nothing);
-        Workspace { activations, adapters: AdapterRanges::default() }
+        let memory = memory.part("workspace");
+        let activations = Activations::new(&memory, config, [max_rows; 2], Keep::Nothing);
+        let scratch = PassScratch::new(&memory, config, max_rows, false);
+        Workspace { activations, scratch, adapters: AdapterRanges::default() }
     }
     /// The hidden states `[T, H]` of the last [`infer`](super::infer), after the final norm.
     pub fn hidden(&self) -> View<'_> {
         self.activations.hidden.rows(0..self.activations.rows)
+    }
+}
+
+/// The activations of rows that [`infer_keeping`](super::infer_keeping) computed in many passes: everything that the
+/// backward pass reads. [`restore`](super::restore) and the backward pass copy rows of it to a tape. Memory is booked
+/// under "rollout activations".
+pub struct RowStore {
+    pub(super) activations: Activations,
+    /// The first row of the last pass.
+    pub(super) first: usize,
+}
+
+impl RowStore {
+    /// A store for `capacity` rows.
+    pub fn new(memory: &Memory, config: &ModelConfig, capacity: usize) -> RowStore {
+        let memory = memory.part("rollout activations");
+        RowStore { activations: Activations::new(&memory, config, [capacity; 2], Keep::All), first: 0 }
+    }
+    /// Bytes of the activations of one row.
+    pub fn row_bytes(config: &ModelConfig) -> usize {
+        let meta = Context::meta();
+        let row = Activations::new(meta.memory(), config, [1; 2], Keep::All);
+        row.kept(true).map(|tensor| tensor.shape().iter().product::<usize>() * tensor.dtype().bytes()).sum()
+    }
+    /// The number of rows that the store can keep.
+    pub fn capacity(&self) -> usize {
+        self.activations.hidden.shape()[0]
+    }
+    /// The hidden states `[T, H]` of the last pass, after the final norm.
+    pub fn hidden(&self) -> View<'_> {
+        self.activations.hidden.rows(self.first..self.first + self.activations.rows)
     }
 }
 
@@ -130,17 +185,31 @@ pub(super) struct TapeBackward {
 /// "activations" (if it is kept for the backward pass) and "workspace".
 pub struct Tape {
     pub(super) activations: Activations,
+    pub(super) scratch: PassScratch,
     pub(super) pages: KvCache,
     pub(super) head: HeadBuffers,
     pub(super) back: Option<TapeBackward>,
     pub(super) stop: StopCheck,
     capacity: Capacity,
+    /// The most rows of a batch that [`forward`](super::forward) computes; other batches are restored.
+    forwarded: usize,
 }
 
 impl Tape {
     /// Buffers for batches of up to `capacity`. With `checkpointing` the backward pass recomputes every layer, with the
     /// same bits.
     pub fn new(memory: &Memory, config: &ModelConfig, capacity: Capacity, checkpointing: bool) -> Tape {
+        Tape::with_restored(memory, config, capacity, capacity.tokens, checkpointing)
+    }
+    /// As [`new`](Self::new), for batches of which those with more than `forwarded` rows are only restored from kept
+    /// rows ([`restore`](super::restore)). Such a batch needs the buffers of a single layer.
+    pub fn with_restored(
+        memory: &Memory,
+        config: &ModelConfig,
+        capacity: Capacity,
+        forwarded: usize,
+        checkpointing: bool,
+    ) -> Tape {
         let keep = if checkpointing { Keep::Inputs } else { Keep::All };
         let memory = memory.part("workspace");
         let zeros = |rows: usize| Tensor::zeros(&memory, &[rows, config.hidden_size], DType::F32);
@@ -149,19 +218,20 @@ impl Tape {
             d_hidden: zeros(capacity.tokens),
             d_score_rows: zeros(capacity.score_rows),
         };
-        Tape { back: Some(back), ..Tape::with(&memory, config, capacity, keep) }
+        Tape { back: Some(back), ..Tape::with(&memory, config, capacity, forwarded, keep) }
     }
     /// Buffers for [`forward`](super::forward) and [`score`](super::score) only. A backward pass is impossible, and
     /// the size of the buffers does not grow with the number of layers.
     pub fn forward_only(memory: &Memory, config: &ModelConfig, capacity: Capacity) -> Tape {
-        Tape::with(memory, config, capacity, Keep::Nothing)
+        Tape::with(memory, config, capacity, capacity.tokens, Keep::Nothing)
     }
-    fn with(memory: &Memory, config: &ModelConfig, capacity: Capacity, keep: Keep) -> Tape {
+    fn with(memory: &Memory, config: &ModelConfig, capacity: Capacity, forwarded: usize, keep: Keep) -> Tape {
         let workspace = memory.part("workspace");
         let memory = if keep == Keep::Nothing { &workspace } else { &memory.part("activations") };
         let column = || Tensor::zeros(&workspace, &[capacity.score_rows], DType::F32);
         Tape {
-            activations: Activations::new(memory, config, capacity.tokens, keep),
+            activations: Activations::new(memory, config, [capacity.tokens, forwarded], keep),
+            scratch: PassScratch::new(memory, config, capacity.tokens, keep != Keep::Nothing),
             pages: KvCache::one_layer(&workspace, config, capacity.blocks),
             head: HeadBuffers {
                 hidden: Tensor::zeros(&workspace, &[capacity.score_rows, config.hidden_size], config.compute),
@@ -174,6 +244,7 @@ impl Tape {
             back: None,
             stop: StopCheck::default(),
             capacity,
+            forwarded,
         }
     }
     /// Makes every pass over this tape check `stop` before each layer. A stopped pass ends with
@@ -185,6 +256,10 @@ impl Tape {
     /// The largest batch for which the tape has room.
     pub fn capacity(&self) -> Capacity {
         self.capacity
+    }
+    /// The most rows of a batch for which the tape has room in every layer.
+    pub fn forwarded(&self) -> usize {
+        self.forwarded
     }
     /// The hidden states `[T, H]` of the last forward pass, after the final norm.
     pub fn hidden(&self) -> View<'_> {
@@ -214,8 +289,14 @@ impl Tape {
     pub fn entropies(&self) -> View<'_> {
         self.head.entropies.rows(0..self.head.rows)
     }
-    /// Fails if the tape has no room for a batch of this size.
+    /// Fails if the tape has no room for the forward pass of a batch of this size.
     pub(super) fn check(&self, batch: Capacity) -> Result<()> {
+        self.check_restored(batch)?;
+        let (rows, room) = (batch.tokens, self.forwarded);
+        if rows > room { Err(no_room("rows", rows, room)) } else { Ok(()) }
+    }
+    /// Fails if the tape has no room to restore a batch of this size.
+    pub(super) fn check_restored(&self, batch: Capacity) -> Result<()> {
         let room = self.capacity;
         let of = [
             ("rows", batch.tokens, room.tokens),

@@ -20,7 +20,7 @@ use crate::cost::{Balance, StepCost};
 use crate::drafts::Drafts;
 use crate::earlier::Earlier;
 use crate::models::ModelVersion;
-use crate::request::{Drawn, RequestId, SequenceId};
+use crate::request::{Drawn, Request, RequestId, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
 use model::Updates;
 use slab::Slab;
@@ -34,7 +34,7 @@ use std::time::Duration;
 pub(crate) struct Group {
     /// The serial number of the group. It is never reused.
     pub(crate) serial: u64,
-    pub(crate) request: Arc<crate::Request>,
+    pub(crate) request: Arc<Request>,
     /// The sequence that computes the prompt once, while needed; `None` if prompts are not shared.
     pub(crate) prompt: Option<usize>,
     /// The sequences of the group's completions.
@@ -48,12 +48,29 @@ pub(crate) struct Group {
     pub(crate) earlier: Option<Arc<[u32]>>,
 }
 
+impl Group {
+    /// The number of rows that the group needs at most: its prompt once (or for each completion, if it is not shared),
+    /// and all tokens of its completions except the last ones.
+    pub(crate) fn rows_needed(&self, max_model_len: usize) -> usize {
+        let Request { prompt, num_generations, sampling, .. } = &*self.request;
+        let room = max_model_len.saturating_sub(prompt.ids.len());
+        let prompts = if self.prompt.is_some() { 1 } else { *num_generations };
+        prompts * prompt.ids.len() + num_generations * sampling.max_new_tokens.min(room).saturating_sub(1)
+    }
+}
+
 /// The rows of one sequence in a step: its tokens `from..to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) sequence: usize,
     pub(crate) from: usize,
     pub(crate) to: usize,
+}
+
+impl Chunk {
+    pub(crate) fn rows(&self) -> usize {
+        self.to - self.from
+    }
 }
 
 /// The maximum sizes of a step and of a sequence.
@@ -199,7 +216,7 @@ impl Scheduler {
     }
 
     /// Adds a group to the queue: with `sharing` its prompt first, otherwise each completion with the prompt.
-    pub(crate) fn submit(&mut self, request: Arc<crate::Request>, sharing: bool) -> RequestId {
+    pub(crate) fn submit(&mut self, request: Arc<Request>, sharing: bool) -> RequestId {
         let group = self.groups.vacant_key();
         let room = self.limits.max_model_len.saturating_sub(request.prompt.ids.len());
         let room = request.sampling.max_new_tokens.min(room);
@@ -319,6 +336,16 @@ impl Scheduler {
     /// The index of the sequence with this id, unless it was removed.
     pub(crate) fn find(&self, id: SequenceId) -> Option<usize> {
         self.sequences.get(id.index).filter(|s| s.serial == id.serial).map(|_| id.index)
+    }
+
+    /// The groups that have ended but were not taken yet.
+    pub(crate) fn finished(&self) -> &[usize] {
+        &self.finished
+    }
+
+    /// The maximum number of tokens of a sequence.
+    pub(crate) fn max_model_len(&self) -> usize {
+        self.limits.max_model_len
     }
 
     /// The paused completions, in the order in which they were paused.

@@ -226,6 +226,14 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
     .healthy("0, always")
     .remedy("report it"),
     row(
+        "sampling/activation_mismatch_rows",
+        "tokens",
+        "Tokens whose activations, kept from the rollout, differ in any bit from a forward pass, among the groups that \
+         are checked (one in 64).",
+    )
+    .healthy("0, always")
+    .remedy("report it; rollout_activations = \"off\""),
+    row(
         "sampling/importance_sampling_ratio/min",
         "",
         "The smallest importance ratio between trainer and sampler, if the loss corrects for it.",

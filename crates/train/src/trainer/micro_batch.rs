@@ -10,15 +10,16 @@
 //! This costs a second forward pass. The other losses (supervised, pairs, scores) need only the pass with dropout.
 
 use super::TrainState;
-use super::passes::{Compute, Forward, LossBatch, Measured};
+use super::kept::Planned;
+use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured};
 use super::skip::{Skipped, only};
 use crate::Result;
 use crate::objective::{Objective, Scored};
 use crate::optimizer_batch::Sequence;
 use kernels::Tensor;
 use model::batch::Dropout;
-use model::net;
-use model::packing::{longest, micro_batches};
+use model::net::{self, KeptRows};
+use model::packing::longest;
 use model::{BatchTensors, MicroBatch, PromptGroup, Updates};
 use std::time::Instant;
 
@@ -28,14 +29,20 @@ impl TrainState {
         self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
     }
 
+    /// Whether kept activations can take the place of a forward pass.
+    pub(super) fn can_use_activations(&self) -> bool {
+        self.dropout() == 0.0 && self.config.objective.is_policy()
+    }
+
     pub(crate) fn forward(
         &self,
         compute: &mut Compute<'_>,
         batch: &LossBatch<'_>,
-        micro: &MicroBatch<'_>,
-        forward_time_s: &mut f64,
+        planned: &Planned<'_>,
+        sums: &mut ForwardSums,
     ) -> Result<Forward> {
         let start = Instant::now();
+        let micro = &planned.micro;
         let packed = micro.batch(self.config.prefix_sharing);
         let mut tensors = BatchTensors::new(&self.memory.part("workspace"), &packed);
         let p = self.dropout();
@@ -48,22 +55,10 @@ impl TrainState {
         if !batch.loss.is_policy() {
             tensors.set_dropout(dropout.take());
         }
-        *forward_time_s += start.elapsed().as_secs_f64();
-        let (logps, entropies) = self.pass(compute, batch.loss, &tensors, forward_time_s)?;
-        Ok(Forward { tensors, dropout, logps, entropies })
-    }
-
-    fn pass(
-        &self,
-        compute: &mut Compute<'_>,
-        loss: &Objective,
-        tensors: &BatchTensors,
-        forward_time_s: &mut f64,
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
-        let start = Instant::now();
-        let outputs = compute.forward(tensors, self.config.temperature, loss.is_of_scores())?;
-        *forward_time_s += start.elapsed().as_secs_f64();
-        Ok(outputs)
+        let slots = planned.decode(compute, &packed, &tensors, batch.kept, sums)?;
+        let (logps, entropies) = compute.head(&tensors, self.config.temperature, batch.loss.is_of_scores())?;
+        sums.time_s += start.elapsed().as_secs_f64();
+        Ok(Forward { tensors, slots, dropout, logps, entropies })
     }
 
     /// Computes the loss and the backward pass of a micro-batch. The tape must hold its forward pass.
@@ -76,13 +71,17 @@ impl TrainState {
         measured: &mut Measured,
     ) -> Result<()> {
         if let Some(dropout) = forward.dropout.take() {
+            let start = Instant::now();
             forward.tensors.set_dropout(Some(dropout));
-            self.pass(compute, batch.loss, &forward.tensors, &mut measured.forward_time_s)?;
+            let (tape, rope) = compute.passes.parts();
+            net::forward(compute.ctx, compute.model, rope, &forward.tensors, tape)?;
+            compute.head(&forward.tensors, self.config.temperature, batch.loss.is_of_scores())?;
+            measured.forward.time_s += start.elapsed().as_secs_f64();
         }
         let (ctx, model) = (compute.ctx, compute.model);
         let start = Instant::now();
         let (d_logps, d_entropies) = loss_and_gradient(batch, model.version().trained(), micro, &forward, measured);
-        measured.forward_time_s += start.elapsed().as_secs_f64();
+        measured.forward.time_s += start.elapsed().as_secs_f64();
 
         let (start, tensors) = (Instant::now(), &forward.tensors);
         let workspace = self.memory.part("workspace");
@@ -96,7 +95,9 @@ impl TrainState {
             let d_entropies = d_entropies.as_ref().map(Tensor::view);
             net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
         }
-        net::backward(ctx, model, rope, tensors, tape, &mut self.grads)?;
+        let store = batch.kept.map(|kept| &kept.store);
+        let kept = store.zip(forward.slots.as_ref()).map(|(store, slots)| KeptRows { store, slots: slots.view() });
+        net::backward_from(ctx, model, rope, tensors, kept, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())
     }
@@ -121,14 +122,14 @@ impl TrainState {
         measured.skipped_tokens += skipped.groups.iter().map(rows).sum::<u64>();
         let version = compute.model.version().trained();
         let checked = only(groups, |place| skipped.checked.contains(&place));
-        let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        let planned = compute.plan(&self.config, batch.sequences, &checked, batch.kept);
         // If the tokens were sampled with other weights, there is nothing to compare.
         let is_comparable = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
-        for micro in micro.iter().filter(|micro| micro.scored().any(is_comparable)) {
-            self.reserve_for(compute, std::slice::from_ref(micro), longest(&checked))?;
-            let forward = self.forward(compute, batch, micro, &mut measured.forward_time_s)?;
+        for planned in planned.iter().filter(|planned| planned.micro.scored().any(is_comparable)) {
+            self.reserve_for(compute, std::slice::from_ref(planned), longest(&checked))?;
+            let forward = self.forward(compute, batch, planned, &mut measured.forward)?;
             let mut logps = &forward.logps[..];
-            for i in micro.scored() {
+            for i in planned.micro.scored() {
                 let Sequence { source, completion, .. } = &batch.sequences[i];
                 let (own, others) = logps.split_at(completion.len());
                 source.sample().into_iter().for_each(|sample| measured.compare(sample, own, version));

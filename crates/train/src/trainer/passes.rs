@@ -4,12 +4,14 @@ use crate::loss::{LossSums, Normalizer};
 use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
 use crate::{Result, Sample};
-use kernels::{Context, Memory};
+use kernels::{Context, Memory, Tensor};
 use model::batch::Dropout;
+use model::kept::{KeptRollout, RolloutActivations};
 use model::net::{self, Rope, Tape};
 use model::scoring::grow_rope;
 use model::{BatchTensors, Capacity, ModelConfig, ModelView, StopCheck, Updates};
 use std::cell::Cell;
+use std::ops::AddAssign;
 
 /// The tape with the activations of one micro-batch, and the tables that its passes need. States of models with the
 /// same shape can share it.
@@ -20,12 +22,15 @@ pub struct Passes {
     rope: Option<(usize, Rope)>,
     tape: Option<Tape>,
     stop: StopCheck,
+    /// The activations of the last generation; `None` if the engine keeps none.
+    pub(super) activations: Option<RolloutActivations>,
 }
 
 impl Passes {
     /// Passes without buffers, which [`reserve`](Self::reserve) allocates.
     pub fn new(memory: &Memory, checkpointing: bool) -> Passes {
-        Passes { memory: memory.clone(), checkpointing, rope: None, tape: None, stop: StopCheck::default() }
+        let (memory, stop) = (memory.clone(), StopCheck::default());
+        Passes { memory, checkpointing, rope: None, tape: None, stop, activations: None }
     }
 
     /// Sets a check before each layer. Once `stop` returns true, the passes fail with [`model::Error::Stopped`].
@@ -34,15 +39,23 @@ impl Passes {
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
     }
 
-    /// Allocates buffers for micro-batches of up to `capacity`, with sequences of up to `positions` tokens.
-    pub fn reserve(&mut self, model: &ModelConfig, capacity: Capacity, positions: usize) {
+    /// Allocates buffers for micro-batches of up to `capacity`, with sequences of up to `positions` tokens. Forward
+    /// passes have up to `forwarded` rows; larger micro-batches use kept activations.
+    pub fn reserve(&mut self, model: &ModelConfig, capacity: Capacity, forwarded: usize, positions: usize) {
         let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
-        if self.tape.is_none() || !old.holds(capacity) {
+        let old_forwarded = self.tape.as_ref().map_or(0, Tape::forwarded);
+        if self.tape.is_none() || !old.holds(capacity) || forwarded > old_forwarded {
             self.tape = None; // free before taking
-            let tape = Tape::new(&self.memory, model, old.max(capacity), self.checkpointing);
+            let (capacity, forwarded) = (old.max(capacity), forwarded.max(old_forwarded));
+            let tape = Tape::with_restored(&self.memory, model, capacity, forwarded, self.checkpointing);
             self.tape = Some(tape.stop_with(self.stop.clone()));
         }
         grow_rope(&mut self.rope, &self.memory, model, positions);
+    }
+
+    /// The memory of the buffers.
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// The tape and the tables, which must have been reserved.
@@ -60,17 +73,16 @@ pub(crate) struct Compute<'a> {
 }
 
 impl Compute<'_> {
-    /// Runs a forward pass, keeping activations on the tape. Returns log-probabilities at `temperature` and entropies,
-    /// or the scores if the model has a score head.
-    pub(super) fn forward(
+    /// Runs the head on the decoder's activations, which are on the tape. Returns log-probabilities at `temperature`
+    /// and entropies, or the scores if the model has a score head.
+    pub(super) fn head(
         &mut self,
         tensors: &BatchTensors,
         temperature: f64,
         is_of_scores: bool,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
         let Compute { passes, ctx, model } = self;
-        let (tape, rope) = passes.parts();
-        net::forward(ctx, *model, rope, tensors, tape)?;
+        let (tape, _) = passes.parts();
         if is_of_scores {
             net::score_forward(ctx, *model, tensors, tape)?;
             let scores = tape.scores().to_vec_f32();
@@ -85,10 +97,33 @@ impl Compute<'_> {
 /// The model's output for the scored tokens of a micro-batch, whose activations are on the tape.
 pub(crate) struct Forward {
     pub(super) tensors: BatchTensors,
+    /// The kept rows from which the backward pass restores each layer; `None` if they are on the tape.
+    pub(super) slots: Option<Tensor>,
     /// Dropout of the second pass, which is differentiated; `None` without a second pass.
     pub(super) dropout: Option<Dropout>,
     pub(crate) logps: Vec<f32>,
     pub(crate) entropies: Vec<f32>,
+}
+
+/// Sums over forward passes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ForwardSums {
+    /// Seconds, including the copies of kept activations.
+    pub(crate) time_s: f64,
+    /// Rows (tokens) whose activations were copied from those that the engine kept.
+    pub(crate) kept_rows: u64,
+    /// Kept rows that were compared with a forward pass, and how many of them differed in any bit.
+    pub(crate) compared_rows: u64,
+    pub(crate) mismatched_rows: u64,
+}
+
+impl AddAssign for ForwardSums {
+    fn add_assign(&mut self, other: ForwardSums) {
+        self.time_s += other.time_s;
+        self.kept_rows += other.kept_rows;
+        self.compared_rows += other.compared_rows;
+        self.mismatched_rows += other.mismatched_rows;
+    }
 }
 
 /// Sums over the micro-batches of a step.
@@ -103,7 +138,7 @@ pub(crate) struct Measured {
     pub(crate) compared: u64,
     pub(crate) mismatches: u64,
     pub(crate) max_difference: f64,
-    pub(crate) forward_time_s: f64,
+    pub(crate) forward: ForwardSums,
     pub(crate) backward_time_s: f64,
 }
 
@@ -116,6 +151,8 @@ pub(crate) struct LossBatch<'a> {
     pub(crate) before: usize,
     /// Indices of sequences of skipped groups that the metrics do not include yet, ascending.
     pub(crate) skipped: Cell<&'a [usize]>,
+    /// The activations that the engine kept, if any.
+    pub(crate) kept: Option<&'a KeptRollout>,
 }
 
 impl Measured {

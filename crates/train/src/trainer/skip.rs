@@ -74,7 +74,7 @@ fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
 /// Whether this skipped group is checked: one in 64, spread evenly over consecutive groups by Fibonacci hashing
 /// (multiplication by 2⁶⁴ / φ). So in a dataset whose length is a power of two, it is not always the same prompts that
 /// are checked.
-fn is_checked(group: GroupId) -> bool {
+pub(super) fn is_checked(group: GroupId) -> bool {
     group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
 }
 

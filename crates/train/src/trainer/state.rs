@@ -8,7 +8,8 @@
 //! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
 //! ([`TrainState::normalizer`]), which are known beforehand, so the gradients of the parts add up to the same bits.
 
-use super::passes::{Compute, Forward, LossBatch, Measured, Passes};
+use super::kept::{Origin, Planned};
+use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Passes};
 use super::skip::Skipped;
 use super::{MAX_SKIPPED_IN_A_ROW, StepParams, TrainerConfig, TrainerState};
 use crate::loss::Normalizer;
@@ -20,8 +21,9 @@ use crate::optimizer_batch::{Sequence, groups, sequences};
 use crate::{Error, Means, Result, Samples, UpdateMetrics};
 use kernels::mean::over;
 use kernels::{Context, Memory};
-use model::packing::{longest, micro_batches};
-use model::{Capacity, Grads, MicroBatch, ModelConfig, ModelView, Trainable};
+use model::kept::RolloutActivations;
+use model::packing::longest;
+use model::{Capacity, Grads, ModelConfig, ModelView, Trainable};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
@@ -51,13 +53,15 @@ struct Accumulated {
     micro_batches: usize,
     optimizer_time_s: f64,
     is_reduced: bool,
+    /// Whether the passes may use kept activations.
+    uses_activations: bool,
 }
 
 /// Forward passes that were run to obtain the [`Normalizer`], and are reused for the gradient.
 #[derive(Default)]
 struct Ahead {
     forwards: Vec<Forward>,
-    forward_time_s: f64,
+    sums: ForwardSums,
 }
 
 impl TrainState {
@@ -178,7 +182,10 @@ impl TrainState {
             max_logp_difference: measured.max_difference,
             skipped,
             skipped_total: self.skipped_total,
-            forward_time_s: measured.forward_time_s,
+            kept_rows: accumulated.uses_activations.then_some(measured.forward.kept_rows),
+            compared_rows: measured.forward.compared_rows,
+            activation_mismatch_rows: measured.forward.mismatched_rows,
+            forward_time_s: measured.forward.time_s,
             backward_time_s: measured.backward_time_s,
             optimizer_time_s: accumulated.optimizer_time_s + start.elapsed().as_secs_f64(),
         })
@@ -199,15 +206,18 @@ impl TrainState {
         let mut ahead = Ahead::default();
         let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
         let groups = groups(compute.model.config(), &sequences)?;
-        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        self.reserve_for(compute, &micro, longest(&groups))?;
-        let keeps = micro.len() == 1 || self.dropout() > 0.0;
+        let activations = compute.passes.activations.clone();
+        let kept = activations.as_ref().map(RolloutActivations::lock);
+        let kept = kept.as_deref();
+        let planned = compute.plan(&self.config, &sequences, &groups, kept);
+        self.reserve_for(compute, &planned, longest(&groups))?;
+        let keeps = planned.len() == 1 || self.dropout() > 0.0;
         let skipped = Cell::default();
-        let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
+        let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped, kept };
         let mut entropies = Vec::with_capacity(normalizer.tokens);
-        for micro in &micro {
-            let forward = self.forward(compute, &batch, micro, &mut ahead.forward_time_s)?;
-            let mask = micro.scored().flat_map(|i| &sequences[i].mask);
+        for planned in &planned {
+            let forward = self.forward(compute, &batch, planned, &mut ahead.sums)?;
+            let mask = planned.micro.scored().flat_map(|i| &sequences[i].mask);
             entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
             ahead.forwards.extend(keeps.then_some(forward));
         }
@@ -231,8 +241,11 @@ impl TrainState {
         let all = groups(compute.model.config(), &sequences)?;
         let skipped = if self.skips(loss) { Skipped::of(&all, &sequences) } else { Skipped::default() };
         let groups = skipped.others(&all);
-        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        let computed = self.reserve_for(compute, &micro, longest(&groups))?;
+        let activations = compute.passes.activations.clone();
+        let kept = activations.as_ref().map(RolloutActivations::lock);
+        let kept = kept.as_deref();
+        let planned = compute.plan(&self.config, &sequences, &groups, kept);
+        let computed = self.reserve_for(compute, &planned, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {
             Some(accumulated) => accumulated,
             None => {
@@ -242,16 +255,16 @@ impl TrainState {
         };
         let skipped_sequences = Cell::new(&skipped.sequences[..]);
         let before = accumulated.sequences;
-        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: skipped_sequences };
+        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: skipped_sequences, kept };
         let measured = &mut accumulated.measured;
-        measured.forward_time_s += ahead.forward_time_s;
+        measured.forward += ahead.sums;
         let mut ahead = ahead.forwards.into_iter();
-        for micro in &micro {
+        for planned in &planned {
             let forward = match ahead.next() {
                 Some(forward) => forward,
-                None => self.forward(compute, &batch, micro, &mut measured.forward_time_s)?,
+                None => self.forward(compute, &batch, planned, &mut measured.forward)?,
             };
-            self.backward(compute, &batch, micro, forward, measured)?;
+            self.backward(compute, &batch, &planned.micro, forward, measured)?;
         }
         batch.count_skipped(sequences.len(), compute.model.version().trained(), measured);
         self.check_skipped(compute, &batch, &all, &skipped, measured)?;
@@ -263,7 +276,8 @@ impl TrainState {
         }
         accumulated.sequences += sequences.len();
         accumulated.computed_tokens += computed;
-        accumulated.micro_batches += micro.len();
+        accumulated.micro_batches += planned.len();
+        accumulated.uses_activations = kept.is_some();
         self.accumulated = Some(accumulated);
         Ok(())
     }
@@ -272,13 +286,16 @@ impl TrainState {
     pub(crate) fn reserve_for(
         &mut self,
         compute: &mut Compute<'_>,
-        micro: &[MicroBatch<'_>],
+        planned: &[Planned<'_>],
         positions: usize,
     ) -> Result<usize> {
-        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
-        let rows = micro.iter().map(|m| m.capacity().tokens).sum();
+        let capacities = planned.iter().map(|planned| planned.micro.capacity());
+        let capacity = capacities.clone().fold(Capacity::default(), Capacity::max);
+        let rows = capacities.map(|capacity| capacity.tokens).sum();
+        let computed = planned.iter().filter(|planned| planned.origin != Origin::Kept);
+        let forwarded = computed.map(|planned| planned.micro.capacity().tokens).max().unwrap_or(0);
         self.grads.reserve(rows);
-        compute.passes.reserve(compute.model.config(), capacity, positions);
+        compute.passes.reserve(compute.model.config(), capacity, forwarded, positions);
         self.memory.check()?;
         Ok(rows)
     }
@@ -328,6 +345,7 @@ impl Accumulated {
             micro_batches: 0,
             optimizer_time_s: 0.0,
             is_reduced: false,
+            uses_activations: false,
         }
     }
 }

@@ -89,7 +89,8 @@ fn measured(name: &str) -> bool {
         // The number of draft tokens depends on measured step times.
         || name.starts_with("rollout/spec_decode_")
         || name.starts_with("async/") && !name.starts_with("async/lag")
-        || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
+        // Memory decides how many activations are kept.
+        || ["step_time", "time_s", "eval_runtime", "peak_bytes", "rollout_activations_share"].contains(&name)
 }
 
 /// The recorded rollouts of a run, one JSON object per completion.

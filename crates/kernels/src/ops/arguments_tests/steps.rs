@@ -128,7 +128,7 @@ fn gated_units_refuse_wrong_arguments_and_count_their_work() {
     let args = [floats("gate_up", &[2, 6]), d_y, f32("d_gate_up", &[2, 6]), f32("y", &[2, 3])];
     check("glu::backward", [25 * 6, 20 * 6], args, |ctx, [gate_up, d_y, d_gate_up, y]| {
         let (gate_up, d_y, d_gate_up) = (gate_up.view(), d_y.view(), d_gate_up.view_mut());
-        glu::backward(ctx, glu::Backward { activation, gate_up, d_y, d_gate_up, y: Some(y.view_mut()) })
+        glu::backward(ctx, glu::Backward { activation, gate_up, rows: None, d_y, d_gate_up, y: Some(y.view_mut()) })
     });
     // The work is a matmul of [2, 4] by [4, 64], which reads 64 · 4 weights, and the gates.
     let args = [
@@ -155,10 +155,11 @@ fn gated_units_refuse_wrong_arguments_and_count_their_work() {
     assert_eq!(refused(glu::forward(&ctx, args)), "glu::forward: gate_up is U32, expected F32");
     let (narrow, d_y, mut words) = (zeros(&ctx, &[2, 6], Bf16), zeros(&ctx, &[2, 3], F32), zeros(&ctx, &[2, 6], U32));
     let (gate_up, d_y) = (narrow.view(), d_y.view());
-    let args = glu::Backward { activation, gate_up, d_y, d_gate_up: words.view_mut(), y: None };
+    let args = glu::Backward { activation, gate_up, rows: None, d_y, d_gate_up: words.view_mut(), y: None };
     assert_eq!(refused(glu::backward(&ctx, args)), "glu::backward: d_gate_up is U32, expected F32");
     let (mut d, mut wide) = (zeros(&ctx, &[2, 6], F32), zeros(&ctx, &[2, 3], F32));
-    let args = glu::Backward { activation, gate_up, d_y, d_gate_up: d.view_mut(), y: Some(wide.view_mut()) };
+    let args =
+        glu::Backward { activation, gate_up, rows: None, d_y, d_gate_up: d.view_mut(), y: Some(wide.view_mut()) };
     assert_eq!(refused(glu::backward(&ctx, args)), "glu::backward: y is F32, expected Bf16");
 }
 

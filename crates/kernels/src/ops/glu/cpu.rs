@@ -135,6 +135,8 @@ fn forward_of<A: Gate>(cpu: &Cpu, args: Forward<'_>) {
 struct BackwardTasks<'a, A, E, D> {
     gate: PhantomData<A>,
     gate_up: &'a [E],
+    /// The row of `gate_up` for each row; the same row if `None`.
+    from: Option<&'a [u32]>,
     d_y: &'a [f32],
     d_gate_up: Disjoint<'a, D>,
     y: Option<Disjoint<'a, E>>,
@@ -147,7 +149,8 @@ impl<A: Gate, E: Element, D: Element> Tasks for BackwardTasks<'_, A, E, D> {
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let f = self.f;
         for t in rows(index, rows_of_task(2 * f), self.rows) {
-            let (gate, up) = self.gate_up[t * 2 * f..(t + 1) * 2 * f].split_at(f);
+            let row = self.from.map_or(t, |from| from[t] as usize);
+            let (gate, up) = self.gate_up[row * 2 * f..(row + 1) * 2 * f].split_at(f);
             let d_y = &self.d_y[t * f..(t + 1) * f];
             // SAFETY: no other task accesses row t.
             let (d_gate, d_up) = unsafe { self.d_gate_up.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f);
@@ -178,18 +181,19 @@ fn backward_of<A: Gate>(cpu: &Cpu, args: Backward<'_>) {
     let gate = PhantomData::<A>;
     let (rows, f) = (args.d_y.shape()[0], args.d_y.shape()[1]);
     let (d_y, tasks) = (args.d_y.f32(cpu), rows.div_ceil(rows_of_task(2 * f)));
+    let from = args.rows.map(|rows| rows.u32(cpu));
     match (args.gate_up.elements(cpu), args.d_gate_up.dtype()) {
         (Elements::F32(gate_up), _) => {
             let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32(cpu)), args.y.map(|y| Disjoint::new(y.f32(cpu))));
-            cpu.run(tasks, &BackwardTasks { gate, gate_up, d_y, d_gate_up, y, rows, f });
+            cpu.run(tasks, &BackwardTasks { gate, gate_up, from, d_y, d_gate_up, y, rows, f });
         }
         (Elements::Bf16(gate_up), DType::Bf16) => {
             let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.bf16(cpu)), args.y.map(|y| Disjoint::new(y.bf16(cpu))));
-            cpu.run(tasks, &BackwardTasks { gate, gate_up, d_y, d_gate_up, y, rows, f });
+            cpu.run(tasks, &BackwardTasks { gate, gate_up, from, d_y, d_gate_up, y, rows, f });
         }
         (Elements::Bf16(gate_up), _) => {
             let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32(cpu)), args.y.map(|y| Disjoint::new(y.bf16(cpu))));
-            cpu.run(tasks, &BackwardTasks { gate, gate_up, d_y, d_gate_up, y, rows, f });
+            cpu.run(tasks, &BackwardTasks { gate, gate_up, from, d_y, d_gate_up, y, rows, f });
         }
     }
 }

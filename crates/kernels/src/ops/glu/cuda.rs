@@ -25,13 +25,15 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let (rows, width) = (args.d_y.shape()[0], args.d_y.shape()[1]);
     let y = args.y.as_mut().map_or(Ok(Arg::NULL), |y| y.f32_at(cuda))?;
     let (gate_up, d_y, d_gate_up) = (args.gate_up.f32_at(cuda)?, args.d_y.f32_at(cuda)?, args.d_gate_up.f32_at(cuda)?);
-    let arguments = [gate_up, d_y, d_gate_up, y, args.activation.is_gelu(), rows.into(), width.into()];
+    let from = args.rows.map_or(Arg::NULL, |rows| rows.u32_at(cuda));
+    let arguments = [gate_up, from, d_y, d_gate_up, y, args.activation.is_gelu(), rows.into(), width.into()];
     cuda.launch(&SOURCE, "glu_backward", Grid::over(rows * width), &arguments)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::*;
+    use crate::Tensor;
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
@@ -49,8 +51,14 @@ mod tests {
             let gate_up = gate_up.view();
             forward(ctx, Forward { activation, gate_up, kept: Some(kept.view_mut()), y: y.view_mut() })?;
             let (d_out, y_again) = (d_gate_up.view_mut(), Some(again.view_mut()));
-            backward(ctx, Backward { activation, gate_up, d_y: d_y.view(), d_gate_up: d_out, y: y_again })?;
-            Ok(results![kept, y, d_gate_up, again])
+            let args = Backward { activation, gate_up, rows: None, d_y: d_y.view(), d_gate_up: d_out, y: y_again };
+            backward(ctx, args)?;
+            // The rows in descending order.
+            let rows: Vec<u32> = (0..t as u32).rev().collect();
+            let (rows, mut chosen) = (Tensor::from_u32(ctx.memory(), &[t], &rows), wide(7));
+            let (d_out, rows) = (chosen.view_mut(), Some(rows.view()));
+            backward(ctx, Backward { activation, gate_up, rows, d_y: d_y.view(), d_gate_up: d_out, y: None })?;
+            Ok(results![kept, y, d_gate_up, again, chosen])
         });
     }
 }

@@ -36,12 +36,14 @@ KERNEL(glu_forward, 256, const float* gate_up, float* kept, float* y, u32 gelu, 
     }
 }
 
-// Gradients of gate and up; if y is set, also the output of the forward pass again.
-KERNEL(glu_backward, 256, const float* gate_up, const float* d_y, float* d_gate_up, float* y, u32 gelu, u64 rows, u64 width) {
+// Gradients of gate and up; if y is set, also the output of the forward pass again. Row t of gate_up is its row from[t]
+// if `from` is set.
+KERNEL(glu_backward, 256, const float* gate_up, const u32* from, const float* d_y, float* d_gate_up, float* y, u32 gelu, u64 rows, u64 width) {
     u64 i = thread_of_grid();
     if (i >= rows * width) return;
-    u64 gate = i / width * 2 * width + i % width, up = gate + width;
-    float g = gate_up[gate], u = gate_up[up], d = d_y[i];
+    u64 t = i / width, gate = t * 2 * width + i % width, up = gate + width;
+    const float* own = gate_up + (from ? from[t] : t) * 2 * width + i % width;
+    float g = own[0], u = own[width], d = d_y[i];
     float s = gate_sigmoid(g, gelu), activated = g * s;
     d_gate_up[gate] = d * u * gate_slope(g, s, gelu);
     d_gate_up[up] = d * activated;

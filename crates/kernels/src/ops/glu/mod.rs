@@ -26,8 +26,8 @@ pub(crate) mod reference;
 use crate::context::count_matmul;
 use crate::device::Backend;
 use crate::matrix::PANEL;
-use crate::ops::args::{expect, expect_floats, two_dims};
-use crate::{Context, DType::F32, Error, Matrix, Result, View, ViewMut};
+use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
+use crate::{Context, DType, DType::F32, Error, Matrix, Result, View, ViewMut};
 
 /// Activation function of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,10 @@ pub struct Forward<'a> {
 pub struct Backward<'a> {
     /// The activation of the gate.
     pub activation: Activation,
-    /// Gate and up projections: `[T, 2F]`, f32 or bf16.
+    /// Gate and up projections: `[T, 2F]`, f32 or bf16; with `rows`, `[S, 2F]`.
     pub gate_up: View<'a>,
+    /// The row of `gate_up` for each of the T rows: u32 `[T]`, each below S. `None`: the same row.
+    pub rows: Option<View<'a>>,
     /// Gradient of the output: `[T, F]`.
     pub d_y: View<'a>,
     /// Gradients of gate and up: `[T, 2F]`, *overwrites*. f32, or bf16 if `gate_up` is bf16 (rounded for the matmuls
@@ -137,7 +139,12 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "glu::backward";
     let [t, f] = two_dims(OP, "d_y", args.d_y)?;
     expect(OP, "d_y", args.d_y, F32, &[t, f])?;
-    expect_floats(OP, "gate_up", args.gate_up, &[t, 2 * f])?;
+    let from = if args.rows.is_some() { two_dims(OP, "gate_up", args.gate_up)?[0] } else { t };
+    expect_floats(OP, "gate_up", args.gate_up, &[from, 2 * f])?;
+    if let Some(rows) = args.rows {
+        expect(OP, "rows", rows, DType::U32, &[t])?;
+        expect_below(OP, "rows", rows.indices(), from)?;
+    }
     let dtype = if args.gate_up.dtype() == F32 { F32 } else { args.d_gate_up.dtype() };
     expect_floats(OP, "d_gate_up", args.d_gate_up.view(), &[t, 2 * f])?;
     expect(OP, "d_gate_up", args.d_gate_up.view(), dtype, &[t, 2 * f])?;

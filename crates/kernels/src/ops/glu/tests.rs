@@ -24,7 +24,7 @@ fn run(ctx: &Context, activation: Activation, [t, f]: [usize; 2], gate_up: &[f32
     forward(ctx, Forward { activation, gate_up: gate_up.view(), kept: None, y: y.view_mut() }).unwrap();
     let mut again = poisoned(&[t, f]);
     let (gate_up, d_gate_up, y_again) = (gate_up.view(), d.view_mut(), Some(again.view_mut()));
-    backward(ctx, Backward { activation, gate_up, d_y: d_y.view(), d_gate_up, y: y_again }).unwrap();
+    backward(ctx, Backward { activation, gate_up, rows: None, d_y: d_y.view(), d_gate_up, y: y_again }).unwrap();
     let bits = |t: &Tensor| t.to_vec_f32().into_iter().map(f32::to_bits).collect::<Vec<_>>();
     assert!(bits(&again) == bits(&y));
     [y.to_vec_f32(), d.to_vec_f32()]
@@ -179,9 +179,35 @@ fn a_gradient_can_be_written_in_bf16() {
             let mut d = Tensor::zeros(m, &[t, 2 * f], dtype);
             d.view_mut().fill(f32::NAN);
             let (activation, gate_up, d_y) = (Activation::GeluTanh, gate_up.view(), d_y.view());
-            backward(&ctx, Backward { activation, gate_up, d_y, d_gate_up: d.view_mut(), y: None }).unwrap();
+            backward(&ctx, Backward { activation, gate_up, rows: None, d_y, d_gate_up: d.view_mut(), y: None })
+                .unwrap();
             d.to_vec_f32()
         });
         assert!(narrow == rounded_to_bf16(&wide), "{isa:?}");
+    }
+}
+
+/// With `rows`, a row reads the gates of the row that they name; other rows are not read.
+#[test]
+fn rows_choose_the_gates_of_each_gradient() {
+    let (t, from, f) = (37, 50, 24);
+    for isa in Isa::present() {
+        let ctx = Context::cpu(isa, 2);
+        let (all, d_y) = (normal(1, from * 2 * f), normal(2, t * f));
+        let rows: Vec<u32> = (0..t).map(|i| (i * 13 % from) as u32).collect();
+        let own: Vec<f32> = rows.iter().flat_map(|&r| all[r as usize * 2 * f..][..2 * f].to_vec()).collect();
+        let d_y = Tensor::from_f32(ctx.memory(), &[t, f], &d_y);
+        let rows = Tensor::from_u32(ctx.memory(), &[t], &rows);
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let of = |gates: &[f32], rows: Option<View<'_>>| {
+                let gate_up = Tensor::from_f32(ctx.memory(), &[gates.len() / (2 * f), 2 * f], gates);
+                let mut d = Tensor::zeros(ctx.memory(), &[t, 2 * f], DType::F32);
+                let mut y = Tensor::zeros(ctx.memory(), &[t, f], DType::F32);
+                let (gate_up, d_gate_up, out) = (gate_up.view(), d.view_mut(), Some(y.view_mut()));
+                backward(&ctx, Backward { activation, gate_up, rows, d_y: d_y.view(), d_gate_up, y: out }).unwrap();
+                [d.to_vec_f32(), y.to_vec_f32()]
+            };
+            assert!(of(&all, Some(rows.view())) == of(&own, None), "{isa:?}");
+        }
     }
 }

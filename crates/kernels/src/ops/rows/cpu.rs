@@ -9,6 +9,8 @@ use crate::tensor::Elements;
 
 /// Rows of a gather task.
 const ROWS: usize = 32;
+/// How many rows ahead a gather prefetches.
+const AHEAD: usize = 2;
 /// Columns of a scatter-add task.
 const COLUMNS: usize = 128;
 
@@ -31,8 +33,14 @@ struct GatherTasks<'a, E> {
 impl<E: Element> Tasks for GatherTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let hidden = self.hidden;
         for r in index * ROWS..self.rows.len().min((index + 1) * ROWS) {
-            let (row, hidden) = (self.rows[r] as usize, self.hidden);
+            // The hardware cannot foresee the next row.
+            if let Some(&next) = self.rows.get(r + AHEAD) {
+                let next = &self.x[next as usize * hidden..][..hidden];
+                next.chunks(64 / size_of::<E>()).for_each(|line| V::prefetch_near(line.as_ptr()));
+            }
+            let row = self.rows[r] as usize;
             // SAFETY: no other task accesses this output row.
             let out = unsafe { self.out.slice(r * hidden..(r + 1) * hidden) };
             out.copy_from_slice(&self.x[row * hidden..(row + 1) * hidden]);

@@ -30,6 +30,7 @@ mod schedule;
 use self::{adapter::*, algorithms::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use self::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
 use super::methods::*;
+use super::rollout_activations::RolloutActivations;
 use super::row::OnResume::{Fixed, Free, Warn};
 use super::row::{LONG, MAX_COUNT, OURS, Row, TRL, Trl, above, at_least};
 use super::save_dtype::SaveDType;

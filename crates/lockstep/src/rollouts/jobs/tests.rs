@@ -66,6 +66,7 @@ fn request(plan: &SamplingPlan) -> CollectRequest<'_> {
         reward_weights: &[1.0, 0.5, 2.0],
         step: 5,
         refuse_non_finite: false,
+        activations: None,
     }
 }
 

@@ -274,6 +274,7 @@ mod tests {
             reward_weights: &[1.0],
             step: 0,
             refuse_non_finite: false,
+            activations: None,
         };
         change(&mut request);
         let read = Collected::from_bytes(bytes, &request).map_err(|error| error.to_string())?;
@@ -364,6 +365,7 @@ mod tests {
             reward_weights: &[0.5],
             step: 0,
             refuse_non_finite: false,
+            activations: None,
         };
         let rows = round(&[(7, [None; 2]), (9, [None; 2])]).groups;
         let row = |wanted: u64| rows.iter().find(|group| group.group.0 == wanted).map(|group| group.prompt.clone());

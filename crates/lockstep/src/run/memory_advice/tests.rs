@@ -87,7 +87,7 @@ fn for_each_case(
     for (purpose, set) in CASES {
         let config = configured(dir.path(), *purpose, set);
         let run = PlannedRun { purpose: *purpose, config: &config, distributed: false, device };
-        let found = run.with_planner(&Sinks::new(), |planner| {
+        let found = run.with_planner(&Available::default(), &Sinks::new(), |planner| {
             let plan = |config: &Config| Ok(planner(config)?.on(device));
             let replan = Replan { purpose: *purpose, config: &config, resumes: false, plan: &plan };
             // Applies the changes as a user would write them.
@@ -211,7 +211,7 @@ fn a_resumed_run_is_only_advised_of_keys_that_may_change() {
     let dir = directory();
     let config = configured(dir.path(), Purpose::Show, &[]);
     let run = PlannedRun { purpose: Purpose::Show, config: &config, distributed: false, device: Device::Cpu };
-    run.with_planner(&Sinks::new(), |planner| {
+    run.with_planner(&Available::default(), &Sinks::new(), |planner| {
         let text = |resumes: bool| {
             let replan = Replan { purpose: Purpose::Show, config: &config, resumes, plan: &**planner };
             replan.check(&planner(&config).unwrap(), &percent(&planner(&config).unwrap(), 90)).unwrap_err().to_string()

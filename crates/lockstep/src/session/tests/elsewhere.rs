@@ -51,8 +51,15 @@ impl Elsewhere {
             ) in work
             {
                 let (sampling, reward_weights) = (&sampling, &reward_weights[..]);
-                let request =
-                    CollectRequest { prompts, num_generations, sampling, reward_weights, step, refuse_non_finite };
+                let request = CollectRequest {
+                    prompts,
+                    num_generations,
+                    sampling,
+                    reward_weights,
+                    step,
+                    refuse_non_finite,
+                    activations: None,
+                };
                 let observer = Observer { stages: &Stages::default(), on_wait: &|_, _| {} };
                 let collected = collector.collect_with(weights.view(), request, &observer);
                 drop(before.replace(weights));

@@ -7,6 +7,7 @@ mod ends;
 mod scored;
 
 use super::{config, directory, one_thread, options};
+use crate::config::RolloutActivations::Off;
 use crate::config::{Algorithm, Config, Purpose, Strategy};
 use crate::{Rows, Run, RunOptions, StopReason, StopSignal};
 use serde_json::{Map, Value, json};
@@ -21,7 +22,8 @@ const NEVER: usize = 1 << 40;
 /// Whether a metric is a time or a rate, which differs between runs.
 pub(super) fn is_measured(name: &str) -> bool {
     ["time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
-        || name == "peak_bytes"
+        // Memory decides how many activations are kept.
+        || ["peak_bytes", "rollout_activations_share"].contains(&name)
         // The number of drafted tokens depends on measured times.
         || name.starts_with("rollout/spec_decode_")
 }
@@ -127,11 +129,14 @@ fn small() -> Config {
 }
 
 /// Each group is a micro-batch. Its forward and backward passes check for a stop request before the only layer and
-/// before the lm head.
+/// before the lm head. Only group 0 has a forward pass through the layer: the activations of the others are kept.
 #[test]
 fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     let config = Config { packing: false, skip_zero_gradients: false, ..small() };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
+    assert_eq!(steps, [[0; 7].as_slice(), &[1; 6], &[2; 6], &[3; 6]].concat());
+    let off = Config { packing: false, skip_zero_gradients: false, rollout_activations: Off, ..small() };
+    let steps = stopped_anywhere(Purpose::Grpo, off, options);
     assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
 }
 
@@ -140,8 +145,9 @@ fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
 fn a_later_step_on_a_generation_is_rolled_back() {
     let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
-    // The reference model's scores are computed at the start of a generation.
-    assert_eq!(steps, [[0; 6].as_slice(), &[1; 4], &[2; 6], &[3; 4]].concat());
+    // The reference model's scores are computed at the start of a generation. In the first step, the group that is
+    // compared is a micro-batch of its own; the first step on the second generation has no forward pass.
+    assert_eq!(steps, [[0; 9].as_slice(), &[1; 4], &[2; 5], &[3; 4]].concat());
 }
 
 /// Checks the gradients of value model and policy, the order of mini-batches, and the KL controller, which a second

@@ -1,7 +1,9 @@
 //! Builds a rollout pipeline from a configuration. Every input is read and checked before the first file is written.
 
+use super::activations;
 use super::after::AfterStep;
-use super::parts::{LargestWork, PartInputs, Parts};
+use super::inputs::{LargestWork, PartInputs};
+use super::parts::Parts;
 use super::{RolloutPipeline, RolloutState};
 use crate::bad_input;
 use crate::config::{Config, Purpose, SamplingPlan, WorkloadBounds};
@@ -25,7 +27,7 @@ use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use crate::run::lineage;
 use crate::run::memory_advice::Replan;
-use crate::run::memory_plan::Available;
+use crate::run::memory_plan::{Available, Room};
 use crate::run::provenance;
 use crate::run::training::TrainingRun;
 use crate::sources::ahead::AheadSource;
@@ -35,6 +37,7 @@ use crate::sources::replay::ReplaySource;
 use crate::sources::workers::{WorkerSource, WorkerSourceParts, refuse_what_workers_cannot};
 use crate::sources::{BatchSizes, BatchSource, BatchSpec, Start};
 use anyhow::Context as _;
+use model::kept::RolloutActivations;
 use model::{Head, ModelAssets, Sharing};
 use rewards::Reward;
 use rollout::Engine;
@@ -48,6 +51,8 @@ use telemetry::counted;
 pub struct Prepared {
     pipeline: RolloutPipeline,
     parts: RunParts,
+    /// The line about kept activations that the run reports when it begins.
+    activations_line: String,
 }
 
 impl Prepared {
@@ -114,23 +119,36 @@ impl Prepared {
         };
         let chunks = sampler.chunks_per_epoch();
         let mut builder = inputs.builder();
-        let part_inputs = PartInputs { source: &model, assets: &assets, bounds };
+        let only_evaluates = inputs.injected.only_evaluates;
+        let part_inputs = PartInputs { source: &model, assets: &assets, bounds, only_evaluates, kept_rows: 0 };
         let reward_models: Vec<_> = models(&rewards).collect();
         // The plan comes before the weights are read: a run that does not fit would be killed much later, without a
         // message.
-        let plan = Parts::plan(&builder, part_inputs, &reward_models, &own)?.on(ctx.memory().device());
+        let (device, available) = (ctx.memory().device(), Available::of(&ctx));
+        let room = Room { device, available: &available };
+        let (part_inputs, plan) = Parts::plan_activations(&builder, part_inputs, &reward_models, &own, room)?;
         let again = |changed: &Config| {
             let assets = assets.clone().computing_in(changed.dtype.dtype()).or_bad_input()?;
             let inputs = PartInputs { assets: &assets, bounds: bounds.under(changed, &config), ..part_inputs };
             let plan = Parts::plan(&builder.with(changed), inputs, &reward_models, &own)?;
-            Ok(plan.on(ctx.memory().device()))
+            Ok(plan.on(device))
         };
         let resumes = builder.checkpoint.is_some();
         let replan = Replan { purpose: Purpose::Grpo, config: &config, resumes, plan: &again };
-        replan.check(&plan, &Available::of(&ctx))?;
+        replan.check(&plan.on(device), &available)?;
+        let activations_line = activations::line(&builder, part_inputs);
         telemetry::system::reset_peak_rss();
-        let Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards: reward_models } =
-            Parts::build(&mut builder, part_inputs, &reward_models, &own)?;
+        let Parts {
+            weights,
+            trainer,
+            own,
+            reference,
+            replay_scorer,
+            scorer,
+            engine,
+            activations,
+            rewards: reward_models,
+        } = Parts::build(&mut builder, part_inputs, &reward_models, &own)?;
         let worker_rewards = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = SamplingPlan::new(&config, &assets.eos_ids)?;
@@ -153,8 +171,15 @@ impl Prepared {
             reward_weights: eval_weights.clone(),
         };
         let longest_prompt = bounds.longest_prompt;
-        let parts =
-            SourceParts { engine, rewards, worker_rewards, scorer: scorer.clone(), replay_scorer, longest_prompt };
+        let parts = SourceParts {
+            engine,
+            activations,
+            rewards,
+            worker_rewards,
+            scorer: scorer.clone(),
+            replay_scorer,
+            longest_prompt,
+        };
         let source = source(inputs, &assets, rollouts, spec, parts)?;
         let policy = Policy::of(model.dir.clone(), assets, weights).exporting(&config, &model)?;
         let settings = lineage::settings(&config, &ctx);
@@ -179,7 +204,7 @@ impl Prepared {
             after: config.records_updates().then(AfterStep::new),
             state: RolloutState::default(),
         };
-        Ok((Prepared { pipeline, parts }, own))
+        Ok((Prepared { pipeline, parts, activations_line }, own))
     }
 
     /// Begins the run. `restore` restores the pipeline from the task's state in a checkpoint.
@@ -188,7 +213,7 @@ impl Prepared {
         inputs: RunInputs,
         restore: impl FnOnce(&mut RolloutPipeline, Value, &Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<(RolloutPipeline, TrainingRun)> {
-        let Prepared { mut pipeline, parts } = self;
+        let Prepared { mut pipeline, parts, activations_line } = self;
         let sizes = pipeline.sizes;
         inputs.sinks.info(&parts.learner.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
@@ -200,6 +225,7 @@ impl Prepared {
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
         inputs.sinks.info(&inputs.config().skipping());
+        inputs.sinks.info(&activations_line);
         let from = inputs.resume_from.clone();
         let mut run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
         if pipeline.state.lineage.is_none() {
@@ -234,6 +260,7 @@ impl RolloutPipeline {
 /// The parts of a source of batches.
 struct SourceParts {
     engine: Option<Engine>,
+    activations: Option<RolloutActivations>,
     rewards: Vec<Box<dyn Reward>>,
     /// The names of the rewards that workers have.
     worker_rewards: BTreeSet<String>,
@@ -249,7 +276,7 @@ fn source(
     assets: &ModelAssets,
     rollouts: RolloutData,
     mut spec: BatchSpec,
-    SourceParts { engine, rewards, worker_rewards, scorer, replay_scorer, longest_prompt }: SourceParts,
+    SourceParts { engine, activations, rewards, worker_rewards, scorer, replay_scorer, longest_prompt }: SourceParts,
 ) -> anyhow::Result<Box<dyn BatchSource>> {
     let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
     let injected = &mut inputs.injected;
@@ -291,7 +318,8 @@ fn source(
         }
         None => {
             let (chunk, is_ahead) = (spec.config.partial_rollout_tokens, spec.config.max_staleness > 0);
-            let local = LocalSource::new(spec, collector.context("a run that generates needs an engine")?);
+            let collector = collector.context("a run that generates needs an engine")?;
+            let local = LocalSource::new(spec, collector, activations);
             match chunk {
                 Some(tokens) => Box::new(ChunkSource::new(local, tokens)),
                 None if is_ahead => Box::new(AheadSource(local)),

@@ -3,9 +3,11 @@
 //!
 //! The pipeline's state is part of the task's state, so that a killed run continues with the same bits.
 
+mod activations;
 mod after;
 mod build;
 mod drafts;
+mod inputs;
 mod parts;
 mod reference;
 mod spread;
@@ -13,7 +15,8 @@ mod stages;
 mod waiting;
 
 pub use build::Prepared;
-pub use parts::{LargestWork, PartInputs, Parts};
+pub use inputs::{LargestWork, PartInputs};
+pub use parts::Parts;
 
 use crate::bad_input;
 use crate::config::{Config, SamplingPlan};

@@ -1,6 +1,8 @@
 //! The parts of an online run (GRPO, PPO) that use memory. The run and its memory plan build them with the same
 //! function.
 
+use super::activations;
+use super::inputs::{LargestWork, PartInputs};
 use super::reference::Reference;
 use crate::algorithms;
 use crate::bad_input;
@@ -13,8 +15,9 @@ use crate::rollouts::function::SharedScorer;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::reward_model::RewardModelFiles;
 use crate::rollouts::rewards::named_models;
-use crate::run::memory_plan::{MemoryPlan, planned};
+use crate::run::memory_plan::{MemoryPlan, Room, planned};
 use crate::trainers::Planner;
+use model::kept::RolloutActivations;
 use model::{AdaptedWeights, ModelAssets};
 use rewards::RewardModel;
 use rollout::Engine;
@@ -32,27 +35,9 @@ pub struct Parts<T> {
     /// Scores completions of a rollout function, of older weights, and for an evaluation's loss.
     pub(super) scorer: Option<SharedScorer>,
     pub(super) engine: Option<Engine>,
+    /// The activations that the engine keeps for the trainer.
+    pub(super) activations: Option<RolloutActivations>,
     pub(super) rewards: Vec<RewardModel>,
-}
-
-/// The inputs of the parts.
-#[derive(Clone, Copy)]
-pub struct PartInputs<'a> {
-    /// The directory of the policy's model.
-    pub source: &'a ModelSource,
-    /// The policy's files other than the weights: configuration, tokenizer, chat template.
-    pub assets: &'a ModelAssets,
-    /// The longest prompt and the number of sequences in the data.
-    pub bounds: WorkloadBounds,
-}
-
-/// The largest work that the parts receive at once.
-#[derive(Clone, Copy, Debug)]
-pub struct LargestWork {
-    /// The work of one optimizer step.
-    pub step: Work,
-    /// The work of one generation batch.
-    pub generation: Work,
 }
 
 impl<T> Parts<T> {
@@ -63,13 +48,17 @@ impl<T> Parts<T> {
         rewards: &[&RewardModelFiles],
         own: impl FnOnce(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
     ) -> anyhow::Result<Parts<T>> {
-        let (PartInputs { source, assets, bounds }, config) = (inputs, builder.config);
+        let (PartInputs { source, assets, bounds, .. }, config) = (inputs, builder.config);
         let model = &assets.config;
         let (completions, group) = (config.generation_batch(), config.num_generations);
         let generation = Work { completions, group, longest: longest(config, bounds) };
         let step = Work { completions: config.completions_per_step(), ..generation };
         let weights = trained_weights(builder, source, model)?;
-        let trainer = builder.trainer("training", model, config.objective(), step)?;
+        let whole = activations::whole(config, inputs);
+        let kept_rows = if activations::refusal(builder, inputs).is_some() { 0 } else { inputs.kept_rows.min(whole) };
+        // Later steps on a generation need forward passes.
+        let keeps = kept_rows == whole && completions == step.completions && config.passes() == 1;
+        let mut trainer = builder.trainer("training", model, config.objective(), step, keeps)?;
         let own = own(builder, inputs, LargestWork { step, generation })?;
         // An evaluation computes the loss of its own completions.
         let evaluated = if config.has_eval_data() && config.has_eval_loss() {
@@ -112,18 +101,29 @@ impl<T> Parts<T> {
         });
         // Workers generate completions, but a learner that audits them also generates.
         let generates = !replays && (builder.sharing.is_none() || config.trust == Trust::Audit);
+        let mut activations = None;
         let engine = if generates || config.has_eval_data() {
             let training = SamplingPlan::new(config, &[])?;
             let evaluation = eval_sampling(config, training.common());
             let mut drawn = if generates { training.ways() } else { Vec::new() };
             drawn.extend(config.has_eval_data().then_some(&evaluation));
             let sizes = engine_config(config, context(config, assets), bounds);
+            let whole = activations::whole(config, inputs);
+            let kept_rows =
+                if activations::refusal(builder, inputs).is_some() { 0 } else { inputs.kept_rows.min(whole) };
+            if kept_rows > 0 {
+                let memory = builder.part("generation").memory().clone();
+                activations = Some(RolloutActivations::new(&memory, model, kept_rows, sizes.rows(), whole));
+            }
             Some(builder.engine(assets, sizes, &drawn)?)
         } else {
             None
         };
+        if let Some(activations) = &activations {
+            trainer.use_activations(activations.clone());
+        }
         let rewards = rewards.iter().map(|files| files.build(builder, generation)).collect::<anyhow::Result<_>>()?;
-        Ok(Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards })
+        Ok(Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, activations, rewards })
     }
 
     /// Plans the memory of the parts.
@@ -137,21 +137,47 @@ impl<T> Parts<T> {
         planned(builder, &inputs.assets.config, longest, |meta| Parts::build(meta, inputs, rewards, own))
     }
 
+    /// `inputs` with the number of rows whose activations the run keeps, and the plan of its memory.
+    pub fn plan_activations<'a>(
+        builder: &Builder<'_>,
+        inputs: PartInputs<'a>,
+        rewards: &[&RewardModelFiles],
+        own: impl Fn(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
+        room: Room<'_>,
+    ) -> anyhow::Result<(PartInputs<'a>, MemoryPlan)> {
+        let none = PartInputs { kept_rows: 0, ..inputs };
+        let plan = Parts::plan(builder, none, rewards, &own)?;
+        let kept_rows = activations::rows(builder, inputs, &plan, room);
+        if kept_rows == 0 {
+            return Ok((none, plan));
+        }
+        let some = PartInputs { kept_rows, ..inputs };
+        Ok((some, Parts::plan(builder, some, rewards, &own)?))
+    }
+
     /// Plans the memory of the parts before there is a run.
     pub fn planner<'a>(
         builder: &'a Builder<'a>,
         source: &'a ModelSource,
         assets: &'a ModelAssets,
+        room: Option<Room<'_>>,
         own: impl Fn(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T> + 'a,
     ) -> anyhow::Result<Planner<'a>> {
         let before = builder.config;
         let rewards = named_models(before)?;
         let data_bounds = bounds(before, assets)?;
         let has_data = before.dataset_name.is_some() || before.replay.is_some() || before.has_eval_data();
+        let inputs = PartInputs { source, assets, bounds: data_bounds, only_evaluates: false, kept_rows: 0 };
+        let named: Vec<_> = rewards.iter().collect();
+        // Changed configurations are planned with the same rows: with `auto`, they would take what a change frees.
+        let kept_rows = match room {
+            Some(room) => Parts::plan_activations(builder, inputs, &named, &own, room)?.0.kept_rows,
+            None => 0,
+        };
         Ok(Box::new(move |config| {
             let assets = assets.clone().computing_in(config.dtype.dtype()).or_bad_input()?;
             let bounds = if has_data { data_bounds.under(config, before) } else { bounds(config, &assets)? };
-            let inputs = PartInputs { source, assets: &assets, bounds };
+            let inputs = PartInputs { assets: &assets, bounds, kept_rows, ..inputs };
             Parts::plan(&builder.with(config), inputs, &rewards.iter().collect::<Vec<_>>(), &own)
         }))
     }

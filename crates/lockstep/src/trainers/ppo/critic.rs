@@ -49,7 +49,7 @@ impl Critic {
             (None, name) => scorer_of(&ctx, &locate(name, HubKind::Model)?, policy)?,
         };
         let objective = Objective::Value(config.value_loss());
-        let mut trainer = builder.trainer("value training", &weights.config, objective, largest.step)?;
+        let mut trainer = builder.trainer("value training", &weights.config, objective, largest.step, false)?;
         if let Some(checkpoint) = checkpoint.filter(|_| ctx.memory().has_values()) {
             restore_moments(checkpoint, MOMENTS, &mut trainer)?;
         }

@@ -14,6 +14,7 @@ use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::run::bits64;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
+use crate::run::memory_plan::Room;
 use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
@@ -144,6 +145,7 @@ pub fn planner<'a>(
     builder: &'a Builder<'a>,
     source: &'a ModelSource,
     assets: &'a ModelAssets,
+    room: Option<Room<'_>>,
 ) -> anyhow::Result<Planner<'a>> {
-    Parts::planner(builder, source, assets, Critic::load)
+    Parts::planner(builder, source, assets, room, Critic::load)
 }

@@ -1,11 +1,12 @@
-//! Decoding and prefill compute the same bits as training, whatever rows a step has. A plan counts exactly the memory
-//! of a run.
+//! Decoding and prefill compute the same bits as training, whatever rows a step has, so their activations can take the
+//! place of a training forward pass. A plan counts exactly the memory of a run.
 
 use super::*;
+use kernels::check::normal;
 use kernels::{Device, Memory};
 use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;
-use model::net::Workspace;
+use model::net::{KeptRows, RowStore, Workspace};
 use model::{Capacity, KvCache};
 
 const IDS: usize = 150;
@@ -24,9 +25,10 @@ fn inference_in_any_chunks_gives_the_bits_of_training() {
             let sequences: Vec<Vec<u32>> = (1..=3).map(|s| ids(s, config.vocab_size as u32)).collect();
             let groups: Vec<_> = sequences.iter().map(|s| GroupSegment { prefix: s, branches: &[] }).collect();
             let batch = Batch::new(&groups, true);
-            let mut tape = Tape::forward_only(memory, config, batch.capacity());
+            let tensors = BatchTensors::new(memory, &batch);
+            let mut tape = Tape::new(memory, config, batch.capacity(), false);
             let rope = Rope::new(memory, config, IDS);
-            net::forward(&ctx, &weights, &rope, &BatchTensors::new(memory, &batch), &mut tape).unwrap();
+            net::forward(&ctx, &weights, &rope, &tensors, &mut tape).unwrap();
             let expected = tape.hidden().to_vec_f32();
 
             let table_len = IDS.div_ceil(BLOCK);
@@ -38,6 +40,8 @@ fn inference_in_any_chunks_gives_the_bits_of_training() {
                 rows.set_table(s, &blocks);
             }
             let mut workspace = Workspace::new(memory, config, sequences.len() * 70);
+            let mut store = RowStore::new(memory, config, sequences.len() * IDS + 100);
+            let (mut used, mut kept) = (7, vec![vec![]; sequences.len()]);
             let mut got = vec![vec![]; sequences.len()];
             // The chunks include decode steps of one row, chunks within a page and across pages, and a whole page. Each
             // sequence advances at its own pace.
@@ -72,15 +76,67 @@ fn inference_in_any_chunks_gives_the_bits_of_training() {
                 });
                 net::infer(&ctx, &weights, &rope, &rows, &mut kv, &mut workspace).unwrap();
                 let hidden = workspace.hidden().to_vec_f32();
+                let keep = (&mut store, used);
+                net::infer_keeping(&ctx, &weights, &rope, &rows, &mut kv, &mut workspace, keep).unwrap();
+                assert!(store.hidden().to_vec_f32() == hidden, "{family} {isa:?}");
                 let mut hidden = hidden.as_slice();
                 for (s, taken) in taken.into_iter().enumerate() {
                     let (mine, rest) = hidden.split_at(taken * config.hidden_size);
                     got[s].extend_from_slice(mine);
                     hidden = rest;
+                    kept[s].extend(used as u32..(used + taken) as u32);
+                    used += taken;
                 }
+                // Rows of other sequences may lie between.
+                used += usize::from(step % 2 == 0);
             }
             assert!(got.concat() == expected, "{family} {isa:?}");
+
+            let case = format!("{family} {isa:?}");
+            the_kept_rows_take_the_place_of(&ctx, &weights, &rope, &tensors, &mut tape, (&store, kept.concat()), &case);
         }
+    }
+}
+
+/// Checks that the rows `kept` of the store equal those of `tape`, on which the forward pass of `batch` was computed,
+/// and that the backward pass gives the same gradients from them.
+fn the_kept_rows_take_the_place_of(
+    ctx: &Context,
+    weights: &Weights,
+    rope: &Rope,
+    batch: &BatchTensors,
+    tape: &mut Tape,
+    (store, mut kept): (&RowStore, Vec<u32>),
+    case: &str,
+) {
+    let memory = ctx.memory();
+    let slots = |rows: &[u32]| Tensor::from_u32(memory, &[rows.len()], rows);
+    let differing = |slots: &Tensor, tape: &Tape| {
+        net::differing_rows(ctx, memory, KeptRows { store, slots: slots.view() }, tape).unwrap()
+    };
+    let own = slots(&kept);
+    assert_eq!(differing(&own, tape), 0, "{case}");
+
+    let d_hidden: Vec<f32> = normal(1, tape.hidden().shape().iter().product());
+    let gradients = |tape: &mut Tape, rows: Option<KeptRows<'_>>| {
+        let mut grads = Grads::zeros(memory, &weights.config);
+        tape.d_hidden_mut().copy_from_f32(&d_hidden);
+        net::backward_from(ctx, weights.into(), rope, batch, rows, tape, &mut grads).unwrap();
+        grads.params.tensors().into_iter().map(Tensor::to_vec_f32).collect::<Vec<_>>()
+    };
+    let expected = gradients(tape, None);
+    for checkpointing in [false, true] {
+        let rows = KeptRows { store, slots: own.view() };
+        let mut restored = Tape::new(memory, &weights.config, tape.capacity(), checkpointing);
+        net::restore(ctx, rows, batch, &mut restored).unwrap();
+        assert!(restored.hidden().to_vec_f32() == tape.hidden().to_vec_f32(), "{case}");
+        assert!(gradients(&mut restored, Some(rows)) == expected, "{case}, checkpointing: {checkpointing}");
+
+        // A row of another token is found.
+        kept.swap(3, IDS + 9);
+        net::forward(ctx, weights, rope, batch, &mut restored).unwrap();
+        assert_eq!(differing(&slots(&kept), &restored), 2, "{case}, checkpointing: {checkpointing}");
+        kept.swap(3, IDS + 9);
     }
 }
 

@@ -50,6 +50,7 @@ fn take(bytes: &[u8]) -> Result<(BegunBatch, usize), String> {
         reward_weights: &[1.0],
         step: 0,
         refuse_non_finite: false,
+        activations: None,
     };
     let taken = BegunBatch::take(bytes, &like, row);
     taken.map(|(batch, rest)| (batch, rest.len())).map_err(|error| error.to_string())

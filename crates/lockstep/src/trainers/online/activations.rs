@@ -1,0 +1,74 @@
+//! How many activations of a generation are kept for its first update (`rollout_activations`).
+
+use super::inputs::PartInputs;
+use crate::config::{Config, RolloutActivations};
+use crate::models::Builder;
+use crate::run::memory_plan::{MemoryPlan, Room};
+use model::ModelConfig;
+use model::net::RowStore;
+use telemetry::counted;
+
+/// The share of the memory left beside the run that `auto` takes: one part in so many.
+const PARTS: u64 = 2;
+
+/// The reason why no activations are kept; `None` if they can be.
+pub(super) fn refusal(builder: &Builder<'_>, inputs: PartInputs<'_>) -> Option<&'static str> {
+    let config = builder.config;
+    let PartInputs { bounds, only_evaluates, .. } = inputs;
+    let cases = [
+        (config.rollout_activations == RolloutActivations::Off, "rollout_activations is off"),
+        (only_evaluates, "the run only evaluates"),
+        (config.replay.is_some(), "the completions come from a file"),
+        (bounds.given, "a function of the calling program generates"),
+        (builder.sharing.is_some(), "workers generate"),
+        (config.max_staleness > 0, "max_staleness > 0: the weights change before the update"),
+        (config.partial_rollout_tokens.is_some(), "partial_rollout_tokens: several versions of the weights generate"),
+        (config.use_peft && config.lora_dropout > 0.0, "lora_dropout > 0: the update has another forward pass"),
+    ];
+    cases.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
+}
+
+/// The largest number of rows (tokens) of a generation: each prompt once (or for each completion, if prompts are not
+/// shared), and the tokens of all completions except the last ones, which are never computed.
+pub(super) fn whole(config: &Config, inputs: PartInputs<'_>) -> usize {
+    let completions = config.generation_batch();
+    let prompts = if config.prefix_sharing { completions.div_ceil(config.num_generations.max(1)) } else { completions };
+    prompts * inputs.bounds.longest_prompt + completions * config.max_completion_length.saturating_sub(1)
+}
+
+/// The number of rows to keep, for a run that takes the memory of `plan` without them.
+pub(super) fn rows(builder: &Builder<'_>, inputs: PartInputs<'_>, plan: &MemoryPlan, room: Room<'_>) -> usize {
+    if refusal(builder, inputs).is_some() {
+        return 0;
+    }
+    let bytes = match builder.config.rollout_activations {
+        RolloutActivations::Off => 0,
+        RolloutActivations::Bytes(bytes) => bytes,
+        RolloutActivations::Auto => plan.left(room) / PARTS,
+    };
+    fitting(&inputs.assets.config, bytes).min(whole(builder.config, inputs))
+}
+
+/// The line at the start of a run about its kept activations.
+pub(super) fn line(builder: &Builder<'_>, inputs: PartInputs<'_>) -> String {
+    let (whole, rows) = (whole(builder.config, inputs), inputs.kept_rows);
+    let mib = |rows: usize| (rows * RowStore::row_bytes(&inputs.assets.config)).div_ceil(1 << 20);
+    match refusal(builder, inputs) {
+        Some(why) => format!("activations of the rollout are not kept for the update: {why}"),
+        None if rows == 0 => {
+            format!("activations of the rollout are not kept for the update: no room for {} MiB", mib(whole))
+        }
+        None if rows < whole => format!(
+            "activations kept for the update: of {} of at most {whole} ({} of {} MiB)",
+            counted(rows, "token"),
+            mib(rows),
+            mib(whole)
+        ),
+        None => format!("activations kept for the update: of all tokens (at most {} MiB)", mib(whole)),
+    }
+}
+
+/// The number of rows whose activations fit into `bytes`.
+fn fitting(model: &ModelConfig, bytes: u64) -> usize {
+    (bytes / RowStore::row_bytes(model) as u64) as usize
+}

@@ -1,0 +1,125 @@
+//! Micro-batches whose activations the engine kept while it generated their tokens. Their forward pass through the
+//! decoder is a copy; only the head is computed.
+//!
+//! Kept activations have the bits of a forward pass. To prove it in every run, one group in 64 is a micro-batch of its
+//! own: its forward pass is computed, and each kept row is compared with it.
+
+use super::TrainerConfig;
+use super::passes::{Compute, ForwardSums};
+use super::skip::is_checked;
+use crate::Result;
+use crate::optimizer_batch::Sequence;
+use kernels::Tensor;
+use model::kept::{KeptRollout, KeptSequence};
+use model::net::{self, KeptRows};
+use model::packing::micro_batches_by;
+use model::{Batch, BatchTensors, MicroBatch, PromptGroup};
+
+/// How the activations of a micro-batch get onto the tape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A forward pass computes them.
+    Computed,
+    /// They are copied from the rows that the engine kept.
+    Kept,
+    /// A forward pass computes them, and the kept rows of the group with this index are compared with them.
+    Compared(usize),
+}
+
+/// A micro-batch, and the rows of its sequences that the engine kept.
+pub(crate) struct Planned<'a> {
+    pub(crate) micro: MicroBatch<'a>,
+    pub(crate) origin: Origin,
+    /// The rows of each scored sequence; empty if the micro-batch is only computed.
+    rows: Vec<KeptSequence<'a>>,
+}
+
+impl Compute<'_> {
+    /// Splits `groups` into micro-batches. Groups whose rows were `kept` are never together with others.
+    pub(crate) fn plan<'a>(
+        &self,
+        config: &TrainerConfig,
+        sequences: &[Sequence<'_>],
+        groups: &'a [PromptGroup<'a>],
+        kept: Option<&'a KeptRollout>,
+    ) -> Vec<Planned<'a>> {
+        let version = self.model.version();
+        let find = |sequence: &Sequence<'_>| {
+            let sample = sequence.source.sample()?;
+            kept?.find(version, sample.group, &sequence.prompt.ids, &sequence.completion)
+        };
+        let firsts: Vec<usize> = groups
+            .iter()
+            .scan(0, |next, group| {
+                let first = *next;
+                *next += group.completions.len();
+                Some(first)
+            })
+            .collect();
+        let origin = |place: usize| {
+            let first = firsts[place];
+            let own = &sequences[first..first + groups[place].completions.len()];
+            let sample = own.first().and_then(|sequence| sequence.source.sample());
+            match sample {
+                Some(sample) if own.iter().filter(|s| !s.completion.is_empty()).all(|s| find(s).is_some()) => {
+                    if is_checked(sample.group) {
+                        Origin::Compared(place)
+                    } else {
+                        Origin::Kept
+                    }
+                }
+                _ => Origin::Computed,
+            }
+        };
+        let (max_tokens, sharing) = (config.max_tokens_per_micro_batch, config.prefix_sharing);
+        let planned = |(origin, micro): (Origin, MicroBatch<'a>)| {
+            let rows = if origin == Origin::Computed {
+                Vec::new()
+            } else {
+                micro.scored().filter_map(|i| find(&sequences[i])).collect()
+            };
+            Planned { micro, origin, rows }
+        };
+        micro_batches_by(groups, max_tokens, sharing, origin).into_iter().map(planned).collect()
+    }
+}
+
+impl Planned<'_> {
+    /// The row of the store for each row of the packed micro-batch.
+    fn slots(&self, packed: &Batch) -> Vec<u32> {
+        let rows = packed.branches_of_rows.iter().zip(&packed.positions);
+        rows.map(|(&branch, &position)| self.rows[branch as usize].row(position as usize)).collect()
+    }
+
+    /// Puts the activations of the decoder onto the tape, or compares kept rows with computed ones. Returns the rows of
+    /// the store that the backward pass reads, if they are kept.
+    pub(crate) fn decode(
+        &self,
+        compute: &mut Compute<'_>,
+        packed: &Batch,
+        tensors: &BatchTensors,
+        kept: Option<&KeptRollout>,
+        sums: &mut ForwardSums,
+    ) -> Result<Option<Tensor>> {
+        let Compute { passes, ctx, model } = compute;
+        let memory = passes.memory().part("workspace");
+        let (tape, rope) = passes.parts();
+        let Some(store) = kept.filter(|_| self.origin != Origin::Computed).map(|kept| &kept.store) else {
+            net::forward(ctx, *model, rope, tensors, tape)?;
+            return Ok(None);
+        };
+        let slots = self.slots(packed);
+        let rows = slots.len() as u64;
+        let slots = Tensor::from_u32(&memory, &[slots.len()], &slots);
+        let kept = KeptRows { store, slots: slots.view() };
+        if self.origin == Origin::Kept {
+            net::restore(ctx, kept, tensors, tape)?;
+            sums.kept_rows += rows;
+            return Ok(Some(slots));
+        }
+        net::forward(ctx, *model, rope, tensors, tape)?;
+        sums.compared_rows += rows;
+        sums.mismatched_rows += net::differing_rows(ctx, &memory, kept, tape)? as u64;
+        Ok(None)
+    }
+}
