@@ -222,9 +222,9 @@ await test("the button of a named level measures it together with the baseline",
   await page.waitForSelector("button.stop");
   await page.waitForSelector("text=A step takes", { timeout: 60000 });
   const { job } = await json("jobs");
-  assert.deepEqual(job.asked.levels, ["none", "bf16"]);
+  assert.deepEqual(job.asked.levels, ["none", "kept"]);
   const { events } = await json(`jobs/${job.number}`);
-  const [first, last] = ["none", "bf16"].map((id) => events.find((event) => event.event === "step" && event.level === id));
+  const [first, last] = ["none", "kept"].map((id) => events.find((event) => event.event === "step" && event.level === id));
   const ratio = (first.rollout_s + first.update_s) / (last.rollout_s + last.update_s);
   const line = await page.textContent('tr[data-named="optimal"] td:nth-child(3)');
   assert.equal(Number(/, ([\d.,]+) × as fast/.exec(line)[1].replace(",", "")), Number(ratio.toPrecision(3)), line);

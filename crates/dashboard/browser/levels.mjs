@@ -108,7 +108,7 @@ await test("the levels of PPO include a value model, and a preset has fixed hype
   for (const part of ["learning rate 0.0003", "γ 0.99", "λ 0.95", "± 0.2", "entropy bonus 0.01", "of up to 128"])
     assert.ok(says.includes(part), says);
   // The four named levels, starting with the baseline.
-  for (const [level, is] of [["nothing", true], ["key-value cache", false], ["threads", true], ["fused head", true], ["bf16", true]])
+  for (const [level, is] of [["nothing", true], ["key-value cache", false], ["threads", true], ["fused head", true], ["kept activations", true]])
     assert.equal(await page.locator(".levels label", { hasText: level }).locator("input").isChecked(), is, level);
   // Another algorithm does not have PPO's hyperparameters.
   await page.selectOption("#algorithm", "grpo");

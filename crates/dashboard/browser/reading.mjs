@@ -244,7 +244,8 @@ await test("the map grows with the run, keeps focus and column, and counts new g
     assert.equal(await page.textContent(".read h1"), heading);
     assert.ok((await page.$$eval(".map .now", (all) => all.map((one) => one.dataset.step))).every((at) => at === step));
     const [, counted, last] = /^([\d,]+) new groups?, up to step (\d+)/.exec(await page.textContent(".fresh"));
-    assert.ok(Number(counted.replace(",", "")) >= 4 * (last - step), `${counted} to ${last} from ${step}`);
+    // A step may have arrived between the map's first load and the heading.
+    assert.ok(Number(counted.replace(",", "")) >= 4 * (last - step - 1), `${counted} to ${last} from ${step}`);
     await page.click("text=Read them");
     await page.waitForFunction((heading) => document.querySelector(".read h1").textContent !== heading, heading);
     await news();
