@@ -42,6 +42,8 @@ export async function rollouts(main, run, words) {
   let [seen, count] = [countOf(facts), countOf(facts)];
   // The newest step, and the number of groups, when the message of new groups was last written.
   let told = { step: view.pinned, count };
+  // The number of groups when a message named a step: its link may be followed after a later message.
+  const counts = new Map();
   // The prompt whose curve is shown, with its points.
   let traced = null;
   let asked = "";
@@ -94,8 +96,9 @@ export async function rollouts(main, run, words) {
     const g = Number(words.g ?? (byPrompt ? traced?.last[2] : opening(words)?.place) ?? NaN);
     side.mark(words, hash, g);
     history(curve, traced, g);
-    if (stepOf(words) >= leading.step && !words.prompt && !isAll(words))
-      look(stepOf(words) >= view.steps[1] ? count : leading.count);
+    const known = counts.get(stepOf(words)) ?? (stepOf(words) >= leading.step ? leading.count : 0);
+    const upTo = stepOf(words) >= view.steps[1] ? count : known;
+    if (upTo >= seen && !words.prompt && !isAll(words)) look(upTo);
     if (Number.isNaN(g)) {
       [read.group, read.shows] = [null, null];
       return fill(read, h("p", { class: "none" }, byPrompt ? "No prompt fits." : "No group fits."));
@@ -119,6 +122,7 @@ export async function rollouts(main, run, words) {
   /** Reports the groups that were not displayed yet. */
   function tell() {
     told = { step: view.steps[1], count };
+    counts.set(told.step, count);
     if (seen === count) return fill(fresh);
     const link = h("a", { href: address(run, "rollouts", { step: told.step, of }) }, "Read them");
     const isRead = fresh.contains(document.activeElement);
