@@ -5,7 +5,7 @@ use kernels::Context;
 use kernels::rng::Stream;
 use lockstep::evaluation::samples_of_groups;
 use model::kept::RolloutActivations;
-use model::{GroupId, ModelConfig, Prompt, Weights};
+use model::{Capacity, GroupId, ModelConfig, Prompt, Weights};
 use rollout::{Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
 use train::{
@@ -71,10 +71,11 @@ impl Workload {
         self.completions() * self.new_tokens
     }
 
-    /// Number of rows (tokens) of a step: each prompt once, and the tokens of the completions except the last ones,
-    /// which are never computed.
-    pub fn rows(&self) -> usize {
-        self.prompts * self.prompt_tokens + self.generated_tokens() - self.completions()
+    /// Room for the activations of all rows of a step, which `engine` generates.
+    pub fn activations(&self, ctx: &Context, model: &ModelConfig, engine: &Engine) -> RolloutActivations {
+        let lengths = vec![self.new_tokens; self.generations];
+        let rows = self.prompts * Capacity::for_group(self.prompt_tokens, &lengths, self.prefix_sharing).tokens;
+        RolloutActivations::new(ctx.memory(), model, rows, engine.config().rows(), rows)
     }
 
     /// An engine with room for the whole step.
@@ -211,8 +212,7 @@ impl Bench {
     pub fn new(workload: Workload, ctx: &Context, weights: Weights) -> anyhow::Result<Bench> {
         let engine = workload.engine(ctx, &weights.config)?;
         let mut trainer = workload.trainer(ctx, &weights.config)?;
-        let (rows, step_rows) = (workload.rows(), engine.config().rows());
-        let activations = RolloutActivations::new(ctx.memory(), &weights.config, rows, step_rows, rows);
+        let activations = workload.activations(ctx, &weights.config, &engine);
         trainer.use_activations(activations.clone());
         Ok(Bench { workload, ctx: ctx.clone(), weights, engine, trainer, activations, steps: 0 })
     }

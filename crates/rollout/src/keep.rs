@@ -70,6 +70,7 @@ impl Keeper {
         }
         any && fits
     }
+
     /// Notes the rows of `chunks`, which were computed from row [`KeptRollout::used`] on.
     pub(crate) fn computed(&mut self, store: &mut KeptRollout, scheduler: &Scheduler, chunks: &[Chunk]) {
         let (mut row, mut used) = (store.used, store.used);

@@ -92,13 +92,18 @@ impl Request {
         Request { group, prompt, num_generations, sampling, pause_on_stop: false, model: None, so_far, until }
     }
 
+    /// The largest number of tokens of a completion, if a sequence has at most `max_model_len` tokens.
+    pub(crate) fn most_new_tokens(&self, max_model_len: usize) -> usize {
+        self.sampling.max_new_tokens.min(max_model_len.saturating_sub(self.prompt.ids.len()))
+    }
+
     /// Fails if [`so_far`](Self::so_far) does not fit this request.
     pub(crate) fn check_so_far(&self, max_model_len: usize) -> Result<()> {
         if self.so_far.is_empty() {
             return Ok(());
         }
         let (wanted, found) = (self.num_generations, self.so_far.len());
-        let most = self.sampling.max_new_tokens.min(max_model_len - self.prompt.ids.len());
+        let most = self.most_new_tokens(max_model_len);
         let most = self.until.map_or(most, |until| until.min(most));
         let wrong = |c: &Completion| match c.is_unfinished() {
             _ if !c.is_whole(&self.sampling) => Some("has incomplete columns"),

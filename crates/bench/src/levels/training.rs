@@ -156,10 +156,7 @@ impl Run {
             }
         };
         let mut policy = Learner::new(&level, &workload, &ctx, weights, objective)?;
-        let activations = level.keeps.then(|| {
-            let (config, rows) = (&policy.weights.config, workload.rows());
-            RolloutActivations::new(ctx.memory(), config, rows, engine.config().rows(), rows)
-        });
+        let activations = level.keeps.then(|| workload.activations(&ctx, &policy.weights.config, &engine));
         if let (Some(activations), Updater::Trainer(trainer)) = (&activations, &mut policy.updater) {
             trainer.use_activations(activations.clone());
         }

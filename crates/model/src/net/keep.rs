@@ -6,10 +6,10 @@
 //! in place of [`forward`](super::forward).
 
 use super::pass::{Buffers, Linears, Pass};
-use super::{Rope, RowStore, Tape, Workspace, layers_forward};
+use super::{Rope, RowStore, Tape, Workspace, infer_from};
 use crate::batch::{BatchTensors, InferRows};
 use crate::kv::KvCache;
-use crate::weights::{ModelView, RowAdapters};
+use crate::weights::ModelView;
 use kernels::ops::rows;
 use kernels::{Context, Memory, Result, Tensor, View};
 
@@ -27,12 +27,9 @@ pub fn infer_keeping<'a>(
     workspace: &mut Workspace,
     (store, first): (&mut RowStore, usize),
 ) -> Result<()> {
-    let ModelView { weights, adapters } = model.into();
+    let Workspace { scratch, adapters, .. } = workspace;
     store.first = first;
-    let adapters = RowAdapters::new(adapters, rows.sequences(), &mut workspace.adapters)?;
-    let rows = rows.views();
-    let pass = Pass { ctx, config: &weights.config, rope, rows, first, adapters: &adapters, dropout: None };
-    layers_forward(&pass, weights, kv, (&mut store.activations, &mut workspace.scratch), || Ok(()))
+    infer_from(ctx, model.into(), rope, rows, kv, (&mut store.activations, first), (scratch, adapters))
 }
 
 /// The rows of a store that belong to a batch.

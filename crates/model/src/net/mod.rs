@@ -41,11 +41,24 @@ pub fn infer<'a>(
     kv: &mut KvCache,
     workspace: &mut Workspace,
 ) -> Result<()> {
-    let ModelView { weights, adapters } = model.into();
-    let adapters = RowAdapters::new(adapters, rows.sequences(), &mut workspace.adapters)?;
+    let Workspace { activations, scratch, adapters } = workspace;
+    infer_from(ctx, model.into(), rope, rows, kv, (activations, 0), (scratch, adapters))
+}
+
+/// Computes `rows` into `activations`, from the row `first` of its tensors on.
+fn infer_from(
+    ctx: &Context,
+    ModelView { weights, adapters }: ModelView<'_>,
+    rope: &Rope,
+    rows: &InferRows,
+    kv: &mut KvCache,
+    (activations, first): (&mut Activations, usize),
+    (scratch, ranges): (&mut PassScratch, &mut AdapterRanges),
+) -> Result<()> {
+    let adapters = RowAdapters::new(adapters, rows.sequences(), ranges)?;
     let rows = rows.views();
-    let pass = Pass { ctx, config: &weights.config, rope, rows, first: 0, adapters: &adapters, dropout: None };
-    layers_forward(&pass, weights, kv, (&mut workspace.activations, &mut workspace.scratch), || Ok(()))
+    let pass = Pass { ctx, config: &weights.config, rope, rows, first, adapters: &adapters, dropout: None };
+    layers_forward(&pass, weights, kv, (activations, scratch), || Ok(()))
 }
 
 /// The forward pass for training. It computes a batch of whole sequences and keeps in `tape` the activations that

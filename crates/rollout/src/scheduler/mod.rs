@@ -22,7 +22,7 @@ use crate::earlier::Earlier;
 use crate::models::ModelVersion;
 use crate::request::{Drawn, Request, RequestId, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
-use model::Updates;
+use model::{Capacity, Updates};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::ops::Sub;
@@ -49,13 +49,10 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// The number of rows that the group needs at most: its prompt once (or for each completion, if it is not shared),
-    /// and all tokens of its completions except the last ones.
+    /// The largest number of rows that the group needs.
     pub(crate) fn rows_needed(&self, max_model_len: usize) -> usize {
-        let Request { prompt, num_generations, sampling, .. } = &*self.request;
-        let room = max_model_len.saturating_sub(prompt.ids.len());
-        let prompts = if self.prompt.is_some() { 1 } else { *num_generations };
-        prompts * prompt.ids.len() + num_generations * sampling.max_new_tokens.min(room).saturating_sub(1)
+        let lengths = vec![self.request.most_new_tokens(max_model_len); self.members.len()];
+        Capacity::for_group(self.request.prompt.ids.len(), &lengths, self.prompt.is_some()).tokens
     }
 }
 
@@ -218,8 +215,7 @@ impl Scheduler {
     /// Adds a group to the queue: with `sharing` its prompt first, otherwise each completion with the prompt.
     pub(crate) fn submit(&mut self, request: Arc<Request>, sharing: bool) -> RequestId {
         let group = self.groups.vacant_key();
-        let room = self.limits.max_model_len.saturating_sub(request.prompt.ids.len());
-        let room = request.sampling.max_new_tokens.min(room);
+        let room = request.most_new_tokens(self.limits.max_model_len);
         let mut add = |role, room| {
             self.serial += 1;
             let (prompt, model) = (&request.prompt.ids, request.model);

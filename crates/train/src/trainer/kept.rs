@@ -48,39 +48,28 @@ impl Compute<'_> {
             let sample = sequence.source.sample()?;
             kept?.find(version, sample.group, &sequence.prompt.ids, &sequence.completion)
         };
-        let firsts: Vec<usize> = groups
+        let found: Vec<Option<KeptSequence<'a>>> = sequences.iter().map(find).collect();
+        let mut first = 0;
+        let origins: Vec<Origin> = groups
             .iter()
-            .scan(0, |next, group| {
-                let first = *next;
-                *next += group.completions.len();
-                Some(first)
+            .enumerate()
+            .map(|(place, group)| {
+                let own = first..first + group.completions.len();
+                first = own.end;
+                let is_kept = own.clone().all(|i| found[i].is_some() || sequences[i].completion.is_empty());
+                match sequences[own.start].source.sample().filter(|_| is_kept) {
+                    Some(sample) if is_checked(sample.group) => Origin::Compared(place),
+                    Some(_) => Origin::Kept,
+                    None => Origin::Computed,
+                }
             })
             .collect();
-        let origin = |place: usize| {
-            let first = firsts[place];
-            let own = &sequences[first..first + groups[place].completions.len()];
-            let sample = own.first().and_then(|sequence| sequence.source.sample());
-            match sample {
-                Some(sample) if own.iter().filter(|s| !s.completion.is_empty()).all(|s| find(s).is_some()) => {
-                    if is_checked(sample.group) {
-                        Origin::Compared(place)
-                    } else {
-                        Origin::Kept
-                    }
-                }
-                _ => Origin::Computed,
-            }
-        };
         let (max_tokens, sharing) = (config.max_tokens_per_micro_batch, config.prefix_sharing);
         let planned = |(origin, micro): (Origin, MicroBatch<'a>)| {
-            let rows = if origin == Origin::Computed {
-                Vec::new()
-            } else {
-                micro.scored().filter_map(|i| find(&sequences[i])).collect()
-            };
+            let rows = micro.scored().filter_map(|i| found[i]).filter(|_| origin != Origin::Computed).collect();
             Planned { micro, origin, rows }
         };
-        micro_batches_by(groups, max_tokens, sharing, origin).into_iter().map(planned).collect()
+        micro_batches_by(groups, max_tokens, sharing, |place| origins[place]).into_iter().map(planned).collect()
     }
 }
 

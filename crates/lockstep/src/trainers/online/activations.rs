@@ -4,12 +4,12 @@ use super::inputs::PartInputs;
 use crate::config::{Config, RolloutActivations};
 use crate::models::Builder;
 use crate::run::memory_plan::{MemoryPlan, Room};
-use model::ModelConfig;
 use model::net::RowStore;
+use model::{Capacity, ModelConfig};
 use telemetry::counted;
 
-/// The share of the memory left beside the run that `auto` takes: one part in so many.
-const PARTS: u64 = 2;
+/// `auto` takes the memory that the run leaves free, divided by this.
+const DIVISOR: u64 = 2;
 
 /// The reason why no activations are kept; `None` if they can be.
 pub(super) fn refusal(builder: &Builder<'_>, inputs: PartInputs<'_>) -> Option<&'static str> {
@@ -28,12 +28,11 @@ pub(super) fn refusal(builder: &Builder<'_>, inputs: PartInputs<'_>) -> Option<&
     cases.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
 }
 
-/// The largest number of rows (tokens) of a generation: each prompt once (or for each completion, if prompts are not
-/// shared), and the tokens of all completions except the last ones, which are never computed.
+/// The largest number of rows (tokens) of a generation.
 pub(super) fn whole(config: &Config, inputs: PartInputs<'_>) -> usize {
-    let completions = config.generation_batch();
-    let prompts = if config.prefix_sharing { completions.div_ceil(config.num_generations.max(1)) } else { completions };
-    prompts * inputs.bounds.longest_prompt + completions * config.max_completion_length.saturating_sub(1)
+    let lengths = vec![config.max_completion_length; config.num_generations];
+    let group = Capacity::for_group(inputs.bounds.longest_prompt, &lengths, config.prefix_sharing);
+    config.prompts_per_generation() * group.tokens
 }
 
 /// The number of rows to keep, for a run that takes the memory of `plan` without them.
@@ -44,7 +43,7 @@ pub(super) fn rows(builder: &Builder<'_>, inputs: PartInputs<'_>, plan: &MemoryP
     let bytes = match builder.config.rollout_activations {
         RolloutActivations::Off => 0,
         RolloutActivations::Bytes(bytes) => bytes,
-        RolloutActivations::Auto => plan.left(room) / PARTS,
+        RolloutActivations::Auto => plan.left(room) / DIVISOR,
     };
     fitting(&inputs.assets.config, bytes).min(whole(builder.config, inputs))
 }

@@ -108,9 +108,6 @@ impl<T> Parts<T> {
             let mut drawn = if generates { training.ways() } else { Vec::new() };
             drawn.extend(config.has_eval_data().then_some(&evaluation));
             let sizes = engine_config(config, context(config, assets), bounds);
-            let whole = activations::whole(config, inputs);
-            let kept_rows =
-                if activations::refusal(builder, inputs).is_some() { 0 } else { inputs.kept_rows.min(whole) };
             if kept_rows > 0 {
                 let memory = builder.part("generation").memory().clone();
                 activations = Some(RolloutActivations::new(&memory, model, kept_rows, sizes.rows(), whole));
