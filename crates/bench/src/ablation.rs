@@ -135,6 +135,8 @@ fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
             ids: ids.view_mut(),
             logps: logps.view_mut(),
             truncated_logps: None,
+            lse: None,
+            entropies: None,
         };
         sample::forward(ctx, args)?;
         let ids = ids.view().to_vec_u32();

@@ -259,7 +259,8 @@ mod tests {
     use crate::{Shape, Subject};
     use kernels::Isa;
     use lockstep::config::ComputeDType;
-    use model::kept::KeptGroup;
+    use model::kept::{KeptCompletion, KeptGroup};
+    use model::net::HeadColumns;
 
     /// The bits of the updated weights, and the metrics, of a step whose kept rows `change` may exchange.
     fn updated(change: impl Fn(&mut KeptGroup)) -> (Vec<Vec<f32>>, UpdateMetrics) {
@@ -274,15 +275,17 @@ mod tests {
         for group in &groups {
             let version = model::ModelView::from(&bench.weights).version();
             let ids: Vec<Vec<u32>> = group.completions.iter().map(|c| c.ids.clone()).collect();
-            let rows = |ids: &Vec<u32>, positions: std::ops::Range<usize>| -> Vec<u32> {
-                let found = kept.find(version, group.group, &group.prompt.ids, ids).unwrap();
-                positions.map(|position| found.row(position)).collect()
-            };
+            let found = |ids: &[u32]| kept.find((version, 1.0), group.group, &group.prompt.ids, ids).unwrap();
             let prompt = group.prompt.ids.len();
-            let mut changed = KeptGroup::begun(&group.prompt, ids.len());
-            changed.prompt_rows = rows(&ids[0], 0..prompt);
-            changed.completions =
-                ids.iter().map(|ids| (ids.clone(), rows(ids, prompt..prompt + ids.len() - 1))).collect();
+            let mut changed = KeptGroup::begun(&group.prompt, 1.0, ids.len());
+            changed.prompt_rows = (0..prompt).map(|position| found(&ids[0]).row(position)).collect();
+            let same = |ids: &Vec<u32>| {
+                let mut head = HeadColumns::default();
+                found(ids).append_to(&mut head);
+                let positions = prompt..prompt + ids.len() - 1;
+                KeptCompletion { ids: ids.clone(), rows: positions.map(|at| found(ids).row(at)).collect(), head }
+            };
+            changed.completions = ids.iter().map(same).collect();
             if group.group != GroupId(2) {
                 change(&mut changed);
             }
@@ -294,7 +297,7 @@ mod tests {
         (bench.weights.params.tensors().into_iter().map(|tensor| tensor.to_vec_f32()).collect(), metrics)
     }
 
-    /// Group 0 is compared row by row. In group 1 the head notices hidden states of other tokens.
+    /// Group 0 is compared row by row. Group 1 is not compared.
     #[test]
     fn kept_rows_of_other_tokens_are_noticed() {
         let (right, metrics) = updated(|_| {});
@@ -304,13 +307,15 @@ mod tests {
         let (wrong, metrics) = updated(|group| group.prompt_rows.swap(1, 2));
         assert_eq!((metrics.activation_mismatch_rows, metrics.logp_mismatch_tokens), (2, 0));
         assert!(wrong != right);
-        // A row that was used twice, and the row of the other completion.
-        for (change, changed) in [
-            (&(|group: &mut KeptGroup| group.completions[0].1[3] = group.completions[0].1[4]) as &dyn Fn(&mut _), 1),
-            (&|group: &mut KeptGroup| group.completions[1].1[5] = group.completions[0].1[5], 1),
-        ] {
-            let (_, metrics) = updated(change);
-            assert_eq!((metrics.activation_mismatch_rows, metrics.logp_mismatch_tokens), (changed, 1));
+        let changes: [(&str, &dyn Fn(&mut [KeptCompletion])); 4] = [
+            ("a row that was used twice", &|of| of[0].rows[3] = of[0].rows[4]),
+            ("the row of the other completion", &|of| of[1].rows[5] = of[0].rows[5]),
+            ("a log-sum-exp of the other completion", &|of| of[1].head.lse[2] = of[0].head.lse[2]),
+            ("the entropy of another token", &|of| of[0].head.entropies[7] = of[0].head.entropies[6]),
+        ];
+        for (what, change) in changes {
+            let (_, metrics) = updated(|group| change(&mut group.completions));
+            assert_eq!((metrics.activation_mismatch_rows, metrics.logp_mismatch_tokens), (1, 0), "{what}");
         }
     }
 }

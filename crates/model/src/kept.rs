@@ -1,6 +1,7 @@
-//! The activations of a generation, which the engine keeps and the first update on its tokens uses.
+//! The activations of a generation and the results of its head, which the engine keeps and the first update on its
+//! tokens uses.
 
-use crate::net::RowStore;
+use crate::net::{HeadColumns, RowStore};
 use crate::weights::Version;
 use crate::{GroupId, ModelConfig, Prompt};
 use kernels::Memory;
@@ -51,39 +52,63 @@ pub struct KeptRollout {
     groups: BTreeMap<GroupId, KeptGroup>,
 }
 
-/// The rows of a group's tokens in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The kept numbers of a group's tokens.
+#[derive(Clone, Debug, PartialEq)]
 pub struct KeptGroup {
     /// The prompt of the group.
     pub prompt: Arc<Prompt>,
-    /// The row of each token of the prompt.
+    /// The temperature at which its completions were sampled.
+    pub temperature: f64,
+    /// The row in the store of each token of the prompt.
     pub prompt_rows: Vec<u32>,
-    /// The tokens of each completion and the row of each token, without the last one, which is never computed.
-    pub completions: Vec<(Vec<u32>, Vec<u32>)>,
+    /// Its completions.
+    pub completions: Vec<KeptCompletion>,
+}
+
+/// The kept numbers of a completion.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KeptCompletion {
+    /// Its tokens.
+    pub ids: Vec<u32>,
+    /// The row in the store of each token without the last one, which is never computed.
+    pub rows: Vec<u32>,
+    /// The results of the head for each token. The log-sum-exp of a token that was not sampled is NaN.
+    pub head: HeadColumns,
 }
 
 impl KeptGroup {
     /// A group without a row so far.
-    pub fn begun(prompt: &Arc<Prompt>, completions: usize) -> KeptGroup {
+    pub fn begun(prompt: &Arc<Prompt>, temperature: f64, completions: usize) -> KeptGroup {
         let prompt_rows = vec![NO_ROW; prompt.ids.len()];
-        KeptGroup { prompt: prompt.clone(), prompt_rows, completions: vec![Default::default(); completions] }
+        let completions = vec![KeptCompletion::default(); completions];
+        KeptGroup { prompt: prompt.clone(), temperature, prompt_rows, completions }
     }
 }
 
-/// The rows of one sequence in the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The kept numbers of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KeptSequence<'a> {
-    prompt: &'a [u32],
-    completion: &'a [u32],
+    prompt_rows: &'a [u32],
+    completion: &'a KeptCompletion,
+    /// The number of tokens of the completion that the sequence has.
+    len: usize,
 }
 
 impl KeptSequence<'_> {
     /// The row of the token at this position.
     pub fn row(&self, position: usize) -> u32 {
-        match position.checked_sub(self.prompt.len()) {
-            None => self.prompt[position],
-            Some(at) => self.completion[at],
+        match position.checked_sub(self.prompt_rows.len()) {
+            None => self.prompt_rows[position],
+            Some(at) => self.completion.rows[at],
         }
+    }
+
+    /// Appends the results of the head for the tokens of the completion.
+    pub fn append_to(&self, columns: &mut HeadColumns) {
+        let HeadColumns { logps, lse, entropies } = &self.completion.head;
+        columns.logps.extend_from_slice(&logps[..self.len]);
+        columns.lse.extend_from_slice(&lse[..self.len]);
+        columns.entropies.extend_from_slice(&entropies[..self.len]);
     }
 }
 
@@ -104,24 +129,30 @@ impl KeptRollout {
         self.groups.insert(group, rows);
     }
 
-    /// The rows of a sequence of group `group`, if the weights of `version` computed all of them. The tokens decide
-    /// which completion it is, so the rows always belong to these tokens.
+    /// The numbers of a sequence of group `group`, if the weights of `version` computed and sampled all of its tokens,
+    /// at this temperature. The tokens decide which completion it is, so the numbers always belong to these tokens.
     pub fn find(
         &self,
-        version: Version,
+        (version, temperature): (Version, f64),
         group: GroupId,
         prompt: &[u32],
         completion: &[u32],
     ) -> Option<KeptSequence<'_>> {
-        let group =
-            self.groups.get(&group).filter(|group| self.version == Some(version) && group.prompt.ids == prompt)?;
-        let computed = completion.len().saturating_sub(1);
+        let group = self.groups.get(&group).filter(|_| self.version == Some(version))?;
         let is_kept = |rows: &[u32]| rows.iter().all(|&row| row != NO_ROW);
-        let of = |(ids, rows): &&(Vec<u32>, Vec<u32>)| {
-            ids.starts_with(completion) && rows.get(..computed).is_some_and(is_kept)
+        if group.prompt.ids != prompt || group.temperature != temperature || !is_kept(&group.prompt_rows) {
+            return None;
+        }
+        let len = completion.len();
+        let is_whole = |of: &&KeptCompletion| {
+            let rows = of.rows.get(..len.saturating_sub(1));
+            let lse = of.head.lse.get(..len);
+            of.ids.starts_with(completion)
+                && rows.is_some_and(is_kept)
+                && lse.is_some_and(|lse| lse.iter().all(|lse| !lse.is_nan()))
         };
-        let (_, rows) = group.completions.iter().find(of)?;
-        is_kept(&group.prompt_rows).then_some(KeptSequence { prompt: &group.prompt_rows, completion: rows })
+        let completion = group.completions.iter().find(is_whole)?;
+        Some(KeptSequence { prompt_rows: &group.prompt_rows, completion, len })
     }
 }
 
@@ -132,7 +163,7 @@ mod tests {
     use kernels::{Context, Isa};
 
     #[test]
-    fn a_sequence_is_found_by_weights_group_and_tokens() {
+    fn a_sequence_is_found_by_weights_temperature_group_and_tokens() {
         let json = r#"{"model_type": "llama", "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
             "num_attention_heads": 2, "vocab_size": 10}"#;
         let config = ModelConfig::parse(json).unwrap();
@@ -140,12 +171,20 @@ mod tests {
         let version = |base| Version { base: Updates(base), adapter: None };
         let mut kept = activations.lock();
         assert!(kept.accepts(version(1)) && kept.accepts(version(1)) && !kept.accepts(version(2)));
-        let completions = vec![(vec![7, 8], vec![2]), (vec![7, 9, 9], vec![3, NO_ROW]), (vec![5], vec![])];
-        let whole = KeptGroup { prompt: Prompt::new([1, 2]), prompt_rows: vec![0, 1], completions };
+        let of = |ids: &[u32], rows: &[u32]| {
+            let column = |first: f32| (0..ids.len()).map(|at| first + at as f32).collect::<Vec<_>>();
+            let head = HeadColumns { logps: column(-9.0), lse: column(2.0), entropies: column(0.5) };
+            KeptCompletion { ids: ids.to_vec(), rows: rows.to_vec(), head }
+        };
+        let mut completions = vec![of(&[7, 8], &[2]), of(&[7, 9, 9], &[3, NO_ROW]), of(&[5], &[]), of(&[6, 6], &[4])];
+        completions[3].head.lse[1] = f32::NAN;
+        let prompt = Prompt::new([1, 2]);
+        let whole = KeptGroup { prompt, temperature: 0.5, prompt_rows: vec![0, 1], completions };
         kept.insert(GroupId(4), whole.clone());
+        kept.insert(GroupId(6), KeptGroup { temperature: 0.25, ..whole.clone() });
         kept.insert(GroupId(5), KeptGroup { prompt_rows: vec![0, NO_ROW], ..whole });
         let find = |version_: u64, group, prompt: &[u32], completion: &[u32]| {
-            let found = kept.find(version(version_), GroupId(group), prompt, completion);
+            let found = kept.find((version(version_), 0.5), GroupId(group), prompt, completion);
             found.map(|s| (0..2 + completion.len() - 1).map(|at| s.row(at)).collect::<Vec<_>>())
         };
         assert_eq!(find(1, 4, &[1, 2], &[7, 8]), Some(vec![0, 1, 2]));
@@ -159,10 +198,18 @@ mod tests {
             ("another prompt", find(1, 4, &[1, 3], &[7, 8])),
             ("other tokens", find(1, 4, &[1, 2], &[7, 7])),
             ("a row of the prompt is missing", find(1, 5, &[1, 2], &[7, 8])),
+            ("another temperature", find(1, 6, &[1, 2], &[7, 8])),
+            ("a token was not sampled", find(1, 4, &[1, 2], &[6, 6])),
         ] {
             assert_eq!(found, None, "{why}");
         }
+        let mut columns = HeadColumns::default();
+        for ids in [&[7, 9][..], &[5]] {
+            kept.find((version(1), 0.5), GroupId(4), &[1, 2], ids).unwrap().append_to(&mut columns);
+        }
+        assert_eq!((columns.logps, columns.lse), (vec![-9.0, -8.0, -9.0], vec![2.0, 3.0, 2.0]));
+        assert_eq!(columns.entropies, [0.5, 1.5, 0.5]);
         kept.clear();
-        assert!(kept.accepts(version(2)) && kept.find(version(2), GroupId(4), &[1, 2], &[5]).is_none());
+        assert!(kept.accepts(version(2)) && kept.find((version(2), 0.5), GroupId(4), &[1, 2], &[5]).is_none());
     }
 }

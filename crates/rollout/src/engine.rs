@@ -154,8 +154,8 @@ impl Engine {
         }
         request.check_so_far(max_model_len)?;
         self.wants_logits |= {
-            let SamplingParams { prompt_logprobs, top_logprobs, entropies, .. } = *request.sampling;
-            prompt_logprobs || top_logprobs > 0 || entropies
+            let SamplingParams { prompt_logprobs, top_logprobs, .. } = *request.sampling;
+            prompt_logprobs || top_logprobs > 0
         };
         Ok(self.scheduler.submit(Arc::new(request), self.config.prefix_sharing))
     }
@@ -270,15 +270,12 @@ impl Engine {
                 self.inputs.sample_from(&self.scheduler, draws);
             }
             let rows = &self.inputs.rows;
-            let (alternatives, entropies) = match &mut self.logits {
-                Some(logits) => (
-                    logits.top_tokens(&self.ctx, model, hidden, &self.scheduler, draws)?,
-                    logits.entropies(&self.ctx, model, hidden, &self.scheduler, draws)?,
-                ),
-                None => (Vec::new(), Vec::new()),
+            let alternatives = match &mut self.logits {
+                Some(logits) => logits.top_tokens(&self.ctx, model, hidden, &self.scheduler, draws)?,
+                None => Vec::new(),
             };
             let sampled = self.sampler.sample(&self.ctx, model, hidden, rows, &self.scheduler, draws)?;
-            let sampled = Sampled { alternatives: &alternatives, entropies: &entropies, ..sampled };
+            let sampled = Sampled { alternatives: &alternatives, ..sampled };
             self.scheduler.postprocess(draws, sampled, &self.stop);
         }
         self.scheduler.share_prompts(&self.chunks);

@@ -7,6 +7,7 @@
 use crate::scheduler::{Chunk, Scheduler};
 use crate::sequence::Role;
 use model::kept::{KeptGroup, KeptRollout, NO_ROW, RolloutActivations};
+use model::net::HeadColumns;
 use model::weights::Version;
 use std::collections::HashMap;
 
@@ -54,8 +55,11 @@ impl Keeper {
                 let needs = group.rows_needed(scheduler.max_model_len());
                 let is_plain = group.request.model.is_none() && group.request.so_far.is_empty();
                 let fits = store.used + self.promised + needs + store.reserved <= capacity;
-                let growing =
-                    || Growing { kept: KeptGroup::begun(&group.request.prompt, group.members.len()), promised: needs };
+                let growing = || {
+                    let (request, temperature) = (&group.request, group.request.sampling.temperature);
+                    let kept = KeptGroup::begun(&request.prompt, temperature, group.members.len());
+                    Growing { kept, promised: needs }
+                };
                 (accepts && is_plain && fits).then(growing).inspect(|_| self.promised += needs)
             });
             any |= known.is_some();
@@ -90,7 +94,7 @@ impl Keeper {
                     (None, _) => kept.prompt_rows[position] = row,
                     (Some(_), Role::Prompt) => {}
                     (Some(at), Role::Completion(generation)) => {
-                        let rows = &mut kept.completions[generation as usize].1;
+                        let rows = &mut kept.completions[generation as usize].rows;
                         rows.resize(rows.len().max(at + 1), NO_ROW);
                         rows[at] = row;
                     }
@@ -106,8 +110,14 @@ impl Keeper {
             let group = &scheduler.groups[group];
             let Some(Growing { mut kept, promised }) = self.groups.remove(&group.serial).flatten() else { continue };
             self.promised -= promised;
-            for ((ids, _), &member) in kept.completions.iter_mut().zip(&group.members) {
-                ids.extend_from_slice(scheduler.sequences[member].completion());
+            for (completion, &member) in kept.completions.iter_mut().zip(&group.members) {
+                let sequence = &scheduler.sequences[member];
+                completion.ids.extend_from_slice(sequence.completion());
+                completion.head = HeadColumns {
+                    logps: sequence.logps.clone(),
+                    lse: sequence.lse.clone(),
+                    entropies: sequence.entropies.clone(),
+                };
             }
             self.activations.lock().insert(group.request.group, kept);
         }

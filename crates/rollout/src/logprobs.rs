@@ -1,6 +1,5 @@
-//! Optional outputs besides the log-probabilities of the sampled tokens: log-probabilities of prompt tokens and of the
-//! most likely alternatives, and entropies. They are computed from full rows of logits, a few rows at a time, and only
-//! for requests that want them.
+//! Optional log-probabilities besides those of the sampled tokens: of prompt tokens and of the most likely
+//! alternatives. They are computed from full rows of logits, a few rows at a time, and only for requests that want them.
 
 use crate::Result;
 use crate::scheduler::{Chunk, Scheduler};
@@ -22,8 +21,6 @@ pub(crate) struct LogitRows {
     hidden: Tensor,
     logits: Tensor,
     lse: Tensor,
-    logps: Tensor,
-    entropies: Tensor,
     vocab: usize,
 }
 
@@ -57,8 +54,6 @@ impl LogitRows {
             hidden: Tensor::zeros(&memory, &[ROWS, config.hidden_size], config.compute),
             logits: Tensor::zeros(&memory, &[ROWS, vocab], DType::F32),
             lse: Tensor::zeros(&memory, &[ROWS], DType::F32),
-            logps: Tensor::zeros(&memory, &[ROWS], DType::F32),
-            entropies: Tensor::zeros(&memory, &[ROWS], DType::F32),
             vocab,
         })
     }
@@ -119,49 +114,6 @@ impl LogitRows {
                 self.each(ctx, model, hidden, &[draw.row], sampling.temperature, |_, row| top = row.top(k))?;
             }
             all.push(top);
-        }
-        Ok(all)
-    }
-
-    /// The entropy of each draw that wants it, computed by the trainer's function. Empty if no draw wants it.
-    pub(crate) fn entropies(
-        &mut self,
-        ctx: &Context,
-        model: ModelView<'_>,
-        hidden: View<'_>,
-        scheduler: &Scheduler,
-        draws: &[Draw],
-    ) -> Result<Vec<Option<f32>>> {
-        let temperature = |draw: &Draw| {
-            let sampling = scheduler.sampling(draw.sequence);
-            sampling.entropies.then_some(if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature })
-        };
-        let wanted: Vec<(usize, u32, f64)> = draws
-            .iter()
-            .enumerate()
-            .filter_map(|(place, draw)| temperature(draw).map(|temperature| (place, draw.row, temperature)))
-            .collect();
-        let mut all = if wanted.is_empty() { Vec::new() } else { vec![None; draws.len()] };
-        // Rows with the same temperature go through the lm head together.
-        for alike in wanted.chunk_by(|a, b| a.2.to_bits() == b.2.to_bits()) {
-            for some in alike.chunks(ROWS) {
-                let (n, rows) = (some.len(), some.iter().map(|(_, row, _)| *row).collect::<Vec<u32>>());
-                self.gather(ctx, hidden, &rows)?;
-                // The kernel needs a target token for each row; its log-probability is not used.
-                self.index.rows_mut(0..n).copy_from_u32(&vec![0; n]);
-                let args = lm_head::Forward {
-                    hidden: self.hidden.rows(0..n),
-                    weight: model.head()?,
-                    targets: self.index.rows(0..n),
-                    inv_temperature: inv_temperature(some[0].2),
-                    logps: self.logps.rows_mut(0..n),
-                    lse: self.lse.rows_mut(0..n),
-                    entropies: Some(self.entropies.rows_mut(0..n)),
-                };
-                lm_head::forward(ctx, args)?;
-                let found = self.entropies.rows(0..n).to_vec_f32();
-                some.iter().zip(found).for_each(|((place, ..), entropy)| all[*place] = Some(entropy));
-            }
         }
         Ok(all)
     }

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::request::SamplingParams;
 use crate::reuse::reused;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Draw, Sampled};
+use crate::sequence::{Draw, Sampled, TokenRecord};
 use kernels::ops::{rows, sample};
 use kernels::{Context, DType, Memory, Tensor, View};
 use model::batch::InferRows;
@@ -18,15 +18,18 @@ pub(crate) struct SamplerBuffers {
     /// The maximum number of rows in one call.
     pub(crate) capacity: usize,
     hidden: Tensor,
-    /// The sampled ids, followed by the bits of their log-probabilities. They are in one tensor, so that one copy
-    /// brings both to the host.
+    /// The sampled ids, followed by the bits of their log-probabilities, log-sum-exps and entropies. They are in one
+    /// tensor, so that one copy brings all to the host.
     sampled: Tensor,
     /// The parameters of each row. Empty between calls.
     params: Vec<sample::RowParams<'static>>,
     /// The contents of `sampled`, on the host.
     words: Vec<u32>,
-    logps: Vec<f32>,
+    records: Vec<TokenRecord>,
 }
+
+/// The number of words in [`SamplerBuffers::sampled`] for each row.
+const WORDS: usize = 4;
 
 impl SamplerBuffers {
     pub(crate) fn new(memory: &Memory, model: &ModelConfig, capacity: usize) -> SamplerBuffers {
@@ -34,14 +37,14 @@ impl SamplerBuffers {
         SamplerBuffers {
             capacity,
             hidden: Tensor::zeros(&memory, &[capacity, model.hidden_size], model.compute),
-            sampled: Tensor::zeros(&memory, &[2 * capacity], DType::U32),
+            sampled: Tensor::zeros(&memory, &[WORDS * capacity], DType::U32),
             params: Vec::with_capacity(capacity),
-            words: vec![0; 2 * capacity],
-            logps: vec![0.0; capacity],
+            words: vec![0; WORDS * capacity],
+            records: vec![TokenRecord::default(); capacity],
         }
     }
 
-    /// Samples a token for each draw, with its log-probability. `hidden`: `[rows, hidden size]` is the model's output
+    /// Samples a token for each draw. `hidden`: `[rows, hidden size]` is the model's output
     /// for the rows of the step, and `step` has the indices of the rows to sample from.
     pub(crate) fn sample(
         &mut self,
@@ -56,8 +59,9 @@ impl SamplerBuffers {
         rows::gather(ctx, rows::Gather { x: hidden, rows, out: self.hidden.rows_mut(0..n) })?;
         let mut params: Vec<sample::RowParams<'_>> = std::mem::take(&mut self.params);
         params.extend(self::params(scheduler, draws));
-        let (ids, logps) = self.sampled.rows_mut(0..2 * n).split_rows(n);
-        let logps = logps.reinterpret(DType::F32);
+        let (ids, columns) = self.sampled.rows_mut(0..WORDS * n).split_rows(n);
+        let (logps, columns) = columns.reinterpret(DType::F32).split_rows(n);
+        let (lse, entropies) = columns.split_rows(n);
         sample::forward(
             ctx,
             sample::Forward {
@@ -68,12 +72,16 @@ impl SamplerBuffers {
                 ids,
                 logps,
                 truncated_logps: None,
+                lse: Some(lse),
+                entropies: Some(entropies),
             },
         )?;
         self.params = reused(params);
-        self.sampled.rows(0..2 * n).copy_to_u32(&mut self.words[..2 * n]);
-        self.logps.iter_mut().zip(&self.words[n..2 * n]).for_each(|(logp, &bits)| *logp = f32::from_bits(bits));
-        Ok(Sampled { ids: &self.words[..n], logps: &self.logps[..n], alternatives: &[], entropies: &[] })
+        self.sampled.rows(0..WORDS * n).copy_to_u32(&mut self.words[..WORDS * n]);
+        let (words, float) = (&self.words, |at: usize| f32::from_bits(self.words[at]));
+        let record = |i: usize| TokenRecord { logp: float(n + i), lse: float(2 * n + i), entropy: float(3 * n + i) };
+        self.records[..n].iter_mut().enumerate().for_each(|(i, to)| *to = record(i));
+        Ok(Sampled { ids: &words[..n], records: &self.records[..n], alternatives: &[] })
     }
 }
 

@@ -60,7 +60,9 @@ pub(crate) struct Sequence {
     pub(crate) logps: Vec<f32>,
     pub(crate) sampled: Vec<bool>,
     pub(crate) versions: Vec<Updates>,
-    /// The entropy at each token up to the last sampled one. Empty unless wanted.
+    /// The log-sum-exp of the logits at each token after the prompt; NaN where no token was sampled.
+    pub(crate) lse: Vec<f32>,
+    /// The entropy at each token after the prompt; 0 where no token was sampled.
     pub(crate) entropies: Vec<f32>,
     pub(crate) top: Alternatives,
 }
@@ -123,7 +125,8 @@ impl Sequence {
             logps: Vec::with_capacity(room),
             sampled: Vec::with_capacity(room),
             versions: Vec::with_capacity(room),
-            entropies: Vec::new(),
+            lse: Vec::with_capacity(room),
+            entropies: Vec::with_capacity(room),
             top: Alternatives::default(),
         }
     }
@@ -134,7 +137,9 @@ impl Sequence {
         self.logps.extend_from_slice(so_far.logps());
         self.sampled.extend_from_slice(sampled);
         self.versions.extend_from_slice(versions);
+        self.lse.resize(ids.len(), f32::NAN);
         self.entropies.extend_from_slice(columns.f32(ENTROPIES).unwrap_or_default());
+        self.entropies.resize(ids.len(), 0.0);
         if let (Some(ids), Some(logps)) = (columns.get(TOP_IDS), columns.get(TOP_LOGPS))
             && let (Values::U32(top_ids), Values::F32(top_logps)) = (&ids.values, &logps.values)
         {
@@ -175,14 +180,12 @@ impl Sequence {
             Role::Prompt => unreachable!("a prompt has no index in its group"),
         }
     }
-    /// The completion with its records, once it has ended.
-    pub(crate) fn into_completion(mut self) -> Completion {
+    /// The completion with its records, once it has ended. It has entropies only if they are wanted.
+    pub(crate) fn into_completion(mut self, wants_entropies: bool) -> Completion {
         let State::Finished(finish_reason) = self.state else { unreachable!("only ended completions are returned") };
         let generation = self.generation();
-        let tokens = self.logps.len();
         let mut columns = Columns::of([(SAMPLER_LOGPS, self.logps)]);
-        if !self.entropies.is_empty() {
-            self.entropies.resize(tokens, 0.0);
+        if wants_entropies && !self.entropies.is_empty() {
             columns.set(ENTROPIES, self.entropies);
         }
         self.top.into_columns(&mut columns);
@@ -195,9 +198,9 @@ impl Sequence {
             finish_reason,
         }
     }
-    /// Appends a token after the prompt. Returns whether it equals the draft token at its position, so that the
-    /// computed keys and values stay valid.
-    pub(crate) fn push(&mut self, id: u32, logp: f32, sampled: bool, version: Updates) -> bool {
+    /// Appends a token after the prompt, which was sampled if there is a `record`. Returns whether it equals the draft
+    /// token at its position, so that the computed keys and values stay valid.
+    pub(crate) fn push(&mut self, id: u32, record: Option<TokenRecord>, version: Updates) -> bool {
         let guessed = self.drafted > 0 && self.tokens[self.tokens.len() - self.drafted] == id;
         if guessed {
             self.drafted -= 1;
@@ -206,9 +209,12 @@ impl Sequence {
             self.reject_drafts();
             self.tokens.push(id);
         }
+        let TokenRecord { logp, lse, entropy } = record.unwrap_or(TokenRecord::NOT_SAMPLED);
         self.logps.push(logp);
-        self.sampled.push(sampled);
-        if !sampled {
+        self.lse.push(lse);
+        self.entropies.push(entropy);
+        self.sampled.push(record.is_some());
+        if record.is_none() {
             self.top.pad();
         }
         self.versions.push(version);
@@ -228,15 +234,29 @@ pub(crate) struct Draw {
     pub(crate) at: usize,
 }
 
-/// The results of sampling: tokens, log-probabilities and, if wanted, the most likely tokens and entropies.
+/// The sampler's numbers about a token that it drew, before penalty and truncation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct TokenRecord {
+    /// The log-probability of the token.
+    pub(crate) logp: f32,
+    /// The log-sum-exp of the logits / T.
+    pub(crate) lse: f32,
+    /// The entropy of the distribution, in nats.
+    pub(crate) entropy: f32,
+}
+
+impl TokenRecord {
+    /// The numbers of a token that was not sampled.
+    const NOT_SAMPLED: TokenRecord = TokenRecord { logp: 0.0, lse: f32::NAN, entropy: 0.0 };
+}
+
+/// The results of sampling: tokens, their records and, if wanted, the most likely tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct Sampled<'a> {
     pub(crate) ids: &'a [u32],
-    pub(crate) logps: &'a [f32],
+    pub(crate) records: &'a [TokenRecord],
     /// The most likely tokens of each draw and their log-probabilities, or empty.
     pub(crate) alternatives: &'a [(Vec<u32>, Vec<f32>)],
-    /// The entropy of each draw that wants it, or empty.
-    pub(crate) entropies: &'a [Option<f32>],
 }
 
 #[cfg(test)]

@@ -45,11 +45,11 @@ pub struct UpdateMetrics {
     /// Number of micro-batches of the step.
     pub micro_batches: u64,
     /// Number of tokens whose log-probability differs in any bit between sampler and trainer. Only sequences that were
-    /// sampled entirely with the weights before this step are compared. It must be 0.
+    /// sampled entirely with the weights before this step and have a forward pass are compared. It must be 0.
     pub logp_mismatch_tokens: u64,
-    /// Number of tokens whose log-probabilities were compared.
+    /// Number of tokens whose log-probabilities were compared, in the groups that are compared in any case (one in 64).
     pub logp_compared_tokens: u64,
-    /// Maximum difference between sampler's and trainer's log-probabilities among the compared tokens. If no token was
+    /// Maximum difference between sampler's and trainer's log-probabilities in forward passes. If no token was
     /// compared, it is 0 and has no entry.
     pub max_logp_difference: f64,
     /// Number of rows (tokens) whose activations were copied from those that the engine kept. `None` if the trainer was
@@ -123,7 +123,7 @@ impl UpdateMetrics {
                 ("sampling/logp_mismatch_tokens", self.logp_mismatch_tokens as f64),
                 ("sampling/logp_compared_tokens", self.logp_compared_tokens as f64),
             ]);
-            let compares = self.logp_compared_tokens > 0;
+            let compares = self.logp_compared_tokens > 0 || self.logp_mismatch_tokens > 0;
             out.extend(compares.then_some(("sampling/max_logp_difference", self.max_logp_difference)));
             out.push(("sampling/activation_mismatch_rows", self.activation_mismatch_rows as f64));
         }

@@ -305,11 +305,7 @@ impl Site {
         let mut arguments = arguments(run, column, "all");
         arguments.extend(["--set", "skip_zero_gradients=false"].map(String::from));
         good(self.program(isa, directory, &arguments));
-        let of_computed = |name: &str| {
-            name.starts_with("metric update/")
-                || ["metric entropy", "metric sampling/logp_compared_tokens", "metric sampling/max_logp_difference"]
-                    .contains(&name)
-        };
+        let of_computed = |name: &str| name.starts_with("metric update/") || name == "metric entropy";
         let kept = |bits: Bits| bits.into_iter().filter(|(name, _)| !of_computed(name)).collect::<Bits>();
         let (all, whole) = (kept(bits::of(&directory.join("all"), STEPS)), kept(whole.clone()));
         let differing: Vec<_> = whole.iter().filter(|(name, hash)| all.get(*name) != Some(hash)).collect();

@@ -116,6 +116,8 @@ fn sampling_stays_within_the_scratch_bound() {
                 ids: ids.view_mut(),
                 logps: logps.view_mut(),
                 truncated_logps: None,
+                lse: None,
+                entropies: None,
             };
             sample::forward(ctx, args)
         });

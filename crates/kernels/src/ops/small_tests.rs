@@ -119,6 +119,8 @@ fn lm_head_and_sampling_give_the_same_bits_on_every_context() {
             ids: ids.view_mut(),
             logps: sampled.view_mut(),
             truncated_logps: None,
+            lse: None,
+            entropies: None,
         };
         sample::forward(ctx, args).unwrap();
         let mut all = bits(&[&logps, &lse, &entropies, &d_hidden, d_weight.data(), &sampled]);

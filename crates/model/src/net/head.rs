@@ -29,17 +29,9 @@ pub fn head_forward<'a>(
     inv_temperature: f32,
     tape: &mut Tape,
 ) -> crate::Result<()> {
-    let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
-    (head.rows, head.inv_temperature) = (r, inv_temperature);
-    rows::gather(
-        ctx,
-        rows::Gather {
-            x: tape.activations.hidden.rows(0..n),
-            rows: batch.score_rows(),
-            out: head.hidden.rows_mut(0..r),
-        },
-    )?;
-    let weight = model.into().head()?;
+    gather_scored(ctx, batch, tape)?;
+    let (head, weight) = (&mut tape.head, model.into().head()?);
+    head.inv_temperature = inv_temperature;
     for (piece, _) in batch.head_pieces() {
         tape.stop.check()?;
         lm_head::forward(
@@ -56,6 +48,43 @@ pub fn head_forward<'a>(
         )?;
     }
     Ok(())
+}
+
+/// The results of the head for scored tokens, one of each per token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HeadColumns {
+    /// Log-probability of the token at the sampling temperature.
+    pub logps: Vec<f32>,
+    /// Log-sum-exp of the logits / temperature.
+    pub lse: Vec<f32>,
+    /// Entropy of the next-token distribution, in nats.
+    pub entropies: Vec<f32>,
+}
+
+/// Takes the place of [`head_forward`] if its results for the batch's scored tokens are known. The tape then has the
+/// same contents.
+pub fn head_restore(
+    ctx: &Context,
+    columns: &HeadColumns,
+    batch: &BatchTensors,
+    inv_temperature: f32,
+    tape: &mut Tape,
+) -> Result<()> {
+    gather_scored(ctx, batch, tape)?;
+    let (r, head) = (batch.capacity.score_rows, &mut tape.head);
+    head.inv_temperature = inv_temperature;
+    head.logps.rows_mut(0..r).copy_from_f32(&columns.logps);
+    head.lse.rows_mut(0..r).copy_from_f32(&columns.lse);
+    head.entropies.rows_mut(0..r).copy_from_f32(&columns.entropies);
+    Ok(())
+}
+
+/// Copies the hidden states that predict the batch's scored tokens to the buffers of the head.
+fn gather_scored(ctx: &Context, batch: &BatchTensors, tape: &mut Tape) -> Result<()> {
+    let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
+    head.rows = r;
+    let (x, rows) = (tape.activations.hidden.rows(0..n), batch.score_rows());
+    rows::gather(ctx, rows::Gather { x, rows, out: head.hidden.rows_mut(0..r) })
 }
 
 /// The backward pass of [`head_forward`]. It reads the gradients of log-probabilities and entropies, one for each of
@@ -107,10 +136,8 @@ pub fn score_forward<'a>(
     batch: &BatchTensors,
     tape: &mut Tape,
 ) -> Result<()> {
-    let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
-    head.rows = r;
-    let (x, rows) = (tape.activations.hidden.rows(0..n), batch.score_rows());
-    rows::gather(ctx, rows::Gather { x, rows, out: head.hidden.rows_mut(0..r) })?;
+    gather_scored(ctx, batch, tape)?;
+    let (r, head) = (batch.capacity.score_rows, &mut tape.head);
     let (x, y) = (head.hidden.rows(0..r), head.logps.rows_mut(0..r).reshape(&[r, 1]));
     linear::forward(ctx, linear::Forward { x, w: model.into().head()?, bias: None, y, accumulate: false })
 }
@@ -193,6 +220,8 @@ pub(crate) fn most_likely<'a>(
             ids: ids.view_mut(),
             logps: logps.view_mut(),
             truncated_logps: None,
+            lse: None,
+            entropies: None,
         },
     )?;
     let mut all = vec![0; r];

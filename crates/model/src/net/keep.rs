@@ -71,14 +71,14 @@ pub(super) fn restore_layer<'a>(
     pairs.try_for_each(|(from, to)| gather(ctx, from, slots, to, n))
 }
 
-/// The number of rows of the tape's last [`forward`](super::forward) pass that differ in any bit from the kept ones.
-/// With checkpointing, only the inputs of layers and the hidden states are compared.
+/// Whether each row of the tape's last [`forward`](super::forward) pass differs in any bit from the kept one. With
+/// checkpointing, only the inputs of layers and the hidden states are compared.
 pub fn differing_rows(
     ctx: &Context,
     memory: &Memory,
     KeptRows { store, slots }: KeptRows<'_>,
     tape: &Tape,
-) -> Result<usize> {
+) -> Result<Vec<bool>> {
     let (kept, computed) = (&store.activations, &tape.activations);
     let mut differs = vec![false; computed.rows];
     for (kept, computed) in kept.kept(!computed.shares()).zip(computed.kept(!computed.shares())) {
@@ -95,7 +95,7 @@ pub fn differing_rows(
             }
         }
     }
-    Ok(differs.iter().filter(|differs| **differs).count())
+    Ok(differs)
 }
 
 /// Copies the rows `slots` of `from` to the first `n` rows of `to`.

@@ -17,7 +17,8 @@ mod tape;
 
 pub(crate) use head::most_likely;
 pub use head::{
-    LEAST_TEMPERATURE, Scores, head_backward, head_forward, inv_temperature, score, score_backward, score_forward,
+    HeadColumns, LEAST_TEMPERATURE, Scores, head_backward, head_forward, head_restore, inv_temperature, score,
+    score_backward, score_forward,
 };
 pub use keep::{KeptRows, differing_rows, infer_keeping, restore};
 pub use rope::Rope;

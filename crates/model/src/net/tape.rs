@@ -276,6 +276,10 @@ impl Tape {
     pub fn logps(&self) -> View<'_> {
         self.head.logps.rows(0..self.head.rows)
     }
+    /// Log-sum-exp of the logits / temperature for each of the R scored tokens `[R]`.
+    pub fn lse(&self) -> View<'_> {
+        self.head.lse.rows(0..self.head.rows)
+    }
     /// The hidden states that predict the R scored tokens `[R, H]`.
     pub(crate) fn scored_hidden(&self) -> View<'_> {
         self.head.hidden.rows(0..self.head.rows)

@@ -5,6 +5,7 @@ use crate::blocks::BlockPool;
 use crate::config::Speculative;
 use crate::models::ModelVersion;
 use crate::scheduler::Limits;
+use crate::sequence::TokenRecord;
 use crate::{Request, SamplingParams};
 use model::{GroupId, Prompt, Updates};
 use std::sync::Arc;
@@ -61,7 +62,7 @@ fn a_step_has_one_row_per_uncomputed_token() {
     // The next step has one row per sequence, at the following position.
     scheduler.mark_computed(&chunks);
     for (sequence, id) in [(0, 7), (1, 8)] {
-        scheduler.sequences[sequence].push(id, 0.0, true, Updates(0));
+        scheduler.sequences[sequence].push(id, Some(TokenRecord::default()), Updates(0));
     }
     let (lists, _) = prepared(&mut inputs, &mut scheduler);
     assert_eq!(lists, (vec![7, 8], vec![66, 2], vec![0, 1], vec![66, 130], vec![(0, 0, 67), (1, 1, 3)]));
@@ -78,7 +79,7 @@ fn part_of_a_prompt_draws_no_token_and_each_draft_token_draws_one() {
     let ((ids, positions, .., draws), chunks) = prepared(&mut inputs, &mut scheduler);
     assert_eq!((ids, positions, draws), (vec![105, 106, 107], vec![5, 6, 7], vec![(2, 0, 8)]));
     scheduler.mark_computed(&chunks);
-    scheduler.sequences[0].push(7, 0.0, true, Updates(0));
+    scheduler.sequences[0].push(7, Some(TokenRecord::default()), Updates(0));
     scheduler.draft(0, &[20, 21, 22]);
     let ((ids, positions, .., draws), _) = prepared(&mut inputs, &mut scheduler);
     assert_eq!((ids, positions), (vec![7, 20, 21, 22], vec![8, 9, 10, 11]));

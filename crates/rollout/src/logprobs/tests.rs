@@ -1,4 +1,4 @@
-//! Tests of log-probabilities, alternatives and entropies, compared with f64.
+//! Tests of log-probabilities and alternatives, compared with f64.
 
 #![allow(clippy::disallowed_methods)] // expectations may come from std's functions
 
@@ -70,37 +70,25 @@ fn near(found: f32, expected: f64) {
 
 #[test]
 fn each_draw_returns_the_outputs_that_its_request_wants() {
-    let of = |temperature, entropies, top_logprobs| {
-        (2, SamplingParams { temperature, entropies, top_logprobs, ..SamplingParams::default() })
-    };
-    let all = case(&[of(1.0, true, 0), of(0.0, true, 2), of(0.5, false, 3), of(0.5, true, 20)]);
+    let of = |temperature, top_logprobs| (2, SamplingParams { temperature, top_logprobs, ..SamplingParams::default() });
+    let all = case(&[of(1.0, 0), of(0.0, 2), of(0.5, 3), of(0.5, 20)]);
     let mut rows = LogitRows::new(&all.ctx, (&all.weights).into()).unwrap();
     // The draws contain long and short runs of the same request.
     let sequence = |i: usize| if i < 20 { 0 } else { [3, 3, 1, 2][i % 4] };
     let draws: Vec<Draw> = (0..40).map(|i| Draw { row: 39 - i as u32, sequence: sequence(i), at: 2 }).collect();
     let (model, hidden) = (ModelView::from(&all.weights), all.hidden.view());
-    let entropies = rows.entropies(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
     let tops = rows.top_tokens(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
-    assert_eq!((entropies.len(), tops.len()), (40, 40));
-    for (draw, (entropy, (ids, logps))) in draws.iter().zip(entropies.iter().zip(&tops)) {
+    assert_eq!(tops.len(), 40);
+    for (draw, (ids, logps)) in draws.iter().zip(&tops) {
         let sampling = all.scheduler.sampling(draw.sequence);
         let temperature = if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature };
         let expected = all.logps(draw.row as usize, temperature);
-        assert_eq!(entropy.is_some(), sampling.entropies);
-        if let Some(entropy) = entropy {
-            near(*entropy, -expected.iter().map(|l| l * l.exp()).sum::<f64>());
-        }
         assert_eq!((ids.len(), logps.len()), (sampling.top_logprobs.min(VOCAB), sampling.top_logprobs.min(VOCAB)));
         ids.iter().zip(logps).for_each(|(&id, &logp)| near(logp, expected[id as usize]));
         assert!(logps.is_sorted_by(|a, b| a >= b));
         let most = expected.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         logps.first().into_iter().for_each(|&logp| near(logp, most));
     }
-    let silent: Vec<Draw> = draws.iter().copied().filter(|draw| draw.sequence == 2).collect();
-    assert!(
-        rows.entropies(&all.ctx, model, hidden, &all.scheduler, &silent).unwrap().is_empty(),
-        "no draw wants an entropy"
-    );
 }
 
 #[test]

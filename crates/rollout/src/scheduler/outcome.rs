@@ -32,8 +32,8 @@ impl Scheduler {
     /// Appends the drawn tokens, and ends or pauses completions that are done. Tokens drawn after a wrong draft token,
     /// or after the end of a completion, are dropped.
     pub(crate) fn postprocess(&mut self, draws: &[Draw], sampled: Sampled<'_>, stop: &StopCheck) {
-        let Sampled { ids, logps, alternatives, entropies } = sampled;
-        for (i, (draw, (&token, &logp))) in draws.iter().zip(ids.iter().zip(logps)).enumerate() {
+        let Sampled { ids, records, alternatives } = sampled;
+        for (i, (draw, (&token, &record))) in draws.iter().zip(ids.iter().zip(records)).enumerate() {
             let id = draw.sequence;
             let version = self.model_of(id).map_or(Updates(0), ModelVersion::trained);
             let s = &mut self.sequences[id];
@@ -44,14 +44,10 @@ impl Scheduler {
             if over || !known {
                 continue;
             }
-            let guessed = s.push(token, logp, true, version);
+            let guessed = s.push(token, Some(record), version);
             self.counters.accepted_tokens += u64::from(guessed);
             if let Some((ids, logps)) = alternatives.get(i) {
                 s.top.push(ids, logps);
-            }
-            if let Some(Some(entropy)) = entropies.get(i) {
-                s.entropies.resize(s.logps.len() - 1, 0.0);
-                s.entropies.push(*entropy);
             }
             let group = &self.groups[s.group];
             let mut drawn = Drawn {
@@ -61,7 +57,7 @@ impl Scheduler {
                 generation: s.generation(),
                 index: draw.at - s.prompt_len,
                 id: token,
-                logp,
+                logp: record.logp,
                 finish_reason: None,
             };
             if stop.stops(&group.request.sampling, s.known()) {
@@ -120,7 +116,7 @@ impl Scheduler {
         let s = &mut self.sequences[id];
         assert_eq!(s.state, State::Paused, "only a paused completion can be extended");
         for &token in tokens {
-            s.push(token, 0.0, false, version);
+            s.push(token, None, version);
         }
         if self.is_full(id) {
             self.finish(id, FinishReason::Length)
@@ -180,8 +176,9 @@ impl Scheduler {
     fn take_group(&mut self, group: usize) -> RolloutGroup {
         self.remove_prompt(group);
         let Group { request, members, prompt_logps, prompt_top, .. } = self.groups.remove(group);
+        let entropies = request.sampling.entropies;
         let completions: Vec<Completion> =
-            members.iter().map(|&id| self.sequences.remove(id).into_completion()).collect();
+            members.iter().map(|&id| self.sequences.remove(id).into_completion(entropies)).collect();
         if self.drafts.is_some() {
             self.earlier.remember(&request.prompt.ids, completions.iter().map(|completion| &completion.ids[..]));
         }

@@ -4,7 +4,7 @@ mod pages;
 
 use super::*;
 use crate::models::ModelVersion;
-use crate::sequence::{Draw, Sampled};
+use crate::sequence::{Draw, Sampled, TokenRecord};
 use crate::stop::StopCheck;
 use crate::{FinishReason, Request, SamplingParams};
 use model::kv::BLOCK;
@@ -46,12 +46,8 @@ fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
 
 /// Appends token `id` for each of `draws`.
 fn sampled(s: &mut Scheduler, draws: &[Draw], id: u32) {
-    let (ids, logps) = (vec![id; draws.len()], vec![0.0; draws.len()]);
-    s.postprocess(
-        draws,
-        Sampled { ids: &ids, logps: &logps, alternatives: &[], entropies: &[] },
-        &StopCheck::default(),
-    );
+    let (ids, records) = (vec![id; draws.len()], vec![TokenRecord::default(); draws.len()]);
+    s.postprocess(draws, Sampled { ids: &ids, records: &records, alternatives: &[] }, &StopCheck::default());
 }
 
 #[test]

@@ -7,6 +7,11 @@ fn sequence(prompt: &[u32]) -> Sequence {
     Sequence::new(11, 2, Role::Completion(3), None, prompt, 10)
 }
 
+/// The record of a sampled token with this log-probability.
+fn record(logp: f32) -> Option<TokenRecord> {
+    Some(TokenRecord { logp, lse: 1.0, entropy: -logp })
+}
+
 fn draft(s: &mut Sequence, tokens: &[u32]) {
     s.tokens.extend_from_slice(tokens);
     s.drafted = tokens.len();
@@ -16,14 +21,14 @@ fn draft(s: &mut Sequence, tokens: &[u32]) {
 fn a_right_draft_token_is_kept_and_a_wrong_one_drops_the_rest() {
     let mut s = sequence(&[1, 2]);
     assert_eq!((s.known(), s.completion(), s.uncomputed(), s.generation()), (&[1, 2][..], &[][..], 2, 3));
-    assert!(!s.push(7, -0.5, true, Updates(4)));
+    assert!(!s.push(7, record(-0.5), Updates(4)));
     s.computed = 3;
     draft(&mut s, &[8, 9, 10]);
     s.computed = 6;
     assert_eq!((s.known(), s.completion(), s.uncomputed()), (&[1, 2, 7][..], &[7][..], 0));
-    assert!(s.push(8, -1.0, true, Updates(4)), "the drawn token equals the draft");
+    assert!(s.push(8, record(-1.0), Updates(4)), "the drawn token equals the draft");
     assert_eq!((s.known(), s.drafted, s.computed), (&[1, 2, 7, 8][..], 2, 6));
-    assert!(!s.push(5, -2.0, true, Updates(5)), "another");
+    assert!(!s.push(5, record(-2.0), Updates(5)), "another");
     assert_eq!((&s.tokens[..], s.drafted, s.computed), (&[1, 2, 7, 8, 5][..], 0, 4));
     assert_eq!(
         (&s.logps[..], &s.sampled[..], &s.versions[..]),
@@ -31,7 +36,7 @@ fn a_right_draft_token_is_kept_and_a_wrong_one_drops_the_rest() {
     );
     // Inserted tokens have no alternatives.
     s.top.push(&[6, 7], &[-0.1, -0.2]);
-    assert!(!s.push(4, 0.0, false, Updates(6)));
+    assert!(!s.push(4, None, Updates(6)));
     let top = Alternatives { width: 2, ids: vec![6, 7, 0, 0], logps: vec![-0.1, -0.2, 0.0, 0.0] };
     assert_eq!((&s.top, s.sampled[3], s.versions[3]), (&top, false, Updates(6)));
     draft(&mut s, &[1, 1]);
@@ -47,13 +52,12 @@ fn a_right_draft_token_is_kept_and_a_wrong_one_drops_the_rest() {
 fn a_completion_continues_as_if_it_had_never_stopped() {
     let mut s = sequence(&[1, 2]);
     for (id, logp, version) in [(7, -0.5, Updates(4)), (8, -1.0, Updates(5))] {
-        s.push(id, logp, true, version);
+        s.push(id, record(logp), version);
         s.top.push(&[id, 9], &[logp, -3.0]);
-        s.entropies.push(-logp);
     }
-    s.push(3, 0.0, false, Updates(5));
+    s.push(3, None, Updates(5));
     s.state = State::Finished(FinishReason::Unfinished);
-    let completion = s.into_completion();
+    let completion = s.into_completion(true);
     let columns = &completion.columns;
     assert_eq!(
         (completion.generation, &completion.ids[..], completion.logps()),
@@ -74,14 +78,14 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
     assert_eq!((again.completion(), again.state, again.uncomputed()), (&[7, 8, 3][..], State::Waiting, 5));
     assert_eq!((again.entropies.len(), again.top.width, again.top.ids.len()), (3, 2, 6));
     again.state = State::Finished(FinishReason::Unfinished);
-    assert_eq!(again.into_completion(), completion);
+    assert_eq!(again.into_completion(true), completion);
     let mut ended = sequence(&[1, 2]);
     ended.continue_from(&Completion { finish_reason: FinishReason::Stop, ..completion });
     assert_eq!(ended.state, State::Finished(FinishReason::Stop));
     // If only log-probabilities are recorded, the completion has only these.
     let mut plain = sequence(&[1]);
-    plain.push(7, -0.5, true, Updates(0));
+    plain.push(7, record(-0.5), Updates(0));
     plain.state = State::Finished(FinishReason::Length);
-    let plain = plain.into_completion();
+    let plain = plain.into_completion(false);
     assert_eq!((plain.columns.iter().count(), plain.finish_reason), (1, FinishReason::Length));
 }

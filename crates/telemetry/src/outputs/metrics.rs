@@ -208,16 +208,17 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
         "sampling/logp_mismatch_tokens",
         "tokens",
         "Tokens whose recorded log-probability differs in any bit from the trainer's, in sequences that were sampled \
-         with the weights of the step.",
+         with the weights of the step and whose forward pass was computed.",
     )
     .healthy("0, always")
     .remedy("report it: this is a bug in Lockstep"),
     row(
         "sampling/logp_compared_tokens",
         "tokens",
-        "Tokens whose recorded log-probability was compared with the trainer's.",
+        "Tokens whose recorded log-probability was compared with the trainer's, in the groups whose forward pass is \
+         computed in any case (one in 64).",
     )
-    .healthy("above 0 on policy"),
+    .healthy("above 0 in one of 64 groups on policy"),
     row(
         "sampling/max_logp_difference",
         "nats",

@@ -54,16 +54,12 @@ pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
     row(
         "rollout_activations_share",
         "share",
-        "Token rows of the update whose activations were kept from the rollout, so that they needed no forward pass \
-         through the decoder; missing if `rollout_activations` is off or cannot be used.",
+        "Token rows of the update whose activations were kept from the rollout, so that they needed no forward pass; \
+         missing if `rollout_activations` is off or cannot be used.",
     )
     .healthy("near 1 in the first step on a generation")
     .remedy("more memory, or a size for `rollout_activations`"),
-    row(
-        "forward_time_s",
-        "s",
-        "Seconds of the update in the forward pass; with kept activations, in the head and the loss.",
-    ),
+    row("forward_time_s", "s", "Seconds of the update in forward passes and in the loss."),
     row("backward_time_s", "s", "Seconds of the update in the backward pass."),
     row("optimizer_time_s", "s", "Seconds of the update in the gradient norm and the optimizer."),
     row("update_tokens_per_s", "tokens/s", "Token rows per second of the update; a shared prompt counts once."),

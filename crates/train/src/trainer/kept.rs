@@ -1,17 +1,16 @@
-//! Micro-batches whose activations the engine kept while it generated their tokens. Their forward pass through the
-//! decoder is a copy; only the head is computed.
+//! Micro-batches whose activations the engine kept while it generated their tokens. Their forward pass is a copy.
 //!
-//! Kept activations have the bits of a forward pass. To prove it in every run, one group in 64 is a micro-batch of its
+//! Kept numbers have the bits of a forward pass. To prove it in every run, one group in 64 is a micro-batch of its
 //! own: its forward pass is computed, and each kept row is compared with it.
 
 use super::TrainerConfig;
-use super::passes::{Compute, ForwardSums};
+use super::passes::{Compute, ForwardSums, Outputs};
 use super::skip::is_checked;
 use crate::Result;
 use crate::optimizer_batch::Sequence;
 use kernels::Tensor;
 use model::kept::{KeptRollout, KeptSequence};
-use model::net::{self, KeptRows};
+use model::net::{self, HeadColumns, KeptRows};
 use model::packing::micro_batches_by;
 use model::{Batch, BatchTensors, MicroBatch, PromptGroup};
 
@@ -43,10 +42,10 @@ impl Compute<'_> {
         groups: &'a [PromptGroup<'a>],
         kept: Option<&'a KeptRollout>,
     ) -> Vec<Planned<'a>> {
-        let version = self.model.version();
+        let sampled_with = (self.model.version(), config.temperature);
         let find = |sequence: &Sequence<'_>| {
             let sample = sequence.source.sample()?;
-            kept?.find(version, sample.group, &sequence.prompt.ids, &sequence.completion)
+            kept?.find(sampled_with, sample.group, &sequence.prompt.ids, &sequence.completion)
         };
         let found: Vec<Option<KeptSequence<'a>>> = sequences.iter().map(find).collect();
         let mut first = 0;
@@ -80,35 +79,48 @@ impl Planned<'_> {
         rows.map(|(&branch, &position)| self.rows[branch as usize].row(position as usize)).collect()
     }
 
-    /// Puts the activations of the decoder onto the tape, or compares kept rows with computed ones. Returns the rows of
-    /// the store that the backward pass reads, if they are kept.
-    pub(crate) fn decode(
+    /// Computes the micro-batch, or restores it from the numbers that the engine kept, and compares the two if it is
+    /// to be compared. The decoder's activations are then on the tape, unless the results name the rows of the store
+    /// from which the backward pass restores each layer.
+    pub(crate) fn forward(
         &self,
         compute: &mut Compute<'_>,
         packed: &Batch,
         tensors: &BatchTensors,
         kept: Option<&KeptRollout>,
+        (temperature, is_of_scores): (f64, bool),
         sums: &mut ForwardSums,
-    ) -> Result<Option<Tensor>> {
-        let Compute { passes, ctx, model } = compute;
-        let memory = passes.memory().part("workspace");
-        let (tape, rope) = passes.parts();
+    ) -> Result<Outputs> {
         let Some(store) = kept.filter(|_| self.origin != Origin::Computed).map(|kept| &kept.store) else {
-            net::forward(ctx, *model, rope, tensors, tape)?;
-            return Ok(None);
+            return compute.forward(tensors, temperature, is_of_scores);
         };
+        let memory = compute.passes.memory().part("workspace");
         let slots = self.slots(packed);
         let rows = slots.len() as u64;
         let slots = Tensor::from_u32(&memory, &[slots.len()], &slots);
         let kept = KeptRows { store, slots: slots.view() };
+        let mut head = HeadColumns::default();
+        self.rows.iter().for_each(|sequence| sequence.append_to(&mut head));
         if self.origin == Origin::Kept {
+            let Compute { passes, ctx, .. } = compute;
+            let (tape, _) = passes.parts();
             net::restore(ctx, kept, tensors, tape)?;
+            net::head_restore(ctx, &head, tensors, net::inv_temperature(temperature), tape)?;
             sums.kept_rows += rows;
-            return Ok(Some(slots));
+            return Ok(Outputs { logps: head.logps, entropies: head.entropies, slots: Some(slots) });
         }
-        net::forward(ctx, *model, rope, tensors, tape)?;
+        let outputs = compute.forward(tensors, temperature, is_of_scores)?;
+        let (tape, _) = compute.passes.parts();
+        let mut differs = net::differing_rows(compute.ctx, &memory, kept, tape)?;
+        let kept_head = head.lse.iter().zip(&head.entropies);
+        for ((&row, computed), kept) in
+            packed.score_rows.iter().zip(tape.lse().to_vec_f32().iter().zip(&outputs.entropies)).zip(kept_head)
+        {
+            let bits = |(lse, entropy): (&f32, &f32)| [lse.to_bits(), entropy.to_bits()];
+            differs[row as usize] |= bits(computed) != bits(kept);
+        }
         sums.compared_rows += rows;
-        sums.mismatched_rows += net::differing_rows(ctx, &memory, kept, tape)? as u64;
-        Ok(None)
+        sums.mismatched_rows += differs.into_iter().filter(|&differs| differs).count() as u64;
+        Ok(outputs)
     }
 }

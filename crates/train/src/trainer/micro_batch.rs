@@ -11,7 +11,7 @@
 
 use super::TrainState;
 use super::kept::Planned;
-use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured};
+use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Outputs};
 use super::skip::{Skipped, only};
 use crate::Result;
 use crate::objective::{Objective, Scored};
@@ -55,10 +55,10 @@ impl TrainState {
         if !batch.loss.is_policy() {
             tensors.set_dropout(dropout.take());
         }
-        let slots = planned.decode(compute, &packed, &tensors, batch.kept, sums)?;
-        let (logps, entropies) = compute.head(&tensors, self.config.temperature, batch.loss.is_of_scores())?;
+        let head = (self.config.temperature, batch.loss.is_of_scores());
+        let outputs = planned.forward(compute, &packed, &tensors, batch.kept, head, sums)?;
         sums.time_s += start.elapsed().as_secs_f64();
-        Ok(Forward { tensors, slots, dropout, logps, entropies })
+        Ok(Forward { tensors, dropout, outputs })
     }
 
     /// Computes the loss and the backward pass of a micro-batch. The tape must hold its forward pass.
@@ -73,14 +73,13 @@ impl TrainState {
         if let Some(dropout) = forward.dropout.take() {
             let start = Instant::now();
             forward.tensors.set_dropout(Some(dropout));
-            let (tape, rope) = compute.passes.parts();
-            net::forward(compute.ctx, compute.model, rope, &forward.tensors, tape)?;
-            compute.head(&forward.tensors, self.config.temperature, batch.loss.is_of_scores())?;
+            compute.forward(&forward.tensors, self.config.temperature, batch.loss.is_of_scores())?;
             measured.forward.time_s += start.elapsed().as_secs_f64();
         }
         let (ctx, model) = (compute.ctx, compute.model);
         let start = Instant::now();
-        let (d_logps, d_entropies) = loss_and_gradient(batch, model.version().trained(), micro, &forward, measured);
+        let (d_logps, d_entropies) =
+            loss_and_gradient(batch, model.version().trained(), micro, &forward.outputs, measured);
         measured.forward.time_s += start.elapsed().as_secs_f64();
 
         let (start, tensors) = (Instant::now(), &forward.tensors);
@@ -96,7 +95,8 @@ impl TrainState {
             net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
         }
         let store = batch.kept.map(|kept| &kept.store);
-        let kept = store.zip(forward.slots.as_ref()).map(|(store, slots)| KeptRows { store, slots: slots.view() });
+        let kept =
+            store.zip(forward.outputs.slots.as_ref()).map(|(store, slots)| KeptRows { store, slots: slots.view() });
         net::backward_from(ctx, model, rope, tensors, kept, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())
@@ -128,7 +128,7 @@ impl TrainState {
         for planned in planned.iter().filter(|planned| planned.micro.scored().any(is_comparable)) {
             self.reserve_for(compute, std::slice::from_ref(planned), longest(&checked))?;
             let forward = self.forward(compute, batch, planned, &mut measured.forward)?;
-            let mut logps = &forward.logps[..];
+            let mut logps = &forward.outputs.logps[..];
             for i in planned.micro.scored() {
                 let Sequence { source, completion, .. } = &batch.sequences[i];
                 let (own, others) = logps.split_at(completion.len());
@@ -146,10 +146,10 @@ fn loss_and_gradient(
     batch: &LossBatch<'_>,
     version: Updates,
     micro: &MicroBatch<'_>,
-    forward: &Forward,
+    outputs: &Outputs,
     measured: &mut Measured,
 ) -> (Vec<f32>, Vec<f32>) {
-    let Forward { logps, entropies, .. } = forward;
+    let Outputs { logps, entropies, slots } = outputs;
     let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
     let (mut first, mut rest, mut rest_entropies) = (0, d_logps.as_mut_slice(), d_entropies.as_mut_slice());
     for group in micro.scored_groups() {
@@ -164,7 +164,9 @@ fn loss_and_gradient(
             if !batch.loss.is_of_scores() {
                 let used = entropies.iter().zip(mask).filter(|(_, m)| **m);
                 measured.entropy += used.map(|(e, _)| f64::from(*e)).sum::<f64>();
-                source.sample().into_iter().for_each(|sample| measured.compare(sample, logps, version));
+                // The log-probabilities of kept activations are the sampler's own.
+                let computed = source.sample().filter(|_| slots.is_none());
+                computed.into_iter().for_each(|sample| measured.compare(sample, logps, version));
             }
             let source = *source;
             scored.push(Scored { source, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });

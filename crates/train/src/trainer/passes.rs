@@ -1,5 +1,6 @@
 //! The passes over one micro-batch, whose activations are on the tape, and the types of their results.
 
+use super::skip::is_checked;
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
@@ -73,36 +74,37 @@ pub(crate) struct Compute<'a> {
 }
 
 impl Compute<'_> {
-    /// Runs the head on the decoder's activations, which are on the tape. Returns log-probabilities at `temperature`
-    /// and entropies, or the scores if the model has a score head.
-    pub(super) fn head(
-        &mut self,
-        tensors: &BatchTensors,
-        temperature: f64,
-        is_of_scores: bool,
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
+    /// The forward pass through decoder and head. Returns log-probabilities at `temperature` and entropies, or the
+    /// scores if the model has a score head.
+    pub(super) fn forward(&mut self, tensors: &BatchTensors, temperature: f64, is_of_scores: bool) -> Result<Outputs> {
         let Compute { passes, ctx, model } = self;
-        let (tape, _) = passes.parts();
+        let (tape, rope) = passes.parts();
+        net::forward(ctx, *model, rope, tensors, tape)?;
         if is_of_scores {
             net::score_forward(ctx, *model, tensors, tape)?;
             let scores = tape.scores().to_vec_f32();
-            let entropies = vec![0.0; scores.len()];
-            return Ok((scores, entropies));
+            return Ok(Outputs { entropies: vec![0.0; scores.len()], logps: scores, slots: None });
         }
         net::head_forward(ctx, *model, tensors, net::inv_temperature(temperature), tape)?;
-        Ok((tape.logps().to_vec_f32(), tape.entropies().to_vec_f32()))
+        Ok(Outputs { logps: tape.logps().to_vec_f32(), entropies: tape.entropies().to_vec_f32(), slots: None })
     }
 }
 
-/// The model's output for the scored tokens of a micro-batch, whose activations are on the tape.
-pub(crate) struct Forward {
-    pub(super) tensors: BatchTensors,
-    /// The kept rows from which the backward pass restores each layer; `None` if they are on the tape.
-    pub(super) slots: Option<Tensor>,
-    /// Dropout of the second pass, which is differentiated; `None` without a second pass.
-    pub(super) dropout: Option<Dropout>,
+/// The model's outputs for the scored tokens of a micro-batch.
+pub(crate) struct Outputs {
+    /// Log-probabilities, or the scores of a score head.
     pub(crate) logps: Vec<f32>,
     pub(crate) entropies: Vec<f32>,
+    /// The kept rows from which the backward pass restores each layer; `None` if the activations are on the tape.
+    pub(super) slots: Option<Tensor>,
+}
+
+/// The forward pass of a micro-batch.
+pub(crate) struct Forward {
+    pub(super) tensors: BatchTensors,
+    /// Dropout of the second pass, which is differentiated; `None` without a second pass.
+    pub(super) dropout: Option<Dropout>,
+    pub(crate) outputs: Outputs,
 }
 
 /// Sums over forward passes.
@@ -156,17 +158,21 @@ pub(crate) struct LossBatch<'a> {
 }
 
 impl Measured {
-    /// Counts the tokens whose log-probability differs in any bit between sampler and trainer, if all tokens of the
-    /// sample were sampled with weights of `version`. Tokens that cannot be in the loss (such as tool output) are not
-    /// compared.
+    /// Compares the log-probabilities of a forward pass with the sampler's, if all tokens of the sample were sampled
+    /// with weights of `version`, and counts the tokens where they differ in any bit. Tokens that cannot be in the loss
+    /// (such as tool output) are not compared.
+    ///
+    /// The count of compared tokens includes only the groups whose forward pass every run computes, whether it keeps
+    /// the activations of the rollout or not, so that the metric does not depend on that.
     pub(crate) fn compare(&mut self, sample: &Sample, logps: &[f32], version: Updates) {
         if !sample.is_of_version(version) {
             return;
         }
+        let is_checked = is_checked(sample.group);
         let recorded = sample.columns.sampler_logps().unwrap_or_default();
         for ((&recorded, &logp), &used) in recorded.iter().zip(logps).zip(&sample.loss_mask) {
             if used {
-                self.compared += 1;
+                self.compared += u64::from(is_checked);
                 self.mismatches += u64::from(recorded.to_bits() != logp.to_bits());
                 let difference = (f64::from(recorded) - f64::from(logp)).abs();
                 // A NaN maximum stays NaN, so that it is visible in the metric.

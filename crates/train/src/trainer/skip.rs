@@ -71,7 +71,7 @@ fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
     mask.iter().enumerate().all(|(t, &m)| !m || sample.advantage.at(t) == 0.0)
 }
 
-/// Whether this skipped group is checked: one in 64, spread evenly over consecutive groups by Fibonacci hashing
+/// Whether this group's forward pass is computed and compared in any case: one group in 64, spread evenly over consecutive groups by Fibonacci hashing
 /// (multiplication by 2⁶⁴ / φ). So in a dataset whose length is a power of two, it is not always the same prompts that
 /// are checked.
 pub(super) fn is_checked(group: GroupId) -> bool {

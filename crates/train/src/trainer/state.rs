@@ -218,7 +218,7 @@ impl TrainState {
         for planned in &planned {
             let forward = self.forward(compute, &batch, planned, &mut ahead.sums)?;
             let mask = planned.micro.scored().flat_map(|i| &sequences[i].mask);
-            entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
+            entropies.extend(forward.outputs.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
             ahead.forwards.extend(keeps.then_some(forward));
         }
         normalizer.entropy_threshold = quantile(entropies.clone(), q);

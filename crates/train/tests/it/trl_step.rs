@@ -5,7 +5,7 @@ use crate::common::model::{context, elements, policy, scaled};
 use crate::common::{Fixture, close, get};
 use model::columns::REF_LOGPS;
 use model::weights::NamedMut;
-use model::{Params, PromptCompletion, Scorer, Weights};
+use model::{GroupId, Params, PromptCompletion, Scorer, Weights};
 use train::{Objective, OptimizerConfig, Sample, Trainer, TrainerConfig};
 
 /// Log-probabilities and entropies of the fixture's completions under `weights`.
@@ -96,7 +96,9 @@ fn every_step_matches_trl() {
             }
         }
         assert!(metrics.micro_batches > 1 && !metrics.skipped && weights.version.0 == 2, "{title}: {metrics:?}");
-        let sampled = samples.iter().flat_map(|s| &s.loss_mask).filter(|&&m| m).count() as u64;
+        // One group in 64 counts, among them group 0.
+        let counted = samples.iter().filter(|sample| sample.group == GroupId(0));
+        let sampled = counted.flat_map(|s| &s.loss_mask).filter(|&&m| m).count() as u64;
         assert_eq!(metrics.logp_compared_tokens, if case.changed { 0 } else { sampled });
         assert_eq!(metrics.logp_mismatch_tokens, 0, "{title}");
 

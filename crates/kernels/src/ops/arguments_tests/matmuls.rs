@@ -130,22 +130,27 @@ fn the_lm_head_refuses_wrong_arguments_and_counts_its_work() {
 
 #[test]
 fn sampling_refuses_wrong_arguments_and_counts_its_work() {
-    let forward = |ctx: &Context, vocab: usize, [hidden, ids, logps, truncated, packed]: [&mut Tensor; 5]| {
-        let weight = Matrix::zeros(ctx.memory(), vocab, 4);
-        let args = sample::Forward {
-            hidden: hidden.view(),
-            weight: &weight,
-            rows: &[RowParams::GREEDY; 2],
-            packed: Some(packed.view()),
-            ids: ids.view_mut(),
-            logps: logps.view_mut(),
-            truncated_logps: Some(truncated.view_mut()),
+    let forward =
+        |ctx: &Context, vocab: usize, [hidden, ids, logps, truncated, lse, entropies, packed]: [&mut Tensor; 7]| {
+            let weight = Matrix::zeros(ctx.memory(), vocab, 4);
+            let args = sample::Forward {
+                hidden: hidden.view(),
+                weight: &weight,
+                rows: &[RowParams::GREEDY; 2],
+                packed: Some(packed.view()),
+                ids: ids.view_mut(),
+                logps: logps.view_mut(),
+                truncated_logps: Some(truncated.view_mut()),
+                lse: Some(lse.view_mut()),
+                entropies: Some(entropies.view_mut()),
+            };
+            sample::forward(ctx, args)
         };
-        sample::forward(ctx, args)
-    };
     let args = || {
         let hidden = floats("hidden", &[2, 4]).leads().blames(&["rows has shape [2], expected [3]", ""]);
-        [hidden, ids("ids", &[2], &[]), f32("logps", &[2]), f32("truncated_logps", &[2]), ids("packed", &[0], &[])]
+        let [logps, truncated] = [f32("logps", &[2]), f32("truncated_logps", &[2])];
+        let [lse, entropies] = [f32("lse", &[2]), f32("entropies", &[2])];
+        [hidden, ids("ids", &[2], &[]), logps, truncated, lse, entropies, ids("packed", &[0], &[])]
     };
     check("sample::forward", [80, panel(4) + 4 * 8], args(), |ctx, all| forward(ctx, 5, all));
     let ctx = Context::cpu(Isa::PORTABLE, 1);

@@ -6,7 +6,7 @@ use super::{Forward, RowParams};
 use crate::device::Cpu;
 use crate::math;
 use crate::ops::lm_head::CHUNK;
-use crate::ops::lm_head::cpu::{Beta, Chunks, Head, KEPT, blocks, combine, statistics, with_workspace};
+use crate::ops::lm_head::cpu::{Beta, Chunks, Head, KEPT, Row, blocks, combine, statistics, with_workspace};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
 use std::ops::Range;
@@ -22,19 +22,26 @@ struct Outputs<'a> {
     ids: Disjoint<'a, u32>,
     logps: Disjoint<'a, f32>,
     truncated_logps: Option<Disjoint<'a, f32>>,
+    lse: Option<Disjoint<'a, f32>>,
+    entropies: Option<Disjoint<'a, f32>>,
 }
 
 impl Outputs<'_> {
+    /// Writes the drawn token with its log-probabilities [untruncated, truncated], and what `whole` says of its row.
+    ///
     /// # Safety
     /// No other task accesses this row.
     #[inline(always)]
-    unsafe fn write(&self, row: usize, id: usize, logp: f32, truncated_logp: f32) {
+    unsafe fn write(&self, row: usize, id: usize, [logp, truncated_logp]: [f32; 2], whole: &Row) {
+        let truncated = (&self.truncated_logps, truncated_logp);
         // SAFETY: the caller upholds this function's safety contract.
         unsafe {
             self.ids.slice(row..row + 1)[0] = id as u32;
             self.logps.slice(row..row + 1)[0] = logp;
-            if let Some(to) = &self.truncated_logps {
-                to.slice(row..row + 1)[0] = truncated_logp;
+            for (to, x) in [truncated, (&self.lse, whole.lse), (&self.entropies, whole.entropy)] {
+                if let Some(to) = to {
+                    to.slice(row..row + 1)[0] = x;
+                }
             }
         }
     }
@@ -45,6 +52,8 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
         ids: Disjoint::new(args.ids.u32(cpu)),
         logps: Disjoint::new(args.logps.f32(cpu)),
         truncated_logps: args.truncated_logps.map(|t| Disjoint::new(t.f32(cpu))),
+        lse: args.lse.map(|lse| Disjoint::new(lse.f32(cpu))),
+        entropies: args.entropies.map(|entropies| Disjoint::new(entropies.f32(cpu))),
     };
     Draws { head: Head::new(cpu, args.hidden, args.weight), rows: args.rows, outputs }.run(cpu);
 }
@@ -147,7 +156,7 @@ impl Tasks for Plain<'_> {
         };
         let logp = z[at] - whole.lse;
         // SAFETY: no other task accesses this row.
-        unsafe { self.draws.outputs.write(row, ids.start + at, logp, if greedy { 0.0 } else { logp }) };
+        unsafe { self.draws.outputs.write(row, ids.start + at, [logp, if greedy { 0.0 } else { logp }], &whole) };
     }
 }
 
@@ -179,6 +188,6 @@ impl Tasks for Truncated<'_> {
         let whole = combine::<V>(partials);
         let Drawn { id, logp } = truncate::draw::<V>(params, warped, weights, sorted, ids, || uniform(params));
         // SAFETY: no other task accesses this row.
-        unsafe { self.draws.outputs.write(row, id, z[id] - whole.lse, logp) };
+        unsafe { self.draws.outputs.write(row, id, [z[id] - whole.lse, logp], &whole) };
     }
 }

@@ -2,13 +2,13 @@
 //! truncation or a penalty have a block of threads each.
 
 use super::{Forward, RowParams};
-use crate::Result;
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
 use crate::ops::lm_head::CHUNK;
 use crate::ops::lm_head::cpu::{KEPT, blocks};
 use crate::ops::lm_head::cuda::{Beta, Head};
 use crate::rng::philox;
+use crate::{Result, ViewMut};
 
 const SOURCE: Source = source!("sample");
 /// Limit of the 32-bit words of logits that are in memory at once: 64 MiB. (Few in tests, for several blocks of rows.)
@@ -92,14 +92,16 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     };
 
     let (ids, logps) = (args.ids.u32_at(cuda), args.logps.f32_at(cuda)?);
-    let truncated = args.truncated_logps.as_mut().map_or(Ok(Arg::NULL), |logps| logps.f32_at(cuda))?;
+    let column = |column: Option<&mut ViewMut<'_>>| column.map_or(Ok(Arg::NULL), |column| column.f32_at(cuda));
+    let truncated = column(args.truncated_logps.as_mut())?;
+    let (lse, entropies) = (column(args.lse.as_mut())?, column(args.entropies.as_mut())?);
     for rows in blocks(0..all, most) {
         let of = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
         let here = &args.rows[rows.clone()];
         let (whole, plain) = (here.iter().any(RowParams::needs_logits), here.iter().any(plain));
         let [logits, partials, warped] = [&logits, &partials, &warped].map(|scratch| scratch.at(0));
         let [first, all_rows, vocab_size] = [rows.start, all, vocab].map(Arg::from);
-        let outputs = [of(ids), of(logps), of(truncated)];
+        let outputs = [ids, logps, truncated, lse, entropies].map(of);
         head.logits(cuda, &rows, &(0..vocab), logits)?;
         if whole {
             let arguments = [logits, words, warped, first, all_rows, vocab_size];
@@ -131,7 +133,7 @@ mod tests {
     use crate::check::normal;
     use crate::device::cuda::tests::{Results, random, results, same};
 
-    /// The log-probabilities, truncated log-probabilities and ids that are drawn.
+    /// All outputs of the draws.
     fn draw(ctx: &Context, rows: &[RowParams<'_>], h: usize, v: usize, hidden: &[f32]) -> Result<Results> {
         let r = rows.len();
         let hidden = Tensor::from_f32(ctx.memory(), &[r, h], hidden);
@@ -142,7 +144,7 @@ mod tests {
             pack(ctx.memory().device(), rows.iter().copied(), &mut words);
             let words = Tensor::from_u32(ctx.memory(), &[words.len()], &words);
             let mut ids = Tensor::from_u32(ctx.memory(), &[r], &vec![u32::MAX; r]);
-            let [mut logps, mut truncated] = [3, 4].map(|seed| random(ctx, seed, &[r]));
+            let [mut logps, mut truncated, mut lse, mut entropies] = [3, 4, 5, 6].map(|seed| random(ctx, seed, &[r]));
             let args = Forward {
                 hidden: hidden.view(),
                 weight: &weight,
@@ -151,9 +153,11 @@ mod tests {
                 ids: ids.view_mut(),
                 logps: logps.view_mut(),
                 truncated_logps: Some(truncated.view_mut()),
+                lse: Some(lse.view_mut()),
+                entropies: Some(entropies.view_mut()),
             };
             forward(ctx, args)?;
-            all.extend(results![logps, truncated]);
+            all.extend(results![logps, truncated, lse, entropies]);
             all.push(("ids", ids.view().to_vec_u32()));
         }
         Ok(all)
@@ -224,6 +228,8 @@ mod tests {
                 ids: ids.view_mut(),
                 logps: logps.view_mut(),
                 truncated_logps: None,
+                lse: None,
+                entropies: None,
             };
             assert!(forward(ctx, args).unwrap_err().to_string().contains("packed"));
         }

@@ -84,19 +84,25 @@ pub struct Forward<'a> {
     pub logps: ViewMut<'a>,
     /// Log-probability of each drawn token after penalty and truncation (0 when greedy): `[R]`, *overwrites*.
     pub truncated_logps: Option<ViewMut<'a>>,
+    /// Log-sum-exp of each row's logits / T before penalty and truncation, the bits of [`lm_head::forward`]: `[R]`,
+    /// *overwrites*.
+    pub lse: Option<ViewMut<'a>>,
+    /// Entropy of each row's distribution before penalty and truncation, in nats, the bits of [`lm_head::forward`]:
+    /// `[R]`, *overwrites*.
+    pub entropies: Option<ViewMut<'a>>,
 }
 
 /// Draws a token for each row. Memory in addition to the outputs: as [`super::lm_head::forward`], and for rows with a
 /// penalty or truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
-    let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, .. } = args;
+    let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, ref lse, ref entropies, .. } = args;
     let hidden_rows = lm_head::check(OP, hidden, weight)?;
     expect_shape(OP, "rows", &[rows.len()], &[hidden_rows])?;
     expect(OP, "ids", ids.view(), DType::U32, &[rows.len()])?;
     expect(OP, "logps", logps.view(), DType::F32, &[rows.len()])?;
-    if let Some(logps) = truncated_logps {
-        expect(OP, "truncated_logps", logps.view(), DType::F32, &[rows.len()])?;
+    for (name, column) in [("truncated_logps", truncated_logps), ("lse", lse), ("entropies", entropies)] {
+        column.iter().try_for_each(|column| expect(OP, name, column.view(), DType::F32, &[rows.len()]))?;
     }
     if weight.rows() == 0 && !rows.is_empty() {
         return Err(Error::Value { op: OP, message: "the vocabulary is empty".into() });

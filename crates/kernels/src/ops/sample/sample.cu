@@ -55,7 +55,8 @@ DEVICE Found inverse_cdf(u64 count, Weight weight, double u) {
 // the vocabulary, then a token in it. A greedy row takes the largest logit, and of equal ones the lowest id. Row 0 of
 // this launch is row `first` of the `all` rows in `words`.
 KERNEL(sample_plain, 32, const float* logits, const float* partials, const u32* words, u32* ids, float* logps,
-       float* truncated_logps, u64 rows, u64 first, u64 all, u64 vocab, u64 chunk, u64 chunks) {
+       float* truncated_logps, float* lse, float* entropies, u64 rows, u64 first, u64 all, u64 vocab, u64 chunk,
+       u64 chunks) {
     u64 row = thread_of_grid();
     if (row >= rows) return;
     Params params = Params{words, all, first + row};
@@ -85,6 +86,8 @@ KERNEL(sample_plain, 32, const float* logits, const float* partials, const u32* 
     float logp = z[at] - whole.lse;
     logps[row] = logp;
     if (truncated_logps) truncated_logps[row] = greedy ? 0.0f : logp;
+    if (lse) lse[row] = whole.lse;
+    if (entropies) entropies[row] = whole.entropy;
 }
 
 #define ROW_THREADS 256
@@ -283,8 +286,8 @@ struct Row {
 // `warped`, the output of sample_penalise, and draws from what is left. Sums that decide are computed by one thread, in
 // the CPU's order. The recorded log-probability is that of `logits`, which are multiplied by 1/T and have no penalty.
 KERNEL(sample_whole, ROW_THREADS, const float* logits, const float* partials, const u32* words, const float* warped,
-       float* weights, u32* kept, u64* sorted, u32* ids, float* logps, float* truncated_logps, u64 first, u64 all, u64 vocab,
-       u64 room, u64 chunks) {
+       float* weights, u32* kept, u64* sorted, u32* ids, float* logps, float* truncated_logps, float* lse, float* entropies,
+       u64 first, u64 all, u64 vocab, u64 room, u64 chunks) {
     u64 row = blockIdx.x;
     Params params = Params{words, all, first + row};
     if (!params.is(WHOLE)) return;
@@ -313,6 +316,9 @@ KERNEL(sample_whole, ROW_THREADS, const float* logits, const float* partials, co
     }
     if (threadIdx.x > 0) return;
     ids[row] = id;
-    logps[row] = logits[row * vocab + id] - combine_chunks(partials + row * chunks * KEPT, chunks).lse;
+    HeadRow whole = combine_chunks(partials + row * chunks * KEPT, chunks);
+    logps[row] = logits[row * vocab + id] - whole.lse;
     if (truncated_logps) truncated_logps[row] = logp;
+    if (lse) lse[row] = whole.lse;
+    if (entropies) entropies[row] = whole.entropy;
 }

@@ -38,6 +38,16 @@ struct Case {
     weight: Vec<f32>,
 }
 
+/// The outputs of a call, one of each per row.
+#[derive(Debug, PartialEq)]
+struct Samples {
+    ids: Vec<u32>,
+    logps: Vec<f32>,
+    truncated: Vec<f32>,
+    lse: Vec<f32>,
+    entropies: Vec<f32>,
+}
+
 impl Case {
     /// Hidden rows of norm about 3 give peaked distributions in which several tokens are likely.
     fn new(rows: usize, h: usize, v: usize) -> Case {
@@ -50,15 +60,15 @@ impl Case {
         case.hidden = case.hidden.repeat(rows);
         case
     }
-    /// Samples from the hidden rows `first..`. Returns ids, log-probabilities and truncated log-probabilities.
-    fn sample(&self, ctx: &Context, first: usize, rows: &[RowParams<'_>]) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
+    /// Samples from the hidden rows `first..`.
+    fn sample(&self, ctx: &Context, first: usize, rows: &[RowParams<'_>]) -> Samples {
         let m = memory();
         let n = rows.len();
         let hidden = Tensor::from_f32(&m, &[n, self.h], &self.hidden[first * self.h..(first + n) * self.h]);
         let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
         let mut ids = Tensor::from_u32(&m, &[n], &vec![u32::MAX; n]);
-        let mut logps = Tensor::from_f32(&m, &[n], &vec![f32::NAN; n]);
-        let mut truncated = Tensor::from_f32(&m, &[n], &vec![f32::NAN; n]);
+        let column = || Tensor::from_f32(&m, &[n], &vec![f32::NAN; n]);
+        let [mut logps, mut truncated, mut lse, mut entropies] = [column(), column(), column(), column()];
         let args = Forward {
             hidden: hidden.view(),
             weight: &weight,
@@ -67,21 +77,25 @@ impl Case {
             ids: ids.view_mut(),
             logps: logps.view_mut(),
             truncated_logps: Some(truncated.view_mut()),
+            lse: Some(lse.view_mut()),
+            entropies: Some(entropies.view_mut()),
         };
         forward(ctx, args).unwrap();
-        (ids.view().to_vec_u32(), logps.to_vec_f32(), truncated.to_vec_f32())
+        let [logps, truncated, lse, entropies] = [logps, truncated, lse, entropies].map(|column| column.to_vec_f32());
+        Samples { ids: ids.view().to_vec_u32(), logps, truncated, lse, entropies }
     }
     fn logits(&self, row: usize) -> Vec<f64> {
         let hidden = &self.hidden[row * self.h..(row + 1) * self.h];
         let dot = |w: &[f32]| hidden.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
         self.weight.chunks_exact(self.h).map(dot).collect()
     }
-    fn scored(&self, ctx: &Context, row: usize, id: u32, inv_temperature: f32) -> f32 {
+    /// Log-probability of `id`, log-sum-exp and entropy of a row, as [`lm_head::forward`] computes them.
+    fn scored(&self, ctx: &Context, row: usize, id: u32, inv_temperature: f32) -> [f32; 3] {
         let m = memory();
         let hidden = Tensor::from_f32(&m, &[1, self.h], &self.hidden[row * self.h..(row + 1) * self.h]);
         let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
         let targets = Tensor::from_u32(&m, &[1], &[id]);
-        let (mut logps, mut lse) = (Tensor::zeros(&m, &[1], DType::F32), Tensor::zeros(&m, &[1], DType::F32));
+        let [mut logps, mut lse, mut entropies] = [1; 3].map(|rows| Tensor::zeros(&m, &[rows], DType::F32));
         let args = lm_head::Forward {
             hidden: hidden.view(),
             weight: &weight,
@@ -89,10 +103,10 @@ impl Case {
             inv_temperature,
             logps: logps.view_mut(),
             lse: lse.view_mut(),
-            entropies: None,
+            entropies: Some(entropies.view_mut()),
         };
         lm_head::forward(ctx, args).unwrap();
-        logps.to_vec_f32()[0]
+        [logps, lse, entropies].map(|column| column.to_vec_f32()[0])
     }
 }
 
@@ -107,16 +121,17 @@ fn mixed(n: usize) -> Vec<RowParams<'static>> {
 }
 
 #[test]
-fn recorded_log_probabilities_have_the_bits_of_lm_head() {
+fn log_probability_log_sum_exp_and_entropy_have_the_bits_of_lm_head() {
     for v in [5 * 200, 1031, 700] {
         let case = Case::new(40, 19, v);
         let rows = mixed(40);
         for isa in Isa::present() {
             let ctx = Context::cpu(isa, 1);
-            let (ids, logps, _) = case.sample(&ctx, 0, &rows);
+            let Samples { ids, logps, lse, entropies, .. } = case.sample(&ctx, 0, &rows);
             for (row, params) in rows.iter().enumerate() {
                 let beta = if params.temperature == 0.0 { 1.0 } else { (1.0 / params.temperature) as f32 };
-                assert_eq!(logps[row].to_bits(), case.scored(&ctx, row, ids[row], beta).to_bits(), "{isa:?} row {row}");
+                let found = [logps[row], lse[row], entropies[row]].map(f32::to_bits);
+                assert_eq!(found, case.scored(&ctx, row, ids[row], beta).map(f32::to_bits), "{isa:?} row {row}");
             }
         }
     }
@@ -135,7 +150,16 @@ fn draws_do_not_depend_on_threads_isa_or_batch() {
     let ctx = Context::cpu(Isa::best(), 1);
     for row in 0..40 {
         let alone = case.sample(&ctx, row, &rows[row..=row]);
-        assert_eq!(alone, (vec![all.0[row]], vec![all.1[row]], vec![all.2[row]]), "row {row}");
+        let only = |column: &[f32]| vec![column[row]];
+        let (lse, entropies) = (only(&all.lse), only(&all.entropies));
+        let expected = Samples {
+            ids: vec![all.ids[row]],
+            logps: only(&all.logps),
+            truncated: only(&all.truncated),
+            lse,
+            entropies,
+        };
+        assert_eq!(alone, expected, "row {row}");
     }
 }
 
@@ -171,7 +195,7 @@ fn draws_follow_the_distribution() {
     let ctx = Context::cpu(Isa::best(), 1);
     for kind in kinds() {
         let rows: Vec<_> = (0..N).map(|i| RowParams { counter: [i as u32, 0, 0, 9], ..kind }).collect();
-        let (ids, _, truncated) = case.sample(&ctx, 0, &rows);
+        let Samples { ids, truncated, .. } = case.sample(&ctx, 0, &rows);
         let p = reference::distribution(&case.logits(0), &kind);
         let chi = chi_square(&ids, &p);
         assert!(chi < 5.0, "{kind:?}: {chi} standard deviations");
@@ -211,11 +235,11 @@ fn greedy_takes_the_lowest_id_of_equal_logits() {
     }
     for isa in Isa::present() {
         let greedy = RowParams { temperature: 0.0, ..PLAIN };
-        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[greedy]).0, [530]);
+        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[greedy]).ids, [530]);
         let penalised = RowParams { repetition_penalty: 1.5, history: &[530], ..greedy };
-        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[penalised]).0, [700]);
+        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[penalised]).ids, [700]);
         let ignored = RowParams { top_k: 3, top_p: 0.5, ..greedy };
-        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[ignored]).0, [530]);
+        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[ignored]).ids, [530]);
     }
 }
 
@@ -227,8 +251,8 @@ fn case_with_logits(logits: &[f32]) -> Case {
 /// The ids of 400 draws, each with its log-probability in the truncated distribution.
 fn drawn(case: &Case, params: RowParams<'_>) -> std::collections::BTreeMap<u32, f32> {
     let rows: Vec<_> = (0..400).map(|i| RowParams { counter: [i, 0, 0, 5], ..params }).collect();
-    let (ids, _, logps) = case.sample(&Context::cpu(Isa::best(), 1), 0, &rows);
-    ids.into_iter().zip(logps).collect()
+    let Samples { ids, truncated, .. } = case.sample(&Context::cpu(Isa::best(), 1), 0, &rows);
+    ids.into_iter().zip(truncated).collect()
 }
 
 /// As in transformers' top-k, tokens that tie with the k-th token are kept.
@@ -269,8 +293,8 @@ fn top_p_keeps_a_nucleus_of_many_tokens() {
     let case = Case { h: 1, v: 3000, hidden: vec![1.0], weight: vec![0.25; 3000] };
     let ctx = Context::cpu(Isa::best(), 1);
     for (top_p, kept) in [(0.5, 1500.0f64), (0.9999, 3000.0), (1e-9, 1.0)] {
-        let (ids, _, logp) = case.sample(&ctx, 0, &[RowParams { top_p, ..PLAIN }]);
-        assert!((f64::from(logp[0]) + kept.ln()).abs() < 1e-5, "top_p {top_p}");
+        let Samples { ids, truncated, .. } = case.sample(&ctx, 0, &[RowParams { top_p, ..PLAIN }]);
+        assert!((f64::from(truncated[0]) + kept.ln()).abs() < 1e-5, "top_p {top_p}");
         assert!(f64::from(ids[0]) < kept, "top_p must keep the lowest ids of equal logits");
     }
 }
@@ -285,7 +309,7 @@ fn greedy_penalises_a_token_seen_twice_once() {
     // 4 / 1.2 is above 3, but 4 / 1.2² is below.
     let seen_twice = RowParams { temperature: 0.0, repetition_penalty: 1.2, history: &[0, 0], ..PLAIN };
     for isa in Isa::present() {
-        assert_eq!(logits(&[4.0, 3.0, 1.0]).sample(&Context::cpu(isa, 1), 0, &[seen_twice]).0, [0]);
+        assert_eq!(logits(&[4.0, 3.0, 1.0]).sample(&Context::cpu(isa, 1), 0, &[seen_twice]).ids, [0]);
     }
 }
 
@@ -293,9 +317,9 @@ fn greedy_penalises_a_token_seen_twice_once() {
 fn top_k_and_min_p_keep_ties() {
     let ctx = Context::cpu(Isa::best(), 1);
     let kept = |row: &[f32], params: RowParams<'_>| -> f64 {
-        let (ids, _, logps) = logits(row).sample(&ctx, 0, &[params]);
+        let Samples { ids, truncated, .. } = logits(row).sample(&ctx, 0, &[params]);
         let below = f64::from(row[0] - row[ids[0] as usize]);
-        (-below - f64::from(logps[0])).exp()
+        (-below - f64::from(truncated[0])).exp()
     };
     // Sums of exp(z − max) over the kept tokens.
     let three = 1.0 + 2.0 * (-2.0f64).exp();
@@ -307,7 +331,7 @@ fn top_k_and_min_p_keep_ties() {
 fn a_non_finite_row_gets_a_non_finite_log_probability() {
     let mut case = Case::new(9, 8, 700);
     case.hidden.fill(f32::NAN);
-    let (ids, logps, _) = case.sample(&Context::cpu(Isa::best(), 1), 0, &kinds());
+    let Samples { ids, logps, .. } = case.sample(&Context::cpu(Isa::best(), 1), 0, &kinds());
     assert!(ids.iter().all(|&id| id < 700) && logps.iter().all(|logp| logp.is_nan()));
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::blocks::BlockPool;
 use crate::models::ModelVersion;
 use crate::scheduler::Limits;
-use crate::sequence::State;
+use crate::sequence::{State, TokenRecord};
 use crate::{Request, SamplingParams};
 use model::{GroupId, Prompt, Updates};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn run(s: &mut Scheduler, prompt: &[u32], drawn: &[u32]) -> usize {
     let id = s.groups[group].members[0];
     assert!(s.make_room(id, prompt.len() + drawn.len()));
     for &token in drawn {
-        s.sequences[id].push(token, 0.0, true, Updates(0));
+        s.sequences[id].push(token, Some(TokenRecord::default()), Updates(0));
     }
     s.sequences[id].computed = prompt.len() + drawn.len() - 1;
     s.sequences[id].state = State::Running;
@@ -100,7 +100,7 @@ fn draft_tokens_use_only_free_rows_and_pages() {
     s.blocks.take();
     s.blocks.take();
     assert_eq!((s.blocks.available(), s.rows_for(id, 1), s.rows_for(id, 5)), (1, 3, 1));
-    s.sequences[id].push(3, 0.0, true, Updates(0));
+    s.sequences[id].push(3, Some(TokenRecord::default()), Updates(0));
     assert_eq!(s.rows_for(id, 1), 2);
 }
 

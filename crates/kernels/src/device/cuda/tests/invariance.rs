@@ -104,6 +104,8 @@ fn together(ctx: &Context, w: &Weights, numbers: &[usize]) -> Vec<Row> {
         ids: ids.view_mut(),
         logps: drawn.view_mut(),
         truncated_logps: None,
+        lse: None,
+        entropies: None,
     };
     sample::forward(ctx, args).unwrap();
     let columns = [logps, lse, entropies, drawn].map(|column| column.to_vec_f32());

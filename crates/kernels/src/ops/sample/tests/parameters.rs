@@ -15,6 +15,8 @@ pub(super) fn says(params: RowParams<'_>) -> Option<String> {
         ids: ids.view_mut(),
         logps: logps.view_mut(),
         truncated_logps: None,
+        lse: None,
+        entropies: None,
     };
     forward(&Context::cpu(Isa::PORTABLE, 1), args).err().map(|error| error.to_string())
 }
