@@ -52,8 +52,9 @@ fn a_decode_step_makes_one_copy_in_each_direction() {
         assert_eq!((to_device, to_host), (1, 1), "step {steps}");
         if steps > 0 {
             // Per sequence, the step copies a token, a position, a table, two words for its write, the row to sample
-            // from and one page to the device, and a token with its log-probability to the host.
-            assert_eq!((to_device_bytes, to_host_bytes), (4 * 4 * 7, 4 * 4 * 2), "step {steps}");
+            // from and one page to the device, and a token with its log-probability, log-sum-exp and entropy to the
+            // host.
+            assert_eq!((to_device_bytes, to_host_bytes), (4 * 4 * 7, 4 * 4 * 4), "step {steps}");
         }
         steps += 1;
     }
@@ -91,7 +92,7 @@ fn a_decode_step_on_emulated_cuda_has_one_wait_and_one_launch_per_operation() {
                 to_device: 1,
                 to_device_bytes: 4 * (rows + draws) as u64,
                 to_host: 1,
-                to_host_bytes: 4 * 2 * sequences as u64,
+                to_host_bytes: 4 * 4 * sequences as u64,
                 launches: LAYERS as u64 * LAYER + OTHERS + penalised as u64 + pages,
                 waits: 1,
             };
