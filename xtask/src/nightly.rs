@@ -28,7 +28,7 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 21] = [
+const CHECKS: [Check; 23] = [
     ("commands", commands),
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
@@ -39,11 +39,13 @@ const CHECKS: [Check; 21] = [
     ("golden", golden),
     ("kills", kills),
     ("last_words", last_words),
+    ("memory_plan", memory_plan),
     ("miri", miri),
     ("mutants", mutants),
     ("network", network),
     ("page_runs", page_runs),
     ("pages", pages),
+    ("parity", parity),
     ("sandbox", sandbox),
     ("strangers_run", strangers_run),
     ("terminals", terminals),
@@ -83,6 +85,12 @@ fn golden() -> Result<Done, String> {
     let test = ["test", "--workspace", "--test", "golden", "golden_runs_match_the_recorded_hashes"];
     crate::cargo::run(&test, &[("GOLDEN_RUNS", "all")])?;
     Ok(Done::Passed("bits equal bits.txt on every instruction set".to_owned()))
+}
+
+/// Compares the bits of sampler and trainer for all batch sizes on every instruction set of this machine.
+fn parity() -> Result<Done, String> {
+    crate::cargo::run(&["test", "--workspace", "--test", "rollout", "parity"], &[("PARITY", "all")])?;
+    Ok(Done::Passed("sampler and trainer have the same bits on every instruction set".to_owned()))
 }
 
 /// Ends every kind of run with workers in every way, and continues it.
@@ -126,6 +134,11 @@ fn fleet(target: &str, test: &str, words: &str) -> Result<Done, String> {
 /// Kills learners, workers, `verify` and `fork`. Takes about ten minutes on two cores.
 fn kills() -> Result<Done, String> {
     program(&["two_hundred_kills_change_no_bit"], &[" 200 kills:"])
+}
+
+/// Compares the plan with the peak of memory of a run that takes a minute.
+fn memory_plan() -> Result<Done, String> {
+    program(&["the_peak_of_a_whole_model_with_kept_activations_is_within_2_percent_of_the_plan"], &["planned"])
 }
 
 /// Stops runs in every way, and runs them on consoles that cannot be written to. Takes about five minutes on two cores.
