@@ -110,6 +110,7 @@ impl Workload {
             gradient_checkpointing: self.gradient_checkpointing,
             skip_zero_gradients: true,
             adapter: None,
+            gradient_shares: 1,
         };
         Ok(Trainer::new(ctx.memory(), model, config)?)
     }

@@ -8,6 +8,7 @@ mod held_out;
 mod kept;
 mod micro_batch;
 mod passes;
+mod shares;
 mod skip;
 mod state;
 
@@ -50,6 +51,9 @@ pub struct TrainerConfig {
     pub skip_zero_gradients: bool,
     /// Whether the forward pass keeps only each layer's input, and the backward pass recomputes the other activations.
     pub gradient_checkpointing: bool,
+    /// The number of shares of a step's groups whose gradients are added as a tree, a power of two. It decides the last
+    /// bits of the gradient, and the largest number of processes that can divide a step.
+    pub gradient_shares: usize,
 }
 
 /// The trainer's state between steps, besides the [optimizer's moments](Trainer::optimizer). Checkpoints store it

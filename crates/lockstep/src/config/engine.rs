@@ -98,5 +98,6 @@ pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
         prefix_sharing: config.prefix_sharing,
         skip_zero_gradients: config.skip_zero_gradients && config.computes_every_group().is_none(),
         gradient_checkpointing: config.gradient_checkpointing,
+        gradient_shares: config.gradient_shares,
     }
 }

@@ -21,6 +21,10 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     if c.max_steps != -1 && c.max_steps < 1 {
         bad_input!("`max_steps` must be at least 1, or -1 for num_train_epochs passes, but is {}", c.max_steps);
     }
+    if !c.gradient_shares.is_power_of_two() {
+        let why = "a power of two (1, 2, 4, …), since shares are added in pairs";
+        bad_input!("`gradient_shares` must be {why}, but is {}", c.gradient_shares);
+    }
     c.traced_steps()?;
     data::renames(&c.columns).map_err(BadInput::new)?;
     data::check_template_columns(c)?;

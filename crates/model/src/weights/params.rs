@@ -6,7 +6,8 @@ use super::low_rank::LowRank;
 use super::spec::{ParamSpec, specs};
 use crate::{Head, ModelConfig, Result};
 use kernels::matrix::PANEL;
-use kernels::{DType, Matrix, Memory, Tensor};
+use kernels::ops::residual;
+use kernels::{Context, DType, Matrix, Memory, Tensor};
 use std::ops::Range;
 
 /// Elements of one piece when a tensor is read in pieces: 1 MiB of f32. (Small in tests, so that there are several
@@ -94,6 +95,16 @@ impl Params {
         let mut params = Params::base(memory, config, false, config.compute);
         params.add_adapter(memory, lora);
         params
+    }
+
+    /// Adds another tree of f32 numbers, element by element.
+    pub fn add(&mut self, ctx: &Context, other: &Params) -> kernels::Result<()> {
+        for (to, from) in self.tensors_mut().into_iter().zip(other.tensors()) {
+            let elements = [1, from.shape().iter().product()];
+            let (d_y, d_x) = (from.view().reshape(&elements), to.view_mut().reshape(&elements));
+            residual::backward(ctx, residual::Backward { d_y, d_x })?;
+        }
+        Ok(())
     }
 
     fn base(memory: &Memory, c: &ModelConfig, kept: bool, dtype: DType) -> Params {

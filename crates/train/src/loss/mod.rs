@@ -54,6 +54,9 @@ use serde::{Deserialize, Serialize};
 /// accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Normalizer {
+    /// Number of groups: runs of sequences with the same prompt. Needed only with several
+    /// [shares](crate::TrainerConfig::gradient_shares).
+    pub groups: usize,
     /// Number of sequences, including those without a token in the loss.
     pub sequences: usize,
     /// Number of tokens in the loss.
@@ -74,7 +77,8 @@ impl Normalizer {
             sequences += 1;
             tokens += mask.iter().filter(|&&m| m).count();
         }
-        Normalizer { sequences, tokens, entropy_threshold: None, entropy_tokens: tokens, entropy_coef: 0.0 }
+        let (entropy_threshold, entropy_coef) = (None, 0.0);
+        Normalizer { groups: 0, sequences, tokens, entropy_threshold, entropy_tokens: tokens, entropy_coef }
     }
 
     /// Whether the entropy threshold keeps a token with this entropy. NaN is kept, so that it makes the loss

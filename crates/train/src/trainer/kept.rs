@@ -28,19 +28,23 @@ pub(crate) enum Origin {
 /// A micro-batch, and the rows of its sequences that the engine kept.
 pub(crate) struct Planned<'a> {
     pub(crate) micro: MicroBatch<'a>,
+    /// The share of the gradient to which all its groups belong.
+    pub(crate) share: usize,
     pub(crate) origin: Origin,
     /// The rows of each scored sequence; empty if the micro-batch is only computed.
     rows: Vec<KeptSequence<'a>>,
 }
 
 impl Compute<'_> {
-    /// Splits `groups` into micro-batches. Groups whose rows were `kept` are never together with others.
+    /// Splits `groups` into micro-batches. Groups of different shares are never together, nor are groups whose rows were
+    /// `kept` and others. `share` returns the share of the group with an index.
     pub(crate) fn plan<'a>(
         &self,
         config: &TrainerConfig,
         sequences: &[Sequence<'_>],
         groups: &'a [PromptGroup<'a>],
         kept: Option<&'a KeptRollout>,
+        share: impl Fn(usize) -> usize,
     ) -> Vec<Planned<'a>> {
         let sampled_with = (self.model.version(), config.temperature);
         let find = |sequence: &Sequence<'_>| {
@@ -64,11 +68,12 @@ impl Compute<'_> {
             })
             .collect();
         let (max_tokens, sharing) = (config.max_tokens_per_micro_batch, config.prefix_sharing);
-        let planned = |(origin, micro): (Origin, MicroBatch<'a>)| {
+        let planned = |((share, origin), micro): ((usize, Origin), MicroBatch<'a>)| {
             let rows = micro.scored().filter_map(|i| found[i]).filter(|_| origin != Origin::Computed).collect();
-            Planned { micro, origin, rows }
+            Planned { micro, share, origin, rows }
         };
-        micro_batches_by(groups, max_tokens, sharing, |place| origins[place]).into_iter().map(planned).collect()
+        let kind = |place: usize| (share(place), origins[place]);
+        micro_batches_by(groups, max_tokens, sharing, kind).into_iter().map(planned).collect()
     }
 }
 

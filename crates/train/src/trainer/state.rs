@@ -10,6 +10,7 @@
 
 use super::kept::{Origin, Planned};
 use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Passes};
+use super::shares::Shares;
 use super::skip::Skipped;
 use super::{MAX_SKIPPED_IN_A_ROW, StepParams, TrainerConfig, TrainerState};
 use crate::loss::Normalizer;
@@ -23,7 +24,7 @@ use kernels::mean::over;
 use kernels::{Context, Memory};
 use model::kept::RolloutActivations;
 use model::packing::longest;
-use model::{Capacity, Grads, ModelConfig, ModelView, Trainable};
+use model::{Capacity, Grads, ModelConfig, ModelView, Params, Trainable};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,6 +34,7 @@ pub struct TrainState {
     pub(crate) config: TrainerConfig,
     pub(crate) memory: Memory,
     pub(crate) grads: Grads,
+    shares: Shares,
     pub(crate) optimizer: Optimizer,
     pub(super) skipped_in_a_row: u32,
     pub(crate) skipped_total: u64,
@@ -49,6 +51,7 @@ struct Accumulated {
     normalizer: Normalizer,
     measured: Measured,
     sequences: usize,
+    groups: usize,
     computed_tokens: usize,
     micro_batches: usize,
     optimizer_time_s: f64,
@@ -71,8 +74,15 @@ impl TrainState {
             let why = "for training it must be finite and above 0; at 0 every completion would have probability 1";
             return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
         }
+        let adapter = config.adapter.as_ref();
+        if !config.gradient_shares.is_power_of_two() {
+            let why = "the shares are added in pairs, so it must be a power of two";
+            return Err(Error::Config(format!("gradient_shares = {}: {why}", config.gradient_shares)));
+        }
+        let partial = || Params::trained(&memory.part("gradients"), model, adapter);
         Ok(TrainState {
-            grads: Grads::trained(memory, model, config.adapter.as_ref()),
+            grads: Grads::trained(memory, model, adapter),
+            shares: Shares::new(config.gradient_shares, partial),
             optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
             entropy: EntropyControl::new(&config.objective.entropy()),
             memory: memory.clone(),
@@ -93,11 +103,16 @@ impl TrainState {
         samples: impl Into<Samples<'a>>,
     ) -> Result<()> {
         let (samples, loss) = (samples.into(), self.config.objective.clone());
-        self.accumulated = None;
+        self.discard();
         let compute = &mut Compute { passes, ctx, model };
         let (normalizer, ahead) = self.normalize(compute, samples, &loss)?;
         self.accumulate_after(compute, samples, &loss, &normalizer, ahead)?;
         self.reduce(ctx)
+    }
+
+    /// Discards the gradient that was accumulated since the last step.
+    pub(super) fn discard(&mut self) {
+        self.accumulated = None;
     }
 
     /// Computes the counts by which `loss` divides, if `samples` are the whole optimizer batch. If the loss leaves out
@@ -128,12 +143,12 @@ impl TrainState {
         self.accumulate_after(compute, samples, loss, normalizer, Ahead::default())
     }
 
-    /// Completes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
-    /// `Accumulated` would be added here, in the order of the ranks.
+    /// Completes the accumulated gradient of the optimizer batch: the tree of its shares. With several ranks, their
+    /// gradients would be added here, and the sums in `Accumulated` be gathered.
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
         let start = Instant::now();
-        self.grads.finish(ctx)?;
+        self.shares.finish(ctx, &mut self.grads)?;
         accumulated.is_reduced = true;
         accumulated.optimizer_time_s += start.elapsed().as_secs_f64();
         Ok(())
@@ -202,14 +217,16 @@ impl TrainState {
     ) -> Result<(Normalizer, Ahead)> {
         let sequences = sequences(loss, samples)?;
         let entropy_coef = self.entropy.applied(&loss.entropy());
-        let mut normalizer = Normalizer { entropy_coef, ..Normalizer::of(sequences.iter().map(|s| &s.mask)) };
+        let groups = groups(compute.model.config(), &sequences)?;
+        let counts = Normalizer::of(sequences.iter().map(|s| &s.mask));
+        let mut normalizer = Normalizer { entropy_coef, groups: groups.len(), ..counts };
         let mut ahead = Ahead::default();
         let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
-        let groups = groups(compute.model.config(), &sequences)?;
         let activations = compute.passes.activations.clone();
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
-        let planned = compute.plan(&self.config, &sequences, &groups, kept);
+        let share = |group: usize| self.shares.of_group(group, groups.len());
+        let planned = compute.plan(&self.config, &sequences, &groups, kept, share);
         self.reserve_for(compute, &planned, longest(&groups))?;
         let keeps = planned.len() == 1 || self.dropout() > 0.0;
         let skipped = Cell::default();
@@ -244,12 +261,14 @@ impl TrainState {
         let activations = compute.passes.activations.clone();
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
-        let planned = compute.plan(&self.config, &sequences, &groups, kept);
+        let before = self.accumulated.as_ref().map_or(0, |accumulated| accumulated.groups);
+        let share = |group: usize| self.shares.of_group(before + group, normalizer.groups);
+        let planned = compute.plan(&self.config, &sequences, &groups, kept, share);
         let computed = self.reserve_for(compute, &planned, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {
             Some(accumulated) => accumulated,
             None => {
-                self.grads.zero(compute.ctx);
+                self.shares.begin(compute.ctx, &mut self.grads);
                 Accumulated::new(loss.clone(), *normalizer)
             }
         };
@@ -264,6 +283,7 @@ impl TrainState {
                 Some(forward) => forward,
                 None => self.forward(compute, &batch, planned, &mut measured.forward)?,
             };
+            self.shares.enter(compute.ctx, &mut self.grads, planned.share)?;
             self.backward(compute, &batch, &planned.micro, forward, measured)?;
         }
         batch.count_skipped(sequences.len(), compute.model.version().trained(), measured);
@@ -275,6 +295,7 @@ impl TrainState {
             loss.evaluate(normalizer, &mut [empty], &mut measured.sums);
         }
         accumulated.sequences += sequences.len();
+        accumulated.groups += all.len();
         accumulated.computed_tokens += computed;
         accumulated.micro_batches += planned.len();
         accumulated.uses_activations = kept.is_some();
@@ -341,6 +362,7 @@ impl Accumulated {
             normalizer,
             measured: Measured::default(),
             sequences: 0,
+            groups: 0,
             computed_tokens: 0,
             micro_batches: 0,
             optimizer_time_s: 0.0,

@@ -30,6 +30,7 @@ fn config(objective: Objective) -> TrainerConfig {
         prefix_sharing: true,
         skip_zero_gradients: false,
         gradient_checkpointing: false,
+        gradient_shares: 1,
     }
 }
 

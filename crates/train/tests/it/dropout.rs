@@ -38,6 +38,7 @@ fn trainer_config(dropout: f64, loss: LossConfig) -> TrainerConfig {
         skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing: false,
+        gradient_shares: 1,
     }
 }
 

@@ -36,6 +36,7 @@ fn config(objective: Objective) -> TrainerConfig {
         prefix_sharing: true,
         skip_zero_gradients: true,
         gradient_checkpointing: false,
+        gradient_shares: 1,
     }
 }
 

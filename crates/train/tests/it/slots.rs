@@ -49,6 +49,7 @@ fn updated(isa: Isa, threads: usize, case: &Case, hold: bool) -> (Vec<Vec<u32>>,
         skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing: false,
+        gradient_shares: 1,
     };
     let samples: Vec<_> =
         [(5, 7), (9, 11)].map(|(a, b)| Sample::supervised(Prompt::new([a, 6, 7]), vec![b, 12, a])).to_vec();

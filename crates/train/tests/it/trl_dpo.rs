@@ -44,6 +44,7 @@ fn trainer_config(config: DpoConfig, max_tokens_per_micro_batch: usize, prefix_s
         skip_zero_gradients: false,
         prefix_sharing,
         gradient_checkpointing: false,
+        gradient_shares: 1,
     }
 }
 

@@ -156,6 +156,7 @@ impl Family {
             skip_zero_gradients: false,
             prefix_sharing: true,
             gradient_checkpointing: false,
+            gradient_shares: 1,
         };
         Trainer::new(context(1).memory(), &weights.config, config).expect("trainer")
     }

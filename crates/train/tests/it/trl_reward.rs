@@ -42,6 +42,7 @@ fn trainer_config(c: Option<f64>, max_tokens_per_micro_batch: usize, prefix_shar
         skip_zero_gradients: false,
         prefix_sharing,
         gradient_checkpointing: false,
+        gradient_shares: 1,
     }
 }
 

@@ -32,6 +32,7 @@ fn trainer_config(fixture: &Fixture, objective: Objective, optimizer: OptimizerC
         skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing: false,
+        gradient_shares: 1,
     }
 }
 

@@ -33,6 +33,7 @@ fn trainer_config(max_tokens_per_micro_batch: usize, gradient_checkpointing: boo
         skip_zero_gradients: false,
         prefix_sharing: true,
         gradient_checkpointing,
+        gradient_shares: 1,
     }
 }
 

@@ -18,6 +18,9 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Compute a prompt once for all completions of its group, in generation and training. Log-probabilities have the
     /// same bits either way; gradients differ in rounding, since their sums run in another order.
     prefix_sharing: bool = true => OURS.on_resume(Warn);
+    /// Cut the groups of an optimizer step into this many shares (a power of two), whose gradients are added as a tree.
+    /// It decides the last bits of the gradients. Each doubling takes the memory of one more gradient.
+    gradient_shares: usize = 1 => OURS.range(at_least(1.0).at_most(64.0)).on_resume(Fixed);
     /// Pack several groups into one training pass, up to max_tokens_per_micro_batch; false: one group per pass. No bit
     /// depends on it.
     packing: bool = true
