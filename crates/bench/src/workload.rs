@@ -308,11 +308,12 @@ mod tests {
         let (wrong, metrics) = updated(|group| group.prompt_rows.swap(1, 2));
         assert_eq!((metrics.activation_mismatch_rows, metrics.logp_mismatch_tokens), (2, 0));
         assert!(wrong != right);
-        let changes: [(&str, &dyn Fn(&mut [KeptCompletion])); 4] = [
-            ("a row that was used twice", &|of| of[0].rows[3] = of[0].rows[4]),
-            ("the row of the other completion", &|of| of[1].rows[5] = of[0].rows[5]),
-            ("a log-sum-exp of the other completion", &|of| of[1].head.lse[2] = of[0].head.lse[2]),
-            ("the entropy of another token", &|of| of[0].head.entropies[7] = of[0].head.entropies[6]),
+        type Change = fn(&mut [KeptCompletion]);
+        let changes: [(&str, Change); 4] = [
+            ("a row that was used twice", |of| of[0].rows[3] = of[0].rows[4]),
+            ("the row of the other completion", |of| of[1].rows[5] = of[0].rows[5]),
+            ("a log-sum-exp of the other completion", |of| of[1].head.lse[2] = of[0].head.lse[2]),
+            ("the entropy of another token", |of| of[0].head.entropies[7] = of[0].head.entropies[6]),
         ];
         for (what, change) in changes {
             let (_, metrics) = updated(|group| change(&mut group.completions));

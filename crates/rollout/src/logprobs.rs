@@ -1,5 +1,6 @@
 //! Optional log-probabilities besides those of the sampled tokens: of prompt tokens and of the most likely
-//! alternatives. They are computed from full rows of logits, a few rows at a time, and only for requests that want them.
+//! alternatives. They are computed from full rows of logits, a few rows at a time, and only for requests that want
+//! them.
 
 use crate::Result;
 use crate::scheduler::{Chunk, Scheduler};

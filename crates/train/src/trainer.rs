@@ -4,6 +4,7 @@
 //! and its buffers, which hold the activations of one micro-batch). Several states can share the same passes, since the
 //! methods of a state take the passes as an argument.
 
+mod checked;
 mod held_out;
 mod kept;
 mod micro_batch;

@@ -4,8 +4,8 @@
 //! own: its forward pass is computed, and each kept row is compared with it.
 
 use super::TrainerConfig;
+use super::checked::is_checked;
 use super::passes::{Compute, ForwardSums, Outputs};
-use super::skip::is_checked;
 use crate::Result;
 use crate::optimizer_batch::Sequence;
 use kernels::Tensor;
@@ -36,8 +36,8 @@ pub(crate) struct Planned<'a> {
 }
 
 impl Compute<'_> {
-    /// Splits `groups` into micro-batches. Groups of different shares are never together, nor are groups whose rows were
-    /// `kept` and others. `share` returns the share of the group with an index.
+    /// Splits `groups` into micro-batches. Groups of different shares are never together, nor are groups whose rows
+    /// were `kept` and others. `share` returns the share of the group with an index.
     pub(crate) fn plan<'a>(
         &self,
         config: &TrainerConfig,

@@ -165,8 +165,9 @@ fn loss_and_gradient(
                 let used = entropies.iter().zip(mask).filter(|(_, m)| **m);
                 measured.entropy += used.map(|(e, _)| f64::from(*e)).sum::<f64>();
                 // The log-probabilities of kept activations are the sampler's own.
-                let computed = source.sample().filter(|_| slots.is_none());
-                computed.into_iter().for_each(|sample| measured.compare(sample, logps, version));
+                if let Some(sample) = source.sample().filter(|_| slots.is_none()) {
+                    measured.compare(sample, logps, version);
+                }
             }
             let source = *source;
             scored.push(Scored { source, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });

@@ -1,6 +1,6 @@
 //! The passes over one micro-batch, whose activations are on the tape, and the types of their results.
 
-use super::skip::is_checked;
+use super::checked::is_checked;
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;

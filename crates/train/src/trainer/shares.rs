@@ -28,7 +28,7 @@ impl Shares {
     }
 
     /// The share of group `group` of a step with `groups` groups.
-    pub(super) fn of_group(&self, group: usize, groups: usize) -> usize {
+    pub(super) fn index(&self, group: usize, groups: usize) -> usize {
         (group * self.count / groups.max(1)).min(self.count - 1)
     }
 

@@ -9,12 +9,13 @@
 //! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed for the comparison
 //! only.
 
+use super::checked::is_checked;
 use super::passes::{LossBatch, Measured};
 use crate::loss::Normalizer;
 use crate::optimizer_batch::Sequence;
 use kernels::mean::over;
 use model::columns::ENTROPIES;
-use model::{GroupId, PromptGroup, Updates};
+use model::{PromptGroup, Updates};
 use std::borrow::Cow;
 
 /// The groups of an optimizer batch that are skipped.
@@ -71,13 +72,6 @@ fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
     mask.iter().enumerate().all(|(t, &m)| !m || sample.advantage.at(t) == 0.0)
 }
 
-/// Whether this group's forward pass is computed and compared in any case: one group in 64, spread evenly over consecutive groups by Fibonacci hashing
-/// (multiplication by 2⁶⁴ / φ). So in a dataset whose length is a power of two, it is not always the same prompts that
-/// are checked.
-pub(super) fn is_checked(group: GroupId) -> bool {
-    group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
-}
-
 impl LossBatch<'_> {
     /// Adds skipped sequences with an index below `end` to the metrics, so that sums run in the order of all sequences.
     pub(crate) fn count_skipped(&self, end: usize, version: Updates, measured: &mut Measured) {
@@ -103,24 +97,5 @@ impl Measured {
     /// Mean entropy over the tokens in the loss whose entropy is known; `None` if there are none.
     pub(crate) fn mean_entropy(&self, normalizer: &Normalizer) -> Option<f64> {
         over(self.entropy, (normalizer.tokens - self.unknown_entropies) as u64)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_group_in_64_is_checked() {
-        for first in [0, 1000, u64::MAX / 2] {
-            let checked = (first..first + 6400).filter(|&n| is_checked(GroupId(n))).count();
-            assert!((98..=102).contains(&checked), "{checked} from {first}");
-        }
-        // In a dataset of 64 prompts, the same prompt is checked about once in 64 epochs.
-        for prompt in 0..64 {
-            let checked = (0..640).filter(|epoch| is_checked(GroupId(64 * epoch + prompt))).count();
-            assert!((5..=16).contains(&checked), "{checked} of prompt {prompt}");
-        }
-        assert!(is_checked(GroupId(0)));
     }
 }

@@ -225,7 +225,7 @@ impl TrainState {
         let activations = compute.passes.activations.clone();
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
-        let share = |group: usize| self.shares.of_group(group, groups.len());
+        let share = |group: usize| self.shares.index(group, groups.len());
         let planned = compute.plan(&self.config, &sequences, &groups, kept, share);
         self.reserve_for(compute, &planned, longest(&groups))?;
         let keeps = planned.len() == 1 || self.dropout() > 0.0;
@@ -262,7 +262,7 @@ impl TrainState {
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
         let before = self.accumulated.as_ref().map_or(0, |accumulated| accumulated.groups);
-        let share = |group: usize| self.shares.of_group(before + group, normalizer.groups);
+        let share = |group: usize| self.shares.index(before + group, normalizer.groups);
         let planned = compute.plan(&self.config, &sequences, &groups, kept, share);
         let computed = self.reserve_for(compute, &planned, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {

@@ -82,8 +82,14 @@ fn truncated_completions_are_masked_if_configured() {
 fn the_normalizer_and_clip_ratios_count_sequences_and_tokens() {
     let masks = [vec![true, false, true], vec![], vec![false], vec![true]];
     let found = Normalizer::of(&masks);
-    let expected =
-        Normalizer { groups: 0, sequences: 4, tokens: 3, entropy_tokens: 3, entropy_threshold: None, entropy_coef: 0.0 };
+    let expected = Normalizer {
+        groups: 0,
+        sequences: 4,
+        tokens: 3,
+        entropy_tokens: 3,
+        entropy_threshold: None,
+        entropy_coef: 0.0,
+    };
     assert_eq!(found, expected);
     let mut sums = LossSums::default();
     (sums.kl, sums.tokens) = (6.0, 4);

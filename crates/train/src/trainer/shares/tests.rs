@@ -6,7 +6,7 @@ use crate::objective::Objective;
 use crate::{OptimizerConfig, Sample};
 use kernels::rng::Stream;
 use kernels::{Context, DType, Isa};
-use model::{Grads, LoraConfig, ModelConfig, Params, Prompt, Weights};
+use model::{Grads, LoraConfig, ModelConfig, Params, Prompt, Trainable, Weights};
 use std::sync::Arc;
 
 fn model_of(tied: bool, compute: DType) -> Arc<ModelConfig> {
@@ -20,18 +20,18 @@ fn model_of(tied: bool, compute: DType) -> Arc<ModelConfig> {
 #[test]
 fn the_groups_of_a_step_are_cut_into_even_runs() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
-    let of = |count: usize, groups: usize| {
+    let indices = |count: usize, groups: usize| {
         let shares = Shares::new(count, || Params::zeros(ctx.memory(), &model_of(true, DType::F32)));
-        (0..groups).map(|group| shares.of_group(group, groups)).collect::<Vec<_>>()
+        (0..groups).map(|group| shares.index(group, groups)).collect::<Vec<_>>()
     };
-    assert_eq!(of(1, 3), [0, 0, 0]);
-    assert_eq!(of(2, 5), [0, 0, 0, 1, 1]);
-    assert_eq!(of(4, 6), [0, 0, 1, 2, 2, 3]);
-    assert_eq!(of(8, 3), [0, 2, 5]);
+    assert_eq!(indices(1, 3), [0, 0, 0]);
+    assert_eq!(indices(2, 5), [0, 0, 0, 1, 1]);
+    assert_eq!(indices(4, 6), [0, 0, 1, 2, 2, 3]);
+    assert_eq!(indices(8, 3), [0, 2, 5]);
 }
 
-/// The sum of four shares, each with this number as the gradient of every norm weight; `None` stands for a share without
-/// groups.
+/// The sum of four shares, each with this number as the gradient of every norm weight; `None` stands for a share
+/// without groups.
 fn sum_of(numbers: [Option<f32>; 4]) -> f32 {
     let (ctx, model) = (Context::cpu(Isa::best(), 1), model_of(true, DType::F32));
     let mut grads = Grads::zeros(ctx.memory(), &model);
@@ -120,7 +120,7 @@ fn a_gradient_in_shares_is_the_tree_of_their_gradients() {
             let mut alone = trainer(&ctx, &model, 1, 1000);
             let loss = Objective::Supervised;
             let normalizer = alone.normalizer(&ctx, weights.view(), samples[..].into(), &loss).unwrap();
-            let mut of_share = |share: usize| {
+            let mut share_gradient = |share: usize| {
                 let own = (0..n).filter(|group| group * count / n == share);
                 let own: Vec<Sample> = own.flat_map(|group| groups[group]).cloned().collect();
                 if own.is_empty() {
@@ -132,7 +132,7 @@ fn a_gradient_in_shares_is_the_tree_of_their_gradients() {
                 alone.state.discard();
                 found
             };
-            let expected = tree(&(0..count).map(&mut of_share).collect::<Vec<_>>());
+            let expected = tree(&(0..count).map(&mut share_gradient).collect::<Vec<_>>());
             assert!(expected.iter().any(|x| *x != 0.0), "{case}");
             for budget in [1, 40, 1000] {
                 let mut trainer = trainer(&ctx, &model, count, budget);
@@ -154,9 +154,10 @@ fn a_gradient_in_shares_is_the_tree_of_their_gradients() {
 }
 
 #[test]
-fn the_number_of_shares_must_be_a_power_of_two() {
+fn the_number_share_gradients_must_be_a_power_of_two() {
     let (ctx, model) = (Context::cpu(Isa::PORTABLE, 1), model_of(true, DType::F32));
-    let config = |gradient_shares| TrainerConfig { gradient_shares, ..trainer(&ctx, &model, 1, 9).state.config.clone() };
+    let config =
+        |gradient_shares| TrainerConfig { gradient_shares, ..trainer(&ctx, &model, 1, 9).state.config.clone() };
     for count in [0, 3, 6] {
         let error = Trainer::new(ctx.memory(), &model, config(count)).err().unwrap().to_string();
         let why = "the shares are added in pairs, so it must be a power of two";
