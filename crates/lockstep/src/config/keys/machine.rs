@@ -37,8 +37,8 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     speculative: Speculative = Speculative::Off
         => OURS.read_by(ONLINE).on_resume(Free);
     /// Keep the activations of generated tokens, so that the first update on them needs no forward pass: auto (as much
-    /// as fits into half of the memory that the run leaves free), off, or a size such as 2GB. Groups that do not fit are
-    /// computed. No bit depends on it.
+    /// as fits into half of the memory that the run leaves free), off, or a size such as 2GB. Groups that do not fit
+    /// are computed. No bit depends on it.
     rollout_activations: RolloutActivations = RolloutActivations::Auto => OURS.read_by(ONLINE).on_resume(Free);
     /// The most tokens of prompt + completion; not set: the model's context, or less if no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
