@@ -30,6 +30,7 @@ mod fleet_resumed;
 mod fork;
 mod full_disk;
 mod gemma3;
+mod gradient_shares;
 #[cfg(feature = "hub")]
 mod hub;
 mod last_words;
