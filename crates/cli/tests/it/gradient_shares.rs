@@ -17,9 +17,9 @@ const KINDS: [(&str, &str, &[&str]); 7] = [
     ("dpo", "dpo", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]),
 ];
 
-fn weights(run: &Path) -> Vec<u8> {
-    let results = ["model/model.safetensors", "model/adapter_model.safetensors"];
-    files(run).into_iter().find(|(name, _)| results.contains(&name.as_str())).unwrap().1
+/// The mean gradients that the optimizer keeps. (The rounding of a bf16 model hides differences of its weights.)
+fn moments(run: &Path) -> Vec<u8> {
+    files(run).remove("checkpoints/step-000012/optimizer_exp_avg.safetensors").unwrap()
 }
 
 #[test]
@@ -27,20 +27,22 @@ fn the_bits_of_a_run_in_shares_do_not_depend_on_its_division() {
     let dir = directory();
     let root = dir.path();
     for (command, kind, set) in KINDS {
+        let is_online = command == "train";
+        let recorded: &[&str] = if is_online { &["record_rollouts=true"] } else { &[] };
         let run = |name: &str, own: &[&str]| {
             let out = format!("{kind}-{name}");
-            good(root, &arguments(command, &out, &[set, own].concat()));
+            good(root, &arguments(command, &out, &[set, recorded, own].concat()));
             root.join(out)
         };
         let whole = run("whole", &["gradient_shares=4", "threads=1"]);
         let mut divided = vec!["gradient_shares=4", "threads=2", "packing=false", "gradient_checkpointing=true"];
-        if command == "train" {
-            divided.push("rollout_activations=off");
-        }
+        divided.extend(is_online.then_some("rollout_activations=off"));
         same(&whole, &run("divided", &divided));
         let one = run("one", &["threads=1"]);
-        assert!(weights(&whole) != weights(&one), "{kind}: shares must change the order of the sums");
-        good(root, &["verify", &format!("{kind}-whole"), "--all"]);
+        assert!(moments(&whole) != moments(&one), "{kind}: shares must change the order of the sums");
+        if is_online {
+            good(root, &["verify", &format!("{kind}-whole"), "--all"]);
+        }
     }
 }
 
@@ -76,7 +78,7 @@ fn the_number_of_shares_is_a_power_of_two_and_fixed() {
 fn the_plan_counts_the_gradients_of_shares() {
     let dir = directory();
     let gradients = |shares: &str| {
-        let set = ["num_generations=2", shares].map(|set| ["--set", set]).concat();
+        let set = ["num_generations=2", "max_completion_length=6", shares].map(|set| ["--set", set]).concat();
         let data = ["plan", "--json", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars"];
         let plan: Value = serde_json::from_str(&good(dir.path(), &[&data[..], &set].concat()).out).unwrap();
         let parts = plan["parts"].as_array().unwrap().iter();
