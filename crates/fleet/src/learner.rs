@@ -1,5 +1,5 @@
 //! The learner's loop around the coordinator: it passes events in and carries actions out. Its caller has the weights,
-//! trains on each batch of a [`Step`], and asks for the frontier of a checkpoint.
+//! trains on each batch of a [`Notice`], and asks for the frontier of a checkpoint.
 //!
 //! [`Learner`] is the loop itself, for callers that poll it. [`LearnerHandle`] runs it on a thread, so that workers are
 //! served while the caller trains.
@@ -38,7 +38,7 @@ pub trait Feed: Send {
 
 /// An action that the caller of the learner must carry out.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum Notice {
     /// Train on this batch, whose file is on disk. Call [`Learner::training_began`], take the optimizer steps, and call
     /// [`Learner::trained`]. The results are in the order of their names.
     Train(BatchId, Batch),
@@ -77,7 +77,7 @@ pub struct Learner<E> {
     frontier: BTreeMap<JobName, JobResult>,
     /// The number of refused results of each worker.
     refusals: BTreeMap<WorkerName, u32>,
-    steps: VecDeque<Step>,
+    notices: VecDeque<Notice>,
     counts: Counts,
     last_checkpoint: Option<Version>,
     /// The version before which a checkpoint waits for results.
@@ -130,7 +130,7 @@ impl<E: Exchange> Learner<E> {
             looked_at: None,
             frontier,
             refusals: BTreeMap::new(),
-            steps: VecDeque::new(),
+            notices: VecDeque::new(),
             counts: Counts { corrupt: problems.len() as u64, ..Counts::default() },
             last_checkpoint,
             waits_for: None,
@@ -138,7 +138,7 @@ impl<E: Exchange> Learner<E> {
             shared,
             last_tick: Instant::now(),
         };
-        learner.steps.extend(problems.into_iter().map(Step::Warning));
+        learner.notices.extend(problems.into_iter().map(Notice::Warning));
         learner.look()?;
         learner.tell(Event::Recovered)?;
         learner.announce()?;
@@ -157,8 +157,8 @@ impl<E: Exchange> Learner<E> {
     }
 
     /// The next action for the caller, if any.
-    pub fn next_step(&mut self) -> Option<Step> {
-        self.steps.pop_front()
+    pub fn next_notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
     }
 
     /// A function that sleeps until something may have happened.
@@ -176,7 +176,7 @@ impl<E: Exchange> Learner<E> {
         self.counts
     }
 
-    /// Tells the learner that the caller begins to train on the batch of [`Step::Train`]. The results of the batch can
+    /// Tells the learner that the caller begins to train on the batch of [`Notice::Train`]. The batch's results can
     /// no longer be taken back.
     pub fn training_began(&mut self) -> Result<()> {
         self.tell(Event::TrainingBegan)
@@ -213,7 +213,7 @@ impl<E: Exchange> Learner<E> {
 
     /// Expels a worker that returned a wrong result. It gets no further jobs. Its results for batches from `from` on
     /// are recomputed, except in batches that were trained on. Returns the first affected batch. If this batch and
-    /// later ones were already returned as [`Step::Train`], they are returned again.
+    /// later ones were already returned as [`Notice::Train`], they are returned again.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<Option<BatchId>> {
         let from = from.max(self.coordinator.open_batch());
         let first = JobName::first(self.coordinator.plan().first_group(from));
@@ -232,7 +232,7 @@ impl<E: Exchange> Learner<E> {
         let reopened = jobs.first().map(|job| self.coordinator.plan().batch_of(job.group));
         if let Some(batch) = reopened {
             self.files.remove_from(batch)?;
-            self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
+            self.notices.retain(|notice| !matches!(notice, Notice::Train(other, _) if *other >= batch));
             self.kept.retain(|job, _| !is_taken(job));
         }
         self.counts.remade += taken.len() as u64;
@@ -266,17 +266,17 @@ impl<E: Exchange> Learner<E> {
         let events = self.exchange.poll()?;
         for problem in self.exchange.take_problems() {
             self.counts.corrupt += 1;
-            self.steps.push_back(Step::Warning(problem));
+            self.notices.push_back(Notice::Warning(problem));
         }
         for event in events {
             match &event {
                 Event::Ended { worker, how: HowEnded::Failed } => {
                     self.counts.died += 1;
-                    self.steps.push_back(Step::Warning(format!("worker {worker} failed: see its log")));
+                    self.notices.push_back(Notice::Warning(format!("worker {worker} failed: see its log")));
                 }
                 Event::Ended { worker, how: HowEnded::Vanished } => {
                     self.counts.died += 1;
-                    self.steps.push_back(Step::Warning(format!("worker {worker} ended unexpectedly")));
+                    self.notices.push_back(Notice::Warning(format!("worker {worker} ended unexpectedly")));
                 }
                 Event::Lost(_) => self.counts.remade += 1,
                 Event::Result { worker, job, lineage, answer }
@@ -333,8 +333,8 @@ impl<E: Exchange> Learner<E> {
                 if self.coordinator.expelled().all(|expelled| *expelled != worker) {
                     self.counts.killed += 1;
                     let limit = self.coordinator.plan().stale_after_ms / 1000;
-                    self.steps
-                        .push_back(Step::Warning(format!("worker {worker} made no progress for {limit} s: killed")));
+                    self.notices
+                        .push_back(Notice::Warning(format!("worker {worker} made no progress for {limit} s: killed")));
                 }
             }
             Action::SyncBatch(batch, jobs) => {
@@ -347,7 +347,7 @@ impl<E: Exchange> Learner<E> {
                 let groups = self.coordinator.plan().groups_of(batch);
                 let jobs: Vec<JobName> = groups.flat_map(|group| self.coordinator.chain(group)).collect();
                 let results = self.results(&jobs)?;
-                self.steps.push_back(Step::Train(batch, results));
+                self.notices.push_back(Notice::Train(batch, results));
             }
             Action::Publish(_) => {
                 self.forget();
@@ -387,7 +387,7 @@ impl<E: Exchange> Learner<E> {
                 let what =
                     format!("job {job}: worker {worker} and {first} computed different bits from the same weights");
                 let why = "one of the machines is faulty or runs a different build";
-                self.steps.push_back(Step::Warning(format!("{what}: {why}")));
+                self.notices.push_back(Notice::Warning(format!("{what}: {why}")));
             }
         }
     }

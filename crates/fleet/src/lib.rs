@@ -9,8 +9,8 @@
 //! are synced before the update. The *frontier* of each checkpoint contains results whose weights will be gone.
 //!
 //! For a learner: call [`learner::Learner::open`], then [`learner::LearnerHandle::start`], and then repeatedly
-//! [`learner::LearnerHandle::next_step`], which waits for a limited time. A [`learner::Feed`] supplies the content of
-//! jobs. A [`learner::Step`] tells the caller what to do:
+//! [`learner::LearnerHandle::next_notice`], which waits for a limited time. A [`learner::Feed`] supplies the content of
+//! jobs. A [`learner::Notice`] tells the caller what to do:
 //!
 //! ```text
 //! Train(b, results)    → training_began(); optimizer steps; trained(lineage of the weights)

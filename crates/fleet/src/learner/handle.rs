@@ -1,6 +1,6 @@
 //! Runs a learner on its own thread.
 
-use super::{Learner, POLL_INTERVAL, Step};
+use super::{Learner, Notice, POLL_INTERVAL};
 use crate::error::{Error, Result};
 use crate::exchange::Exchange;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -52,12 +52,12 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
     }
 
     /// The next action for the caller. Returns `None` after `at_most`, so that the caller can check for a stop request.
-    pub fn next_step(&self, at_most: Duration) -> Result<Option<Step>> {
+    pub fn next_notice(&self, at_most: Duration) -> Result<Option<Notice>> {
         let end = Instant::now() + at_most;
         let mut state = self.shared.lock();
         loop {
-            if let Some(step) = state.learner.next_step() {
-                return Ok(Some(step));
+            if let Some(notice) = state.learner.next_notice() {
+                return Ok(Some(notice));
             }
             state.check_served()?;
             let left = end.saturating_duration_since(Instant::now());

@@ -1,7 +1,7 @@
 //! Results that do not answer their jobs. The caller checks this ([`Feed::check`](super::Feed::check)) before a result
 //! is accepted.
 
-use super::{Learner, Step};
+use super::{Learner, Notice};
 use crate::coordinator::Event;
 use crate::error::{Error, Result};
 use crate::exchange::Exchange;
@@ -36,7 +36,7 @@ impl<E: Exchange> Learner<E> {
         let refusals = self.refusals.entry(worker.clone()).or_default();
         *refusals += 1;
         let expels = *refusals >= self.coordinator.plan().refusals_per_worker;
-        self.steps.push_back(Step::Refused(Refused { worker: worker.clone(), job, why, expels }));
+        self.notices.push_back(Notice::Refused(Refused { worker: worker.clone(), job, why, expels }));
         self.tell(Event::Refused(worker.clone(), job))?;
         if expels {
             self.counts.expelled += 1;
@@ -47,8 +47,8 @@ impl<E: Exchange> Learner<E> {
     }
 
     /// Takes back results of a batch that do not answer their jobs, so that they are recomputed. (Results in an earlier
-    /// learner's batch file could not be checked earlier.) If the batch was already returned as [`Step::Train`], it is
-    /// returned again. Empty `jobs` mean that results are missing.
+    /// learner's batch file could not be checked earlier.) If the batch was already returned as [`Notice::Train`], it
+    /// is returned again. Empty `jobs` mean that results are missing.
     pub fn take_back(&mut self, batch: BatchId, jobs: &[JobName]) -> Result<()> {
         if batch < self.coordinator.open_batch() {
             return Err(Error::Failed(format!(
@@ -64,7 +64,7 @@ impl<E: Exchange> Learner<E> {
         let saved: Vec<JobResult> = taken.iter().filter_map(|result| self.frontier.get(&result.job)).cloned().collect();
         self.kept.extend(saved.iter().map(|result| (result.job, result.clone())));
         self.files.remove_from(batch)?;
-        self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
+        self.notices.retain(|notice| !matches!(notice, Notice::Train(other, _) if *other >= batch));
         self.counts.remade += taken.len() as u64;
         taken.iter().try_for_each(|result| self.exchange.discard(&result.worker, result.job))?;
         let saved = saved.into_iter().map(|result| (result.job, result.answer)).collect();

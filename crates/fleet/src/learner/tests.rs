@@ -67,16 +67,16 @@ impl Fleet {
         self.learner.look().unwrap();
     }
 
-    fn steps(&mut self) -> Vec<String> {
+    fn notices(&mut self) -> Vec<String> {
         let names = |results: &Batch| results.iter().map(|result| result.job.to_string()).collect::<Vec<_>>().join(" ");
-        let describe = |step: Step| match step {
-            Step::Train(batch, results) => format!("train {batch}: {}", names(&results)),
-            Step::Warning(text) => text,
-            Step::Refused(Refused { worker, job, why, expels }) => {
+        let describe = |notice: Notice| match notice {
+            Notice::Train(batch, results) => format!("train {batch}: {}", names(&results)),
+            Notice::Warning(text) => text,
+            Notice::Refused(Refused { worker, job, why, expels }) => {
                 format!("refused {job} of {worker}: {why}{}", if expels { "; expelled" } else { "" })
             }
         };
-        std::iter::from_fn(|| self.learner.next_step()).map(describe).collect()
+        std::iter::from_fn(|| self.learner.next_notice()).map(describe).collect()
     }
 
     fn train(&mut self) {
@@ -105,27 +105,27 @@ fn a_refused_job_is_offered_again_and_its_worker_expelled_at_the_limit() {
     };
     assert_eq!(offered(&mut fleet), ["000000.0", "000001.0", "000002.0", "000003.0"]);
     spoil(&mut fleet, 0, job(0));
-    assert_eq!(fleet.steps(), ["refused 000000.0 of dev1: it is spoiled, after 0"]);
+    assert_eq!(fleet.notices(), ["refused 000000.0 of dev1: it is spoiled, after 0"]);
     assert_eq!(offered(&mut fleet), ["000000.0"]);
     assert!(fleet.learner.kept.is_empty() && fleet.learner.counts().corrupt == 1);
     // The same worker may succeed later.
     fleet.give(0, job(0), 5, true);
     assert_eq!(offered(&mut fleet), ["000000.1"]);
     spoil(&mut fleet, 0, chunk(0, 1));
-    assert_eq!(fleet.steps(), ["refused 000000.1 of dev1: it is spoiled, after 1"]);
+    assert_eq!(fleet.notices(), ["refused 000000.1 of dev1: it is spoiled, after 1"]);
     assert_eq!(offered(&mut fleet), ["000000.1"]);
     // A result from unknown weights is dropped, and does not count as a refusal.
     let other = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
     let other = JobResult { lineage: Lineage([9; 16]), bytes: b"spoiled".to_vec(), ..other };
     fleet.workers[0].complete(&other).unwrap();
     fleet.learner.look().unwrap();
-    assert_eq!((fleet.steps().len(), fleet.learner.counts().refused), (0, 1));
+    assert_eq!((fleet.notices().len(), fleet.learner.counts().refused), (0, 1));
     spoil(&mut fleet, 0, job(1));
-    assert_eq!(fleet.steps(), ["refused 000001.0 of dev1: it is spoiled, after 0; expelled"]);
+    assert_eq!(fleet.notices(), ["refused 000001.0 of dev1: it is spoiled, after 0; expelled"]);
     assert_eq!((fleet.state().expelled, fleet.learner.counts().expelled), (vec![name("dev1")], 1));
     spoil(&mut fleet, 0, job(1));
     assert_eq!(
-        (fleet.steps().len(), fleet.learner.counts().corrupt),
+        (fleet.notices().len(), fleet.learner.counts().corrupt),
         (0, 3),
         "results of an expelled worker are ignored"
     );
@@ -134,7 +134,7 @@ fn a_refused_job_is_offered_again_and_its_worker_expelled_at_the_limit() {
     spoil(&mut fleet, 1, job(1));
     fleet.give(1, job(1), 1, false);
     fleet.give(1, chunk(0, 1), 1, false);
-    assert_eq!(fleet.steps().last().unwrap(), "train 0: 000000.0 000000.1 000001.0");
+    assert_eq!(fleet.notices().last().unwrap(), "train 0: 000000.0 000000.1 000001.0");
 }
 
 /// Results that an earlier learner accepted are checked before training on them.
@@ -159,10 +159,10 @@ fn results_from_a_batch_file_can_be_taken_back() {
     let files = BatchFiles::open(out.path()).unwrap();
     let learner = Learner::open(plan, first(), memory.learner(), files, Box::new(Names), "".into()).unwrap();
     let mut fleet = Fleet { out, learner, workers };
-    let steps = fleet.steps();
+    let notices = fleet.notices();
     let foreign = "000003: the file contains the result of job 000000.0, which belongs to another batch; the batch is \
                    generated again";
-    assert!(steps[0].ends_with(foreign) && steps[1] == "train 0: 000000.0" && steps.len() == 2, "{steps:?}");
+    assert!(notices[0].ends_with(foreign) && notices[1] == "train 0: 000000.0" && notices.len() == 2, "{notices:?}");
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2].map(BatchId));
     // Batch 1 is taken back while batch 0 is trained on. Batch 2 loses its file but keeps its result, which was sampled
     // with weights from before batch 1.
@@ -173,7 +173,7 @@ fn results_from_a_batch_file_can_be_taken_back() {
     fleet.learner.look().unwrap();
     fleet.give(0, job(1), 1, false);
     fleet.train();
-    assert_eq!(fleet.steps(), ["train 1: 000001.0"]);
+    assert_eq!(fleet.notices(), ["train 1: 000001.0"]);
     fleet.learner.training_began().unwrap();
     let why = fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap_err().to_string();
     assert_eq!(why, "batch 1 cannot be taken back: the learner has begun to train on it");
@@ -230,7 +230,7 @@ fn payloads_contain_earlier_chunks_and_only_needed_results_are_kept() {
     assert_eq!(String::from_utf8_lossy(&last.payload), r#"000000.2 after ["000000.0", "000000.1"]"#);
     assert_eq!(String::from_utf8_lossy(&jobs[1].payload), "000001.0 after []");
     fleet.give(0, chunk(0, 2), 9, false);
-    assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000000.2"]);
+    assert_eq!(fleet.notices(), ["train 0: 000000.0 000000.1 000000.2"]);
     fleet.train();
     assert_eq!(fleet.learner.kept.len(), 0, "results that were trained on are dropped");
     // Weights older than version 1 sample the first two chunks of batch 1 and the first chunk of batch 2.
@@ -251,7 +251,7 @@ fn payloads_contain_earlier_chunks_and_only_needed_results_are_kept() {
     assert_eq!(frontier(&mut fleet, 2).unwrap(), ["000002.0", "000003.0"], "group 2 has ended in its first chunk");
     assert_eq!(fleet.learner.counts(), Counts::default());
     fleet.give(1, chunk(1, 2), 4, false);
-    assert_eq!(fleet.steps(), ["train 1: 000001.0 000001.1 000001.2"]);
+    assert_eq!(fleet.notices(), ["train 1: 000001.0 000001.1 000001.2"]);
     fleet.train();
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(2), job(3)]);
 }
@@ -268,7 +268,7 @@ fn failures_are_counted_and_reported() {
     fleet.give(0, job(0), 2, false);
     let differs = "job 000000.0: worker dev1 and dev2 computed different bits from the same weights: one of the \
                    machines is faulty or runs a different build";
-    assert_eq!(fleet.steps(), [differs]);
+    assert_eq!(fleet.notices(), [differs]);
     let mut foreign = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
     foreign.lineage = Lineage([0; 16]);
     fleet.workers[0].complete(&foreign).unwrap();
@@ -281,7 +281,7 @@ fn failures_are_counted_and_reported() {
     let before = fleet.learner.counts();
     drop(std::mem::replace(&mut fleet.workers[1], Memory::new().worker(name("other"))));
     fleet.learner.look().unwrap();
-    assert_eq!(fleet.steps(), ["worker dev2 ended unexpectedly"]);
+    assert_eq!(fleet.notices(), ["worker dev2 ended unexpectedly"]);
     let after = fleet.learner.counts();
     assert_eq!((after.died, after.remade > before.remade), (1, true));
     fleet.learner.carry_out(Action::Release(name("dev1"), job(1))).unwrap();
@@ -289,7 +289,7 @@ fn failures_are_counted_and_reported() {
     fleet.learner.tell(Event::Ended { worker: name("dev1"), how: HowEnded::Failed }).unwrap();
     let kill = Action::Kill(name("dev3"));
     assert_eq!(fleet.learner.carry_out(kill).unwrap(), None);
-    assert_eq!(fleet.steps(), ["worker dev3 made no progress for 60 s: killed"]);
+    assert_eq!(fleet.notices(), ["worker dev3 made no progress for 60 s: killed"]);
     assert_eq!(fleet.learner.counts().killed, 1);
     for (why, refused) in [(Dropped::NotAsked, 2), (Dropped::Expelled, 3), (Dropped::Lineage, 4)] {
         fleet.learner.count_dropped(&name("dev1"), job(0), why);
@@ -319,23 +319,23 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.give(1, job(1), 3, false);
     fleet.give(0, job(2), 4, false);
     fleet.give(1, job(3), 5, false);
-    assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000001.0"]);
-    fleet.learner.steps.push_back(Step::Train(BatchId(0), Vec::new()));
+    assert_eq!(fleet.notices(), ["train 0: 000000.0 000000.1 000001.0"]);
+    fleet.learner.notices.push_back(Notice::Train(BatchId(0), Vec::new()));
     // First expel for batches from 1 on, of which dev1 has one result; then for all batches, with later chunks.
     assert_eq!(fleet.learner.expel(&name("dev1"), BatchId(1)).unwrap(), Some(BatchId(1)));
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), chunk(0, 1), job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 1, expelled: 1, ..Counts::default() });
-    assert_eq!((fleet.state().expelled, fleet.learner.steps.len()), (vec![name("dev1")], 1));
+    assert_eq!((fleet.state().expelled, fleet.learner.notices.len()), (vec![name("dev1")], 1));
     assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0)]);
     fleet.learner.expel(&name("dev1"), BatchId(0)).unwrap();
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 3, expelled: 2, ..Counts::default() });
     assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0); 0], "the file contained a wrong result");
-    assert_eq!(fleet.steps(), [""; 0], "no batch is returned, and no worker is reported as stalled");
+    assert_eq!(fleet.notices(), [""; 0], "no batch is returned, and no worker is reported as stalled");
     let offered: Vec<JobName> = fleet.pending().iter().map(|job| job.name).collect();
     assert_eq!(offered, [job(0), job(2)]);
     fleet.give(1, job(0), 1, false);
-    assert_eq!(fleet.steps(), ["train 0: 000000.0 000001.0"]);
+    assert_eq!(fleet.notices(), ["train 0: 000000.0 000001.0"]);
     fleet.learner.training_began().unwrap();
     let kept: Vec<JobName> = fleet.learner.kept.keys().copied().collect();
     assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), Some(BatchId(1)));
@@ -351,7 +351,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     let mut learner =
         Learner::open(plan, saved, memory.learner(), files, Box::new(Names), serde_json::Value::Null).unwrap();
     assert_eq!(worker.learner().unwrap().unwrap().expelled, [name("dev1")]);
-    let Some(Step::Train(BatchId(0), results)) = learner.next_step() else {
+    let Some(Notice::Train(BatchId(0), results)) = learner.next_notice() else {
         panic!("batch 0 must be loaded from its file")
     };
     assert_eq!(results.len(), 2);
@@ -381,9 +381,9 @@ fn wrong_scores_are_deleted_and_unreadable_files_are_reported() {
     let mut learner =
         Learner::open(Plan::new(1, 1, 0), first(), memory.learner(), files, Box::new(Names), shared).unwrap();
     assert_eq!(learner.counts(), Counts { corrupt: 1, ..Counts::default() });
-    let Some(Step::Warning(text)) = learner.next_step() else { panic!("a warning must be returned") };
+    let Some(Notice::Warning(text)) = learner.next_notice() else { panic!("a warning must be returned") };
     assert!(text.contains("000000: truncated: 4 bytes; the batch is generated again"), "{text}");
-    assert_eq!((learner.next_step(), learner.last_checkpoint), (None, None));
+    assert_eq!((learner.next_notice(), learner.last_checkpoint), (None, None));
     let saved = SavedFrontier { version: Version(1), lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..first() };
     let files = BatchFiles::open(fleet.out.path()).unwrap();
     let shared = serde_json::Value::Null;
@@ -395,19 +395,19 @@ fn wrong_scores_are_deleted_and_unreadable_files_are_reported() {
 fn a_failed_thread_returns_its_error_at_every_call() {
     let Fleet { out: _out, learner, mut workers } = open(Plan { failures_per_job: 1, ..Plan::new(1, 1, 0) });
     let handle = LearnerHandle::start(learner).unwrap();
-    assert_eq!(handle.next_step(Duration::ZERO).unwrap(), None);
+    assert_eq!(handle.next_notice(Duration::ZERO).unwrap(), None);
     workers[0].claim(&[]).unwrap().unwrap();
     handle.with(|learner| learner.look()).unwrap();
     let [one, two] = workers;
     drop(one);
-    let died = handle.next_step(Duration::from_secs(20)).unwrap();
-    assert!(matches!(died, Some(Step::Warning(text)) if text.contains("dev1 ended")));
+    let died = handle.next_notice(Duration::from_secs(20)).unwrap();
+    assert!(matches!(died, Some(Notice::Warning(text)) if text.contains("dev1 ended")));
     handle.with(|learner| learner.tell(Event::Claimed(name("dev2"), job(0)))).unwrap();
     let faulty = Event::Returned { worker: name("dev2"), job: job(0), faulty: true };
     let failed = handle.with(|learner| learner.tell(faulty)).unwrap_err();
     handle.shared.lock().failed = Some(failed);
     for _ in 0..2 {
-        let why = handle.next_step(Duration::from_secs(20)).unwrap_err().to_string();
+        let why = handle.next_notice(Duration::from_secs(20)).unwrap_err().to_string();
         assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{why}");
     }
     // Until here, training may not have noticed. The calls that would continue it return the error, and change nothing.

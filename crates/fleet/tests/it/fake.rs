@@ -4,7 +4,7 @@
 
 use fleet::batches::BatchFiles;
 use fleet::exchange::Exchange;
-use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
+use fleet::learner::{Feed, Learner, LearnerHandle, Notice, SavedFrontier};
 use fleet::worker::{Done, Proceeded, Work};
 use fleet::{Answer, BatchId, Error, Job, JobName, JobResult, Lineage, Plan, Result, Version};
 use std::collections::BTreeMap;
@@ -256,11 +256,11 @@ struct Trainer<E: Exchange + Send + 'static> {
 impl<E: Exchange + Send + 'static> Trainer<E> {
     /// Handles the next step of the learner, if any.
     fn look(&mut self) -> Result<()> {
-        match self.handle.next_step(Duration::from_millis(20))? {
+        match self.handle.next_notice(Duration::from_millis(20))? {
             None => {}
-            Some(Step::Train(batch, results)) => drop(self.arrived.insert(batch, results)),
-            Some(Step::Warning(text)) => eprintln!("{text}"),
-            Some(Step::Refused(refused)) => panic!("{refused:?}"),
+            Some(Notice::Train(batch, results)) => drop(self.arrived.insert(batch, results)),
+            Some(Notice::Warning(text)) => eprintln!("{text}"),
+            Some(Notice::Refused(refused)) => panic!("{refused:?}"),
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use fleet::batches::BatchFiles;
 use fleet::coordinator::Coordinator;
 use fleet::exchange::{Counts, Exchange};
-use fleet::learner::{Learner, LearnerHandle, Refused, SavedFrontier, Step};
+use fleet::learner::{Learner, LearnerHandle, Notice, Refused, SavedFrontier};
 use fleet::{Answer, BatchId, Job, JobName, JobResult, Lineage, Plan, Version, WorkerName, takes};
 use kernels::Context;
 use model::io::ModelFiles;
@@ -77,7 +77,7 @@ pub struct LearnerStart {
     pub frontier: Frontier,
     /// A hash of the settings that affect a step, besides its batch and the weights.
     pub settings: Lineage,
-    /// True if answers are audited. The weights of a batch are then kept until [`Distributed::training_begins`].
+    /// True if answers are audited. The weights of a batch are then kept until [`Fleet::training_begins`].
     pub audits: bool,
     /// Selects each group's sampling profile.
     pub sampling: SamplingPlan,
@@ -88,7 +88,7 @@ pub struct LearnerStart {
 }
 
 /// A learner's connection to its workers.
-pub struct Distributed {
+pub struct Fleet {
     out: PathBuf,
     ctx: Context,
     handle: LearnerHandle<Box<dyn Exchange + Send>>,
@@ -114,7 +114,7 @@ pub struct Distributed {
     gave_up: bool,
 }
 
-impl Distributed {
+impl Fleet {
     /// Opens the connection through the run directory `out`, or through `network` for workers on other machines, which
     /// fetch the `ModelFiles`. The current weights must generate `batches`.
     pub fn open(
@@ -125,7 +125,7 @@ impl Distributed {
         start: LearnerStart,
         weights: &mut AdaptedWeights,
         batches: BTreeMap<BatchId, Pending>,
-    ) -> anyhow::Result<Distributed> {
+    ) -> anyhow::Result<Fleet> {
         let exchange = learner_exchange(out, network.as_ref().map(|(network, _)| *network))?;
         let serve = |(network, files)| Serving::start(network, &out.join("config.toml"), files);
         let serving = network.map(serve).transpose()?;
@@ -169,7 +169,7 @@ impl Distributed {
         let held = VecDeque::from_iter(holds.then(|| (version, weights.hold())));
         let arrived = BTreeMap::new();
         let made_by = MadeBy::open(out)?;
-        Ok(Distributed {
+        Ok(Fleet {
             out: out.to_owned(),
             ctx,
             handle,
@@ -261,13 +261,13 @@ impl Distributed {
     /// Waits for an event and handles it. All waits for workers use this function.
     fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         self.ctx.release_cores();
-        match self.handle.next_step(POLL_INTERVAL).map_err(fleet_error)? {
-            Some(Step::Train(batch, results)) => {
+        match self.handle.next_notice(POLL_INTERVAL).map_err(fleet_error)? {
+            Some(Notice::Train(batch, results)) => {
                 self.made_by.note(batch, &results)?;
                 self.arrived.insert(batch, results);
             }
-            Some(Step::Warning(text)) => warn(&text),
-            Some(Step::Refused(Refused { worker, job, why, expels })) => {
+            Some(Notice::Warning(text)) => warn(&text),
+            Some(Notice::Refused(Refused { worker, job, why, expels })) => {
                 let group = group_of(job);
                 let what = format!("its answer to the job of group {group} ({job}) cannot be read: {why}");
                 if expels {

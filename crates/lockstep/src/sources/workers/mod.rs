@@ -24,7 +24,7 @@ mod worker;
 pub use chunks::CHECKPOINT;
 use chunks::{Chunks, Link, by_group};
 use ids::group_from_fleet;
-use learner::{Distributed, Frontier, FrontierGroup, LearnerStart, Pending};
+use learner::{Fleet, Frontier, FrontierGroup, LearnerStart, Pending};
 use made_by::makers;
 pub use made_by::{groups_made, made_by, path as made_by_path};
 pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};

@@ -8,7 +8,7 @@
 use super::audit::Auditor;
 use super::learner::Arrived;
 use super::{
-    Chunks, Distributed, Frontier, FrontierGroup, Identity, LearnerStart, Network, Pending, Shared, by_group,
+    Chunks, Fleet, Frontier, FrontierGroup, Identity, LearnerStart, Network, Pending, Shared, by_group,
     group_from_fleet, makers, share_cores,
 };
 use crate::bad_input;
@@ -50,7 +50,7 @@ pub struct WorkerSource {
     network: Option<Network>,
     longest_prompt: usize,
     /// The connection to the workers; `None` before the run begins.
-    pub(super) fleet: Option<Distributed>,
+    pub(super) fleet: Option<Fleet>,
     /// Lineages of older weights, from the checkpoint.
     restored: BTreeMap<Version, fleet::Lineage>,
     /// For each offered batch, the lineage of the weights that generate it.
@@ -98,7 +98,7 @@ impl WorkerSource {
     }
 
     /// The connection to the workers.
-    pub(super) fn fleet(&mut self) -> anyhow::Result<&mut Distributed> {
+    pub(super) fn fleet(&mut self) -> anyhow::Result<&mut Fleet> {
         self.fleet.as_mut().context("the run has not begun, so it has no workers")
     }
 
@@ -269,7 +269,7 @@ impl BatchSource for WorkerSource {
             ctx: ctx.clone(),
         };
         let network = self.network.as_ref().map(|network| (network, policy.files.clone()));
-        let opened = Distributed::open(start.dir, network, plan, shared, learner, &mut policy.weights, pending)?;
+        let opened = Fleet::open(start.dir, network, plan, shared, learner, &mut policy.weights, pending)?;
         self.fleet = Some(opened);
         Ok(())
     }
@@ -410,7 +410,7 @@ impl BatchSource for WorkerSource {
     }
 
     fn end(&self) -> anyhow::Result<()> {
-        self.fleet.as_ref().map_or(Ok(()), Distributed::end)
+        self.fleet.as_ref().map_or(Ok(()), Fleet::end)
     }
 
     fn is_distributed(&self) -> bool {
