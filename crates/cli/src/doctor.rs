@@ -307,8 +307,8 @@ impl Findings {
         }
         if self.ctx.describe() == Isa::PORTABLE.name() {
             text.push_str(
-                "warning: the portable kernels are many times slower than vector ones; use them only for tests \
-                 and on other processors\n",
+                "warning: the portable kernels are many times slower than vector ones; use them only for tests, \
+                 or on processors for which there are no vector kernels\n",
             );
         }
         text

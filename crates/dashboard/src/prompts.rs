@@ -162,7 +162,7 @@ mod tests {
     use lockstep::wire::{Completion, Group, GroupId};
 
     #[test]
-    fn prompts_are_sorted_by_the_change_of_their_reward() {
+    fn prompts_are_sorted_by_the_change_in_their_reward() {
         let dir = tempfile::tempdir().unwrap();
         // Rewards of three prompts at steps 1 to 4: the first rises, the second rises and then falls, the third stays
         // at 0.

@@ -96,8 +96,7 @@ pub(super) const DPO: Methods = Methods::from_bit(14);
 pub(super) const REWARD: Methods = Methods::from_bit(15);
 const _: () = assert!(
     Algorithm::METHODS.len() <= 13,
-    "algorithms must not use the bits of other commands: widen \
-    Methods"
+    "the bits of algorithms overlap those of commands: give Methods a wider integer"
 );
 
 /// The commands that learn from preference pairs.

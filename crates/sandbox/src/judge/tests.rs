@@ -153,7 +153,7 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
 
 /// Without bubblewrap, landlock and seccomp stop the same attacks.
 #[test]
-fn attacks_are_worth_nothing_without_bubblewrap() {
+fn attacks_earn_nothing_even_without_bubblewrap() {
     if confines() {
         attack("/no/such/bwrap");
     }

@@ -77,7 +77,7 @@ impl Functions {
     pub(super) fn get() -> Outcome<&'static Functions> {
         static FOUND: OnceLock<Outcome<Functions>> = OnceLock::new();
         let found: &Outcome<Functions> = FOUND.get_or_init(|| Functions::open(&Functions::path()));
-        found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}: install it"))
+        found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}; check that it is installed"))
     }
 
     /// The path at which the driver library is expected.

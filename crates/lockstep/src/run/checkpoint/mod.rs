@@ -152,7 +152,7 @@ pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     let step = state::RunState::read(dir)?.step;
     if step != list.step {
         bad_input!(
-            "{}: belongs to step {}, but {} to step {step}",
+            "{} belongs to step {}, but {} belongs to step {step}",
             dir.join(FILE_LIST).display(),
             list.step,
             state::FILE
@@ -330,7 +330,7 @@ mod tests {
         let error = check(&other).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("{}: belongs to step 4, but run_state.json to step 3", other.join(FILE_LIST).display())
+            format!("{} belongs to step 4, but run_state.json belongs to step 3", other.join(FILE_LIST).display())
         );
     }
 

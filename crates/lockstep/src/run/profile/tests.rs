@@ -289,7 +289,7 @@ fn decoding(m: &mut Measured) {
 
 /// A window ends after three steps and five seconds, or after thirty seconds.
 #[test]
-fn windows_end_after_three_steps_and_five_seconds_or_after_thirty() {
+fn windows_end_after_three_steps_and_five_seconds_or_after_thirty_seconds() {
     let dir = tempfile::tempdir().unwrap();
     let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
     let run = RunDir::at(dir.path());

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_absent_metrics_have_none() {
+    fn columns_are_aligned_and_absent_metrics_get_no_column() {
         let mut table = StepTable::default();
         let of = |reward: f64| values(&[("reward", reward), ("reward_std", 0.25), ("kl", 1e-5), ("step_time", 1.5)]);
         let first = table.lines(10, &of(0.5), None, 200);
