@@ -163,7 +163,11 @@ impl Engine {
     /// Removes a request in any state, and frees its KV-cache pages and batch slots at once. Returns false if it has
     /// already ended.
     pub fn cancel(&mut self, request: RequestId) -> bool {
-        self.scheduler.cancel(request)
+        let cancelled = self.scheduler.cancel(request);
+        if cancelled && let Some(keeper) = &mut self.keeper {
+            keeper.cancelled(request.serial);
+        }
+        cancelled
     }
 
     /// Whether all submitted requests have ended or are paused.

@@ -104,6 +104,11 @@ impl Keeper {
         store.used = used;
     }
 
+    /// Forgets a cancelled group, which needs no more rows.
+    pub(crate) fn cancelled(&mut self, serial: u64) {
+        self.promised -= self.groups.remove(&serial).flatten().map_or(0, |growing| growing.promised);
+    }
+
     /// Hands the rows of the groups that have ended to the trainer.
     pub(crate) fn ended(&mut self, scheduler: &Scheduler) {
         for &group in scheduler.finished() {

@@ -161,3 +161,23 @@ fn paused_completions_are_listed_extended_and_ended() {
     assert_eq!(engine.drawn().len(), 1);
     assert_eq!((engine.drawn()[0].group, engine.drawn()[0].index), (GroupId(7), 2));
 }
+
+/// Room for the first step of one group, and for another group as a whole.
+#[test]
+fn the_next_group_is_kept_in_the_room_of_a_cancelled_one() {
+    let (ctx, weights) = model();
+    let mut engine = Engine::new(&ctx, &weights.config, EngineConfig::new(2, 10)).unwrap();
+    let activations = RolloutActivations::new(ctx.memory(), &weights.config, 4 + 4 + 5, 4, 4 + 4 + 5);
+    engine.keep_activations(Some(activations.clone()));
+    let first = engine.submit(request(4, 5)).unwrap();
+    engine.step(&weights).unwrap();
+    assert!(engine.cancel(first) && !engine.cancel(first));
+    engine.submit(Request { group: GroupId(2), ..request(4, 5) }).unwrap();
+    let mut groups = Vec::new();
+    while !engine.is_idle() {
+        groups.extend(engine.step(&weights).unwrap());
+    }
+    let version = ModelView::from(&weights).version();
+    let completion = &groups[0].completions[0].ids;
+    assert!(activations.lock().find((version, 1.0), GroupId(2), &[1; 4], completion).is_some());
+}
