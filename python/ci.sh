@@ -2,7 +2,7 @@
 # Builds the package into an environment of its own, runs its tests and executes the notebooks of docs/python: what
 # `.ci/run` runs of it. Needs CPython 3.10 or newer and PyPI; `datasets` and `transformers` for the scripts that use them,
 # `tensorboard` to read event files back, `math-verify` for TRL's accuracy rewards, and no torch. Shares the workspace's
-# target directory. With arguments, which are pytest's, only those tests.
+# target directory. With `build`, only builds; with other arguments, which are pytest's, runs only those tests.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -17,6 +17,7 @@ cargo fmt --check
 # The committed lock file is that of these manifests.
 cargo fetch --locked --quiet
 "$environment/bin/maturin" develop --quiet
+[ "${1:-}" = build ] && exit
 # Most tests use one core: as many at once as there are cores.
 "$environment/bin/pytest" -n "$(nproc)" --dist worksteal "$@"
 [ $# -gt 0 ] || "$environment/bin/python" tools/notebooks.py
