@@ -7,8 +7,8 @@ use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
-/// The largest accepted number of threads. A larger number is probably a typo, and would take seconds and memory for
-/// stacks before it failed.
+/// The largest accepted number of threads. A larger number is probably a typo, and allocating that many stacks would
+/// take seconds before it failed.
 const MAX_THREADS: usize = 4096;
 
 /// The device that operations run on, with its threads and memory. One per process is enough; clones share threads and
@@ -25,7 +25,7 @@ impl Context {
         Context::given(Device::Cpu, isa, threads)
     }
 
-    /// As [`cpu`](Self::cpu), with memory of [`Device::CpuChecked`]. For tests.
+    /// Like [`cpu`](Self::cpu), but with [`Device::CpuChecked`] memory. For tests.
     pub fn cpu_checked(isa: Isa, threads: usize) -> Context {
         Context::given(Device::CpuChecked, isa, threads)
     }
@@ -70,7 +70,7 @@ impl Context {
         Context::from_env_with(None, None)
     }
 
-    /// As [`from_env`](Self::from_env), but `device` and `threads`, if given, take precedence over the environment.
+    /// Like [`from_env`](Self::from_env), but `device` and `threads`, if given, take precedence over the environment.
     pub fn from_env_with(device: Option<Device>, threads: Option<usize>) -> Result<Context> {
         let (device, isa) = (device.map_or_else(Device::from_env, Ok)?, Isa::from_env()?);
         let threads = threads.map_or_else(threads_from_env, Ok)?;
@@ -81,7 +81,7 @@ impl Context {
         Context::on(device, isa, threads)
     }
 
-    /// A context of the same device and instruction set with `threads` threads, and separate memory accounting.
+    /// A context for the same device and instruction set, with `threads` threads and separate memory accounting.
     pub fn with_threads(&self, threads: usize) -> Context {
         match &self.backend {
             Backend::Cpu(cpu) => Context::given(cpu.device(), cpu.isa(), threads),
@@ -123,18 +123,18 @@ impl Context {
         self.memory.rows_at_once()
     }
 
-    /// Makes the context compute with the cores that it can reserve from `tokens`, at most one for each of its
-    /// [`threads`](Self::threads). Every few milliseconds, and while the context does not compute, other processes can
-    /// have the cores. Results do not depend on the cores. On devices other than the CPU this does nothing. Fails if
-    /// the system cannot start the thread that ends the turns.
+    /// Limits the context to the cores that it can reserve from `tokens`, at most one for each of its
+    /// [`threads`](Self::threads). The context offers the cores to other processes every few milliseconds, and releases
+    /// them while it is idle. The number of cores does not change results. On devices other than the CPU this does
+    /// nothing. Fails if the system cannot start the thread that releases the cores.
     pub fn share_cores(&self, tokens: CoreTokens) -> Result<()> {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.share_cores(Lease::new(tokens)?);
         }
         Ok(())
     }
-    /// Releases the reserved cores at once, until the context computes again. Without this call, a context that does
-    /// not compute releases them some milliseconds later.
+    /// Releases the reserved cores immediately; the context reserves cores again when it next computes. Without this
+    /// call, an idle context releases them after a few milliseconds.
     pub fn release_cores(&self) {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.release_cores();
@@ -156,7 +156,7 @@ impl Context {
         }
     }
 
-    /// Records an event on the device. Two events give the time between them. `None` for the CPU, where the host's
+    /// Records an event on the device. The time between two events can be queried. `None` for the CPU, where the host's
     /// clock can be used.
     pub fn record_event(&self) -> Result<Option<DeviceEvent>> {
         match &self.backend {

@@ -1,10 +1,10 @@
-//! CPU cores shared by the processes of one machine. Each process computes with as many threads as it has reserved
-//! cores, so that processes do not interrupt each other in the middle of parallel regions.
+//! CPU cores shared by the processes of one machine. Each process computes with one thread per core that it has
+//! reserved, so that processes do not preempt each other in the middle of parallel regions.
 //!
 //! Each core is represented by a file. A process reserves the core by locking the file. The operating system releases
-//! the lock however the process ends. A process that waits for cores queues at another lock, the gate, and gets its
-//! first core before any other process gets a second one. So no process starves, and with as many processes as cores
-//! each has one thread.
+//! the lock when the process ends, however it ends. A process that waits for cores queues on a separate lock, the gate,
+//! and gets its first core before any other process gets a second one. So no process starves, and if there are as many
+//! processes as cores, each process has one thread.
 
 use crate::{Error, Result};
 use std::fs::{File, TryLockError};
@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the first process in the queue looks for a free core.
+/// Time between two polls for a free core by the first process in the queue.
 const POLL_INTERVAL: Duration = Duration::from_micros(300);
-/// How long a process keeps its cores before it lets other processes have them.
+/// How long a process keeps its cores before it offers them to other processes.
 const TURN: Duration = Duration::from_millis(3);
 
 /// The directory of lock files through which processes share the cores of a machine.
@@ -51,8 +51,8 @@ impl HeldCores {
 
 /// A process's share of the cores. A process keeps its cores from one parallel region to the next, and offers them to
 /// other processes every few milliseconds. A separate thread releases the cores at the end of a turn if no region is
-/// running. So a process keeps no cores while it waits for workers, rewards or a disk, and callers need not report that
-/// they wait.
+/// running. So a process does not hold cores while it waits for workers, rewards or a disk, and callers need not
+/// release them explicitly.
 #[derive(Debug)]
 pub(crate) struct Lease {
     tokens: CoreTokens,
@@ -60,7 +60,7 @@ pub(crate) struct Lease {
     keeper: Option<std::thread::JoinHandle<()>>,
 }
 
-/// The part of a lease that is shared with the thread that ends its turns.
+/// The state that a lease shares with the thread that ends its turns.
 #[derive(Debug, Default)]
 struct SharedLease {
     state: Mutex<State>,
@@ -124,7 +124,7 @@ impl Lease {
         Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 
-    /// Called before a parallel region, which lasts until the second value is dropped. The first value is the number of
+    /// Called before a parallel region, which lasts until the returned `Running` is dropped. Also returns the number of
     /// threads that may compute, or `None` if it cannot have changed. All `threads` may compute if the lock files are
     /// missing (because somebody deleted their directory).
     pub(crate) fn begin(&self, threads: usize) -> (Option<usize>, Running<'_>) {
@@ -152,7 +152,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.lock().ends = true;
         self.shared.changed.notify_one();
-        // The result is ignored, because this thread does not panic.
+        // Ignores the result, because the joined thread does not panic.
         let _ = self.keeper.take().map(std::thread::JoinHandle::join);
     }
 }

@@ -162,7 +162,7 @@ fn scatter<T>(data: &mut [T], k: usize, from: &[f32], at: impl Fn(usize, usize) 
     }
 }
 
-/// Inputs of a panel that are unpacked together, so that they stay in the first-level cache.
+/// Number of inputs of a panel that are unpacked together: few enough to stay in the first-level cache.
 const TOGETHER: usize = 32;
 
 /// Unpacks a matrix's rows `range` with `k` inputs into row-major `to`. `data` are panels of `[k / SIDE][32][SIDE]`;

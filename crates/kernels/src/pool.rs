@@ -35,7 +35,7 @@ pub trait Tasks: Sync {
 /// How long a waiting thread spins before it sleeps. It is longer than the gaps between most regions of a decode step,
 /// because waking the thread would cost about as much.
 const SPIN: Duration = Duration::from_micros(if cfg!(miri) { 0 } else { 50 });
-/// Number of checks of the awaited condition between two readings of the clock.
+/// Number of times a spinning thread checks its condition between two readings of the clock.
 const SPINS: usize = if cfg!(miri) { 2 } else { 64 };
 
 struct Shared {
@@ -85,19 +85,19 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Limits the number of the pool's threads that take tasks from now on to `threads`.
+    /// Lets at most `threads` of the pool's threads take tasks from now on.
     pub fn limit(&self, threads: usize) {
         // The lock makes the limit change between regions; a region chooses its threads when it opens.
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         self.shared.governor.set_most(threads);
     }
 
-    /// Makes the pool compute with the cores that it can reserve through `lease`. Only the first call has an effect.
+    /// Limits the pool to the cores that it can reserve through `lease`. Only the first call has an effect.
     pub fn share(&self, lease: Lease) {
         let _ = self.lease.set(lease);
     }
 
-    /// Releases the reserved cores at once, until the pool computes again.
+    /// Releases the reserved cores immediately; the pool reserves cores again when it next computes.
     pub fn release_cores(&self) {
         self.lease.get().into_iter().for_each(Lease::release);
     }
@@ -182,7 +182,7 @@ impl Shared {
     }
 
     /// Waits until workers have finished the `theirs` tasks that they claimed: spins for the time `spin`, then sleeps.
-    /// Returns the time that it waited.
+    /// Returns the time spent waiting.
     fn wait_for(&self, theirs: usize, spin: Duration) -> Duration {
         let done = || self.region.done() >= theirs;
         if done() {
@@ -194,7 +194,8 @@ impl Shared {
                 return start.elapsed();
             }
         }
-        // The worker is not running, or its task is exceptionally long. In both cases sleeping frees this core for it.
+        // Either a worker has no core, or its task is exceptionally long. Sleeping frees this core for it in both
+        // cases.
         while !done() {
             self.caller.sleep(done);
         }

@@ -1,8 +1,9 @@
 //! Tensors (a shape, a dtype, and memory on a device), and views, which borrow rows of tensors.
 //!
-//! [`Tensor`] owns its memory; operations take [`View`]s and [`ViewMut`]s. None of them is a slice: only a device's own
-//! code accesses elements, by passing its backend, and all other code copies explicitly. The checks of index tensors
-//! (u32) read the values that the host last wrote (`View::indices`), so that they never wait for a device.
+//! [`Tensor`] owns its memory; operations take [`View`]s and [`ViewMut`]s. None of these types is a slice: only a
+//! device's own code, which has a backend to pass, accesses elements in place, and all other code copies explicitly.
+//! Validation of index tensors (u32) reads the values that the host last wrote (`View::indices`), so it never waits for
+//! a device.
 
 use crate::device::cuda::Arg;
 use crate::device::{Cpu, Cuda};
@@ -177,8 +178,8 @@ pub struct View<'a> {
     start: usize,
 }
 
-/// A writable view of a tensor, or of rows of one. No other view sees these elements while it lives: it is created from
-/// a tensor that is borrowed exclusively, and can only be split into disjoint parts.
+/// A writable view of a tensor, or of rows of one. No other view of these elements exists while this view is alive: it
+/// is created from an exclusively borrowed tensor, and can only be split into disjoint parts.
 pub struct ViewMut<'a> {
     shape: Shape,
     dtype: DType,

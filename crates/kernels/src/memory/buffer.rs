@@ -16,7 +16,7 @@ const NOT_HAD: &str = "memory was used whose allocation failed: call `Memory::ch
 pub(super) enum Storage {
     Meta,
     Host(HostBytes),
-    /// Memory of [`Device::CpuChecked`]: a handle of bytes that the ledger owns.
+    /// Memory of [`Device::CpuChecked`]: a handle to bytes that the ledger owns.
     Checked {
         handle: u64,
         mirror: Mirror,
@@ -95,7 +95,7 @@ impl Buffer {
         if let Storage::Host(bytes) = &self.storage { bytes.slot() } else { None }
     }
 
-    /// Address of the buffer's first byte, if the buffer is in host memory and so large that it may be a memory map.
+    /// Address of the buffer's first byte, if the buffer is in host memory and large enough to be a memory map.
     pub(super) fn large_host_start(&self) -> Option<usize> {
         match &self.storage {
             Storage::Host(bytes) if self.bytes >= MAP_FROM => Some(bytes.start.as_ptr().addr()),

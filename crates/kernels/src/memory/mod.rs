@@ -26,13 +26,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Buffers of up to this many bytes are pooled when they are freed, so that the buffers of each micro-batch or step
 /// need no new allocation on the device.
 const POOLED: usize = 1 << 20;
-/// Number of pooled buffers whose sizes are between one power of two and the next.
+/// Maximum number of pooled buffers in each size class, from one power of two to the next.
 const POOLED_EACH: usize = 16;
 /// Bytes of a page of a memory map.
 const PAGE: usize = 1 << 12;
 
-/// A handle for allocating memory: a device, the part of the training run for which the bytes count, and the shared
-/// ledger.
+/// A handle for allocating memory: a device, the part of the training run to which the bytes are charged, and the
+/// shared ledger.
 #[derive(Clone)]
 pub struct Memory {
     device: Device,
@@ -62,8 +62,8 @@ impl Ledger {
         if bytes > POOLED {
             return HostBytes::zeroed(bytes);
         }
-        // Small sizes are rounded up to powers of two, so that a pooled buffer fits many requests. For a memory map, a
-        // power of two could count up to twice the bytes, and with huge pages all of them would be resident.
+        // Small sizes are rounded up to powers of two, so that a pooled buffer fits many requests. Rounding a memory
+        // map up to a power of two could nearly double its size, and with huge pages all of it would be resident.
         let size = if bytes < MAP_FROM { bytes.next_power_of_two().max(64) } else { bytes.next_multiple_of(PAGE) };
         let fits = |pooled: &mut Vec<HostBytes>| {
             let large_enough = pooled.iter().enumerate().filter(|(_, host)| host.len() >= size);
@@ -85,7 +85,7 @@ impl Ledger {
             let same_size = pool.entry(host.len().ilog2()).or_default();
             same_size.push(host);
             if same_size.len() > POOLED_EACH {
-                // Larger buffers serve more requests.
+                // Evicts the smallest buffer, because larger ones fit more requests.
                 let least = same_size.iter().enumerate().min_by_key(|(_, host)| host.len()).map_or(0, |(at, _)| at);
                 same_size.swap_remove(least);
             }
@@ -168,7 +168,7 @@ impl Memory {
             slot: None,
         }
     }
-    /// The same ledger, but with memory in a weight slot, on the CPU.
+    /// A handle with the same ledger that allocates in a weight slot, on the CPU.
     #[cfg(target_os = "linux")]
     fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
         if self.device != Device::Cpu {
@@ -177,7 +177,7 @@ impl Memory {
         }
         Ok(Memory { slot: Some(arena), ..self.clone() })
     }
-    /// The same memory and ledger, with allocations counted for the part named `part`.
+    /// A handle with the same memory and ledger that charges allocations to the part named `part`.
     pub fn part(&self, part: &'static str) -> Memory {
         Memory { part, ..self.clone() }
     }
@@ -234,7 +234,8 @@ impl Memory {
         buffer
     }
 
-    /// The name of the part for which allocations count. Memory in another process's slot has a separate part.
+    /// The name of the part to which allocations are charged. Memory in another process's slot is charged to a separate
+    /// part.
     fn booked_under(&self) -> &'static str {
         #[cfg(target_os = "linux")]
         if self.slot.as_ref().is_some_and(|slot| slot.is_pinned()) {

@@ -1,5 +1,5 @@
-//! Counts which bytes of the tensors are resident. The operating system gives a page of a memory map its memory only on
-//! the first access.
+//! Counts the tensors' resident bytes. The operating system allocates physical memory for a page of a memory map only
+//! on first access.
 
 use super::{Buffer, Ledger, Memory, lock};
 use std::collections::BTreeMap;
@@ -41,11 +41,11 @@ mod pages {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
-    /// Bytes that describe a page in `/proc/self/pagemap`.
+    /// Bytes of one entry of `/proc/self/pagemap`, which describes one page.
     const ENTRY: usize = 8;
-    /// The bit of an entry that means that the page is in memory.
+    /// The bit of an entry that is set if the page is in memory.
     const PRESENT: u64 = 1 << 63;
-    /// Pages that are looked up by one read.
+    /// Number of entries read at once.
     const AT_ONCE: usize = 1 << 13;
 
     pub(super) fn resident(ledger: &Ledger) -> Option<BTreeMap<&'static str, usize>> {
@@ -66,7 +66,7 @@ mod pages {
     }
 
     impl Pages {
-        /// The number of resident bytes among the `bytes` bytes from `start` on: those whose pages are in memory.
+        /// Number of resident bytes among the `bytes` bytes from `start` on.
         fn present(&self, start: usize, bytes: usize) -> Option<usize> {
             let (mut present, end) = (0, start + bytes);
             let (first, last) = (start / self.size, end.div_ceil(self.size));

@@ -1,14 +1,14 @@
 //! The governor chooses how many threads of the pool take tasks when other processes need cores too.
 //!
-//! With other processes on the machine, a pool thread may have to share its core. The scheduler then stops it in the
-//! middle of a task for some milliseconds while the caller waits for that task, or wakes it on the caller's own core
-//! and stops the caller. So every few milliseconds the governor compares the work done by the workers with the time
-//! that they cost the caller. If the cost is higher, it parks the workers that had to wait for a core, and from time to
-//! time it tries one more thread.
+//! With other processes on the machine, a pool thread may have to share its core. The scheduler then preempts the
+//! thread in the middle of a task for some milliseconds while the caller waits for that task, or wakes the thread on
+//! the caller's own core and preempts the caller. So every few milliseconds the governor compares the work done by the
+//! workers with the time that they cost the caller. If the cost is higher, the governor parks the workers that had to
+//! wait for a core, and from time to time it tries one more thread.
 //!
-//! In a window of time w, let u be the time in which workers ran tasks, and d the time in which the caller was off its
-//! core or waited for a worker's task. The pool did the work of w − d + u, and the caller alone would have done w, so
-//! workers are worthwhile while u > d.
+//! In a window of length w, let u be the time that workers spent running tasks, and d the time that the caller spent
+//! off its core or waiting for a worker's task. The pool did w − d + u of work, and the caller alone would have done w,
+//! so workers pay off while u > d.
 
 use super::sleep::Sleepers;
 use std::fs::File;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// Time between two comparisons of gain and cost: two or three time slices of the scheduler. A comparison takes some
+/// Time between two comparisons of gain and cost: two or three time slices of the scheduler. A comparison takes a few
 /// microseconds.
 const WINDOW: Duration = Duration::from_millis(8);
 /// A thread is assumed to share its core if it waited for a core for more than one part in `WAITED_PART` of the time.
@@ -31,7 +31,7 @@ const LONGEST_REST: Duration = Duration::from_millis(640);
 pub(super) struct Governor {
     /// Number of threads that take tasks, including the caller's: at least 1.
     limit: AtomicUsize,
-    /// Upper bound of `limit`: all threads, or fewer if the process currently has fewer cores.
+    /// Upper bound of `limit`: the number of threads, or of cores if the process currently has fewer cores.
     most: AtomicUsize,
     /// Worker threads that sleep because they are beyond the limit.
     resting: Sleepers,
@@ -42,7 +42,7 @@ pub(super) struct Governor {
 #[derive(Default)]
 #[repr(align(128))]
 struct Worker {
-    /// Nanoseconds in which the worker ran tasks, or waited for a core in the middle of one.
+    /// Nanoseconds that the worker spent in tasks, including time preempted in the middle of one.
     busy: AtomicU64,
     clock: OnceLock<Clock>,
 }
@@ -66,12 +66,12 @@ impl Governor {
         }
     }
 
-    /// Adds `time` to the time in which worker `i` had tasks.
+    /// Adds `time` to the time that worker `i` spent in tasks.
     pub fn worked(&self, i: usize, time: Duration) {
         self.workers[i - 1].busy.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Puts worker `i` to sleep while it is beyond the limit and `stop` is false.
+    /// Puts worker `i` to sleep while its index is beyond the limit and `stop` is false.
     pub fn rest(&self, i: usize, stop: impl Fn() -> bool) {
         self.resting.sleep(|| i < self.limit() || stop());
     }
@@ -120,8 +120,8 @@ pub(super) struct Watch {
     rest: Duration,
 }
 
-/// The gain and cost of workers in a window of time, or over several windows, each weighted by three quarters of the
-/// next one's weight.
+/// The gain and cost of workers in one window, or an exponentially weighted sum over windows in which each window
+/// weighs three quarters of the next.
 #[derive(Clone, Copy, Default)]
 struct Balance {
     /// Number of threads that shared a core with other processes.
@@ -173,8 +173,8 @@ impl Watch {
     }
 
     /// Reads the clocks of all workers. Gain is the work since the last comparison done by the workers (of `limit`
-    /// threads) that shared a core, or by all workers if none did. Cost is the time that the other threads lost because
-    /// of them.
+    /// threads) that shared a core, or by all workers if none did. Cost is the time that these workers cost the other
+    /// threads.
     fn read(&mut self, governor: &Governor, limit: usize, window: Duration) -> Balance {
         let (mut sharing, mut delays, mut theirs, mut all) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for (i, (worker, before)) in governor.workers.iter().zip(&mut self.readings).enumerate() {
@@ -218,7 +218,7 @@ impl Watch {
             return limit + 1;
         }
         if limit == threads {
-            // A single good window may only mean that a thread had slept for long and the scheduler favoured it.
+            // One good window may only mean that the scheduler favoured a thread because it had slept for a long time.
             self.rest = (self.rest - self.rest / 8).max(REST);
         }
         limit
@@ -286,8 +286,8 @@ mod tests {
         }
         assert!(rests.is_sorted(), "{rests:?}");
         assert!(rests[7] >= LONGEST_REST && rests[7] < LONGEST_REST + 2 * WINDOW, "{rests:?}");
-        // If cores are free, all workers come back at once. After some time, the delay after a failure starts again at
-        // its initial value.
+        // If cores are free, all workers resume at once. After some time, the delay after a failure starts again at its
+        // initial value.
         now += LATER;
         for limit in 1..8 {
             assert_eq!(watch.next_limit(limit, 8, good, WINDOW, now), limit + 1);

@@ -1,15 +1,15 @@
 //! One parallel region: a range of tasks that the caller and its workers claim one by one.
 //!
-//! Each thread has a queue of tasks: the caller's queue has the first tasks, the last worker's the last ones. A thread
-//! takes tasks from the front of its own queue, and once that is empty, from the back of the others'. So if two
-//! successive regions are split by the same rows, a thread mostly reads data that it wrote itself. This matters because
-//! reading a cache line written by another core costs twenty times as much as a hit in the core's own cache; such reads
-//! would take most of the time of a small operation.
+//! Each thread has a queue of tasks: the caller's queue holds the first tasks, and the last worker's queue the last
+//! ones. A thread takes tasks from the front of its own queue and, once that queue is empty, steals from the back of
+//! the others. So if two successive regions are split by the same rows, a thread mostly reads data that it wrote
+//! itself. This matters because reading a cache line written by another core costs twenty times as much as a hit in the
+//! core's own cache; such reads would take most of the time of a small operation.
 //!
 //! A queue is one atomic word with the range of remaining tasks. A thread claims a task by a compare-and-swap of that
-//! word, and reads the job after that. A region ends only when all claimed tasks are done, so a thread with a claim
-//! always finds the job of its own region. (It is harmless if the word has the same value again in the next region: the
-//! claim then belongs to that region.)
+//! word, and only then reads the job. A region ends only when all claimed tasks are done, so a thread with a claim
+//! always finds the job of its own region. (ABA is harmless: if the word has the same value again in the next region,
+//! the claim belongs to that region.)
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -46,8 +46,8 @@ pub(super) struct Region {
     /// The job's closure. Written only while no thread has a claim.
     data: AtomicPtr<()>,
     call: AtomicPtr<()>,
-    /// Number of queues in the current region. A thread that still reads the previous region's number finds fewer
-    /// tasks, or none.
+    /// Number of queues in the current region. A thread that still reads the previous region's value finds fewer tasks,
+    /// or none.
     used: AtomicUsize,
     queues: [TaskQueue; MOST_QUEUES],
     /// Number of tasks that workers have finished in the current region.

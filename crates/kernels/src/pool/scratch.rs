@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Scratch memory of a thread, kept from task to task.
+/// Scratch memory of a thread, reused from task to task.
 #[derive(Default)]
 pub struct Scratch {
     buffer: Vec<f32>,

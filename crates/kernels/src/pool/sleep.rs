@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 /// milliseconds to give them a core.
 #[derive(Default)]
 pub(super) struct Sleepers {
-    /// Number of threads that sleep and have not been called. It changes only under the lock, but is read without it.
+    /// Number of sleeping threads that have not been called. Written only under the lock, but read without it.
     asleep: AtomicUsize,
     /// Number of calls that no thread has answered yet.
     called: Mutex<usize>,
@@ -15,9 +15,9 @@ pub(super) struct Sleepers {
 }
 
 impl Sleepers {
-    /// Puts the calling thread to sleep until it is called, unless `come` is true. The thread that makes `come` true
-    /// must do so by a sequentially consistent write before [`call`](Self::call). Then either this thread sees `come`,
-    /// or that thread sees this one asleep.
+    /// Puts the current thread to sleep until another thread calls it, unless `come` is true. The thread that makes
+    /// `come` true must do so by a sequentially consistent write before [`call`](Self::call). Then either the sleeper
+    /// sees `come`, or the caller sees the sleeper.
     pub fn sleep(&self, come: impl FnOnce() -> bool) {
         let mut called = self.locked();
         self.asleep.fetch_add(1, Ordering::SeqCst);

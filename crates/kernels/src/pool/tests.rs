@@ -29,8 +29,8 @@ fn every_task_runs_once_for_any_count_and_threads() {
     }
 }
 
-/// Runs regions one after another, with pauses around the time after which threads sleep. This covers both ways of
-/// waiting, and a wake-up that arrives while a thread is about to sleep.
+/// Runs regions one after another, with pauses around the time after which threads sleep. This covers spinning,
+/// sleeping, and a wake-up that arrives while a thread is about to sleep.
 #[test]
 fn sleeping_and_spinning_threads_miss_no_region() {
     let pool = Pool::new(4).unwrap();
@@ -267,7 +267,7 @@ fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
 }
 
 #[cfg_attr(miri, allow(dead_code))]
-/// Tasks that multiply two numbers whose product is denormal.
+/// Tasks that multiply two numbers with a denormal result.
 struct Tiny<'a>(Disjoint<'a, f32>);
 
 impl Tasks for Tiny<'_> {

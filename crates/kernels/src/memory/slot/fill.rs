@@ -3,8 +3,8 @@
 use super::{Contents, Result, SlotOptions, SlotWriter};
 use std::path::Path;
 
-/// A slot of shared memory whose bytes are written from outside, one range after another. This process creates no
-/// tensors in it; readers find the tensors by the slot's layout.
+/// A slot of shared memory that is filled with raw bytes, one range after another. This process creates no tensors in
+/// it; readers find the tensors by the slot's layout.
 pub struct SlotFiller(SlotWriter);
 
 impl SlotFiller {

@@ -90,7 +90,8 @@ impl Head {
     }
 }
 
-/// Reads the header and the current contents of a slot. The caller holds a lock, so that they do not change meanwhile.
+/// Reads the header and the current contents of a slot. The caller holds a lock, so that neither changes during the
+/// read.
 pub(super) fn read(file: &std::fs::File) -> Result<([u8; BYTES], Contents)> {
     let mut header = [0; BYTES];
     file.read_exact_at(&mut header, 0)?;

@@ -10,7 +10,7 @@
 //!
 //! - A reader's memory comes from a [`Pin`], which is a shared lock. It is read-only. Every tensor in it keeps the pin.
 //! - A writer's memory is writable while the writer holds the exclusive lock, which [`SlotWriter::publish`] releases.
-//!   `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
+//!   `publish` takes the slot's tensors by exclusive reference, so no other code is still writing to them.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
 //! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent
@@ -191,8 +191,8 @@ impl SlotWriter {
         writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
     }
 
-    /// Publishes the slot and ends writing permanently; no tensor may still live in it. After that, no process can
-    /// write the memfd, and this process is a reader like any other.
+    /// Publishes the slot and ends writing permanently; no tensor in the slot may still be alive. After that, no
+    /// process can write the memfd, and this process is a reader like any other.
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
         let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };

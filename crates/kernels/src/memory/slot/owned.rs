@@ -3,8 +3,8 @@
 //! Next to each slot `NAME.slot` there is a file `NAME.lock`, which the slot's writer keeps locked as long as it lives.
 //! (The slot's own lock determines who may access its bytes, and is free while no process accesses them.) If a process
 //! can take the lock of another slot, the slot's writer has ended, and the process deletes both files. The writer's PID
-//! in the name is only for people: containers may share a directory, and in each container the PID belongs to another
-//! process. Slots of older versions have no such lock, and are not deleted.
+//! in the name is only for people: containers may share a directory, and the same PID is a different process in each of
+//! them. Slots of older versions have no such lock, and are not deleted.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Number of slots that this process has created, for unique names.
 static MADE: AtomicU32 = AtomicU32::new(0);
-/// How many names are tried. A name is taken only if a process of the same run has the same PID in another container.
+/// Maximum number of names to try. A name is in use only if a process of the same run has the same PID in another
+/// container.
 const ATTEMPTS: u32 = 1000;
 
 /// A slot's file created by this process. Both files are deleted when this value is dropped.

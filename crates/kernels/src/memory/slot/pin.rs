@@ -127,10 +127,10 @@ impl SlotReader {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(fail("cannot be locked", &error)),
         }
-        // The contents are read after the lock is taken; before that, the writer may have changed them.
+        // Read the contents only under the lock, because until then the writer can change them.
         let (_, contents) = header::read(&lock).map_err(|e| fail("cannot be read", &e))?;
         if contents.number == WRITING {
-            return Ok(None); // its writer has died in the middle
+            return Ok(None); // its writer died while writing it
         }
         Ok(Some(Pin(Arc::new(Pinned { reader: self.0.clone(), contents, lock }))))
     }
