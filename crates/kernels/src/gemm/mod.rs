@@ -279,7 +279,7 @@ pub(crate) fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
     at_line(scratch.f32(len + LANES), len)
 }
 
-/// As [`aligned`], from a vector that grows as needed.
+/// Like [`aligned`], but from a vector that grows as needed.
 fn lines(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if memory.len() < len + LANES {
         memory.resize(len + LANES, 0.0);

@@ -19,7 +19,7 @@ const ROWS_TOGETHER: usize = 4;
 const WIDTH: usize = 2 * LANES;
 
 impl Matmul<'_> {
-    /// As [`pack_left`](Self::pack_left), into words of two terms: strips of `[⌈depth/2⌉][strips.most]`.
+    /// Like [`pack_left`](Self::pack_left), but into words of two terms: strips of `[⌈depth/2⌉][strips.most]`.
     #[inline(always)]
     pub(super) fn pack_left_words<V: Simd>(
         &self,

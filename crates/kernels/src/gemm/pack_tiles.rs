@@ -229,7 +229,7 @@ pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [
 }
 
 /// Transposes `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, moving each pair as one unit. Missing rows become 0.
-/// `from_line` and `to_line` are the elements from one line to the next.
+/// `from_line` and `to_line` are the row strides of `from` and `to`, in elements.
 #[inline(always)]
 pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: usize, to: &mut [bf16], to_line: usize) {
     debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());

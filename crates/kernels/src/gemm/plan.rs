@@ -9,19 +9,19 @@ use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
 
-/// Maximum number of rows in a task. Their packed block of 1 MiB about fits into the second-level cache. With more
+/// Maximum number of rows in a task. Their packed block of about 1 MiB just fits into the second-level cache. With more
 /// rows, the right operand is packed and read less often.
 const ROWS: usize = 480;
-/// Tasks for each thread. There are several, so that an interrupted thread delays the others only a little.
+/// Number of tasks per thread: several, so that a preempted thread delays the others only a little.
 const TASKS_PER_THREAD: usize = 4;
-/// Maximum size of a right operand that counts as small (2 MiB in f32), so that every thread may read all of it.
+/// Maximum number of elements of a right operand (2 MiB in f32) that is so small that every thread may read all of it.
 const SMALL: usize = 1 << 19;
-/// Numbers of rows per thread for which all threads read all of a small weight, each for its own rows. With fewer rows
-/// a thread would spend more time waiting for the weight than multiplying.
+/// Range of rows per thread in which every thread reads all of a small weight for its own rows. With fewer rows, a
+/// thread would spend more time waiting for the weight than multiplying.
 const OWN_ROWS: Range<usize> = 8..65;
-/// If each task computes all panels for a block of rows: the number of blocks for each thread, and the minimum number
-/// of rows for which packing the panels is worth it. Then no task reads rows that another core packed, which would take
-/// longer than packing them.
+/// Used if each task computes all panels for a block of rows, so that no task reads rows packed by another core (which
+/// would take longer than packing them): the number of blocks per thread, and the minimum number of rows for which
+/// packing the panels pays off.
 const BLOCKS_OF_THREAD: usize = 3;
 const ROWS_OF_BLOCK: usize = 64;
 /// Minimum number of multiply-adds in a task that is worth handing to another thread.

@@ -1,6 +1,6 @@
 //! Prefetching of matmul operands into the cache. Prefetching one cache line at each step of a register tile is free,
 //! because it overlaps the multiply-adds. Interrupting the loop to prefetch is not free, and many prefetches at once
-//! wait for each other.
+//! stall each other.
 
 use super::{Matmul, Right};
 use crate::matrix::PANEL;

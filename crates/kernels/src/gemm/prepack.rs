@@ -1,9 +1,9 @@
 //! Packs matmul operands once for all tasks, before the tasks run, if tiles cannot read the operands' layout in memory.
 //!
 //! A task that packs operands for itself repeats the packing of other tasks. It also reads only a cache line or two
-//! from each row of a wide matrix, each in another memory page, which is slow for caches and hardware prefetchers. Here
-//! all threads first pack a few rows of the depth with all of their columns, and then multiply the packed operands. On
-//! AMX tiles this is done in:
+//! from each row of a wide matrix, each in a different memory page, which is slow for caches and hardware prefetchers.
+//! Here all threads first pack a few rows of the depth with all of their columns, and then multiply the packed
+//! operands. On AMX tiles this is done in:
 //!
 //! | matmul          | packed ahead                                     |
 //! |-----------------|--------------------------------------------------|
@@ -13,9 +13,9 @@
 //! The depth (the terms of the sums) is split into spans whose packed operands fit a buffer of fixed size. Sums
 //! continue from one span to the next in the f32 outputs, which is exact.
 //!
-//! Without AMX tiles, rows that all tasks read are packed ahead if there are few of them; otherwise each task would
-//! pack much for little multiplication. Panels in f32 are not packed ahead, because they need twice the memory and were
-//! not measured to be faster. But if two bf16 terms are multiplied at once, `d_y` is packed ahead, as words of two
+//! Without AMX tiles, rows that all tasks read are packed ahead if there are few of them, because each task would
+//! otherwise pack much and multiply little. Panels in f32 are not packed ahead, because they need twice the memory and
+//! were not measured to be faster. But if two bf16 terms are multiplied at once, `d_y` is packed ahead, as words of two
 //! rows.
 
 use super::plan::{Plan, Strips, cut};
@@ -48,10 +48,10 @@ const MOST_SHARED: usize = 1 << 22;
 const ZIPPED: usize = if cfg!(test) { 1 << 11 } else { 1 << 23 };
 /// Minimum number of outputs for which packing into words is worth a parallel region.
 const LEAST_ZIPPED: usize = if cfg!(test) { 1 << 8 } else { 1 << 14 };
-/// Number of words of each column that a task packs: enough to read and write longer stretches of memory.
+/// Number of words of each column that a task packs: enough for long contiguous reads and writes.
 const WORDS: usize = 8;
 
-/// Panels of 32 columns that are packed together, so that long stretches of a row are read at once.
+/// Number of panels of 32 columns that are packed together, for long contiguous reads of each row.
 const TOGETHER: usize = 4;
 
 impl Matmul<'_> {

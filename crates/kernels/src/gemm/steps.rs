@@ -3,7 +3,7 @@
 use crate::simd::tiles::{DEPTH, SIDE};
 use std::ops::Range;
 
-/// The rows of two tiles, 32. A matmul with at most this many rows counts as having few rows.
+/// The rows of two tiles, 32. A matmul with at most this many rows is treated as one with few rows.
 pub(super) const FEW: usize = 2 * SIDE;
 
 /// The terms of a sum in steps of at most 32. No step crosses the end of a segment.

@@ -7,13 +7,13 @@ use crate::simd::{Kernel, LANES, Simd};
 use half::bf16;
 
 /// Maximum number of terms in a block of the depth. It is large, so that outputs are rarely loaded and stored. A panel
-/// of 64 KiB streams from the second-level cache.
+/// of this depth (64 KiB) streams from the second-level cache.
 pub(super) const MAX_DEPTH: usize = 512;
-/// Distance in terms between multiplying and prefetching into the first-level cache.
+/// Number of terms by which prefetching into the first-level cache runs ahead of the multiply-adds.
 const AHEAD: usize = 8;
-/// The most rows of a tile on any instruction set.
+/// Maximum number of rows of a tile on any instruction set.
 pub(super) const MAX_ROWS: usize = 12;
-/// The most vectors of a tile on any instruction set.
+/// Maximum number of vectors of a tile on any instruction set.
 pub(super) const MAX_VECTORS: usize = 8;
 
 /// Number of vectors of columns in a tile of `rows` rows, so that the accumulators fill the registers. Tiles of few

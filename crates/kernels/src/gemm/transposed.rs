@@ -22,13 +22,14 @@ use std::ops::Range;
 /// Maximum number of rows in a matmul that is computed here. With more rows, transposing the weight is a small part of
 /// the work.
 const MOST_ROWS: usize = 64;
-/// Elements of packed rows (256 KiB), which tiles read from the second-level cache. (Few in tests, for several spans.)
+/// Elements of packed rows (256 KiB), which tiles read from the second-level cache. (Small in tests, to cover several
+/// spans.)
 const SPAN: usize = if cfg!(test) { 1 << 10 } else { 1 << 16 };
 /// Number of terms that a packing task packs.
 const STEPS: usize = 8 * LANES;
-/// Distance in panels of the weight between multiplying and prefetching.
+/// Number of panels of the weight by which prefetching runs ahead of the multiply-adds.
 const PANELS_AHEAD: usize = 2;
-/// Tasks for each thread. There are several, so that threads finish at about the same time.
+/// Number of tasks per thread: several, so that threads finish at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Tasks that compute the outputs of one span of the depth, each a group of columns.

@@ -1,9 +1,9 @@
-//! AMX, the matrix unit of x86-64: whether this process may use it, and the tile matmuls ([`TileMatmul`]) by its
+//! AMX, the matrix unit of x86-64: whether this process may use it, and the tile matmuls ([`TileMatmul`]) in AMX
 //! instructions.
 //!
 //! Stable Rust has no intrinsics for AMX, so this is inline assembly. The tile registers and their configuration live
 //! from `ldtilecfg` to `tilerelease`, both inside one `asm!` block: the compiler, which knows nothing of that state,
-//! never runs in between, and the system saves no tiles for a thread that is not computing.
+//! never runs in between, and the system never has to save the tiles of an idle thread.
 
 use super::tiles::{self, Rows, SIDE, TILE, TileMatmul};
 use half::bf16;
@@ -22,8 +22,8 @@ struct Config {
 }
 
 impl Config {
-    /// The configuration for this many rows. Tile registers without rows stay unconfigured, and no instruction may name
-    /// them.
+    /// The configuration for blocks with these rows. Tile registers without rows stay unconfigured, and no instruction
+    /// may name them.
     fn new(Rows { upper, lower }: Rows) -> Config {
         let tile_rows = [upper, upper, lower, lower, upper, lower, SIDE as u8, SIDE as u8];
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
@@ -288,7 +288,7 @@ pub fn spin_flops(rounds: usize) -> f64 {
     (rounds.max(1) * 8 * 2 * SIDE * TILE) as f64
 }
 
-/// Multiplies tile registers `rounds` times eight and touches no memory: measures the peak of the AMX unit.
+/// Runs `rounds` times eight tile multiplications without touching memory, to measure the peak of the AMX unit.
 ///
 /// # Safety
 /// [`refusal`] returns `None`.
@@ -328,7 +328,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 8
     };
-    // Numbers of 2^-20 to 2^11; one in 64 is so small that its products are flushed to 0.
+    // Numbers from 2^-20 to 2^11; one in 64 is so small that its products are flushed to 0.
     let mut number = || {
         let (bits, exponent) = (next(), next());
         let exponent = if exponent.is_multiple_of(64) { 1 } else { 107 + exponent / 64 % 32 };
@@ -391,8 +391,8 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
 mod tests {
     use super::*;
 
-    /// A unit that leaves out a step of depth, or ignores what C contained, fails the self-test; the emulation passes
-    /// it.
+    /// A unit that skips a step of depth, or ignores the previous contents of C, fails the self-test; the emulation
+    /// passes.
     #[test]
     fn the_self_test_detects_wrong_results() {
         // SAFETY: the matmuls are those of the self-test, or parts of them.

@@ -307,7 +307,7 @@ impl Simd for F32x16 {
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         #[inline(always)]
         fn eight(rows: [__m256; 8]) -> [__m256; 8] {
-            // 4 × 4 blocks inside the 128-bit halves, then the halves among the registers.
+            // Transposes 4 × 4 blocks inside the 128-bit halves, then moves the halves among the registers.
             // SAFETY: the intrinsics only use registers, and the caller of `run` has checked for AVX2.
             unsafe {
                 let mut q = [_mm256_setzero_ps(); 8];

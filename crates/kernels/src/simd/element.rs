@@ -7,7 +7,7 @@ use half::bf16;
 /// The type of a number in memory, f32 or bf16. Lanes are always f32: a kernel that is generic over `Element` computes
 /// in f32 and rounds only where it stores bf16.
 pub trait Element: Copy + Default + Send + Sync + 'static {
-    /// Whether matmuls of such numbers, as chains of multiply-adds, treat denormal inputs and results as zeros.
+    /// Whether matmuls of this type, as chains of multiply-adds, treat denormal inputs and results as zeros.
     const FLUSHES: bool;
     /// Loads the first 16 elements of `from`.
     fn load<V: Simd>(from: &[Self]) -> V;

@@ -23,11 +23,11 @@ pub use element::Element;
 
 use half::bf16;
 
-/// Lanes of a vector, the same on every instruction set.
+/// Number of lanes of a vector, the same on every instruction set.
 pub const LANES: usize = 16;
 
-/// 1.5 · 2^23: floating-point numbers near it are integers. For a small x, x + `SHIFT` is an integer n + `SHIFT`, where
-/// n is the integer nearest to x (ties to even), and n is in its lowest bits.
+/// 1.5 · 2^23: all f32 near it are integers. For small x, x + `SHIFT` rounds to n + `SHIFT`, where n is the integer
+/// nearest to x (ties to even), and the lowest bits of this sum contain n.
 pub const SHIFT: f32 = 12_582_912.0;
 
 /// A computation that [`crate::Isa::run`] compiles for each instruction set.
@@ -36,8 +36,8 @@ pub trait Kernel {
     type Output;
     /// The kernel's body. Mark every implementation, and every function that it calls with a `V`, `#[inline(always)]`:
     /// only code inlined into the instruction set's entry point is compiled with its instructions. A closure cannot be
-    /// marked: one that takes or returns vectors may become a function without them (`cargo xtask check vectors` looks
-    /// for such closures).
+    /// marked, so a closure that takes or returns vectors may be compiled without these instructions (`cargo xtask
+    /// check vectors` finds such closures).
     fn run<V: Simd>(self) -> Self::Output;
 }
 
@@ -113,7 +113,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         pairs.zip(to).for_each(|((even, odd), to)| to.copy_from_slice(&[bf16::narrow(even), bf16::narrow(odd)]));
     }
 
-    /// The reverse of [`Simd::store_pairs`]: the elements of `from[..32]` at even indices, and those at odd ones,
+    /// The inverse of [`Simd::store_pairs`]: the elements of `from[..32]` at even indices, and those at odd ones,
     /// widened exactly.
     #[inline(always)]
     fn load_pairs(from: &[bf16]) -> (Self, Self) {
@@ -121,8 +121,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         (Self::load(&even), Self::load(&odd))
     }
 
-    /// Loads the first 32 elements of `from` as 16 words of 32 bits for [`Simd::dot`]: each word is a pair of
-    /// neighbours, the first of them in its upper half.
+    /// Loads the first 32 elements of `from` as 16 words of 32 bits for [`Simd::dot`]: each word contains two
+    /// consecutive elements, the first in its upper half.
     #[inline(always)]
     fn load_words(from: &[bf16]) -> Self {
         let (first, second) = Self::load_pairs(from);
@@ -137,7 +137,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
             std::array::from_fn(|i| f32::from_bits(first[i].to_bits() | second[i].to_bits() >> 16));
         Self::load(&words)
     }
-    /// The reverse of [`Simd::word`]: the numbers in the words' upper halves, and those in the lower ones.
+    /// The inverse of [`Simd::word`]: the numbers in the words' upper halves, and those in the lower ones.
     #[inline(always)]
     fn halves(self) -> [Self; 2] {
         let words = self.to_array().map(f32::to_bits);

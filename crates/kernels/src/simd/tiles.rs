@@ -27,7 +27,7 @@ pub const SIDE: usize = 16;
 /// Elements of a bf16 tile.
 pub const TILE: usize = SIDE * DEPTH;
 
-/// 2^24: tiny numbers are multiplied by it to move them away from the denormals.
+/// 2^24, the factor that moves tiny numbers out of the denormal range.
 const FAR: f32 = 16_777_216.0;
 
 /// `x`, or a zero of its sign if `x` is denormal.
@@ -40,7 +40,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let (a, b, c) = (flushed(a), flushed(b), flushed(c));
     let sum = a.mul_add(b, c);
     if sum.abs() == f32::MIN_POSITIVE {
-        // A result that only rounds up to the smallest normal number because denormals have fewer bits is flushed.
+        // Flushes a result that rounds up to the smallest normal number only because denormals have fewer bits.
         let exact = (a * FAR).mul_add(b, c * FAR);
         return if exact.abs() < f32::MIN_POSITIVE * FAR { 0.0f32.copysign(sum) } else { sum };
     }
@@ -115,7 +115,7 @@ pub struct TileMatmul {
 /// elements. No other thread accesses these rows of C during the call.
 pub type Unit = unsafe fn(&[TileMatmul]);
 
-/// Computes all of these matmuls by `unit`, a few in each call.
+/// Computes all of these matmuls with `unit`, a few per call.
 ///
 /// # Safety
 /// Same as for [`Unit`].
@@ -135,8 +135,8 @@ pub unsafe fn run_all(unit: Unit, mut matmuls: impl Iterator<Item = TileMatmul>)
     unsafe { unit(&list[..len]) };
 }
 
-/// How `rows` rows are split into blocks: as many blocks of 32 rows as fit, then one with the rest. Yields the first
-/// row, the number of blocks and the rows of each block.
+/// Splits `rows` rows into as many blocks of 32 rows as fit, then one with the rest. Yields, for each run of equal
+/// blocks, its first row, the number of blocks and the rows of each block.
 pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {
     let (tall, rest) = (rows / (2 * SIDE), rows % (2 * SIDE));
     let all = Rows { upper: SIDE as u8, lower: SIDE as u8 };

@@ -1,10 +1,10 @@
 //! The backward pass of attention on the CPU, in f32 or widened bf16.
 //!
-//! A task is one part of a group of rows (`visits.rs`: a part shares no work with parts that run at the same time)
-//! under one kv head. The task visits the part's KV-cache pages in the order of their positions. For each page it takes
-//! the rows that attend to it, ascending, in tiles of a few rows. So the gradient of a query is a sum over its keys in
-//! ascending order, and the gradient of a key is a sum over its rows in ascending order, regardless of the tiles.
-//! Afterwards the gradients of the pages are added to the rows that wrote them (`writes.rs`).
+//! A task is one part of a group of rows (`visits.rs`; parts that run at the same time write disjoint gradients) under
+//! one kv head. The task visits the part's KV-cache pages in the order of their positions. For each page, the task
+//! processes the rows that attend to the page in ascending order, in tiles of a few rows. So the gradient of a query is
+//! a sum over its keys in ascending order, and the gradient of a key is a sum over its rows in ascending order,
+//! regardless of the tiles. Afterwards the gradients of the pages are added to the rows that wrote them (`writes.rs`).
 
 use super::backward_amx::BackwardTasks as OnTiles;
 use super::backward_pairs::BackwardTasks as InPairs;

@@ -3,8 +3,8 @@
 //! A task is a group of rows (a prompt with its completions) under one kv head, as in `backward.rs`. Its queries (row,
 //! query head), row by row, are cut into steps of 32 from the group's first query, the same steps for every KV-cache
 //! page. So the gradient of a page is a sum over these steps, and does not depend on the rows of other groups. Scores
-//! and their gradients are computed transposed, with keys as rows and queries as columns, as the matmuls that sum over
-//! queries need them:
+//! and their gradients are computed transposed, with keys as rows and queries as columns, because the matmuls that sum
+//! over queries read this layout:
 //!
 //! | matmul              | left operand A    | right operand B     | summed in steps of 32                           |
 //! |---------------------|-------------------|---------------------|-------------------------------------------------|
@@ -14,8 +14,8 @@
 //! | d_K += dSᵀ · Q      | dSᵀ, rounded      | queries             | the same steps                                  |
 //! | d_Q += dS · K       | dS, rounded       | the page's keys     | keys: the two halves of each block, ascending   |
 //!
-//! d_out is rounded to bf16 as it is read. For masked keys P = dS = 0. Neither the number of pages nor the number of
-//! steps that are processed together changes a bit of the result, because sums are stored in f32 in between.
+//! d_out is rounded to bf16 as it is read. For masked keys P = dS = 0. Processing more pages or steps together does not
+//! change a bit of the result, because partial sums are stored in f32.
 
 use super::BLOCK;
 use super::gradients::Operands;
@@ -36,8 +36,8 @@ use std::ops::Range;
 /// Steps of 32 queries that are processed together.
 const STEPS: usize = if cfg!(test) { 2 } else { 4 };
 const PAIRS: usize = STEPS * DEPTH;
-/// Limit of pages times padded hd that are processed together. The tiles and gradients of these pages stay in the
-/// second-level cache, and queries are packed once for all of them.
+/// Limit on the number of pages that are processed together, times padded hd. The tiles and gradients of these pages
+/// stay in the second-level cache, and queries are packed once for all of them.
 const WIDTH: usize = if cfg!(test) { 64 } else { 512 };
 
 pub(super) struct BackwardTasks<'a> {
@@ -58,7 +58,7 @@ struct Page<'s> {
 }
 
 impl<'s> Page<'s> {
-    /// Memory of one page's buffers, in f32 elements.
+    /// Size of one page's buffers, in f32 elements.
     fn len(padded: usize) -> usize {
         (3 * BLOCK / 2 + 2 * BLOCK) * padded
     }
@@ -71,7 +71,7 @@ impl<'s> Page<'s> {
     }
 }
 
-/// The queries (or their d_out) of a batch, packed into tiles of right operands in two ways.
+/// The queries (or their d_out) of a batch, packed as right operands in two tile layouts.
 struct Sides<'s> {
     /// `[STEPS][steps of 32 dimensions][2]` tiles whose columns are 32 queries.
     columns: &'s mut [bf16],
@@ -157,7 +157,7 @@ impl Tasks for BackwardTasks<'_> {
 
         let mut visits = &visits[..];
         while !visits.is_empty() {
-            // A page that serves as two blocks is visited twice, but must not be processed twice at the same time.
+            // A page that is used as two blocks is visited twice, and its two visits must not be processed together.
             let twice = |i: &usize| visits[..*i].iter().any(|v| v.page == visits[*i].page);
             let count = (1..visits.len().min(at_once)).find(twice).unwrap_or(visits.len().min(at_once));
             let (now, later) = visits.split_at(count);
@@ -380,7 +380,7 @@ impl BackwardTasks<'_> {
 
         for step in steps.clone() {
             self.gradients::<V>(b, step, looked[step] == Some(true));
-            // Transposes the gradients for 32 keys: first to rows of two keys side by side, then to queries as rows.
+            // Transposes the gradients for 32 keys: first to rows of two keys side by side, then to one row per query.
             for (half, from) in b.d_s[step * 2 * 2 * TILE..][..2 * 2 * TILE].chunks_exact(2 * TILE).enumerate() {
                 let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
                 zip_lines::<V>(from, &mut zipped.0);

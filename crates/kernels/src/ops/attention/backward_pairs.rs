@@ -6,7 +6,7 @@
 //!
 //! | matmul         | sum over   | left                            | right                                        |
 //! |-----------------|------------|---------------------------------|----------------------------------------------|
-//! | S = Q · Kᵀ      | dimensions | q `[pairs][hd/2]`               | the page's keys `[hd/2][64][2]`, as they lie |
+//! | S = Q · Kᵀ      | dimensions | q `[pairs][hd/2]`               | the page's keys `[hd/2][64][2]`, as stored   |
 //! | dP = d_out · Vᵀ | dimensions | d_out `[pairs][hd/2]`           | values `[hd/2][64][2]`, transposed          |
 //! | d_K += Qᵀ · dS  | rows       | q `[pairs/2][hd]`               | dS `[pairs/2][64][2]`                        |
 //! | d_V += Pᵀ · d_out | rows     | P `[pairs/2][64]`               | d_out `[pairs/2][hd][2]`                     |
@@ -222,7 +222,7 @@ fn words_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [
     }
 }
 
-/// As [`words_of_rows`], but stores the two numbers as a pair of bf16. The partner of an odd last row is 0.
+/// Like [`words_of_rows`], but stores the two numbers as a pair of bf16. The partner of an odd last row is 0.
 #[inline(always)]
 fn pairs_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [bf16]) {
     for (two, to) in rows.chunks(2 * width).zip(to.chunks_exact_mut(2 * width)) {

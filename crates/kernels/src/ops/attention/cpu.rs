@@ -4,8 +4,8 @@
 //! A task is a tile of consecutive rows under one kv head. It goes through the blocks of 64 keys in ascending order.
 //! The rows of the tile that attend to the same KV-cache page are computed as one matmul. Each query has an
 //! online-softmax state (m, l, O): m is the largest score so far; l is 16 partial sums of exp(z − m), one for each
-//! vector lane (lane = slot mod 16); O is the unnormalised weighted sum of values. There is one rescaling rule: if a
-//! block's largest score is greater than m, l and O are multiplied by α = exp(m − new m); otherwise they do not change.
+//! vector lane (lane = slot mod 16); O is the unnormalised weighted sum of values. The rescaling rule: if a block's
+//! largest score is greater than m, l and O are multiplied by α = exp(m − new m); otherwise they do not change.
 //!
 //! So the bits of a row depend only on its query and on the keys and values of its own positions. They do not depend on
 //! the tile, the other rows of the batch, the indices of the pages or the number of threads.
@@ -98,8 +98,7 @@ impl<E: Element + Right> Tasks for ForwardTasks<'_, E> {
 
 impl<E: Element + Right> ForwardTasks<'_, E> {
     /// Adds one KV-cache page to the attention of rows `run`: computes scores, the online softmax, and the weighted sum
-    /// of values. `page` is the page where these rows have block `block` of their sequence; `start` is the tile's first
-    /// row.
+    /// of values. `page` contains block `block` of these rows' sequence; `start` is the tile's first row.
     #[inline(always)]
     fn block<V: Simd>(
         &self,

@@ -1,6 +1,6 @@
 //! Attention on CUDA: launches the kernels of `attention.cu` that write KV-cache pages and compute the forward and
-//! backward pass. The forward pass and the gradient of queries have a block of threads for each row and query head. The
-//! gradient of keys and values has a block of threads for each page and kv head.
+//! backward pass. The forward pass and the gradient of queries use one thread block per row and query head. The
+//! gradient of keys and values uses one thread block per page and kv head.
 
 use super::{BLOCK, Backward, Forward, Geometry, PagesMut, Rows, WriteKv};
 use crate::Result;
@@ -8,7 +8,7 @@ use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
 
 const SOURCE: Source = source!("attention");
-/// Largest head_dim for which each thread can have its share of the output in registers.
+/// Largest head_dim for which each thread can keep its part of the output in registers.
 const MOST_DIM: usize = 256;
 /// Number of threads per dimension that gather the gradients of pages into rows. Each thread reads the whole list of
 /// writes.

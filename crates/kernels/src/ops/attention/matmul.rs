@@ -58,8 +58,9 @@ enum Part {
     Second,
 }
 
-/// Runs `$body` for each element of `b` that contains terms of the range `$terms`, in ascending order, with the
-/// element's index and which of its terms count. (A closure would not be compiled with the instruction set's features.)
+/// Runs `$body` for each element of `b` that contains terms of the range `$terms`, in ascending order. `$k` is the
+/// element's index, and `$part` tells which of its terms are in the range. (A closure would not be compiled with the
+/// instruction set's features.)
 macro_rules! elements {
     ($terms:expr, $of:ty, |$k:ident, $part:ident| $body:block) => {{
         let Range { mut start, mut end } = $terms;
@@ -102,13 +103,13 @@ pub(super) struct Matmul<'a, B> {
     pub rows: usize,
     pub columns: usize,
     pub k: Range<usize>,
-    /// Whether to add to what `out` contains; otherwise `out` is overwritten.
+    /// Whether to accumulate into `out`; otherwise `out` is overwritten.
     pub accumulate: bool,
 }
 
 impl<B: Right> Matmul<'_, B> {
-    /// Computes the matmul. `F` is the dtype of the tensors in memory, even if the operands have been widened since. It
-    /// decides whether the sums flush denormal numbers to 0.
+    /// Computes the matmul. `F` is the dtype of the tensors in memory, even if the operands have already been widened.
+    /// This dtype determines whether the sums flush denormals to 0.
     #[inline(always)]
     pub fn compute<F: Element>(&mut self, isa: Isa) {
         if B::TERMS == 2 {
@@ -122,7 +123,7 @@ impl<B: Right> Matmul<'_, B> {
         }
     }
 
-    /// Returns `sum` plus the terms `part` of `left` times `right`, in each lane.
+    /// Returns `sum` plus `left` times `right`, restricted to the terms `part`, in each lane.
     #[inline(always)]
     fn add<V: Simd>(part: Part, left: V, right: V, sum: V) -> V {
         match part {

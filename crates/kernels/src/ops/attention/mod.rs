@@ -4,12 +4,12 @@
 //! Letters in shapes: `T` rows (tokens), `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads in a
 //! fused row `[q][k][v]`, `S` block tables, `W` writes into the KV cache. Query head h reads kv head `h / (nh / nkv)`.
 //!
-//! A KV-cache page stores [`BLOCK`] = 64 positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]`. (In bf16 some
-//! instruction sets use another order inside a page, see `pages.rs`. So one instruction set must run both [`write_kv`]
-//! and what reads the pages.) Position j of a sequence is in page `tables[s][j / 64]`, slot `j % 64`: blocks of keys
-//! are aligned to the sequence's own positions. The row at position p attends to positions `max(0, p + 1 − window) ..=
-//! p`. Slots of later positions may have any content, because they never enter a result. (On AMX tiles, written slots
-//! must be finite: `tiles.rs`.)
+//! A KV-cache page stores [`BLOCK`] = 64 positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]`. (In bf16, some
+//! instruction sets use a different order inside a page; see `pages.rs`. So [`write_kv`] and the ops that read its
+//! pages must run on the same instruction set.) Position j of a sequence is in page `tables[s][j / 64]`, slot `j % 64`:
+//! blocks of keys are aligned to the sequence's own positions. The row at position p attends to positions `max(0, p + 1
+//! − window) ..= p`. Slots of later positions may contain anything, because no result depends on them. (On AMX tiles,
+//! written slots must be finite: `tiles.rs`.)
 //!
 //! ```text
 //! z[j]   = (Σ_i q[i] · k[j,i]) · scale                     one ascending FMA chain over i
@@ -52,8 +52,8 @@ use crate::{Context, DType, Error, Result, View, ViewMut};
 pub const BLOCK: usize = 64;
 
 /// KV-cache pages of one layer, read-only. Keys, values, fused rows and outputs are all f32 or all bf16. With bf16,
-/// inputs are widened to f32 when read and outputs rounded when written. The factors exp(z − m) of the values are
-/// rounded too, but their sum is not.
+/// inputs are widened to f32 when read and outputs rounded when written. The weights exp(z − m) of the values are
+/// rounded too; the sum of these weights is not.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     /// Keys `[blocks, nkv, hd, 64]`: transposed, so that a matmul is vectorised over keys.
@@ -150,8 +150,8 @@ pub struct Backward<'a> {
     /// Gradient of `qkv`: `[T, A·hd]`, *overwrites*. A row that was written to several slots gets the sum of their
     /// gradients, in the order of the list of writes.
     pub d_qkv: ViewMut<'a>,
-    /// Workspace of the shape of the KV cache, zeroed inside. Afterwards it contains the gradient of each slot that a
-    /// row attends to; other slots are undefined. On AMX tiles the gradient of keys is `[blocks, nkv, 64, hd]`.
+    /// Workspace with the shape of the KV cache, zeroed by the op. Afterwards it contains the gradient of each slot
+    /// that a row attends to; other slots are undefined. On AMX tiles the gradient of keys is `[blocks, nkv, 64, hd]`.
     pub d_pages: PagesMut<'a>,
     /// Offsets of the groups of rows that share no KV-cache page with each other: u32 `[G + 1]`, the first row of each
     /// of the G groups, followed by T.

@@ -1,8 +1,8 @@
 //! Memory layouts of KV-cache pages in bf16: as AMX tiles, or as pairs of terms.
 //!
 //! If matmuls run on AMX tiles and hd (the head dimension) is a multiple of 32, a page (64 positions under one kv head)
-//! is stored in the layout that the instruction takes for its right operand. So no repacking is needed between the KV
-//! cache and the matmul:
+//! is stored in the layout that the instruction needs for its right operand, so the matmul reads the KV cache without
+//! repacking:
 //!
 //! ```text
 //! keys    [64/32][hd/32][16 pairs of dimensions][32 keys][2]      q · Kᵀ: sums over dimensions
@@ -69,7 +69,7 @@ fn key_at(hd: usize, slot: usize) -> usize {
 }
 
 /// Index in a page stored as tiles of dimension 0 of the value in slot `slot`. The next dimension follows two elements
-/// later; each group of 32 dimensions has tiles of its own.
+/// later; each group of 32 dimensions has separate tiles.
 fn value_at(slot: usize) -> usize {
     slot / 2 * PAIRS + slot % 2
 }
@@ -120,10 +120,10 @@ pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>, parts: Parts<'_>) {
     cpu.run(parts.count() * geometry.kv_heads, &WriteTasks { geometry, parts, qkv, rows, slots, keys, values });
 }
 
-/// Returns a page's keys and values as AMX tiles: the page's own memory if it is stored so, otherwise a copy in `room`
-/// (2 · 64 · padded hd elements). Values of slots from `end` on are set to 0: no row attends to them, but the matmul
-/// multiplies them by 0, and 0 times infinity or NaN is NaN. Keys of these slots are left as they are, because their
-/// scores are masked.
+/// Returns a page's keys and values as AMX tiles: the page's own memory if the page is stored as tiles, otherwise a
+/// copy in `room` (2 · 64 · padded hd elements). Values of slots from `end` on are set to 0: no row attends to them,
+/// but the matmul multiplies them by 0, and 0 times infinity or NaN is NaN. Keys of these slots are left as they are,
+/// because their scores are masked.
 #[inline(always)]
 pub(super) fn tiles<'a, V: Simd>(
     [keys, values]: [&'a [bf16]; 2],

@@ -22,7 +22,7 @@ impl<'a> Parts<'a> {
         if count < 2 {
             return whole;
         }
-        // Two pages with the same bit count as one page. The list may then be a single part, which is slower but
+        // Pages that share a bit are treated as one page. The list may then become a single part, which is slower but
         // correct.
         const BITS: usize = 1 << 16;
         let mut seen = [0u64; BITS / 64];

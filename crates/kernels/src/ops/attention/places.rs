@@ -64,8 +64,8 @@ impl<'a> Places<'a> {
         let (_, seen) = span(rows.map(|row| g.seen(self.positions[row] as usize)));
         if seen.is_empty() { 0..0 } else { seen.start / BLOCK..seen.end.div_ceil(BLOCK) }
     }
-    /// Iterates over the rows of `rows` that attend to block `block`. Consecutive rows whose block tables name the same
-    /// KV-cache page come together, as (page, range of rows).
+    /// Iterates over the rows of `rows` that attend to block `block`. Yields (page, range of rows) for consecutive rows
+    /// whose block tables name the same KV-cache page.
     #[inline(always)]
     pub fn runs(
         self,
@@ -126,8 +126,8 @@ pub(super) fn on_tiles(cpu: &Cpu, dtype: DType) -> Option<Unit> {
     cpu.isa().tiles().filter(|_| dtype == DType::Bf16)
 }
 
-/// Packs an even count of f32 numbers, all exact in bf16, into words of two bf16 numbers each. The words overwrite the
-/// first half of `numbers`.
+/// Packs an even number of f32 values, all exactly representable in bf16, into words of two bf16 values each. The words
+/// overwrite the first half of `numbers`.
 #[inline(always)]
 pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     for at in (0..numbers.len()).step_by(2 * LANES) {
@@ -145,11 +145,11 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
 }
 
 /// Splits the attention of `rows` to one block of keys into rectangular matmuls. In each matmul, all rows attend to all
-/// slots. Calls `matmul` with the ranges of rows and slots. For each row, slots ascend.
+/// slots. Calls `matmul` with the ranges of rows and slots; the slots of each row come in ascending order.
 ///
-/// A masked key may be NaN, so it must not even be multiplied by 0. Where rows differ in what they attend to, a few
-/// rows are taken at a time (about six queries: `per` is the count of query heads that share a kv head). The slots that
-/// all of these rows attend to are one matmul; slots before and after them are computed row by row.
+/// A masked key may be NaN, so it must not even be multiplied by 0. Rows that attend to different slots are processed a
+/// few at a time (about six queries; `per` is the number of query heads that share a kv head). The slots that all of
+/// these rows attend to are one matmul; slots before and after them are computed row by row.
 #[inline(always)]
 pub(super) fn mask_blocks(
     rows: Range<usize>,

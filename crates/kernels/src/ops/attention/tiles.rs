@@ -8,12 +8,12 @@
 //! | matmul  | left operand A                      | right operand B   | steps of 32 terms                                 |
 //! |---------|-------------------------------------|-------------------|---------------------------------------------------|
 //! | q · Kᵀ  | the task's queries                  | the page's keys   | along head_dim, zeros after its end               |
-//! | P · V   | P = exp(z − m) of them, in bf16     | the page's values | the two halves of the block; P = 0 at masked keys |
+//! | P · V   | P = exp(z − m), rounded to bf16     | the page's values | the two halves of the block; P = 0 at masked keys |
 //!
 //! Both halves of a block are added to every row that attends to any key of the block. So a row's bits depend on the
-//! same inputs as in `cpu.rs`, with one exception: a key that this row must not see, but another row of the same task
-//! does, is multiplied by 0. If that key's value is infinite or NaN, which happens only in a diverged model, this row
-//! becomes NaN too.
+//! same inputs as in `cpu.rs`, with one exception: a key that is masked for this row but not for another row of the
+//! same task is multiplied by 0. If that key's value is infinite or NaN, which happens only in a diverged model, this
+//! row becomes NaN too.
 
 use super::pages::{self, padded};
 use super::places::{Outputs, Places, rescaled, span};
@@ -30,8 +30,8 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// Approximate number of queries (row, query head) of a task. The tiles of a KV-cache page are loaded once for each 32
-/// of them, and the task's queries, scores and outputs stay in the second-level cache.
+/// Approximate number of queries (row, query head) of a task. The tiles of a KV-cache page are loaded once per 32
+/// queries, and the task's queries, scores and outputs stay in the second-level cache.
 const PAIRS: usize = if cfg!(test) { 40 } else { 128 };
 /// Minimum number of queries in a task; with fewer, tiles are half empty.
 const FEWEST: usize = 2 * SIDE;
@@ -130,8 +130,7 @@ impl ForwardTasks<'_> {
     }
 
     /// Adds one KV-cache page to the attention of rows `run`: computes scores, the online softmax, and the weighted sum
-    /// of values. `page` is the page where these rows have block `block` of their sequence; `start` is the task's first
-    /// row.
+    /// of values. `page` contains block `block` of these rows' sequence; `start` is the task's first row.
     #[inline(always)]
     fn block<V: Simd>(
         &self,
@@ -152,8 +151,8 @@ impl ForwardTasks<'_> {
         let (first, count) = ((run.start - start) * group, run.len() * group);
         assert!(first + count <= t.pairs && keys.len() == BLOCK * padded && values.len() == keys.len());
 
-        // Computes scores for 32 keys at a time. Columns past the last key that any row attends to are not computed;
-        // they are masked later.
+        // Computes scores for 32 keys at a time, up to the last key that any row attends to. Later columns are not
+        // computed, only masked below.
         let panels = any_sees.end.div_ceil(DEPTH);
         for (cut, blocks, rows) in cuts(count) {
             let pair = first + cut;

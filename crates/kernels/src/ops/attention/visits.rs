@@ -3,16 +3,16 @@
 //!
 //! The gradient of a page (its keys and values) is a sum over the rows that attend to it, in ascending order of rows.
 //! The gradient of a query is a sum over the pages that its row attends to, in ascending order of positions. So one
-//! task takes all rows of a page, and the pages of one row are computed one after the other. Sequences that share a
-//! prompt share only the pages at their beginning. These shared pages are one part, computed first. Then the pages of
-//! each single sequence are a part of their own, and these parts run in parallel.
+//! task processes all rows of a page, and the pages of a row are processed one after another. Sequences that share a
+//! prompt share only the pages at their beginning. These shared pages form one part, which runs first. The remaining
+//! pages of each sequence form a separate part, and these parts run in parallel.
 
 use super::places::Places;
 use super::{BLOCK, Geometry};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// A KV-cache page, its place in the sequences (index of the block), and the rows that attend to it.
+/// A KV-cache page, its block index in the sequences, and the rows that attend to the page.
 pub(super) struct Visit {
     pub block: usize,
     pub page: usize,
@@ -37,7 +37,8 @@ pub(super) struct Page {
 pub(super) struct Part {
     pub rows: Range<usize>,
     pub visits: Vec<Visit>,
-    /// Whether no earlier part has added to these rows' query gradients, so that this part sets them to 0 first.
+    /// Whether no earlier part has accumulated into these rows' query gradients, so that this part must zero them
+    /// first.
     pub begins: bool,
 }
 
@@ -112,8 +113,8 @@ impl Group {
         ((!begins).then_some(Part { rows: self.rows, visits: shared, begins: true }), parts)
     }
 
-    /// Whether the group can be split: no page serves as two blocks, and in every sequence the shared pages come before
-    /// its own pages.
+    /// Whether the group can be split: no page is used as two different blocks, and in every sequence shared pages
+    /// precede unshared ones.
     fn splits(&self) -> bool {
         let run_of = |rows: &Range<usize>| self.runs.partition_point(|run| run.end <= rows.start);
         let (mut pages, mut alone) = (HashSet::new(), HashSet::new());
@@ -136,7 +137,7 @@ mod tests {
 
     const WIDE: Geometry = Geometry { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
 
-    /// The parts of a group of such rows (block table and positions of each run): rows, `begins`, and the pages
+    /// The parts of a group of these rows (block table and positions of each run): rows, `begins`, and the pages
     /// visited.
     fn parts(g: &Geometry, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]]) -> Vec<(Range<usize>, bool, Vec<usize>)> {
         let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_group_with_a_page_in_two_blocks_or_out_of_order_is_not_split() {
-        // In the first case a page serves as two blocks; in the second a shared page follows a page that is not shared.
+        // First case: a page is used as two blocks. Second case: a shared page follows an unshared one.
         for tables in [[[1, 2, 0], [2, 3, 0]], [[1, 3, 0], [2, 3, 0]]] {
             let parts = parts(&WIDE, &[(0, 0..100), (1, 0..100)], &tables);
             assert_eq!(parts.len(), 1, "{parts:?}");
@@ -204,7 +205,7 @@ mod tests {
             part.visits.into_iter().map(|v| (v.block, v.page, v.first, v.end, v.rows)).collect()
         };
         let one = |range: Range<usize>| vec![range];
-        // One sequence in two pages. Written slots count as used.
+        // One sequence in two pages. Slots that were written are used slots.
         let rows = [(0, 0..70)];
         let expected = [(0, 1, true, 64, one(0..70)), (1, 2, true, 6, one(64..70))];
         assert_eq!(visits(None, &rows, &[[1, 2, 0]], &[]), expected);
@@ -223,7 +224,7 @@ mod tests {
         let expected = [(0, 1, true, 64, vec![0..64, 64..70]), (1, 3, true, 6, one(64..70))];
         assert_eq!(visits(None, &[(0, 0..64), (1, 64..70)], &[[1, 9, 0], [1, 3, 0]], &[]), expected);
         assert_eq!(visits(None, &[(0, 0..2), (0, 5..7)], &[[1, 9, 0]], &[]), [(0, 1, true, 7, vec![0..2, 2..4])]);
-        // A page that serves as two blocks is visited twice; only the first visit sets its gradient to 0.
+        // A page that is used as two blocks is visited twice; only the first visit zeroes its gradient.
         let expected = [(0, 2, true, 64, one(0..66)), (1, 2, false, 64, one(64..66))];
         assert_eq!(visits(None, &[(0, 0..66)], &[[2, 2, 0]], &[]), expected);
     }

@@ -1,5 +1,5 @@
-//! Copies the keys and values of the batch's rows into KV-cache pages on the CPU. After the backward pass, adds the
-//! gradients of the pages to the rows that wrote them.
+//! Copies the keys and values of the batch's rows into KV-cache pages on the CPU, and after the backward pass adds the
+//! gradients of the pages to the gradients of the rows that wrote them.
 
 use super::parts::Parts;
 use super::places::on_tiles;
@@ -47,8 +47,8 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
     }
 }
 
-/// Parts of the list of writes for each thread. There is more than one, so that a thread that starts late still has
-/// work.
+/// Number of parts per thread into which the list of writes is split: more than one, to balance the load if a thread
+/// starts late.
 const PARTS: usize = 2;
 
 pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
@@ -77,7 +77,7 @@ pub(super) struct GatherTasks<'a> {
     pub write_slots: &'a [u32],
     pub pages: &'a [Page],
     pub d_keys: &'a [f32],
-    /// Distances in elements inside a page of `d_keys`: from one slot to the next, and from one dimension to the next.
+    /// Strides in elements inside a page of `d_keys`: between slots, and between dimensions.
     pub key_strides: [usize; 2],
     pub d_values: &'a [f32],
     pub d_qkv: Disjoint<'a, f32>,
