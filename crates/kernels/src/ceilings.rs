@@ -39,8 +39,8 @@ const ELEMENTS: usize = 64 << 20;
 /// Elements that one task reads: 1 MiB.
 const PIECE: usize = 1 << 18;
 
-/// Measures the peaks for about `time`. Half of the time is for arithmetic. This needs 256 MiB of memory. The fastest
-/// of several passes counts, because a busy machine only makes passes slower.
+/// Measures the peaks for about `time`. Half of the time is spent on arithmetic. Needs 256 MiB of memory. The result is
+/// the fastest of several passes, because a busy machine only makes passes slower.
 pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     let cpu = match ctx.backend() {
         Backend::Cpu(cpu) => cpu,

@@ -30,7 +30,7 @@ pub enum Error {
         /// The dtype that the operation accepts.
         expected: crate::DType,
     },
-    /// An argument's value is outside its domain (an index past the end, a window of 0, …).
+    /// An argument's value is out of range (an index past the end, a window of 0, …).
     #[error("{op}: {message}")]
     Value {
         /// Name of the operation that was called.

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 
 /// An instruction set that this process may use, slowest first.
 ///
-/// A value of this type proves that its instructions may be run. It is created only after the processor was queried, or
-/// for an instruction set that needs no support ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
+/// A value of this type proves that its instructions may be run. A value is created only after the processor was
+/// queried, or for an instruction set that needs no hardware support ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Kind);
 
@@ -206,7 +206,8 @@ impl Isa {
         })
     }
 
-    /// Runs `kernel` compiled for this instruction set's vectors. AMX has no vectors, so its kernels run as on AVX-512.
+    /// Runs `kernel` compiled for this instruction set's vectors. AMX has no vector type, so kernels use AVX-512
+    /// vectors there.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.vectors() {
             Kind::Portable => portable::run(kernel),
@@ -235,7 +236,7 @@ impl Isa {
         }
     }
 
-    /// As [`run_flushing`](Self::run_flushing), for a kernel that multiplies two terms at once
+    /// Like [`run_flushing`](Self::run_flushing), but for a kernel that multiplies two terms at once
     /// ([`Simd::dot`](crate::simd::Simd::dot)), on an instruction set that [can](Self::has_dots). The dot product
     /// itself flushes denormals. Set `adds` if the kernel's other operations must flush them too, which requires
     /// setting a control word and costs time.

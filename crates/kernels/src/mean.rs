@@ -1,11 +1,11 @@
-//! Means of sets that may be empty: a mean, an extreme or a share over an empty set is missing, never 0.
+//! Means of sets that may be empty: the mean, extreme or share of an empty set is missing, never 0.
 //!
 //! If the mean of an empty set were logged as 0, it would look like a measurement: an entropy of 0 like a collapse, a
 //! clip fraction of 0 like a small update, a loss of 0 like a perfect evaluation. So every reported mean goes through
-//! [`Mean`], [`mean`] or [`share`], whose result is `None` if nothing was measured. Losses, which divide by max(1, N),
-//! are minimised functions and not reported means.
+//! [`Mean`], [`mean`] or [`share`], whose result is `None` if nothing was measured. (Losses divide by max(1, N),
+//! because they are objectives and not reported means.)
 
-/// A mean under accumulation: a sum and the number of its terms.
+/// A running mean: a sum and its number of terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mean {
     sum: f64,

@@ -1,6 +1,6 @@
 //! Counter-based randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! A random number depends only on its key and its counter. So the noise of a sampled token is identified by (seed,
+//! A random number depends only on its key and its counter. So the noise of a sampled token is determined by (seed,
 //! prompt, completion, token), and does not depend on the order or the thread in which tokens are drawn.
 
 const ROUNDS: usize = 10;

@@ -20,7 +20,7 @@ struct Sizes {
     rounds: u32,
 }
 
-/// As [`measure`](super::measure), on a CUDA device. The emulator gets small sizes, so that it finishes soon; its
+/// Like [`measure`](super::measure), but on a CUDA device. The emulator gets small sizes, so that it finishes soon; its
 /// results mean nothing for a GPU.
 pub(super) fn measure(cuda: &Cuda, time: Duration) -> Result<Ceilings> {
     let sizes = match cuda.device() {

@@ -26,11 +26,11 @@ impl Cpu {
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
-    /// Makes the backend compute with the cores that `lease` can reserve.
+    /// Limits the backend to the cores that `lease` can reserve.
     pub(crate) fn share_cores(&self, lease: Lease) {
         self.pool.share(lease);
     }
-    /// Releases the reserved cores until the next operation computes.
+    /// Releases the reserved cores; the next operation reserves cores again.
     pub(crate) fn release_cores(&self) {
         self.pool.release_cores();
     }

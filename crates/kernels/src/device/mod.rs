@@ -33,7 +33,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The devices that can compute, with the first GPU for all GPUs.
+    /// The devices that can compute; the first GPU represents all GPUs.
     const ALL: [Device; 4] = [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated];
 
     /// The device's name in configurations, flags and `LOCKSTEP_DEVICE`.

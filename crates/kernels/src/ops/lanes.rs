@@ -18,7 +18,7 @@ pub(crate) fn store<V: Simd>(v: V, to: &mut [impl Element], at: usize) {
     if n >= LANES { Element::store(v, &mut to[at..]) } else { Element::store_partial(v, &mut to[at..], n) }
 }
 
-/// As [`store`], for lanes that [`Element::rounded`] has already rounded to `E`.
+/// Like [`store`], but for lanes that [`Element::rounded`] has already rounded to `E`.
 #[inline(always)]
 pub(crate) fn store_rounded<V: Simd, E: Element>(v: V, to: &mut [E], at: usize) {
     if to.len() - at >= LANES { E::store_rounded(v, &mut to[at..]) } else { store(v, to, at) }
@@ -35,7 +35,7 @@ pub(crate) fn dot<V: Simd>(a: &[impl Element], b: &[impl Element]) -> f32 {
     sum.sum()
 }
 
-/// As [`dot`], with the elements of `a` rounded to the dtype of `b` first.
+/// Like [`dot`], but with the elements of `a` rounded to the dtype of `b` first.
 #[inline(always)]
 pub(crate) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
     let mut sum = V::splat(0.0);
@@ -58,7 +58,7 @@ pub(crate) fn rows(index: usize, rows_of_task: usize, all: usize) -> Range<usize
     index * rows_of_task..((index + 1) * rows_of_task).min(all)
 }
 
-/// Tokens in each partial sum of the gradient of a vector (norm weights, biases).
+/// Number of tokens in each partial sum of the gradient of a vector (norm weights, biases).
 pub(crate) const CHUNK: usize = 64;
 
 /// Splits rows into chunks for the gradient of a vector. The terms of each chunk are summed from 0, then added to the

@@ -1,4 +1,4 @@
-//! An upper bound of the scratch memory that operations allocate on a CUDA device. The memory plan adds it to the
+//! An upper bound on the scratch memory that operations allocate on a CUDA device. The memory plan adds it to the
 //! memory of the tensors.
 
 use super::lm_head::cpu::KEPT;
@@ -21,7 +21,7 @@ pub struct Passes {
     pub whole: bool,
     /// Length of the longest sequence, in tokens.
     pub positions: usize,
-    /// KV-cache pages that a training pass uses.
+    /// Number of KV-cache pages that a training pass uses.
     pub pages: usize,
     /// Vocabulary size.
     pub vocab: usize,

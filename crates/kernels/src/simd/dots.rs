@@ -32,8 +32,8 @@ pub fn refusal() -> Option<&'static str> {
 }
 
 /// Speed of the instruction as a multiple of FMA's multiply-adds per second, measured once in about 0.1 ms; `None` if
-/// it may not be used. Call this only on processors with AVX-512. (The shortest of several passes counts, because a
-/// busy machine only makes passes longer.)
+/// it may not be used. Call this only on processors with AVX-512. (The result comes from the fastest of several passes,
+/// because a busy machine only makes passes slower.)
 #[cfg(target_arch = "x86_64")]
 pub fn gain() -> Option<f64> {
     static FOUND: OnceLock<Option<f64>> = OnceLock::new();

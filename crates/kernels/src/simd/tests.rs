@@ -378,7 +378,7 @@ fn words_have_the_first_number_in_the_upper_half() {
                     "{isa:?}"
                 );
                 assert_eq!(loaded[l].to_bits(), words[l].to_bits(), "{isa:?}");
-                // The expected value: two multiply-adds, first of the first numbers, then of the second ones.
+                // The expected value: two multiply-adds, the first numbers of the pairs before the second ones.
                 let [x, y, z] = [a[l], b[l], c[l]].map(rounded);
                 assert_eq!(dot[l].to_bits(), y.mul_add(x, x.mul_add(z, c[l])).to_bits(), "{isa:?}");
             }

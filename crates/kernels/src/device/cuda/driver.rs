@@ -104,7 +104,7 @@ impl Grid {
     pub(crate) fn each(count: usize, threads: u32) -> Grid {
         Grid { blocks: [blocks(count), 1, 1], threads }
     }
-    /// A grid with at least one thread for each of `columns` columns, `shares` times over.
+    /// A grid of `shares` rows of blocks, each with at least one thread for each of `columns` columns.
     pub(crate) fn columns(columns: usize, shares: u32) -> Grid {
         const THREADS: u32 = 128;
         Grid { blocks: [blocks(columns.div_ceil(THREADS as usize)), shares, 1], threads: THREADS }
@@ -160,9 +160,11 @@ pub(crate) trait Driver: Send + Sync {
     fn free(&self, at: Address);
     /// Allocates pinned host memory, which copies may use while the host continues. It lives as long as the driver.
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8>;
-    /// # Safety `from` is readable and does not change until the copy has executed; `to` is memory of this stream.
+    /// # Safety
+    /// `from` is readable and does not change until the copy has executed; `to` is memory of this stream.
     unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()>;
-    /// # Safety `to` is writable until the copy has executed; `from` is memory of this stream.
+    /// # Safety
+    /// `to` is writable until the copy has executed; `from` is memory of this stream.
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()>;
     /// Fills device memory with `count` copies of the `width` (2 or 4) lowest bytes of `word`.
     ///

@@ -4,8 +4,8 @@
 //! Environment variables: `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending;
 //! 1: descending; other numbers: random with that seed). `LOCKSTEP_EMULATOR_SECONDS` is the maximum duration of a
 //! launch (60). `LOCKSTEP_EMULATOR_FAMILY` selects the emulated tensor cores (volta, turing, ampere or hopper, the
-//! default). `LOCKSTEP_EMULATOR_MEMORY` is the device's memory in bytes; `8000000:3000000` makes another user take
-//! 3,000,000 of them after the free memory was first queried. Events use the host's time.
+//! default). `LOCKSTEP_EMULATOR_MEMORY` is the device's memory in bytes; `8000000:3000000` simulates another process
+//! that allocates 3,000,000 of them after the free memory was first queried. Events use the host's clock.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::{Source, cached};
@@ -47,7 +47,8 @@ struct Module {
     free: unsafe extern "C" fn(*mut c_void, usize) -> c_int,
 }
 
-/// All modules of the process. Launches of all emulated devices take this lock, since they handle signals.
+/// All modules of the process. Launches of all emulated devices take this lock, because a launch replaces the process's
+/// signal handlers.
 static MODULES: Mutex<BTreeMap<&'static str, Module>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -15,7 +15,7 @@ pub struct DeviceMemory {
     pub peak: u64,
 }
 
-/// An event recorded in a device's stream. It occurs when all previously requested work is done.
+/// An event recorded in a device's stream. The event occurs when all previously enqueued work is done.
 pub struct DeviceEvent {
     stream: Arc<CudaStream>,
     event: Event,

@@ -1,4 +1,4 @@
-//! Looks for CUDA on this machine, for `lockstep doctor`. It computes nothing and keeps no device open.
+//! Detects CUDA on this machine, for `lockstep doctor`. The probe launches no kernels and keeps no device open.
 
 use super::driver::Outcome;
 use super::libcuda::{CAPABILITY, Functions};

@@ -1,7 +1,8 @@
 //! A CUDA stream: a device's memory, copies and launches in order, with counts.
 //!
-//! The host waits for the device only for copies to the host, and when the staging memory is full. An error that the
-//! driver reports after the call that caused it is kept, and is returned by every later operation.
+//! The host waits for the device only for copies to the host, and when the staging memory is full. If the driver
+//! reports an error after the call that caused it, the stream keeps the error and returns it from every later
+//! operation.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::Source;
@@ -36,8 +37,8 @@ pub(crate) struct CudaStream {
     tensor_cores: OnceLock<Outcome<Family>>,
 }
 
-/// Pinned host memory from which copies to the device read while the host continues. It is used from start to end. Then
-/// the host waits for the stream, and the memory is reused.
+/// Pinned host memory from which copies to the device read while the host continues. The memory is filled from start to
+/// end; then the host waits for the stream and starts over.
 struct Staging {
     start: *mut u8,
     used: usize,
@@ -71,7 +72,8 @@ impl CudaStream {
     pub(crate) fn device(&self) -> Device {
         self.device
     }
-    /// The family of the tensor cores. The first call makes `compare` check them against the family's formula.
+    /// The family of the tensor cores. The first call runs `compare`, which checks the tensor cores against the
+    /// family's formula.
     pub(crate) fn tensor_cores(&self, compare: impl FnOnce(Family) -> Outcome<()>) -> Result<Family> {
         let find = || {
             let family = self.driver.tensor_cores().filter(|family| family.has_bf16());
@@ -213,7 +215,7 @@ impl CudaStream {
         self.driver.synchronise()
     }
 
-    /// Keeps the first error, for all later operations.
+    /// Records the first error, which all later operations return.
     pub(crate) fn note(&self, outcome: Outcome<()>) {
         if let Err(why) = outcome {
             self.fail::<()>(why);

@@ -16,8 +16,8 @@
 //! The moments m and v are f32, or bf16 with stochastic rounding. In bf16 they are widened, the step is computed in
 //! f32, and the parameter is updated with the new moments before these are rounded. Then each moment is rounded up to
 //! the next bf16 with a probability proportional to its distance from the bf16 below. So changes of less than half a
-//! bf16 step, such as that of v by a factor of β2, are kept on average. The 16 random bits for each moment are Philox
-//! of (key, step, element), and depend neither on threads nor on the instruction set.
+//! bf16 step, such as the multiplication of v by β2, are preserved in expectation. The 16 random bits for each moment
+//! are Philox of (key, step, element), and depend neither on threads nor on the instruction set.
 //!
 //! ```text
 //! word = philox(key, counter = [block, step])[element mod 4], block = first_block + element / 4

@@ -1,5 +1,5 @@
-//! Token embedding on CUDA. The forward pass has a thread for each element. The backward pass has a thread for each
-//! column and each residue of the token id mod 16, so that each sum runs over the tokens in order.
+//! Token embedding on CUDA. The forward pass uses one thread per element. The backward pass uses one thread per column
+//! and residue of the token id mod 16, so that each sum runs over the tokens in order.
 
 use super::{Backward, Forward};
 use crate::Result;
@@ -7,7 +7,8 @@ use crate::device::Cuda;
 use crate::device::cuda::{Grid, Source, source};
 
 const SOURCE: Source = source!("embedding");
-/// Threads that share a column of the gradient. Each thread reads all tokens, and adds those whose id has its residue.
+/// Threads that share a column of the gradient. Each thread reads all tokens, and adds the tokens whose id has the
+/// thread's residue.
 const RESIDUES: u32 = 16;
 
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {

@@ -135,7 +135,7 @@ fn forward_of<A: Gate>(cpu: &Cpu, args: Forward<'_>) {
 struct BackwardTasks<'a, A, E, D> {
     gate: PhantomData<A>,
     gate_up: &'a [E],
-    /// The row of `gate_up` for each row; the same row if `None`.
+    /// The row of `gate_up` for each row; if `None`, row t uses row t.
     from: Option<&'a [u32]>,
     d_y: &'a [f32],
     d_gate_up: Disjoint<'a, D>,

@@ -57,7 +57,7 @@ pub struct Backward<'a> {
     pub activation: Activation,
     /// Gate and up projections: `[T, 2F]`, f32 or bf16; with `rows`, `[S, 2F]`.
     pub gate_up: View<'a>,
-    /// The row of `gate_up` for each of the T rows: u32 `[T]`, each below S. `None`: the same row.
+    /// The row of `gate_up` for each of the T rows: u32 `[T]`, each below S. If `None`, row t uses row t.
     pub rows: Option<View<'a>>,
     /// Gradient of the output: `[T, F]`.
     pub d_y: View<'a>,

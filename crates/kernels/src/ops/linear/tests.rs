@@ -193,7 +193,7 @@ fn the_oracles_gradients_match_finite_differences() {
         reference::backward_bias(&d_y, &mut d_b, &[0, m as u32]);
         let gradient = [d_x, d_w, d_b].concat();
         assert!(directional_error(&all, &gradient, loss) < 1e-7);
-        // The check must detect an error of 1 % in one element.
+        // The check must detect a 1 % error in one element.
         for spoiled in [0, m * k, m * k + n * k] {
             let mut g = gradient.clone();
             g[spoiled] = g[spoiled] * 1.01 + 1e-3;

@@ -273,7 +273,7 @@ fn a_nan_affects_only_its_own_row_and_column() {
     }
 }
 
-/// Results are near the f64 oracle. Without one row of `d_y` they are not.
+/// Results are close to the f64 oracle; without one row of `d_y`, they are not.
 #[test]
 fn backward_is_near_the_f64_oracle_and_a_wrong_gradient_is_not() {
     let mut case = Case::new([33, 70, 46]);

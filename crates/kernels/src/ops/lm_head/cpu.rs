@@ -14,9 +14,9 @@ use crate::{Isa, Matrix, View, math};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows of a task: whole tiles, so few that the logits of a chunk stay in the second-level cache.
+/// Number of rows in a task: whole tiles, and few enough that the logits of a chunk stay in the second-level cache.
 const TASK_ROWS: usize = 120;
-/// [`TASK_ROWS`] on AMX tiles. More rows, because each task packs the weight for itself.
+/// [`TASK_ROWS`] on AMX tiles: larger, because each task packs the weight again.
 const TASK_ROWS_ON_TILES: usize = 256;
 /// Number of vocabulary entries whose gradients are in memory at once, in the backward pass.
 const WINDOW: usize = 8 * CHUNK;
@@ -418,8 +418,8 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     }
 }
 
-/// Backward pass. For each window of the vocabulary: the gradient of the window's logits, then the window's share of
-/// the gradients of hidden rows and weight.
+/// Backward pass. For each window of the vocabulary: the gradient of the window's logits, then the window's
+/// contribution to the gradients of hidden rows and weight.
 pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let head = &Head::new(cpu, args.hidden, args.weight);
     let slopes = &Slopes {

@@ -21,8 +21,8 @@ pub fn chain<F: Float>(x: &[F], w: &[F]) -> F {
     x.iter().zip(w).fold(F::default(), |sum, (&x, &w)| x.mul_add(w, sum))
 }
 
-/// The fast forward pass in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`] it gives the
-/// same bits, if `dot` is [`chain`], or `reference::dot_on_tiles` where the matmuls run on AMX tiles.
+/// The fast forward pass in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`], the bits
+/// equal those of the fast code if `dot` is [`chain`], or `reference::dot_on_tiles` where matmuls run on AMX tiles.
 pub fn emulated(
     h: usize,
     hidden: &[f32],

@@ -10,8 +10,8 @@ use crate::ops::lm_head::cpu::blocks;
 
 const SOURCE: Source = source!("lora");
 
-/// Maximum number of elements of the dropped-out input in memory at once, and of dropout factors: 64 MiB each. (Few in
-/// tests, for several pieces.)
+/// Maximum number of elements of the dropped-out input in memory at once, and of dropout factors: 64 MiB each. (Small
+/// in tests, to cover several pieces.)
 pub(crate) const DROPPED: usize = if cfg!(test) { 1 << 9 } else { 1 << 24 };
 
 fn scale(cuda: &Cuda, x: Arg, scale: f32, count: usize) -> Result<()> {
@@ -29,8 +29,8 @@ impl Adapter<'_> {
         matmul(cuda, self.sizes(m), x, [a, Arg::NULL], xa, false)?;
         scale(cuda, xa.at, self.scale, m * self.a.rows())
     }
-    /// Computes `xa = s · x Aᵀ` with dropout of `x`. In the backward pass (`back`: d_xa, d_a, d_x) also adds the
-    /// gradients of A and `x`; `d_xa` includes the scale.
+    /// Computes `xa = s · x Aᵀ` with dropout of `x`. If `back` (d_xa, d_a, d_x) is set, in the backward pass, this
+    /// function also accumulates the gradients of A and `x`; `d_xa` includes the scale.
     fn lowered_dropped(
         &self,
         cuda: &Cuda,

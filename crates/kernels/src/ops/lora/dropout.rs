@@ -1,7 +1,7 @@
 //! Dropout of a LoRA adapter's input: inverted dropout (Srivastava et al. 2014, JMLR 15), as PEFT does it.
 //!
-//! `M` rows, `K` inputs, `p` the dropout probability. Each block `i` of a fused adapter has a mask of its own, as the
-//! modules of PEFT have. The factor f of the input in row m and column k is:
+//! `M` rows, `K` inputs, `p` the dropout probability. Each block `i` of a fused adapter has a separate mask, like
+//! PEFT's modules. The factor f of the input in row m and column k is:
 //!
 //! ```text
 //! c = 16 ⌊k/64⌋ + k mod 16                               counter; its four words serve columns 16 apart
@@ -9,8 +9,8 @@
 //! f = u < p · 2³² ? 0 : 1/(1 − p)                        rounded to f32
 //! ```
 //!
-//! So a factor depends on the key and on the identity of its row (sequence and position), and not on the row's index in
-//! the batch. The factors are the same for any split and any order of a batch, and in the backward pass.
+//! So a factor depends on the key and on the row's sequence and position, and not on the row's index in the batch. The
+//! factors are the same for any split and any order of a batch, and in the backward pass.
 
 use super::Adapter;
 use crate::context::count_matmul;
@@ -42,7 +42,7 @@ pub struct Dropout<'a> {
 const ROWS: usize = 128;
 /// Rows of a task that computes dropout factors.
 const TASK_ROWS: usize = 4;
-/// Columns for which 16 counters of the random generator suffice.
+/// Number of columns that 16 counters of the random generator cover.
 const GROUP: usize = 4 * LANES;
 
 impl<'a> Dropout<'a> {
@@ -102,8 +102,8 @@ impl Adapter<'_> {
         m.min(ROWS) * (2 * self.a.cols() + self.a.rows())
     }
 
-    /// Computes `xa = Σ_k f x A` (`[M, R]`, *overwrites*), not yet multiplied by the scale. In the backward pass
-    /// (`back`) also adds the gradients of A and `x`.
+    /// Computes `xa = Σ_k f x A` (`[M, R]`, *overwrites*), not yet multiplied by the scale. If `back` is set (in the
+    /// backward pass), this function also accumulates the gradients of A and `x`.
     pub(super) fn lower_dropped(
         &self,
         cpu: &Cpu,

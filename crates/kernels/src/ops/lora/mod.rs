@@ -2,9 +2,9 @@
 //! weight.
 //!
 //! Letters in shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` is the scale (`alpha / r`). Matmuls with the same
-//! input are fused (q, k and v), and each of them has an adapter of its own, called a block. Block `i` is `A_i: [r_i,
-//! K]` and `B_i: [N_i, r_i]`, and adds to the columns `first_i .. first_i + N_i` of `y`. Columns of `y` outside all
-//! blocks stay as they are. The `A_i` are stacked into `A: [R, K]`, `R = Σ r_i`, so that `x` is read once.
+//! input are fused (q, k and v), and each of the fused matmuls has a separate adapter, called a block. Block `i` is
+//! `A_i: [r_i, K]` and `B_i: [N_i, r_i]`, and adds to the columns `first_i .. first_i + N_i` of `y`. Columns of `y`
+//! outside all blocks do not change. The `A_i` are stacked into `A: [R, K]`, `R = Σ r_i`, so that `x` is read once.
 //!
 //! ```text
 //! xa[m,j]          = s · Σ_k x[m,k] A[j,k]              the chain rounded to f32, then multiplied by s
@@ -15,8 +15,8 @@
 //! dx[m,k]         += Σ_j dxa[m,j] A[j,k]                all j, ascending
 //! ```
 //!
-//! `xa` includes the scale, so `dB` needs no other factor. The backward pass computes `xa` again, to the same bits:
-//! that costs less than keeping it for every layer.
+//! `xa` includes the scale, so `dB` needs no other factor. The backward pass recomputes `xa`, with the same bits, which
+//! costs less than keeping it for every layer.
 //!
 //! With [`Dropout`], `xa` and `dA` of block `i` use `f_i[m,k] x[m,k]` in place of `x[m,k]`, where `f_i` is 0 or
 //! `1/(1−p)`. The gradient of `x` becomes
@@ -83,7 +83,7 @@ pub struct Backward<'a> {
 }
 
 impl Adapter<'_> {
-    /// Checks that the shapes of the adapter fit each other, `k` inputs and `n` outputs. Returns R, the sum of the
+    /// Checks that the adapter's shapes are consistent, and fit `k` inputs and `n` outputs. Returns R, the sum of the
     /// ranks.
     fn check(&self, op: &'static str, k: usize, n: usize) -> Result<usize> {
         let rank = self.b.iter().map(Matrix::cols).sum();
@@ -115,7 +115,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Backward pass: adds the gradients of `x`, `A` and the `B_i`. Memory in addition to the outputs: `xa` and `dxa`.
+/// Backward pass: accumulates the gradients of `x`, `A` and the `B_i`. Memory in addition to the outputs: `xa` and
+/// `dxa`.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lora::backward";
     let Backward { x, adapter, dropout, d_y, ref d_x, ref d_a, ref d_b } = args;

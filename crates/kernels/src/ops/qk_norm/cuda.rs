@@ -1,5 +1,5 @@
-//! QK norm on CUDA: 16 threads for each head of a row, value heads included. The gradients of the weights have threads
-//! for each column.
+//! QK norm on CUDA: 16 threads for each head of a row, value heads included. The gradients of the weights are parallel
+//! over columns.
 
 use super::{Backward, Forward, Parts};
 use crate::Result;

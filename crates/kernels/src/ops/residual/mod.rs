@@ -27,7 +27,7 @@ pub struct Forward<'a> {
     pub x: View<'a>,
     /// Output of a layer that is added to `x`: `[T, H]`.
     pub delta: Option<View<'a>>,
-    /// The sum x + delta: `[T, H]`, *overwrites*. Must be set exactly if `delta` is.
+    /// The sum x + delta: `[T, H]`, *overwrites*. Set if and only if `delta` is set.
     pub sum: Option<ViewMut<'a>>,
     /// Copy of the sum for the next matmul: `[T, H]`, f32 or rounded to bf16, *overwrites*.
     pub y: ViewMut<'a>,

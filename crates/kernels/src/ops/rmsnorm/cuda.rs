@@ -1,4 +1,4 @@
-//! RMS norm on CUDA: 16 threads for each row. The gradient of the weight has threads for each column.
+//! RMS norm on CUDA: 16 threads for each row. The gradient of the weight is parallel over columns.
 
 use super::{Backward, Forward, Recompute};
 use crate::Result;

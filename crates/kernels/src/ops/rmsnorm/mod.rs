@@ -16,8 +16,8 @@
 //!
 //! The gradient of the weight is summed in chunks of 64 tokens, counted from the first token of each segment; a
 //! segment's last chunk may be shorter. The terms of a chunk are summed from 0 by fused multiply-adds in ascending
-//! order of t, then added to d_weight, chunk by chunk. So a batch that is computed in several calls, cut between
-//! segments (the packed sequences), gives the same bits.
+//! order of t, then added to d_weight, chunk by chunk. So a batch that is split between segments (the packed sequences)
+//! into several calls gives the same bits.
 
 pub(crate) mod cpu;
 mod cuda;
@@ -34,7 +34,7 @@ pub struct Forward<'a> {
     pub x: View<'a>,
     /// Output of a layer that is added to `x` before the norm: `[T, H]`.
     pub delta: Option<View<'a>>,
-    /// The sum x + delta: `[T, H]`, *overwrites*. Must be set exactly if `delta` is.
+    /// The sum x + delta: `[T, H]`, *overwrites*. Set if and only if `delta` is set.
     pub sum: Option<ViewMut<'a>>,
     /// Weight of the norm: `[H]`.
     pub weight: View<'a>,

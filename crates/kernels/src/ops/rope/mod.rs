@@ -35,9 +35,9 @@ impl Table {
     /// Computes the table for the frequencies `inv_freq: [hd/2]` and the positions `0..max_positions`. Cosines and
     /// sines are multiplied by `attention_scaling`.
     ///
-    /// Angles are position · frequency in f32, as in transformers. Their cosine and sine are computed in f64 by a
-    /// series of our own (error below 1e-14 for angles up to 1.6e6), so that the bits do not depend on a C library, and
-    /// then rounded to f32.
+    /// Angles are position · frequency in f32, as in transformers. Their cosine and sine are computed by a Taylor
+    /// series in f64 (error below 1e-14 for angles up to 1.6e6) and rounded to f32, so that the bits do not depend on a
+    /// C library.
     pub fn new(memory: &Memory, inv_freq: &[f32], attention_scaling: f32, max_positions: usize) -> Table {
         let zeros = || Tensor::zeros(memory, &[max_positions, inv_freq.len()], DType::F32);
         let mut table = Table { cos: zeros(), sin: zeros() };

@@ -9,7 +9,7 @@ use crate::tensor::Elements;
 
 /// Rows of a gather task.
 const ROWS: usize = 32;
-/// How many rows ahead a gather prefetches.
+/// Number of rows by which a gather prefetches ahead.
 const AHEAD: usize = 2;
 /// Columns of a scatter-add task.
 const COLUMNS: usize = 128;
@@ -35,7 +35,7 @@ impl<E: Element> Tasks for GatherTasks<'_, E> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let hidden = self.hidden;
         for r in index * ROWS..self.rows.len().min((index + 1) * ROWS) {
-            // The hardware cannot foresee the next row.
+            // The hardware prefetcher cannot predict the next row.
             if let Some(&next) = self.rows.get(r + AHEAD) {
                 let next = &self.x[next as usize * hidden..][..hidden];
                 next.chunks(64 / size_of::<E>()).for_each(|line| V::prefetch_near(line.as_ptr()));

@@ -1,5 +1,5 @@
-//! Gathering rows on CUDA. The gather has a thread for each element. The backward pass has a thread for each column and
-//! each residue of the row index mod 16, so that each sum runs over the chosen rows in order.
+//! Gathering rows on CUDA. The gather uses one thread per element. The backward pass uses one thread per column and
+//! residue of the row index mod 16, so that each sum runs over the chosen rows in order.
 
 use super::{Gather, ScatterAdd};
 use crate::Result;
@@ -7,8 +7,8 @@ use crate::device::Cuda;
 use crate::device::cuda::{Grid, Source, source};
 
 const SOURCE: Source = source!("rows");
-/// Threads that share a column of the gradient. Each thread reads all chosen rows, and adds those whose index has its
-/// residue.
+/// Threads that share a column of the gradient. Each thread reads all chosen rows, and adds the rows whose index has
+/// the thread's residue.
 const RESIDUES: u32 = 16;
 
 pub(super) fn gather(cuda: &Cuda, mut args: Gather<'_>) -> Result<()> {

@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Number of rows with truncation or penalty whose logits are in memory at once.
 const TRUNCATED_ROWS: usize = 16;
 /// Maximum number of logits of all rows (16 MiB) that are kept until tokens are drawn. If there are more, the logits of
-/// the chosen chunk are recomputed, with the same bits. (Few in tests, so that both cases occur.)
+/// the chosen chunk are recomputed, with the same bits. (Small in tests, so that both cases occur.)
 const KEPT_LOGITS: usize = if cfg!(test) { 1 << 12 } else { 1 << 22 };
 
 /// Outputs of the draws; each is `[R]`.
@@ -27,7 +27,7 @@ struct Outputs<'a> {
 }
 
 impl Outputs<'_> {
-    /// Writes the drawn token with its log-probabilities [untruncated, truncated], and what `whole` says of its row.
+    /// Writes the drawn token with its log-probabilities [untruncated, truncated], and the row's statistics `whole`.
     ///
     /// # Safety
     /// No other task accesses this row.
@@ -108,7 +108,7 @@ struct Plain<'a> {
     draws: &'a Draws<'a>,
     rows: Range<usize>,
     partials: &'a Disjoint<'a, f32>,
-    /// Scaled logits that [`Chunks`] kept, or `None` to compute those of the chosen chunk again.
+    /// Scaled logits that [`Chunks`] kept, or `None` to recompute the logits of the chosen chunk.
     logits: Option<&'a Disjoint<'a, f32>>,
 }
 

@@ -1,5 +1,5 @@
-//! Sampling tokens on CUDA, from whole rows of logits, a block of rows at a time. One thread draws each row; rows with
-//! truncation or a penalty have a block of threads each.
+//! Sampling tokens on CUDA, from whole rows of logits, a block of rows at a time. One thread draws each row; a row with
+//! truncation or a penalty uses a whole thread block.
 
 use super::{Forward, RowParams};
 use crate::device::Cuda;
@@ -11,9 +11,10 @@ use crate::rng::philox;
 use crate::{Result, ViewMut};
 
 const SOURCE: Source = source!("sample");
-/// Limit of the 32-bit words of logits that are in memory at once: 64 MiB. (Few in tests, for several blocks of rows.)
+/// Limit on the 32-bit words of logits that are in memory at once: 64 MiB. (Small in tests, to cover several blocks of
+/// rows.)
 const WORDS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
-/// As [`WORDS`], if a row has truncation or a penalty, which needs several words for each logit.
+/// The limit instead of [`WORDS`] if a row has truncation or a penalty, which needs several words per logit.
 const WORDS_WHOLE: usize = if cfg!(test) { 1 << 14 } else { 1 << 26 };
 
 /// Words of packed sampling parameters for each row, stored column by column (`sample.cu` names them), without the
@@ -24,7 +25,8 @@ const GREEDY: u32 = 1;
 const WHOLE: u32 = 2;
 
 /// Returns how many of `all` rows are drawn together, and the scratch words for them: logits and partial sums. With
-/// truncation or a penalty (`whole`) also penalised logits, weights, kept ids, and (logit, id) pairs to sort.
+/// truncation or a penalty (`whole`), the scratch words also include penalised logits, weights, kept ids, and (logit,
+/// id) pairs to sort.
 pub(crate) fn block(all: usize, vocab: usize, whole: bool) -> (usize, usize) {
     let each = if whole { 4 * vocab + 2 * vocab.next_power_of_two() } else { vocab };
     let rows = (if whole { WORDS_WHOLE } else { WORDS } / each.max(1)).clamp(1, all.max(1));

@@ -11,9 +11,9 @@ pub(super) fn uniform(row: &RowParams<'_>) -> f64 {
     unit_f64(words[0], words[1])
 }
 
-/// Inverse CDF: returns the first index at which the cumulated weight exceeds the fraction `u` of the total, and the
-/// position of the fraction inside that weight (0 to 1). If no weight is positive (logits that are not finite), index
-/// 0.
+/// Inverse CDF: returns the first index at which the cumulative weight exceeds the fraction `u` of the total, and the
+/// position of that point inside the index's weight (0 to 1). Returns index 0 if no weight is positive (non-finite
+/// logits).
 #[inline(always)]
 pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) -> (usize, f64) {
     let goal = u * weights.clone().map(f64::from).sum::<f64>();
@@ -28,7 +28,7 @@ pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) ->
         }
         below += weight;
     }
-    // Rounding can put `u` past the end.
+    // Rounding can put the target past the end.
     (last, 1.0 - f64::EPSILON)
 }
 

@@ -9,13 +9,13 @@
 //! ```
 //!
 //! Penalty and truncation are applied in the order of transformers' logits warpers. The uniform random number is
-//! Philox4x32-10 of the row's key and counter, so a draw depends on the row's own identity and never on the batch.
-//! Greedy sampling (T = 0) takes the token with the largest logit; of equal ones, the lowest id.
+//! Philox4x32-10 of the row's key and counter, so a draw depends only on its row and never on the rest of the batch.
+//! Greedy sampling (T = 0) takes the token with the largest logit; ties go to the lowest id.
 //!
-//! A row without penalty and truncation needs no whole row of logits. The statistics of the vocabulary's chunks are
-//! computed first ([`super::lm_head`]); the random number chooses a chunk; then the token is drawn from that chunk's
-//! logits, which are computed again if they were not kept. Other rows are computed in groups of up to 16 whole rows of
-//! logits.
+//! A row without penalty and truncation never needs all of its logits at once. The statistics of the vocabulary's
+//! chunks are computed first ([`super::lm_head`]); the random number chooses a chunk; then the token is drawn from that
+//! chunk's logits, which are recomputed if they were not kept. The other rows are drawn from whole rows of logits, up
+//! to 16 rows at a time.
 
 mod cpu;
 pub(super) mod cuda;
@@ -75,8 +75,8 @@ pub struct Forward<'a> {
     pub weight: &'a Matrix,
     /// Sampling parameters of each of the R rows.
     pub rows: &'a [RowParams<'a>],
-    /// The output of [`pack`] for `rows`, if it was already copied to the device with other inputs of a decode step.
-    /// `None`: it is copied now.
+    /// The output of [`pack`] for `rows`, if it was already copied to the device with other inputs of a decode step. If
+    /// `None`, this call copies it.
     pub packed: Option<View<'a>>,
     /// The drawn token ids: u32 `[R]`, *overwrites*.
     pub ids: ViewMut<'a>,
@@ -92,8 +92,8 @@ pub struct Forward<'a> {
     pub entropies: Option<ViewMut<'a>>,
 }
 
-/// Draws a token for each row. Memory in addition to the outputs: as [`super::lm_head::forward`], and for rows with a
-/// penalty or truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
+/// Draws a token for each row. Memory in addition to the outputs: that of [`super::lm_head::forward`] and, for rows
+/// with a penalty or truncation, 16 rows of logits, and 16 bytes per vocabulary entry and thread.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
     let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, ref lse, ref entropies, .. } = args;
@@ -125,7 +125,8 @@ pub fn pack<'a>(device: Device, rows: impl ExactSizeIterator<Item = RowParams<'a
     }
 }
 
-/// The most words that [`pack`] appends for this number of rows, each with a history of at most `history` tokens.
+/// Maximum number of words that [`pack`] appends for this number of rows, each with a history of at most `history`
+/// tokens.
 pub fn packed_len(device: Device, rows: usize, history: usize) -> usize {
     if packs(device) { rows * (cuda::COLUMNS + history) } else { 0 }
 }

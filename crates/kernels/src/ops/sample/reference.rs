@@ -5,7 +5,7 @@
 use super::RowParams;
 
 /// Returns the probabilities `[V]` after penalty, temperature, top-k, top-p and min-p. Greedy gives all probability to
-/// the largest logit; of equal ones, to the lowest id.
+/// the largest logit; ties go to the lowest id.
 pub fn distribution(logits: &[f64], params: &RowParams<'_>) -> Vec<f64> {
     let mut z = logits.to_vec();
     let mut seen: Vec<u32> = params.history.to_vec();
@@ -15,7 +15,7 @@ pub fn distribution(logits: &[f64], params: &RowParams<'_>) -> Vec<f64> {
         let z = &mut z[id as usize];
         *z = if *z < 0.0 { *z * params.repetition_penalty } else { *z / params.repetition_penalty };
     }
-    // The most likely token comes first. The sort is stable, so the lowest id of equal logits comes first.
+    // The most likely token comes first. The sort is stable, so equal logits are in ascending order of id.
     let descending = |z: &[f64]| {
         let mut ids: Vec<usize> = (0..z.len()).collect();
         ids.sort_by(|&a, &b| z[b].total_cmp(&z[a]));

@@ -7,7 +7,7 @@ mod parameters;
 
 pub(super) const PLAIN: RowParams<'static> = RowParams { temperature: 1.0, key: 42, ..RowParams::GREEDY };
 
-/// Parameters that cover every kind of sampling.
+/// Parameters that cover every sampling mode.
 pub(super) fn kinds() -> Vec<RowParams<'static>> {
     const SEEN: &[u32] = &[3, 5, 5, 17, 600, 2];
     vec![

@@ -68,8 +68,8 @@ fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32], sorted: &mut [f32], 
     }
 }
 
-/// top-p: goes through `ids` from the most likely on and keeps each id before which the probabilities sum to less than
-/// `top_p`. Of equal logits, the lowest id comes first. `ids` are ascending, before and after.
+/// top-p: visits `ids` from the most likely down, and keeps an id if the probabilities of the ids before it sum to less
+/// than `top_p`. Equal logits are visited in ascending order of id. `ids` are ascending on entry and on return.
 fn nucleus(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
     let total = ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
     match last_kept(top_p * total, total, z, weights, ids) {
@@ -88,14 +88,14 @@ fn descending(z: f32) -> u32 {
     if bits >> 31 == 0 { !(bits | 1 << 31) } else { bits }
 }
 
-/// Bits of a key that each pass of the radix select decides.
+/// Number of bits of the key that each pass of the radix select resolves.
 const DIGITS: [u32; 3] = [12, 10, 10];
 
 /// Finds, without sorting, the key and id of the last token that [`sorted_nucleus`] keeps. Returns `None` if the
 /// rounding of sums could decide which it is.
 ///
 /// This is a radix select by weight. Each pass takes the keys that agree in the digits found so far, sums their weights
-/// by the next digit, and chooses the digit in which the cumulated sum reaches `goal`. The sum of `n` non-negative
+/// by the next digit, and chooses the digit in which the cumulative sum reaches `goal`. The sum of `n` non-negative
 /// numbers, in any order, differs from its true value by at most n u Σ (u = 2⁻⁵³), so two such sums differ by at most
 /// twice that. If the sums before and after the found id are farther than that from `goal`, the sorted order ends at
 /// the same id.

@@ -1,5 +1,5 @@
-//! Masked softmax in one pass over a row: scale, mask, softmax. The reference of attention, against which fused
-//! attention is tested, uses it.
+//! Masked softmax in one pass over a row: scale, mask, softmax. The unfused reference, against which attention is
+//! tested, uses this op.
 //!
 //! Letters in shapes: `R` rows, `C` columns. Row r sees the columns `first[r]..end[r]` (a causal, sliding-window or
 //! length mask).
@@ -11,7 +11,7 @@
 //!
 //! d_x[r,c] = scale · y[r,c] · (d_y[r,c] − Σ_k d_y[r,k] · y[r,k])
 //! ```
-//! Masked columns are never read, and may have any content.
+//! Masked columns are never read, and may contain anything.
 
 mod cpu;
 mod cuda;

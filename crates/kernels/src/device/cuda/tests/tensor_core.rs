@@ -231,7 +231,8 @@ fn tensor_core_families_differ_in_kept_bits_and_terms() {
     let quarters = [vec![(1.0, 1.0)], vec![(two(-12), two(-13)); 4]].concat();
     assert_eq!(chain(HOPPER, 0.0, &quarters), 1.0 + two(-23));
     assert_eq!(chain(AMPERE, 0.0, &quarters), 1.0);
-    // Terms are aligned with the accumulator, too: a large accumulator cuts off terms whose sum would otherwise count.
+    // Terms are aligned with the accumulator, too: a large accumulator cuts off terms whose sum would otherwise change
+    // the result.
     assert_eq!(chain(HOPPER, two(27), &[(1.0, 1.0), (1.0, 1.0)]), two(27));
     assert_eq!(chain(HOPPER, two(25), &[(3.0, 1.0), (1.0, 1.0)]), two(25) + 4.0);
     // Sums are truncated towards 0, never rounded.

@@ -176,7 +176,7 @@ fn denormals_are_flushed_as_in_the_formula() {
     assert!(formula(g, &l, &qkv, kept) != formula(g, &l, &qkv, BF16));
 }
 
-/// Results are as near to the f64 oracle as bf16 allows. A wrong gradient exceeds the bound.
+/// Results are as close to the f64 oracle as bf16 allows. A wrong gradient exceeds the bound.
 #[test]
 fn backward_is_near_the_f64_oracle() {
     for (g, groups) in cases().into_iter().skip(1) {

@@ -1,4 +1,4 @@
-//! Tests of components of attention on the CPU: page layouts, pages that serve as two blocks, and the small matmul.
+//! Tests of components of attention on the CPU: page layouts, pages that are used as two blocks, and the small matmul.
 
 use super::formula::Arithmetic;
 use super::*;
