@@ -70,7 +70,7 @@ pub fn normal<T: Float>(seed: u64, n: usize) -> Vec<T> {
     (0..n).map(|_| T::of(stream.next_normal())).collect()
 }
 
-/// The relative error ‖a − b‖ / ‖b‖, or ‖a‖ where b is 0; NaN if an element is NaN.
+/// The relative error ‖a − b‖ / ‖b‖, or ‖a‖ if b is 0; NaN if an element is NaN.
 pub fn relative_error<A: Float, B: Float>(a: &[A], b: &[B]) -> f64 {
     assert_eq!(a.len(), b.len());
     let norm = |x: f64| x.sqrt();

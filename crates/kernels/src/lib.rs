@@ -1,7 +1,7 @@
 //! Tensors, threads, and the forward and backward operations of one family of language models.
 //!
-//! This crate knows nothing of models, prompts or rewards. Code above it has [`Tensor`]s and calls [`ops`]; it accesses
-//! the memory behind a tensor only by an explicit copy.
+//! This crate knows nothing about models, prompts or rewards. Callers hold [`Tensor`]s and call [`ops`]; they access
+//! the memory behind a tensor only by explicit copies.
 //!
 //! Read first: [`tensor`] (the data), [`context`] (the device and its threads), `simd` (how one formula serves every
 //! instruction set), then any folder of [`ops`]: `mod.rs` has the equation and the shapes, `cpu.rs` the fast code, and

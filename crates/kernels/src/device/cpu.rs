@@ -6,7 +6,8 @@ use crate::pool::{Pool, Tasks};
 use crate::{Error, Isa, Result};
 use std::sync::Arc;
 
-/// The backend with which operations compute on the CPU. Access to a tensor's elements takes it as an argument.
+/// The backend with which operations compute on the CPU. Accessing a tensor's elements requires the backend as an
+/// argument.
 #[derive(Clone)]
 pub(crate) struct Cpu {
     isa: Isa,

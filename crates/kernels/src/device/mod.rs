@@ -1,8 +1,8 @@
-//! Devices: the memory that contains tensors, and the backends that compute on it. A new device is added here.
+//! Devices: the memory that contains tensors, and the backends that compute on it. New devices are added here.
 //!
-//! A tensor has a handle, never a slice. Access to its elements takes the backend of its device as an argument
-//! ([`Cpu`], [`Cuda`]), which only code for that device has. All other code copies elements, or reads the host's copy
-//! of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and dispatches by
+//! A tensor has a handle, never a slice. Accessing its elements requires the backend of its device ([`Cpu`], [`Cuda`])
+//! as an argument, which only code for that device has. All other code copies elements, or reads the host's copy of an
+//! index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and dispatches by
 //! [`Backend`].
 
 mod cpu;

@@ -12,8 +12,8 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// With at most this many strips of rows, bf16 panels are widened or packed into words on the way to the registers,
-/// once for each strip. With more strips, they are widened or packed once, in memory.
+/// With at most this many strips of rows, bf16 panels are widened or packed into words as they are loaded, again for
+/// each strip. With more strips, the panels are widened or packed once, in memory.
 const FEW_STRIPS: usize = 3;
 
 impl Matmul<'_> {

@@ -1,4 +1,4 @@
-//! Packs matmul operands once for all tasks, before the tasks run, if tiles cannot read the operands' layout in memory.
+//! Packs matmul operands once for all tasks, before the tasks run, if tiles cannot read the operands as stored.
 //!
 //! A task that packs operands for itself repeats the packing of other tasks. It also reads only a cache line or two
 //! from each row of a wide matrix, each in a different memory page, which is slow for caches and hardware prefetchers.
@@ -39,8 +39,8 @@ const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
 /// Minimum number of multiply-adds for which packing ahead is worth a parallel region.
 const MIN_MULTIPLY_ADDS: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 
-/// Numbers of packed elements of rows, without AMX tiles. Below `LEAST_SHARED` each thread packs for itself faster than
-/// it fetches elements packed by another core. At most `MOST_SHARED` are packed at once.
+/// Numbers of packed elements of rows, without AMX tiles. Below `LEAST_SHARED`, a thread packs the elements faster than
+/// it fetches them from the core that packed them. At most `MOST_SHARED` are packed at once.
 const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 const MOST_SHARED: usize = 1 << 22;
 

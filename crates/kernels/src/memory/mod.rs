@@ -144,7 +144,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Usage {
     /// Bytes allocated now.
     pub bytes: usize,
-    /// The largest number of bytes allocated at once so far.
+    /// The peak number of bytes allocated so far.
     pub peak_bytes: usize,
 }
 

@@ -24,8 +24,8 @@ impl Ledger {
 }
 
 impl Memory {
-    /// Resident bytes of each part's tensors in host memory. Small buffers count as resident. `None` on devices with
-    /// their own memory, and if the operating system does not report it (only Linux does).
+    /// Resident bytes of each part's tensors in host memory. Small buffers are assumed to be resident. `None` on
+    /// devices with separate memory, and if the operating system does not report residency (only Linux does).
     pub fn resident(&self) -> Option<BTreeMap<&'static str, usize>> {
         #[cfg(target_os = "linux")]
         if self.device == crate::Device::Cpu {

@@ -43,7 +43,7 @@ fn chunks_of_64_rows_restart_at_each_segment() {
     assert_eq!(of(Some(&[0, 3, 3, 68, 70]), 70), [0..3, 3..67, 67..68, 68..70]);
 }
 
-/// Bytes of scratch memory that `run` takes on the emulator, in addition to its tensors.
+/// Bytes of scratch memory that `run` allocates on the emulator, in addition to its tensors.
 fn taken(run: impl Fn(&Context, &mut dyn FnMut()) -> Result<()>) -> Option<u64> {
     let ctx = Context::cuda(emulated(0)?);
     let peak = || ctx.device_memory().unwrap().unwrap().peak;
@@ -178,7 +178,7 @@ fn attention_stays_within_the_scratch_bound() {
 #[test]
 fn adapters_stay_within_the_scratch_bound() {
     let rank = 3;
-    // Few rows are computed all at once; of many rows, as many as fit (16); of wide rows, one at a time.
+    // A few rows are computed together; many rows, as many at a time as fit (16); wide rows, one at a time.
     for (p, m, k) in [(None, 11, 31), (Some(0.5), 11, 31), (Some(0.5), 40, 31), (Some(0.5), 2, 600)] {
         let taken = taken(|ctx, begin| {
             let matrix = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);

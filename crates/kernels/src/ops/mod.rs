@@ -1,6 +1,6 @@
 //! The tensor operations. Each has a folder: `mod.rs` (formula, shapes, references, argument checks, dispatch by
 //! device), `cpu.rs` and `cuda.rs` (fast kernels), `reference.rs` (slow and simple, generic over f32 and f64; tests
-//! compare the kernels to it). The forward and backward pass of an operation are in the same files.
+//! compare the kernels to it). An operation's forward and backward passes are in the same files.
 
 pub mod adamw;
 pub(crate) mod args;

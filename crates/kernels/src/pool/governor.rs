@@ -150,7 +150,7 @@ impl Watch {
         self.waited += time;
     }
 
-    /// Called between two regions: once a window is over, compares gain and cost and sets the limit.
+    /// Called between two regions: at the end of a window, compares gain and cost and sets the limit.
     pub fn look(&mut self, governor: &Governor) {
         let now = Instant::now();
         if now - self.since < WINDOW {
@@ -286,8 +286,7 @@ mod tests {
         }
         assert!(rests.is_sorted(), "{rests:?}");
         assert!(rests[7] >= LONGEST_REST && rests[7] < LONGEST_REST + 2 * WINDOW, "{rests:?}");
-        // If cores are free, all workers resume at once. After some time, the delay after a failure starts again at its
-        // initial value.
+        // If cores are free, all workers resume at once. After some time, the retry delay is back at its initial value.
         now += LATER;
         for limit in 1..8 {
             assert_eq!(watch.next_limit(limit, 8, good, WINDOW, now), limit + 1);

@@ -4,7 +4,7 @@
 //! ones. A thread takes tasks from the front of its own queue and, once that queue is empty, steals from the back of
 //! the others. So if two successive regions are split by the same rows, a thread mostly reads data that it wrote
 //! itself. This matters because reading a cache line written by another core costs twenty times as much as a hit in the
-//! core's own cache; such reads would take most of the time of a small operation.
+//! core's own cache; for a small operation, these misses would dominate.
 //!
 //! A queue is one atomic word with the range of remaining tasks. A thread claims a task by a compare-and-swap of that
 //! word, and only then reads the job. A region ends only when all claimed tasks are done, so a thread with a claim

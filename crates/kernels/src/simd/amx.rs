@@ -97,7 +97,7 @@ fn granted() -> bool {
     result == 0
 }
 
-/// False: other systems have no such call.
+/// False: other systems lack this call.
 #[cfg(not(target_os = "linux"))]
 fn granted() -> bool {
     false

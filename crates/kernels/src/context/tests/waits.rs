@@ -15,7 +15,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, Once, OnceLock, RwLock};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-/// A way to wait for an event, which a message announces. The path is a directory for files.
+/// A way to wait for an event, which is signalled through the channel. The path is a directory for files.
 type Wait = fn(Receiver<()>, &Path);
 
 /// Calls `then` on another thread when the event has happened.

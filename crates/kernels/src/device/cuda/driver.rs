@@ -181,7 +181,7 @@ pub(crate) trait Driver: Send + Sync {
     fn synchronise(&self) -> Outcome<()>;
     /// Total and free bytes of the device's memory. `None` if the device uses the host's memory.
     fn memory(&self) -> Outcome<Option<[u64; 2]>>;
-    /// The largest number of bytes that this driver has allocated at once.
+    /// The peak number of bytes that this driver has allocated.
     fn peak(&self) -> Outcome<u64>;
     /// Records an event, which occurs once all earlier calls have executed.
     fn event(&self) -> Outcome<Event>;

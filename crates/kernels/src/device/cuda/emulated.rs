@@ -136,7 +136,8 @@ fn family() -> Outcome<Family> {
     }
 }
 
-/// The numbers of `LOCKSTEP_EMULATOR_MEMORY`: bytes of the device, and bytes that another user takes.
+/// The numbers of `LOCKSTEP_EMULATOR_MEMORY`: bytes of the device, and bytes that the simulated other process
+/// allocates.
 fn memory_limit() -> Outcome<Option<[u64; 2]>> {
     let Ok(text) = std::env::var("LOCKSTEP_EMULATOR_MEMORY") else { return Ok(None) };
     let (has, taken) = text.split_once(':').unwrap_or((&text, "0"));
@@ -156,7 +157,7 @@ pub(super) struct Emulated {
     pub(super) schedule: u32,
     pub(super) seconds: u32,
     pub(super) family: Family,
-    /// Bytes of the device, and the number of them that another user takes.
+    /// Bytes of the device, and bytes that the simulated other process allocates.
     pub(super) memory_limit: Option<[u64; 2]>,
     functions: Mutex<Vec<(Module, u32)>>,
     held: Mutex<Held>,

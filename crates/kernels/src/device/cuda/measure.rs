@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub struct DeviceMemory {
     /// Total and free bytes of the device; `None` for a device that computes in the host's memory.
     pub total_and_free: Option<[u64; 2]>,
-    /// The largest number of bytes that this process has allocated at once.
+    /// The peak number of bytes that this process has allocated.
     pub peak: u64,
 }
 

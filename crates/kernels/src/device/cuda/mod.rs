@@ -37,8 +37,8 @@ macro_rules! source {
 }
 pub(crate) use source;
 
-/// The backend with which operations compute on a CUDA device. Access to a tensor's device address takes it as an
-/// argument.
+/// The backend with which operations compute on a CUDA device. Getting a tensor's device address requires the backend
+/// as an argument.
 #[derive(Clone)]
 pub(crate) struct Cuda {
     stream: Arc<CudaStream>,

@@ -41,8 +41,8 @@ pub(super) struct Compiled {
     pub log: String,
 }
 
-/// Compiler options: `a·b + c` becomes a fused multiply-add only where the source has one, and no instruction is
-/// approximate. Division and square roots are rounded correctly, and denormals are kept.
+/// Compiler options: `a·b + c` is never contracted (a fused multiply-add must be explicit in the source), no
+/// instruction is approximate, division and square roots are correctly rounded, and denormals are kept.
 const OPTIONS: [&str; 7] =
     ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-w", "--ptxas-options=-v"];
 

@@ -237,7 +237,7 @@ impl CudaStream {
     pub(super) fn memory(&self) -> Result<Option<[u64; 2]>> {
         self.driver.memory().map_err(|why| self.error(&why))
     }
-    /// The largest number of bytes allocated at once.
+    /// The peak number of bytes allocated.
     pub(super) fn peak(&self) -> Result<u64> {
         self.driver.peak().map_err(|why| self.error(&why))
     }

@@ -49,8 +49,8 @@ fn emulated_with(set: impl FnOnce(&mut Emulated)) -> Option<Cuda> {
 pub(crate) fn device(schedule: u32) -> Option<Cuda> {
     match Device::from_env().expect("a device") {
         gpu @ Device::Cuda(_) => {
-            // CUDA creates a context when a process first opens the GPU, and destroys it with the last user. Each time
-            // takes tenths of a second, so tests keep one context.
+            // CUDA creates a context when a process first opens the GPU, and destroys the context with its last user.
+            // Creation takes tenths of a second, so tests keep one context alive.
             static KEPT: OnceLock<Cuda> = OnceLock::new();
             KEPT.get_or_init(|| Cuda::open(gpu).expect("the GPU"));
             Some(Cuda::open(gpu).expect("the GPU"))

@@ -149,7 +149,7 @@ impl SlotWriter {
         &self.0.place.path
     }
 
-    /// A [`Memory`] that allocates in the slot and counts in `memory`'s ledger. Available once.
+    /// A [`Memory`] that allocates in the slot and counts in `memory`'s ledger. Fails on the second call.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         if self.0.taken.swap(true, Ordering::SeqCst) {
             return Err(self.0.place.error("its memory was already handed out".into()));

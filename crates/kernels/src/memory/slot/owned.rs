@@ -4,7 +4,7 @@
 //! (The slot's own lock determines who may access its bytes, and is free while no process accesses them.) If a process
 //! can take the lock of another slot, the slot's writer has ended, and the process deletes both files. The writer's PID
 //! in the name is only for people: containers may share a directory, and the same PID is a different process in each of
-//! them. Slots of older versions have no such lock, and are not deleted.
+//! them. Slots of older versions have no lock file, and are not deleted.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions, TryLockError};

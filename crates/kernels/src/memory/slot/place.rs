@@ -66,7 +66,7 @@ impl Place {
     pub fn open(path: &Path) -> Result<Place> {
         let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
         // In another pid namespace the path of a memfd may be an open file of a different process, perhaps a pipe.
-        // `disk` refuses such a file and does not wait for it.
+        // `disk` rejects a pipe instead of blocking on it.
         let file = disk::open(path).map_err(fail)?;
         Ok(Place { file, path: path.to_owned(), is_memfd: false, owned: None })
     }

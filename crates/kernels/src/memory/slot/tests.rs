@@ -236,7 +236,7 @@ fn a_full_disk_error_names_the_slot_size_and_the_fix() {
 }
 
 /// A slot's file may be in a shared directory (`weights_dir`), and its path comes from a file of the run, so a reader
-/// must check what it opens.
+/// must validate the file that it opens.
 #[test]
 #[cfg_attr(miri, ignore = "Miri cannot write files")]
 fn a_corrupted_slot_is_refused_or_read_unchanged() {

@@ -283,7 +283,7 @@ fn a_step_to_another_slot_has_the_bits_of_a_step_in_place() {
     }
 }
 
-/// Steps that need more than 32 bits get different random words, and so do tensors without a common block.
+/// Step numbers that differ only above 32 bits get different random words, and so do tensors without a common block.
 #[test]
 fn stochastic_rounding_uses_all_bits_of_the_step() {
     let memory = Memory::new(Device::Cpu);

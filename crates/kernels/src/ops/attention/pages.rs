@@ -9,8 +9,8 @@
 //! values  [hd/32][64/32][16 pairs of keys][32 dimensions][2]      P · V: sums over keys
 //! ```
 //!
-//! Pages of any other hd have the usual layout, keys `[hd, 64]` and values `[64, hd]`. The task that reads such a page
-//! copies it into tiles padded with zeros.
+//! Pages of any other hd have the usual layout, keys `[hd, 64]` and values `[64, hd]`. The task that reads a page in
+//! this layout copies the page into tiles padded with zeros.
 //!
 //! If the CPU multiplies two bf16 terms at once (without tiles) and hd is even, the two terms are stored side by side:
 //! two dimensions of a key, or the values of two positions:

@@ -1,4 +1,4 @@
-//! Token embedding: looks up rows of a packed matrix by token id, and the backward pass.
+//! Token embedding: the lookup of rows of a packed matrix by token id, and its backward pass.
 //!
 //! Letters in shapes: `T` tokens, `V` vocabulary size, `H` hidden size.
 //!

@@ -21,7 +21,7 @@ fn gathered(ctx: &Context, [tokens, vocab, hidden]: [usize; 3], scale: f32) -> V
     out.to_vec_f32()
 }
 
-/// The table's gradient if the tokens are given in two calls, split at `cut`.
+/// The table's gradient, with the tokens split at `cut` into two calls.
 fn scattered(ctx: &Context, [tokens, vocab, hidden]: [usize; 3], scale: f32, cut: usize) -> Vec<f32> {
     let memory = Memory::new(Device::Cpu);
     let mut d_table = Matrix::from_f32(&memory, vocab, hidden, &normal::<f32>(2, vocab * hidden));

@@ -60,8 +60,8 @@ pub(crate) fn matmul_of_weight(cuda: &Cuda, sizes: Sizes, x: Rows, d_y: Rows, d_
 }
 
 /// Whether a matmul runs on tensor cores: both operands are bf16, or the first is bf16 and the second may be rounded
-/// (`rounds`). Other mixes of f32 and bf16 are an error. Before the first such matmul, the tensor cores are compared
-/// with the formula that the CPU emulates.
+/// (`rounds`). Other mixes of f32 and bf16 are an error. Before the first matmul on tensor cores, the tensor cores are
+/// compared with the formula that the CPU emulates.
 fn on_tensor_cores(cuda: &Cuda, first: View<'_>, second: View<'_>, rounds: bool) -> Result<bool> {
     match (first.dtype(), second.dtype()) {
         (DType::Bf16, DType::Bf16) => {}

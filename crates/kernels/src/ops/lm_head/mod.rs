@@ -1,5 +1,5 @@
-//! The lm head: log-probability of a given token and entropy of each hidden row, without ever storing all logits in
-//! memory.
+//! The lm head: each hidden row's entropy and the log-probability of its target token, without ever storing all logits
+//! in memory.
 //!
 //! Letters in shapes: `R` rows, `H` hidden size, `V` vocabulary size; `β` = 1/T, where T is the sampling temperature.
 //!

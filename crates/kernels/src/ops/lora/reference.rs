@@ -1,10 +1,10 @@
-//! Reference LoRA adapter for tests, slow and simple: one block after the other.
+//! Reference LoRA adapter for tests, slow and simple: one block after another.
 
 use crate::check::Float;
 use crate::ops::linear::reference as linear;
 use crate::rng::philox;
 
-/// One block of an adapter, the LoRA of one of several fused matmuls: adds to the columns `first ..` of `y`.
+/// One block of an adapter, the LoRA of one of several fused matmuls: added to the columns `first ..` of `y`.
 #[derive(Clone)]
 pub struct Block<F> {
     /// Matrix A, `[r, K]`.

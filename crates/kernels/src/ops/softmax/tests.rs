@@ -77,7 +77,7 @@ fn a_wrong_fast_backward_is_detected() {
     for isa in Isa::present() {
         let [_, mut d_x] = run(&Context::cpu(isa, 2), c, &x, &first, &end, &d_y);
         assert!(relative_error(&d_x, &oracle) < 1e-5);
-        // A gradient whose last row lacks the mean that softmax's Jacobian subtracts is wrong.
+        // A gradient is wrong if its last row omits the mean that softmax's Jacobian subtracts.
         (0..c).for_each(|i| d_x[(r - 1) * c + i] = (y[(r - 1) * c + i] * f64::from(d_y[(r - 1) * c + i]) * 0.3) as f32);
         assert!(relative_error(&d_x, &oracle) > 1e-3, "{isa:?}");
     }

@@ -1,5 +1,5 @@
 //! Checks that a row's bits depend on that row alone, and not on the other rows, their order, or how they are split
-//! into calls. Only operations that process one row at a time are tested here; attention has its own tests.
+//! into calls. Only operations that process one row at a time are tested here; attention has separate tests.
 
 use super::{device, schedules};
 use crate::check::normal;

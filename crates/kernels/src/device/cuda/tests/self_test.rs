@@ -1,5 +1,5 @@
-//! Tests the comparison of a device's tensor cores with their formula: what it accepts, what it detects, and how many
-//! dot products it needs.
+//! Tests the comparison of a device's tensor cores with their formula: which devices pass, which errors it detects, and
+//! how many dot products it needs.
 
 use crate::device::Device;
 use crate::device::cuda::Cuda;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// The details in which the arithmetics of f32, bf16 chains and tiles differ.
 #[derive(Clone, Copy)]
 pub(super) struct Arithmetic {
-    /// Adds the products of these pairs to a start value.
+    /// Adds the products of these pairs to an initial value.
     pub sum: fn(f32, Vec<(f32, f32)>) -> f32,
     /// Rounds probabilities, output gradients and score gradients before they are multiplied.
     pub round: fn(f32) -> f32,
