@@ -6,7 +6,7 @@
 //! | layout            | of   | elements             |                                                            |
 //! |-------------------|------|----------------------|------------------------------------------------------------|
 //! | [`Layout::Panels`] | f32  | `[⌈N/32⌉][K][32]`    | input by input                                             |
-//! | [`Layout::Pairs`]  | bf16 | `[⌈N/32⌉][K/2][32][2]` | two inputs side by side, as tiles take them: K is even     |
+//! | [`Layout::Pairs`]  | bf16 | `[⌈N/32⌉][K/2][32][2]` | two inputs side by side, as tiles read them; K is even     |
 //!
 //! Master weights, optimizer moments and gradients are f32 in [`Layout::Panels`], so that the optimizer reads all of
 //! them in memory order together with the bf16 weights: an element is among the same 64 elements in both layouts.

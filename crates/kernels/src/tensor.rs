@@ -330,8 +330,8 @@ impl<'a> ViewMut<'a> {
         assert_eq!(shape.len(), self.shape.len(), "reshape {:?} to {:?}", self.shape, shape);
         ViewMut { shape, ..self }
     }
-    /// The same bits as elements of another dtype of the same size. It allows log-probabilities and token ids to leave
-    /// a device in one copy.
+    /// Reinterprets the bits as elements of another dtype of the same size, so that log-probabilities and token ids can
+    /// leave a device in one copy.
     pub fn reinterpret(self, dtype: DType) -> ViewMut<'a> {
         assert_eq!(self.dtype.bytes(), dtype.bytes(), "{:?} as {dtype:?}", self.dtype);
         ViewMut { dtype, ..self }
@@ -360,7 +360,7 @@ impl<'a> ViewMut<'a> {
         match from.buffer.device() {
             Device::Meta => {}
             Device::Cpu => from.download(|from: &[T]| self.upload(len, |to: &mut [T]| to.copy_from_slice(from))),
-            // A stream downloads and uploads its memory in separate steps.
+            // A stream downloads and uploads in separate steps.
             _ => {
                 let elements = from.download(<[T]>::to_vec);
                 self.upload(len, |to: &mut [T]| to.copy_from_slice(&elements));

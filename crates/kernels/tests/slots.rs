@@ -1,5 +1,5 @@
-//! Tests of slots of shared memory between real processes: pinned contents do not change, whichever process dies or is
-//! stopped.
+//! Tests of slots of shared memory between real processes: pinned contents do not change, no matter which process dies
+//! or is stopped.
 #![cfg(target_os = "linux")]
 
 use kernels::memory::FileMap;

@@ -3,7 +3,7 @@
 //! A task that packs operands for itself repeats the packing of other tasks. It also reads only a cache line or two
 //! from each row of a wide matrix, each in a different memory page, which is slow for caches and hardware prefetchers.
 //! Here all threads first pack a few rows of the depth with all of their columns, and then multiply the packed
-//! operands. On AMX tiles this is done in:
+//! operands. On AMX tiles, these matmuls pack ahead:
 //!
 //! | matmul          | packed ahead                                     |
 //! |-----------------|--------------------------------------------------|

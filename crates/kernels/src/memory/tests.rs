@@ -190,7 +190,7 @@ fn cuda_memory_must_come_from_a_context() {
         let message = memory.check().unwrap_err().to_string();
         assert_eq!(message, format!("memory of {} must be allocated through its context", device.name()));
         memory.check().unwrap();
-        // Nothing happens to an empty range.
+        // An empty range changes nothing.
         // SAFETY: no other code accesses the buffer.
         unsafe {
             refused.upload(0..4, |_: &mut [f32]| panic!("memory without values cannot be written"));

@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(8);
 /// A thread is assumed to share its core if it waited for a core for more than one part in `WAITED_PART` of the time.
 const WAITED_PART: u32 = 8;
-/// Time until one more thread is tried. It doubles with every failure; these are the initial value and the maximum.
+/// Delay before one more thread is tried. The delay doubles with every failure; these are its initial value and
+/// maximum.
 const REST: Duration = Duration::from_millis(16);
 const LONGEST_REST: Duration = Duration::from_millis(640);
 
@@ -76,7 +77,7 @@ impl Governor {
         self.resting.sleep(|| i < self.limit() || stop());
     }
 
-    /// Makes `limit` threads take tasks from now on. Threads beyond the limit finish their current task.
+    /// Sets the number of threads that take tasks to `limit`. Threads beyond the limit finish their current task.
     pub fn set_limit(&self, limit: usize) {
         if self.limit.swap(limit, Ordering::SeqCst) < limit {
             self.call_all();

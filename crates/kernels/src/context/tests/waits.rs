@@ -1,7 +1,7 @@
 //! A context that shares its cores must hold no core while its thread waits for anything.
 //!
 //! In each test, the awaited event happens only after another process has reserved all cores. So a wait that keeps a
-//! core never ends, on any machine.
+//! core deadlocks, on any machine.
 
 use super::*;
 use std::io::{Read, Write};

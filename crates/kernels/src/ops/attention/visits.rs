@@ -18,7 +18,7 @@ pub(super) struct Visit {
     pub page: usize,
     /// Whether this is the group's first visit of the page, so that its gradient starts at 0.
     pub first: bool,
-    /// End of the page's used slots: no row attends to a slot from here on, and none was written.
+    /// End of the page's used slots: slots from here on were not written, and no row attends to them.
     pub end: usize,
     /// The rows that attend to the page, as ascending ranges.
     pub rows: Vec<Range<usize>>,

@@ -1,5 +1,5 @@
-//! Gated linear units fused into the matmul of the gate and up projections, on the CPU. A task computes some rows by
-//! some columns of gate and of up, and applies the gate to them while they are in the cache.
+//! Gated linear units fused into the matmul of the gate and up projections, on the CPU. A task computes a block of gate
+//! and a block of up, and combines them while both are in the cache.
 
 use super::cpu::{Gate, GeluTanh, Silu, gated};
 use super::{Activation, Fused};
@@ -12,8 +12,7 @@ use crate::{DType, Isa};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// The rows of a task, and the task's columns of gate and up. They are few, so that both outputs stay in the
-/// second-level cache.
+/// Numbers of rows and columns of a task's blocks: few enough that both blocks stay in the second-level cache.
 const BLOCK: [usize; 2] = [256, 128];
 
 struct FusedTasks<'a, A, E> {

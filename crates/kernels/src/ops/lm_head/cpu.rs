@@ -116,7 +116,7 @@ pub(crate) fn blocks(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
     range.clone().step_by(len).map(move |start| start..range.end.min(start + len))
 }
 
-/// The factor β = 1/T of the logits, for all rows or for each.
+/// The factor β = 1/T of the logits, the same for all rows or one per row.
 #[derive(Clone, Copy)]
 pub(crate) enum Beta<'a> {
     All(f32),

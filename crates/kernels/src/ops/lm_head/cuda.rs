@@ -22,7 +22,7 @@ pub(crate) struct Head {
     pub(crate) vocab: usize,
 }
 
-/// The factor 1/T of the logits, for all rows or for each.
+/// The factor 1/T of the logits, the same for all rows or one per row.
 pub(crate) enum Beta {
     All(f32),
     Each(Arg),
