@@ -7,11 +7,12 @@ use crate::prefix::PrefixCache;
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     blocks: usize,
-    /// Free pages without cached contents; the last one is used next. Pages that were never used follow it.
+    /// Free pages without cached contents, except those never used; the last one is taken next, and never-used pages
+    /// after all of them.
     free: Vec<u32>,
     /// The number of sequences that use each page, for all pages that have been used so far.
     holders: Vec<u32>,
-    /// The cached contents of pages. A cached page that no sequence uses is free, too, but is taken only after all
+    /// The cached contents of pages. A cached page that no sequence uses is also free, but is taken only after all
     /// other free pages.
     pub(crate) prefix: PrefixCache,
 }

@@ -20,7 +20,7 @@ pub struct EngineConfig {
     /// Whether the prompt of a group is computed once, and its KV-cache pages are shared by the group's completions.
     pub prefix_sharing: bool,
     /// Whether full KV-cache pages are reused across requests and turns if their tokens are the same. This helps if
-    /// requests share prefixes. A training run recomputes everything with each version of the weights.
+    /// requests share prefixes. In training, each new version of the weights invalidates the cached pages.
     pub prefix_caching: bool,
     /// Whether draft tokens are guessed and verified (speculative decoding).
     pub speculative: Speculative,

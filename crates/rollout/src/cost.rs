@@ -1,5 +1,5 @@
 //! The measured time of a decode step as a linear function of its rows: a constant part (reading the weights) plus a
-//! part per row. It decides whether draft tokens are worth the rows that verify them. It does not affect results.
+//! part per row. The fit decides whether draft tokens are worth the rows that verify them. It does not affect results.
 
 use crate::drafts::{ROWS, SEQUENCES};
 
@@ -11,8 +11,8 @@ const REMEMBERED: f64 = 64.0;
 /// The variance of the number of rows, and the number of steps, that are needed to fit a line.
 const VARIANCE: f64 = 0.25;
 const STEPS: f64 = 8.0;
-/// A step that takes more than this many times the expected time was probably interrupted, and is counted with this
-/// many times the expected time.
+/// A step that takes more than this many times the expected time was probably interrupted, and is counted as this many
+/// times the expected time.
 const INTERRUPTED: f64 = 2.0;
 
 /// A line fitted through the last decode steps: weighted sums of rows and seconds.

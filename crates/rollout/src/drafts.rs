@@ -1,10 +1,10 @@
 //! Draft tokens for speculative decoding. The next tokens of a sequence are guessed from existing tokens: its prompt,
 //! its own completion, and the other completions of its group.
 //!
-//! An index of fixed size maps three consecutive tokens to the places where they occur (as in LZ77); the oldest places
-//! are dropped first. This file also decides how many tokens to guess.
+//! An index of fixed size maps three consecutive tokens to the places in texts that follow them (as in LZ77); the
+//! oldest places are dropped first. This file also decides how many tokens to guess.
 
-/// The number of consecutive tokens that must agree before a guess.
+/// The number of consecutive tokens that must match before a guess.
 pub(crate) const GRAM: usize = 3;
 /// The maximum number of rows, and of sequences, in a step with draft tokens. With more rows the time per row rises on
 /// every processor that was measured.
@@ -16,10 +16,9 @@ const PLACES: usize = 1 << 16;
 const LOOKED_AT: usize = 16;
 /// The maximum number of tokens before a place that are compared.
 pub(crate) const BEFORE: usize = 32;
-/// An agreement of at least this many tokens is long. The success rate of guesses after long agreements is tracked
-/// separately.
+/// A match of at least this many tokens is long. The success rate of guesses after long matches is tracked separately.
 const LONG: usize = 8;
-/// The factor in tokens per second that a guess must promise.
+/// The speedup in tokens per second that a guess must promise.
 const WORTHWHILE: f32 = 1.05;
 /// After this many times without a worthwhile guess, one token is guessed as a trial.
 const UNTIL_NEXT_TRIAL: u32 = 32;
@@ -29,7 +28,8 @@ const REMEMBERED: f32 = 32.0;
 /// The value of [`Place::sequence`] that means the completion of an earlier request with the same prompt.
 pub(crate) const EARLIER: u32 = u32::MAX;
 
-/// The place of a token in a text. The tokens before it are compared with the end of the sequence that needs a guess.
+/// The position of a token in a text. The tokens before it are compared with the end of the sequence that needs a
+/// guess.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The index of the sequence in the scheduler's slab (with the low half of its serial number), or [`EARLIER`].
@@ -98,12 +98,12 @@ fn hash(group: u64, gram: &[u32]) -> usize {
     (mix.wrapping_mul(ODD) >> 48) as usize % PLACES
 }
 
-/// The number of tokens at the end of `a` and `b` that agree, up to [`BEFORE`].
+/// The length of the common suffix of `a` and `b`, up to [`BEFORE`].
 pub(crate) fn agreement(a: &[u32], b: &[u32]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(BEFORE).take_while(|(a, b)| a == b).count()
 }
 
-/// The success rate of draft tokens, counting only those after which all earlier draft tokens of the step were right.
+/// The success rate of draft tokens. Draft tokens after the first wrong one of a step do not count.
 #[derive(Clone, Copy, Debug)]
 struct Odds {
     right: f32,
@@ -112,7 +112,7 @@ struct Odds {
     silent: u32,
 }
 
-/// The success rates of a sequence's draft tokens, after short and after long agreements. They decide how many tokens
+/// The success rates of a sequence's draft tokens, after short and after long matches. The rates decide how many tokens
 /// to guess.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
@@ -148,7 +148,7 @@ impl Pace {
         }
         self.forget();
     }
-    /// The number of tokens to guess after `agreement` agreeing tokens, at most `most`. This is the number that
+    /// The number of tokens to guess after a match of `agreement` tokens, at most `most`. This is the number that
     /// promises the most tokens per second, if one more draft token for every sequence lengthens the step by the
     /// fraction `row`.
     pub(crate) fn length(&mut self, agreement: usize, row: f32, most: usize) -> usize {
@@ -171,7 +171,7 @@ impl Pace {
         }
         length
     }
-    /// Records that `tokens` draft tokens are being verified, guessed after `agreement` agreeing tokens.
+    /// Records that `tokens` draft tokens are being verified, guessed after a match of `agreement` tokens.
     pub(crate) fn ask(&mut self, agreement: usize, tokens: usize) {
         (self.asked, self.right, self.long) = (tokens, 0, agreement >= LONG);
     }
@@ -210,7 +210,7 @@ mod tests {
         drafts.next = u32::MAX - 1000;
         let text: Vec<u32> = (0..PLACES as u32 / 2).flat_map(|i| [i + 10, i]).collect();
         drafts.add(0, OF, &text, 0);
-        // Places of other tokens with the same hash may be returned, too.
+        // Places of other tokens with the same hash may also be returned.
         let has = |drafts: &Drafts, at: usize| found(drafts, 0, &text[..at]).contains(&(at as u32));
         assert!(has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
         drafts.add(0, (4, 8), &[5; 103], 0);

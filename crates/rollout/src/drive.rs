@@ -1,5 +1,5 @@
-//! One loop over the engine for several owners: a collection, the jobs of a worker, the sessions of a server. Each
-//! owner submits requests at any time and gets their outcomes; the engine batches the requests of all owners.
+//! One engine loop shared by several owners: a collection, the jobs of a worker, the sessions of a server. Each owner
+//! submits requests at any time and gets their outcomes; the engine batches the requests of all owners.
 //!
 //! A call advances the engine by one step and then returns to the caller. Between two steps the caller may stream the
 //! [drawn](Drive::drawn) tokens, resume paused completions, cancel requests, and switch weights.
@@ -9,7 +9,7 @@ use crate::{Engine, Error, Models, Result};
 use model::ModelView;
 use std::borrow::BorrowMut;
 
-/// Drives an engine for owners of type `O`. Requests that were submitted to the engine directly are computed, too, but
+/// Drives an engine for owners of type `O`. Requests that were submitted to the engine directly are also computed, but
 /// their results stay in the engine.
 pub struct Drive<O, E = Engine> {
     engine: E,
@@ -136,7 +136,7 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
 impl<E: BorrowMut<Engine>> Drive<usize, E> {
     /// Submits these requests to a drive without other requests, with their indices as owners, and runs steps until all
     /// have ended. Returns the groups in the order of the requests, and passes each one to `on_end` as soon as it has
-    /// ended. Requests that pause are refused.
+    /// ended. Requests that pause are rejected.
     fn run(
         &mut self,
         models: Models<'_>,

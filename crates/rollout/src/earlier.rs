@@ -3,7 +3,7 @@
 //!
 //! For each prompt the longest completion of its last group is kept, since the slowest completions of a generation are
 //! the longest. Memory is bounded. When it is full, new prompts are not added. An LRU policy would be wrong: prompts
-//! repeat in epochs, so each would be dropped just before it is needed. A missing or wrong text costs only time.
+//! repeat in epochs, so each would be evicted just before it is needed. A missing or wrong text costs only time.
 
 use crate::drafts::BEFORE;
 use std::collections::BTreeMap;
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 /// The maximum number of tokens that are kept: 4 MiB.
 const TOKENS: usize = 1 << 20;
-/// The memory of a text in addition to its tokens, in units of tokens.
+/// The memory overhead of a text besides its tokens, in units of tokens.
 const BESIDE: usize = 24;
 /// The first word of [`Earlier::to_bytes`]. It includes the version of the format.
 const MAGIC: u32 = 0x3154_444c;
 
-/// The texts by prompt. Each is the last tokens of the prompt, followed by a completion.
+/// The texts by prompt. Each text consists of the last tokens of the prompt, followed by a completion.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
     texts: BTreeMap<u64, Arc<[u32]>>,

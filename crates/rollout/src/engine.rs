@@ -101,8 +101,8 @@ impl Engine {
         self.stopped = stopped;
     }
 
-    /// From now on keeps the activations of rows that the current weights compute in `activations`, for the first
-    /// update on their tokens; or ends that with `None`. No bit of a completion depends on it.
+    /// Starts to keep, in `activations`, the activations of rows that the current weights compute, for the first update
+    /// on their tokens; `None` stops it. The completions have the same bits either way.
     pub fn keep_activations(&mut self, activations: Option<RolloutActivations>) {
         self.keeper = activations.map(Keeper::new);
     }

@@ -10,7 +10,7 @@ use kernels::{Device, Memory};
 use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;
 
-/// Input buffers of a fixed size, which every step fills again.
+/// Input buffers of a fixed size, which every step refills.
 pub(crate) struct StepInputs {
     pub(crate) rows: InferRows,
     ids: Vec<u32>,

@@ -1,8 +1,8 @@
 //! Chooses the rows whose activations the engine keeps for the first update on their tokens.
 //!
-//! A group is kept if there is room for its largest size when it begins. The rows of a step follow each other in the
-//! store; where rows of groups that are not kept lie before those of kept groups, they take up room, too. A group whose
-//! rows do not fit any more is dropped: the trainer then computes it, with the same bits.
+//! A group is kept if there is room for its largest size when it begins. The rows of a step are contiguous in the
+//! store, so rows of groups that are not kept also take up room if they precede rows of kept groups. A group whose rows
+//! no longer fit is dropped: the trainer then computes it, with the same bits.
 
 use crate::scheduler::{Chunk, Scheduler};
 use crate::sequence::Role;
@@ -66,7 +66,7 @@ impl Keeper {
         }
         let fits = accepts && store.used + rows <= capacity;
         if any && !fits {
-            // The groups of this step lose rows, so the others are useless, too.
+            // The groups of this step lose rows, so their other rows are useless.
             for chunk in chunks {
                 let serial = scheduler.groups[scheduler.sequences[chunk.sequence].group].serial;
                 self.promised -= self.groups.insert(serial, None).flatten().map_or(0, |growing| growing.promised);
@@ -75,7 +75,7 @@ impl Keeper {
         any && fits
     }
 
-    /// Notes the rows of `chunks`, which were computed from row [`KeptRollout::used`] on.
+    /// Records the rows of `chunks`, which were computed from row [`KeptRollout::used`] on.
     pub(crate) fn computed(&mut self, store: &mut KeptRollout, scheduler: &Scheduler, chunks: &[Chunk]) {
         let (mut row, mut used) = (store.used, store.used);
         for chunk in chunks {

@@ -1,5 +1,5 @@
 //! Optional log-probabilities besides those of the sampled tokens: of prompt tokens and of the most likely
-//! alternatives. They are computed from full rows of logits, a few rows at a time, and only for requests that want
+//! alternatives. They are computed from full rows of logits, a few rows at a time, and only for requests that ask for
 //! them.
 
 use crate::Result;

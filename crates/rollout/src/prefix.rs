@@ -96,7 +96,7 @@ impl PrefixCache {
         }
         self.last_node += 1;
         let node = self.last_node;
-        // If another key has the same hash, that key keeps its entry. The new contents get a node all the same.
+        // If another key has the same hash, that key keeps its entry. The new contents still get a node.
         if !self.pages.contains_key(&hash) && self.slots[page as usize].entry.is_none() {
             self.pages.insert(hash, page);
             self.slots[page as usize].entry = Some(Entry { key, hash, node });
@@ -104,7 +104,7 @@ impl PrefixCache {
         node
     }
 
-    /// Called when no sequence uses `page` any more. Returns whether the page is cached; then it waits in the queue.
+    /// Called when no sequence uses `page` any more. Returns whether the page is cached; a cached page joins the queue.
     pub(crate) fn release(&mut self, page: u32) -> bool {
         let newest = self.newest;
         let Some(slot) = self.slots.get_mut(page as usize).filter(|slot| slot.entry.is_some()) else { return false };

@@ -29,12 +29,12 @@ pub struct SamplingParams {
     pub stop_strings: Vec<String>,
     /// The seed of the training run: the key of all random numbers.
     pub seed: u64,
-    /// Whether to return the log-probabilities of the prompt's tokens, too.
+    /// Whether to also return the log-probabilities of the prompt's tokens.
     pub prompt_logprobs: bool,
     /// The number of most likely tokens to return for each sampled token, and with `prompt_logprobs` also for each
     /// prompt token.
     pub top_logprobs: usize,
-    /// Whether to return the entropy at each sampled token. This computes the lm head once more for its row.
+    /// Whether to return the entropy at each sampled token. This computes the lm head once more for the token's row.
     pub entropies: bool,
 }
 
@@ -61,8 +61,8 @@ impl Default for SamplingParams {
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The group, which must be unique in the training run. The group, the index of the completion and the index of the
-    /// token determine the random numbers of every draw. So the random numbers do not depend on scheduling, and a
-    /// prompt that is sampled again gets new ones.
+    /// token determine the random numbers of every draw. So the random numbers do not depend on scheduling, and
+    /// sampling a prompt again (as another group) gives new ones.
     pub group: GroupId,
     /// The prompt, shared by all completions.
     pub prompt: Arc<Prompt>,
@@ -86,7 +86,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request for `num_generations` completions with the current weights of each step, which end by themselves.
+    /// A request for `num_generations` completions, sampled with the current weights of each step and never paused.
     pub fn new(group: GroupId, prompt: Arc<Prompt>, num_generations: usize, sampling: Arc<SamplingParams>) -> Request {
         let (so_far, until) = (Vec::new(), None);
         Request { group, prompt, num_generations, sampling, pause_on_stop: false, model: None, so_far, until }

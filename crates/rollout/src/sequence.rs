@@ -67,8 +67,8 @@ pub(crate) struct Sequence {
     pub(crate) top: Alternatives,
 }
 
-/// The most likely tokens at each position, in descending order: the same number for each token, or empty unless
-/// wanted.
+/// The most likely tokens at each position, in descending order; the same number at each position. Empty unless
+/// requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Alternatives {
     pub(crate) width: usize,
@@ -161,7 +161,7 @@ impl Sequence {
     pub(crate) fn uncomputed(&self) -> usize {
         self.tokens.len() - self.computed
     }
-    /// Called when the sequence has lost its KV-cache pages. All its tokens must then be recomputed.
+    /// Called when the sequence has lost its KV-cache pages: all its tokens must be recomputed.
     pub(crate) fn forget_pages(&mut self) {
         (self.computed, self.cached, self.node) = (0, 0, ROOT);
         self.reject_drafts();
@@ -234,7 +234,7 @@ pub(crate) struct Draw {
     pub(crate) at: usize,
 }
 
-/// The sampler's numbers about a token that it drew, before penalty and truncation.
+/// The values that the sampler records for a drawn token, before penalty and truncation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct TokenRecord {
     /// The log-probability of the token.
@@ -246,7 +246,7 @@ pub(crate) struct TokenRecord {
 }
 
 impl TokenRecord {
-    /// The numbers of a token that was not sampled.
+    /// The record of a token that was not sampled.
     const NOT_SAMPLED: TokenRecord = TokenRecord { logp: 0.0, lse: f32::NAN, entropy: 0.0 };
 }
 

@@ -24,8 +24,8 @@ impl StopCheck {
     fn reached_stop_string(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
         let Some(longest) = sampling.stop_strings.iter().map(String::len).max() else { return false };
         let Some(detokenizer) = &self.detokenizer else { return false };
-        // A token has at least one byte, except for a few special ones. So the stop string is within this many last
-        // tokens, plus one token whose leading space is removed.
+        // A token has at least one byte, except for a few special ones. So the stop string lies within this many tokens
+        // from the end, plus one token whose leading space is removed.
         let tail = &tokens[tokens.len().saturating_sub(longest + EMPTY_TOKENS + 1)..];
         let (before, text) = (detokenizer.decode(&tail[..tail.len() - 1]), detokenizer.decode(tail));
         // The last token must complete the string: an extended sequence may contain an earlier stop string.

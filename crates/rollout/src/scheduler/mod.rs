@@ -41,7 +41,7 @@ pub(crate) struct Group {
     pub(crate) members: Vec<usize>,
     /// The number of completions that have not ended.
     pub(crate) unfinished: usize,
-    /// The log-probabilities of the prompt's tokens except the first, as far as computed. Empty unless wanted.
+    /// The log-probabilities computed so far for the prompt's tokens, except the first. Empty unless requested.
     pub(crate) prompt_logps: Vec<f32>,
     pub(crate) prompt_top: Alternatives,
     /// The completion of an earlier request with this prompt, from which draft tokens are guessed.
@@ -107,7 +107,7 @@ pub struct Counters {
     pub sampling_time: Duration,
     /// The number of draft tokens that were verified.
     pub drafted_tokens: u64,
-    /// The number of draft tokens that were right.
+    /// The number of draft tokens that were accepted.
     pub accepted_tokens: u64,
     /// The number of times that a sequence verified draft tokens in a step.
     pub draft_passes: u64,
@@ -170,7 +170,7 @@ pub(crate) struct Scheduler {
     held: Vec<usize>,
     /// Paused sequences, in the order in which they were paused.
     paused: Vec<usize>,
-    /// Groups that have ended but were not returned yet.
+    /// Groups that have ended but have not been returned yet.
     finished: Vec<usize>,
     serial: u64,
     limits: Limits,
@@ -321,8 +321,8 @@ impl Scheduler {
         })
     }
 
-    /// The completions of a group that have no token yet. The last row of their prompt gives all of them the first
-    /// token. If a prompt is computed a second time, completions that have begun are skipped.
+    /// The completions of a group that have no token yet. Their first tokens are all drawn from the last row of the
+    /// prompt. If a prompt is computed a second time, completions that have begun are skipped.
     pub(crate) fn not_begun(&self, group: usize) -> impl Iterator<Item = usize> {
         let waits =
             |id: usize| self.sequences[id].state == State::Waiting && self.sequences[id].completion().is_empty();
@@ -334,7 +334,7 @@ impl Scheduler {
         self.sequences.get(id.index).filter(|s| s.serial == id.serial).map(|_| id.index)
     }
 
-    /// The groups that have ended but were not taken yet.
+    /// The groups that have ended but have not been returned yet.
     pub(crate) fn finished(&self) -> &[usize] {
         &self.finished
     }

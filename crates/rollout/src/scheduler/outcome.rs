@@ -146,8 +146,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets draft tokens, which the next step verifies, for a completion that is running or waiting. Uses only as many
-    /// of `tokens` as there is room for.
+    /// Sets draft tokens, which the next step verifies, for a completion that is running or waiting. Tokens beyond the
+    /// available room are dropped.
     pub(crate) fn draft(&mut self, id: usize, tokens: &[u32]) {
         let wanted = self.tokens_wanted(id);
         let s = &mut self.sequences[id];
@@ -164,7 +164,7 @@ impl Scheduler {
         s.drafted = tokens.len();
     }
 
-    /// The groups that have ended since the last call, of the requests that `takes` accepts.
+    /// The groups of the requests that `takes` accepts which have ended since the last call.
     pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
         let Scheduler { finished, groups, .. } = self;
         let id = |index: usize| RequestId { index, serial: groups[index].serial };

@@ -10,8 +10,8 @@ use crate::sequence::{Role, State};
 use model::kv::BLOCK;
 
 impl Scheduler {
-    /// Gives the running sequence `id` pages for `tokens` tokens, taking pages from others until there are enough.
-    /// Returns false if `id` itself was preempted.
+    /// Gives the running sequence `id` pages for `tokens` tokens, taking pages from other sequences until there are
+    /// enough. Returns false if `id` itself was preempted.
     pub(super) fn make_room(&mut self, id: usize, tokens: usize) -> bool {
         loop {
             if self.grow(id, tokens) {
@@ -54,8 +54,8 @@ impl Scheduler {
         self.waiting.push_front(id);
     }
 
-    /// Assigns pages and rows to the waiting sequence `id`: pages that it has kept, pages that others have computed for
-    /// the same tokens, and new ones. If there are too few, returns `None` and changes nothing.
+    /// Assigns pages and rows to the waiting sequence `id`: pages that it has kept, pages that other sequences have
+    /// computed for the same tokens, and new ones. If there are too few, returns `None` and changes nothing.
     pub(super) fn admit(&mut self, id: usize, budget: usize, copies: &mut Vec<(u32, u32)>) -> Option<Chunk> {
         let (kept, before) = (!self.sequences[id].blocks.is_empty(), copies.len());
         let cached = if kept { Some(0) } else { self.share_prefix(id, copies) };

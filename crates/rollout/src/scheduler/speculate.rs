@@ -51,7 +51,7 @@ impl Scheduler {
         }
     }
 
-    /// Writes the draft tokens of sequence `id` to `drafts.guess`. Returns the number of agreeing tokens before them.
+    /// Writes the draft tokens of sequence `id` to `drafts.guess`. Returns the length of the match before them.
     fn guess(&mut self, id: usize, live: usize, drafts: &mut Drafts) -> usize {
         self.sequences[id].pace.learn();
         self.index_group(self.sequences[id].group, drafts);
@@ -84,7 +84,8 @@ impl Scheduler {
         agreeing.unwrap_or(0)
     }
 
-    /// The number of rows of the step that sequence `id` may use for draft tokens. They never evict pages of others.
+    /// The number of rows of the step that sequence `id` may use for draft tokens. Draft tokens never evict pages of
+    /// other sequences.
     fn rows_for(&self, id: usize, live: usize) -> usize {
         let most = (ROWS.min(self.limits.max_rows) / live).saturating_sub(1);
         let s = &self.sequences[id];
@@ -95,8 +96,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds new tokens of a group's completions to the index; the first time also the prompt and the completion of an
-    /// earlier request with that prompt.
+    /// Adds new tokens of a group's completions to the index; the first call also adds the prompt, and the completion
+    /// of an earlier request with that prompt.
     fn index_group(&mut self, group: usize, drafts: &mut Drafts) {
         let Scheduler { groups, sequences, .. } = self;
         let serial = groups[group].serial;
@@ -114,7 +115,7 @@ impl Scheduler {
         }
     }
 
-    /// The text in a group to which `of`, the `sequence` of a place, refers.
+    /// The text of a group to which `of`, a `Place::sequence`, refers.
     fn text(&self, group: usize, of: u32) -> Option<&[u32]> {
         match of {
             EARLIER => self.groups[group].earlier.as_deref(),
@@ -122,8 +123,8 @@ impl Scheduler {
         }
     }
 
-    /// The place in the group's texts with the longest agreement before it (the newest of several), and the length of
-    /// that agreement.
+    /// The place in the group's texts with the longest match before it (the newest if several tie), and the length of
+    /// the match.
     fn best_place(&self, id: usize, drafts: &Drafts) -> Option<(usize, (u32, usize))> {
         let s = &self.sequences[id];
         let group_serial = self.groups[s.group].serial;

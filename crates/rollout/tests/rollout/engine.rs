@@ -82,8 +82,8 @@ fn requests_that_cannot_be_served_are_refused() {
     assert!(Engine::new(&ctx, &weights.config, EngineConfig { kv_blocks: 3, ..roomy(128) }).is_ok());
 }
 
-/// If a request is refused, or a kernel fails midway, the requests that were accepted earlier in the same call are
-/// dropped, too.
+/// If a request is rejected, or a kernel fails midway, the requests that were accepted earlier in the same call are
+/// also dropped.
 #[test]
 fn a_failed_call_drops_all_its_requests() {
     let (ctx, weights) = small();
@@ -117,7 +117,7 @@ fn the_number_of_rows_per_step_changes_no_bit() {
     }
 }
 
-/// In the end every page is free again, with or without preemptions and sharing.
+/// At the end every page is free again, with or without preemption and sharing.
 #[test]
 fn all_pages_are_freed() {
     let (ctx, weights) = small();

@@ -136,7 +136,7 @@ fn parity_holds_for_a_random_qwen3_in_bf16() {
 
 /// Matmuls on tiles, in plain Rust. This is slow, so the load is small. Chunks of a prompt are longer than a tile has
 /// rows, and completions cross a page. Heads of 24 are padded to a step of 32 when they are read; heads of 64 are
-/// stored in pages as the instruction takes them.
+/// stored in pages in the layout that the instruction reads.
 #[test]
 fn parity_holds_on_emulated_tiles() {
     for head_dim in [24, 64] {
@@ -168,9 +168,9 @@ fn trained(weights: &Weights) {
     }
 }
 
-/// K over three depth blocks of the matmul and not a multiple of 32, a vocabulary over three chunks with a ragged tail,
-/// a prompt that ends inside a page, completions that cross two pages, pages filled with NaN, and a caller that flushes
-/// denormals to zero.
+/// K that spans three depth blocks of the matmul and is not a multiple of 32, a vocabulary of three chunks with a
+/// ragged tail, a prompt that ends inside a page, completions that cross two pages, pages filled with NaN, and a caller
+/// that flushes denormals to zero.
 #[test]
 fn parity_holds_for_awkward_shapes() {
     bites(&qwen3(&portable(), 600, 1, 3 * 512 + 77));

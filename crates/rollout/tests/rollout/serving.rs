@@ -68,8 +68,8 @@ fn tokens_are_streamed_as_they_are_drawn() {
     assert!(engine.drawn().is_empty());
 }
 
-/// A request that is cancelled at any step of a load that preempts, shares and pauses must leave nothing behind and
-/// must not change the bits of others.
+/// A request that is cancelled at any step of a load that preempts, shares and pauses must leave nothing behind, and
+/// must not change the bits of other requests.
 #[test]
 fn cancelling_at_any_step_frees_every_page() {
     let (ctx, weights) = small();
@@ -275,8 +275,8 @@ fn a_shared_prefix_is_computed_once() {
     let (plain, cold) = one(roomy(256), 5);
     let (cached, warm) = one(caching(256), 5);
     assert_eq!(plain, cached);
-    // Of 150 tokens two pages are full, which every request but the first finds. Of 160 and 164 tokens two pages are
-    // full as well, so the second round finds no more.
+    // The shared 150 tokens fill two pages, which every request but the first finds. The prompts of 160 to 164 tokens
+    // fill only these two pages, so requests for the same prompt find no more.
     assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, 9 * 128));
     assert_eq!(cold.computed_tokens - warm.computed_tokens, 9 * 128);
     // With few pages, the least recently used pages are evicted, and recomputed with the same bits.

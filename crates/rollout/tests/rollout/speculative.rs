@@ -181,12 +181,13 @@ fn drafts_work_with_stops_adapters_new_weights_and_turns() {
     assert!(turns.iter().all(|(group, _)| *group == turns[0].0) && turns[2].1 > 0);
 }
 
-/// When a prompt is sampled again, the completion of the earlier request is guessed, also by another engine that got
-/// the earlier texts. Whatever texts an engine gets, the bits stay the same.
+/// When a prompt is sampled again, the completion of the earlier request is guessed, even by another engine that has
+/// restored the earlier texts. Restored texts never change the bits.
 #[test]
 fn the_completion_of_an_earlier_request_is_guessed() {
     let (ctx, weights) = small();
-    // Random sampling, so that no text repeats itself, with the same random numbers, so that the same text comes again.
+    // Random sampling, so that no text repeats itself, with the same random numbers, so that the same text is drawn
+    // again.
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 7)];
     let always = EngineConfig { speculative: Speculative::Always(4), ..roomy(128) };
     let all = |engine: &mut Engine| {
