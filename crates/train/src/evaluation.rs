@@ -3,7 +3,7 @@
 //! For a preference pair whose rewards differ by d = r_chosen − r_rejected, the model's probability of the preference
 //! is p = σ(d). The Brier score (Brier 1950) is the mean of (1 − p)². The expected calibration error (Naeini et al.
 //! 2015; Guo et al. 2017, arXiv:1706.04599) sorts pairs into ten equal bins of the confidence max(p, 1 − p) ∈ [½, 1],
-//! and averages over pairs |share of correctly ordered pairs in the bin − mean confidence in the bin|.
+//! and averages over pairs |fraction of correctly ordered pairs in the bin − mean confidence in the bin|.
 
 use crate::loss::bradley_terry::sigmoid;
 use kernels::mean::{mean, over};
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(error(&[1e4, 1e4]), 0.0);
     }
 
-    /// pass@k is the share of all choices of k of n completions that contain a correct completion.
+    /// pass@k is the fraction of the ways to choose k of n completions that contain a correct completion.
     #[test]
     fn pass_at_k_equals_the_share_of_subsets_with_a_correct_completion() {
         for n in 1..=6_usize {

@@ -16,7 +16,7 @@ pub struct UpdateMetrics {
     /// Mean entropy of the tokens in the loss, in nats. Tokens of skipped groups count only if the sampler recorded
     /// their entropies with the current weights. `None` if no token remains.
     pub entropy: Option<f64>,
-    /// Mean KL divergence to the reference model (estimator k3), if `beta` ≠ 0. Like all means, extremes and shares
+    /// Mean KL divergence to the reference model (estimator k3), if `beta` ≠ 0. Like all means, extremes and fractions
     /// below, it is `None` if no token is in the loss.
     pub kl: Option<f64>,
     /// Further metrics of the loss.
@@ -47,13 +47,13 @@ pub struct UpdateMetrics {
     /// Number of tokens whose log-probability differs in any bit between sampler and trainer. Only sequences that were
     /// sampled entirely with the weights before this step and have a forward pass are compared. It must be 0.
     pub logp_mismatch_tokens: u64,
-    /// Number of tokens whose log-probabilities were compared, in the groups that are compared in any case (one in 64).
+    /// Number of tokens whose log-probabilities were compared, in the groups that are always compared (one in 64).
     pub logp_compared_tokens: u64,
     /// Maximum difference between sampler's and trainer's log-probabilities in forward passes. If no token was
     /// compared, it is 0 and has no entry.
     pub max_logp_difference: f64,
-    /// Number of rows (tokens) whose activations were copied from those that the engine kept. `None` if the trainer was
-    /// given none.
+    /// Number of rows (tokens) whose activations were copied from those that the engine kept. `None` if the trainer
+    /// does not use kept activations.
     pub kept_rows: Option<u64>,
     /// Number of kept rows that were compared with a forward pass.
     pub compared_rows: u64,

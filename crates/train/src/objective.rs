@@ -113,7 +113,7 @@ impl Objective {
         )
     }
 
-    /// Whether tokens outside the clip range lose their gradient. Their share is then reported (`clip_ratio/…`).
+    /// Whether tokens outside the clip range lose their gradient. Their fraction is then reported (`clip_ratio/…`).
     pub fn clips(&self) -> bool {
         match self {
             Objective::Policy(config) => config.loss_type.clips(),

@@ -159,7 +159,7 @@ impl Samples<'_> {
         }
     }
 
-    /// Whether it has neither samples nor pairs.
+    /// Whether there are neither samples nor pairs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -52,8 +52,8 @@ pub struct TrainerConfig {
     pub skip_zero_gradients: bool,
     /// Whether the forward pass keeps only each layer's input, and the backward pass recomputes the other activations.
     pub gradient_checkpointing: bool,
-    /// The number of shares of a step's groups whose gradients are added as a tree, a power of two. It decides the last
-    /// bits of the gradient, and the largest number of processes that can divide a step.
+    /// The number of shares into which a step's groups are divided, a power of two. The gradients of the shares are
+    /// added as a tree. The number determines the last bits of the gradient, and how many processes can divide a step.
     pub gradient_shares: usize,
 }
 
@@ -99,8 +99,8 @@ impl Trainer {
         self.passes.stop_with(stop);
     }
 
-    /// Uses the activations that the engine keeps in `activations`, where they belong to the samples and the weights of
-    /// an update, in place of forward passes. No bit of the result depends on it. Ignored with LoRA dropout.
+    /// Replaces forward passes by the activations that the engine keeps in `activations`, if they belong to the samples
+    /// and the weights of an update. The result has the same bits. Ignored with LoRA dropout.
     pub fn use_activations(&mut self, activations: RolloutActivations) {
         self.passes.activations = Some(activations).filter(|_| self.state.can_use_activations());
     }

@@ -98,7 +98,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         let mean = mean(group).unwrap_or(0.0);
         let std = match scale {
             ScaleRewards::Batch => batch_std,
-            // The metrics report groups without deviation even if advantages are not divided by it.
+            // The metrics report groups of zero deviation even if advantages are not divided by it.
             ScaleRewards::Group | ScaleRewards::None if group.len() > 1 => deviation(group),
             ScaleRewards::Group | ScaleRewards::None => Some(0.0),
         };
@@ -107,7 +107,7 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         zero_std.add(group.len(), exact(std, compared));
         advantages.extend(group.iter().map(|reward| match (reward, scale, std) {
             (None, ..) => 0.0,
-            // The rounded mean of equal rewards may differ from them by about 1e-17, and so would the advantage.
+            // The rounded mean of equal rewards may differ from them by about 1e-17, and the advantage would not be 0.
             _ if equal => 0.0,
             (Some(r), ScaleRewards::None, _) => r - mean,
             (Some(r), _, Some(std)) => (r - mean) / (std + SMALL),
@@ -147,9 +147,8 @@ impl RewardMatrix {
     }
 }
 
-/// Counts the samples in groups whose standard deviation is zero, if any group has a deviation. As in TRL, a group with
-/// fewer than two scored samples counts as one with differing rewards. If all groups are of this kind, the count
-/// is missing.
+/// Counts the samples in groups of zero standard deviation. As in TRL, a group of several samples of which fewer than
+/// two are scored counts as one with differing rewards. The count is known only if there are other groups.
 #[derive(Clone, Copy, Debug, Default)]
 struct ZeroStd {
     zero: usize,

@@ -12,7 +12,7 @@
 use super::{Advantages, RewardMatrix, SMALL, ScaleRewards, all_equal, deviation, mean};
 use crate::{Advantage, Sample, StepRewards};
 
-/// The way in which GRPO turns step rewards into advantages.
+/// How GRPO turns step rewards into advantages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProcessRewards {
     /// The completion's reward is the sum of its step rewards.

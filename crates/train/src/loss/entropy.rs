@@ -137,6 +137,6 @@ pub fn quantile(mut values: Vec<f32>, q: f64) -> Option<f32> {
     let rank = q as f32 * (values.len().checked_sub(1)? as f32);
     let (below, above) = (values[rank.floor() as usize], values[rank.ceil() as usize]);
     let share = rank - rank.floor();
-    // As in `torch.lerp`, interpolate from the nearer side.
+    // As in `torch.lerp`, interpolate from the nearer end.
     Some(if share < 0.5 { below + share * (above - below) } else { above - (above - below) * (1.0 - share) })
 }

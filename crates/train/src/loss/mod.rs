@@ -54,7 +54,7 @@ use serde::{Deserialize, Serialize};
 /// accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Normalizer {
-    /// Number of groups: runs of sequences with the same prompt. Needed only with several
+    /// Number of groups: consecutive sequences with the same prompt. Needed only with several
     /// [shares](crate::TrainerConfig::gradient_shares).
     pub groups: usize,
     /// Number of sequences, including those without a token in the loss.
@@ -147,7 +147,7 @@ pub(crate) struct Whole<'a> {
     pub low: u64,
     /// Number of tokens with [`Term::high`]; 0 or 1 if ratios are per sequence.
     pub high: u64,
-    /// The total for `low` and `high`: the number of tokens, or 1 if ratios are per sequence.
+    /// The denominator for `low` and `high`: the number of tokens, or 1 if ratios are per sequence.
     pub counted: u64,
 }
 
@@ -187,7 +187,7 @@ impl LossType {
         ("vespo", LossType::Vespo),
     ];
 
-    /// Whether tokens outside the clip range lose their gradient. Their share is then reported as `clip_ratio`.
+    /// Whether tokens outside the clip range lose their gradient. Their fraction is then reported as `clip_ratio`.
     pub(crate) fn clips(self) -> bool {
         !matches!(self, LossType::Cispo | LossType::Sapo | LossType::Vespo)
     }
@@ -261,7 +261,7 @@ impl<T: Float> Case<'_, T> {
         let tokens = ratio.tokens();
         let weight = loss.weight(config, tokens, normalizer);
 
-        // A per-sequence ratio gets gradient from the terms of all tokens.
+        // A per-sequence ratio receives gradient from the terms of all tokens.
         let mut d_sequence_ratio = 0.0;
         let (mut low, mut high) = (0, 0);
         for t in 0..mask.len() {

@@ -6,7 +6,7 @@
 //!
 //! H is the entropy of the next-token distribution, and V the value of the state in which the token is chosen. The
 //! advantages A and returns R come from [`gae`](crate::gae). The value loss is clipped like the policy loss: if V has
-//! left the range around its value at rollout and the clipped side is worse, the gradient is 0.
+//! left the range around its value at rollout and the clipped error is larger, the gradient is 0.
 //!
 //! Metrics have the names of TRL's `PPOTrainer`.
 
@@ -144,7 +144,7 @@ pub fn value<T: Float>(
         let near = v.max(old - config.cliprange_value).min(old + config.cliprange_value);
         let (free, bound) = ((v - target).powi(2), (near - target).powi(2));
         let clips = bound > free;
-        // `max` would drop a NaN on one side.
+        // `max` would drop a NaN in one operand.
         loss += 0.5 * if clips { bound } else { free };
         d_values[t] = T::of(if clips { 0.0 } else { weight * (v - target) });
         clipped += u64::from(clips);

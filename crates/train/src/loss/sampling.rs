@@ -16,8 +16,8 @@ use kernels::check::Float;
 use kernels::mean::over;
 use serde::{Deserialize, Serialize};
 
-/// Whether the importance-sampling correction c is per token or per sequence, and what is done with a c outside its
-/// bounds. The names are those of TRL's `vllm_importance_sampling_mode`.
+/// Whether the importance-sampling correction c is per token or per sequence, and clamped or masked outside its bounds.
+/// The names are those of TRL's `vllm_importance_sampling_mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CorrectionMode {
@@ -133,7 +133,7 @@ impl Extremes {
 pub struct SamplingMetrics {
     /// Minimum, mean and maximum of the correction before its bounds are applied, over tokens or sequences.
     pub importance_sampling_ratio: [f64; 3],
-    /// Share of corrections that the bounds changed.
+    /// Fraction of the corrections that the bounds changed.
     pub bounded_ratio: f64,
     /// Mean and maximum of |log π_old − log π_sampler| over tokens: the distance between sampler and old policy.
     pub sampling_logp_difference: [f64; 2],

@@ -161,7 +161,7 @@ pub struct GradNorm {
     pub finite: bool,
 }
 
-/// A kind of optimizer state, with one number per parameter. Checkpoints store it under this name.
+/// A kind of optimizer state, with one number per parameter. Checkpoints store it under its name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateTree {
     /// torch's name of the state, such as `exp_avg`.
@@ -328,7 +328,7 @@ impl OptimizerState {
         let Some(masters) = &mut self.masters else { return };
         for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {
             if let Some(data) = weights.read(&part) {
-                masters.write(&part, &data); // not where it is frozen
+                masters.write(&part, &data); // no effect on a frozen parameter
             }
         }
     }
@@ -393,7 +393,7 @@ mod tests {
         let m = optimizer.state().trees().next().unwrap().tensors;
         let layer_moment = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
         let (first, second) = (layer_moment(0), layer_moment(1));
-        // All values are the same number, rounded either up or down.
+        // Every value is the same number, rounded either up or down.
         assert!(first != second && first.iter().chain(&second).all(|x| (x / first[0] - 1.0).abs() < 0.01));
     }
 

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! q, k, v, gate and up are updated as separate matrices, although two or three of them share a tensor. torch iterates
-//! in bf16, which changes singular values by some percent; here the iterations are f32 matmuls.
+//! in bf16, which changes singular values by a few percent; here the iterations are f32 matmuls.
 
 use super::{Args, Definition, OptimizerKind, Rule, StateTree, Step, adamw};
 use crate::Result;
@@ -390,8 +390,8 @@ mod tests {
                 }
                 let trees: Vec<(&str, usize)> =
                     optimizer.state().trees().map(|tree| (tree.name, tree.tensors.tensors().len())).collect();
-                // Each layer has seven matrices. AdamW updates the embedding, the last norm and the lm head, and per
-                // layer three biases and two norms.
+                // Each layer has seven matrices. AdamW updates the embedding, the final norm and the lm head, and in
+                // each layer three biases and two norms.
                 assert_eq!(trees, [("momentum_buffer", 14), ("exp_avg", 13), ("exp_avg_sq", 13)]);
             }
         }

@@ -1,4 +1,4 @@
-//! One micro-batch of a [`TrainState`]: forward pass on the device, loss on the host, backward pass on the device. Also
+//! One micro-batch of a [`TrainState`]: forward pass on the device, loss on the host, backward pass on the device; and
 //! the comparison of log-probabilities for skipped groups.
 //!
 //! With LoRA dropout, the gradient is that of a forward pass with dropout. But a policy loss compares its
@@ -61,7 +61,8 @@ impl TrainState {
         Ok(Forward { tensors, dropout, outputs })
     }
 
-    /// Computes the loss and the backward pass of a micro-batch. The tape must hold its forward pass.
+    /// Computes the loss and the backward pass of a micro-batch. The tape must contain the activations of its forward
+    /// pass.
     pub(crate) fn backward(
         &mut self,
         compute: &mut Compute<'_>,
@@ -102,7 +103,7 @@ impl TrainState {
         Ok(())
     }
 
-    /// Whether the trainer skips groups without gradient for this loss.
+    /// Whether the trainer skips groups with gradient 0 for this loss.
     pub(crate) fn skips(&self, loss: &Objective) -> bool {
         self.config.skip_zero_gradients && loss.can_skip()
     }

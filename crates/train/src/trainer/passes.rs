@@ -46,7 +46,7 @@ impl Passes {
         let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
         let old_forwarded = self.tape.as_ref().map_or(0, Tape::forwarded);
         if self.tape.is_none() || !old.holds(capacity) || forwarded > old_forwarded {
-            self.tape = None; // free before taking
+            self.tape = None; // free before allocating
             let (capacity, forwarded) = (old.max(capacity), forwarded.max(old_forwarded));
             let tape = Tape::with_restored(&self.memory, model, capacity, forwarded, self.checkpointing);
             self.tape = Some(tape.stop_with(self.stop.clone()));
@@ -163,7 +163,7 @@ impl Measured {
     /// (such as tool output) are not compared.
     ///
     /// The count of compared tokens includes only the groups whose forward pass every run computes, whether it keeps
-    /// the activations of the rollout or not, so that the metric does not depend on that.
+    /// the activations of the rollout or not, so that the metric does not depend on this setting.
     pub(crate) fn compare(&mut self, sample: &Sample, logps: &[f32], version: Updates) {
         if !sample.is_of_version(version) {
             return;

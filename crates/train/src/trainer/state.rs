@@ -6,7 +6,7 @@
 //!
 //! A step consists of [`accumulate`](TrainState::accumulate), once or for each part of the optimizer batch,
 //! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
-//! ([`TrainState::normalizer`]), which are known beforehand, so the gradients of the parts add up to the same bits.
+//! ([`TrainState::normalizer`]), which are known beforehand, so accumulating the gradient in parts gives the same bits.
 
 use super::kept::{Origin, Planned};
 use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Passes};
@@ -143,8 +143,8 @@ impl TrainState {
         self.accumulate_after(compute, samples, loss, normalizer, Ahead::default())
     }
 
-    /// Completes the accumulated gradient of the optimizer batch: the tree of its shares. With several ranks, their
-    /// gradients would be added here, and the sums in `Accumulated` be gathered.
+    /// Completes the accumulated gradient of the optimizer batch: adds the gradients of its shares as a tree. With
+    /// several ranks, this is where their gradients would be added, and the sums in `Accumulated` gathered.
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
         let start = Instant::now();
@@ -206,9 +206,9 @@ impl TrainState {
         })
     }
 
-    /// As [`normalizer`](Self::normalizer), but also returns the forward passes that can be reused: the pass of a
-    /// single micro-batch, whose activations are still on the tape, or with dropout all passes, since another pass
-    /// follows anyway.
+    /// As [`normalizer`](Self::normalizer), but also returns the forward passes that can be reused: that of the only
+    /// micro-batch, whose activations are still on the tape, or with dropout all of them, since a second pass follows
+    /// anyway.
     fn normalize(
         &mut self,
         compute: &mut Compute<'_>,
@@ -288,7 +288,7 @@ impl TrainState {
         }
         batch.count_skipped(sequences.len(), compute.model.version().trained(), measured);
         self.check_skipped(compute, &batch, &all, &skipped, measured)?;
-        // Sequences with an empty completion are not computed, but count in the metrics.
+        // Sequences with an empty completion are not computed, but are counted in the metrics.
         for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
             let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);
             let empty = Scored { source: *source, mask, logps: &[], entropies: &[], d_logps, d_entropies };

@@ -40,7 +40,7 @@ pub enum DpoLoss {
     ExoPair,
     /// NCA: also raises the likelihood of the chosen answer.
     NcaPair,
-    /// Robust DPO: −log σ(x), corrected for a share of pairs with swapped labels.
+    /// Robust DPO: −log σ(x), corrected for a fraction of pairs with swapped labels.
     Robust,
     /// BCO: each answer is classified separately.
     BcoPair,
