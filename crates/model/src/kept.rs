@@ -8,7 +8,7 @@ use kernels::Memory;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// In a list of rows: the row of this token was not kept.
+/// In a list of rows, marks a token whose row was not kept.
 pub const NO_ROW: u32 = u32::MAX;
 
 /// The kept activations, shared between the engine that fills them and the trainer that reads them.
@@ -16,9 +16,9 @@ pub const NO_ROW: u32 = u32::MAX;
 pub struct RolloutActivations(Arc<Mutex<KeptRollout>>);
 
 impl RolloutActivations {
-    /// Room for `capacity` rows (tokens), computed in steps of up to `step_rows` rows. `whole` is the largest number of
-    /// rows of a generation. If that is more, some groups are not kept, and there must be room for their rows in a
-    /// step.
+    /// Allocates `capacity` rows (tokens), for steps of up to `step_rows` rows. `whole` is the largest number of rows
+    /// of a generation. If it exceeds `capacity`, some groups are not kept, and room for their rows in a step is
+    /// reserved.
     pub fn new(
         memory: &Memory,
         model: &ModelConfig,
@@ -32,7 +32,7 @@ impl RolloutActivations {
         RolloutActivations(Arc::new(Mutex::new(kept)))
     }
 
-    /// The rows, for the engine or the trainer.
+    /// Locks the rows for the engine or the trainer.
     pub fn lock(&self) -> MutexGuard<'_, KeptRollout> {
         // A panic may have left rows half-written, but only complete groups are in the list.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -45,39 +45,40 @@ pub struct KeptRollout {
     pub store: RowStore,
     /// The number of rows of `store` in use: the next step's rows follow them.
     pub used: usize,
-    /// The rows to leave free when a group begins, since a step also computes rows of groups that are not kept.
+    /// The number of rows to leave free when a group begins, since a step also computes rows of groups that are not
+    /// kept.
     pub reserved: usize,
     /// The weights that computed the rows; `None` if there are none yet.
     version: Option<Version>,
     groups: BTreeMap<GroupId, KeptGroup>,
 }
 
-/// The kept numbers of a group's tokens.
+/// The kept rows and head results of a group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeptGroup {
     /// The prompt of the group.
     pub prompt: Arc<Prompt>,
-    /// The temperature at which its completions were sampled.
+    /// The temperature at which the completions were sampled.
     pub temperature: f64,
     /// The row in the store of each token of the prompt.
     pub prompt_rows: Vec<u32>,
-    /// Its completions.
+    /// The completions of the group.
     pub completions: Vec<KeptCompletion>,
 }
 
-/// The kept numbers of a completion.
+/// The kept rows and head results of a completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeptCompletion {
-    /// Its tokens.
+    /// The token ids of the completion.
     pub ids: Vec<u32>,
-    /// The row in the store of each token without the last one, which is never computed.
+    /// The row in the store of each token except the last one, which is never computed.
     pub rows: Vec<u32>,
     /// The results of the head for each token. The log-sum-exp of a token that was not sampled is NaN.
     pub head: HeadColumns,
 }
 
 impl KeptGroup {
-    /// A group without a row so far.
+    /// A group that has no rows yet.
     pub fn begun(prompt: &Arc<Prompt>, temperature: f64, completions: usize) -> KeptGroup {
         let prompt_rows = vec![NO_ROW; prompt.ids.len()];
         let completions = vec![KeptCompletion::default(); completions];
@@ -85,12 +86,12 @@ impl KeptGroup {
     }
 }
 
-/// The kept numbers of one sequence.
+/// The kept rows and head results of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KeptSequence<'a> {
     prompt_rows: &'a [u32],
     completion: &'a KeptCompletion,
-    /// The number of tokens of the completion that the sequence has.
+    /// The number of the completion's tokens that belong to the sequence.
     len: usize,
 }
 
@@ -113,24 +114,25 @@ impl KeptSequence<'_> {
 }
 
 impl KeptRollout {
-    /// Forgets all rows, at the start of a generation.
+    /// Drops all rows, at the start of a generation.
     pub fn clear(&mut self) {
         (self.used, self.version) = (0, None);
         self.groups.clear();
     }
 
-    /// Whether rows computed with the weights of `version` may join the rows so far.
+    /// Whether rows computed with the weights of `version` may be added to the rows so far.
     pub fn accepts(&mut self, version: Version) -> bool {
         *self.version.get_or_insert(version) == version
     }
 
-    /// Adds a group that has ended. Its rows may be incomplete; then its sequences are not found.
+    /// Adds a group that has ended. If rows of a sequence are missing, [`find`](Self::find) does not return the
+    /// sequence.
     pub fn insert(&mut self, group: GroupId, rows: KeptGroup) {
         self.groups.insert(group, rows);
     }
 
-    /// The numbers of a sequence of group `group`, if the weights of `version` computed and sampled all of its tokens,
-    /// at this temperature. The tokens decide which completion it is, so the numbers always belong to these tokens.
+    /// The rows and head results of a sequence of group `group`, if the weights of `version` computed and sampled all
+    /// of its tokens at this temperature. The completion is found by its tokens, so the result always belongs to them.
     pub fn find(
         &self,
         (version, temperature): (Version, f64),

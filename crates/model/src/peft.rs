@@ -67,8 +67,8 @@ const READ: &[&str] = &[
     "task_type",
     "use_rslora",
 ];
-/// Other fields of `adapter_config.json`, each with the string value that enables nothing. Null, false and empty values
-/// enable nothing in any field.
+/// Other fields of `adapter_config.json`, each with the string value that disables its feature. Null, false and empty
+/// values enable nothing in any field.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
 /// PEFT's names for the head of a sequence-classification model. PEFT lists both in `modules_to_save`.
@@ -224,7 +224,7 @@ fn save_adapter_in<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
-        // Names are written, because PEFT would apply a pattern to every module of the model and so select other
+        // Write names, because PEFT would apply a pattern to every module of the model and so select additional
         // modules.
         "target_modules": lora.names(&adapter.config),
         "bias": "none",
@@ -247,7 +247,7 @@ impl HeldWeights {
         self.save_in(self.exact_dtype(), dir, base, copied)
     }
 
-    /// The smallest dtype that keeps every bit of what [`save`](Self::save) writes.
+    /// The smallest dtype that keeps every bit of the weights that [`save`](Self::save) writes.
     pub fn exact_dtype(&self) -> FileDType {
         match self.adapter {
             Some(_) => FileDType::F32,

@@ -44,7 +44,7 @@ impl Scorer {
     pub fn reserve(&mut self, config: &ModelConfig, capacity: Capacity, positions: usize) {
         let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
         if self.tape.is_none() || !old.holds(capacity) {
-            self.tape = None; // free before taking
+            self.tape = None; // free before allocating
             let tape = Tape::forward_only(&self.memory, config, old.max(capacity));
             self.tape = Some(tape.stop_with(self.stop.clone()));
         }

@@ -1,4 +1,4 @@
-//! A batch of complete sequences, packed without padding. Each prefix (prompt) comes once, followed by the branches
+//! A batch of complete sequences, packed without padding. Each prefix (prompt) appears once, followed by the branches
 //! (completions) that continue it.
 //!
 //! Rows are laid out as `[prefix][branch 0][branch 1]…`, group after group. Each branch attends to the prefix and to
@@ -10,7 +10,7 @@
 //! copies. So each branch reads the same pages, and gets the same bits, as if it were computed alone, however sequences
 //! are packed and whether or not prefixes are shared.
 //!
-//! This module does not know the source of the tokens or the use of the scores.
+//! This module depends neither on the source of the tokens nor on the use of the scores.
 
 mod dropout;
 mod pieces;

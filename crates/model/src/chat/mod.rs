@@ -3,7 +3,7 @@
 //! Templates are written in Jinja for Python; the minijinja crate renders them. This module removes the differences:
 //! how values print, `tojson`, Python's string methods, `{% generation %}` blocks, and the changes that transformers
 //! makes to messages before rendering (it drops keys with null values and unifies the names of reasoning). The only
-//! tokenizer data that it reads are the names of special tokens.
+//! tokenizer data it reads is the names of special tokens.
 
 mod assistant;
 mod content;
@@ -39,13 +39,13 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// shows whether the template trims messages.
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// The time that `strftime_now` returns in a chat template, in seconds since 1970. A run renders all of its prompts
-/// with the time of its first start, so that its prompts stay the same when it is started again.
+/// The time that `strftime_now` returns in a chat template, in seconds since 1970. A run renders all prompts with the
+/// time of its first start, so that a resumed run has the same prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptTime(pub u64);
 
 impl PromptTime {
-    /// The present time.
+    /// The current time.
     pub fn now() -> PromptTime {
         PromptTime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
     }

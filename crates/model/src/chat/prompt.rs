@@ -29,7 +29,8 @@ impl PromptEncoder<'_> {
             Content::Messages(messages) => messages,
         };
         if let Some(template) = self.template {
-            // As in TRL, a last message of the assistant is continued, and any other last message is answered.
+            // As in TRL: if the last message is the assistant's, the model continues it; otherwise the model answers
+            // it.
             let continued = messages.last().is_some_and(|m| m["role"] == "assistant");
             let chat = Chat {
                 messages,
@@ -178,10 +179,10 @@ impl PromptEncoder<'_> {
 pub struct Completed {
     /// The ids of prompt and completion.
     pub ids: Vec<u32>,
-    /// The number of ids that belong to the prompt: those with which the prompt alone begins, too.
+    /// The number of ids that belong to the prompt: the leading ids that the prompt encoded alone also has.
     pub border: usize,
-    /// Whether the prompt alone has different tokens at its end, because the template renders it differently or a token
-    /// spans its end.
+    /// Whether the prompt encoded alone ends with different tokens, because the template renders it differently or a
+    /// token spans its end.
     pub prompt_differs: bool,
 }
 

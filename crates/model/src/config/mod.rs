@@ -45,9 +45,9 @@ pub enum QkNorm {
 /// The norms of the attention or MLP part of a decoder layer, by their names in weight files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HalfNorms {
-    /// Name of the norm before the part, on its input.
+    /// Name of the norm of the part's input.
     pub before: Option<&'static str>,
-    /// Name of the norm after the part, on its output to the residual stream.
+    /// Name of the norm of the part's output, before the output is added to the residual stream.
     pub after: Option<&'static str>,
 }
 
@@ -142,7 +142,7 @@ pub struct ModelConfig {
     pub norm_offset: f32,
     /// Activation function of the MLP's gate.
     pub activation: Activation,
-    /// Factor on the embedding's rows: 1, or √[`hidden_size`](Self::hidden_size) in Gemma.
+    /// Multiplier of the embedding's rows: 1, or √[`hidden_size`](Self::hidden_size) in Gemma.
     pub embedding_multiplier: f32,
     /// Attention scores are divided by the square root of this number. It is [`head_dim`](Self::head_dim) unless the
     /// family sets another value.
@@ -168,7 +168,7 @@ pub struct ModelConfig {
     pub norms: LayerNorms,
     /// The kind of head: logits, or scores.
     pub head: Head,
-    /// Whether a language model uses its embedding matrix as the head's weight, too.
+    /// Whether a language model also uses its embedding matrix as the head's weight.
     pub tie_word_embeddings: bool,
     /// Id of the token that starts a sequence.
     pub bos_token_id: Option<u32>,
@@ -176,7 +176,7 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// Id of the padding token.
     pub pad_token_id: Option<u32>,
-    /// The dtype that the weights were saved in, if `config.json` says so.
+    /// The dtype that the weights were saved in, if `config.json` names it.
     pub dtype: Option<FileDType>,
     /// The dtype of the weights, and of the activations that matmuls read: f32 or bf16. It does not come from
     /// `config.json`; the caller that loads the model chooses it (f32 by default).
@@ -202,8 +202,8 @@ impl ModelConfig {
         config.raw.insert("label2id".into(), numbers.into());
         config
     }
-    /// The same configuration with another padding token. transformers needs a padding token to score several texts in
-    /// one batch.
+    /// The same configuration with a different padding token. transformers needs a padding token to score several texts
+    /// in one batch.
     pub(crate) fn padded_with(&self, pad_token_id: Option<u32>) -> ModelConfig {
         let mut config = ModelConfig { pad_token_id, ..self.clone() };
         if let Some(id) = pad_token_id {
@@ -247,7 +247,7 @@ impl ModelConfig {
         match rope {
             LayerRope::Global => self.rope.inv_freq(self.head_dim),
             LayerRope::Local => self.local_rope.as_ref().unwrap_or(&self.rope).inv_freq(self.head_dim),
-            // Rotates by angle 0, so that the operations are the same as in the other layers.
+            // A rotation by angle 0, so that every layer performs the same operations.
             LayerRope::Off => (vec![0.0; self.head_dim / 2], 1.0),
         }
     }

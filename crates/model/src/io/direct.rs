@@ -1,9 +1,9 @@
-//! Writes a file with direct I/O, past the page cache, where the system supports it.
+//! Writes a file with direct I/O, bypassing the page cache, where the system supports it.
 //!
-//! Checkpoints are not read soon after they are written. In the page cache they would cost more CPU time than producing
-//! the bytes (a page for every 4 KiB, a copy, writing back) and would evict data in use. So full pieces go directly
-//! from memory to the disk; one piece is written while the next is filled. The last bytes, and patches after a
-//! [`Seek`], are written normally.
+//! Checkpoints are not read soon after they are written. Buffered writes would cost more CPU time than producing the
+//! bytes (a page for every 4 KiB, a copy, writeback) and would evict data in use. So full pieces go directly from
+//! memory to the disk; one piece is written while the next is filled. The last bytes, and patches after a [`Seek`], are
+//! written normally.
 
 use std::fs::File;
 use std::io::{Error, Result, Seek, SeekFrom, Write};
@@ -39,7 +39,7 @@ impl Disk {
         if bytes.len() == AT_ONCE {
             let direct = self.direct.get_or_insert_with(|| open_direct(&self.path));
             if let Some(file) = direct {
-                // If this fails for any reason (the disk's block may be larger), the ordinary write below succeeds or
+                // If this fails for any reason (the disk's block may be larger), the buffered write below succeeds or
                 // reports the error.
                 if file.seek(SeekFrom::Start(at)).is_ok() && file.write_all(bytes).is_ok() {
                     return Ok(());

@@ -61,8 +61,8 @@ pub struct HeadColumns {
     pub entropies: Vec<f32>,
 }
 
-/// Takes the place of [`head_forward`] if its results for the batch's scored tokens are known. The tape then has the
-/// same contents.
+/// Replaces [`head_forward`] if its results for the batch's scored tokens are already known. It leaves the same
+/// contents on the tape.
 pub fn head_restore(
     ctx: &Context,
     columns: &HeadColumns,

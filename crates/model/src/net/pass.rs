@@ -16,8 +16,8 @@ pub(super) struct Pass<'a> {
     pub config: &'a ModelConfig,
     pub rope: &'a Rope,
     pub rows: RowViews<'a>,
-    /// The row of the kept activations that belongs to the first row of the pass; 0 unless a
-    /// [`RowStore`](super::RowStore) keeps them.
+    /// Index, in the kept activations, of the first row of the pass; 0 unless a [`RowStore`](super::RowStore) keeps
+    /// them.
     pub first: usize,
     /// The LoRA adapter of each row.
     pub adapters: &'a RowAdapters<'a>,
@@ -39,7 +39,7 @@ impl<'a> Pass<'a> {
     pub fn kept<'t>(&self, tensor: &'t Tensor) -> View<'t> {
         tensor.rows(self.first..self.first + self.rows.len())
     }
-    /// As [`kept`](Self::kept), to be written.
+    /// As [`kept`](Self::kept), writable.
     pub fn kept_mut<'t>(&self, tensor: &'t mut Tensor) -> ViewMut<'t> {
         tensor.rows_mut(self.first..self.first + self.rows.len())
     }
@@ -161,8 +161,8 @@ pub(super) struct Buffers<'a> {
     /// The layer's input, a residual stream `[T, H]`.
     pub x: &'a mut Tensor,
     pub saved: &'a mut LayerActivations,
-    /// Kept gate and up projections, and the row of each row of the pass in them, if the backward pass reads them in
-    /// place of those in `saved`.
+    /// Kept gate and up projections, and the index in them of each row of the pass, if the backward pass reads them
+    /// instead of those in `saved`.
     pub gates: Option<(View<'a>, View<'a>)>,
     pub pages: &'a mut LayerPages,
     pub scratch: &'a mut LayerScratch,
@@ -207,7 +207,7 @@ impl BackwardBuffers {
     }
 }
 
-/// f32 memory that is viewed as rows of different widths in turn.
+/// f32 memory that is viewed as matrices of different widths, one at a time.
 pub(super) struct Scratch(Tensor);
 
 impl Scratch {

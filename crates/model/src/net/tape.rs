@@ -24,7 +24,7 @@ enum Keep {
 pub(super) struct Activations {
     /// The input of each layer `[T, H]`; a single tensor if nothing is kept.
     pub inputs: Vec<Tensor>,
-    /// The activations of each layer; those of a single layer if only inputs or nothing is kept.
+    /// The activations of each layer; those of a single layer unless all activations are kept.
     pub saved: Vec<LayerActivations>,
     /// The residual stream after the last layer `[T, H]`.
     pub last: Tensor,
@@ -96,8 +96,8 @@ impl Activations {
         Ok(())
     }
 
-    /// The tensors that are kept for the backward pass, always in the same order; `all`: also those of each layer
-    /// besides its input.
+    /// The tensors that are kept for the backward pass, always in the same order; with `all`, every layer's activations
+    /// as well as its input.
     pub fn kept(&self, all: bool) -> impl Iterator<Item = &Tensor> {
         let layers = self.saved.iter().filter(move |_| all).flat_map(|layer| layer.tensors(true));
         self.inputs.iter().chain(layers).chain([&self.last, &self.rstd, &self.hidden])
@@ -126,7 +126,7 @@ impl Workspace {
 }
 
 /// The activations of rows that [`infer_keeping`](super::infer_keeping) computed in many passes: everything that the
-/// backward pass reads. [`restore`](super::restore) and the backward pass copy rows of it to a tape. Memory is booked
+/// backward pass reads. [`restore`](super::restore) and the backward pass copy its rows to a tape. Memory is booked
 /// under "rollout activations".
 pub struct RowStore {
     pub(super) activations: Activations,
@@ -191,7 +191,7 @@ pub struct Tape {
     pub(super) back: Option<TapeBackward>,
     pub(super) stop: StopCheck,
     capacity: Capacity,
-    /// The most rows of a batch that [`forward`](super::forward) computes; other batches are restored.
+    /// The maximum number of rows that [`forward`](super::forward) computes; larger batches are restored.
     forwarded: usize,
 }
 
@@ -201,8 +201,8 @@ impl Tape {
     pub fn new(memory: &Memory, config: &ModelConfig, capacity: Capacity, checkpointing: bool) -> Tape {
         Tape::with_restored(memory, config, capacity, capacity.tokens, checkpointing)
     }
-    /// As [`new`](Self::new), for batches of which those with more than `forwarded` rows are only restored from kept
-    /// rows ([`restore`](super::restore)). Such a batch needs the buffers of a single layer.
+    /// As [`new`](Self::new), but batches of more than `forwarded` rows are only restored from kept rows
+    /// ([`restore`](super::restore)), which takes the buffers of a single layer.
     pub fn with_restored(
         memory: &Memory,
         config: &ModelConfig,
@@ -257,7 +257,7 @@ impl Tape {
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
-    /// The most rows of a batch for which the tape has room in every layer.
+    /// The number of rows for which the tape has room in every layer.
     pub fn forwarded(&self) -> usize {
         self.forwarded
     }

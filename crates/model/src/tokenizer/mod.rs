@@ -194,7 +194,7 @@ impl Tokenizer {
     pub fn pad_id(&self) -> Option<u32> {
         self.token_id(self.special.pad.as_deref()?)
     }
-    /// Ids of all special tokens, in ascending order. They occur in a rendered chat but not in the text shown to a
+    /// Ids of all special tokens, in ascending order. They occur in a rendered chat, but not in text meant for a
     /// reader.
     pub fn special_ids(&self) -> Vec<u32> {
         let added = self.inner.get_added_tokens_decoder();
@@ -202,8 +202,8 @@ impl Tokenizer {
         ids.sort_unstable();
         ids
     }
-    /// Describes the first token, by id, for which `other` does not have the same token at the same id; `None` if
-    /// `other` agrees on all tokens of this tokenizer. `other` may have more tokens.
+    /// Describes the first token, by id, whose id in `other` belongs to a different token or to none; `None` if `other`
+    /// agrees on all tokens of this tokenizer. `other` may have more tokens.
     pub fn differs_in(&self, other: &Tokenizer) -> Option<String> {
         let mut own: Vec<(String, u32)> = self.inner.get_vocab(true).into_iter().collect();
         own.sort_unstable_by_key(|(_, id)| *id);

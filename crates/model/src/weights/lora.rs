@@ -27,7 +27,7 @@ pub enum TargetModules {
 pub struct LoraConfig {
     /// The rank of the adapter, the same for every matrix.
     pub r: usize,
-    /// LoRA's alpha. The scale is `alpha / r`, or depends on `use_rslora`.
+    /// LoRA's alpha. The scale is `alpha / r`, unless `use_rslora` is set.
     pub alpha: f64,
     /// Makes the scale `alpha / √r` (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732) instead of `alpha / r`.
     pub use_rslora: bool,
@@ -119,8 +119,8 @@ impl LoraConfig {
     }
 
     /// Like [`check`](Self::check), for an adapter that has not been trained yet: a regular expression may match only
-    /// linear layers. PEFT applies the expression to every module of the model, refuses modules that are not layers
-    /// with weights, and adapts the head and the embedding, which this crate does not. (Earlier versions accepted such
+    /// linear layers. PEFT applies the expression to every module of the model: it rejects modules that are not layers
+    /// with weights, and adapts the head and the embedding, unlike this crate. (Earlier versions accepted such
     /// expressions, and their adapters can still be read.)
     pub fn check_new(&self, config: &ModelConfig) -> Result<()> {
         self.check(config)?;

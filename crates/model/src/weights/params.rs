@@ -168,7 +168,7 @@ impl Params {
     pub fn zeros_in_bf16(mut self, memory: &Memory) -> Params {
         for tensor in self.tensors_mut() {
             let shape = tensor.shape().to_vec();
-            *tensor = Tensor::zeros(memory, &[0], DType::Bf16); // free before taking
+            *tensor = Tensor::zeros(memory, &[0], DType::Bf16); // free before allocating
             *tensor = Tensor::zeros(memory, &shape, DType::Bf16);
         }
         self
@@ -209,7 +209,7 @@ impl Params {
             Slot::Vector(v) => (rows.end <= v.shape()[0]).then(|| v.rows(rows).to_vec_f32())?,
         })
     }
-    /// As [`Params::read`], but passes the tensor to `take` in pieces that fit the CPU cache.
+    /// As [`Params::read`], but passes the tensor to `take` in pieces that fit into the CPU cache.
     pub fn read_pieces(&self, name: &str, take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Option<Result<()>> {
         let (index, rows) = self.find(name)?;
         match self.slots()[index] {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Types with versions: [`Weights`] and [`Adapter`].
 pub trait Versioned {
-    /// Allocates another object of the same shape; its values do not matter.
+    /// Allocates another object of the same shape, with unspecified values.
     fn like(&self, memory: &Memory) -> Self;
     /// The parameters.
     fn params(&self) -> &Params;
@@ -272,8 +272,8 @@ impl AdaptedWeights {
         let adapter = adapter.map(|adapter| WeightSlots::new(memory, adapter));
         AdaptedWeights { base: WeightSlots::new(memory, weights), adapter, shared_base: None }
     }
-    /// The first versions of base weights and adapter, readable by other processes. The trained ones are in shared
-    /// slots. Base weights below an adapter are at `shared_base`, in memory from [`Sharing::base`].
+    /// The first versions of base weights and adapter, readable by other processes. The trained parameters are in
+    /// shared slots. The frozen base weights of an adapter are at `shared_base`, in memory from [`Sharing::base`].
     pub fn shared(
         memory: &Memory,
         weights: Weights,
@@ -429,7 +429,7 @@ mod tests {
         let first = slots.hold();
         let all: usize = slots.current().params.tensors().iter().map(|t| t.bytes()).sum();
         slots.update(|p| set(p, 7.0)).unwrap();
-        // All numbers except the four written ones were copied and counted.
+        // All elements except the four written ones were copied and counted.
         assert_eq!((slots.slots(), slots.bytes_copied()), (2, all as u64 - 16));
         assert_eq!((first.version.0, norm(&first)), (0, vec![1.0; 4]));
         assert_eq!((slots.current().version.0, norm(slots.current())), (1, vec![7.0; 4]));

@@ -156,7 +156,7 @@ impl<'a> RowAdapters<'a> {
         Ok(RowAdapters::Ranges(ranges, by_sequence))
     }
 
-    /// The adapter that a backward pass trains; none without adapters. An error if rows have different adapters.
+    /// The adapter that a backward pass trains; none without adapters. Fails if rows have different adapters.
     pub fn trained(&self) -> Result<Option<&'a Adapter>> {
         match self {
             RowAdapters::All(adapter) => Ok(*adapter),
