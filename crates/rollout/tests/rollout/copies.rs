@@ -69,7 +69,7 @@ fn a_decode_step_on_emulated_cuda_has_one_wait_and_one_launch_per_operation() {
     // Kernel launches of a layer: norm; q, k and v; their norms; rope; the write to pages; attention; its matmul. Then
     // norm; gate and up; their activation; down.
     const LAYER: u64 = 7 + 4;
-    // Other launches: embedding and last norm; the rows to sample from, their logits, statistics, and the draw.
+    // Other launches: embedding and final norm; the rows to sample from, their logits, statistics, and the draw.
     const OTHERS: u64 = 2 + 4;
     let (prompt_len, sequences) = (5, 4);
     let truncated = SamplingParams { top_k: 20, top_p: 0.9, repetition_penalty: 1.2, ..sampling() };

@@ -49,7 +49,7 @@ fn owners_share_the_engine_and_get_the_same_results_as_alone() {
     drive.cancel_of(|owner| *owner == "leaves");
     let groups = ended(settle(&mut drive, &weights));
     assert_eq!(groups, [("worker", alone(0)), ("server", alone(2))]);
-    // Requests without an owner are computed, too, and their results stay in the engine.
+    // Requests without an owner are also computed, and their results stay in the engine.
     drive.engine().submit(request(1, &prompts[1], 2, sampling(9))).unwrap();
     submit(&mut drive, "server", 3);
     assert_eq!(ended(settle(&mut drive, &weights)), [("server", alone(3))]);

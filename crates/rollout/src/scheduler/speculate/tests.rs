@@ -67,7 +67,7 @@ fn the_guess_follows_the_newest_of_the_longest_agreements() {
     let id = run(&mut s, &[7, 1, 2, 3, 40, 1, 2, 3, 50, 6, 7, 1, 2, 3, 60, 1, 2, 3, 70, 5], &[7, 1, 2, 3]);
     let mut drafts = s.drafts.take().unwrap();
     s.index_group(s.sequences[id].group, &mut drafts);
-    // Four tokens agree before the tokens 40 and 60, and three before the others.
+    // Four tokens match before the tokens 40 and 60, and three before the others.
     assert_eq!(s.best_place(id, &drafts), Some((4, (id as u32, 14))));
     // If a sequence's index was reused, a place of its predecessor must not be used.
     let serial = s.groups[s.sequences[id].group].serial;
@@ -79,7 +79,7 @@ fn the_guess_follows_the_newest_of_the_longest_agreements() {
     }
     stale.add(serial, (id, s.sequences[id].serial), &text, 14);
     assert_eq!(s.best_place(id, &stale), Some((4, (id as u32, 14))));
-    // A place beyond the end of the text is ignored, too.
+    // A place beyond the end of the text is also ignored.
     drafts.add(serial, (id, s.sequences[id].serial), &[vec![0; 40], vec![7, 1, 2, 3, 9]].concat(), 44);
     assert_eq!(s.best_place(id, &drafts), Some((4, (id as u32, 14))));
     assert_eq!(s.text(0, id as u32), Some(s.sequences[id].known()));
