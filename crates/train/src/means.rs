@@ -39,7 +39,7 @@ impl Means {
 }
 
 /// Clip ratios: fractions of tokens (or of sequences, if ratios are per sequence) whose importance ratio r is outside
-/// the clip range on the side where the clip acts. A is the advantage, ε and ε_high the clip range.
+/// the clip range on the side where clipping takes effect. A is the advantage, ε and ε_high the clip range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClipRatios {
     /// Fraction of tokens with r < 1 − ε and A < 0.

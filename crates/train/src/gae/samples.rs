@@ -17,8 +17,8 @@ pub struct TokenRewards {
 
 /// Computes the reward of each token: −`kl_coef` times its KL divergence, plus the completion's score at the last
 /// token, or the completion's `steps` at their last tokens if it has step rewards. (If `steps` is empty, no completion
-/// has.) Completions without a score are excluded from all means, and completions without a token in the loss from
-/// means over tokens.
+/// has step rewards.) Completions without a score are excluded from all means, and completions without a token in the
+/// loss from means over tokens.
 pub fn rewards_of_samples(
     estimator: KlEstimator,
     kl_coef: f64,

@@ -25,7 +25,7 @@ impl PolicyLoss for Cispo {
         Term { value: slope * logp, d_logp: slope, high, ..Term::default() }
     }
 
-    /// Reports `cispo_clip_ratio`: the share of tokens with a ratio above the bound and a positive advantage.
+    /// Reports `cispo_clip_ratio`: the fraction of tokens with a ratio above the bound and a positive advantage.
     fn report(&self, _: &LossConfig, whole: &Whole<'_>, sums: &mut LossSums) {
         sums.means.add("cispo_clip_ratio", whole.high as f64, whole.counted);
     }

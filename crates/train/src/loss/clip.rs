@@ -4,7 +4,7 @@
 //!
 //! L = −min(min(r, δ) A, clip(r, 1 − ε, 1 + ε_high) A)
 //!
-//! With ρ = ln r, ∂L/∂ρ = −r A if the selected side is neither clipped nor bounded, else 0.
+//! With ρ = ln r, ∂L/∂ρ = −r A if the selected term is neither clipped nor bounded, else 0.
 
 use super::{LossConfig, Term};
 
@@ -19,10 +19,10 @@ pub fn surrogate(config: &LossConfig, ratio: f64, advantage: f64) -> Term {
     let bounded = config.delta.map_or(ratio, |delta| at_most(ratio, delta));
     let clipped = ratio.clamp(lower, upper);
     let (free_side, clip_side) = (bounded * advantage, clipped * advantage);
-    // On a tie, both sides have the same slope or the advantage is 0.
+    // On a tie, both terms have the same slope or the advantage is 0.
     let moves = if free_side <= clip_side { bounded == ratio } else { clipped == ratio };
     Term {
-        // `min` would drop a NaN on one side.
+        // `min` would drop a NaN in one operand.
         value: -(if free_side <= clip_side || free_side.is_nan() { free_side } else { clip_side }),
         d_log_ratio: if moves { -ratio * advantage } else { 0.0 },
         d_logp: 0.0,

@@ -21,7 +21,7 @@ pub struct LossSums {
     pub sampling: Option<SamplingSums>,
     low: f64,
     high: f64,
-    /// The total for `low` and `high`: the number of tokens, or of sequences if ratios are per sequence.
+    /// The denominator for `low` and `high`: the number of tokens, or of sequences if ratios are per sequence.
     counted: u64,
     low_min: f64,
     high_max: f64,
@@ -54,7 +54,7 @@ impl LossSums {
     /// The clip ratios; `None` if no token is in the loss or the loss does not clip. (TRL logs NaN for minimum and
     /// maximum, and 0 for the means.)
     pub fn clip_ratios(&self) -> Option<ClipRatios> {
-        // As in TRL, a per-sequence ratio counts even for a sequence without tokens, unless all sequences are such.
+        // As in TRL, a per-sequence ratio counts even for a sequence without tokens, unless no sequence has tokens.
         let per = |x: f64| over(x, self.counted).filter(|_| self.tokens > 0);
         Some(ClipRatios {
             low_mean: per(self.low)?,

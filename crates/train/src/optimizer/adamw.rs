@@ -57,7 +57,7 @@ pub(super) fn step_on(ctx: &Context, step: Step<'_, '_>, of: impl Fn(&ParamSpec)
     {
         let master = masters.next();
         if grad.bytes() == 0 || !chosen {
-            continue; // frozen, or another rule's
+            continue; // frozen, or updated by another rule
         }
         let (from, weight) = weight.overwrite();
         let flat = [weight.shape().iter().product()];

@@ -2,9 +2,9 @@
 
 use model::GroupId;
 
-/// Whether this group's forward pass is computed and compared in any case: one group in 64, spread evenly over
-/// consecutive groups by Fibonacci hashing (multiplication by 2⁶⁴ / φ). So in a dataset whose length is a power of two,
-/// it is not always the same prompts that are checked.
+/// Whether this group's forward pass is always computed and compared: one group in 64, spread evenly over consecutive
+/// groups by Fibonacci hashing (multiplication by 2⁶⁴ / φ). So the checked prompts change from epoch to epoch even if
+/// the length of the dataset is a power of two.
 pub(super) fn is_checked(group: GroupId) -> bool {
     group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
 }

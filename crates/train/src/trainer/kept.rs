@@ -1,7 +1,7 @@
-//! Micro-batches whose activations the engine kept while it generated their tokens. Their forward pass is a copy.
+//! Micro-batches whose activations the engine kept while it generated their tokens. A copy replaces their forward pass.
 //!
-//! Kept numbers have the bits of a forward pass. To prove it in every run, one group in 64 is a micro-batch of its
-//! own: its forward pass is computed, and each kept row is compared with it.
+//! Kept activations have the same bits as a forward pass. To verify this in every run, one group in 64 is a separate
+//! micro-batch: its forward pass is computed, and each kept row is compared with it.
 
 use super::TrainerConfig;
 use super::checked::is_checked;
@@ -36,8 +36,8 @@ pub(crate) struct Planned<'a> {
 }
 
 impl Compute<'_> {
-    /// Splits `groups` into micro-batches. Groups of different shares are never together, nor are groups whose rows
-    /// were `kept` and others. `share` returns the share of the group with an index.
+    /// Splits `groups` into micro-batches. A micro-batch never mixes groups of different shares, or groups whose rows
+    /// were `kept` with other groups. `share` maps a group's index to its share.
     pub(crate) fn plan<'a>(
         &self,
         config: &TrainerConfig,
@@ -84,9 +84,9 @@ impl Planned<'_> {
         rows.map(|(&branch, &position)| self.rows[branch as usize].row(position as usize)).collect()
     }
 
-    /// Computes the micro-batch, or restores it from the numbers that the engine kept, and compares the two if it is
-    /// to be compared. The decoder's activations are then on the tape, unless the results name the rows of the store
-    /// from which the backward pass restores each layer.
+    /// Computes the micro-batch, or restores it from the rows that the engine kept; or does both and compares them, if
+    /// the micro-batch is to be compared. The decoder's activations are then on the tape, unless the results name the
+    /// rows of the store from which the backward pass restores each layer.
     pub(crate) fn forward(
         &self,
         compute: &mut Compute<'_>,

@@ -1,12 +1,12 @@
 //! The gradient of an optimizer step as a sum over shares of its groups.
 //!
-//! A sum in floating point depends on its order. So that a step can be divided among processes without a change of its
-//! bits, the order is fixed beforehand: the n groups of the step are cut into S shares (a power of two), group i being
-//! in share ⌊i·S/n⌋. Within a share, every element of the gradient is one chain from 0 over the tokens. The shares are
-//! added as a balanced binary tree: neighbours first, then pairs of neighbours, and so on. R processes, where R is a
-//! power of two up to S, each compute S/R consecutive shares, which are a subtree (decision 0003).
+//! A sum in floating point depends on its order. To divide a step among processes without changing its bits, the order
+//! is fixed beforehand: the n groups of the step are split into S shares (a power of two), with group i in share
+//! ⌊i·S/n⌋. Within a share, every element of the gradient is a sequential sum over the tokens, starting from 0. The
+//! shares are added as a balanced binary tree: neighbours first, then pairs of neighbours, and so on. R processes,
+//! where R is a power of two up to S, each compute S/R consecutive shares, which are a subtree (decision 0003).
 //!
-//! With one share, the gradient is a single chain.
+//! With one share, the gradient is a single sequential sum.
 
 use kernels::Context;
 use model::{Grads, Params};
@@ -38,8 +38,8 @@ impl Shares {
         grads.zero(ctx);
     }
 
-    /// Makes `grads` ready for share `share`: the shares before it are complete. Shares without a group count as zeros:
-    /// they are added, too, since 0 added to −0 is 0.
+    /// Completes the shares before `share`, so that `grads` is ready for it. Shares without a group are also added, as
+    /// zeros, since 0 added to −0 is 0.
     pub(super) fn enter(&mut self, ctx: &Context, grads: &mut Grads, share: usize) -> kernels::Result<()> {
         while self.complete < share {
             self.complete(ctx, grads)?;
@@ -52,7 +52,7 @@ impl Shares {
         self.enter(ctx, grads, self.count)
     }
 
-    /// Completes the present share, whose gradient `grads` contains.
+    /// Completes the current share, whose gradient is in `grads`.
     fn complete(&mut self, ctx: &Context, grads: &mut Grads) -> kernels::Result<()> {
         grads.finish(ctx)?;
         let mut level = 0;

@@ -62,7 +62,7 @@ fn updated(isa: Isa, threads: usize, case: &Case, hold: bool) -> (Vec<Vec<u32>>,
             let trained = version.adapter.as_ref().map_or(&version.base.params, |adapter| &adapter.params);
             held.push((bits_of(trained), version));
             if held.len() > 2 {
-                held.remove(0); // its slot is used again
+                held.remove(0); // its slot is reused
             }
         }
         trainer.update(&ctx, &mut weights, &samples, 1e-2).expect("update");

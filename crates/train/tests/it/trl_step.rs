@@ -97,7 +97,7 @@ fn every_step_matches_trl() {
             }
         }
         assert!(metrics.micro_batches > 1 && !metrics.skipped && weights.version.0 == 2, "{title}: {metrics:?}");
-        // One group in 64 counts, among them group 0.
+        // One group in 64 is compared, including group 0.
         let counted = samples.iter().filter(|sample| sample.group == GroupId(0));
         let sampled = counted.flat_map(|s| &s.loss_mask).filter(|&&m| m).count() as u64;
         assert_eq!(metrics.logp_compared_tokens, if case.changed { 0 } else { sampled });

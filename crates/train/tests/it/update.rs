@@ -75,7 +75,7 @@ fn threads_budget_and_checkpointing_change_no_bit() {
     }
 }
 
-/// On tiles, sums over tokens add pairs of 32 from the start of each group, so the budget changes no bit.
+/// On tiles, sums over tokens add pairs of 32 from the start of each group, so the micro-batch budget changes no bit.
 #[test]
 fn threads_budget_and_checkpointing_change_no_bit_in_bf16() {
     same_bits(Isa::best(), DType::Bf16);
@@ -162,8 +162,8 @@ fn an_update_makes_a_fixed_number_of_copies_per_micro_batch() {
     assert_eq!([per_micro_batch, others], [copies(4, 2), copies(1, 1)]);
 }
 
-/// In addition, each layer copies which rows see a page, for the gradients of keys and values. The host waits for the
-/// device whenever something is copied back.
+/// In addition, each layer copies the lists of rows that see a page, for the gradients of keys and values. The host
+/// waits for the device whenever something is copied back.
 #[test]
 fn an_update_on_emulated_cuda_has_fixed_copies_launches_and_waits() {
     let Ok(ctx) = Context::cuda_emulated() else {
@@ -224,7 +224,8 @@ fn shared_and_copied_prompts_give_the_same_results() {
     let ((shared, gradients), (copied, others)) = (run(true), run(false));
     assert_eq!((shared.logp_mismatch_tokens, copied.logp_mismatch_tokens), (0, 0));
     assert_eq!((shared.loss, shared.kl, shared.entropy), (copied.loss, copied.kl, copied.entropy));
-    // The sums over rows have terms in another order, so each tensor's gradient may differ by rounding errors only.
+    // The sums over rows have their terms in a different order, so each tensor's gradient may differ by rounding errors
+    // only.
     let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     for (i, (a, b)) in gradients.iter().zip(&others).enumerate() {
         let error = norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied());
@@ -457,7 +458,7 @@ fn the_held_out_loss_equals_the_loss_of_a_step() {
         let step = trainer.update(&ctx, &mut weights, &samples[..], 0.01).expect("step");
         let taken = step.loss;
         assert!((held_out - taken).abs() <= 1e-12 && held_out != 0.0, "{held_out} and {taken} of {config:?}");
-        // The evaluation's metrics equal those of the step, too, except the entropy coefficient, which the step adapts.
+        // The evaluation's metrics also equal those of the step, except the entropy coefficient, which the step adapts.
         let entries = step.entries();
         assert!(["entropy", "clip_ratio/region_mean"].iter().all(|name| metrics.iter().any(|(n, _)| n == name)));
         for (name, value) in metrics.iter().filter(|(name, _)| name != "entropy_coef") {

@@ -32,13 +32,14 @@ fn ways() -> [Way; 7] {
 #[test]
 fn samples_in_groups_without_deviation_are_counted() {
     let (a, b, c) = (Some(1.0), Some(2.0), None);
-    // Each row: rewards, group size, and the share of samples in groups without deviation, as each estimator counts it.
+    // Each row: rewards, group size, and the fraction of samples in groups of zero deviation, as each estimator counts
+    // it.
     for (rewards, size, expected) in [
         (&[a, a, a, b][..], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
         (&[a, a, a, a], 2, [1.0; 7]),
         (&[a, b, b, a], 2, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
         // A sample that is alone in its group has no deviation. In REINFORCE++, a batch of only such groups has no
-        // share (NaN).
+        // fraction (NaN).
         (&[a, b], 1, [1.0, 0.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
         (&[a], 1, [1.0, 1.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
         // A group with only one score has no deviation, so the deviation is not 0.
@@ -48,7 +49,7 @@ fn samples_in_groups_without_deviation_are_counted() {
         for ((name, way), expected) in ways().into_iter().zip(expected) {
             let found = metric(&way(&matrix), "frac_reward_zero_std");
             if name == "gdpo" {
-                // The batch has a deviation or not: the share is 0 or 1.
+                // The batch has a deviation or not: the fraction is 0 or 1.
                 assert!(found == Some(0.0) || found == Some(1.0), "{rewards:?}: {found:?}");
                 continue;
             }

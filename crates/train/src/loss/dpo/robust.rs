@@ -1,5 +1,5 @@
-//! Robust DPO (Chowdhury et al. 2024, arXiv:2403.00409): an unbiased loss if a share ε of the pairs has swapped labels.
-//! φ is the loss of a pair; ρ_c and ρ_r are log π_θ − log π_ref of the chosen and the rejected answer; σ is the
+//! Robust DPO (Chowdhury et al. 2024, arXiv:2403.00409): an unbiased loss if a fraction ε of the pairs has swapped
+//! labels. φ is the loss of a pair; ρ_c and ρ_r are log π_θ − log π_ref of the chosen and the rejected answer; σ is the
 //! sigmoid:
 //!
 //! φ = −((1 − ε) log σ(x) − ε log σ(−x)) / (1 − 2ε), x = β (ρ_c − ρ_r), ε = `label_smoothing`

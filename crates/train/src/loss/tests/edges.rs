@@ -1,5 +1,5 @@
 //! Edge cases of every policy loss, through the logits: ratio 1, each side of the clip, advantage 0, all tokens masked,
-//! a group of one, a NaN reward. In each case the gradient must be the slope of a plainly written value, and exactly 0
+//! a group of one, a NaN reward. In each case the gradient must equal the slope of the plain formula, and be exactly 0
 //! where it should be.
 
 use super::*;
@@ -275,7 +275,7 @@ fn a_nan_advantage_makes_every_loss_nan() {
     }
 }
 
-/// The smallest and the largest share are found at any position in the batch.
+/// The smallest and the largest fraction are found at any position in the batch.
 #[test]
 fn clip_ratio_extremes_are_found_at_any_position() {
     let mut sums = LossSums::default();

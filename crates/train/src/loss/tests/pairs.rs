@@ -190,7 +190,8 @@ fn the_gradient_of_the_value_loss_through_the_head_is_right() {
                 continue;
             }
             let d = through_scores(&name, &values, &|v| run(v).1, &plain);
-            // The gradient is stopped if V has moved out of the range towards R, since the clipped side is then worse.
+            // The gradient is stopped if V has moved out of the range towards R, since the clipped error is then
+            // larger.
             let held = moved * target > 0.0 && f64::abs(moved) > 0.2;
             assert_eq!(d.iter().all(|&d| d.abs() < 1e-15), held || kind == "none", "{name}: {d:?}");
         }

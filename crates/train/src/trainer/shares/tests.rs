@@ -30,8 +30,8 @@ fn the_groups_of_a_step_are_cut_into_even_runs() {
     assert_eq!(indices(8, 3), [0, 2, 5]);
 }
 
-/// The sum of four shares, each with this number as the gradient of every norm weight; `None` stands for a share
-/// without groups.
+/// The sum of four shares, each with this number as the gradient of every norm weight; `None` is a share without
+/// groups.
 fn sum_of(numbers: [Option<f32>; 4]) -> f32 {
     let (ctx, model) = (Context::cpu(Isa::best(), 1), model_of(true, DType::F32));
     let mut grads = Grads::zeros(ctx.memory(), &model);
@@ -98,7 +98,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| x.to_bits()).collect()
 }
 
-/// The gradients of neighbours are added, and so on.
+/// Adds the gradients of neighbours, then of pairs of neighbours, and so on.
 fn tree(shares: &[Vec<f32>]) -> Vec<f32> {
     let (left, right) = match shares {
         [one] => return one.clone(),
@@ -140,7 +140,7 @@ fn a_gradient_in_shares_is_the_tree_of_their_gradients() {
                     trainer.gradient(&ctx, weights.view(), &samples[..]).unwrap();
                     assert!(bits(&gradient(&trainer)) == bits(&expected), "{case}, micro-batches of {budget}");
                 }
-                // In two parts, whose groups are counted through.
+                // In two parts, whose groups are numbered consecutively.
                 let half = groups[..n / 2].iter().map(|group| group.len()).sum();
                 trainer.state.discard();
                 for part in [&samples[..half], &samples[half..]] {
