@@ -17,7 +17,7 @@ pub const TOP_LOGPS: &str = "top_logps";
 /// Entropy of the sampler's distribution over all tokens, in nats, from all logits / temperature as [`SAMPLER_LOGPS`].
 pub const ENTROPIES: &str = "entropies";
 /// Log-probability of each token under the old policy of the PPO/GRPO ratio. The column exists if the old policy
-/// differs from the sampler (another weight version or engine).
+/// differs from the sampler (a different weight version or engine).
 pub const OLD_LOGPS: &str = "old_logps";
 /// Log-probability of each token under the reference model.
 pub const REF_LOGPS: &str = "ref_logps";
@@ -32,16 +32,16 @@ pub const RETURNS: &str = "returns";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Columns(BTreeMap<Cow<'static, str>, Column>);
 
-/// One column: the numbers of every token.
+/// One column: the values of every token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// Number of numbers per token.
+    /// Number of values per token.
     pub width: usize,
-    /// The numbers, token after token.
+    /// The values, token by token.
     pub values: Values,
 }
 
-/// The numbers of a column. They are serialised as bits, so that NaN and infinities survive.
+/// The values of a column. They are serialised as bits, so that NaN and infinities survive.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Values {

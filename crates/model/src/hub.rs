@@ -2,7 +2,7 @@
 //! Hub's local cache, in the layout that `huggingface_hub` uses, and downloaded into it if missing (feature `hub`).
 //!
 //! In the cache, `models--ORG--NAME/refs/main` contains the current commit, and `snapshots/COMMIT/` contains the files.
-//! Other tools can use files that this program downloads, and the reverse. A marker file in the repository's folder
+//! Other tools can use files that this program downloads, and vice versa. A marker file in the repository's folder
 //! means that a download is incomplete; the next start continues the download.
 
 use crate::{Error, Result};

@@ -76,7 +76,7 @@ pub fn longest(groups: &[PromptGroup<'_>]) -> usize {
     sequences(groups).map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(0).max(1)
 }
 
-/// An [`Error::Sequence`] if a prompt is empty or a token id is outside the model's vocabulary.
+/// Fails with [`Error::Sequence`] if a prompt is empty or a token id is outside the model's vocabulary.
 pub fn check_groups(config: &ModelConfig, groups: &[PromptGroup<'_>]) -> Result<()> {
     for (index, PromptCompletion { prompt, completion }) in sequences(groups).enumerate() {
         if prompt.is_empty() {
@@ -104,8 +104,8 @@ pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, shari
     micro_batches_by(groups, max_tokens, sharing, |_| ()).into_iter().map(|((), micro)| micro).collect()
 }
 
-/// As [`micro_batches`], but groups whose `kind` (by their index) differs never share a micro-batch. Returns the kind
-/// of each micro-batch.
+/// As [`micro_batches`], but groups of different kinds never share a micro-batch. `kind` maps a group's index to its
+/// kind. Returns the kind of each micro-batch.
 pub fn micro_batches_by<'a, K: PartialEq>(
     groups: &'a [PromptGroup<'a>],
     max_tokens: usize,

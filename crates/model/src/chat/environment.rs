@@ -16,7 +16,7 @@ pub(super) fn new(sources: &BTreeMap<String, String>, time: PromptTime) -> Resul
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_formatter(|out, _, value| out.write_str(&python::print(value)?).map_err(minijinja::Error::from));
     operators::add(&mut env);
-    // In Python, strings and dictionaries have a length and items, too, and so does Jinja's undefined value.
+    // In Python, strings and dictionaries also have a length and items, and so does Jinja's undefined value.
     let is_sequence = |value: &Value| {
         let counted = [ValueKind::String, ValueKind::Seq, ValueKind::Iterable, ValueKind::Map, ValueKind::Undefined];
         counted.contains(&value.kind())

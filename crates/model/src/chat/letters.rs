@@ -92,7 +92,7 @@ pub(super) fn fold_case(text: &str) -> String {
     out
 }
 
-/// Digraphs that are one character, each as capital, title case and small letter.
+/// Digraphs that are one character, each in upper case, title case and lower case.
 const PAIRS: [[char; 3]; 4] = [['Ǆ', 'ǅ', 'ǆ'], ['Ǉ', 'ǈ', 'ǉ'], ['Ǌ', 'ǋ', 'ǌ'], ['Ǳ', 'ǲ', 'ǳ']];
 
 fn is_title_letter(c: char) -> bool {
@@ -118,7 +118,7 @@ fn title_letter(c: char) -> Result<String, Error> {
     }
 }
 
-/// `str.title`: letters that follow a letter become small, all others become capitals.
+/// `str.title`: letters that follow a letter become lower case, all others become capitals.
 pub(super) fn title(text: &str) -> Result<String, Error> {
     let (mut out, mut in_word) = (String::with_capacity(text.len()), false);
     for c in text.chars() {

@@ -10,11 +10,11 @@ use minijinja::{Error as Failure, ErrorKind};
 use std::cell::Cell;
 
 /// Budget of one rendering: bytes of text and elements of lists that it may build or read. A conversation of a million
-/// tokens has 4 MB, and templates copy a message only a few times.
+/// tokens is about 4 MB, and templates copy a message only a few times.
 pub(super) const BUDGET: usize = 64 << 20;
 /// Maximum number of elements of one value, nested ones included.
 const ELEMENTS: usize = 1 << 20;
-/// Deepest nesting of lists.
+/// Maximum nesting depth of lists.
 pub(super) const DEPTH: usize = 200;
 /// Maximum number of `namespace` objects in one rendering. They are limited because they can contain one another.
 const NAMESPACES: usize = 1000;

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 type Outcome = std::result::Result<Value, Error>;
 
-/// All arguments of a call; keyword arguments are the last one.
+/// All arguments of a call; the last one holds the keyword arguments, if any.
 type Arguments = Rest<ValueOrKwargs>;
 
 /// The counting filter that replaces an instruction, and its number of arguments; `None` if the instruction needs no

@@ -81,7 +81,7 @@ fn media_of_part(part: &Value) -> Option<&str> {
     media_kind.or_else(|| field().map(|(name, _)| name.as_str()))
 }
 
-/// Refuses messages with an image, a video, audio or a file.
+/// Rejects messages with an image, a video, audio or a file.
 pub(super) fn refuse_media(messages: &[Value]) -> Result<()> {
     match media_in(messages) {
         None => Ok(()),

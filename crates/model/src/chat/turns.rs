@@ -1,5 +1,5 @@
 //! Finds the printed text of one message in a chat template without marks. It compares the rendered conversation with
-//! two others: the conversation up to the message, and the conversation with another message in its place.
+//! two others: the conversation up to the message, and the conversation with a different message in its place.
 
 use super::environment::MARKS;
 use super::{Chat, ChatTemplate};
@@ -71,7 +71,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// Finds a message that the template renders differently from a message at the end of a conversation: the text that
-    /// changes if another message takes its place.
+    /// changes if a different message takes its place.
     fn within(&self, i: usize, before: usize) -> Option<Turn> {
         let own = self.replaced(i).filter(|own| before <= own.start)?;
         let rest = &self.text[own.end..];
@@ -117,7 +117,7 @@ impl<'a> Conversation<'a> {
         found.map(|end| range.start + end)
     }
 
-    /// The rendered text of other messages; `None` if the template rejects them.
+    /// The rendered text of `messages`; `None` if the template rejects them.
     fn render(&self, messages: &[Value], add_generation_prompt: bool) -> Option<String> {
         self.template.render_as(self.name, &Chat { messages, add_generation_prompt, ..self.chat }).ok()
     }
@@ -139,7 +139,7 @@ fn others(message: &Value) -> Vec<Value> {
     all
 }
 
-/// A value with [`PLACE`] for every string, except in fields with the kind of a call.
+/// A value with [`PLACE`] for every string, except in the fields `type` and `id` of a call.
 fn placed(value: &Value) -> Value {
     match value {
         Value::String(_) => PLACE.to_string().into(),

@@ -40,7 +40,7 @@ pub enum RopeScaling {
     Yarn {
         /// Factor by which frequencies are divided.
         factor: f64,
-        /// Factor on cosines and sines.
+        /// Multiplier of cosines and sines.
         attention_factor: f64,
         /// A dimension that makes more full rotations than this over the original context keeps its frequency.
         beta_fast: f64,

@@ -1,4 +1,4 @@
-//! Qwen 3 (dense): norms on each head of q and k, a head dim of its own, and sliding windows as in Qwen 2.
+//! Qwen 3 (dense): norms on each head of q and k, an explicit head dim, and sliding windows as in Qwen 2.
 
 use super::qwen2::windows;
 use crate::config::{Defaults, Fields, QkNorm, like_llama, only};

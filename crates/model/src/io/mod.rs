@@ -2,8 +2,8 @@
 //!
 //! Models are read from `model.safetensors`, or from the shards that `model.safetensors.index.json` lists, in f32, f16
 //! or bf16. Files are memory-mapped; each tensor is widened to f32, passed on and released before the next one. The
-//! same formats are written, in pieces that fit the CPU cache. Each file has a temporary name until it is complete and
-//! on disk.
+//! same formats are written, in pieces that fit into the CPU cache. Each file has a temporary name until it is complete
+//! and on disk.
 //!
 //! This module does not know how weights are stored in memory: it reads into a [`TensorSink`] and writes from a
 //! [`TensorSource`].
@@ -36,7 +36,7 @@ use std::ops::Range;
 /// The file with an adapter's weights.
 pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// The metadata entry of an adapter's weight file with the hash of the base model that the adapter was trained on. The
-/// hash is in the metadata because PEFT refuses unknown fields in `adapter_config.json`, but ignores unknown metadata.
+/// hash is in the metadata because PEFT rejects unknown fields in `adapter_config.json`, but ignores unknown metadata.
 pub(crate) const BASE_SHA256: &str = "base_model_sha256";
 /// The metadata entry with a file's checksum: XXH3 (64 bits) of the whole file, with zeros in place of the checksum.
 const CHECKSUM: &str = "xxh3";

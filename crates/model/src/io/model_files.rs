@@ -1,15 +1,15 @@
 //! The list of a model directory's files other than weights. It decides which files are read when a model is loaded,
 //! which are hashed, which are copied into checkpoints and results, and which are sent to other machines.
 //!
-//! Code that needs such a file asks [`ModelFiles`], which has read the whole list at once. So the same bytes are used,
-//! hashed and copied.
+//! Code that needs one of these files gets it from [`ModelFiles`], which reads the whole list at once. So the same
+//! bytes are used, hashed and copied.
 
 use super::without_bom;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// The model's configuration. A saved model gets a new one.
+/// The model's configuration, which is rewritten when a model is saved.
 pub const CONFIG: &str = "config.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";

@@ -65,7 +65,7 @@ pub(crate) fn read_metadata(path: &Path, name: &str) -> Result<Option<String>> {
 /// The weight files of a model, and the file in which each tensor is stored.
 pub(super) struct Files {
     files: Vec<File>,
-    /// Index of the file that contains the tensor of this name.
+    /// Maps a tensor's name to the index of its file.
     places: HashMap<String, usize>,
     /// Path of the file that lists the tensors: the only weight file, or the index of shards.
     listing: PathBuf,

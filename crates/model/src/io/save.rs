@@ -38,7 +38,7 @@ impl Default for SaveOptions {
 /// maximum length.
 pub const PARTIAL_NAME: usize = 200;
 
-/// A file being written: earlier bytes can be patched.
+/// A file being written, whose earlier bytes can be patched.
 pub trait WriteSeek: Write + Seek {}
 impl<T: Write + Seek> WriteSeek for T {}
 
@@ -65,7 +65,8 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
 }
 
 /// Locks a temporary file or directory while it is being written, so that [`sweep_partial`] in another container or on
-/// another machine, where this process is not visible, does not remove it. A file system without locks gives `None`.
+/// another machine, where this process is not visible, does not remove it. Returns `None` on a file system without
+/// locks.
 pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
     disk::open(path).or_else(|_| disk::open_dir(path)).ok().filter(|file| file.try_lock().is_ok())
 }
@@ -73,7 +74,7 @@ pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
 /// Removes temporary files and directories that terminated processes left in the directory of `path`. Their names are
 /// `.NAME.PID.partial`, possibly with something between PID and `partial`. Errors are ignored.
 pub fn sweep_partial(path: &Path) {
-    // Older versions do not lock the files that they write. So a PID that `/proc` shows counts as a lock, too.
+    // Older versions do not lock the files that they write. So a PID listed in `/proc` is also treated as a lock.
     let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
     // Temporary names contain only the first characters of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();

@@ -209,7 +209,7 @@ fn the_error_for_a_damaged_file_names_the_fault() {
     fails_with(load_bytes(&with_header(|h| h.replace("F32", "F33"))), &[EMBEDDING, "F33"]);
 }
 
-/// If any byte or the length of a file changes, reading it gives an error or other numbers, never a panic.
+/// If any byte or the length of a file changes, reading it gives an error or different values, never a panic.
 #[test]
 fn reading_a_damaged_file_does_not_panic() {
     let good = good_bytes();

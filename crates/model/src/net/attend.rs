@@ -1,10 +1,10 @@
 //! The attention part of a decoder layer, forward and backward.
 //!
 //! ```text
-//! x       = m + delta                        m, delta: what the layer before leaves
+//! x       = m + delta                        m, delta: from the previous layer
 //! h       = rmsnorm(x) · w                   or x, where the family has no norm here
 //! q, k, v = h Wqkvᵀ + b                      where the family has norms here, q and k normed; then both rotated
-//! a       = softmax(q Kᵀ / √s) V             K, V: pages, which k and v are written to first; s: mostly hd
+//! a       = softmax(q Kᵀ / √s) V             K, V: pages, which k and v are written to first; s: usually hd
 //! delta   = a Woᵀ                            through a norm, where the family has one here
 //! ```
 //!

@@ -16,7 +16,7 @@ use kernels::{Context, Memory, Result, Tensor, View};
 /// Rows that are compared at once.
 const COMPARED_AT_ONCE: usize = 64;
 
-/// As [`infer`](super::infer), and keeps the activations of the pass in `kept`: the store, from this row on.
+/// As [`infer`](super::infer), but also keeps the activations of the pass in `store`, in the rows from `first` on.
 /// [`RowStore::hidden`] then contains the hidden states.
 pub fn infer_keeping<'a>(
     ctx: &Context,
@@ -41,9 +41,9 @@ pub struct KeptRows<'a> {
     pub slots: View<'a>,
 }
 
-/// Takes the place of [`forward`](super::forward) for a batch whose rows were `kept`. [`Tape::hidden`] then contains
-/// the hidden states; [`backward_from`](super::backward_from) must get the same rows, and restores each layer when it
-/// gets there.
+/// Replaces [`forward`](super::forward) for a batch whose rows were `kept`. [`Tape::hidden`] then contains the hidden
+/// states. [`backward_from`](super::backward_from) must be given the same rows; it restores each layer just before
+/// using it.
 pub fn restore(ctx: &Context, kept: KeptRows<'_>, batch: &BatchTensors, tape: &mut Tape) -> crate::Result<()> {
     tape.check_restored(batch.capacity)?;
     let (n, from, to) = (batch.capacity.tokens, &kept.store.activations, &mut tape.activations);
@@ -53,7 +53,7 @@ pub fn restore(ctx: &Context, kept: KeptRows<'_>, batch: &BatchTensors, tape: &m
 }
 
 /// Fills the buffers of layer `layer` for its backward pass over the rows of `pass`. The gate and up projections, which
-/// are the largest part, are read in the store, unless the backward pass needs u before their gradients.
+/// are the largest part, are read directly from the store, unless the backward pass needs u before their gradients.
 pub(super) fn restore_layer<'a>(
     pass: &Pass<'_>,
     KeptRows { store, slots }: KeptRows<'a>,

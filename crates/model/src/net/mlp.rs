@@ -1,7 +1,7 @@
 //! The MLP part of a decoder layer, forward and backward.
 //!
 //! ```text
-//! m     = x + delta                          delta: what the attention half adds
+//! m     = x + delta                          delta: the attention part's output
 //! g     = rmsnorm(m) · w                   or m, where the family has no norm here
 //! u     = f(g Wgateᵀ) ⊙ g Wupᵀ            f: silu, or GELU
 //! delta = u Wdownᵀ                         through a norm, where the family has one here
@@ -83,7 +83,7 @@ pub(super) fn backward(
     let Buffers { saved: s, gates, scratch: LayerScratch { normed, gated, .. }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let activation = pass.config.activation;
-    // Kept gates are read where they are.
+    // Kept gates are read in place.
     let (kept, from) = gates.unzip();
     let Some(gate_up) = kept.or(s.gate_up.as_ref().map(|gate_up| pass.kept(gate_up))) else {
         return Err(Error::Value { op: "backward", message: "the forward pass must keep gate and up".into() });

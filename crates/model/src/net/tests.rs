@@ -1,4 +1,4 @@
-//! Batches that do not fit the buffers, and gradients of another adapter.
+//! Batches that do not fit the buffers, and gradients of a different adapter.
 
 use super::*;
 use crate::batch::{Batch, Capacity, GroupSegment, StepRows};

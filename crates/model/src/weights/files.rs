@@ -188,7 +188,7 @@ impl Weights {
     pub fn scorer(memory: &Memory, other: &Weights) -> Weights {
         let mut weights = Weights::zeros(memory, &Arc::new(other.config.with_score_head(1)));
         let mut own = weights.params.tensors_mut();
-        own.pop(); // the head of scores
+        own.pop(); // the score head
         for (own, other) in own.into_iter().zip(other.params.tensors()) {
             own.view_mut().copy_from_f32(&other.to_vec_f32());
         }

@@ -1,9 +1,9 @@
 //! Gradients of the parameters.
 //!
 //! With tied embeddings, one matrix gets a gradient as the head and another as the embedding. Each gradient is a sum
-//! over the tokens in order. The two are summed separately; otherwise another split into micro-batches would interleave
-//! them differently and change bits. The embedding's sum is kept separate until [`Grads::finish`]; it needs rows only
-//! for the tokens that occur.
+//! over the tokens in order. The two are summed separately; otherwise a different split into micro-batches would
+//! interleave them differently and change bits. The embedding's sum is kept separate until [`Grads::finish`]; it needs
+//! rows only for the tokens that occur.
 
 use super::lora::LoraConfig;
 use super::params::Params;
@@ -120,7 +120,7 @@ impl TiedEmbeddingGrads {
         TiedEmbeddingGrads { memory: memory.clone(), places: vec![NOWHERE; vocabulary], ids: Vec::new(), sums }
     }
 
-    /// Makes room for `tokens` different tokens.
+    /// Makes room for `tokens` distinct tokens.
     fn reserve(&mut self, tokens: usize) {
         let (room, hidden) = (self.sums.shape()[0], self.sums.shape()[1]);
         let needed = tokens.min(self.places.len());

@@ -42,9 +42,9 @@ impl Sharing {
         })
     }
 
-    /// Shares base weights that never change, below adapters that are trained. `load` fills the shared memory that is
-    /// passed to it; then the memory is sealed against writes. Returns the weights, read from the shared memory, and
-    /// the path at which other processes read them.
+    /// Shares the frozen base weights of trained adapters. `load` fills the shared memory that is passed to it; then
+    /// the memory is sealed against writes. Returns the weights, read from the shared memory, and the path at which
+    /// other processes read them.
     pub fn base(
         &self,
         memory: &Memory,

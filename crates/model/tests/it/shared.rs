@@ -97,7 +97,7 @@ fn another_process_reads_each_version_without_a_copy() {
             SharedSlot::open(&published.path).unwrap().audit().unwrap();
         }
         held.push(slots.hold());
-        held.drain(..held.len() - 1); // the version before is free now
+        held.drain(..held.len() - 1); // the previous version is free now
         slots.update(|next| add(next, 0.5)).unwrap();
     }
     assert_eq!((slots.slots(), slots.bytes_copied()), (2, 0));

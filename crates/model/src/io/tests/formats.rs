@@ -59,7 +59,7 @@ fn metadata_comes_first_and_data_is_aligned_to_8_bytes() {
 
 #[test]
 fn weights_are_split_into_shards_below_the_size_limit() {
-    // The tensors have 80, 64 and 16 bytes in f32.
+    // The tensors take 80, 64 and 16 bytes in f32.
     for (max_shard_bytes, files) in [
         (160, vec![3]),
         (159, vec![2, 1]),

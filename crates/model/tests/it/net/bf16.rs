@@ -85,8 +85,8 @@ fn gradients_are_near(ctx: &Context) {
     }
 }
 
-/// The bits do not depend on threads, batching, checkpointing or the instruction set. The only exception: AMX tiles
-/// have another formula than chains of additions.
+/// The bits do not depend on threads, batching, checkpointing or the instruction set. The only exception: AMX tiles do
+/// not sum in a single chain of additions.
 #[test]
 fn bf16_bits_do_not_depend_on_threads_batching_or_checkpointing() {
     let ids: Vec<u32> = (0..150).map(|i| (i * i + 3 * i) % 43).collect();

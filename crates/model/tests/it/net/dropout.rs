@@ -139,7 +139,7 @@ fn log_probabilities_and_gradients_match_peft_under_equal_masks() {
             }
         }
     }
-    // Masks of another probability, seed, step or sequence index must give large errors.
+    // Masks of a different probability, seed, step or sequence index must give large errors.
     for other in
         [(0.3, 11, (1 << 32) + 3, 5), (0.25, 12, (1 << 32) + 3, 5), (0.25, 11, 3, 5), (0.25, 11, (1 << 32) + 3, 4)]
     {

@@ -1,5 +1,5 @@
-//! Decoding and prefill compute the same bits as training, whatever rows a step has, so their activations can take the
-//! place of a training forward pass. A plan counts exactly the memory of a run.
+//! Decoding and prefill compute the same bits as training, whatever rows a step has, so their activations can replace a
+//! training forward pass. A plan counts exactly the memory of a run.
 
 use super::*;
 use kernels::check::normal;
@@ -133,7 +133,7 @@ fn the_kept_rows_take_the_place_of(
         assert!(restored.hidden().to_vec_f32() == tape.hidden().to_vec_f32(), "{case}");
         assert!(gradients(&mut restored, Some(rows)) == expected, "{case}, checkpointing: {checkpointing}");
 
-        // A row of another token is found.
+        // A row of a different token is detected.
         kept.swap(3, IDS + 9);
         net::forward(ctx, weights, rope, batch, &mut restored).unwrap();
         assert_eq!(differing(&slots(&kept), &restored), 2, "{case}, checkpointing: {checkpointing}");
