@@ -166,7 +166,7 @@ mod tests {
         let before = cost.seconds(1).unwrap();
         cost.observe(1, 50.0);
         assert!((cost.seconds(1).unwrap() / before - 1.0).abs() < 0.1, "{cost:?}");
-        // Steps with more rows than a step with draft tokens may have are ignored.
+        // Steps with more rows than draft tokens may use are ignored.
         cost.observe(ROWS + 1, 1e9);
         assert!(cost.seconds(1).unwrap() < 2.0 * before);
         assert!(cost.row_fraction(8) < cost.row_fraction(1));

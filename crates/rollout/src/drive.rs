@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// As [`generate`](Self::generate), but passes each group to a callback as soon as its last completion has ended.
-    /// If the call fails, its requests are cancelled. Other requests of the engine are computed, too, and are not
+    /// If the call fails, its requests are cancelled. Other requests of the engine are also computed, and are not
     /// affected.
     pub fn generate_with<'a>(
         &mut self,

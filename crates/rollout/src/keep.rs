@@ -1,8 +1,8 @@
 //! Chooses the rows whose activations the engine keeps for the first update on their tokens.
 //!
-//! A group is kept if there is room for its largest size when it begins. The rows of a step are contiguous in the
-//! store, so rows of groups that are not kept also take up room if they precede rows of kept groups. A group whose rows
-//! no longer fit is dropped: the trainer then computes it, with the same bits.
+//! A group is kept if its largest possible size fits when it begins. The rows of a step are contiguous in the store, so
+//! rows of groups that are not kept also take up room if they precede rows of kept groups. A group whose rows no longer
+//! fit is dropped: the trainer then computes it, with the same bits.
 
 use crate::scheduler::{Chunk, Scheduler};
 use crate::sequence::Role;

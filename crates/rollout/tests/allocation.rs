@@ -138,8 +138,8 @@ fn a_decode_step_allocates_nothing_and_requests_leak_nothing() {
                 for shared in [true, false] {
                     let count = || decoding(&ctx, weights, sampling, shared);
                     let mut counts = count();
-                    // A thread sizes its own buffers at its first task of a kind, which may be late on a busy machine.
-                    // An allocation that happens in every step shows up in every repetition.
+                    // A thread sizes its buffers when it first runs a task of some kind, which may be late on a busy
+                    // machine. An allocation that happens in every step shows up in every repetition.
                     for _ in 1..if threads > 1 { 5 } else { 1 } {
                         if counts.iter().any(|&n| n > 0) {
                             counts = count();

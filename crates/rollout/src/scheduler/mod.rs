@@ -1,5 +1,5 @@
-//! The scheduler chooses the sequences of a step: first running ones, then waiting ones while there are rows, batch
-//! slots and KV-cache pages. When the pages run out, the youngest sequence is preempted.
+//! The scheduler chooses the sequences of a step: first running ones, then waiting ones, as long as there are free
+//! rows, batch slots and KV-cache pages. When the pages run out, the youngest sequence is preempted.
 //!
 //! All sequences of a step use one version of the base weights: that of the oldest running sequence, or of the first
 //! waiting one. Adapters may differ between sequences. The bits of a sequence do not depend on any of these choices.

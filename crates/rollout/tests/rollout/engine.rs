@@ -181,7 +181,7 @@ fn generate_by_steps<'a>(
 #[test]
 fn a_new_version_of_the_weights_takes_effect_at_once() {
     let (ctx, weights) = small();
-    // The same weights with another version number are recomputed, with the same bits.
+    // With the same weights under a different version number, keys and values are recomputed, with the same bits.
     let mut published = qwen3(&ctx, 24, 2, VOCAB);
     published.publish();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
@@ -277,7 +277,7 @@ fn a_sequence_can_be_extended_with_tokens_that_were_not_sampled() {
     assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
 }
 
-/// A caller may end a paused completion, which then counts as ended by its stop string.
+/// A caller may end a paused completion, which is then reported as ended by its stop string.
 #[test]
 fn a_paused_sequence_can_be_finished() {
     let (ctx, weights) = small();

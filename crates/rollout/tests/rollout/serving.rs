@@ -124,8 +124,8 @@ pub(crate) fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
     adapter
 }
 
-/// One batch has two adapters, three versions of one of them, and no adapter. Each sequence has the bits that it has
-/// alone.
+/// One batch mixes two adapters, three versions of one of them, and sequences without an adapter. Each sequence has the
+/// same bits as when computed alone.
 #[test]
 fn each_sequence_can_have_its_own_adapter_and_version() {
     for isa in [Isa::best(), Isa::PORTABLE] {

@@ -36,7 +36,7 @@ fn drafts_from_the_engine_change_no_bit() {
             assert!(groups == expected, "{i}, {speculative:?}");
             assert!(counters.accepted_tokens <= counters.drafted_tokens, "{counters:?}");
             assert!(generate(sampling, few.clone(), speculative).0 == expected, "{i}, {speculative:?}: few pages");
-            // Whether draft tokens are worth their rows is measured. For such a small model they hardly ever are.
+            // The engine measures whether draft tokens are worth their rows. For this small model they hardly ever are.
             let least = if speculative == Speculative::Auto { 0 } else { 20 };
             assert!(i > 1 || counters.drafted_tokens > least, "{i}, {speculative:?}: {counters:?}");
             // The greedy text of a small model repeats itself, so that guesses succeed.
