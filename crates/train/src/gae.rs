@@ -4,8 +4,8 @@
 //!
 //! r_t = −β k_t + [t is the last token] · score
 //!
-//! If steps of the completion have rewards (process rewards), each of these is given at the last token of its step. k_t
-//! is an estimate of the KL divergence from the sampling policy to the reference model ([`KlEstimator`]), and β its
+//! If steps of the completion have rewards (process rewards), each of them is assigned to the last token of its step.
+//! k_t is an estimate of the KL divergence from the sampling policy to the reference model ([`KlEstimator`]), and β its
 //! weight. GAE (Schulman et al. 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen,
 //! gives advantages A and returns R:
 //!
@@ -89,7 +89,7 @@ pub fn estimate(gamma: f64, lambda: f64, rewards: &[f64], values: &[f64], mask: 
     out
 }
 
-/// TRL's ε, which is added to a variance before its square root is taken as divisor.
+/// TRL's ε, which is added to a variance before dividing by its square root.
 const VARIANCE_EPSILON: f64 = 1e-8;
 
 /// Scales the values of the tokens that `masks` keep to variance 1 over all rows, and shifts them to mean 0 if

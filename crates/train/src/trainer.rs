@@ -42,7 +42,7 @@ pub struct TrainerConfig {
     pub adapter: Option<LoraConfig>,
     /// Temperature by which logits are divided, the same as in sampling. Must be above 0.
     pub temperature: f64,
-    /// The maximum number of rows (tokens) of a micro-batch. A larger group becomes its own micro-batch. This affects
+    /// The maximum number of rows (tokens) of a micro-batch. A larger group gets a separate micro-batch. This affects
     /// memory use, but never the result.
     pub max_tokens_per_micro_batch: usize,
     /// Whether consecutive samples with the same prompt share the prompt's computation.

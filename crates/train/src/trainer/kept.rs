@@ -28,7 +28,7 @@ pub(crate) enum Origin {
 /// A micro-batch, and the rows of its sequences that the engine kept.
 pub(crate) struct Planned<'a> {
     pub(crate) micro: MicroBatch<'a>,
-    /// The share of the gradient to which all its groups belong.
+    /// The share of the gradient to which all groups of the micro-batch belong.
     pub(crate) share: usize,
     pub(crate) origin: Origin,
     /// The rows of each scored sequence; empty if the micro-batch is only computed.

@@ -29,7 +29,7 @@ impl TrainState {
         self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
     }
 
-    /// Whether kept activations can take the place of a forward pass.
+    /// Whether kept activations can replace a forward pass.
     pub(super) fn can_use_activations(&self) -> bool {
         self.dropout() == 0.0 && self.config.objective.is_policy()
     }
@@ -48,7 +48,7 @@ impl TrainState {
         let p = self.dropout();
         let mut dropout = (p > 0.0).then(|| {
             let samples: Vec<u32> = micro.scored().map(|i| (batch.before + i) as u32).collect();
-            // Skipped steps count, too, so that no two steps have the same noise.
+            // Skipped steps are also counted, so that no two steps have the same noise.
             let step = self.optimizer.steps + self.skipped_total;
             Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &packed, &samples)
         });

@@ -1,5 +1,5 @@
-//! Skips groups whose gradient is known to be 0 in advance: no token in the loss has an advantage. Neither forward nor
-//! backward pass is computed for their completions and prompt.
+//! Skips groups whose gradient is known in advance to be 0, because no token in the loss has a non-zero advantage.
+//! Neither forward nor backward pass is computed for their completions and prompt.
 //!
 //! Only whole groups are skipped. Sums over tokens are cut into chunks that begin at the first row of a group, so the
 //! contributions of other groups, and the total, keep their bits (docs/arithmetic.md, "Groups that are left out"). The
@@ -30,7 +30,7 @@ pub(crate) struct Skipped {
 }
 
 impl Skipped {
-    /// Finds the groups to skip. `groups` are runs of consecutive `sequences` that share a prompt.
+    /// Finds the groups to skip. Each of `groups` consists of consecutive `sequences` that share a prompt.
     pub(crate) fn of(groups: &[PromptGroup<'_>], sequences: &[Sequence<'_>]) -> Skipped {
         let (mut skipped, mut first) = (Skipped::default(), 0);
         for (place, group) in groups.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Updates that write to another slot while all versions are held have the bits of updates in place, and copy nothing.
+//! Updates that write to another slot because all versions are held give the same bits as updates in place, and copy
+//! nothing.
 
 use crate::common::model::{context_of, policy};
 use kernels::{Context, DType, Isa};

@@ -1,4 +1,4 @@
-//! Properties of an optimizer step other than its numbers: the same bits for any micro-batches, exact resumption,
+//! Properties of an optimizer step other than its results: the same bits for any micro-batches, exact resumption,
 //! skipped steps.
 
 use crate::common::model::{bits, config, context, context_of, policy};
