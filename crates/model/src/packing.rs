@@ -99,7 +99,7 @@ pub struct MicroBatch<'a> {
     capacity: Capacity,
 }
 
-/// Splits `groups` into micro-batches of at most `max_tokens` rows. A larger group becomes a micro-batch of its own.
+/// Splits `groups` into micro-batches of at most `max_tokens` rows. A larger group gets a separate micro-batch.
 pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, sharing: bool) -> Vec<MicroBatch<'a>> {
     micro_batches_by(groups, max_tokens, sharing, |_| ()).into_iter().map(|((), micro)| micro).collect()
 }

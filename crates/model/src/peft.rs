@@ -17,7 +17,7 @@ use std::path::Path;
 /// Name of the configuration file of a PEFT adapter directory.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 
-/// Whether the directory holds a PEFT adapter rather than a full model.
+/// Whether the directory contains a PEFT adapter rather than a full model.
 pub fn is_adapter(dir: &Path) -> bool {
     dir.join(ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
 }

@@ -27,7 +27,7 @@ pub struct Scorer {
 }
 
 impl Scorer {
-    /// A scorer that computes micro-batches of up to `max_tokens` rows; a larger group is a micro-batch of its own.
+    /// A scorer that computes micro-batches of up to `max_tokens` rows; a larger group gets a separate micro-batch.
     pub fn new(memory: &Memory, max_tokens: usize, prefix_sharing: bool) -> Scorer {
         let stop = StopCheck::default();
         Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stop }

@@ -27,8 +27,8 @@ use std::ops::Range;
 
 /// A group: a prefix and the branches that continue it, such as a prompt and its completions.
 ///
-/// The tokens of branches are scored, each given all tokens before it. The first token of a branch with an empty prefix
-/// has nothing before it and is not scored. A prefix without branches is computed, but nothing is scored.
+/// The tokens of branches are scored, each conditioned on all tokens before it. The first token of a branch with an
+/// empty prefix has nothing before it and is not scored. A prefix without branches is computed, but nothing is scored.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupSegment<'a> {
     /// Token ids of the prefix.
@@ -71,7 +71,7 @@ impl Capacity {
     /// Upper bound on the size of a micro-batch of up to `max_tokens` tokens that is taken from `groups` groups with
     /// `completions` completions in total. Each group is at most as large as `one`.
     pub fn for_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
-        // A group larger than the budget is a micro-batch of its own, since groups are never split. Smaller groups
+        // A group larger than the budget gets a separate micro-batch, since groups are never split. Smaller groups
         // share a micro-batch up to the budget. Each sequence may leave two pages partly unused: its own last page and
         // the prompt's last page.
         let tokens = one.tokens.max(max_tokens.min(groups * one.tokens));

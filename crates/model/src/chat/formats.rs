@@ -195,7 +195,8 @@ fn trimmed(text: &str) -> &str {
     text.trim_matches(super::letters::is_space)
 }
 
-/// Python's `int(text, base)`; `None` if the string is not such a number. Fails if the number is too large here.
+/// Python's `int(text, base)`; `None` if the string is not a number in this base. Fails if the number is too large
+/// here.
 fn int_in(text: &str, base: u32) -> Result<Option<Value>, Error> {
     let text = trimmed(text);
     let (negative, digits) = match text.strip_prefix('-') {

@@ -34,8 +34,8 @@ impl Default for SaveOptions {
     }
 }
 
-/// Maximum number of characters of a file's name that its temporary name repeats, because the name may already have the
-/// maximum length.
+/// Maximum number of characters of a file's name that are repeated in its temporary name, because the name may already
+/// have the maximum length.
 pub const PARTIAL_NAME: usize = 200;
 
 /// A file being written, whose earlier bytes can be patched.

@@ -1,4 +1,4 @@
-//! LoRA adapters, which have versions of their own and leave the base weights unchanged.
+//! LoRA adapters, which have their own versions and leave the base weights unchanged.
 
 use super::files::{AdapterFiles, AdapterFilesMut};
 use super::lora::{LoraConfig, adapter_name};

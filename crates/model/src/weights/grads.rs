@@ -1,6 +1,6 @@
 //! Gradients of the parameters.
 //!
-//! With tied embeddings, one matrix gets a gradient as the head and another as the embedding. Each gradient is a sum
+//! With tied embeddings, the shared matrix gets two gradients: as the head and as the embedding. Each gradient is a sum
 //! over the tokens in order. The two are summed separately; otherwise a different split into micro-batches would
 //! interleave them differently and change bits. The embedding's sum is kept separate until [`Grads::finish`]; it needs
 //! rows only for the tokens that occur.
@@ -16,7 +16,7 @@ pub struct Grads {
     /// The gradients of the trained parameters. With tied embeddings, `embedding` contains only the head's gradient
     /// until [`Grads::finish`].
     pub params: Params,
-    /// The gradient that the matrix gets as the embedding, if embeddings are tied.
+    /// The gradient of the shared matrix as the embedding, if embeddings are tied.
     tied: Option<TiedEmbeddingGrads>,
     /// The factor on the embedding's rows in the forward pass.
     scale: f32,

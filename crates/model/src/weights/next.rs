@@ -72,7 +72,8 @@ impl<'a> NextParams<'a> {
         self.to
     }
 
-    /// Copies everything that was not written (nothing, in place). Returns the total number of bytes copied.
+    /// Copies everything that was not written (nothing when writing in place). Returns the total number of bytes
+    /// copied.
     pub fn copy_rest(mut self) -> u64 {
         self.copy_unwritten();
         self.copied
@@ -103,8 +104,8 @@ impl<'a> NextParams<'a> {
 }
 
 impl<'a> NextTensor<'a> {
-    /// The current version's elements, if they are in another slot, and the elements of the next version, all of which
-    /// must be written. In place, the latter are the current elements.
+    /// Returns the current version's elements if they are in another slot, and the next version's elements, all of
+    /// which must be written. When writing in place, the second view also contains the current elements.
     pub fn overwrite(self) -> (Option<View<'a>>, ViewMut<'a>) {
         self.written.fill(true);
         (self.from.map(Tensor::view), self.to.view_mut())

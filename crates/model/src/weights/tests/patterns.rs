@@ -31,7 +31,7 @@ fn has_head(modules: &BTreeSet<String>) -> bool {
     ["lm_head", "model.embed_tokens"].iter().any(|name| modules.contains(*name))
 }
 
-/// Targets that only this crate refuses: lists in which a name matches no module. PEFT ignores such names.
+/// Targets that only this crate rejects: lists in which a name matches no module. PEFT ignores such names.
 const STRICTER: [&str; 2] = [r#"[".*q_proj","v_proj"]"#, r#"["q_proj","lm_head"]"#];
 
 #[test]

@@ -46,7 +46,7 @@ fn change<R>(weights: &mut AdaptedWeights, change: impl FnOnce(&mut Adapter) -> 
     weights.adapter.as_mut().unwrap().overwrite(change)
 }
 
-/// The same numbers in a model with another configuration. Tensors that the other model lacks are dropped.
+/// The same weights in a model with a different configuration. Tensors that the new model lacks are dropped.
 fn with_config(ctx: &Context, weights: &Weights, config: ModelConfig) -> Weights {
     let mut other = Weights::zeros(ctx.memory(), &Arc::new(config));
     for spec in TensorSink::tensors(&other) {
