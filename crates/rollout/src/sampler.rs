@@ -13,7 +13,7 @@ use kernels::{Context, DType, Memory, Tensor, View};
 use model::batch::InferRows;
 use model::{GroupId, ModelConfig, ModelView};
 
-/// Buffers of a fixed size for sampling. Every call uses their first rows.
+/// Buffers of a fixed size for sampling. Each call uses the first rows of every buffer.
 pub(crate) struct SamplerBuffers {
     /// The maximum number of rows in one call.
     pub(crate) capacity: usize,

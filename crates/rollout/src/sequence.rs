@@ -198,8 +198,8 @@ impl Sequence {
             finish_reason,
         }
     }
-    /// Appends a token after the prompt, which was sampled if there is a `record`. Returns whether it equals the draft
-    /// token at its position, so that the computed keys and values stay valid.
+    /// Appends a token, which was sampled if there is a `record`, and inserted otherwise. Returns whether the token
+    /// equals the draft token at its position, so that the computed keys and values stay valid.
     pub(crate) fn push(&mut self, id: u32, record: Option<TokenRecord>, version: Updates) -> bool {
         let guessed = self.drafted > 0 && self.tokens[self.tokens.len() - self.drafted] == id;
         if guessed {

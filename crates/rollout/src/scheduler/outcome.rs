@@ -164,7 +164,7 @@ impl Scheduler {
         s.drafted = tokens.len();
     }
 
-    /// The groups of the requests that `takes` accepts which have ended since the last call.
+    /// The groups that have ended since the last call, for requests that `takes` accepts.
     pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
         let Scheduler { finished, groups, .. } = self;
         let id = |index: usize| RequestId { index, serial: groups[index].serial };

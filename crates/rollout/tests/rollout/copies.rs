@@ -61,7 +61,8 @@ fn a_decode_step_makes_one_copy_in_each_direction() {
     assert_eq!(steps, 12);
 }
 
-/// This also holds for draws with truncation and a penalty, since their parameters are part of the step's one copy.
+/// The counts also hold for draws with truncation and a penalty, since their parameters are part of the step's one
+/// copy.
 #[test]
 fn a_decode_step_on_emulated_cuda_has_one_wait_and_one_launch_per_operation() {
     let Some(ctx) = emulated() else { return };

@@ -249,7 +249,7 @@ fn several_versions_of_the_full_weights_can_be_in_flight() {
     assert!(engine.step(models).unwrap_err().to_string().contains("no current weights"));
 }
 
-/// A prefix that one request has computed is not computed again for another request.
+/// A prefix that one request has computed is reused by other requests.
 #[test]
 fn a_shared_prefix_is_computed_once() {
     let (ctx, weights) = small();

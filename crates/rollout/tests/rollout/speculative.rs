@@ -132,7 +132,7 @@ fn drafts_work_with_stops_adapters_new_weights_and_turns() {
     assert!(stopped.iter().flatten().all(|groups| *groups == stopped[0][0]));
     assert_eq!(stopped[0][0][0].completions[0].finish_reason, rollout::FinishReason::Stop);
 
-    // One of these adapters gets another version while its completion is generated.
+    // One of these adapters changes version while its completion is generated.
     let named = [(7, 1), (7, 2), (9, 1)];
     let ctx101 = Context::cpu(Isa::best(), 1);
     let base = qwen3(&ctx101, 64, 2, 101);
