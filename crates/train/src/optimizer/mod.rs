@@ -323,7 +323,7 @@ impl Optimizer {
 }
 
 impl OptimizerState {
-    /// Before the first step, initialises the master weights from the weights.
+    /// Initialises the master weights from the weights, before the first step.
     fn adopt(&mut self, weights: &Params) {
         let Some(masters) = &mut self.masters else { return };
         for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {

@@ -1,10 +1,11 @@
 //! The gradient of an optimizer step as a sum over shares of its groups.
 //!
-//! A sum in floating point depends on its order. To divide a step among processes without changing its bits, the order
-//! is fixed beforehand: the n groups of the step are split into S shares (a power of two), with group i in share
-//! ⌊i·S/n⌋. Within a share, every element of the gradient is a sequential sum over the tokens, starting from 0. The
-//! shares are added as a balanced binary tree: neighbours first, then pairs of neighbours, and so on. R processes,
-//! where R is a power of two up to S, each compute S/R consecutive shares, which are a subtree (decision 0003).
+//! A sum in floating point depends on its order. To divide a step among processes without changing the bits of the
+//! result, the order is fixed beforehand: the n groups of the step are split into S shares (a power of two), with group
+//! i in share ⌊i·S/n⌋. Within a share, every element of the gradient is a sequential sum over the tokens, starting from
+//! 0. The shares are added as a balanced binary tree: neighbours first, then pairs of neighbours, and so on. R
+//! processes, where R is a power of two up to S, each compute S/R consecutive shares, which are a subtree (decision
+//! 0003).
 //!
 //! With one share, the gradient is a single sequential sum.
 

@@ -309,7 +309,8 @@ fn groups_are_skipped_if_every_token_is_masked_or_has_no_advantage() {
     };
     let metrics = same("masks", Isa::best(), DType::F32, &config(Objective::Policy(dapo())), &change);
     assert_eq!(metrics[0].skipped_groups, Some(3));
-    // Truncated completions are not in the loss. Here the only completion of the third group with an advantage is one.
+    // Truncated completions are not in the loss. Here this applies to the only completion with an advantage in the
+    // third group.
     let masked = LossConfig { mask_truncated_completions: true, ..dapo() };
     let change = |samples: &mut Vec<Sample>| {
         let others = samples.iter_mut().filter(|s| s.group.0 == 2 && !s.truncated());

@@ -1,5 +1,5 @@
 //! Advantages, losses, gradients with respect to log-probabilities, metrics, AdamW and the schedules compared with TRL
-//! 1.16 and torch, given TRL's log-probabilities. `trl_step.rs` tests the same through the model.
+//! 1.16 and torch, given TRL's log-probabilities. `trl_step.rs` makes the same comparison through the model.
 
 use crate::common::{Fixture, close, distance, get};
 use train::loss::{LossSums, Normalizer, Sequence, policy};

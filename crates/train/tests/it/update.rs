@@ -177,7 +177,7 @@ fn an_update_on_emulated_cuda_has_fixed_copies_launches_and_waits() {
     let launches = 11 * layers + 6 + 56;
     let expected = Copies { to_device: 4 + layers, to_host: 2, launches, waits: 2, ..Copies::default() };
     assert_eq!(per_micro_batch, expected);
-    // The embedding's sums; for each tensor (8 per layer) its squares and its step; the norm.
+    // Launches: the embedding's sums; for each tensor (8 per layer), its squares and its step; the norm.
     let tensors = 8 * layers + 2;
     let expected = Copies { to_device: 1, to_host: 1, launches: 2 * tensors + 2, waits: 1, ..Copies::default() };
     assert_eq!(others, expected);
