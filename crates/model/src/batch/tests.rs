@@ -107,7 +107,7 @@ fn a_shared_prompt_has_rows_once() {
     let shared = check(std::slice::from_ref(&group), true);
     assert_eq!(shared.ids.len(), 77 + 3 * 99);
     assert_eq!(shared.groups, [0, 374]);
-    // One full page of the prompt is shared. Each branch needs a copy of the prompt's partial page and one or two more
+    // One full page of the prompt is shared. Each branch needs a copy of the prompt's partial page and one more page
     // (77 + 99 = 176 positions).
     assert_eq!(shared.blocks, 1 + 3 * 2);
     assert_eq!(shared.write_rows.len(), 64 + 3 * 13 + 3 * 99);

@@ -29,9 +29,9 @@ pub enum RopeScaling {
     Llama3 {
         /// Factor by which frequencies are divided.
         factor: f64,
-        /// Wavelengths longer than the original context length divided by this number have their frequencies divided.
+        /// Frequencies are divided for wavelengths longer than the original context length / this number.
         low_freq_factor: f64,
-        /// Wavelengths shorter than the original context length divided by this number keep their frequencies.
+        /// Frequencies are kept for wavelengths shorter than the original context length / this number.
         high_freq_factor: f64,
         /// Context length of pretraining.
         original_max_position_embeddings: f64,

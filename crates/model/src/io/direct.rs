@@ -3,7 +3,7 @@
 //! Checkpoints are not read soon after they are written. Buffered writes would cost more CPU time than producing the
 //! bytes (a page for every 4 KiB, a copy, writeback) and would evict data in use. So full pieces go directly from
 //! memory to the disk; one piece is written while the next is filled. The last bytes, and patches after a [`Seek`], are
-//! written normally.
+//! buffered writes.
 
 use std::fs::File;
 use std::io::{Error, Result, Seek, SeekFrom, Write};

@@ -170,8 +170,8 @@ pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[
     bytes
 }
 
-/// Converts `data` to bytes of `dtype`. `room` is used if a conversion is necessary. `None` if a finite element is too
-/// large for the dtype.
+/// Converts `data` to bytes of `dtype`. `room` is the buffer for a conversion, if one is necessary. `None` if a finite
+/// element is too large for the dtype.
 pub(super) fn narrowed<'a>(data: &'a [f32], dtype: FileDType, room: &'a mut Vec<u8>) -> Option<&'a [u8]> {
     /// Resizes the vector once: `extend` would check its capacity for every element.
     fn put<const N: usize>(data: &[f32], bytes: &mut Vec<u8>, narrow: impl Fn(f32) -> [u8; N]) {

@@ -3,7 +3,7 @@
 //! ```text
 //! x       = m + delta                        m, delta: from the previous layer
 //! h       = rmsnorm(x) · w                   or x, where the family has no norm here
-//! q, k, v = h Wqkvᵀ + b                      where the family has norms here, q and k normed; then both rotated
+//! q, k, v = h Wqkvᵀ + b                      q and k normed, where the family has norms here; then both rotated
 //! a       = softmax(q Kᵀ / √s) V             K, V: pages, which k and v are written to first; s: usually hd
 //! delta   = a Woᵀ                            through a norm, where the family has one here
 //! ```
