@@ -18,7 +18,8 @@ impl AdapterVersion {
     pub const OF_VIEW: u64 = u64::MAX;
 }
 
-/// The version of the weights with which a sequence's keys and values are computed. The prefix cache uses it in keys.
+/// The version of the weights with which a sequence's keys and values are computed. The version is part of the prefix
+/// cache's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelVersion {
     /// Version of the base weights, [`Weights::version`].
