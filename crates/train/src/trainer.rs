@@ -93,7 +93,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Sets a check that the passes of a gradient make before each layer. Once `stop` returns true, they fail with
+    /// Sets a check that forward and backward passes make before each layer. Once `stop` returns true, they fail with
     /// [`model::Error::Stopped`]. The accumulated gradient is then discarded, and the step has changed nothing.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.passes.stop_with(stop);

@@ -454,7 +454,7 @@ mod tests {
             iterations.orthogonalise(&ctx, &mut u, rows, cols, &MuonConfig::default()).unwrap();
             let worst = u.iter().zip(&exact).map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
             assert!(worst < 1e-5, "{rows} × {cols}: {worst}");
-            // The mean of σ² must fit singular values σ between 0.7 and 1.2.
+            // The mean of σ² must be consistent with singular values σ between 0.7 and 1.2.
             let squares: f32 = u.iter().map(|x| x * x).sum();
             assert!((0.4..1.5).contains(&(squares / m as f32)), "{rows} × {cols}: {squares}");
             let mut zero = vec![0.0; rows * cols];

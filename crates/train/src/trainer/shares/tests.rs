@@ -53,7 +53,7 @@ fn sum_of(numbers: [Option<f32>; 4]) -> f32 {
 
 #[test]
 fn shares_are_added_as_a_balanced_tree() {
-    // (1e8 + 1) + (−1e8 + 1) = 1e8 − 1e8; a chain would end with + 1.
+    // (1e8 + 1) + (−1e8 + 1) = 1e8 − 1e8; a sequential sum would be 1.
     assert_eq!(sum_of([Some(1e8), Some(1.0), Some(-1e8), Some(1.0)]), 0.0);
     assert_eq!(sum_of([Some(1.0), Some(2.0), Some(4.0), Some(8.0)]), 15.0);
     assert_eq!(sum_of([None, Some(2.0), None, Some(8.0)]), 10.0);
