@@ -68,8 +68,8 @@ impl PromptEncoder<'_> {
         if rendered { self.tokenizer.encode_rendered(text) } else { self.tokenizer.encode(text) }
     }
 
-    /// Token ids of the prompt of a training row, as TRL encodes it to find where the answer begins. A conversation
-    /// gets the header of an answer after it, whichever role the last message has.
+    /// Token ids of the prompt of a training row, as TRL encodes it to find where the answer begins. A conversation is
+    /// followed by the header of an answer, whatever the role of its last message.
     fn encode_prompt(&self, prompt: &Content) -> Result<Vec<u32>> {
         match (prompt, self.template) {
             (Content::Text(text), _) => self.tokenizer.encode_row(text),
