@@ -162,7 +162,7 @@ mod tests {
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!((batches.keys().copied().collect::<Vec<_>>(), problems.len()), ([2, 3, 4].map(BatchId).to_vec(), 0));
         assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId), "earlier batches are kept");
-        // A file under another batch's name is not loaded, and neither are the files after it.
+        // A file that is named after a different batch is not loaded, and neither are the files after it.
         std::fs::copy(files.path(BatchId(4)), files.path(BatchId(3))).unwrap();
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!(batches.keys().copied().collect::<Vec<_>>(), [BatchId(2)]);

@@ -131,7 +131,7 @@ impl Lineage {
     }
 
     /// The lineage of a job's result that was sampled with weights of this lineage. It depends on the answer that the
-    /// job continues, so that a chunk that continues another answer than the accepted one is recognized.
+    /// job continues, so that a chunk that continues an answer other than the accepted one is detected.
     pub fn for_result(self, continues: Option<u64>) -> Lineage {
         continues.map_or(self, |before| self.continued(before))
     }

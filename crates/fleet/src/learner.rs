@@ -80,7 +80,7 @@ pub struct Learner<E> {
     notices: VecDeque<Notice>,
     counts: Counts,
     last_checkpoint: Option<Version>,
-    /// The version before which a checkpoint waits for results.
+    /// The version of the checkpoint that waits for its frontier, if any.
     waits_for: Option<Version>,
     /// True if the caller has ended the run before its last batch.
     ended: bool,

@@ -2,13 +2,12 @@
 //!
 //! Normally the kernel's lock (`flock`) decides which process owns a file, and the kernel releases it when the process
 //! is killed. Some file systems refuse such locks: Lustre mounted without `flock` (ENOSYS), NFS without a lock daemon
-//! (ENOLCK), some network and user-space file systems (EOPNOTSUPP). There the file names its owner, and other processes
-//! check
+//! (ENOLCK), some network and user-space file systems (EOPNOTSUPP). There the file names its owner, and another process
+//! decides whether that owner is alive:
 //!
-//! - on the same machine, whether the owner is running: a process with the same PID and start time exists;
-//! - on another machine, or in another container, whether the owner has written recently. The owner writes into the
-//!   file every [`BEAT`], and an owner that has not written for [`SILENT`] is gone. Both times are measured by the file
-//!   system, so that clocks that differ do not matter.
+//! - on the same machine, the owner is alive if a process with its PID and start time exists;
+//! - on another machine, or in another container, the owner is alive if it has written into the file within [`SILENT`];
+//!   it does so every [`BEAT`]. Write times come from the file system's clock, so the machines' clocks may differ.
 //!
 //! If two processes start at the same moment, the file `FILE.claim` decides: only one of them can create it.
 

@@ -23,13 +23,13 @@ pub struct Plan {
     pub batches: u64,
     /// g, the groups in each batch.
     pub groups: u64,
-    /// k, how many batches old the sampling weights may be.
+    /// k, the maximum age of the sampling weights in batches.
     pub max_staleness: u64,
     /// The point from which the run continues.
     pub continued: Continued,
     /// True if completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
     pub chunks: bool,
-    /// The maximum number of unfinished jobs (pending or in work) per worker.
+    /// The maximum number of unfinished jobs (pending or in progress) per worker.
     pub max_inflight_tasks: u64,
     /// The maximum number of results that wait for later batches, per worker.
     pub queue_maxsize: u64,
@@ -41,7 +41,7 @@ pub struct Plan {
     pub failures_per_job: u32,
     /// If this many workers vanish while doing only one job, the run ends.
     pub kills_per_job: u32,
-    /// A worker is expelled after this many of its results did not answer their jobs.
+    /// A worker is expelled once this many of its results have not answered their jobs.
     pub refusals_per_worker: u32,
 }
 
@@ -78,7 +78,7 @@ impl Plan {
     }
 
     /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. Normally v is 0.
-    /// In a continued run, v is the version at the continuation, for batches that were not sampled before it.
+    /// In a continued run, v is [`Continued::version`] for batches from [`Continued::batch`] on.
     pub fn version(&self, batch: BatchId, chunk: u32) -> Version {
         let Continued { batch: first, version } = self.continued;
         let oldest = if batch < first { Version(0) } else { version };

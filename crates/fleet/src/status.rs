@@ -13,7 +13,7 @@ use std::path::Path;
 /// that it claims may be huge.
 const MOST_LISTED: u64 = 1000;
 
-/// A worker on another machine counts as alive if its learner has heard from it within this many seconds.
+/// A worker on another machine is considered alive if its learner has heard from it within this many seconds.
 const HEARD_S: f64 = 10.0;
 
 /// The status of a run according to its files.
@@ -83,7 +83,7 @@ pub fn read(out: &Path) -> Result<Status> {
         let done = spool::jobs(&layout.complete(&name))?;
         complete.extend(&done);
         let written = std::fs::metadata(layout.status(&name)).and_then(|file| file.modified()).ok();
-        // A time in the future (of another clock) counts as now.
+        // A time in the future (from a different clock) is treated as now.
         let silent = written.map(|written| written.elapsed().unwrap_or_default().as_secs_f64());
         let status: Option<WorkerStatus> = spool::read_json(&layout.status(&name));
         let mut alive = spool::holder(&layout.alive(&name))?.map(|holder| holder.pid);

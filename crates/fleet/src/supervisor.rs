@@ -160,8 +160,8 @@ fn is_crash(status: ExitStatus) -> bool {
 /// Runs a learner and its workers until the learner ends, and returns its exit code. A killed learner is restarted, and
 /// so is a failed worker. A learner that crashed or failed ends the run. A worker that exits with code 2 (another
 /// model, another program) ends the run with that code. A worker that exits with [`EXPELLED`] is not restarted; once
-/// all workers have done so, the run ends. `asked` returns each request once. A stop request is sent to the learner as
-/// its signal, and the learner ends the workers. A request to end at once kills all children.
+/// all workers have done so, the run ends. `asked` returns each request once. A stop request is forwarded to the
+/// learner as its signal, and the learner ends the workers. A request to end at once kills all children.
 pub fn run(
     learner: Role<'_>,
     workers: Vec<Role<'_>>,
@@ -222,7 +222,7 @@ pub fn run(
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    // Connected workers learn that the run has ended. For all other workers the supervisor closes the pipe, and finally
+    // Connected workers learn that the run has ended. The supervisor closes the pipes of all other workers, and finally
     // kills them.
     let end = Instant::now() + limits.grace;
     let mut closed = code != 0;
@@ -260,8 +260,8 @@ pub fn leave_terminal() -> bool {
     is_supervised
 }
 
-/// Call this in a child process. It calls `gone` once the supervisor has ended, and ends the process if that is still
-/// running `grace` later. Without a supervisor it does nothing and returns false.
+/// Call this in a child process. It calls `gone` once the supervisor has ended, and ends the process if the process is
+/// still running `grace` later. Without a supervisor it does nothing and returns false.
 pub fn watch_parent(grace: Duration, gone: impl FnOnce() + Send + 'static) -> bool {
     if std::env::var_os(SUPERVISED).is_none() {
         return false;

@@ -21,8 +21,8 @@ const RETRY: Duration = Duration::from_millis(500);
 pub trait Work {
     /// Whether the work can begin one more job.
     fn has_room(&self) -> bool;
-    /// Checks whether this work can serve the learner. An error is the reason why not, and ends the worker. A later
-    /// learner may need other work than the first one.
+    /// Checks whether this work can serve the learner. An error is the reason for refusing the learner, and ends the
+    /// worker. A later learner may differ from the first.
     fn check(&mut self, _learner: &LearnerState) -> std::result::Result<(), String> {
         Ok(())
     }

@@ -10,9 +10,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before a block is requested again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A fetch fails after a block has arrived this many times with a wrong hash.
+/// The number of times that a block may arrive with a wrong hash before the fetch fails.
 const TRIES: usize = 3;
-/// If the server cannot be reached for this long, the user is warned.
+/// The user is warned after the server has been unreachable for this long.
 const SILENCE: Duration = Duration::from_secs(5);
 /// The maximum size of a head, in bytes.
 const LONGEST_HEAD: u64 = 64 << 20;

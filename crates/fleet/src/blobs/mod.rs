@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! GET /blobs/NAME/head      {"bytes", "block", "hashes", "about"}, JSON
-//! GET /blobs/NAME/data      bytes, with `Range: bytes=FROM-TO`: a block at most
-//! Authorization: Bearer …   of both, where the server has a token
+//! GET /blobs/NAME/data      bytes; `Range: bytes=FROM-TO` selects at most one block
+//! Authorization: Bearer …   for both, if the server has a token
 //! ```
 //!
 //! A name always refers to the same bytes. A request for a deleted blob gets 404, and the client then requests a newer

@@ -16,7 +16,7 @@ pub enum Event {
     Ended {
         /// The worker.
         worker: WorkerName,
-        /// How it ended.
+        /// The way in which the worker ended.
         how: HowEnded,
     },
     /// A worker is expelled because one of its results was wrong. It gets no further jobs, and the listed results are
@@ -34,7 +34,7 @@ pub enum Event {
         worker: WorkerName,
         /// The job.
         job: JobName,
-        /// True if the worker could not do the job.
+        /// True if the worker failed to do the job.
         faulty: bool,
     },
     /// An offered job has disappeared, or its result cannot be read.
@@ -135,7 +135,7 @@ pub enum Dropped {
     Differs,
     /// The result was sampled with weights of another lineage.
     Lineage,
-    /// The job was not offered, or its batch was trained on long ago.
+    /// The job was not offered, or its batch is too old to be tracked.
     NotAsked,
     /// The worker that produced it was expelled.
     Expelled,
@@ -150,7 +150,7 @@ pub struct Saved {
     /// Whether the checkpoint was taken in the middle of a batch. Then all versions in `lineages` are gone, and the
     /// next published version is the one after the batch.
     pub in_batch: bool,
-    /// The lineages of this version and of older versions whose results may still arrive.
+    /// The lineages of this version and of older versions; results sampled with them may still arrive.
     pub lineages: BTreeMap<Version, Lineage>,
     /// Results sampled with weights that will be gone after a resume. The checkpoint must contain their bytes.
     pub frontier: BTreeMap<JobName, Answer>,

@@ -113,9 +113,9 @@ impl Coordinator {
             }
             return;
         }
-        // An earlier learner offered the job, but this learner has not published the job's weights yet. They may differ
-        // from the earlier learner's, and the worker would wait for the earlier ones while a checkpoint waits for the
-        // worker.
+        // An earlier learner offered the job, but this learner has not published the job's weights yet. The new weights
+        // may differ from the earlier learner's. The worker would then wait for the earlier weights while a checkpoint
+        // waits for the worker.
         let is_early = self.rules.published && self.plan.version_of(job) > self.version();
         if !self.is_open(job) || is_early {
             out.push(Action::Withdraw(job));
@@ -162,8 +162,8 @@ impl Coordinator {
         }
     }
 
-    /// Records that a worker ended while doing this job and others. After [`SUSPECT`] such ends the job is offered to
-    /// be done alone, so that it is not blamed for the failure of another job.
+    /// Records that a worker ended while doing this job and others. After [`SUSPECT`] of these ends, the job is offered
+    /// to run alone, so that it is not blamed when another job fails.
     fn suspect(&mut self, job: JobName) {
         if let Some(state) = self.jobs.get_mut(&job) {
             state.shared_deaths = (state.shared_deaths + 1).min(SUSPECT);
@@ -250,8 +250,7 @@ impl Coordinator {
         }
     }
 
-    /// Called when the answer to a job has arrived. Later chunks that arrived earlier, but continue another answer, are
-    /// dropped.
+    /// Drops later chunks of a job's group that arrived before the job's answer and continue a different answer.
     fn drop_what_continues_another(&mut self, job: JobName) {
         let JobName { group, chunk } = job;
         let next = JobName { group, chunk: chunk + 1 };
@@ -271,7 +270,7 @@ impl Coordinator {
     }
 
     pub(super) fn tick(&mut self, ms: u64, out: &mut Vec<Action>) {
-        // After a pause of the learner itself, workers that were silent during the pause do not count as stalled.
+        // If the learner itself was paused, workers that were silent during the pause are not treated as stalled.
         let ms = ms.min((self.plan.stale_after_ms / 4).max(1));
         let limit = self.plan.stale_after_ms;
         for (name, worker) in &mut self.workers {
@@ -285,7 +284,7 @@ impl Coordinator {
     }
 
     /// Offers the jobs that only this worker is doing to other workers. This worker makes no progress and cannot be
-    /// killed. If it continues later, the first result counts.
+    /// killed. If it resumes later, the first result is used.
     pub(super) fn offer_those_of(&mut self, worker: &WorkerName, out: &mut Vec<Action>) {
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
         let mut again = Vec::new();
@@ -301,8 +300,8 @@ impl Coordinator {
         }
     }
 
-    /// Offers jobs that took too long again, since a worker may be slow or a message lost. The first result counts; all
-    /// results have the same bits.
+    /// Re-offers overdue jobs, since a worker may be slow or a message lost. The first result is used; all results have
+    /// the same bits.
     fn offer_again(&mut self, ms: u64, out: &mut Vec<Action>) {
         let Some(after) = self.plan.straggler_after_ms else { return };
         let busy: BTreeSet<&WorkerName> = self.jobs.values().flat_map(|state| &state.claims).collect();

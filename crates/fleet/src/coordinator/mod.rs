@@ -2,7 +2,7 @@
 //! and holds no payloads, so a search can visit all of its states.
 //!
 //! The basic rule is: *V(b, c) decides which weights sample a job*. So a job may be lost, repeated, or done by any
-//! worker, and its result is the same. Only results that could come out differently must not be lost: the synced batch
+//! worker, and its result is the same. Only results that could not be reproduced must not be lost: the synced batch
 //! files, and the *frontier* of each checkpoint (the results whose weights are gone).
 
 mod event;

@@ -194,7 +194,7 @@ fn a_stalled_worker_is_killed_at_the_limit_and_not_before() {
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
     run.tell(Event::Recovered);
-    // However long the learner itself was away, at most a quarter of the limit counts.
+    // A pause of the learner advances the clock by at most a quarter of the limit, however long the pause was.
     assert_eq!(run.tell(Event::Tick(1 << 40)), "");
     assert_eq!(run.tell(Event::Tick(101)), "");
     assert_eq!(run.tell(Event::Tick(100)), "");
@@ -224,7 +224,7 @@ fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
     run.claim("dev2", job(0));
     assert_eq!(unreachable(&mut run, "dev1"), "", "another worker does job 0");
     assert_eq!(unreachable(&mut run, "nobody"), "");
-    // The worker continues after all, and the first result counts.
+    // The worker resumes after all, and the first result is used.
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
     assert_eq!(unreachable(&mut run, "dev1"), "", "the worker has no jobs left");
 }
@@ -260,7 +260,7 @@ fn the_number_of_offered_jobs_is_limited_per_worker() {
     assert_eq!(run.tell(Event::Joined(name("dev2"))), "offer 2@0; offer 3@0");
     run.claim("dev1", job(0));
     assert_eq!(run.result(job(0)), "accept 0 of dev1; offer 4@0");
-    // Results of later batches count, too; jobs of the current batch are never held back.
+    // Results of later batches count towards the limit, but jobs of the current batch are never held back.
     let mut run = Run::start(Plan { queue_maxsize: 2, ..plan(9, 1, 4) });
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0");
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");

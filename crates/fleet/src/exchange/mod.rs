@@ -40,7 +40,7 @@ pub trait Exchange {
     fn withdraw(&mut self, job: JobName) -> Result<()>;
     /// Returns the result that an [`Event::Result`] reported. The exchange keeps it until [`Exchange::acknowledge`].
     fn take(&mut self, worker: &WorkerName, job: JobName) -> Option<JobResult>;
-    /// Deletes a result that is not used.
+    /// Deletes a result that will not be used.
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
     /// Deletes results that are in a synced batch file.
     fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()>;
@@ -150,7 +150,7 @@ pub struct LearnerState {
     pub batches: u64,
     /// Groups in each batch.
     pub groups: u64,
-    /// k, how many batches old the sampling weights may be.
+    /// k, the maximum age of the sampling weights in batches.
     pub max_staleness: u64,
     /// The point from which the run continues.
     #[serde(default)]

@@ -1,5 +1,5 @@
 //! Derives events from the difference between two scans of an exchange. Each scan corrects the remembered state, so a
-//! rename seen halfway or a restart of the learner does no harm.
+//! scan during a rename, or a restart of the learner, does no harm.
 
 use crate::coordinator::{Event, HowEnded};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
@@ -68,7 +68,7 @@ impl Observer {
     }
 
     /// The events between the last scan and this one. Results come first, so that a worker that died after returning
-    /// a result does not count as having died during its job.
+    /// a result is not treated as having died during its job.
     pub(crate) fn compare(&mut self, scan: Scan) -> Vec<Event> {
         let mut events = Vec::new();
         for (key, content) in &scan.results {

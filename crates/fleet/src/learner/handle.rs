@@ -80,7 +80,8 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
         called
     }
 
-    /// Reads the learner, or ends its run. Unlike [`LearnerHandle::served`] it works after the thread has failed.
+    /// Gives access to the learner, to read its state or end its run. Unlike [`LearnerHandle::served`], works after the
+    /// thread has failed.
     pub fn with<T>(&self, call: impl FnOnce(&mut Learner<E>) -> T) -> T {
         let called = call(&mut self.shared.lock().learner);
         self.shared.changed.notify_all();

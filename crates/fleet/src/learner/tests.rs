@@ -114,7 +114,7 @@ fn a_refused_job_is_offered_again_and_its_worker_expelled_at_the_limit() {
     spoil(&mut fleet, 0, chunk(0, 1));
     assert_eq!(fleet.notices(), ["refused 000000.1 of dev1: it is spoiled, after 1"]);
     assert_eq!(offered(&mut fleet), ["000000.1"]);
-    // A result from unknown weights is dropped, and does not count as a refusal.
+    // A result from unknown weights is dropped, without counting as a refusal.
     let other = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
     let other = JobResult { lineage: Lineage([9; 16]), bytes: b"spoiled".to_vec(), ..other };
     fleet.workers[0].complete(&other).unwrap();
@@ -410,7 +410,8 @@ fn a_failed_thread_returns_its_error_at_every_call() {
         let why = handle.next_notice(Duration::from_secs(20)).unwrap_err().to_string();
         assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{why}");
     }
-    // Until here, training may not have noticed. The calls that would continue it return the error, and change nothing.
+    // Training may not have noticed the failure yet. The calls that would continue training return the error and change
+    // nothing.
     type Call = fn(&mut Learner<MemoryLearner>) -> Result<()>;
     let calls: [(&str, Call); 6] = [
         ("frontier", |learner| learner.frontier(Version(1)).map(drop)),

@@ -25,7 +25,7 @@ pub struct Budget {
     pub power: u32,
     /// Kills of the learner, after which the newest batch file cannot be read.
     pub rots: u32,
-    /// Expulsions of a worker. Its results in the next batch to train on then count as wrong.
+    /// Expulsions of a worker. Its results in the next batch to train on are then treated as wrong.
     pub lies: u32,
 }
 
@@ -473,8 +473,8 @@ impl World {
                 self.queue.withdraw(job);
             }
             Action::Accept(worker, job) => match self.queue.complete.get(&(worker, job)) {
-                // The worker of an accepted result does not matter, so states that differ only in this worker count as
-                // one.
+                // The worker of an accepted result does not matter, so states that differ only in this worker are
+                // treated as equal.
                 Some(result) => {
                     let worker = WorkerName::new("any")?;
                     learner.kept.insert(job, JobResult { worker, ..result.clone() });

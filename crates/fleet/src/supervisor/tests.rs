@@ -84,7 +84,7 @@ fn repeated_failures_end_the_run() {
     };
     assert_eq!(failed(&["exit 1"]), (why(2, "exit status: 1"), 2));
     assert_eq!(failed(&["kill -9 $$"]), (why(3, "signal: 9 (SIGKILL)"), 3));
-    // Failures outside the window do not count.
+    // Failures outside `window` are ignored.
     let short = Limits { restarts: 1, window: Duration::ZERO, ..limits() };
     let (code, reports) = run_with(&[UNTIL], &[&["exit 1", "exit 1", "exit 1", "touch $MARK"]], &[], short);
     assert_eq!((code.unwrap(), reports.len()), (0, 3));

@@ -208,7 +208,7 @@ fn the_lineage_of_a_result_depends_on_weights_and_previous_answer() {
 #[test]
 fn a_job_that_must_be_alone_is_done_without_other_jobs() {
     let alone = || Job { alone: true, ..job(1) };
-    // The job is given back and offered again. The worker takes no job until it has finished its others.
+    // The job is given back and offered again. The worker takes no job until it has finished its other jobs.
     let script = Script::new(1, [job(0), alone(), alone(), job(2)]);
     assert_eq!(run(&script, 3).unwrap(), End::RunEnded);
     assert_eq!(script.calls(), "begin:0 back:1 done:0 begin:1 done:1 begin:2 done:2");
@@ -261,7 +261,7 @@ fn unfinished_jobs_are_returned_however_the_worker_ends() {
     assert_eq!(script.calls(), "begin:0 begin:1 begin:2 forget:0 back:0 forget:2 back:2");
     let status = script.inner().status.clone();
     assert_eq!((status.ended, status.failures, status.jobs.len()), (false, 1, 0));
-    // A worker that was told to stop does not count as failed.
+    // A worker that was told to stop is not treated as failed.
     let script = Script::new(1, [job(0)]);
     let asked = AtomicBool::new(false);
     let mut fails = |_: JobName| {

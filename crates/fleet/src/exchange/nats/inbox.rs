@@ -38,7 +38,7 @@ struct Held {
 #[derive(Default)]
 pub(super) struct Inbox {
     pub offers: BTreeMap<JobName, Offered>,
-    /// The position of each job in the server's stream.
+    /// The sequence number of each job's message in the server's stream.
     sequences: BTreeMap<JobName, u64>,
     pub workers: BTreeMap<WorkerName, Known>,
     withdrawn: BTreeSet<JobName>,
@@ -56,7 +56,7 @@ impl Inbox {
         Inbox { problems, ..Inbox::default() }
     }
 
-    /// Handles a worker's message about itself. Returns a message for the worker, if it needs one.
+    /// Handles a worker's heartbeat. Returns a reply for the worker, if one is needed.
     pub fn hear(&mut self, name: &WorkerName, beat: Beat) -> Option<Control> {
         let known = self.workers.get(name);
         if let Some(other) = known.filter(|known| known.beat.id != beat.id && known.is_there(FREE)) {
@@ -128,21 +128,21 @@ impl Inbox {
         self.offers.insert(job, Offered::Sent);
     }
 
-    /// Handles the server's reply to an offer: the job's position in the stream, or `None` if the server may not have
-    /// the job.
+    /// Handles the server's reply to an offer: the sequence number of the job's message, or `None` if the server may
+    /// not have the job.
     pub fn offered(&mut self, job: JobName, sequence: Option<u64>) {
         let Some(offered) = self.offers.get_mut(&job) else { return };
-        // Without a position the job counts as lost, unless the next list contains it.
+        // Without a sequence number the job is treated as lost, unless the next list contains it.
         let since = if sequence.is_some() { Instant::now() } else { Instant::now() - ANSWER };
         *offered = Offered::There(since);
         self.sequences.extend(sequence.map(|sequence| (job, sequence)));
     }
 
-    /// Withdraws a job. Returns its position in the server's stream, if the server has it.
+    /// Withdraws a job. Returns the sequence number of its message, if the server has the job.
     pub fn withdraw(&mut self, job: JobName) -> Option<u64> {
         self.offers.remove(&job);
         self.withdrawn.insert(job);
-        // The oldest withdrawals are removed: workers have dropped those jobs long ago.
+        // The oldest withdrawals are removed, since workers dropped those jobs long ago.
         while self.withdrawn.len() > 1 << 16 {
             self.withdrawn.pop_first();
         }
@@ -168,8 +168,7 @@ impl Inbox {
         done.into_iter().flat_map(|(worker, job)| self.discard(&worker, job)).collect()
     }
 
-    /// All messages that are kept. The server delivers them again unless it is told regularly that they are in
-    /// progress.
+    /// All unacknowledged messages. The server redelivers them unless it is told regularly that they are in progress.
     pub fn kept(&self) -> Vec<Message> {
         let held = self.results.values().flat_map(|held| &held.messages);
         held.chain(self.parts.values().flat_map(BTreeMap::values)).cloned().collect()

@@ -60,7 +60,7 @@ struct Shared {
 /// A message to the server. Messages are sent in order.
 enum Command {
     Offer(JobName, Vec<u8>),
-    /// Deletes the message at this position of the jobs' stream.
+    /// Deletes the message with this sequence number from the jobs stream.
     Withdraw(u64),
     Acknowledge(Vec<Message>),
 }
@@ -266,7 +266,7 @@ fn name_of_run(layout: &Layout) -> Result<String> {
     Ok(name)
 }
 
-/// Returns another learner with the same name, if one is heard within [`LISTEN`].
+/// Listens for another learner with the same name, and returns the first that is heard within [`LISTEN`].
 async fn listen(shared: Arc<Shared>, client: Client) -> Option<Announced> {
     let mut states = client.subscribe(shared.names.state()).await.ok()?;
     let heard = async {
@@ -309,7 +309,7 @@ async fn make_streams(names: &Names, jetstream: &Context) -> std::result::Result
     Ok(())
 }
 
-/// Receives the workers' messages about themselves.
+/// Receives the workers' heartbeats.
 async fn hear(shared: Arc<Shared>, client: Client) {
     let Ok(mut statuses) = client.subscribe(shared.names.worker("*")).await else { return };
     while let Some(message) = statuses.next().await {
@@ -452,7 +452,7 @@ async fn results(names: &Names, jetstream: &Context) -> Option<pull::Stream> {
     pulled.messages().await.ok()
 }
 
-/// Tells the server regularly that results are still in use for their batch, so that it does not deliver them again.
+/// Regularly tells the server that results are still waiting for their batch, so that it does not redeliver them.
 async fn keep(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(ACK_WAIT / 3).await;

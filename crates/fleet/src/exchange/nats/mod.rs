@@ -14,8 +14,8 @@
 //! answer is deleted, so that the learner recreates it. Every message carries the run's identifier.
 //!
 //! Whether a process on another machine is alive cannot be observed directly. A worker that has been silent for
-//! [`SILENCE`] counts as gone, but not as failed: its jobs are offered again, and if it comes back, its results have
-//! the same bits. Time in which the learner itself is disconnected does not count.
+//! [`SILENCE`] is considered gone, but not failed: its jobs are offered again, and if it comes back, its results have
+//! the same bits. Time during which the learner itself is disconnected is ignored.
 
 mod address;
 mod inbox;
@@ -47,7 +47,7 @@ pub struct NatsOptions {
     pub certificates: Option<PathBuf>,
 }
 
-/// A worker that has been silent for this long counts as gone.
+/// A worker that has been silent for this long is considered gone.
 pub const SILENCE: Duration = Duration::from_secs(10);
 /// The server delivers a message again if its receiver has not responded for this long.
 const ACK_WAIT: Duration = Duration::from_secs(15);
@@ -84,7 +84,7 @@ struct Announced {
     state: LearnerState,
 }
 
-/// A worker's message about itself.
+/// A worker's heartbeat.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Beat {
     /// The identifier of the worker's process.

@@ -411,7 +411,7 @@ async fn publish(shared: &Shared, client: &Client, jetstream: &Context, unsent: 
     true
 }
 
-/// Tells the server regularly that jobs are still in work, so that it does not deliver them to other workers.
+/// Regularly tells the server that jobs are in progress, so that it does not deliver them to other workers.
 async fn keep(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(ACK_WAIT / 3).await;

@@ -19,7 +19,7 @@ pub struct SpoolLearner {
     _lock: FileLock,
     holder: Holder,
     observer: Observer,
-    /// Results that were read, but not yet taken or deleted.
+    /// Results that have been read, but not returned by `take` or deleted.
     results: BTreeMap<(WorkerName, JobName), JobResult>,
     workers: Vec<WorkerName>,
     problems: Vec<String>,
@@ -64,8 +64,8 @@ impl SpoolLearner {
     fn look(&self, worker: &WorkerName) -> Result<Seen> {
         let status: WorkerStatus = read_json(&self.layout.status(worker)).unwrap_or_default();
         let holder = holder(&self.layout.alive(worker))?;
-        // A process that has just taken the lock may not have written its number yet. Until it has, the process does
-        // not count as alive.
+        // A process that has just taken the lock may not have written its number yet. Until then, the process is not
+        // considered alive.
         let alive = holder.is_some_and(|holder| holder.incarnation > 0);
         let incarnation = holder.map_or(status.incarnation, |holder| holder.incarnation);
         let is_its = status.incarnation == incarnation;

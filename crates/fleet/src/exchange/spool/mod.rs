@@ -166,8 +166,8 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T
     serde_json::from_slice(&read_at_most(path, disk::most::STATE).ok()??).ok()
 }
 
-/// Writes a file under a temporary name that begins with a dot, and then renames it, so that readers never see half a
-/// file. With `sync`, the bytes are synced before the rename, and the new name before this returns.
+/// Writes a file under a temporary name that begins with a dot, and then renames it, so that readers never see a
+/// partial file. With `sync`, the bytes are synced before the rename, and the new name before this returns.
 pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     write_by(path, sync, |file| file.write_all(bytes))
 }

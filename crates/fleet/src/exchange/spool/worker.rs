@@ -23,7 +23,7 @@ pub struct SpoolWorker {
     /// The state of a learner that had already ended when this worker joined.
     old: Option<LearnerState>,
     /// Device and inode of a `learner.json` that was unreadable when this worker joined. Each learner renames a new
-    /// file into place, so the file of the next learner has another inode.
+    /// file into place, so the file of the next learner has a different inode.
     damaged: Option<(u64, u64)>,
 }
 

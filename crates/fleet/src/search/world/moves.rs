@@ -153,7 +153,7 @@ impl World {
         self.tell(Event::Expelled(name, jobs))
     }
 
-    /// Expels a worker. All results of the first batch that was not trained on count as its wrong results.
+    /// Expels a worker. All results of the first batch that was not trained on are treated as its wrong results.
     pub(super) fn expel(&mut self, i: usize) -> Result<(), String> {
         if self.environment.liar {
             return self.expel_liar();

@@ -168,7 +168,7 @@ fn a_learner_with_the_proc_of_another_namespace_kills_nothing() {
         proc
     };
     let (missing, empty, other) = (dir.path().join("missing"), made("empty"), made("other"));
-    // The `/proc` of another PID namespace: it is complete, but has other PIDs.
+    // The `/proc` of another PID namespace: complete, but with different PIDs.
     for name in ["sys", "1"] {
         symlink(Path::new("/proc").join(name), other.join(name)).unwrap();
     }

@@ -144,7 +144,7 @@ fn a_worker_claims_valid_jobs_in_order() {
     for job in [&job(3, ""), &job(1, "")] {
         learner.offer(job).unwrap();
     }
-    // This file contains another job than its name says.
+    // The file's name does not match the job in it.
     std::fs::write(layout.pending().join("000002.0"), job(7, "").to_bytes()).unwrap();
     let claimed: Vec<_> = std::iter::from_fn(|| worker.claim(&[]).unwrap()).map(|job| job.name.to_string()).collect();
     assert_eq!(claimed, ["000001.0", "000003.0"]);
