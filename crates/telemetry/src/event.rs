@@ -30,7 +30,7 @@ pub enum EventKind {
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
-    /// The values of one optimizer step, logged or not, by which a run is judged.
+    /// The values of one optimizer step, logged or not, from which the run's verdict is computed.
     StepValues {
         step: u64,
         #[serde(with = "numbers")]
@@ -142,7 +142,7 @@ pub struct Alarm {
     pub examples: Vec<String>,
     /// The usual remedy.
     pub remedy: String,
-    /// Whether the run's configuration intends this state, so that the alarm is only a note.
+    /// Whether the configuration makes this state intentional, so that the alarm is only a note.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
 }

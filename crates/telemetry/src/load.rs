@@ -16,7 +16,7 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// The load by other processes, per core, below which a measurement is accepted.
+    /// The load from other processes, per core, below which a measurement is accepted.
     pub const QUIET: f64 = 0.2;
 
     /// Reads the counters now.
@@ -33,9 +33,9 @@ impl CpuTimes {
         clock.tv_sec as f64 + clock.tv_nsec as f64 * 1e-9
     }
 
-    /// The load by other processes between this reading and `later`, per core: 0 if they were idle, 1 if they kept
-    /// every core busy. The result is the higher of two loads: that of the whole machine, and that of the cores that
-    /// this process may use. `None` if the system does not report the counters.
+    /// The load from other processes between this reading and `later`, per core: 0 if they were idle, 1 if they kept
+    /// every core busy. The result is the higher of the load on the whole machine and the load on the cores that this
+    /// process may use. `None` if the system does not report the counters.
     pub fn load_until(&self, later: &CpuTimes) -> Option<f64> {
         let (seconds, own) = (later.at_s - self.at_s, later.own_s - self.own_s);
         if seconds <= 0.0 || self.cores.is_empty() || self.cores.len() != later.cores.len() {

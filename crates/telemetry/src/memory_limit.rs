@@ -14,8 +14,8 @@ use std::path::{Component, Path, PathBuf};
 pub struct MemoryLimit {
     /// The limit in bytes.
     pub bytes: u64,
-    /// Bytes that already count against this limit and that the system cannot reclaim: those of this process, or of all
-    /// processes in the control group.
+    /// Bytes charged to this limit that the system cannot reclaim: those of this process, or of the whole control
+    /// group.
     pub used: u64,
     /// The file that sets the limit, or the name of the resource limit.
     pub source: String,
@@ -97,7 +97,7 @@ impl Version {
         };
         let limit_in = |name: &str| number(name).map(|bytes| limit(bytes, name));
         match self {
-            // A group above `memory.high` is not killed, but slowed down more and more.
+            // A group above `memory.high` is throttled more and more, but not killed.
             Version::V2 => limit_in("memory.max").into_iter().chain(limit_in("memory.high")).collect(),
             Version::V1 => {
                 // Before Linux 5.11, the usage of a group may not count towards its parent.
@@ -155,7 +155,7 @@ fn mounted(line: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
 }
 
 /// The path of the group `own` relative to a mount point at which `root` is mounted. The path is empty if only the
-/// mounted group itself is known to contain `own`. `None` if the mount shows other groups.
+/// mounted group itself is known to contain `own`. `None` if the mount exposes different groups.
 fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     let leaves = |path: &Path| path.components().any(|part| part == Component::ParentDir);
     if let Ok(below) = own.strip_prefix(root)

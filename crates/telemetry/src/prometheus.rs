@@ -132,7 +132,7 @@ fn fixed(pattern: &str) -> String {
     text + rest
 }
 
-/// The parts of `name` that match the placeholders `<…>` of the pattern, each with the name of its placeholder.
+/// The parts of `name` that match the pattern's placeholders `<…>`, each with the placeholder's name.
 fn chosen<'a>(pattern: &'a str, name: &str) -> Vec<(&'a str, String)> {
     let Some((before, rest)) = pattern.split_once('<') else { return Vec::new() };
     let Some((word, after)) = rest.split_once('>') else { return Vec::new() };

@@ -24,7 +24,7 @@ pub struct RunRecord {
     /// The device that computes, in the notation of the key `device`: cpu, cuda, ….
     #[serde(default)]
     pub device: String,
-    /// The name of the formula of matmuls. Runs with the same formula give the same bits.
+    /// The name of the matmul formula. Runs with the same formula give the same bits.
     #[serde(default)]
     pub arithmetic: String,
     /// The dtype of the computation: f32 or bf16.
@@ -38,7 +38,7 @@ pub struct RunRecord {
     /// The files of the initial model, with their hashes.
     pub model: Vec<FileHash>,
     /// Other files that affect how prompts are encoded and where completions end: tokenizer settings and chat
-    /// templates. A file that is not listed did not exist. `None` in a record of an older version.
+    /// templates. An unlisted file did not exist. `None` in a record of an older version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_files: Option<Vec<FileHash>>,
     /// The files of a separate reference model (`ref_model`), with their hashes.
@@ -94,7 +94,7 @@ pub struct MeasuredCeilings {
     pub flops_per_s: f64,
     /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
-    /// The load by other processes, per core, during and around the measurement. `None` in a record of an older
+    /// The load from other processes, per core, during and around the measurement. `None` in a record of an older
     /// version, which did not check whether the machine was busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 const PER_COMPLETION: [&str; 8] =
     ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions", "problems"];
 
-/// The largest number accepted as a log-probability. It is slightly above 0, because programs that write such files may
-/// round.
+/// The largest number accepted as a log-probability. It is slightly above 0, because programs that write rollout files
+/// may round.
 const MAX_LOGP: f64 = 1e-3;
 
 /// A completion read from a file. Its lists have one element per token.
@@ -113,7 +113,7 @@ fn split(object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String>
     let count = object["completion_ids"].as_array().map_or(0, Vec::len);
     let mut lines = vec![Map::new(); count];
     for key in PER_COMPLETION {
-        // A null value counts as missing, except for `rewards`, which a line must have.
+        // A null value is treated as missing, except for `rewards`, which a line must have.
         let Some(value) = object.get(key).filter(|v| !v.is_null() || key == "rewards") else { continue };
         let Some(items) = value.as_array().filter(|items| items.len() == count) else {
             let got = value.as_array().map_or("a value that is not a list".to_owned(), |items| items.len().to_string());
@@ -140,7 +140,7 @@ impl RecordedCompletion {
         };
         let sampled = match get("mask") {
             None => None,
-            // Tensors often have 0 and 1 for false and true, so these are accepted too.
+            // Programs often write masks as 0 and 1, so these are accepted as booleans, too.
             Some(value) => {
                 let read = |v: &Value| v.as_bool().or_else(|| v.as_u64().filter(|&n| n < 2).map(|n| n == 1));
                 let sampled = list(value, "mask", read, "true or false")?;

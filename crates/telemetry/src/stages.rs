@@ -41,7 +41,7 @@ struct Inner {
     next: u64,
     /// The trace row of each thread, in the order in which threads first opened a span.
     threads: HashMap<ThreadId, u64>,
-    /// The trace row of each name of overlapped work ([`Stages::record_overlapped`]).
+    /// The trace row for each name passed to [`Stages::record_overlapped`].
     overlapped: HashMap<String, u64>,
     /// The sinks that receive an event for each span that ends.
     sinks: Sinks,
@@ -262,7 +262,7 @@ impl Span {
         }
     }
 
-    /// Counts `seconds` of this span as a nested stage `name`. This is for work that is too short for spans of its own.
+    /// Attributes `seconds` of this span to a nested stage `name`, for work that is too short for separate spans.
     pub fn part(&self, name: &str, seconds: f64) {
         let inner = &mut *lock(&self.inner);
         let Some(open) = inner.open.get(&self.id) else { return };

@@ -28,7 +28,8 @@ impl Appended {
         Ok(this)
     }
 
-    /// Appends one record. If the write fails half-way (a full disk), the written part is truncated again.
+    /// Appends one record. If the write fails midway (a full disk), the partial record is removed by truncating the
+    /// file.
     pub(crate) fn append(&mut self, record: &[u8]) -> Result<()> {
         if let Err(source) = self.file.write_all(record) {
             let _ = self.truncate_to(self.len);
@@ -74,8 +75,8 @@ impl Appended {
     }
 
     /// Truncates the file to the length that the checkpoint stores under `name` (0 if there is none), or to the end of
-    /// the last complete record before it. If the file is now shorter, it is kept as it is. Returns a message for
-    /// people if the file is not that of the checkpoint.
+    /// the last complete record before it. A file that is already shorter is left unchanged. Returns a message for
+    /// people if the file does not match the checkpoint.
     pub(crate) fn resume(
         &mut self,
         name: &str,

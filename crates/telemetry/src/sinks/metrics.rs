@@ -1,5 +1,5 @@
 //! Writes and reads `metrics.jsonl`, with one JSON object for each logged step. Also writes `steps.jsonl`, with one
-//! object for each optimizer step, which has only the values by which a run is judged.
+//! object for each optimizer step, which has only the values that determine the run's verdict.
 //!
 //! An alarm is a separate line, `{"step": n, "alarm": {…}}`.
 //!
@@ -87,7 +87,8 @@ impl Sink for MetricsSink {
     }
 }
 
-/// The sink that writes `steps.jsonl`. With these lines, a run that logs only every tenth step can be judged too.
+/// The sink that writes `steps.jsonl`. With these lines, the verdict is based on every step, even if only every tenth
+/// is logged.
 #[derive(Debug)]
 pub struct StepsSink {
     lines: JsonLines,
@@ -124,8 +125,8 @@ impl Sink for StepsSink {
     }
 }
 
-/// A log of JSON lines that an older version wrote and this version does not. A resume still truncates the log, and
-/// checkpoints still store its length.
+/// A log of JSON lines that older versions wrote. This version appends nothing to the log, but a resume still truncates
+/// it, and checkpoints still store its length.
 #[derive(Debug)]
 pub struct ClosedLog {
     name: &'static str,
@@ -224,8 +225,8 @@ mod tests {
 
         let mut sink = MetricsSink::open(&path).unwrap();
         assert_eq!(read(&path).unwrap().len(), 2);
-        // A file shorter than at the checkpoint is reported and kept. If the checkpoint's length is inside a line, the
-        // file is truncated before that line.
+        // A file shorter than at the checkpoint is reported and kept. If the checkpoint's length falls inside a line,
+        // the file is truncated before that line.
         let note = sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("metrics.jsonl") && note.contains("10000") && read(&path).unwrap().len() == 2, "{note}");
         let inside = BTreeMap::from([("metrics.jsonl".to_owned(), at_checkpoint["metrics.jsonl"] + 3)]);

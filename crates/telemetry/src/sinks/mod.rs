@@ -37,7 +37,7 @@ pub trait Sink: Send {
         Ok(None)
     }
 
-    /// Called before [`finish`](Self::finish). Waits, at most some seconds, until everything was sent to other
+    /// Called before [`finish`](Self::finish). Waits up to a few seconds until everything has been sent to other
     /// processes. Returns a message for people, if any.
     fn flush(&mut self) -> Option<String> {
         None

@@ -47,8 +47,8 @@ impl TensorBoardSink {
         Ok(sink)
     }
 
-    /// With `false`, the sink appends nothing to the file, but a resume still truncates the file, and checkpoints still
-    /// store its length.
+    /// With `false`, the sink appends nothing. A resume still truncates the file, and checkpoints still store its
+    /// length.
     pub fn writing(self, writes: bool) -> Self {
         TensorBoardSink { writes, ..self }
     }
@@ -356,7 +356,7 @@ mod tests {
         logged(&mut sink, 2, &[("a", 2.0)]);
         let path = sink.file.path().to_owned();
         drop(sink);
-        // The file as a process leaves it that is killed while writing a record.
+        // A file whose writer was killed in the middle of a record.
         let mut file = std::fs::read(&path).unwrap();
         file.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0, 1]);
         std::fs::write(&path, &file).unwrap();

@@ -3,7 +3,7 @@
 use super::{Ceilings, DeviceWork, StageTotal};
 use crate::{Align, Record, Table};
 
-/// The maximum number of stages named in one line. The next constant is the minimum share of time of a named stage.
+/// The maximum number of stages named in one line. [`LEAST`] is the minimum share of time of a named stage.
 const SHOWN: usize = 4;
 const LEAST: f64 = 0.03;
 
@@ -111,7 +111,7 @@ impl Summary {
     /// The stage that takes the most time without its nested stages, and the resource that limits it, in words. `None`
     /// if the stage's operations and bytes, or the machine's peaks, are unknown.
     pub fn bottleneck(&self, ceilings: &Ceilings) -> Option<String> {
-        // A nested stage without operations and bytes counts as part of the stage that encloses it.
+        // A nested stage without operations and bytes is treated as part of the stage that encloses it.
         let works = |stage: &&StageTotal| stage.flops + stage.bytes > 0.0;
         let around = |stage: &StageTotal| {
             let outer = stage.path.rsplit_once('/').map(|(outer, _)| outer);

@@ -15,8 +15,8 @@ pub(super) struct Evaluations {
     before: Vec<(String, f64)>,
 }
 
-/// The metrics by which an evaluation is judged. The line shows the first of these that the evaluation has. An
-/// evaluation that has none of them has only metrics of user code.
+/// The candidates for an evaluation's main metric, in order of preference. The line shows the first that the evaluation
+/// has. An evaluation without any of them has only metrics of user code.
 const JUDGED: [&str; 4] = ["reward", "rewards/accuracies", "accuracy", "loss"];
 
 /// Metrics without a row in the table: they are in its heading, or not shown at all.
@@ -44,8 +44,8 @@ fn shown(values: &[(String, f64)]) -> impl Iterator<Item = (&str, &str, f64)> {
 }
 
 impl Evaluations {
-    /// The line for an evaluation after `step`: the value for each evaluation set, and its difference from the first
-    /// value.
+    /// The line for an evaluation after `step`: the main metric of each evaluation set, and its change since the first
+    /// evaluation.
     pub(super) fn line(&mut self, step: u64, values: &[(String, f64)]) -> String {
         let mut sets: Vec<&str> = Vec::new();
         for (set, _, _) in shown(values) {

@@ -7,10 +7,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{Console, LogFormat};
 use crate::{Level, Record, visible};
 
-/// The shortest time between two progress lines without a terminal. A last line is always written at the end.
+/// The minimum time between two progress lines without a terminal. A final line is always written.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// The smallest width of a bar.
+/// The minimum width of a bar.
 const LEAST_BAR: usize = 8;
 
 /// The progress of one phase: a bar on a terminal, elsewhere a plain line from time to time. Dropping this value ends

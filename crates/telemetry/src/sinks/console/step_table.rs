@@ -15,7 +15,7 @@ const ROWS: usize = 25;
 enum Shown {
     /// The value of a metric.
     Number(&'static str),
-    /// The value of a metric, followed by ± and the value of another.
+    /// The value of a metric, followed by ± and the value of a second metric.
     WithDeviation(&'static str, &'static str),
     /// The value of a metric that is a share, in percent.
     Percent(&'static str),
@@ -87,7 +87,7 @@ pub(super) struct StepTable {
     names: Vec<String>,
     widths: Vec<usize>,
     rows: usize,
-    /// Columns that did not fit once. They stay hidden, so that the other columns keep their positions.
+    /// Columns that once did not fit. They stay hidden, so that the other columns keep their positions.
     dropped: Vec<String>,
 }
 

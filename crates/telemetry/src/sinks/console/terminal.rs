@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::{ProgressDrawTarget, TermLike};
 
-/// The most draws per second.
+/// The maximum number of draws per second.
 const RATE: u8 = 10;
 
 /// A terminal that buffers each draw, and writes it with a single call at its end.
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_run_continues_after_its_terminal_fails_at_any_write() {
-        // EIO has no `ErrorKind`, so `Other` stands for it.
+        // EIO does not map to an `ErrorKind`, so `Other` represents it.
         let kinds = [ErrorKind::Other, ErrorKind::BrokenPipe, ErrorKind::StorageFull, ErrorKind::WouldBlock];
         let mut seen = Vec::new();
         for kind in kinds {

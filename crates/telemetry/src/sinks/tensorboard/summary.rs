@@ -8,7 +8,7 @@ use crate::{CompletionRows, table};
 
 /// The number of completions in the table of a step.
 const ROWS: usize = 8;
-/// The most characters in a cell of the table.
+/// The maximum number of characters in a cell of the table.
 const CHARACTERS: usize = 600;
 /// Number of buckets of a histogram.
 const BUCKETS: usize = 30;
