@@ -1,15 +1,16 @@
 //! Finds the identity of the build: the commit, and a hash of the changes to it. Only this crate depends on it, so that
 //! a commit rebuilds nothing else. Nothing here fails: without git the identity is unknown.
 //!
-//! The commit comes from, in this order: the variable LOCKSTEP_BUILD_COMMIT (an image, whose build has no `.git`), the
-//! repository, the file that `cargo package` adds to a crate, the file COMMIT in which `git archive` writes the commit.
+//! The first source that exists gives the commit: the variable LOCKSTEP_BUILD_COMMIT (for container images, which are
+//! built without `.git`), the repository, the file that `cargo package` adds to a crate, the file COMMIT that `git
+//! archive` fills in.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The program's sources, as paths from the root of the repository. Tests are not among them.
+/// The program's sources, as paths from the root of the repository, without tests.
 const SOURCES: [&str; 8] = [
     "crates",
     "Cargo.toml",
@@ -20,7 +21,7 @@ const SOURCES: [&str; 8] = [
     ":(exclude,glob)crates/*/benches/**",
     ":(exclude,glob)crates/*/examples/**",
 ];
-/// The folders of a crate that the program does not contain.
+/// The folders of a crate that are not compiled into the program.
 const NOT_BUILT: [&str; 5] = ["tests", "benches", "examples", "browser", "target"];
 
 fn main() {
@@ -56,8 +57,8 @@ fn of_variable() -> Option<(String, String)> {
     is_hash(commit.trim()).then(|| (commit.trim().to_owned(), String::new()))
 }
 
-/// The commit of the repository of this crate, and a hash of the changes to its sources; both as text, the hash empty
-/// if there are none.
+/// The commit of this crate's repository, and a hash of the uncommitted changes to the sources (empty if there are
+/// none).
 pub fn of_repository(here: &Path) -> Option<(String, String)> {
     let git = Git { here };
     // A vendored crate or an unpacked archive in somebody else's repository is not at `crates/cli`.
@@ -66,8 +67,8 @@ pub fn of_repository(here: &Path) -> Option<(String, String)> {
         return None;
     }
     let root = here.parent()?.parent()?;
-    // In a worktree `.git` is a file, and branches are in another place than HEAD. `git status` alone changes the
-    // index, which does not decide the identity.
+    // In a worktree `.git` is a file, and HEAD and the branches are in different directories. The index is not watched:
+    // `git status` alone rewrites it, and the identity does not depend on it.
     let of_git = |name: &str| git.text(&["rev-parse", "--git-path", name]).map(|path| here.join(path));
     ["HEAD", "packed-refs", "logs/HEAD", "reftable"].into_iter().filter_map(of_git).for_each(|path| watch(&path));
     let branch = git.text(&["symbolic-ref", "-q", "HEAD"]).and_then(|name| of_git(&name));
@@ -92,7 +93,7 @@ pub fn of_repository(here: &Path) -> Option<(String, String)> {
     Some((commit, modified))
 }
 
-/// The commit in a crate that `cargo package` made, which records only whether there were changes.
+/// The commit of a crate packed by `cargo package`, which records only whether there were uncommitted changes.
 pub fn of_package(here: &Path) -> Option<(String, String)> {
     let text = std::fs::read_to_string(here.join(".cargo_vcs_info.json")).ok()?;
     let value =
@@ -102,7 +103,7 @@ pub fn of_package(here: &Path) -> Option<(String, String)> {
     is_hash(commit).then(|| (commit.to_owned(), if modified { "unknown".to_owned() } else { String::new() }))
 }
 
-/// The commit in an archive of the sources: `git archive`, and so GitHub's, writes it into a file.
+/// The commit of a source archive: `git archive` (which GitHub uses) writes the commit into a file.
 pub fn of_archive(here: &Path) -> Option<(String, String)> {
     let text = std::fs::read_to_string(here.join("COMMIT")).ok()?;
     let commit = text.trim();
@@ -116,7 +117,7 @@ struct Git<'a> {
 impl Git<'_> {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut git = Command::new("git");
-        // A hook sets these for another repository; a container may have files of another user.
+        // A git hook may set these for a different repository. In a container, files may belong to a different user.
         for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"] {
             git.env_remove(name);
         }
@@ -141,7 +142,7 @@ impl Git<'_> {
         let of_root = Git { here: root };
         let listed = ["status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--"];
         let status = of_root.bytes(&[&listed[..], &SOURCES].concat())?;
-        // "XY name": each name once, in one order.
+        // Entries are "XY name". The names are sorted and deduplicated.
         let entries =
             status.split(|&byte| byte == 0).filter_map(|entry| String::from_utf8(entry.get(3..)?.to_vec()).ok());
         let names: BTreeSet<String> = entries.filter(|name| !name.is_empty()).collect();

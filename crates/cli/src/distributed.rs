@@ -165,8 +165,8 @@ fn this_program() -> Command {
     command
 }
 
-/// The command that starts this program if it has no executable of its own (if Python started it): an interpreter and
-/// its first arguments.
+/// The command that starts this program if it runs inside a Python interpreter: the interpreter and its first
+/// arguments.
 pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Starts a learner and its workers, restarts processes that are killed, and returns when all have exited.

@@ -33,7 +33,7 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// The memory that measuring this machine's speed takes, with a margin.
+/// The memory needed to measure this machine's speed, with a margin.
 const MEASURED_BYTES: u64 = 320 << 20;
 
 /// The results of all checks.

@@ -168,7 +168,7 @@ fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
     }
 }
 
-/// The first reward among `failed` that scored no completion; or the first reward of all, if none scored any.
+/// The first reward among `failed` that scored no completion; or the first of all rewards, if none of them scored any.
 fn first_unscored<'a>(scored: &'a [(String, usize)], failed: &[&str]) -> Option<&'a str> {
     let nobody = scored.iter().all(|(_, n)| *n == 0);
     let found = scored.iter().find(|(name, n)| *n == 0 && (nobody || failed.contains(&name.as_str())))?;

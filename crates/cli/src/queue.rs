@@ -46,7 +46,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         What::Ls { json } => list(&status, json),
         What::Show { job, json } => {
             let job = parse(&job)?;
-            // Read after the places, so that the result of a job that finishes in between is shown.
+            // Read after `status`, so that the result of a job that finishes in between is shown.
             let found = fleet::status::find(&args.run, job).or_bad_input()?;
             let places = places(&status, job);
             if places.is_empty() && found == JobFiles::default() {
@@ -114,7 +114,7 @@ fn parse(text: &str) -> anyhow::Result<JobName> {
     })
 }
 
-/// The job that a name without leading zeros or chunk means: `123`, `123.0`.
+/// The job meant by a name without leading zeros or chunk: `123`, `123.0`.
 fn nearly(text: &str) -> Option<JobName> {
     let text = text.trim();
     let (group, chunk) = text.split_once('.').unwrap_or((text, "0"));

@@ -1,16 +1,15 @@
 //! Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1, by the same [rules](Rules) in every command and every process of a run:
-//! - The first signal requests a stop, which a message acknowledges at once.
 //! - The first signal requests a stop. A message acknowledges it at once.
 //! - A second SIGINT or SIGTERM ends the program immediately, together with its reward programs.
 //! - A second SIGHUP or SIGUSR1 is ignored, since closing a terminal sends SIGHUP twice.
-//! - A signal that arrives twice within [`SAME`] counts once: `timeout` and batch systems send it to the process and to
-//!   its process group.
+//! - A signal that arrives twice within [`SAME`] is handled once: `timeout` and batch systems signal both the process
+//!   and its process group.
 //! - SIGHUP stays ignored if the parent ignored it (`nohup`): the run must survive the end of its terminal.
 //! - A learner and its workers ignore a second signal, since the supervisor may have passed on the first one again. The
 //!   supervisor kills them if they must end at once.
 //!
 //! While there is nothing to save, the program also exits if it does not stop within [`STOP_TIMEOUT`]: loading,
-//! tokenising and hashing check for a stop request only between units of work, and a unit may take long.
+//! tokenising and hashing check for a stop request only between units of work, and one unit may take a long time.
 
 use fleet::supervisor::{Asked, SUPERVISED};
 use lockstep::StopSignal;
@@ -27,8 +26,8 @@ use telemetry::Console;
 /// How long the program may take to stop while there is nothing to save.
 const STOP_TIMEOUT: Duration = Duration::from_millis(1000);
 
-/// How long a repeated signal counts as the same signal. The message is printed after this time, so that a signal that
-/// the user sends in response counts as the second.
+/// A signal repeated within this time is treated as the same signal. The message is printed after this time, so that a
+/// signal that the user sends in response is treated as the second.
 const SAME: Duration = Duration::from_millis(50);
 
 /// The number of the first signal; 0 if none has arrived.
@@ -37,12 +36,12 @@ static FIRST: AtomicI32 = AtomicI32::new(0);
 static NOTHING_TO_SAVE: AtomicBool = AtomicBool::new(false);
 /// Number of completed training steps.
 static STEPS: AtomicU64 = AtomicU64::new(0);
-/// Disconnects when the message of the first signal has been written.
+/// A channel that disconnects once the message about the first signal has been written.
 static ACKNOWLEDGED: Mutex<Option<Receiver<()>>> = Mutex::new(None);
 /// An incomplete directory, which is removed if the program must exit at once.
 static PARTIAL: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// The message for the first signal.
+/// The promise in the message about the first signal.
 #[derive(Clone, Copy, Debug)]
 pub enum Promise {
     /// The command stops its work on a stop request.
@@ -71,7 +70,7 @@ pub fn run_begins(steps: u64) {
     NOTHING_TO_SAVE.store(false, Ordering::Relaxed);
 }
 
-/// Stores the number of completed steps, for the message of a signal.
+/// Stores the number of completed steps, for the message about a signal.
 pub fn steps_done(steps: u64) {
     STEPS.store(steps, Ordering::Relaxed);
 }

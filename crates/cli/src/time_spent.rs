@@ -1,5 +1,5 @@
-//! Prints where the time of a training run went: the largest stages, what was busy and what limited it. With
-//! `--verbose`, a table of all stages comes first.
+//! Prints where the time of a training run went: the largest stages, the use of cores and memory, and the limit of the
+//! slowest stage. With `--verbose`, a table of all stages comes first.
 
 use lockstep::RunResult;
 use telemetry::{Console, Level, LogFormat, Record, duration};

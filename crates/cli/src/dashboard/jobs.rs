@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The most steps per level that the page may request.
+/// The maximum number of steps per level that the page may request.
 const MOST_STEPS: u64 = 200;
 /// The number of bytes of a failed job's standard error that are shown.
 const SHOWN_ERROR_BYTES: u64 = 4000;
@@ -19,7 +19,7 @@ pub(super) struct Runnable {
     /// Path of the `lockstep` program.
     pub program: PathBuf,
     /// The algorithms to choose from: objects with `id`, `name`, `says`, `levels` and `named`; each level is an object
-    /// with `id`, `name`, `stage`, `idea`, `code`, and each named one has `id`, `says`, `level`.
+    /// with `id`, `name`, `stage`, `idea`, `code`, and each entry of `named` has `id`, `says`, `level`.
     pub algorithms: Vec<Value>,
     /// Named sets of hyperparameters: objects with `id`, `name`, `algorithm`, `shape`, `levels`, `says`.
     pub presets: Vec<Value>,
@@ -128,7 +128,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The command line of a job. All its words come from `runnable`; no string of the request is passed on.
+/// The command line of a job. All its words come from `runnable`; no string from the request is passed on.
 fn arguments(runnable: &Runnable, asked: &Value) -> Result<Vec<String>, String> {
     let shape = asked["shape"].as_str().unwrap_or_default();
     let Some(shape) = runnable.shapes.iter().find(|known| *known == shape) else {

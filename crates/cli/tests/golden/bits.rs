@@ -117,7 +117,7 @@ fn measures(name: &str) -> bool {
         || name.starts_with("device/")
         // The number of draft tokens depends on measured step times.
         || name.starts_with("rollout/spec_decode_")
-        // Memory decides how many activations are kept.
+        // The available memory determines how many activations are kept.
         || ["step_time", "time_s", "eval_runtime", "peak_bytes", "rollout_activations_share"].contains(&name)
 }
 

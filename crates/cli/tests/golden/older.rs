@@ -3,11 +3,11 @@
 //!
 //! `COMMIT/NAME/` was written by that commit on the portable instruction set. `run/` was interrupted after step 2 of 6,
 //! in the middle of a generation batch, and `bits.txt` has the hashes of the uninterrupted run. Runs of 63ed136 also
-//! have `recorded.jsonl` (their rollouts) and `replayed.txt` (hashes of a run on these rollouts). `@SITE@` stands for
-//! the directory of the run.
+//! have `recorded.jsonl` (their rollouts) and `replayed.txt` (hashes of a run on these rollouts). `@SITE@` is a
+//! placeholder for the directory of the run.
 //!
-//! To write runs of another commit, `OLDER=PROGRAM cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored`
-//! writes those of [`EBC6ED8`] with a program built from that commit.
+//! To write the runs of [`EBC6ED8`] with the program of a different commit, build that program and run `OLDER=PROGRAM
+//! cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored`.
 
 use crate::bits::{self, Bits};
 use crate::runs::{self, COMMON, SAMPLED, STEPS, Site, good};
@@ -66,14 +66,14 @@ const EBC6ED8: [Kept; 7] = [
     Kept { name: "dpo", command: "dpo", set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], workers: 0 },
 ];
 
-/// Metrics whose values have changed since: an extreme or a mean over no values is missing, not 0 (decision 0048).
+/// Metrics that newer builds report differently: an extreme or a mean over no values is missing, not 0 (decision 0048).
 const CHANGED: [&str; 3] = [
     "metric completions/max_terminated_length",
     "metric completions/mean_terminated_length",
     "metric completions/min_terminated_length",
 ];
 
-/// Metrics that cover fewer tokens now (decision 0069).
+/// Metrics that newer builds compute over fewer tokens (decision 0069).
 const OF_COMPARED_TOKENS: [&str; 2] = ["metric sampling/logp_compared_tokens", "metric sampling/max_logp_difference"];
 
 impl Kept {

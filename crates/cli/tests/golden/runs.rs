@@ -300,7 +300,7 @@ impl Site {
         whole
     }
 
-    /// Skipping groups in the update may change only metrics of the amount of work.
+    /// Skipping groups in the update may change only metrics that measure the amount of work.
     fn check_without_skipping(&self, run: &Run, directory: &Path, isa: &str, column: usize, whole: &Bits) {
         let mut arguments = arguments(run, column, "all");
         arguments.extend(["--set", "skip_zero_gradients=false"].map(String::from));

@@ -1,11 +1,11 @@
-//! Activations that are kept from the rollout replace forward passes, and change no bit of a run.
+//! Activations kept from the rollout replace forward passes in training, without changing a bit of a run.
 
 use crate::support::runs::{arguments, directory, good, same};
 use serde_json::Value;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-/// The share of kept rows; missing if none can be kept.
+/// The metric with the share of rows whose activations are kept; missing if none can be kept.
 const SHARE: &str = "rollout_activations_share";
 
 /// The logged values of a metric.
@@ -32,8 +32,8 @@ fn planned_bytes(root: &Path, set: &[&str]) -> u64 {
 fn kept_activations_change_no_bit_of_any_kind_of_run() {
     let dir = directory();
     let root = dir.path();
-    // With one optimizer step per generation, every computed row is kept, except those of groups that are compared.
-    // Rows of wrong draft tokens and of preempted sequences take up room.
+    // With one optimizer step per generation, all rows are kept, except those of groups that are computed again for
+    // comparison. Rows of rejected draft tokens and of preempted sequences also take up memory.
     let (all, first) = (0.8..=1.0, 0.3..=0.5);
     let kinds: [(&str, &RangeInclusive<f64>, &[&str]); 10] = [
         ("grpo", &all, &["beta=0.04"]),
@@ -70,7 +70,7 @@ fn kept_activations_change_no_bit_of_any_kind_of_run() {
             ("half", format!("{}B", whole / 2), 0.0..=0.9 * range.end()),
             ("nothing", "1kB".to_owned(), 0.0..=0.0),
         ] {
-            // Without room, runs differ from those that keep nothing only in the search for it.
+            // With too little memory, a run only looks for room and keeps nothing, so one kind of run is enough.
             if name == "nothing" && kind != "grpo" {
                 continue;
             }

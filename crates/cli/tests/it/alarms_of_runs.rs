@@ -30,7 +30,7 @@ fn a_reward_without_information_raises_an_alarm() {
     let random = reward(root, "random.sh", "int(rand() * 2)");
     good(root, &arguments("random", &[&random, "max_steps=30"]));
     let found = raised(&root.join("random"));
-    // If equal completions get different scores, the alarm is immediate; otherwise it needs a statistical test.
+    // If equal completions get different scores, the alarm is raised at once; otherwise it needs a statistical test.
     assert!(found.contains("contradiction") || found.contains("reward_is_noise"), "{found:?}");
 
     let none = reward(root, "none.sh", "\"null\"");
@@ -87,7 +87,7 @@ fn diverging_runs_raise_an_alarm() {
     }
 }
 
-/// The same kinds of runs and others, with a usual learning rate.
+/// Runs of the same kinds and of further kinds, with an ordinary learning rate.
 #[test]
 fn healthy_runs_raise_no_alarm() {
     let dir = runs::directory();
@@ -110,7 +110,7 @@ fn healthy_runs_raise_no_alarm() {
     }
 }
 
-/// A pretrained model of stories, with a reward for letters.
+/// A model pretrained on stories, with a reward for letters.
 #[test]
 fn a_healthy_run_of_a_pretrained_model_raises_no_alarm() {
     let Some(model) = testing::shared("models/stories260k") else { return };

@@ -385,7 +385,7 @@ mod not_utf8 {
     }
 }
 
-/// Every command either obeys or refuses each variable.
+/// Every command either obeys or refuses each environment variable.
 #[test]
 fn environment_variables_are_obeyed_or_refused() {
     let dir = good();

@@ -32,8 +32,8 @@ fn a_benchmark_of_two_seeds_continues_without_repeating_runs() {
     assert_eq!(csv.lines().count(), 1 + 2 * 2);
     assert!(fs::read_to_string(dir.path().join("b/table.md")).unwrap().contains("| GRPO | "));
 
-    // When started again, the benchmark skips finished runs. Other settings are refused, since they are another
-    // benchmark.
+    // When started again, the benchmark skips finished runs. Different settings are refused, since they would make a
+    // different benchmark.
     let begun = |seed: u64| fs::metadata(dir.path().join(format!("b/seed-{seed}/grpo/record.json"))).unwrap();
     let before = begun(1).modified().unwrap();
     let output = lockstep(dir.path(), &only);

@@ -1,4 +1,4 @@
-//! Which evaluation counts as the best, which checkpoints are kept for it, and early stopping.
+//! The choice of the best evaluation, the checkpoints that are kept for it, and early stopping.
 
 use crate::stopping::reward;
 use crate::support::refused;
@@ -39,7 +39,7 @@ fn the_lowest_loss_is_the_best() {
 }
 
 /// All evaluations have the same reward, so the first evaluation after a step is the best. Its weights are saved
-/// although no checkpoint is due. The evaluation before the first step does not count, since it has no checkpoint.
+/// although no checkpoint is due. The evaluation before the first step is ignored, since it does not have a checkpoint.
 #[test]
 fn the_best_evaluation_always_has_a_checkpoint() {
     let dir = directory();
@@ -52,7 +52,7 @@ fn the_best_evaluation_always_has_a_checkpoint() {
         let run = root.join(out);
         assert_eq!(weights(&run, "model"), weights(&run, "checkpoints/step-000004"));
         assert_eq!(of_lines(&run, "eval_reward").len(), if out == "plain" { 3 } else { 4 });
-        // The evaluation before the first step does not count for early stopping, either.
+        // Early stopping ignores the evaluation before the first step, too.
         let patient = [&best[..], &[start, "early_stopping_patience=1"]].concat();
         let output = good(root, &arguments("train", &format!("{out}-patient"), &patient));
         assert!(output.err.contains("stopped early after step 8"), "{}", output.err);

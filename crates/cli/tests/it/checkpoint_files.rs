@@ -1,4 +1,5 @@
-//! `files.json` lists the files of a checkpoint; a file from another step is refused by name.
+//! `files.json` lists the files of a checkpoint; a command that finds a file from a different step fails with an error
+//! that names the file.
 
 use crate::support::runs::{arguments, directory, good, same};
 use crate::support::{lockstep, refused};

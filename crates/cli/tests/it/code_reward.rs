@@ -1,4 +1,4 @@
-//! Rewards that run programs: refused if there is no sandbox, and recorded if that is explicitly allowed.
+//! Rewards that run programs are refused without a sandbox. If the user explicitly allows them, the run records that.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, good};

@@ -1,5 +1,5 @@
-//! Consoles that cannot be written to. If output other than the result cannot be printed, the command continues and its
-//! exit code stays. If the result cannot be printed, the command fails, unless the reader has closed the pipe.
+//! Consoles that cannot be written to. If output other than the result cannot be printed, the command continues with an
+//! unchanged exit code. If the result cannot be printed, the command fails, unless the reader has closed the pipe.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same, same_but_workers};

@@ -50,7 +50,7 @@ fn groups_with_equal_rewards_are_replaced() {
     assert_eq!(groups.values().map(flat).collect::<Vec<_>>(), left);
 }
 
-/// If rewards never differ within a group, every step takes the maximum number of rounds.
+/// If rewards never differ within a group, every step takes `dynamic_sampling_max_rounds` rounds.
 #[test]
 fn the_number_of_rounds_is_bounded() {
     let dir = directory();

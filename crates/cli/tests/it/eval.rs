@@ -234,7 +234,7 @@ fn pass_at_k_uses_its_reward_independent_of_the_reward_weights() {
     refused(root, &unknown, &["`eval_pass_at_k_reward` = nobody", "format, never"]);
 }
 
-/// A missing score does not count as 0, neither in pass@k nor in choosing the best checkpoint.
+/// A missing score is not treated as 0, neither in pass@k nor in choosing the best checkpoint.
 #[test]
 fn unscored_completions_are_excluded_everywhere() {
     let dir = directory();

@@ -121,7 +121,7 @@ fn a_run_resumes_at_the_batch_whose_reward_failed() {
     fs::write(root.join("serve.sh"), program).unwrap();
     let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
     let set = [command, "save_steps=1", "record_rollouts=true"];
-    // Evaluations have another number of completions per prompt.
+    // Evaluations have a different number of completions per prompt.
     let set = [&set[..], &["num_generations_eval=2"]].concat();
     let output = lockstep(root, &arguments("train", "cut", &set));
     failed(&output, &["stopped after step 5", "exit status: 3"]);

@@ -53,7 +53,8 @@ fn a_worker_compares_its_inputs_with_the_running_learner() {
     end(worker);
 }
 
-/// A worker that stays joined while the run is resumed with other keys reports the change, and no job counts as failed.
+/// A worker that stays joined while the run is resumed with different keys reports the change, and no job is marked as
+/// failed.
 #[test]
 fn a_worker_with_an_outdated_configuration_exits_without_failing_a_job() {
     let dir = directory();

@@ -1,5 +1,5 @@
-//! A tiny Gemma 3 from `init` to trained weights: another activation, other norms, scaled embeddings and two rotary
-//! bases, in every part of a run.
+//! A tiny Gemma 3 from `init` to trained weights, in every part of a run. Unlike Qwen 3 it has a different activation,
+//! more norms, scaled embeddings and two rotary bases.
 
 use crate::support::runs::{arguments, directory_of, files, good, of_lines, same};
 use crate::support::tensors;

@@ -1,5 +1,5 @@
 //! `gradient_shares`: the gradient of a step is a tree of the gradients of its shares. The bits of a run depend on the
-//! number of shares, and on nothing else that divides its work.
+//! number of shares, but not on any other setting that divides its work.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, files, good, same, same_but_workers};
@@ -17,7 +17,7 @@ const KINDS: [(&str, &str, &[&str]); 7] = [
     ("dpo", "dpo", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]),
 ];
 
-/// The mean gradients that the optimizer keeps. (The rounding of a bf16 model hides differences of its weights.)
+/// The optimizer's first moments. (In bf16, rounding hides differences of the weights.)
 fn moments(run: &Path) -> Vec<u8> {
     files(run).remove("checkpoints/step-000012/optimizer_exp_avg.safetensors").unwrap()
 }
@@ -73,7 +73,7 @@ fn the_number_of_shares_is_a_power_of_two_and_fixed() {
     refused(&["sft", "--resume", "run", "--set", "gradient_shares=4"], "gradient_shares");
 }
 
-/// S shares take log₂(S) more gradients.
+/// S shares need memory for log₂(S) additional gradients.
 #[test]
 fn the_plan_counts_the_gradients_of_shares() {
     let dir = directory();

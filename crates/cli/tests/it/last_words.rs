@@ -1,5 +1,5 @@
-//! The verdict of a run: whether it learned, judged by the values of its steps. The verdict is the same wherever it is
-//! printed.
+//! The verdict of a run: whether it learned, according to the values of its steps. The verdict is the same wherever it
+//! is printed.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, good};

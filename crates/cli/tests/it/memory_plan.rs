@@ -6,18 +6,18 @@ use serde_json::Value;
 use std::path::Path;
 
 /// The model is wide, so that tensors dominate the process's memory. Completions seldom end early: only one of 32,768
-/// tokens ends them.
+/// tokens ends a completion.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 32768,
 "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8,
 "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 "hidden_act": "silu", "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Tolerance as a fraction of the peak, and in bytes: in small runs, memory of threads and of the allocator differs by
-/// as much.
+/// Tolerance as a fraction of the peak, and in bytes: the memory of threads and of the allocator varies by this much in
+/// small runs.
 const TOLERANCE: (f64, f64) = (0.02, 8e6);
 
-/// The number of prompt tokens and the keys of each run. With kept activations, the forward pass of a whole group is
-/// computed for the comparison in step 18, after the buffers have reached their size.
+/// The number of prompt tokens and the keys of each run. In runs that keep activations, step 18 computes a whole
+/// group's forward pass for the comparison, after the buffers have reached their size.
 const RUNS: [(usize, &[&str]); 6] = [
     (40, &["beta=0.04", "num_generations=4", "speculative=auto", "rollout_activations=off"]),
     (30, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),
@@ -26,7 +26,7 @@ const RUNS: [(usize, &[&str]); 6] = [
     (40, &["optim=muon", "num_generations=4", "rollout_activations=off"]),
     (40, &["use_peft=true", "num_generations=4", "max_steps=18"]),
 ];
-/// A run that takes longer.
+/// A slow run.
 const LONG: (usize, &[&str]) = (40, &["num_generations=4", "max_steps=18"]);
 
 #[test]

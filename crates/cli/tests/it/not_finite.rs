@@ -58,8 +58,8 @@ fn nan_in_a_model_is_an_error_that_names_the_model() {
     }
 }
 
-/// The standard deviation of such rewards overflows. Dividing by it used to give 0, and the run learned nothing,
-/// without a message.
+/// The standard deviation of huge rewards overflows. Dividing by it used to give 0, so the run silently learned
+/// nothing.
 #[test]
 fn rewards_whose_deviation_overflows_raise_an_alarm() {
     let dir = directory();
@@ -102,7 +102,7 @@ fn overflowing_results_are_errors() {
     assert!(output.contains("of the evaluation is NaN") && output.contains("does not count"), "{output}");
 }
 
-/// A non-finite score of a reward model counts as missing, and raises an alarm.
+/// A non-finite score of a reward model is treated as missing, and raises an alarm.
 #[test]
 fn a_reward_model_that_returns_nan_raises_an_alarm() {
     let dir = directory();

@@ -11,7 +11,7 @@ use std::path::Path;
 struct Case {
     name: &'static str,
     set: &'static [&'static str],
-    /// Metrics that must be absent from all lines; a name that ends in `*` stands for all names with that prefix.
+    /// Metrics that must be absent from all lines; a name that ends in `*` matches all names with that prefix.
     missing: &'static [&'static str],
     /// Metrics that must be present in each line (metrics of completions: in each line with new completions), with the
     /// value if it is known.
@@ -332,7 +332,8 @@ fn equal_rewards_have_a_deviation_of_0_and_a_reported_cause() {
     check(EQUAL, &[]);
 }
 
-/// A step at the end of an empty completion is valid: such a completion has a score, and the others keep theirs.
+/// A process-reward step at the end of an empty completion is valid: the completion has a score, and the other
+/// completions keep their scores.
 #[test]
 fn a_step_at_the_end_of_an_empty_completion_has_a_score() {
     let Some(()) = testing::program("python3") else { return };

@@ -5,7 +5,7 @@ use crate::support::{command, refused};
 use std::fs::{self, File};
 use std::process::Stdio;
 
-/// Such commands once destroyed the dataset, the scored file and the model, with exit code 0.
+/// Commands that overwrote an input once destroyed the dataset, the scored file and the model, with exit code 0.
 #[test]
 fn an_output_never_overwrites_an_input() {
     let dir = directory();

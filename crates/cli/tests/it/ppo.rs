@@ -219,7 +219,7 @@ fn keys_of_other_algorithms_are_reported_as_unused() {
     assert!(output.err.contains("lam is not read by algorithm = \"rloo\""), "{}", output.err);
 }
 
-/// The value model may have another shape than the policy; only the vocabulary must match.
+/// The value model's shape may differ from the policy's; only the vocabulary must match.
 #[test]
 fn a_value_model_may_have_another_shape() {
     const SMALL: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40,

@@ -1,5 +1,5 @@
-//! Functions in a Python file as rewards: they give the bits of the equivalent built-in reward, from any directory in
-//! which the run is resumed. Also process rewards.
+//! Functions in a Python file as rewards, including process rewards: they give the bits of the equivalent built-in
+//! reward, from any directory in which the run is resumed.
 
 use crate::support::runs::{arguments, directory, good, of_lines, same, same_but_lineage};
 use crate::support::{lockstep, refused};

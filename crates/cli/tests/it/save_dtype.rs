@@ -25,7 +25,7 @@ const ROWS: [Row; 26] = [
     ("F32", "train", &["save_dtype=float16"], "F16", "F32"),
     ("F32", "train", &["save_dtype=bfloat16"], "BF16", "F32"),
     ("F16", "train", &["save_dtype=auto"], "F16", "F32"),
-    // A model that computes in bf16 has no further bits to save.
+    // A model that computes in bf16 does not have additional bits to save.
     ("BF16", "train", &["dtype=bf16"], "BF16", "BF16"),
     ("F32", "train", &["dtype=bf16"], "BF16", "BF16"),
     ("F32", "train", &["dtype=bf16", "save_dtype=f32"], "F32", "BF16"),

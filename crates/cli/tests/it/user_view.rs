@@ -83,7 +83,7 @@ fn completions_are_printed_and_logged() {
     refused(root, &["sft", "--resume", "run"], &["run of `lockstep train`"]);
 }
 
-/// Every reward may abstain: the missing score does not count as 0, and a message is printed.
+/// Every reward may abstain: the missing score is not treated as 0, and a message is printed.
 #[test]
 fn unscored_completions_are_reported() {
     let dir = directory();

@@ -190,7 +190,7 @@ fn a_forged_result_is_found() {
     type Forge = fn(&Path);
     let rows: [(&str, Forge); 5] = [
         ("model-00001-of-00001.safetensors", |model| {
-            // The weights have another file name, given by an index.
+            // The weights have a different file name, which an index gives.
             fs::rename(model.join("model.safetensors"), model.join("model-00001-of-00001.safetensors")).unwrap();
             let map = serde_json::json!({"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}});
             fs::write(model.join("model.safetensors.index.json"), map.to_string()).unwrap();

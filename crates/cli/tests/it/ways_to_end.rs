@@ -71,7 +71,7 @@ const USUAL: [&str; 2] = ["env", "--default-signal=HUP"];
 /// The steps of checkpoints that every run has.
 const SAVED: [u64; 3] = [4, 8, 12];
 
-/// A run of one kind, which a row of the table ends.
+/// A row of the table: a run of one kind, which is then ended.
 struct Row<'a> {
     runs: &'a Runs,
     kind: &'a Kind,
@@ -144,7 +144,7 @@ impl Row<'_> {
     /// Continues the run, and compares it with an uninterrupted run.
     fn go_on(&self, way: Way) {
         let mut all: Vec<&str> = vec!["train", "--resume", &self.out];
-        // A run with workers is continued alternately by one process and with workers.
+        // Rows alternate between continuing the run in one process and with workers.
         if self.out.len().is_multiple_of(2) || way == (Way::Raised { by_workers: false }) {
             all.extend(["--distributed", "--workers", "2"]);
         }
@@ -186,7 +186,7 @@ impl Row<'_> {
                 let child = self.begin(&USUAL);
                 for time in 0..times {
                     if time > 0 {
-                        // Two signals of a kind at the same time would count as one.
+                        // Two simultaneous signals of the same kind would be delivered as one.
                         std::thread::sleep(Duration::from_millis(200));
                     }
                     signal(&child, name);
@@ -311,7 +311,7 @@ fn try_all(rows: Vec<(&'static Kind, Way)>) {
     assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), rows.len(), failed.join("\n"));
 }
 
-/// The rows of CI: each has another way to end, and each kind of run has one.
+/// The rows that CI runs: each has a different way to end, and every kind of run has a row.
 #[test]
 fn some_ended_runs_keep_their_checkpoint_and_continue() {
     try_all(rows().step_by(11).collect());

@@ -43,8 +43,8 @@ fn the_parts_follow_from_the_shape_and_the_keys() {
     let embedding = 64 * hidden;
     let weights = 4 * (embedding + 2 * layer + hidden);
     assert_eq!(bytes(&parts, "weights"), weights);
-    // The tied embedding's gradient as an input matrix is accumulated separately, for the tokens that occur: at most
-    // all 40.
+    // The gradient of the tied embedding as an input matrix is accumulated separately, for the tokens that occur (at
+    // most all 40).
     assert_eq!(bytes(&parts, "training: gradients"), weights + 4 * 40 * hidden);
     assert_eq!(bytes(&parts, "training: optimizer"), 2 * weights + 8);
     // KV cache: 9 sequences (a generation has 8 completions) of 128 tokens, 2 layers, 2 heads of dimension 8.

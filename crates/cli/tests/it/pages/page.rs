@@ -6,7 +6,7 @@
 //! # step.toml
 //! ```
 //! ```                                                  commands with output: `$ `, and lines that end in `\`;
-//! $ lockstep train step.toml --out one                 `…` stands for anything
+//! $ lockstep train step.toml --out one                 `…` matches anything
 //! ```
 //! ```                                                  commands alone
 //! lockstep eval one

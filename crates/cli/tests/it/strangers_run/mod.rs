@@ -23,7 +23,7 @@ const NOISE: u64 = 24 << 20;
 /// How much additional memory a sparse or irregular file may cost.
 const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
-/// Runs with every file that is changed: by one process, in chunks, and with workers that were killed.
+/// Runs that together have every file to be changed: by one process, in chunks, and with workers that were killed.
 const BASES: [(&str, &[&str]); 3] = [
     ("one", &["max_staleness=1", "num_iterations=2", "steps_per_generation=2"]),
     ("chunks", &["max_staleness=2", "partial_rollout_tokens=2"]),
@@ -39,8 +39,7 @@ const OWN: [&str; 7] = [
     "save_total_limit=9",
 ];
 
-/// A run, a file of it, and whether a change of the file's contents must be detected. Other files are displayed as they
-/// are.
+/// A run, and a file in it that is changed.
 const FILES: [(&str, &str); 23] = [
     ("one", "checkpoints/step-000003/run_state.json"),
     ("one", "checkpoints/step-000003/generation_batch.bin"),

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The time after which a command counts as hanging. Commands take seconds on a busy machine.
+/// The time after which a command is considered hung. Commands take seconds on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
 /// A process with this much memory is killed, to protect the test machine.
 const FAR_TOO_MUCH: u64 = 3 << 30;

@@ -89,7 +89,7 @@ fn measured(name: &str) -> bool {
         // The number of draft tokens depends on measured step times.
         || name.starts_with("rollout/spec_decode_")
         || name.starts_with("async/") && !name.starts_with("async/lag")
-        // Memory decides how many activations are kept.
+        // The available memory determines how many activations are kept.
         || ["step_time", "time_s", "eval_runtime", "peak_bytes", "rollout_activations_share"].contains(&name)
 }
 
@@ -185,7 +185,7 @@ pub fn same(expected: &Path, found: &Path) {
     same_files(expected, found, files);
 }
 
-/// The same, for runs with differently configured rewards that give the same scores: their lineages differ.
+/// Like [`same`], for runs with different lineages: their rewards are configured differently, but give the same scores.
 #[track_caller]
 pub fn same_but_lineage(expected: &Path, found: &Path) {
     let without_lineage = |run: &Path| {
