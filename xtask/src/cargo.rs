@@ -43,7 +43,7 @@ pub fn release() -> Result<PathBuf, String> {
 }
 
 /// The path of a program (`kind` "bin") or of a library's tests ("lib") from the build of `cargo test --workspace`, so
-/// that nothing is rebuilt with other features.
+/// that nothing is rebuilt with different features.
 pub fn executable(name: &str, kind: &str) -> Result<PathBuf, String> {
     let build = ["test", "--workspace", "--no-run", "--message-format=json"];
     let output = command().args(build).stderr(Stdio::inherit()).output();

@@ -24,7 +24,7 @@ pub fn cubins(directory: &str) -> Result<(), String> {
     let place = std::path::absolute(directory).map_err(|e| format!("{directory}: {e}"))?;
     let tests = ["test", "--release", "-p", "lockstep-kernels", "--lib", "--", "compile::cubins", "--nocapture"];
     let place = place.to_string_lossy();
-    // The version that knows them all.
+    // This version supports every architecture.
     cargo::run(&tests, &[("LOCKSTEP_NVRTC", &nvrtc(PACKAGES[0])?), ("LOCKSTEP_WRITE_CUBINS", &place)])
 }
 

@@ -93,9 +93,9 @@ fn recorded(program: &Path, run: &Path) -> Result<(), String> {
     if scored == 0 { Err("the demo recorded no effect of a step on a group".to_owned()) } else { Ok(()) }
 }
 
-/// The peak of resident memory of a training run, in bytes: predicted by `lockstep plan`, and measured. To measure, a
-/// new process repeats some of the steps without skipping groups, since the demo's own process still holds memory of
-/// supervised fine-tuning in its allocator.
+/// The peak of resident memory of a training run, in bytes: predicted by `lockstep plan`, and measured. The measurement
+/// repeats some of the steps in a new process, without skipping groups, since the allocator of the demo's process still
+/// holds memory from supervised fine-tuning.
 fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
     let config = run.join("config.toml");
     let again = run.with_extension("memory");

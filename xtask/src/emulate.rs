@@ -40,7 +40,7 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
-/// Reports whether the recorded result belongs to the present sources. A difference is not a failure: CI runs the
+/// Reports whether the recorded result belongs to the current sources. A difference is not a failure: CI runs the
 /// emulated tests at small sizes, and the full run is needed only before a release.
 pub fn check() -> Result<(), String> {
     let text = std::fs::read_to_string(RESULT).unwrap_or_default();
@@ -56,7 +56,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The sources whose hash differs from the recorded one, and sources that exist on only one side.
+/// The sources that were changed, added or deleted since the recorded result.
 fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
     let is_hash = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let lines = result.lines().filter_map(|line| line.split_once(' ')).filter(|(hash, _)| is_hash(hash));

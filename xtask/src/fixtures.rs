@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The list of scripts, each with its hash at the time when it made its fixtures.
+/// The list of scripts, each with the hash that it had when it made its fixtures.
 const LIST: &str = "conformance/fixtures.lock";
 
-/// Checks that every script is listed with its present hash.
+/// Checks that every script is listed with its current hash.
 pub fn check() -> Result<(), String> {
     let listed = std::fs::read_to_string(LIST).map_err(|e| format!("{LIST}: {e}"))?;
     let listed: BTreeMap<&str, &str> =

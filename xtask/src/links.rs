@@ -94,7 +94,7 @@ pub fn targets(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// A line with its code spans replaced by blanks of equal length.
+/// A line whose code spans are replaced by spaces of the same length.
 fn without_code(line: &str) -> String {
     let parts: Vec<&str> = line.split('`').collect();
     let blank = |(i, part): (usize, &&str)| {

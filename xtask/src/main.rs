@@ -185,7 +185,7 @@ fn mutants(words: &[&str]) -> Result<(), String> {
     cargo::run(&[&cargo::MUTANTS[..], words].concat(), &[])
 }
 
-/// Whether a check has a receipt for the present files; its tools then need not be installed.
+/// Whether a check has a receipt for the current files, so that its tools need not be installed.
 fn passed(name: &str) -> Result<(), String> {
     let all = [DENY, CUDA, FIRST_HOUR, BROWSER, RELEASE];
     let inputs = all

@@ -136,7 +136,7 @@ fn kills() -> Result<Done, String> {
     program(&["two_hundred_kills_change_no_bit"], &[" 200 kills:"])
 }
 
-/// Compares the plan with the peak of memory of a run that takes a minute.
+/// Compares the memory plan with the peak memory of a one-minute run.
 fn memory_plan() -> Result<Done, String> {
     program(&["the_peak_of_a_whole_model_with_kept_activations_is_within_2_percent_of_the_plan"], &["planned"])
 }
@@ -193,7 +193,7 @@ fn last_words() -> Result<Done, String> {
     program(&["last_words::", "save_dtype::"], &["runs are judged by", "results have the dtype"])
 }
 
-/// Trains again the runs that the page's tests open. Takes ten minutes on two cores.
+/// Retrains the runs that the page's tests open. Takes ten minutes on two cores.
 fn page_runs() -> Result<Done, String> {
     crate::page_runs::run().map(Done::Passed)
 }
@@ -216,7 +216,8 @@ fn strangers_run() -> Result<Done, String> {
     program(&["strangers_run::"], &["the same bits, or"])
 }
 
-/// Trains with every trainer and every combination of arguments, beside TRL. Takes ten minutes on two cores.
+/// Trains with every trainer and every combination of arguments, and compares the results with TRL's. Takes ten minutes
+/// on two cores.
 fn trl_matrix() -> Result<Done, String> {
     match crate::trl_suite::missing_python() {
         Some(what) => Ok(Done::Unavailable(what)),

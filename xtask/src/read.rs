@@ -16,7 +16,7 @@ const NOT_READ: [&str; 6] = [
     "docs/python/fields.md",
     "docs/python/trl-suite.md",
 ];
-/// How many of the newest headlines to draw from.
+/// The number of newest headlines to draw from.
 const HEADLINES: &str = "-200";
 
 /// A text with its place: file and line, or commit.

@@ -1,6 +1,6 @@
 //! Checks the length of files and lines of Rust and Python, and of prose lines in the documents. Formatters do not
-//! break strings and comments, so they need this check. It also limits the code on the path of one prompt through a
-//! training step, so that it can be read in an evening.
+//! break strings and comments, so they need this check. The total length of the code on the path of one prompt through
+//! a training step is limited, too, so that a reader can follow this path in an evening.
 
 use crate::sources;
 
@@ -14,7 +14,7 @@ const PAGES: [&str; 3] = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
 const NOT_WRITTEN: [&str; 4] =
     ["docs/SUMMARY.md", "docs/python/api.md", "docs/python/fields.md", "docs/python/trl-suite.md"];
 
-/// The page with a diagram of a prompt's path through a step, which names the file of each station.
+/// The page with a diagram of a prompt's path through a step, which names the file for each stage.
 const WALK: &str = "docs/architecture.md";
 const WALK_HEADING: &str = "## One prompt through a step";
 /// Maximum of the total lines of these files. A commit may raise it by up to 5 % and must give the reason.

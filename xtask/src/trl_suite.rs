@@ -30,7 +30,8 @@ fn unset(names: &[&str]) -> Option<String> {
         .then(|| format!("set {} (conformance/trl_suite/run.py describes the values)", missing.join(" and ")))
 }
 
-/// Trains with every trainer and every combination of arguments, beside TRL. Returns how many comparisons hold.
+/// Trains with every trainer and every combination of arguments, and compares the results with TRL's. Returns how many
+/// comparisons hold.
 pub fn matrix() -> Result<String, String> {
     let python = env::var_os(PYTHON).unwrap_or_default();
     let output = Command::new(python)

@@ -43,7 +43,7 @@ fn stories() -> PathBuf {
     shared.join("models/stories260k")
 }
 
-/// Trains all runs, and returns how many are called gamed.
+/// Trains all runs, and returns the number of "Gamed" verdicts.
 pub fn run() -> Result<String, String> {
     let program = crate::cargo::program()?;
     let root = std::env::temp_dir().join(format!("lockstep-verdicts-{}", std::process::id()));

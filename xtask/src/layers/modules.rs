@@ -1,9 +1,9 @@
 //! Reads the imports between the modules of one crate as a graph, and finds cycles between its top-level modules or
 //! between the files of one folder.
 //!
-//! An edge `a → b` stands for a path `crate::b::…` (or one with `super::`) in a file of module `a`; tests are ignored.
-//! `crate::Name` counts as the module from which the crate root re-exports `Name`; items that the root itself defines
-//! belong to a pseudo-module, [`ROOT`]. Re-exports are not imports: they only show where a name is defined.
+//! An edge `a → b` represents a path `crate::b::…` (or one with `super::`) in a file of module `a`; tests are ignored.
+//! `crate::Name` is resolved to the module from which the crate root re-exports `Name`; items that the root itself
+//! defines belong to a pseudo-module, [`ROOT`]. Re-exports are not imports: they only show where a name is defined.
 //!
 //! Within a folder, `mod.rs` is ignored: it defines items that the other files share (argument structs, tables), and
 //! calls these files.
@@ -89,7 +89,7 @@ impl Source {
         arrows
     }
 
-    /// The import graph of the files of a folder; each subfolder counts as one module.
+    /// The import graph of the files of a folder; each subfolder is one node.
     pub fn arrows_of_folder(&self, folder: &[String]) -> Arrows {
         let mut arrows = self.arrows_within(folder);
         arrows.retain(|(from, to), _| from != ROOT && to != ROOT);
