@@ -73,7 +73,7 @@ pub struct Learner<E> {
     kept: BTreeMap<JobName, JobResult>,
     /// A result that was checked and will be accepted.
     looked_at: Option<JobResult>,
-    /// The results in the checkpoint, whose weights are gone.
+    /// The results in the checkpoint; the weights that sampled these results are gone.
     frontier: BTreeMap<JobName, JobResult>,
     /// The number of refused results of each worker.
     refusals: BTreeMap<WorkerName, u32>,

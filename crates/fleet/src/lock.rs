@@ -82,7 +82,7 @@ pub enum Taken {
     Owned(Held),
 }
 
-/// The reason why another process owns a file without a lock.
+/// The evidence that another process owns a file without a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// The process is running on this machine.

@@ -248,9 +248,9 @@ pub fn run(
     }
 }
 
-/// Call this first in a child process. It leaves the supervisor's terminal, so that Ctrl-C reaches only the supervisor,
-/// which tells the learner to end first, and so that the child may write to the terminal from the background
-/// (`stty tostop`). Returns whether this process has a supervisor.
+/// Detaches a child process from the supervisor's terminal; the child must call this first. Ctrl-C then reaches only
+/// the supervisor, which stops the learner before the workers, and the child may write to the terminal from the
+/// background (`stty tostop`). Returns whether this process has a supervisor.
 pub fn leave_terminal() -> bool {
     let is_supervised = std::env::var_os(SUPERVISED).is_some();
     if is_supervised {

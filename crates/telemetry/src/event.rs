@@ -127,7 +127,7 @@ impl std::fmt::Display for Finding {
 pub struct Alarm {
     /// Id of the alarm's condition, as in docs/alarms.md.
     pub id: String,
-    /// Name of the reward that the alarm is about; empty for others.
+    /// Name of the reward that the alarm is about; empty if the alarm is not about a reward.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
     /// The first step at which the condition held.

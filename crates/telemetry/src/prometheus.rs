@@ -40,11 +40,11 @@ pub struct RunMetrics {
     pub metrics: Vec<(String, f64)>,
 }
 
-/// All values of one metric name, with their meaning.
+/// All samples of one metric name, with the metric's help text and type.
 struct Family {
     help: String,
     kind: &'static str,
-    /// The values by their labels.
+    /// The values by label text.
     samples: BTreeMap<String, f64>,
 }
 

@@ -6,7 +6,7 @@ use lockstep::config::{Config, UnsupportedKey, keys, toml_on_one_line, unsupport
 use std::fmt::Write;
 use toml::Value;
 
-/// Arguments with another name here: TRL's name, and the configuration key.
+/// Arguments that have a different name in Lockstep: TRL's name, and the configuration key.
 const RENAMED: [(&str, &str); 2] = [("model", "model_name_or_path"), ("stop_strings", "stop")];
 
 /// Returns the TOML for the calls of a script.

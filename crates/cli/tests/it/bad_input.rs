@@ -240,7 +240,7 @@ fn invalid_input_of_dpo_is_refused() {
     assert_eq!(printed.code, Some(0), "{}{}", printed.out, printed.err);
 }
 
-/// Checks that the inputs of the tests above are valid without their errors.
+/// Checks that the inputs of the tests above are accepted once their errors are removed.
 #[test]
 fn valid_input_is_accepted() {
     let dir = good();
@@ -256,7 +256,7 @@ fn valid_input_is_accepted() {
     refused(dir.path(), &arguments, &["run", "already holds a run", "--resume"]);
 }
 
-/// Numbers that exceed every machine are refused by name, without a panic or an abort.
+/// Numbers too large for any machine are refused with an error that names the setting, without a panic or an abort.
 #[test]
 fn absurd_sizes_are_refused() {
     let dir = good();

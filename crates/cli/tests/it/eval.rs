@@ -1,4 +1,5 @@
-//! `lockstep eval` gives the numbers of a run's evaluations for the same settings, and has no implicit settings.
+//! `lockstep eval` gives the same numbers as a run's evaluations with the same settings, and does not add implicit
+//! settings.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics, of_lines};
@@ -29,7 +30,8 @@ fn logged(run: &Path, step: u64) -> Map<String, Value> {
 #[track_caller]
 fn agrees(expected: &Map<String, Value>, found: &Map<String, Value>) {
     assert!(expected.contains_key("eval_reward") && expected.contains_key("eval_pass@2"), "{expected:?}");
-    // Only runs have a trainer, and report the loss, metrics of its forward pass, and the number of trained tokens.
+    // Only runs have a trainer, so only runs report the loss, metrics of the trainer's forward pass, and the number of
+    // trained tokens.
     let of_run = |name: &str| {
         let ends = ["_loss", "_entropy", "_kl"];
         ends.iter().any(|end| name.ends_with(end)) || name.contains("_clip_ratio/") || name == "eval_num_tokens"

@@ -1,5 +1,5 @@
-//! The lineage that a run records of its weights, and what affects it. Recording entropies changes neither the lineage
-//! nor a bit.
+//! The lineage that a run records for its weights, and the settings that affect the lineage. Recording entropies
+//! changes neither the lineage nor a bit.
 
 use crate::support::runs::{arguments, directory, good, rollouts};
 use serde_json::{Map, Value};

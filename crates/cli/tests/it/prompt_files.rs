@@ -1,5 +1,5 @@
 //! Files of a model that affect prompts: each listed file is read, hashed, compared at every later start, and copied
-//! into all models that a run writes. Dates in prompts are that of the run's first start.
+//! into all models that a run writes. A date in a prompt is the date of the run's first start.
 
 mod carried;
 mod dates;
@@ -98,7 +98,7 @@ fn write_record(run: &Path, record: &Value) {
 /// A title, a function that changes a file, and a part of the expected error.
 type Change = (String, Box<dyn Fn()>, &'static str);
 
-/// The three ways in which a file can differ from the first start, each with a part of the expected error.
+/// The three ways in which a file can change after the first start, each with a part of the expected error.
 fn changes(model: &Path) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
     for (name, text) in FILES {

@@ -45,7 +45,7 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     );
     assert!(good(root, &["train", "--resume", kept.to_str().unwrap()]).err.contains("already ended"));
 
-    // The limit counts only new checkpoints; the newest one is the one that was written last.
+    // The limit counts only new checkpoints, and the newest checkpoint is the one written last.
     let relative = ["train", "--resume", "step-000004", "--set", "save_total_limit=2", "--set", "max_steps=8"];
     assert_eq!(lockstep(&run.join("checkpoints"), &relative).code, Some(0));
     assert_eq!(checkpoints(&run), ["step-000006", "step-000008"]);
@@ -244,7 +244,7 @@ fn changed_base_and_reference_weights_are_refused() {
     for (purpose, out, _) in kinds {
         let resume = [purpose, "--resume", out, "--set", "max_steps=4"];
         match out {
-            // Its weights are in the checkpoint.
+            // With full fine-tuning, all weights are in the checkpoint.
             "full" => drop(good(root, &resume)),
             _ => refused(root, &resume, &["model.safetensors", "SHA-256", "since the run began"]),
         }

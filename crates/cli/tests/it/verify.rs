@@ -1,5 +1,5 @@
 //! `lockstep verify`: a run is proven regardless of which processes executed and replay it, and each forged value is
-//! found.
+//! detected.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{RunOutput, command, lockstep};

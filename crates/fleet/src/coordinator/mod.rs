@@ -1,9 +1,10 @@
 //! The learner's side of the protocol as a pure state machine: events in, actions out. It does no I/O, reads no clock
 //! and holds no payloads, so a search can visit all of its states.
 //!
-//! The basic rule is: *V(b, c) decides which weights sample a job*. So a job may be lost, repeated, or done by any
-//! worker, and its result is the same. Only results that could not be reproduced must not be lost: the synced batch
-//! files, and the *frontier* of each checkpoint (the results whose weights are gone).
+//! The basic rule: a job's batch and chunk determine the version of the weights that samples it ([`Plan::version`]). So
+//! a job may be lost, repeated, or done by any worker, and its result is the same. Only results that could not be
+//! reproduced must be kept: the synced batch files, and the *frontier* of each checkpoint (the results whose weights
+//! are gone).
 
 mod event;
 mod jobs;
@@ -82,7 +83,7 @@ enum Phase {
     Collecting,
     /// The learner writes the batch file.
     Syncing,
-    /// The learner has the batch; true once it has begun to train on it.
+    /// The batch is ready for training; true once training has begun.
     Training(bool),
     /// The run has ended.
     Ended,

@@ -12,8 +12,8 @@ impl Coordinator {
     }
 
     /// Whether a result can be taken back and recomputed: the weights of its job and of all jobs that continue it still
-    /// exist, and no learner has trained on it. (After training, other results may have been sampled with weights that
-    /// learned from it. So a result that an earlier learner trained on stays accepted.)
+    /// exist, and no learner has trained on it. (A result that was trained on stays accepted: later results may have
+    /// been sampled with weights that learned from this result.)
     pub fn can_remake(&self, job: JobName) -> bool {
         let batch = self.plan.batch_of(job.group);
         let mut versions = (job.chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk));

@@ -258,8 +258,8 @@ fn kill_in_the_middle(root: &Path, set: &[&str]) {
     answer_until("batches");
     let learner = learner_of(&run).expect("a learner that learns");
     signal(learner, "STOP");
-    // A learner that is paused while it computes keeps its cores, and the worker waits for them. So the learner
-    // continues for a moment now and then, without tickets.
+    // A learner that is paused while it computes keeps its cores, and the worker waits for them. So the learner is
+    // resumed briefly now and then, without tickets.
     let mut looks = 0;
     testing::wait_until("an answer that is not collected", || {
         looks += 1;

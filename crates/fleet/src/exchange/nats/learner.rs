@@ -431,7 +431,7 @@ async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
                 let _ = jetstream.delete_stream(&shared.names.results).await;
             }
         } else {
-            // The results stream may be the only one that is gone.
+            // The results stream may be the only missing stream.
             let _ = make_streams(&shared.names, &jetstream).await;
         }
         tokio::time::sleep(PAUSE).await;

@@ -14,7 +14,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
-/// The files and directories of a spool, one of each kind.
+/// One path for each kind of file and directory in a spool.
 const PLACES: [&str; 14] = [
     "",
     "batches",
