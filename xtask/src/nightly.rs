@@ -156,7 +156,7 @@ fn terminals() -> Result<Done, String> {
 /// Runs command-line tests that CI ignores. The result is the lines of their output that contain one of `words`.
 fn program(tests: &[&str], words: &[&str]) -> Result<Done, String> {
     let mut command = crate::cargo::command();
-    // Uses the workspace build of CI: a single package would be rebuilt with other features.
+    // Uses CI's workspace build: building a single package would rebuild it with different features.
     command.args(["test", "--workspace", "--test", "it", "--"]);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);
     let output = command.args(tests).output().map_err(|e| format!("cargo: {e}"))?;

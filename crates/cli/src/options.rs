@@ -145,7 +145,7 @@ impl FlagKeys {
     }
 }
 
-/// A path as a string; an error if the path is not UTF-8, since a lossy conversion would name another file.
+/// A path as a string; an error if the path is not UTF-8, since a lossy conversion would name a different file.
 pub fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
     let refuse = || BadInput::new(format!("{flag} {}: the path must be UTF-8; rename it", path.display()));
     path.to_str().map(str::to_owned).ok_or_else(refuse)

@@ -220,8 +220,8 @@ impl<E: Exchange> Learner<E> {
         let worker_results = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
         let jobs = worker_results.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
         let jobs: Vec<JobName> = jobs.collect();
-        // Later chunks of any worker continue the results that are taken back. If the result of such a chunk stayed in
-        // the exchange, its job would not be done again.
+        // Later chunks of any worker continue the results that are taken back. If one of their results stayed in the
+        // exchange, its job would not be done again.
         let is_taken = |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken));
         let taken: Vec<(WorkerName, JobName)> = self
             .kept

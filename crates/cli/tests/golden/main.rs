@@ -48,7 +48,7 @@ fn jobs(site: &Site, all: bool) -> Vec<Job> {
     for (i, &isa) in present.iter().enumerate() {
         let last = i + 1 == present.len();
         for run in RUNS.iter().filter(|_| all || i == 0 || last) {
-            // The run is resumed on another instruction set, which must not change a bit.
+            // The run is resumed on a different instruction set, which must not change a bit.
             let resumed = (all || i == 0).then(|| present[(i + 1) % present.len()]);
             jobs.extend([0, 1].map(|column| Job { isa, column, run, resumed }));
         }

@@ -43,7 +43,7 @@ const SKIPPED: &str = "metric update/skipped_groups";
 
 /// `qwen3` has norms of q and k, tied embeddings and two layers; `qwen2` has biases and a separate lm head.
 pub const RUNS: &[Run] = &[
-    // A generation of 16 completions serves four steps. The run has a reference model and a cosine schedule.
+    // A generation of 16 completions is used for four steps. The run has a reference model and a cosine schedule.
     Run {
         name: "grpo",
         command: "train",
@@ -75,7 +75,7 @@ pub const RUNS: &[Run] = &[
             "repetition_penalty=1.1",
         ],
     },
-    // Many groups have equal rewards; the entropies of such groups are recorded.
+    // Many groups have equal rewards; the entropies of these groups are recorded.
     Run {
         name: "grpo-zero",
         command: "train",

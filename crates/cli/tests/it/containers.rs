@@ -191,8 +191,8 @@ fn a_worker_that_cannot_open_the_learners_memory_is_refused() {
     end(learner);
 }
 
-/// A second learner in another container is refused by the lock; the message does not tell the user to kill a process
-/// of this container.
+/// A second learner, in a different container, is refused by the lock; the message does not tell the user to kill a
+/// process of this container.
 #[test]
 fn a_second_learner_in_another_container_is_refused_by_the_lock() {
     let Some(()) = namespaces() else { return };

@@ -10,8 +10,8 @@ use std::path::Path;
 const TEACHER: &str = "teacher_model_name_or_path=teacher";
 const ALONE: [&str; 3] = ["algorithm=distillation", TEACHER, "reward_funcs=[]"];
 
-/// A directory with a student, and a teacher from another family and of another width with the same vocabulary. The
-/// teacher has learned the completions of `d.jsonl`.
+/// A directory with a student, and a teacher of a different family and width with the same vocabulary. The teacher has
+/// learned the completions of `d.jsonl`.
 fn with_teacher() -> tempfile::TempDir {
     let dir = directory();
     let wide = CONFIG.replace("\"hidden_size\": 16", "\"hidden_size\": 32");
@@ -55,7 +55,7 @@ fn a_student_approaches_its_teacher_and_resumes() {
     good(dir.path(), &["train", "--resume", "again/checkpoints/step-000003"]);
     same(&dir.path().join("whole"), &dir.path().join("again"));
     assert_eq!(of_lines(&dir.path().join("whole"), "sampling/logp_mismatch_tokens"), [0.0; 4]);
-    // A resume with another teacher is refused.
+    // A resume with a different teacher is refused.
     let weights = dir.path().join("teacher/model.safetensors");
     fs::copy(dir.path().join("untaught/model.safetensors"), weights).unwrap();
     refused(dir.path(), &["train", "--resume", "again/checkpoints/step-000003"], &["teacher", "SHA-256"]);

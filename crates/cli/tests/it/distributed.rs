@@ -154,7 +154,7 @@ pub fn start(root: &Path, arguments: &[&str]) -> Child {
     start_as(root, arguments, None)
 }
 
-/// Starts the program, as another user if one is given.
+/// Starts the program, as user `user` if one is given.
 pub fn start_as(root: &Path, arguments: &[&str], user: Option<u32>) -> Child {
     let mut command = command(root, arguments);
     if let Some(user) = user {

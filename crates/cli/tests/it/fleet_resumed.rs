@@ -28,7 +28,7 @@ fn killed(root: &Path, set: &[&str]) {
     testing::wait_until("every process ends", || pids(&run).is_empty());
 }
 
-/// The previous learner was killed and left its state file. The next learner has another configuration and starts
+/// The previous learner was killed and left its state file. The next learner has a different configuration and starts
 /// slowly.
 #[test]
 fn a_worker_compares_its_inputs_with_the_running_learner() {

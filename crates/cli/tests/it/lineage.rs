@@ -92,7 +92,7 @@ fn a_resumed_run_has_the_lineage_of_an_uninterrupted_run() {
     // The run is resumed in the middle of a batch.
     resumed(root, "within", 5, &[]);
     assert_eq!(lineages(&root.join("within")), whole);
-    // The checkpoint's lineage stays the same; after a step with other settings, it differs.
+    // The checkpoint's lineage stays the same; after a step with different settings, the lineage differs.
     resumed(root, "changed", 4, &["learning_rate=0.02"]);
     let changed = lineages(&root.join("changed"));
     assert_eq!(changed[..3], whole[..3]);

@@ -91,8 +91,8 @@ fn kills_of_workers_and_of_an_emptied_server_change_no_bit() {
             let mut first = workers.remove(0);
             first.kill().unwrap();
             first.wait().unwrap();
-            // The killed worker's name is free once the server has not heard from it for a while; until then, another
-            // name is used.
+            // The killed worker's name becomes free once the worker has been silent for a while; until then, a
+            // different name is used.
             workers.push(worker_when(&mut server, root, "dev3"));
             continue;
         }
@@ -124,7 +124,7 @@ fn a_killed_learner_resumes_with_the_existing_workers() {
     testing::wait_until("a checkpoint", || root.join("many/checkpoints/step-000020").is_dir());
     first.kill().unwrap();
     first.wait().unwrap();
-    // The server considers a learner alive until it has not heard from it for a while; then the name is free.
+    // The server considers a learner alive until the learner has been silent for a while; then the name is free.
     std::thread::sleep(Duration::from_millis(500));
     let mut next = command(root, &["learner", "--resume", "many", "--nats", &server.url(), "--listen", "127.0.0.1:0"]);
     end(next.env("LOCKSTEP_NATS_TOKEN", TOKEN).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
@@ -159,7 +159,7 @@ fn wrong_servers_tokens_and_addresses_are_refused() {
     refused(root, &open, &["to anybody"]);
 }
 
-/// A worker whose matmuls use another arithmetic.
+/// A worker whose matmuls use a different arithmetic.
 #[test]
 fn a_worker_with_a_different_arithmetic_is_refused() {
     let Some(server) = NatsServer::start() else { return };

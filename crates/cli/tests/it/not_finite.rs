@@ -91,8 +91,8 @@ fn overflowing_results_are_errors() {
     fs::write(root.join("four.jsonl"), "{\"completion\": \"a\"}\n".repeat(4)).unwrap();
     let output = lockstep(root, &["score-rewards", "--input", "four.jsonl", "--set", reward]);
     assert!(output.code == Some(1) && output.err.contains("overflows"), "{:?} {}", output.code, output.err);
-    // A run prints a message for such evaluations, and never chooses one of them as the best. The evaluation after the
-    // fourth step is the fifth call of the program.
+    // A run prints a message for evaluations that overflow, and never chooses one of them as the best. The evaluation
+    // after the fourth step is the fifth call of the program.
     let fifth = "n=0\nwhile read -r line; do n=$((n + 1))\n\
         if [ $n = 5 ]; then echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'\n\
                  else echo '{\"rewards\": [1, 0, 1, 0]}'; fi; done\n";

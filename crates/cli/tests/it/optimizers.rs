@@ -17,7 +17,7 @@ fn trains_is_resumed_and_is_planned(optim: &str, optim_args: &str, tree: &str) {
     let tree = format!("checkpoints/step-000012/optimizer_{tree}.safetensors");
     assert!(files(&whole).contains_key(&tree), "{:?}", files(&whole).keys());
 
-    // The run is resumed from an older checkpoint, with other threads and micro-batches.
+    // The run is resumed from an older checkpoint, with different numbers of threads and micro-batches.
     let other = [&base[..3], &["threads=2", "max_tokens_per_micro_batch=24"]].concat();
     good(dir.path(), &arguments("train", "again", &other));
     good(dir.path(), &["train", "--resume", "again/checkpoints/step-000004"]);

@@ -103,7 +103,7 @@ fn an_adapter_without_a_recorded_base_gives_a_warning() {
             assert!(printed.contains("warning: ") && printed.contains(&words), "{arguments:?}: {printed}");
             let _ = ["merged", "more", "rewarded"].map(|out| fs::remove_dir_all(root.join(out)));
         }
-        // The same adapter, with the recorded hash of other weights.
+        // The same adapter, with the recorded hash of different weights.
         record(directory, b"base_model_sha256", Some(b'x'));
         for arguments in commands {
             refused(root, arguments, &[directory, "was trained on", "SHA-256", "allow_other_base"]);

@@ -48,7 +48,7 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     assert_eq!(rewards[4]["model"].as_str(), Some(at("scorer").as_str()));
     assert_eq!(rewards[5].as_str(), Some("format:../e.jsonl"), "no path");
 
-    // The run is started in the directory of run.toml, and resumed from another directory.
+    // The run is started in the directory of run.toml, and resumed from a different directory.
     let rest = "eval_strategy = \"steps\"\neval_steps = 1\nmax_steps = 1\nmax_completion_length = 6\n\
                 num_generations = 2\nper_device_train_batch_size = 4\nmodel_name_or_path = \"../model\"\n\
                 dataset_name = \"../d.jsonl\"\noutput_dir = \"../run\"\n";
@@ -65,7 +65,7 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     good(&elsewhere, &["train", "--resume", "../mine", "--set", "max_steps=4"]);
     assert_eq!(of_lines(&root.join("mine"), "eval_sea_reward").len(), 1);
 
-    // Paths that exist only relative to another directory are not guessed.
+    // Paths that exist only relative to a different directory are not guessed.
     for (name, line) in [
         ("d.jsonl", "eval_datasets = { more = \"d.jsonl\" }"),
         ("configs/serve.sh", "reward_funcs = [\"command:sh configs/serve.sh\"]"),

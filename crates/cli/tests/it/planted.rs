@@ -73,7 +73,7 @@ fn failing_policy_training_raises_the_right_alarm() {
     planted(root, "unscored", &["unscored"]);
 }
 
-/// The reference is from another stage of training: the policy is far from it before the first step.
+/// The reference is from a different stage of training, so the policy is far from the reference before the first step.
 #[test]
 fn a_stale_reference_raises_the_right_alarm() {
     let dir = runs::directory_of(CONFIG);

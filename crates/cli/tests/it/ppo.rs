@@ -37,7 +37,7 @@ fn the_value_model_starts_from_the_policy_or_from_a_directory() {
     good(root, &run("other", &[&still[..], &["value_model=rm/model"]].concat()));
     let reward_model = tensors(&fs::read(root.join("rm/model/model.safetensors")).unwrap());
     assert_eq!(value_model(root, "other", 4), reward_model);
-    // Another value model estimates other values, so the value losses, the advantages and the policy differ.
+    // A different value model estimates different values, so the value losses, the advantages and the policy differ.
     let losses = |run: &str| of_lines(&root.join(run), "loss/value_avg");
     assert!(losses("own").len() == 4 && losses("own") != losses("other"), "{:?}", losses("own"));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();

@@ -143,7 +143,7 @@ fn reinforce_plus_plus_survives_kills() {
     survives("train", &set, 8, 10);
 }
 
-/// Checkpoints have the adapter and its moments; the base model is read from its original directory.
+/// Checkpoints contain the adapter and its moments; the base model is read from its original directory.
 #[test]
 fn grpo_with_an_adapter_survives_kills() {
     let set = ["use_peft=true", "lora_r=3", "lora_target_modules=all-linear", "beta=0.04", "num_iterations=2"];
@@ -160,7 +160,7 @@ fn grpo_with_dropout_survives_kills() {
     survives("dpo", &[&adapter[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat(), 4, 13);
 }
 
-/// Checkpoints have the value model and its optimizer, the KL coefficient, and the order of the mini-batches.
+/// Checkpoints contain the value model and its optimizer, the KL coefficient, and the order of the mini-batches.
 #[test]
 fn ppo_survives_kills() {
     let set = [
@@ -184,7 +184,7 @@ fn reward_model_training_survives_kills() {
     survives("reward", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 10, 8);
 }
 
-/// Checkpoints have the adapter, and the score head with its f32 master weights.
+/// Checkpoints contain the adapter, and the score head with its f32 master weights.
 #[test]
 fn reward_model_training_with_a_bf16_adapter_survives_kills() {
     let adapter = ["use_peft=true", "lora_r=3", "lora_alpha=4", "lora_dropout=0.2", "lora_target_modules=all-linear"];
@@ -291,7 +291,7 @@ fn a_run_without_a_checkpoint_starts_again_with_a_message() {
 /// The stochastic rounding of bf16 moments continues exactly.
 #[test]
 fn grpo_in_bf16_survives_kills() {
-    // The checkpoint has the master weights; matmuls read rounded weights.
+    // The checkpoint contains the master weights; matmuls read rounded weights.
     survives("train", &["dtype=bf16", "beta=0.04"], 4, 31);
 }
 

@@ -388,7 +388,7 @@ fn a_run_resumes_from_anywhere() {
     assert!(root.join("moved/checkpoints/step-000005").is_dir() && !work.join("run").exists());
 }
 
-/// In bf16, the instruction sets without tiles share an arithmetic, and tiles have another; in f32 all share one.
+/// In bf16, all instruction sets without tiles share one arithmetic, and tiles use a second one; in f32 all share one.
 #[test]
 fn a_run_resumes_only_on_a_matching_arithmetic() {
     let dir = directory();

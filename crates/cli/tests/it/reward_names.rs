@@ -1,4 +1,4 @@
-//! Names of rewards, of their metrics and of their columns: no name hides another, and no name stops a run.
+//! Names of rewards, of their metrics and of their columns: no name shadows another name, and no name stops a run.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::refused;

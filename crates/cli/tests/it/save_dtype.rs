@@ -210,7 +210,7 @@ fn the_dtype_of_the_result_changes_no_bit_of_training() {
     let result = |out: &str| fs::read(root.join(out).join("model/model.safetensors")).unwrap();
     assert_eq!(result("whole"), result("parts"));
     assert_eq!(weights(&root.join("f32/model")).1, "F32");
-    // Resuming a finished run with another dtype rewrites its result in that dtype.
+    // Resuming a finished run with a different dtype rewrites the run's result in that dtype.
     good(root, &["train", "--resume", "whole", "--set", "save_dtype=f16"]);
     assert_eq!(weights(&root.join("whole/model")).1, "F16");
     assert!(lockstep(root, &["verify", "whole", "--all"]).out.contains("equal  the result"));

@@ -139,8 +139,8 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     let saved = out.join("checkpoints/step-000002");
     testing::wait_until("a checkpoint, or the end", || saved.is_dir() || child.try_wait().unwrap().is_some());
     // Outside the sandbox, the attack succeeds as the same user, which proves that it works. (As root, programs run as
-    // another user.) The learner is paused meanwhile, so that the run does not end before the attack has examined each
-    // of its processes.
+    // another user.) The learner is paused during the attack, so that the run does not end before the attack has
+    // examined each of its processes.
     if child.try_wait().unwrap().is_none() {
         let learner = testing::wait_for("a running learner", || learner_of(&out));
         signal(learner, "STOP");

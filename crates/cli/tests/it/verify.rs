@@ -180,7 +180,7 @@ fn forged_values_in_the_record_are_found() {
     assert_eq!((other["kind"].as_str(), of(&other, &place[..2])), (Some("lineage"), vec![1, 0]), "{other}");
 }
 
-/// The result has other files than its checkpoint, which a program that loads the result might prefer.
+/// The result has files that its checkpoint lacks, and a program that loads the result might prefer these files.
 #[test]
 fn a_forged_result_is_found() {
     let dir = directory();

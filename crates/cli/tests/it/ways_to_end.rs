@@ -29,7 +29,7 @@ enum Way {
     Raised {
         by_workers: bool,
     },
-    /// Every process is killed. The run continues from its first checkpoint with another learning rate.
+    /// Every process is killed. The run continues from its first checkpoint with a different learning rate.
     ChangedKey,
     /// The learner is killed; with `AllKilled`, every process is killed.
     LearnerKilled,
@@ -257,8 +257,8 @@ fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// A program that runs another program in a new terminal. On request it closes the terminal, and prints the exit code
-/// of the other program.
+/// A script that runs a program in a new terminal. On request it closes the terminal, and prints the exit code of the
+/// program.
 const TERMINAL: &str = "
 import os, pty, sys, threading
 pid, terminal = pty.fork()

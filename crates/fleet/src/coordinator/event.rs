@@ -133,7 +133,7 @@ pub enum Dropped {
     Twice,
     /// The job was already done, with **different** bits. The hardware is faulty, or a worker returns wrong results.
     Differs,
-    /// The result was sampled with weights of another lineage.
+    /// The result was sampled with weights of a different lineage.
     Lineage,
     /// The job was not offered, or its batch is too old to be tracked.
     NotAsked,

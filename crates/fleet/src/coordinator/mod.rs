@@ -49,7 +49,7 @@ pub(crate) struct Rules {
     pub needed: bool,
     /// A stalled worker is killed.
     pub kill: bool,
-    /// A result that was sampled with other weights is refused.
+    /// A result that was sampled with the wrong weights is refused.
     pub lineage: bool,
     /// A result that continues an answer other than the accepted one is refused.
     pub continues: bool,

@@ -201,7 +201,8 @@ pub struct Counts {
     pub twice: u64,
     /// Duplicate results of a job with **different** bits.
     pub differing: u64,
-    /// Results that were refused: from other weights, for jobs that were not offered, or by expelled workers.
+    /// Results that were refused: sampled with the wrong weights, for jobs that were not offered, or by expelled
+    /// workers.
     pub refused: u64,
     /// Job and result files that could not be read.
     pub corrupt: u64,
@@ -234,12 +235,13 @@ pub struct WorkerStatus {
     pub busy_s: f64,
     /// Seconds spent waiting for jobs.
     pub idle_s: f64,
-    /// True if the worker ended by itself.
+    /// True if the worker reported its end.
     pub ended: bool,
     /// The number of processes with this name that failed and logged a reason.
     #[serde(default)]
     pub failures: u64,
-    /// The machine of a worker on another host. The learner fills this in, since such a worker has no files here.
+    /// The machine of a worker on another host. The learner fills this in, since a worker on another host does not have
+    /// files here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Further values, such as tokens per second. The fleet does not read them.

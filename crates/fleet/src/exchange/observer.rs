@@ -106,7 +106,7 @@ impl Observer {
             events.push(Event::Claimed(worker.clone(), *job));
         }
         for (worker, job) in self.processing.difference(&scan.processing) {
-            // A result of another worker does not show how this claim ended.
+            // A different worker's result does not show how this claim ended.
             if !scan.results.contains_key(&(worker.clone(), *job)) {
                 events.push(Event::Returned { worker: worker.clone(), job: *job, faulty: false });
             }

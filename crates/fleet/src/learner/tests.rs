@@ -129,7 +129,7 @@ fn a_refused_job_is_offered_again_and_its_worker_expelled_at_the_limit() {
         (0, 3),
         "results of an expelled worker are ignored"
     );
-    // Two refusals of another worker do not expel it.
+    // Two refused results do not yet expel a second worker.
     spoil(&mut fleet, 1, job(1));
     spoil(&mut fleet, 1, job(1));
     fleet.give(1, job(1), 1, false);
@@ -150,7 +150,7 @@ fn results_from_a_batch_file_can_be_taken_back() {
     for one in &results {
         learner.files.save(BatchId(one_batch(one)), std::slice::from_ref(one)).unwrap();
     }
-    // A file that contains a result of another batch is dropped, and so are all later files.
+    // A file that contains a result of a different batch is dropped, and so are all later files.
     learner.files.save(BatchId(3), &results[..1]).unwrap();
     drop(learner);
     let memory = Memory::new();

@@ -146,7 +146,7 @@ fn hash(parts: &[u64]) -> u64 {
     XxHash3_64::oneshot(&bytes)
 }
 
-/// The tokens that a job samples, and whether another chunk follows. Groups with an even number have another chunk.
+/// The tokens that a job samples, and whether another chunk follows (it does in groups with an even number).
 fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
     let more = job.group.0.is_multiple_of(2);
     (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)

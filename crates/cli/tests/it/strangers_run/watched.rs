@@ -20,7 +20,7 @@ pub struct Seen {
     pub printed: String,
     /// The peak memory of its largest process, in bytes.
     pub peak: u64,
-    /// True if the command did not exit by itself.
+    /// True if the command did not exit within [`HANG`].
     pub hangs: bool,
 }
 

@@ -104,7 +104,7 @@ pub fn model(directory: &Path) {
     model_of(directory, CONFIG);
 }
 
-/// Like [`model`], with another configuration whose vocabulary size is 40.
+/// Like [`model`], with a different configuration, whose vocabulary size must be 40.
 pub fn model_of(directory: &Path, config: &str) {
     let ctx = Context::cpu(Isa::best(), 1);
     let config = Arc::new(ModelConfig::parse(config).unwrap());

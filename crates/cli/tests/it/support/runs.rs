@@ -31,7 +31,7 @@ pub fn directory() -> tempfile::TempDir {
     directory_of(QWEN3)
 }
 
-/// The same directory with a model of another shape.
+/// Like [`directory`], with a model of a different shape.
 pub fn directory_of(config: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     model_of(&dir.path().join("model"), config);

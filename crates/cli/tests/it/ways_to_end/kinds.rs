@@ -100,7 +100,7 @@ impl Runs {
         })
     }
 
-    /// A run that continues from its first checkpoint with another learning rate.
+    /// A run that continues from its first checkpoint with a different learning rate.
     pub fn changed(&self, kind: &Kind) -> PathBuf {
         self.made(kind, "changed", |out| {
             self.train(kind, out, &[]);

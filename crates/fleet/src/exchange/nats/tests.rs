@@ -164,7 +164,7 @@ fn a_scan_contains_the_workers_and_their_jobs() {
     ago(&mut inbox, 11);
     let scan = look(&mut inbox, true);
     assert_eq!((scan.workers[&name("dev1")], scan.processing.len()), (seen(false, 6), 0));
-    // A dropped worker comes back when its counter changes, or as another process.
+    // A dropped worker comes back when its counter changes, or as a new process.
     inbox.hear(&name("dev1"), beat(3, 5, &[1]));
     inbox.expel(&name("dev1"));
     inbox.expel(&name("nobody"));

@@ -299,7 +299,7 @@ fn alarms_findings_and_ends_of_phases_are_printed() {
         "  what helps: a limit",
     ];
     assert_eq!(printed(&memory), expected);
-    // A phase ends when a phase with another name or length begins.
+    // A phase ends when a phase with a different name or length begins.
     memory.lock().unwrap().clear();
     for (label, done, total) in [("a", 1, 5), ("a", 2, 5), ("b", 0, 5), ("b", 1, 6)] {
         sink.receive(&progress(label, done, total)).unwrap();
