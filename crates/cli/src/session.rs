@@ -38,7 +38,8 @@ pub struct Distribution {
     pub network: Option<Network>,
 }
 
-/// Runs a training command until it ends or `stop` is set; with `distribution`, it is the learner of a distributed run.
+/// Runs a training command until it ends or `stop` is set; with `distribution`, this process is the learner of a
+/// distributed run.
 pub fn run_on(
     purpose: Purpose,
     args: &RunArgs,

@@ -130,7 +130,7 @@ fn batch_files(layout: &Layout) -> Result<Vec<BatchId>> {
     Ok(batches)
 }
 
-/// All files of a job: its offer and its results. For `lockstep queue DIR show JOB`.
+/// All files of a job, for `lockstep queue DIR show JOB`: its offer and its results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFiles {
     /// The job while it is pending or claimed, with the worker that claimed it.

@@ -17,7 +17,7 @@ const NAP: Duration = Duration::from_millis(5);
 /// The pause before a failed write of a result is retried.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// The work of a worker, implemented by its caller. It does several jobs concurrently.
+/// The computation that a worker runs, implemented by the worker's caller. It does several jobs concurrently.
 pub trait Work {
     /// Whether the work can begin one more job.
     fn has_room(&self) -> bool;

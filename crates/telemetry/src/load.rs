@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(load(&times(10.0, 5.0, &both(1.0, 2.0))), None, "the load needs an interval of time");
         assert_eq!(load(&times(12.0, 5.0, &[(1.0, true)])), None, "the number of cores must not change");
         assert_eq!(times(1.0, 0.0, &[]).load_until(&times(2.0, 0.0, &[])), None);
-        // Other processes keep the only core that this process may use busy, or all other cores.
+        // Other processes occupy either the only core that this process may use, or all the other cores.
         let one = |a: f64, b: f64, c: f64| [(a, true), (b, false), (c, false)];
         let before = times(0.0, 0.0, &one(0.0, 0.0, 0.0));
         assert_eq!(before.load_until(&times(1.0, 0.5, &one(1.0, 0.0, 0.0))), Some(0.5));

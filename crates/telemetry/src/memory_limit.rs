@@ -2,8 +2,7 @@
 //! up to the root, and resource limits (`ulimit -v`, `ulimit -d`). Limits above the machine's memory are ignored.
 //!
 //! A batch system or systemd may limit a parent of the process's group, and that limit applies to all processes below
-//! the parent. Therefore the files of every visible group on the path are read, and the memory that each group already
-//! uses.
+//! the parent. Therefore the limits and the current usage of every visible group on the path are read.
 
 use std::fmt;
 use std::fs;

@@ -44,8 +44,8 @@ fn a_reward_without_information_raises_an_alarm() {
     assert!(found.contains("constant_reward") && found.contains("zero_variance"), "{found:?}");
 }
 
-/// A model that cannot end its completions, with a reward for their length. If the configuration intends truncation, it
-/// is reported once, as a note.
+/// A model that cannot end its completions, with a reward for their length. If the configuration makes truncation
+/// intentional, the alarm is reported once, as a note.
 #[test]
 fn a_run_in_which_every_completion_is_truncated_raises_alarms() {
     let dir = directory();

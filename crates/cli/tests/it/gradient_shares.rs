@@ -1,5 +1,5 @@
-//! `gradient_shares`: the gradient of a step is a tree of the gradients of its shares. The bits of a run depend on the
-//! number of shares, but not on any other setting that divides its work.
+//! `gradient_shares`: the gradient of a step is summed as a tree over the gradients of its shares. The bits of a run
+//! depend on the number of shares, but not on any other setting that divides its work.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, files, good, same, same_but_workers};

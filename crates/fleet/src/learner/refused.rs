@@ -1,5 +1,5 @@
-//! Results that do not answer their jobs. The caller checks this ([`Feed::check`](super::Feed::check)) before a result
-//! is accepted.
+//! Results that do not answer their jobs. The caller detects them with [`Feed::check`](super::Feed::check) before a
+//! result is accepted.
 
 use super::{Learner, Notice};
 use crate::coordinator::Event;
