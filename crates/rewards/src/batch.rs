@@ -144,7 +144,7 @@ impl Problem {
         Problem { completions, ..self }
     }
 
-    /// The same problem with another [`ProblemKind`].
+    /// The same problem with a different [`ProblemKind`].
     pub fn with_kind(self, kind: ProblemKind) -> Self {
         Problem { kind, ..self }
     }
@@ -177,7 +177,7 @@ pub struct Scores {
     pub extra: Vec<(String, Vec<Value>)>,
     /// Extra scalar metrics (TRL's `log_metric`), by name.
     pub metrics: Vec<(String, f64)>,
-    /// The number of completions with a score whose program timed out.
+    /// The number of scored completions whose program timed out.
     pub timed_out: usize,
 }
 
@@ -204,8 +204,8 @@ impl Scores {
         Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
     }
 
-    /// Completes problems that do not list their completions: they get all completions without a score that no other
-    /// problem lists.
+    /// Fills in problems that list no completions: each gets all completions without a score that no other problem
+    /// lists.
     pub(crate) fn with_places(mut self) -> Self {
         let named = |place: &usize| self.problems.iter().any(|problem| problem.completions.contains(place));
         let without_score = self.values.iter().enumerate().filter(|(_, value)| value.is_none());

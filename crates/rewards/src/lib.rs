@@ -39,7 +39,7 @@ pub use steps::{StepEnd, StepScore};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Starts programs and sends requests. Not only rewards use this module.
+/// Starts programs and sends requests; also used outside of rewards.
 pub mod outside {
     pub use crate::http::Address;
     pub use crate::program::{Program, absolute_line, explain, split_line};
@@ -61,14 +61,13 @@ pub trait Reward: Send {
     }
 
     /// Whether the scores of a group (the completions of one prompt) depend only on that group. If so, `score` may be
-    /// called for one group at a time, in any order, while other groups are still generated.
+    /// called for one group at a time, in any order, while other groups are still being generated.
     /// [`Scores::from_groups`] joins the results. Otherwise `score` is called once for the whole batch.
     fn scores_by_group(&self) -> bool {
         false
     }
 
-    /// Passes a flag that is set when the scores are not needed any more. A long wait may then end early, with any
-    /// result.
+    /// Passes a flag that is set once the scores are no longer needed. `score` may then return early, with any result.
     fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
     /// Scores the completions of the batch, or their steps, in the order of the batch. A failure gives `None` and a

@@ -1,4 +1,4 @@
-//! Calls all reward functions on a generation batch, some of them while the engine still generates.
+//! Calls all reward functions on a generation batch, some of them while the engine is still generating.
 //!
 //! A reward that scores groups separately ([`Reward::scores_by_group`]) is called on another thread as soon as the
 //! group's last completion has ended, while the engine generates the other groups. A slow reward (an external program)
@@ -187,7 +187,7 @@ struct EarlyScores {
 
 impl<'a> RewardManager<'a> {
     /// Starts scoring a batch before its groups are generated. Other processes call the rewards at the indices
-    /// `elsewhere`; [`finish`](RewardJob::finish) gets their scores.
+    /// `elsewhere`; their scores are passed to [`finish`](RewardJob::finish).
     pub fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,

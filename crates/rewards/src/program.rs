@@ -27,8 +27,8 @@ fn running() -> MutexGuard<'static, Running> {
     RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Kills every program of this process with its process group, and prevents new programs from starting. For a process
-/// that is about to exit without dropping its programs.
+/// Kills every program of this process with its process group, and prevents new programs from starting. Call it before
+/// an exit that does not drop the programs.
 pub fn end_programs() {
     let mut running = running();
     running.closed = true;
@@ -151,7 +151,7 @@ impl Program {
         self.status
     }
 
-    /// Describes how a program that does not read or answer any more ended, with the last lines of its standard error.
+    /// Describes how a program that no longer reads or answers ended, with the last lines of its standard error.
     pub fn epitaph(&mut self) -> String {
         let by_itself = self.exited_within(Duration::from_secs(1));
         let message = match self.kill() {
@@ -235,7 +235,7 @@ pub(crate) fn absolute_words<E>(words: &mut [String], absolute: impl Fn(&str) ->
         words[0] = absolute(&words[0])?;
     }
     // The script is the first argument that names a file, as in `python3 -u a.py b.json`. A word without a dot or a
-    // slash does not count as a path.
+    // slash is not treated as a path.
     for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
         let (path, given) = (absolute(word)?, std::path::Path::new(word));
         // `absolute` may return a file name without a directory.

@@ -1,5 +1,4 @@
-//! The JSON of requests to rewards outside of this process, and of their answers. This file does not depend on how they
-//! are transferred.
+//! The JSON format of requests to rewards outside of this process, and of their answers, independent of the transport.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +32,7 @@ struct TrainerState {
 
 /// Names that a dataset column must not have, because they are keys of the request.
 const RESERVED: [&str; 3] = ["prompts", "completions", "trainer_state"];
-/// Dataset columns that are not sent, because the request has their content already (as in TRL).
+/// Dataset columns that are not sent, because the request already has their content (as in TRL).
 const LEFT_OUT: [&str; 3] = ["prompt", "completion", "completion_ids"];
 
 /// The request line for a batch, with a line feed. The dataset's columns are keys next to TRL's names.

@@ -181,7 +181,7 @@ mod tests {
         assert!(problem.rows == 1 && problem.message.contains("1 to 12 tokens for the reward model, got 13"));
     }
 
-    /// After a stop, scores are missing instead of 0.
+    /// After a stop, scores are missing, not 0.
     #[test]
     fn a_stopped_reward_model_gives_no_score() {
         let mut reward = reward_model(CONFIG, None);

@@ -152,7 +152,7 @@ mod tests {
         );
     }
 
-    /// A completion without a scored step has no score, instead of the score 0.
+    /// A completion without a scored step gets no score, not the score 0.
     #[test]
     fn a_list_without_scored_steps_gives_no_score() {
         let none = CompletionReward::default();

@@ -2,7 +2,7 @@
 //!
 //! The leader of the group is a shell that reads a pipe, and only this process holds the other end. However this
 //! process ends, the pipe closes, and the shell kills the group. The shell ignores signals, since members may signal
-//! the whole group. If this process is root, the shell runs as a different user than the members.
+//! the whole group. If this process is root, the shell runs as a different user from the members.
 
 use rustix::process::{Pid, Signal};
 use std::io::Result;

@@ -1,7 +1,7 @@
 //! Finds numbers in JSON that fit neither a 64-bit integer nor a float exactly. serde_json reads such a number as the
 //! nearest float, so a reward would compare with a different number than the dataset's.
 
-/// A number that would be read as a different one.
+/// A number that parsing would change.
 #[derive(Debug, PartialEq)]
 pub struct Inexact<'j> {
     /// The number of the row in a list of rows, from 1; 1 if the JSON is one row.

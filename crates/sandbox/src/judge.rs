@@ -28,7 +28,7 @@ pub(crate) mod tests;
 #[cfg(test)]
 mod throughput;
 
-/// The most compiled sources in the cache.
+/// The maximum number of compiled sources in the cache.
 const CACHED: usize = 256;
 /// The largest compiled program, in bytes.
 const PROGRAM_BYTES: usize = 64 << 20;
@@ -163,8 +163,8 @@ impl Judge {
         &self.options.column
     }
 
-    /// Shares a flag that is set when the verdicts are not needed any more. Running programs are then stopped, and get
-    /// no verdict.
+    /// Shares a flag that is set once the verdicts are no longer needed. Running programs are then stopped, and get no
+    /// verdict.
     pub fn stop_with(&mut self, stop: Arc<AtomicBool>) {
         self.sandbox.stop = stop;
     }
@@ -190,8 +190,8 @@ impl Judge {
         })
     }
 
-    /// The most bytes of memory that the processes of one program held together in the last call of [`Judge::judge`];
-    /// 0 if nothing was measured. Compilers do not count.
+    /// The peak memory, in bytes, of all processes of one program together in the last call of [`Judge::judge`]; 0 if
+    /// nothing was measured. Compilers are excluded.
     pub fn peak_bytes(&self) -> u64 {
         self.sandbox.peak.load(Ordering::Relaxed)
     }
@@ -226,7 +226,7 @@ impl Judge {
     }
 
     /// Runs a trial program that must pass. A language that does not work in this isolation is refused, since every
-    /// completion would score 0. For a language of the user, checks only that its commands start.
+    /// completion would score 0. For a user-defined language, only checks that its commands start.
     fn try_out(&self) -> std::result::Result<(), String> {
         let what = match &self.options.language {
             LanguageOption::Named(name) => format!("`{name}`"),
@@ -245,8 +245,8 @@ impl Judge {
         }
     }
 
-    /// Explains why the first command of a language cannot be started. `None` if it starts, whatever it does with an
-    /// empty source.
+    /// Explains why the first command of a language cannot be started. `None` if the command starts, even if it then
+    /// fails on the empty source.
     fn starts(&self) -> std::io::Result<Option<String>> {
         let directory = directory()?;
         write(directory.path(), &self.language.file, b"")?;

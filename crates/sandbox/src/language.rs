@@ -2,18 +2,18 @@
 
 use serde::Deserialize;
 
-/// The `language` option: the name of a built-in language, or a table that describes another.
+/// The `language` option: the name of a built-in language, or a table that describes a different one.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum LanguageOption {
     /// The name of a built-in language.
     Named(String),
-    /// Another language.
+    /// A user-defined language.
     Own(Language),
 }
 
-/// How sources of a language are compiled and run. In commands `{source}` stands for the source file and `{program}`
-/// for the compiled file.
+/// How sources of a language are compiled and run. In commands, `{source}` is replaced by the source file and
+/// `{program}` by the compiled file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Language {
@@ -30,8 +30,8 @@ pub struct Language {
     /// Address space that the language's runtime needs for any program, in MiB.
     #[serde(default)]
     pub base_memory_mb: u64,
-    /// Source of a program that doubles the number it reads, to check that the language works; `None` for a language of
-    /// the user.
+    /// Source of a program that doubles the number it reads, to check that the language works; `None` for a
+    /// user-defined language.
     #[serde(skip)]
     pub(crate) probe: Option<&'static str>,
 }

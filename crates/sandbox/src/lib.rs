@@ -4,8 +4,8 @@
 //! [`Submission`]s, texts that contain a program, each with its [`Tests`]. For each it returns a [`Verdict`]: the
 //! number of tests that passed, and the reason of the first failure. **A failure of the machine is never a failed
 //! test**: it is an [`Error`]. If no isolation works, no judge is built, unless the options allow programs without
-//! isolation. This crate is independent of rewards and models, and of datasets it knows only the formats of their
-//! tests. It judges only on Linux.
+//! isolation. This crate does not depend on rewards or models, and knows only the test formats of datasets. It judges
+//! only on Linux.
 //!
 //! Read first: `judge` (the path of a submission), then `sandbox`, which isolates a program in bubblewrap or, with
 //! `confined`, by landlock and `seccomp`. `running` waits for the end of a program; `cgroup` or `memory` limits the

@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 const OFTEN: Duration = Duration::from_millis(10);
 /// The longest time between two measurements.
 const AT_LEAST: Duration = Duration::from_millis(50);
-/// The most times that a measurement is repeated, with the processes stopped, because some ended during it: another
-/// process may have taken over their memory.
+/// The maximum number of times that a measurement is repeated, with the processes stopped, because some ended during
+/// it: another process may have taken over their memory.
 const TRIES: usize = 3;
-/// The suspicion at which the program counts as over its limit. Three measurements in a row above the limit reach it.
+/// The suspicion at which the program is considered over its limit: that of three measurements in a row above the
+/// limit.
 const SURE: u32 = 12;
 /// The time between two measurements of file descriptors and shared memory.
 const SELDOM: Duration = Duration::from_millis(50);
@@ -52,7 +53,7 @@ pub struct Watch {
     members: Members,
     /// The most bytes that the program may hold; `None` if a cgroup limits them.
     most: Option<u64>,
-    /// The most bytes that the program was measured to hold.
+    /// The program's measured peak memory, in bytes.
     peak: u64,
     /// The most threads that the program's processes may have together; `None` if threads are not watched.
     most_threads: Option<u64>,
@@ -77,7 +78,7 @@ impl Watch {
         Watch { members, most, peak, most_threads, crowded, nice, tmp, next, suspicion, shared, shared_at }
     }
 
-    /// The most bytes that the program was measured to hold; 0 if it ended before the first measurement.
+    /// The program's measured peak memory, in bytes; 0 if the program ended before the first measurement.
     pub fn peak(&self) -> u64 {
         self.peak
     }
@@ -111,8 +112,8 @@ impl Watch {
             }
             let memories: Vec<Option<u64>> =
                 found.iter().map(|row| row.memory.or_else(|| memory(row.process, false))).collect();
-            // A process without memory has ended or is about to. A child that the table does not list yet may have its
-            // memory.
+            // A process without memory has ended or is about to. A child that the table does not list yet may have
+            // taken over its memory.
             lost |= memories.iter().any(|bytes| bytes.is_none_or(|bytes| bytes == 0));
             let sum = memories.into_iter().flatten().sum::<u64>();
             if attempt == 0 || sum > most_seen {
@@ -213,9 +214,9 @@ fn due(start: Instant) -> Instant {
     Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST)
 }
 
-/// Process groups that are stopped (SIGSTOP) until this guard is dropped. This holds a program still that forks and
-/// exits faster than it can be measured. The signal is sent to the whole group, since the kernel restarts a fork that
-/// it interrupts.
+/// Process groups that are stopped (SIGSTOP) until this guard is dropped. This freezes a program that forks and exits
+/// faster than it can be measured. The signal is sent to the whole group, since the kernel restarts a fork that it
+/// interrupts.
 #[derive(Default)]
 struct Stopped {
     groups: HashSet<u32>,
@@ -245,7 +246,7 @@ fn signal(group: u32, signal: Signal) {
     }
 }
 
-/// The processes of this machine at a recent time. All running programs share this table.
+/// A recent snapshot of this machine's processes, shared by all running programs.
 struct Table {
     rows: Vec<Row>,
     /// PIDs of processes that started before this process and therefore belong to no program.

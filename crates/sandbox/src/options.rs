@@ -1,4 +1,4 @@
-//! The options of a judge, as a configuration has them.
+//! The options of a judge, as written in a configuration.
 
 use super::language::LanguageOption;
 use super::sandbox::{Isolation, Sandbox};

@@ -1,4 +1,4 @@
-//! A running program: waiting for its end, and ending it.
+//! Waits for a running program, and kills it.
 
 use super::cgroup::Cgroup;
 use super::group::Group;
@@ -43,7 +43,7 @@ pub(super) enum End {
     TooMuchMemory(u64),
     /// The program had more than this many processes and threads.
     TooManyProcesses(u64),
-    /// The program was stopped because its result is not needed any more.
+    /// The program was stopped because its result is no longer needed.
     Stopped,
 }
 
@@ -56,7 +56,7 @@ pub struct Running {
     limits: Limits,
     /// The cgroup that limits the memory of the program, if there is one.
     cgroup: Option<Cgroup>,
-    /// The most bytes that the program's processes held together, as measured; known once the program has ended.
+    /// The measured peak memory of all the program's processes together, in bytes; known once the program has ended.
     pub peak: u64,
     /// The working directory of the program, if it runs without bubblewrap. It is removed once none of its processes is
     /// left.
@@ -85,8 +85,8 @@ impl Drop for Running {
 }
 
 /// Kills the child processes of a running bubblewrap. This function stops bubblewrap, and the caller must kill it next.
-/// The first child ends with bubblewrap only after it has asked the kernel for that. If bubblewrap were killed earlier,
-/// the child would wait forever with the program's streams open.
+/// The first child ends with bubblewrap only once it has requested this from the kernel. If bubblewrap were killed
+/// earlier, the child would wait forever with the program's streams open.
 fn kill_children(bubblewrap: &Child) {
     let Some(id) = Pid::from_raw(bubblewrap.id().cast_signed()) else { return };
     // A stopped bubblewrap starts no other children, and does not reap ended ones, so their PIDs are not reused.

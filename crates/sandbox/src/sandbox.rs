@@ -85,9 +85,9 @@ pub(super) struct Sandbox {
     group: Mutex<Option<Group>>,
     /// The directory for cgroups of programs, or the reason why there is none.
     pub cgroups: Result<Cgroups, &'static str>,
-    /// The most bytes of memory that the processes of one program held together; compilers and judges do not count.
+    /// The peak memory, in bytes, of all processes of one program together; compilers and judges are excluded.
     pub peak: AtomicU64,
-    /// A flag that is set when results are not needed any more. Running programs are then stopped.
+    /// A flag that is set once results are no longer needed. Running programs are then stopped.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -412,7 +412,7 @@ fn plain_command(
     };
     command.args(words.iter().map(real)).current_dir(tmp).env_clear();
     command.envs([("PATH", PATH), ("LANG", "C.UTF-8")]).env("HOME", tmp).env("TMPDIR", tmp);
-    // Node ends if there is a file that it may not read.
+    // Node exits if its OpenSSL configuration exists but is not readable.
     command.env("OPENSSL_CONF", "/dev/null");
     command
 }

@@ -27,7 +27,7 @@ pub fn in_group(group: i32) -> Result<[BpfProgram; 2]> {
         allowed.insert(libc::SYS_setpgid, vec![is(1, group)?]);
         // These calls are still needed: the other filter is installed next, and root then changes its user.
         allowed.extend(always(&[&[libc::SYS_seccomp, libc::SYS_setgroups, libc::SYS_setgid, libc::SYS_setuid]]));
-        // Signals may only go to the own group, since any other process id may belong to another program.
+        // Signals may go only to the program's own group, since any other process id may belong to another program.
         allowed.insert(libc::SYS_kill, vec![is(0, 0)?]);
         allowed.insert(libc::SYS_prlimit64, vec![is(0, 0)?]);
         // The second filter refuses the same calls with the error that programs expect.

@@ -39,7 +39,7 @@ pub struct Staged {
     pub compile: f64,
     /// The points for passed tests, up to 0.65.
     pub tests: f64,
-    /// The points that style takes off a full score.
+    /// The points deducted from a full score for style.
     pub style: f64,
     /// The reason why the completion counts as degenerate; `None` if it does not.
     pub degenerate: Option<&'static str>,

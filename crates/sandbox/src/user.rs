@@ -1,6 +1,6 @@
 //! Chooses the Unix user that a program runs as. The kernel's limit on processes counts all threads of a user, but is
-//! not applied to root. So if this process is root, each running program gets its own user, whose limit no other
-//! program uses up.
+//! not applied to root. So if this process is root, each running program gets its own user, and with it a limit that no
+//! other program uses up.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};

@@ -2,8 +2,8 @@
 //! answer. All graders that search for an answer use this file, for answers of any form.
 //!
 //! A mark is `<answer>…</answer>` (or `<solution>`), a box (`\boxed{…}`), `####`, or words: "the answer is", "Answer:",
-//! "answer = ". Tags and boxes have priority: the last to end counts, and the innermost if they are nested. Then comes
-//! `####`, then words.
+//! "answer = ". Tags and boxes take precedence: the last one to end is used, or the innermost if they are nested.
+//! `####` comes next, then words.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -30,7 +30,7 @@ pub(super) struct Marked<'t> {
     pub text: &'t str,
 }
 
-/// The text after the last `</think>` (or `</thinking>`, `</thought>`, `</reasoning>`), unless that is empty.
+/// The text after the last `</think>` (or `</thinking>`, `</thought>`, `</reasoning>`), unless that text is empty.
 pub(super) fn thought_before(text: &str) -> Option<&str> {
     static END: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)</(?:think|thinking|thought|reasoning)\s*>"));
     if !text.contains("</") {
@@ -43,8 +43,8 @@ pub(super) fn thought_before(text: &str) -> Option<&str> {
 /// The text inside the last closed tags or box.
 pub(super) fn closed(text: &str) -> Option<&str> {
     let mut text = text;
-    // If the text after a mark retracts it ("\boxed{42} is wrong"), the previous mark is tried. At most four marks are
-    // tried.
+    // If the text after a mark retracts it ("\boxed{42} is wrong"), the previous mark is tried, up to four marks in
+    // total.
     for _ in 0..4 {
         let inside = innermost(text)?;
         let end = inside.as_ptr() as usize + inside.len() - text.as_ptr() as usize;

@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(scores.values, [None, Some(1.0)], "{:?} {:?}", scores.extra, scores.problems);
     }
 
-    /// A program that a stop ends has no score, instead of the score 0.
+    /// A program killed by a stop gets no score, not the score 0.
     #[test]
     fn a_stop_ends_programs_without_a_score() {
         let Some(mut reward) = shell() else { return };

@@ -155,7 +155,7 @@ enum Only {
 fn number_of_sides(text: &str, only: Only) -> Option<Number> {
     let all: Vec<Group> = groups(text).collect();
     let last = text.rfind('=').map_or(0, |at| at + 1);
-    // Other relations than equations have no result: "42 != 42", "x <= 42".
+    // Relations other than equations have no result: "42 != 42", "x <= 42".
     let relation = ["!=", "<=", ">=", "/=", "\\not="].iter().any(|sign| text[..last].ends_with(sign));
     let first = (last > 0 && !relation).then(|| 0..text.find('=').unwrap_or(0));
     [Some(last..text.len()), first].into_iter().flatten().find_map(|side| {
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(answer_of("it is \\boxed{5}", true), number("5"));
     }
 
-    /// Numbers in other notations, with other marks, or retracted by their text.
+    /// Numbers in different notations, after different marks, or retracted by the text around them.
     #[test]
     fn numbers_in_common_notations_are_found_unless_retracted() {
         for (text, expected) in [

@@ -6,8 +6,8 @@
 //! 1. +3 if it ends with the whole format, after any other text;
 //! 2. +0.5 for each of the four tags that occurs exactly once, and −0.5 for each that does not;
 //! 3. points for the text between the solution tags (or in another mark: `<answer>`, a box, after `####`), compared
-//!    with the number in the answer column: 5 if it is written the same, 3.5 if it is the same number (spaces, `$`,
-//!    `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and −4.5 if it is missing or not a number.
+//!    with the number in the answer column: 5 if the text is identical, 3.5 if the number is equal (spaces, `$`,
+//!    `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for any other number, and −4.5 if it is missing or not a number.
 //!
 //! Commas between thousands are ignored, unlike in Python's `float`, which rejects `1,000`.
 

@@ -26,7 +26,7 @@ use crate::{Error, Result};
 pub(crate) struct MultipleChoiceOptions {
     /// The dataset column with the answer.
     pub column: String,
-    /// The number of choices, which have the letters from A on.
+    /// The number of choices, which are lettered from A.
     pub choices: usize,
     /// Whether only a choice in `<answer>` or `\boxed{}`, or after `####`, "answer is", "answer:" or "I choose" is
     /// accepted.

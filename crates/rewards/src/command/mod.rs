@@ -17,10 +17,10 @@
 //! process group, which is killed when the reward is dropped.
 //!
 //! By default a batch has all completions of a generation batch, so the program can compare them with each other. With
-//! `by_group = true` a batch is one group (the completions of one prompt). It is sent as soon as its last completion
-//! has ended, while other groups are still generated, which helps slow programs that score each group separately.
-//! Groups are sent in the order in which they end; `timeout_s` and the rules above apply to each group, and a metric is
-//! the mean over groups ([`Scores::from_groups`]). The program is trusted: it is *not* sandboxed.
+//! `by_group = true` a batch is one group (the completions of one prompt). A group is sent as soon as its last
+//! completion has ended, while other groups are still being generated, which helps slow programs that score each group
+//! separately. Groups are sent in the order in which they end; `timeout_s` and the rules above apply to each group, and
+//! a metric is the mean over groups ([`Scores::from_groups`]). The program is trusted: it is *not* sandboxed.
 
 mod process;
 #[cfg(all(test, unix))]
@@ -50,7 +50,7 @@ pub struct CommandOptions {
     /// The maximum number of restarts without a successful batch in between.
     #[serde(default = "default_max_restarts")]
     pub max_restarts: u32,
-    /// Whether a batch is one group, scored while other groups are still generated.
+    /// Whether a batch is one group, scored while other groups are still being generated.
     #[serde(default)]
     pub by_group: bool,
 }
@@ -121,7 +121,7 @@ pub struct CommandReward {
     requests: u64,
     /// Whether the program repeats the request number in its answers.
     numbered: bool,
-    /// The reason why the program is not restarted any more; `None` while it may be restarted.
+    /// The reason why the program is no longer restarted; `None` while it may be restarted.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
 }
@@ -209,7 +209,7 @@ impl CommandReward {
         Ok(process)
     }
 
-    /// The failure of a program that sent no line.
+    /// The failure for a program that sent no line.
     fn silent(&self, process: &mut Process, silence: Silence, waited: Duration) -> Failure {
         use ProblemKind::{BadAnswer, Crashed, Failed, TimedOut};
         match silence {
@@ -313,7 +313,7 @@ impl Reward for CommandReward {
 }
 
 /// Replaces the paths of a command's program (if given by a path) and script by the results of `absolute`. The result
-/// is one string if the words allow that. `None` if the command is invalid.
+/// is one string if the words can be written as one. `None` if the command is invalid.
 pub(crate) fn map_paths<E>(
     command: Words,
     absolute: impl Fn(&str) -> std::result::Result<String, E>,

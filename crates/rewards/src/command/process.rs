@@ -69,7 +69,8 @@ impl Process {
     }
 
     /// Whether the child has written a line without a request; the end of its output does not count. If its answers are
-    /// not `numbered`, such a line could not be recognised later, so this waits until [`SETTLED`] after the last line.
+    /// not `numbered`, such a line could not be recognised later, so this function waits until [`SETTLED`] after the
+    /// last line.
     pub(super) fn has_unread_line(&mut self, numbered: bool) -> bool {
         if self.unread.is_none() {
             let wait = if numbered { Duration::ZERO } else { SETTLED.saturating_sub(self.heard.elapsed()) };
@@ -103,7 +104,7 @@ impl Process {
         self.program.exited_within(time)
     }
 
-    /// Describes how a child that does not answer any more ended, with the last lines of its standard error.
+    /// Describes how a child that no longer answers ended, with the last lines of its standard error.
     pub(super) fn epitaph(&mut self) -> String {
         self.program.epitaph()
     }

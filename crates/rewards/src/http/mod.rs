@@ -60,7 +60,7 @@ pub(crate) struct HttpOptions {
     /// The maximum number of requests in flight.
     #[serde(default = "default_concurrency")]
     concurrency: usize,
-    /// Whether a batch is one group, scored while other groups are still generated.
+    /// Whether a batch is one group, scored while other groups are still being generated.
     #[serde(default)]
     by_group: bool,
     /// The environment variable that holds a token, sent as `Authorization: Bearer`.
@@ -79,7 +79,7 @@ fn default_concurrency() -> usize {
     8
 }
 
-/// Sends requests. It can be used from any thread.
+/// Sends requests, from any thread.
 #[derive(Clone, Debug)]
 struct Client {
     /// The reward's name.

@@ -38,7 +38,7 @@ struct Seen {
     most: usize,
 }
 
-/// Starts a service that reacts to requests with these deeds in order, and repeats the last one.
+/// Starts a service that reacts to each request with the next of these deeds, and repeats the last one.
 fn service(deeds: Vec<Deed>) -> (String, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());

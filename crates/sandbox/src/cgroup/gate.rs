@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// If this process ends before it opens the gate, the pipe closes, and the shell exits. A failure is reported under the
-/// name of bubblewrap, whose failures are distinguished from those of programs.
+/// If this process ends before it opens the gate, the pipe closes, and the shell exits. The shell reports errors under
+/// the name of bubblewrap, so that they are not mistaken for failures of the program.
 const SCRIPT: &str = r#"gate=$1; shift; unset PWD OLDPWD SHLVL; read -r line <"$gate" && exec "$@""#;
 
 pub struct Gate {

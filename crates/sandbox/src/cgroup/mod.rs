@@ -1,10 +1,9 @@
 //! Limits the memory of a program with its own control group (cgroup v2), if this process may create one.
 //!
 //! A cgroup that contains processes cannot have children with a memory limit, and this process does not move itself. So
-//! the cgroup of a program is a sibling of this process's cgroup. That has four conditions: the parent must pass the
-//! memory controller on; this process must be allowed to create a cgroup there; it must be allowed to move a process
-//! into that cgroup; and its own cgroup must not have limits, which the program would escape. Otherwise memory is
-//! watched (`memory`).
+//! the cgroup of a program is a sibling of this process's cgroup. Four conditions must hold: the parent delegates the
+//! memory controller; this process may create a cgroup there; it may move a process into that cgroup; and its own
+//! cgroup has no limits, which the program would escape. Otherwise memory is watched (`memory`).
 //!
 //! A program waits at a [`Gate`] until it has been moved. Its cgroup stays locked while this process uses it. If
 //! another process can take the lock, the owner has ended, and the other process removes the cgroup before it creates
@@ -31,7 +30,7 @@ const OWN_LIMITS: [(&str, &str); 4] =
 const SPARE_PROCESSES: u64 = 8;
 /// The time that killed processes of a cgroup may take to end. After that the cgroup is not removed.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The most names that are tried for a cgroup.
+/// The maximum number of names that are tried for a cgroup.
 const NAMES: usize = 100;
 
 /// The cgroups of a process, and the two operations that differ between cgroups and ordinary directories.
@@ -208,13 +207,13 @@ impl Cgroup {
         count("oom_kill ").is_some_and(|kills| kills > 0) && count("oom ") != Some(0)
     }
 
-    /// The most bytes that the processes held together. Linux measures this since version 5.19.
+    /// The peak memory of all processes together, in bytes. Needs Linux 5.19.
     pub fn peak(&self) -> Option<u64> {
         fs::read_to_string(self.path.join("memory.peak")).ok()?.trim().parse().ok()
     }
 
-    /// Kills all processes. Linux supports this since version 5.14; on older versions they end with their process group
-    /// or namespace.
+    /// Kills all processes. Needs Linux 5.14; on older versions the processes end with their process group or
+    /// namespace.
     pub fn kill(&self) {
         let _ = self.write("cgroup.kill", 1);
     }

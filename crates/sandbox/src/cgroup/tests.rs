@@ -1,4 +1,4 @@
-//! Tests with a tree of ordinary files in place of cgroups. What the kernel does (limits, kills) is not tested.
+//! Tests with a tree of ordinary files in place of cgroups. The kernel's part (limits, kills) is not tested.
 
 use super::*;
 use crate::judge::tests::{escapes::isolations, judge_in, scored_by};
@@ -132,7 +132,7 @@ echo 104857600 >memory.peak";
     assert_eq!(String::from_utf8(outcome.stdout).unwrap(), format!("{}\nend\n", tree.parent().display()));
 }
 
-/// Moving a process may take any time; here it takes until the written PID is read.
+/// Moving a process may take arbitrarily long; here it takes until the written PID is read.
 #[test]
 fn a_program_waits_until_it_has_been_moved() {
     let tree = Tree::new();
@@ -289,7 +289,7 @@ fn cgroups_of_a_killed_process_are_removed() {
     assert!(first.path.exists() && second.path.exists() && first.path != second.path);
 }
 
-/// Each unmet condition, and a word of its reason that a run records.
+/// Each case breaks one condition, and has a part of the reason that a run records.
 #[test]
 fn without_one_of_the_conditions_memory_is_watched() {
     type Change = fn(&mut Tree);

@@ -11,7 +11,7 @@ pub(crate) mod escapes;
 mod limits;
 mod parts;
 
-/// A judge with limits of time that only a program that hangs reaches, unless the options set others.
+/// A judge with time limits that only a hanging program reaches, unless the options set others.
 pub(crate) fn judge(mut options: Value) -> Judge {
     for limit in ["timeout_s", "compile_timeout_s"] {
         if options.get(limit).is_none() {
@@ -249,7 +249,7 @@ fn attack(bwrap: &str) {
     let place = |name: &str| names.iter().position(|own| *own == name).unwrap();
     assert_eq!(failures[place("loop without SIGTERM")], "test 1: timed out");
     assert_eq!(scores.timed_out, failures.iter().filter(|failure| failure.ends_with("timed out")).count());
-    // A program that reaches a limit ends. On a busy machine the reason is only seen if the time suffices.
+    // The failures name the limits. This judge has long time limits, so that a busy machine causes no timeout first.
     let limited = ["endless output", "memory bomb", "full disk"].map(|name| programs[place(name)]);
     let options = json!({"language": "python", "bwrap": bwrap});
     let (_, failures) = score(options, &limited, &tests);
@@ -263,7 +263,7 @@ fn attack(bwrap: &str) {
     assert!(!["/x", "/usr/x", "/dev/x", "/dev/shm/x"].iter().any(|path| Path::new(path).exists()));
 }
 
-/// How many processes have `mark` in their command line.
+/// The number of processes with `mark` in their command line.
 fn running(mark: &str) -> usize {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
@@ -402,7 +402,7 @@ fn confined_programs_run() {
     }
 }
 
-/// Isolation that stops working during a run does not count as a failure of a program.
+/// Isolation that stops working during a run is not a failure of a program.
 #[test]
 fn lost_isolation_gives_no_zero() {
     if !installed(&["bwrap", "python3"]) {

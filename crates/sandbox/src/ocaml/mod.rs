@@ -4,7 +4,7 @@
 //! A solution and its tests are two programs in two sandboxes, connected by two pipes (`Sandbox::run_judged`).
 //! `tool.ml`, which links the compiler's own parser and type checker, compiles both. The tests are compiled against the
 //! interface that the compiler infers for the solution. Each use of a value of the solution becomes a call to the other
-//! process, with the types that the value has at that place (`describe.ml`). `carry.ml` transfers arguments, results,
+//! process, with the types that the value has at that point (`describe.ml`). `carry.ml` transfers arguments, results,
 //! exceptions, functions and in-place changes, and the tests' process checks every byte against those types. So the
 //! process that decides a test runs no code of the solution, and no expected value reaches the solution.
 

@@ -290,8 +290,8 @@ fn attacks_of(text: &str) -> Vec<Attack> {
 }
 
 fn attack(isolation: &str, attacks: &[Attack]) {
-    // Some of the attacks that earn nothing never end, as programs or in the compiler. Other programs may take as long
-    // as a busy machine needs.
+    // Some failing attacks never end, at run time or in the compiler. The time limits of other programs allow for a
+    // busy machine.
     for (letters, timeout_s, compile_timeout_s) in [("A", 5.0, 20.0), ("RU", 600.0, 600.0)] {
         let attacks: Vec<_> = attacks.iter().filter(|attack| letters.contains(attack.letter)).collect();
         let rows: Vec<_> = attacks.iter().map(|one| (one.source.as_str(), json!({"tests": one.tests}))).collect();

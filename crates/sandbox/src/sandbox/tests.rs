@@ -149,7 +149,7 @@ fn the_requested_isolation_is_used_or_nothing_runs() {
     }
 }
 
-/// A machine that is too busy needs no other remedy than time.
+/// A trial on a busy machine needs only more time.
 #[test]
 fn a_trial_that_does_not_end_names_no_remedy_for_namespaces() {
     let directory = tempfile::tempdir().unwrap();

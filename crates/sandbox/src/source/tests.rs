@@ -2,7 +2,7 @@ use super::*;
 use crate::output::Output;
 use serde_json::json;
 
-/// The tests in a cell, in a row with these other columns.
+/// The tests in a cell of a row that also has these columns.
 fn tests(cell: Value, columns: Value) -> Option<Tests> {
     Tests::read(&cell, &|name| columns.get(name)?.as_str().map(str::to_owned), true)
 }

@@ -136,7 +136,7 @@ fn opens(before: &str, after: &str, length: usize) -> bool {
     if next.is_none_or(|c| c.is_whitespace() || matches!(c, '}' | ')' | ']')) {
         return false;
     }
-    // In "2 *3* 4" the stars are products, not emphasis.
+    // In "2 *3* 4" the stars are multiplication signs, not emphasis.
     let near = if length == 1 { before.trim_end() } else { before };
     let part = |c: char| c.is_numeric() || matches!(c, ')' | ']' | '}' | '^' | '\\' | '=');
     let factor = near.chars().next_back().is_some_and(|c| part(c) && !(c == '=' && near.len() < before.len()));

@@ -29,7 +29,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
     Some(new)
 }
 
-/// Whether a character only changes the look of the previous character.
+/// Whether a character changes only the appearance of the previous character.
 fn joins(c: char) -> bool {
     matches!(c, '\u{fe0e}' | '\u{fe0f}' | '\u{20e3}' | '\u{200d}')
 }

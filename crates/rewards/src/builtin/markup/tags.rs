@@ -1,4 +1,4 @@
-//! Removes HTML tags that only change the look of a text.
+//! Removes HTML tags that change only the appearance of a text.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -33,8 +33,8 @@ pub(super) fn removed(text: &str) -> Option<String> {
     Some(new)
 }
 
-/// The replacements in order: ranges of the text and their substitutes. A tag is replaced only if its other half
-/// exists, unlike in `a<b>c`.
+/// The replacements in order: ranges of the text and their substitutes. A tag is replaced only if it is paired, unlike
+/// in `a<b>c`.
 fn parts(text: &str) -> Option<Vec<(Range<usize>, &'static str)>> {
     static TAG: LazyLock<Regex> = LazyLock::new(|| {
         regex(

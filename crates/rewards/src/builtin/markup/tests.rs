@@ -132,7 +132,7 @@ fn enclosing_signs_and_final_punctuation_are_removed() {
     );
 }
 
-/// A search from each mark to the end of the text for its other half would take hours.
+/// A search from each mark to the end of the text for its closing mark would take hours.
 #[test]
 fn a_megabyte_of_open_marks_is_searched_in_linear_time() {
     let units = [

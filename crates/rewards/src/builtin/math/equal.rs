@@ -35,7 +35,7 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
     if gold.len() > MAX_BYTES || given.len() > MAX_BYTES {
         return false;
     }
-    // "1,234" may be one number or two numbers. The answers are equal if they are equal in one of these readings.
+    // "1,234" may be one number or two. The answers are equal if they are equal in either reading.
     let equal = |decimal_log: bool| {
         let read = |text: &str, thousands: bool| parse(text, Reading { thousands, decimal_log });
         let readings = |text: &str| [read(text, true), text.contains([',', 'e']).then(|| read(text, false)).flatten()];
@@ -369,7 +369,7 @@ fn cancels(node: &Node) -> bool {
     }
 }
 
-/// Whether a value that should be 0 is 0 up to rounding: \sin\pi is 10⁻¹⁶ in f64, but π·10⁻¹⁶ is not 0.
+/// Whether a value is 0 up to rounding: \sin\pi is 10⁻¹⁶ in f64, but π·10⁻¹⁶ is not 0.
 fn vanishes(zero: Complex, rest: Complex, node: &Node) -> bool {
     zero.abs() == 0.0 && rest.abs() <= 1e-13 && cancels(node)
 }

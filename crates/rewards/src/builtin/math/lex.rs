@@ -15,7 +15,7 @@ pub(super) enum Token {
     Char(char),
 }
 
-/// Unicode signs, and the LaTeX commands that they stand for.
+/// Unicode signs and the equivalent LaTeX commands.
 const SIGNS: [(char, &str); 25] = [
     ('≈', "\\approx "),
     ('~', " "),
@@ -44,7 +44,7 @@ const SIGNS: [(char, &str); 25] = [
     ('³', "^3 "),
 ];
 
-/// LaTeX commands that change only the look of an answer; they are ignored.
+/// LaTeX commands that change only the appearance of an answer, and are ignored.
 const SPACING: [&str; 28] = [
     "\\left",
     "\\right",

@@ -54,7 +54,7 @@ fn completions(group: GroupId) -> Vec<Vec<u32>> {
         .map_or_else(Vec::new, |(_, ids)| ids.iter().map(|ids| ids.to_vec()).collect())
 }
 
-/// Scores both groups. The second one ends first.
+/// Scores both groups. The second group ends first.
 fn run(
     rewards: &mut [Box<dyn Reward>],
     elsewhere: &[usize],

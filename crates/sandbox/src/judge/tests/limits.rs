@@ -53,8 +53,8 @@ for _ in range(4):
 time.sleep(1000)",
         ),
         // No process lives long enough for a measurement of all of them. Memory that a child shares with its parent is
-        // not in the child's resident set until the child uses it. A fork fails while too many ended processes have no
-        // parent that waited for them.
+        // not in the child's resident set until the child uses it. A fork fails while too many ended processes have not
+        // been reaped.
         (
             "hoppers",
             "import mmap, os, time
@@ -143,7 +143,8 @@ fn a_program_that_starts_too_many_takes_nothing_from_others() {
         return;
     }
     let options = |isolation| json!({"language": "python", "isolation": isolation, "processes": 16});
-    // In a namespace the kernel refuses the seventeenth process. Otherwise the program ends once it was measured.
+    // In a namespace the kernel refuses the seventeenth process. Otherwise the program is killed once it has been
+    // measured.
     let many = "import os, time
 for _ in range(40):
     if os.fork() == 0:
@@ -166,7 +167,7 @@ for _ in range(100):
 print(2 * int(input()))";
     let tests = json!([{"input": "4\n", "output": "8"}]);
     for isolation in isolations() {
-        // Without a namespace a bomb ends once it was measured; in one it ends by itself.
+        // Without a namespace a bomb is killed once it has been measured; in a namespace it ends by itself.
         let bomb = if isolation == "bubblewrap" { refused_bomb } else { bomb };
         let (scores, failures) = score(options(isolation), &[many, bomb, right, right, bomb, right], &tests);
         // Without namespaces, the programs of an ordinary user share one process count in the kernel.
@@ -325,7 +326,7 @@ sleep {mark}"
     }
 }
 
-/// Of two runs at once, neither takes the other's files for those of a killed run.
+/// Of two concurrent runs, neither mistakes the other's files for those of a killed run.
 #[test]
 fn a_run_that_continues_keeps_its_files() {
     if isolations().is_empty() {

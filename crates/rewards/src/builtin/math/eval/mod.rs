@@ -125,7 +125,7 @@ impl Complex {
         self.mul(Complex { re: other.re / norm, im: -other.im / norm })
     }
 
-    /// The value; `None` if it underflowed to 0 although it should not be 0 (`zero` is false): e^{−1000} is not
+    /// The value; `None` if it underflowed to 0 although the exact value is not 0 (`zero` is false): e^{−1000} is not
     /// e^{−1001}.
     fn unless_lost(self, zero: bool) -> Option<Complex> {
         (zero || self.abs() >= f64::MIN_POSITIVE || self.abs().is_nan()).then_some(self)

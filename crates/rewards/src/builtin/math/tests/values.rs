@@ -168,7 +168,7 @@ fn irrational_answers_have_complex_values() {
         ("\\log x", (0.5f64.ln(), 0.0)),
         ("\\log_2 y", (1.0, 0.0)),
         ("\\log_{x} 8", (-3.0, 0.0)),
-        // A degree counts as 1, except in the argument of a trigonometric function, where it is π/180.
+        // A degree is 1, except in the argument of a trigonometric function, where it is π/180.
         ("90^\\circ+x", (90.5, 0.0)),
         ("\\sin 30^\\circ", (0.5, 0.0)),
         ("\\sin(30^\\circ+60^\\circ)", (1.0, 0.0)),
