@@ -37,7 +37,7 @@ const ASSETS: &[Asset] = assets! {
     "vendor/source-code-pro-5.3.1/source-code-pro-latin-400-normal.woff2"
 };
 
-/// The contents and content type of the file `name`, which is looked up in `ASSETS`.
+/// The contents and content type of the file `name` in `ASSETS`.
 pub fn asset(name: &str) -> Option<(&'static [u8], &'static str)> {
     let name = if name.is_empty() { "index.html" } else { name };
     let (name, content) = ASSETS.iter().find(|(known, _)| *known == name)?;

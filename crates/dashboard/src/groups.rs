@@ -1,4 +1,4 @@
-//! Recorded rollouts for the page: summaries of groups, one group with its completions, and their tokens.
+//! Recorded rollouts for the page: summaries of groups, one group with its completions, and the tokens of completions.
 
 use crate::range::RewardRange;
 use crate::series::short;
@@ -33,7 +33,7 @@ pub struct Wanted {
     pub text: String,
     /// The number of the prompt to which the groups must belong.
     pub prompt: Option<u64>,
-    /// The groups that have recorded log-probabilities after the step.
+    /// The groups whose log-probabilities after the optimizer step were recorded.
     pub updated: HashSet<GroupId>,
     /// Index of the first group in the response; `limit` is the maximum number of groups.
     pub after: usize,
@@ -162,8 +162,8 @@ fn summary(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
 }
 
 /// A map of rewards with at most `pixels` columns and `rows` rows. A column has the groups of some steps, the best
-/// first: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Only the column with the step `from` and
-/// later columns are included: a page that watches a run already has the others.
+/// first: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one with the step `from`
+/// are omitted: a page that follows a run already has them.
 pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
@@ -191,12 +191,12 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     json!({ "steps": columns.keys().collect::<Vec<_>>(), "width": width, "cells": cells })
 }
 
-/// The groups that have recorded log-probabilities after the step.
+/// The groups whose log-probabilities after the optimizer step were recorded.
 pub fn updated(updates: Option<&GroupFile>) -> HashSet<GroupId> {
     updates.iter().flat_map(|file| file.index()).map(|entry| entry.group).collect()
 }
 
-/// The group with recorded log-probabilities after its step whose step is nearest: `{"place", "step"}`.
+/// The group in `updated` whose step is nearest to the step of group `place`: `{"place", "step"}`.
 fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value {
     let index = file.index();
     let step = index[place].step.unwrap_or(0);
@@ -208,7 +208,7 @@ fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
 /// The recorded log-probabilities of each completion's tokens after the optimizer step; empty if they are not recorded.
 fn after_step(updates: Option<&GroupFile>, group: GroupId) -> Vec<Vec<Value>> {
     let Some(file) = updates else { return Vec::new() };
-    // A resumed run may train on a group again and record it twice: the last record counts.
+    // A resumed run may train on a group again and record it twice: the last record is used.
     let place = file.index().iter().rposition(|entry| entry.group == group);
     let Some(found) = place.and_then(|place| file.read(place).ok()) else { return Vec::new() };
     let logps = |c: &lockstep::wire::Completion| {

@@ -27,7 +27,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The guard of a server at this address. If other machines can reach the address, a token is created, and returned
+    /// The guard of a server at this address. If other machines can reach the address, a token is created and returned,
     /// to be shown once.
     pub fn new(host: &str, address: IpAddr, port: u16) -> std::io::Result<(Guard, Option<String>)> {
         let is_local = address.is_loopback();

@@ -7,19 +7,19 @@
 //! | module | purpose |
 //! |---|---|
 //! | `runs` | finds runs in directories |
-//! | `run` | one run's files, read on as they grow |
-//! | `lines` | a log of JSON lines, read on as it grows |
-//! | `series` | metrics by step, and the buckets that a chart of some pixels shows |
-//! | `verdict` | one sentence that says how a run is |
-//! | `table` | all runs: what each came to, and the keys that differ |
-//! | `groups` | recorded rollouts: summaries, a group, its tokens |
-//! | `range` | rewards by which groups are filtered |
-//! | `prompts` | the same by prompt: how its reward changed |
-//! | `report` | a run, or two, on one page: `lockstep report` |
-//! | `workers` | which worker made which batch |
-//! | `guard` | who may ask |
-//! | `trace` | the spans of a step, and the work beside the learner |
-//! | `server` | addresses and answers |
+//! | `run` | the files of one run, read incrementally |
+//! | `lines` | a JSON Lines file, read incrementally |
+//! | `series` | metrics by step, aggregated into buckets for charts |
+//! | `verdict` | the verdict on a run, in one sentence |
+//! | `table` | all runs: their results, and the keys that differ |
+//! | `groups` | recorded rollouts: summaries, single groups, tokens |
+//! | `range` | the range of rewards by which groups are filtered |
+//! | `prompts` | recorded groups by prompt: how its reward changed |
+//! | `report` | a report on one run, or on two side by side: `lockstep report` |
+//! | `workers` | the number of groups that each worker made |
+//! | `guard` | access control |
+//! | `trace` | the spans of a step, and background work |
+//! | `server` | routes and responses |
 
 mod assets;
 mod groups;

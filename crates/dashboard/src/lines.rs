@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// How many bytes are read at once, and the maximum length of a line.
+/// The number of bytes read at once, which is also the maximum length of a line.
 pub(crate) const PIECE: u64 = 8 << 20;
 
 /// A file, and how much of it was read.
@@ -24,7 +24,7 @@ pub(crate) struct Opened {
 }
 
 impl Lines {
-    /// The file at this path, of which nothing is read yet.
+    /// The file at this path, with nothing read yet.
     pub fn new(path: PathBuf) -> Lines {
         Lines { path, read: 0, head: Vec::new() }
     }

@@ -11,7 +11,7 @@ use std::time::Instant;
 const IN_LIST: usize = 40;
 const ALONE: usize = 2000;
 
-/// Which prompts the page requests, and their order.
+/// The prompts that the page requests, and their order.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// The order: `fell` (the largest decrease of the reward first), `rose` (the largest increase first), or `unsolved`
@@ -27,7 +27,7 @@ pub struct Wanted {
     pub limit: usize,
 }
 
-/// A prompt, with the places of its groups in the order of their steps.
+/// A prompt, with the indices of its groups in the file, ordered by step.
 struct Prompt<'a> {
     file: &'a GroupFile,
     places: Vec<usize>,
@@ -60,7 +60,7 @@ impl Change {
 }
 
 impl Prompt<'_> {
-    /// Step, reward and place of a group.
+    /// Step, reward and index in the file of a group.
     fn point(&self, place: usize) -> (u64, f64, usize) {
         let entry = &self.file.index()[place];
         (entry.step.unwrap_or(0), entry.reward, place)
@@ -233,7 +233,7 @@ mod tests {
             completions: vec![Completion { rewards: vec![Some(reward)], ..Completion::new(0, vec![1]) }],
             ..Group::default()
         };
-        // The groups are written out of order. The last group with the highest reward counts as the best.
+        // The groups are written out of order. The last group with the highest reward is the best.
         let rewards = [0.5, 1.0, 1.0, 0.0];
         let of_steps = [4u64, 2, 3, 1].map(|step| group(step, Some(step), rewards[4 - step as usize], 7));
         let long = (1..=81).map(|step| group(100 + step, Some(step), 0.25, 8));

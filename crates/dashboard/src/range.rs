@@ -36,13 +36,13 @@ impl RewardRange {
         self.min.is_some() || self.max.is_some()
     }
 
-    /// Whether this filter requires reading the completions of groups.
+    /// Whether this filter needs to read the completions of groups.
     pub fn reads(&self) -> bool {
         self.per_completion && self.is_bounded()
     }
 
-    /// Whether a group's mean reward is in the range; always true if single completions are filtered. NaN, the mean of
-    /// a group without scores, is never in a bounded range.
+    /// Whether a group's mean reward is in the range; always true if the filter applies to single completions. NaN, the
+    /// mean of a group without scores, is never in a bounded range.
     pub fn fits_mean(&self, reward: f64) -> bool {
         self.per_completion || self.contains(reward)
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use telemetry::{Alarm, Finding, Weight};
 
-/// A training run and what has been read of its files.
+/// A training run, and the contents read from its files so far.
 pub struct RunFiles {
     root: PathBuf,
     /// `metrics.jsonl` and its contents: metrics of logged steps, and alarms.
@@ -30,14 +30,14 @@ pub struct RunFiles {
     updates: Option<(u64, Arc<GroupFile>)>,
     evaluations: Option<(u64, Arc<GroupFile>)>,
     tokens: Option<Option<Arc<TokenTexts>>>,
-    /// `trace.json`, once it was requested.
+    /// `trace.json`, once requested.
     traced: Option<Traced>,
     /// The text of `config.toml` and its values: parsing is the most expensive part of an update.
     config: RefCell<(String, Map<String, Value>)>,
 }
 
 impl RunFiles {
-    /// The training run in this directory, of which nothing is read yet.
+    /// The training run in this directory, with nothing read yet.
     pub fn new(root: PathBuf) -> RunFiles {
         disk::no_links_below(&root);
         RunFiles {
@@ -146,7 +146,7 @@ impl RunFiles {
         opened(&self.root.join("evaluations.bin"), &mut self.evaluations)
     }
 
-    /// The seconds of each step by stage, as far as the run records traces.
+    /// The seconds of each traced step by stage.
     pub fn traced(&mut self) -> &Traced {
         let traced = self.traced.get_or_insert_with(|| Traced::new(self.root.join("trace.json")));
         traced.refresh();
@@ -203,8 +203,8 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The state of the run: `running`, `finished`, or `stopped` before its end. If the model was deleted, a run that
-    /// took all its steps counts as finished.
+    /// The state of the run: `running`, `finished`, or `stopped` before its end. A run that took all its steps is
+    /// finished even if its model was deleted.
     pub fn state(&self) -> &'static str {
         if lockstep::directory::writer(&self.root).is_some() {
             return "running";
@@ -255,8 +255,8 @@ impl RunFiles {
         })
     }
 
-    /// Whether the run learns, judged by the reward, the accuracy on preference pairs, or the loss. The value of every
-    /// step counts, also of steps that were not logged.
+    /// Whether the run learns, judged by the reward, the accuracy on preference pairs, or the loss. All steps are used,
+    /// including steps that were not logged.
     pub fn verdict(&self) -> Verdict {
         self.verdict_as(self.state() != "running")
     }
@@ -273,7 +273,7 @@ impl RunFiles {
         verdict(Judged { name, values: &values, higher_is_better, has_ended }, &alarms, &held_out)
     }
 
-    /// The metric that determines the verdict, and its values: one per step, also for steps that were not logged.
+    /// The metric that determines the verdict, and its values: one per step, including steps that were not logged.
     pub fn judged_by(&self) -> (&'static str, Vec<f64>) {
         let judged = lockstep::directory::JUDGED.iter().map(|(name, _)| (*name, self.judged(name)));
         judged.into_iter().find(|(_, values)| !values.is_empty()).unwrap_or(("reward", Vec::new()))

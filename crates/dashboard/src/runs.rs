@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// How often the directories are searched again.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(2);
-/// How many levels below a directory are searched.
+/// The number of levels below a directory that are searched.
 const DEPTH: usize = 2;
 
 /// The training runs that the page shows, by their ids in URLs.

@@ -99,7 +99,8 @@ impl Server {
     }
 }
 
-/// Serves beside a training run, on a separate thread. Returns the URL, or the reason why the server could not start.
+/// Serves on a separate thread, alongside a training run. Returns the URL, or the reason why the server could not
+/// start.
 pub fn serve_in_thread(host: &str, port: u16, runs: Runs) -> std::io::Result<String> {
     let server = Server::bind(host, port, runs)?;
     let url = server.url.clone();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-/// The number of points of a run's small curve.
+/// The number of points of a run's sparkline.
 const POINTS: usize = 60;
 /// Keys that name or locate a run, and do not affect training.
 const OF_PLACE: [&str; 3] = ["output_dir", "run_name", "logging_dir"];

@@ -16,7 +16,7 @@ pub fn spans(trace: &str, step: u64) -> Value {
     let (mut found, mut before, mut learner) = (Vec::<Value>::new(), 0, 0);
     for span in lines(trace) {
         let Some(at) = span["args"]["step"].as_u64() else { continue };
-        // A resumed run repeats some steps: the last spans of a step count.
+        // A resumed run repeats some steps: the last spans of a step are used.
         if at < before && at <= step {
             found.clear();
         }
@@ -48,7 +48,7 @@ pub struct Traced {
     /// The number of steps in `stages`, and the seconds of background work in them, by name.
     steps: u64,
     beside: BTreeMap<String, f64>,
-    /// The spans of the step that has not ended.
+    /// The spans of the step in progress.
     open: Vec<Span>,
 }
 
@@ -79,7 +79,7 @@ impl Span {
 }
 
 impl Traced {
-    /// The trace at this path, of which nothing is read yet.
+    /// The trace at this path, with nothing read yet.
     pub fn new(path: PathBuf) -> Traced {
         let (stages, beside) = (Series::default(), BTreeMap::new());
         Traced { log: Lines::new(path), stages, steps: 0, beside, open: Vec::new() }

@@ -8,7 +8,7 @@ use telemetry::{Alarm, Weight};
 /// The verdict on a training run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// The state: `learning`, `level`, `falling`, `learned` (noise hides the present trend), `not yet`, `worse`,
+    /// The state: `learning`, `level`, `falling`, `learned` (noise hides the current trend), `not yet`, `worse`,
     /// `constant`, `gamed`, `broken`, or `nothing` if there are too few values.
     pub state: &'static str,
     /// The verdict as a sentence.
@@ -79,9 +79,9 @@ fn of_held_out(values: &[f64]) -> String {
 }
 
 /// Compares the first value of a metric with the mean of the last tenth; [`Change::judged`] replaces a first value that
-/// may be noise. A change counts if it exceeds three standard errors. After an improvement, a line fitted to the last
-/// third of the values gives the trend. The second result describes the improvement; it is `None` if there is none, or
-/// if the last value jumped away from the previous values and is not better than the first.
+/// may be noise. A change is significant if it exceeds three standard errors. After an improvement, a line fitted to
+/// the last third of the values gives the trend. The second result describes the improvement; it is `None` if there is
+/// none, or if the last value jumped away from the previous values and is not better than the first.
 fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_>) -> (Verdict, Option<String>) {
     let values: Vec<f64> = all.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
@@ -180,8 +180,8 @@ impl Change {
     /// values for a mean of the first tenth. Otherwise the first value, which comes from a single step, may be noise,
     /// and the mean of the first tenth replaces it. There are two exceptions:
     ///
-    /// - The first value is better than each of the next values. Then the run lost its initial level at once. This jump
-    ///   is not noise, so the noise is estimated from the last third, and the change starts at the first value.
+    /// - The first value is better than each of the next values. Then the run lost its initial level immediately. This
+    ///   jump is not noise, so the noise is estimated from the last third, and the change starts at the first value.
     /// - The first value is better than each value of the last third. Then the run has not improved on the first value,
     ///   and the change from it does not count.
     fn judged(values: &[f64], sign: f64) -> Change {

@@ -171,7 +171,7 @@ pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     Ok(linkat(from.directory(), from.name(), to.directory(), to.name(), AtFlags::empty())?)
 }
 
-/// Copies a regular file with its permissions. Holes stay holes in the copy.
+/// Copies a regular file with its permissions. Holes are preserved.
 pub fn copy(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let mut source = open(from)?;
     let found = source.metadata()?;

@@ -9,11 +9,11 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The limit for holes in a file that is read into memory, in bytes. A hole is a range without data on disk; it reads
-/// as zeros.
+/// The maximum total size of the holes in a file that is read into memory, in bytes. A hole is a range without data on
+/// disk; it reads as zeros.
 pub const MOST_HOLES: u64 = 32 << 20;
 
-/// Options for opening a file, like [`std::fs::OpenOptions`]. The default is read-only.
+/// Options for opening a file, like [`std::fs::OpenOptions`].
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     flags: OFlags,
@@ -29,7 +29,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Options that give neither read nor write access. The methods below add access.
+    /// Options without read or write access, which the methods below add. A file opened without either is read-only.
     pub fn new() -> Options {
         Options { flags: OFlags::empty(), write: false, read: false, mode: 0o666 }
     }

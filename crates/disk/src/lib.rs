@@ -1,4 +1,4 @@
-//! Opens, reads, writes, deletes and copies files. This crate knows nothing of their content.
+//! Opens, reads, writes, deletes and copies files. This crate does not interpret their content.
 //!
 //! A run directory may come from an untrusted source: an archive that a user downloads. So three rules hold for
 //! every file that Lockstep opens:
@@ -31,7 +31,7 @@ pub use place::no_links_below;
 pub mod most {
     /// Settings, the state of a process, or a lock file.
     pub const STATE: u64 = 64 << 20;
-    /// A tokenizer or the index of a model. The tokenizers with the largest vocabularies have 35 MB.
+    /// A tokenizer or the index of a model. The tokenizers with the largest vocabularies are about 35 MB.
     pub const TOKENIZER: u64 = 256 << 20;
     /// Groups of completions, results of workers, and logs.
     pub const GROUPS: u64 = 4 << 30;

@@ -164,7 +164,7 @@ fn a_run_directory_behind_a_link_can_be_read_and_written() {
     }
 }
 
-/// One thread swaps a directory for a link and back, while another writes and deletes files in it.
+/// One thread swaps a directory for a link and back, while another thread writes and deletes files in that directory.
 #[test]
 fn a_link_created_during_an_operation_is_not_followed() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! Helpers for tests: waiting, writing programs, corrupted input, and checks for things that a machine may lack (real
+//! Helpers for tests: waits, written programs, corrupted input, and checks for resources that a machine may lack (real
 //! models and data outside the repository, a program, a permission).
 //!
 //! If one of these is missing, the test is skipped: it passes, and prints a numbered line with the reason to standard
@@ -65,7 +65,8 @@ fn refuse(why: &str, ci: bool) {
     let line = format!("{} skipped: {why}", test.name().unwrap_or("a test"));
     assert!(!ci, "{line} (CI=true)");
     let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
-    // `eprintln!` would not do: the test harness hides its output if the test passes. A closed pipe is not an error.
+    // The test harness would capture the output of `eprintln!`, and hide it if the test passes. A closed pipe is not an
+    // error.
     let _ = writeln!(std::io::stderr(), "skipped {count}: {line}");
 }
 

@@ -48,7 +48,7 @@ impl NatsServer {
         crate::program("nats-server")
     }
 
-    /// Takes over a server process that the test started itself.
+    /// Wraps a server process that the test started itself.
     pub fn of(process: Child, port: u16) -> NatsServer {
         NatsServer { process: Some(process), store: store(), port, options: Vec::new() }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The value of a metric with its labels.
+/// One value of a metric, with its labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// The name of the metric.

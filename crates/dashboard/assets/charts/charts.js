@@ -1,4 +1,4 @@
-// The charts of a run, or of two runs over each other, with their shared controls.
+// The charts of a run, or of two overlaid runs, with their shared controls.
 import { keepCharts } from "/charts/chart.js";
 import { family, isClosed } from "/charts/families.js";
 import { address, change, fill, filterBox, h, isReward, place, refill } from "/lib/lib.js";
@@ -38,7 +38,7 @@ export function charts(run) {
       Promise.all(both.map(async ({ id }) => ({ name: id, series: await seriesOf(id, keys, { ...queryOf(chosen), px }) })));
     const isOne = grouped(facts.keys, { metrics: "all" }).some(([, keys]) => keys.includes(words.chart));
     const [runs, one] = await Promise.all([read(keys, POINTS), isOne ? read([words.chart], FULL) : null]);
-    // A newer address is already being drawn.
+    // A newer URL is already being drawn.
     if (turn !== turns || runs.some(({ series }) => !series)) return;
     const { width } = runs[0].series;
     const [marks, range] = [marksOf(facts), together(keys, runs)];

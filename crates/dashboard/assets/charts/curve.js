@@ -82,7 +82,7 @@ export function curve(key, runs, { smooth = 0, log = false, unit = "" } = {}) {
     isLog,
     leftOut: isLog && all.some((x) => x <= 0),
     range: isLog ? null : rangeOf(unit, Math.min(...seen), Math.max(...seen)),
-    // A chart of another kind is created again.
+    // If the kind changes, the chart is created anew.
     kind: [isLog, unit, ...lines.map(({ points, stroke }) => `${points?.show} ${stroke}`)].join(),
   };
 }

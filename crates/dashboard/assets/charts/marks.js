@@ -3,7 +3,7 @@ import { css, h, isOpen } from "/lib/lib.js";
 import { placeOf } from "/charts/curve.js";
 
 const KINDS = { alarm: "alarm", over: "alarm that ended", checkpoint: "checkpoint", resume: "resume" };
-// A mark is named while the cursor is within this many pixels.
+// A mark shows its name while the cursor is within this many pixels.
 const NEAR = 7;
 
 /** The marks of a run: [{step, kind, name}], without notes, since those are explained by configuration or success. */

@@ -1,4 +1,4 @@
-// Which metrics the charts of a run show, in which sections, and loading their values from the server.
+// Selects the metrics of a run's charts and their sections, and loads their values from the server.
 import { sections } from "/charts/families.js";
 import { get, isReward } from "/lib/lib.js";
 import { unitOf } from "/charts/units.js";
@@ -36,7 +36,7 @@ export const SYSTEM = "system";
 const CORES = "cores busy";
 const OF_CORES = ["cpu_time_s", "step_time"];
 const OF_SYSTEM = [CORES, "peak_bytes", "device/peak_bytes", "rollout_tokens_per_s", "update_tokens_per_s", "rollout_activations_share"];
-// Waiting for Python's lock: of all rewards, or of each reward.
+// Time spent waiting for Python's lock, by all rewards or by each reward.
 const LOCK = "reward_lock_wait_s";
 
 /** The sections [name, metrics] of charts: the main metrics, or all, or those whose name contains the filter text. */

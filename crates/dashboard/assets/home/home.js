@@ -44,7 +44,7 @@ export async function home(main) {
 
   async function draw(words) {
     const table = await get("table");
-    // The list is requested every five seconds and has mostly not changed: focus and cursor must stay then.
+    // The list is polled every five seconds. If it has not changed, it is not redrawn, so that focus and cursor stay.
     const what = JSON.stringify([table, words]);
     if (what === drawn) return;
     drawn = what;
@@ -110,7 +110,7 @@ export async function home(main) {
 
   function box(one, chosen) {
     const is = chosen.includes(one.id);
-    // Uses the URL at that moment: the next click may come before this one is drawn.
+    // Reads the URL at the time of the click, since an earlier click may not be drawn yet.
     const toggled = () => {
       const now = (place().words.on ?? "").split(",").filter(Boolean);
       return (now.includes(one.id) ? now.filter((id) => id !== one.id) : [...now, one.id]).slice(0, MOST);

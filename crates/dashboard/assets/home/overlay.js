@@ -1,4 +1,4 @@
-// The curves of up to eight chosen runs over each other: the metric of each run's verdict, and its held-out values.
+// The overlaid curves of up to eight chosen runs: the metric of each run's verdict, and its held-out values.
 import { keepCharts } from "/charts/chart.js";
 import { fill, get, h, titleOf } from "/lib/lib.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/charts/tools.js";

@@ -188,7 +188,7 @@ export async function levels(main) {
     fill(table, rows.length ? result(start.stages, rows) : null);
   }
 
-  // A page that is opened again shows the running job, or the last one.
+  // A reopened page shows the running job, or the last one.
   const asked = state.job?.asked;
   if (asked) [algorithm.value, preset.value] = [asked.algorithm ?? algorithm.value, asked.preset ?? ""];
   settings();

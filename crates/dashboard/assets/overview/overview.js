@@ -54,7 +54,7 @@ export async function overview(main, run, words, runs) {
     const isTwo = words.vs && words.vs !== run;
     const otherFacts = isTwo ? await get(`runs/${words.vs}`) : null;
     const rewards = facts.keys.filter(isReward);
-    // Covers all steps, even while the charts show only a part of them.
+    // The query covers all steps, even while the charts show only some of them.
     const query = { keys: [...NUMBERS.map(([key]) => key), ...RESULTS, ...rewards].join(","), px: 500 };
     const [series, other] = await Promise.all([
       get(`runs/${run}/series`, query),

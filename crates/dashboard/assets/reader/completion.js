@@ -115,7 +115,7 @@ function folded(i, part, source, state, how, content) {
       class: "think",
       open: isOpen,
       ontoggle: () => {
-        // Opening all of them is not stored as opening this one.
+        // Opening all parts at once does not record this part as opened.
         if (!how.thinks) state.open[element.open ? "add" : "delete"](i);
         if (element.open && !inside.firstChild) inside.append(content());
       },

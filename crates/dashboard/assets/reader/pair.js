@@ -1,4 +1,4 @@
-// Two completions of a group side by side: their lines aligned, and the words marked that only one of them has.
+// Two completions of a group side by side: lines are aligned, and words that only one completion has are marked.
 import { total } from "/reader/completion.js";
 import { aligned } from "/lib/diff.js";
 import { change, counted, fill, h, number } from "/lib/lib.js";

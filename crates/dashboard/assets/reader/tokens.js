@@ -36,7 +36,7 @@ export const COLORS = {
   none: { says: "Plain text.", full: 1, of: () => null },
 };
 
-// Colours with two directions.
+// Diverging colour scales.
 const TURNS = ["advantage", "ratio", "value"];
 
 /** The name and the intensity (0 to 1) of a token's colour, on an absolute scale. */
@@ -109,7 +109,7 @@ export function tokens(one, from, to, color, hasSpaces) {
     },
     says: (span) => `${JSON.stringify(span.textContent)}: ${span.title}`,
   });
-  // The position of the keyboard, restored when the group is drawn again.
+  // The keyboard position, restored when the group is redrawn.
   box.readAt = (to) => {
     if (to !== undefined && spans[to]) pick(spans[(at = to)]);
     return at;

@@ -98,7 +98,7 @@ export function highlighted(code, name = "") {
     pattern.lastIndex = at;
     return pattern.exec(code)?.[0];
   };
-  // Triple quotes must be tried before single ones, so the order of the table counts.
+  // Triple quotes must be tried before single ones, so the order of the table matters.
   const string = (at) => language.strings.map((pattern) => found(pattern, at)).find(Boolean);
   for (let at = 0; at < code.length;) {
     const [kind, text] = piece(code, at, language, found, string);

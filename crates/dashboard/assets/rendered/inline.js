@@ -117,7 +117,7 @@ function run(text, at) {
   const marks = char.repeat(length);
   if (length > 3 || (char === "~" && length !== 2)) return [marks, length];
   const [before, after] = [text[at - 1], text[at + length]];
-  // 2*3*4 has none.
+  // `2*3*4` contains no emphasis.
   const opens = !isSpace(after) && !isWord(before);
   const closes = !isSpace(before) && (char === "*" || !isWord(after));
   return [opens || closes ? { run: marks, opens, closes } : marks, length];

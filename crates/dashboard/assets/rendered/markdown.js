@@ -129,7 +129,7 @@ function list(lines, at, first, depth) {
   const items = [];
   while (at < lines.length) {
     const item = ITEM.exec(lines[at]);
-    // Another kind of mark starts another list.
+    // A different kind of mark starts a new list.
     if (!item || /^\d/.test(item[2]) !== isOrdered || item[2].at(-1) !== first[2].at(-1)) break;
     const wide = item[1].length + item[2].length + (item[3]?.length ?? 1);
     const inside = [lines[at].slice(wide)];

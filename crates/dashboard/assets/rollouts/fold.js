@@ -2,7 +2,7 @@
 import { h } from "/lib/lib.js";
 
 const narrow = matchMedia("(max-width: 640px)");
-// Parts that were opened stay open when the page draws them again.
+// Parts that were opened stay open when the page redraws them.
 const opened = new Set();
 
 export function fold(name, summary, ...children) {

@@ -1,4 +1,5 @@
-// A map of all groups: a column has some steps, a cell is a group, the best group is at the top. It grows with the run.
+// A map of all groups, which grows with the run: a column covers several steps, a cell is a group, the best is at the
+// top.
 import { around, fill, get, h, hasSpread, number } from "/lib/lib.js";
 import { pickable } from "/rollouts/pick.js";
 

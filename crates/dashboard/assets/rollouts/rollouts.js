@@ -65,7 +65,7 @@ export async function rollouts(main, run, words) {
     return hash ? ((await get(`runs/${run}/prompts`, { of, prompt: hash }))?.prompts[0] ?? null) : null;
   }
 
-  // By default, the first group that something is learned from.
+  // By default, the first group whose rewards differ.
   const opening = ({ sort, only }) =>
     (sort || only ? null : view.list.groups.find((one) => hasSpread(one.spread))) ?? view.list.groups[0];
 

@@ -49,7 +49,7 @@ export function notices() {
     }
   }
 
-  // One check at a time: two that overlap would both show what is new since the check before them.
+  // One check at a time: overlapping checks would show the same alarms twice.
   let isLooking = false;
   async function look(runs) {
     if (!isOn() || isLooking) return;

@@ -154,7 +154,7 @@ export async function tour(run) {
     if (to < 0 || to >= steps.length) return;
     const step = steps[to];
     location.hash = step.hash;
-    // The previous view may have such an element, too.
+    // The previous view may also have such an element.
     await new Promise((done) => setTimeout(done, 60));
     const element = await wait(step.find);
     if (!isOpen) return;
@@ -185,7 +185,7 @@ export async function tour(run) {
     dialog.querySelector("[autofocus]").focus();
   }
 
-  // A view that is drawn again, when text or a step arrives, replaces its elements.
+  // A view that is redrawn, when text or a step arrives, replaces its elements.
   const renewed = setInterval(() => {
     const element = at >= 0 && marked && !marked.isConnected ? steps[at]?.find() : null;
     if (!element) return;

@@ -1,4 +1,4 @@
-// Where the seconds of a whole step go, to the last per cent, and the work beside the learner.
+// The time of a whole step by stage, complete to the last per cent, and the work in parallel with the learner.
 import { h, number, percent, seconds } from "/lib/lib.js";
 import { color, fitNames, inBucket, stepsIn } from "/time/stages.js";
 

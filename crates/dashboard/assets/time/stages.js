@@ -89,7 +89,7 @@ export function shares(profile, series, traced) {
   return complete(known.map(([key, name]) => [name, over(key)]), over("step_time"), steps);
 }
 
-// A trace of this share of the steps represents all of them.
+// A trace that covers this share of the steps represents all of them.
 const TRACED = 0.9;
 
 function ofTrace(traced) {

@@ -163,7 +163,7 @@ fn groups_are_filtered_by_mean_reward_or_by_reward_of_a_completion() {
     assert_eq!(within(Some(2.0), None, false), [11, 13, 15]);
     assert_eq!(within(None, Some(1.0), false), [10, 12]);
     assert_eq!(within(Some(1.0), Some(2.0), false), [10, 13]);
-    // The completions have 0.5 1.5, 3 3, −2 2, 1 3, none, 4 5.
+    // The rewards of the completions are 0.5 1.5, 3 3, −2 2, 1 3, none, 4 5.
     assert_eq!(within(Some(2.0), None, true), [11, 12, 13, 15]);
     assert_eq!(within(Some(4.5), None, true), [15]);
     assert_eq!(within(Some(1.2), Some(1.8), true), [10]);

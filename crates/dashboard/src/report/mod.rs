@@ -50,7 +50,7 @@ pub struct Report {
     pub keys: BTreeMap<String, String>,
     /// Metrics over the optimizer steps.
     pub curves: Vec<Curve>,
-    /// Where the time went; `None` for runs of older versions, which do not record it.
+    /// Time by stage; `None` for runs of older versions, which do not record it.
     pub profile: Option<ProfileRecord>,
     /// The alarms, one line each.
     pub alarms: Vec<String>,

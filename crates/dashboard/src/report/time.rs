@@ -9,7 +9,7 @@ type Sums = (f64, f64, f64);
 
 /// Seconds per step by stage; for two runs, also how many times faster the second one is.
 pub struct Time {
-    /// One line per run with timed stages, or one line that no run has them.
+    /// One line per run with timed stages, or a single line if no run has any.
     pub says: Vec<String>,
     /// The table: the column names, then a row for each stage. Empty if no run was timed.
     pub rows: Vec<Vec<String>>,

@@ -93,7 +93,8 @@ fn a_long_log_is_read_in_pieces() {
     assert!(run.series().last_step().is_none() && run.verdict().says.contains("metrics.jsonl is a symbolic link"));
 }
 
-/// A row: logged lines, lines of steps.jsonl, the number of values that the verdict counts, and its state.
+/// A row: logged lines, lines of steps.jsonl, the metric, the number of values if they are too few for a verdict, and
+/// the state.
 #[test]
 fn a_verdict_uses_the_values_of_every_step() {
     let line = |key: &str, step: u64, value: f64| json!({"step": step, key: value}).to_string();
@@ -131,7 +132,7 @@ fn a_verdict_uses_the_values_of_every_step() {
         // The reward takes precedence over other metrics.
         (some("reward", &[10]), all("loss", 1..=9), "reward", Some(1), "nothing"),
         (all("loss", 1..=9), all("reward", 1..=2), "reward", Some(2), "nothing"),
-        // Values of evaluations do not count.
+        // Values of evaluations are ignored.
         (some("eval_reward", &[1, 2, 3, 4]), all("reward", 1..=3), "reward", Some(3), "nothing"),
         // A value that is not a number, an incomplete line, and a line that is not JSON.
         (none(), all("reward", 1..=3) + "{\"step\":4,\"reward\":null}\n", "reward", Some(3), "nothing"),

@@ -20,7 +20,7 @@ const RISING: [f64; 60] = [
     2.144, 2.237, 2.237, 2.112, 2.05, 2.394, 2.55, 2.55, 2.019, 2.456, 2.425, 2.456, 2.394, 2.581, 2.675,
     2.331,
 ];
-/// The same with learning rate 3e-4: 1.13, 2.04, 2.66, 2.79, 2.78, 2.79.
+/// The same run with learning rate 3e-4; its means are 1.13, 2.04, 2.66, 2.79, 2.78, 2.79.
 #[rustfmt::skip]
 const LEVEL: [f64; 60] = [
     0.863, 0.956, 1.019, 0.956, 1.081, 1.394, 1.237, 1.144, 1.144, 1.487, 1.581, 1.581, 1.925, 1.862,
@@ -39,7 +39,7 @@ fn the_first_metric_to_move_is_found_by_its_halfway_step() {
     assert!((16..=20).contains(&half(0.3)), "{}", half(0.3));
     assert!((40..=44).contains(&half(0.7)), "{}", half(0.7));
     assert_eq!(of(&|_| 0.8).unwrap().half, None, "noise alone");
-    // A falling metric moves, too. A constant metric has no noise and does not move.
+    // A falling metric also moves. A constant metric has no noise and does not move.
     assert_eq!(of(&|t| -t).unwrap().half.map(|step| step / 10), Some(3));
     assert_eq!(moved(&[(1, 0.8); 9]).unwrap().half, None);
     assert_eq!(moved(&[(1, 0.8); 3]), None);
@@ -172,7 +172,7 @@ fn a_run_below_its_first_value_has_not_learned() {
         ("SFT", "loss", then(&[NAN], &falls(199)), "learning", "from 2.95"),
         ("SFT", "loss", vec![3.0], "nothing", "1 value of loss"),
         ("SFT", "loss", then(&[3.0], &[NAN; 9]), "nothing", "1 value of loss"),
-        // The first value is lost at once, or is noise.
+        // The initial level is lost immediately, or the first value is noise.
         ("DPO", "rewards/accuracies", then(&[0.9], &rises(0.1, 0.5, 0.05)), "worse", "from 0.900 to 0.602"),
         ("DPO", "rewards/accuracies", then(&[1.0], &rises(0.6, 0.3, 0.25)), "learned", "from 0.64"),
         ("reward model", "accuracy", then(&[0.95], &rises(0.25, 0.45, 0.05)), "worse", "from 0.950 to 0.702"),
