@@ -20,7 +20,7 @@ pub fn exception(error: &anyhow::Error) -> PyErr {
     }
 }
 
-/// Flags of the program in error messages, and their Python counterparts.
+/// Command-line flags in error messages, and their Python counterparts.
 const FLAGS: [(&str, &str); 20] = [
     ("resume it with --resume ", "resume it with resume_from_checkpoint=True of train() in "),
     (

@@ -19,7 +19,7 @@ const STOP: u8 = 1;
 pub struct Failure(Arc<Mutex<Option<PyErr>>>);
 
 impl Failure {
-    /// Stores `error` if it is the first one, and sets `stop` if the error is a stop request.
+    /// Stores `error` if it is the first exception, and requests a stop if `error` is a `KeyboardInterrupt`.
     pub fn set(&self, py: Python<'_>, error: PyErr, stop: &lockstep::StopSignal) {
         if error.is_instance_of::<PyKeyboardInterrupt>(py) {
             stop.request();
@@ -87,7 +87,7 @@ impl Observer {
         Ok(Observer { object: Arc::new(object.clone().unbind()), failure, stop, live })
     }
 
-    /// Calls `method`. After an exception, which ends the run, no method is called any more.
+    /// Calls `method`. After an exception, which ends the run, methods are no longer called.
     pub fn call(
         &self,
         method: &str,
@@ -101,7 +101,7 @@ impl Observer {
         if wishes & STOP == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
-    /// Calls `leave` of the object: the run ends after `step` without a result, possibly because of an exception.
+    /// Calls the object's `leave`: the run ends after `step` without a result, possibly because of an exception.
     pub fn leave(&self, step: u64, policy: &Policy) {
         self.with(policy, "leave", |py| {
             let arguments = PyDict::new(py);
@@ -136,7 +136,7 @@ impl Observer {
         wishes
     }
 
-    /// Asks whether `what` follows now; false after an exception.
+    /// Asks the object whether `what` happens now; after an exception, returns `is_due`.
     fn wants(&self, what: Follow, is_due: bool) -> bool {
         if self.failure.is_set() {
             return is_due;
@@ -157,7 +157,8 @@ impl Observer {
         })
     }
 
-    /// Run options that report steps, epochs, logs and checkpoints to this object, and ask it what follows.
+    /// Adds callbacks to `options` that report steps, epochs, logs and checkpoints to this object, and ask it what to
+    /// do next.
     pub fn told_by(&self, options: RunOptions) -> RunOptions {
         let asked = self.clone();
         let options = options.decide(move |what, is_due| asked.wants(what, is_due));

@@ -5,10 +5,10 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The process that used the engine first; 0: none yet.
+/// The id of the process that used the engine first; 0 if the engine was not used yet.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Called before each use of the engine: an error in a forked child of a process that has used the engine.
+/// Call this before each use of the engine. Returns an error in a forked child of a process that has used the engine.
 pub fn use_engine() -> PyResult<()> {
     let own = std::process::id();
     match OWNER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {

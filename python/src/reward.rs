@@ -12,7 +12,7 @@ use std::time::Instant;
 pub struct PythonReward {
     pub name: String,
     pub call: Py<PyAny>,
-    /// Whether it may score one group while others are being generated.
+    /// Whether the reward may score one group while other groups are being generated.
     pub by_group: bool,
     pub failure: Failure,
     pub stop: lockstep::StopSignal,
@@ -71,7 +71,7 @@ impl PythonReward {
     }
 }
 
-/// Converts strings, or lists of chat messages.
+/// Converts texts and lists of chat messages to a Python list.
 pub fn contents<'py, 'a>(
     py: Python<'py>,
     contents: impl IntoIterator<Item = &'a Content>,

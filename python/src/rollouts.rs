@@ -1,4 +1,4 @@
-//! A Python function that generates completions (`rollout_func`), and the engine that it may use meanwhile.
+//! A Python function that generates completions (`rollout_func`), and the engine that this function may use.
 
 use crate::errors::exception;
 use crate::observer::Failure;
@@ -140,10 +140,10 @@ impl RolloutFunction for PythonRollouts {
     }
 }
 
-/// Handles requests to generate until no more can arrive.
+/// Serves requests to generate until the channel is closed.
 fn serve(asked: Receiver<Asked>, generate: &mut Generate<'_>) {
     while let Ok(Asked { prompts, num_generations, sampling, answer }) = asked.recv() {
-        // The requester may have gone away.
+        // The requester may no longer be waiting.
         let _ = answer.send(generate(prompts, num_generations, sampling));
     }
 }

@@ -146,7 +146,7 @@ pub fn run<'py>(
         catch_unwind(AssertUnwindSafe(|| job.run().map(Ended::of)))
     });
     if let Some(error) = failure.take() {
-        // The reason for the end adds only the place to resume from to the exception itself.
+        // The run's error adds only the place to resume from, so it becomes a note of the exception.
         if let Ok(Err(context)) = &ended {
             let _ = error.value(py).call_method1("add_note", (lockstep::error::paragraph(context),));
         }
@@ -256,7 +256,7 @@ impl Job {
         run.finish()
     }
 
-    /// The branch to create, if the run is resumed from another run than the one in its own directory.
+    /// The branch to create, if the run is resumed from a run other than the one in its own directory.
     fn branch(&self, resume: &str) -> anyhow::Result<Option<lockstep::directory::Branch>> {
         let out = self.layers.clone().resolve()?.config.output_dir;
         out.map_or(Ok(None), |out| lockstep::directory::Branch::find(resume, &out))

@@ -2,8 +2,8 @@
 //! masked softmax, one transfer per batch, a persistent engine, prefix sharing, packing, the stable form of the KL
 //! estimator.
 //!
-//! Both sides use the engine's own operations. Their results must agree within a tolerance; the last column has the
-//! largest difference. On a device with its own memory, the table also counts kernel launches, copies and waits.
+//! Both variants use the engine's own operations, and their results must agree within a tolerance; the last column has
+//! the largest difference. On a device with its own memory, the table also counts kernel launches, copies and waits.
 
 use super::levels::naive::whole_softmax;
 use super::report::column;
@@ -27,7 +27,7 @@ const UNSEEN: f32 = -1e30;
 /// The random stream of the inputs.
 const STREAM: u64 = 0x61_626c_6174;
 
-/// One side of a comparison: its time and its results.
+/// One variant in a comparison: its time and its results.
 struct Side {
     seconds: f64,
     asked: Copies,
@@ -117,7 +117,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (stream.next_f64() * 2.0 - 1.0) as f32).collect()
 }
 
-/// Picks the most likely token of each row and its log-probability: in one fused operation, and from stored logits.
+/// Computes the most likely token of each row and its log-probability, in one fused operation and from stored logits.
 fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     let (memory, h, v) = (ctx.memory(), weights.config.hidden_size, weights.config.vocab_size);
     let mut hidden = Tensor::zeros(memory, &[ROWS, h], weights.config.compute);
@@ -278,7 +278,7 @@ fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
     Ok(([with, without], errors))
 }
 
-/// The k3 KL estimator computed from probabilities instead of log-probabilities.
+/// The k3 KL estimator, computed from probabilities instead of log-probabilities.
 #[allow(clippy::disallowed_methods)] // reference code; no result depends on its bits
 fn naive_kl(logp: f32, ref_logp: f32) -> f32 {
     let ratio = ref_logp.exp() / logp.exp();

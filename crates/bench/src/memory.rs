@@ -1,6 +1,6 @@
-//! `lockstep bench memory`: the memory of a step by part, as counted by the memory ledger, and the process's resident
-//! memory. Also measures how much memory the computation of log-probabilities takes in addition to its inputs and
-//! outputs: stored [tokens, vocabulary] logits would show there.
+//! `lockstep bench memory`: the memory of a step by component, as counted by the memory ledger, and the process's
+//! resident memory. The benchmark also measures the memory that the computation of log-probabilities takes in addition
+//! to its inputs and outputs, in which stored [tokens, vocabulary] logits would show.
 
 use super::report::column;
 use super::workload::Bench;
@@ -12,8 +12,8 @@ use serde_json::json;
 /// Number of tokens in the measurement of log-probabilities.
 const TOKENS: usize = 4096;
 
-/// Measures one step with a model of size `shape`. Must run in a process of its own, since it reads the peak memory of
-/// the process.
+/// Measures one step with a model of size `shape`. The measurement needs its own process, since it reads the peak
+/// memory of the process.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?;
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];

@@ -27,7 +27,7 @@ const COLOURS: [&str; 9] =
 /// The width of a panel in pixels; the next constant is its height.
 const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 300.0;
-/// Margins in pixels: for the numbers of the y axis, the title, the space between panels, and the legend.
+/// Margins in pixels, for the tick labels of the y axis, the title, the space between panels, and the legend.
 const LEFT: f64 = 62.0;
 const TOP: f64 = 34.0;
 const GAP: f64 = 36.0;

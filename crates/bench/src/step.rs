@@ -1,6 +1,6 @@
 //! `lockstep bench step`: times a GRPO step and its stages, and compares the step with its roofline: the least time in
-//! which the machine could do the step's FLOPs and memory reads. Steps whose update computes its forward pass alternate
-//! with steps that keep the activations of the rollout for it.
+//! which the machine could do the step's FLOPs and memory reads. Steps whose update recomputes the forward pass
+//! alternate with steps that reuse the activations kept from the rollout.
 
 use super::report::column;
 use super::workload::{Bench, StepTimes};

@@ -71,7 +71,7 @@ impl Workload {
         self.completions() * self.new_tokens
     }
 
-    /// Room for the activations of all rows of a step, which `engine` generates.
+    /// A buffer for the activations of all rows that `engine` generates in a step.
     pub fn activations(&self, ctx: &Context, model: &ModelConfig, engine: &Engine) -> RolloutActivations {
         let lengths = vec![self.new_tokens; self.generations];
         let rows = self.prompts * Capacity::for_group(self.prompt_tokens, &lengths, self.prefix_sharing).tokens;
@@ -99,7 +99,7 @@ impl Workload {
         self.trainer_of(ctx, model, Objective::Policy(loss))
     }
 
-    /// Creates a trainer for the step with another objective.
+    /// Creates a trainer for the step with the given objective.
     pub fn trainer_of(&self, ctx: &Context, model: &Arc<ModelConfig>, objective: Objective) -> anyhow::Result<Trainer> {
         let config = TrainerConfig {
             objective,
@@ -201,8 +201,8 @@ pub struct StepTimes {
     pub rollout_work: (f64, f64),
     /// FLOPs and bytes of the update, as reported by its operations.
     pub update_work: (f64, f64),
-    /// The number of tokens whose log-probability differed between sampler and trainer, and of kept rows of activations
-    /// that differed from a forward pass.
+    /// The number of tokens whose log-probabilities differed between sampler and trainer, plus the number of kept
+    /// activation rows that differed from a forward pass.
     pub mismatches: u64,
     /// The share of the update's rows whose activations were kept.
     pub kept: f64,
@@ -218,8 +218,8 @@ impl Bench {
         Ok(Bench { workload, ctx: ctx.clone(), weights, engine, trainer, activations, steps: 0 })
     }
 
-    /// Runs one step: generates completions, then updates the weights on them. If `keeps`, the update uses the
-    /// activations of the generation.
+    /// Runs one step: generates completions, then updates the weights on them. With `keeps`, the update reuses the
+    /// activations kept from the generation.
     pub fn step(&mut self, keeps: bool) -> anyhow::Result<StepTimes> {
         let prompts = self.workload.random_prompts(&self.weights.config, self.steps);
         self.activations.lock().clear();
@@ -263,7 +263,7 @@ mod tests {
     use model::kept::{KeptCompletion, KeptGroup};
     use model::net::HeadColumns;
 
-    /// The bits of the updated weights, and the metrics, of a step whose kept rows `change` may exchange.
+    /// The updated weights and the metrics of a step, after `change` was applied to the kept rows.
     fn updated(change: impl Fn(&mut KeptGroup)) -> (Vec<Vec<f32>>, UpdateMetrics) {
         let ctx = Context::cpu(Isa::best(), 1);
         let workload = Workload { prompts: 3, prompt_tokens: 9, generations: 2, ..Workload::grpo(6, 12) };

@@ -11,7 +11,7 @@ pub const CHARACTERS: &str = "0123456789+=";
 /// One in this many pairs of operands is held out of training, for evaluation.
 const HELD_OUT_ONE_IN: u64 = 4;
 
-/// How many answers the teacher writes for each training pair.
+/// The number of answers that the teacher writes for each training pair.
 const LESSONS_PER_PAIR: usize = 3;
 
 /// The two operands of an addition.

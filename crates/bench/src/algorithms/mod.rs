@@ -1,8 +1,8 @@
 //! `lockstep bench algorithms`: trains every algorithm on the demo's task from the same SFT model, with several seeds.
 //!
-//! It creates the same inputs as `lockstep demo`, runs the code of `lockstep train`, and reads its figures from the
-//! metrics of the training runs. The result of a finished run is stored next to it, so that the benchmark can be
-//! interrupted and resumed in the same directory.
+//! The benchmark creates the same inputs as `lockstep demo`, runs the code of `lockstep train`, and reads its figures
+//! from the metrics of the training runs. The result of a finished run is stored next to it, so that the benchmark can
+//! be interrupted and resumed in the same directory.
 
 pub mod arms;
 pub mod outcome;
@@ -146,7 +146,7 @@ fn first_rows(table: Which) -> Vec<Row> {
     }
 }
 
-/// Returns an error if the directory is not empty and has no results of an earlier start of this benchmark.
+/// Returns an error if the directory is not empty and has no results of an earlier run of this benchmark.
 fn check_directory(out: &Path) -> anyhow::Result<()> {
     let entries = match std::fs::read_dir(out) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -210,7 +210,7 @@ fn one_seed(
     Ok(outcomes.into_iter().collect())
 }
 
-/// Returns the result that an earlier start stored for this training run, or executes the run.
+/// Returns the stored result of this training run, or executes the run and stores its result.
 fn remembered(
     workspace: &Workspace<'_>,
     name: &str,

@@ -24,7 +24,7 @@ pub struct Outcome {
     pub name: String,
     /// The run's seed.
     pub seed: u64,
-    /// The configuration keys that were set. A stored result is reused only if they are the same.
+    /// The configuration keys that were set. A stored result is reused only for equal keys and values.
     pub settings: Vec<(String, String)>,
     /// The learning curve from the start to the last evaluation.
     pub curve: Vec<Point>,

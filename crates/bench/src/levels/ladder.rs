@@ -38,7 +38,7 @@ pub struct Level {
     pub id: &'static str,
     /// The idea that the level adds, in a few words.
     pub name: &'static str,
-    /// The named level whose group this level is in: baseline, basic, advanced or optimal.
+    /// The named level to which this level belongs: baseline, basic, advanced or optimal.
     pub stage: &'static str,
     /// The idea that the level adds, in a sentence.
     pub idea: &'static str,
@@ -52,7 +52,7 @@ pub struct Level {
     pub(super) threads: bool,
     /// Whether matmuls compute in bf16, instead of f32.
     pub(super) bf16: bool,
-    /// Whether the first update on a generation uses the activations of the generation.
+    /// Whether the first update on a generation reuses the activations that were kept from it.
     pub(super) keeps: bool,
 }
 

@@ -312,8 +312,8 @@ fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The length of each prompt's completions in tokens: random, from a quarter of the limit up to the limit. At least one
-/// has the limit's length.
+/// The length of each prompt's completions in tokens: random, from a quarter of the limit up to the limit. The
+/// completions of the first prompt have the full length.
 fn lengths(workload: &Workload, seed: u64) -> Vec<usize> {
     let mut stream = Stream::new(seed, STREAM);
     let (most, least) = (workload.new_tokens, workload.new_tokens.div_ceil(4));
