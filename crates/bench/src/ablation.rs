@@ -18,7 +18,7 @@ use train::KlEstimator;
 
 /// Number of rows (tokens) of a decode step.
 const ROWS: usize = 16;
-/// The most keys that a row of the softmax attends to.
+/// The maximum number of keys that a row of the softmax attends to.
 const KEYS: usize = 128;
 /// Number of integer inputs per row of a decode step.
 const COLUMNS: usize = 5;

@@ -13,7 +13,7 @@ use train::{
     UpdateMetrics, advantages,
 };
 
-/// The most rows (tokens) in a step of the engine.
+/// The maximum number of rows (tokens) in a step of the engine.
 pub const MAX_BATCHED_TOKENS: usize = 1024;
 
 /// The sizes and settings of a step.
@@ -29,11 +29,11 @@ pub struct Workload {
     pub new_tokens: usize,
     /// Sampling temperature; 0 for greedy (generation only).
     pub temperature: f64,
-    /// The most sequences that are generated at the same time.
+    /// The maximum number of sequences generated at the same time.
     pub max_num_seqs: usize,
     /// Whether a group's prompt is computed only once, in rollout and in training.
     pub prefix_sharing: bool,
-    /// The most rows (tokens) in a micro-batch.
+    /// The maximum number of rows (tokens) in a micro-batch.
     pub micro_batch_tokens: usize,
     /// Whether the trainer keeps only the inputs of layers and recomputes other activations.
     pub gradient_checkpointing: bool,

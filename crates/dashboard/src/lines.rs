@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// The number of bytes read at once, which is also the maximum length of a line.
 pub(crate) const PIECE: u64 = 8 << 20;
 
-/// A file, and how much of it was read.
+/// A file, and the position up to which the file was read.
 pub(crate) struct Lines {
     path: PathBuf,
     /// The number of bytes read, and the first of these bytes: if they change, the file was replaced, and it is read

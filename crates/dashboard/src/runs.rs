@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the directories are searched again.
+/// The interval at which the directories are searched again.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// The number of levels below a directory that are searched.
 const DEPTH: usize = 2;

@@ -33,9 +33,9 @@ use std::time::{Duration, Instant};
 const STREAMS: usize = 64;
 /// Maximum number of metrics in one response.
 const MOST_KEYS: usize = 512;
-/// How often the sizes of a run's files are checked for new data.
+/// The interval at which the sizes of a run's files are checked for new data.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How often the state of a run is checked while its files do not grow.
+/// The interval at which the state of a run is checked while its files do not grow.
 const STATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A server that is bound to its address but does not respond yet.

@@ -107,7 +107,7 @@ impl Traced {
             self.open.truncate(MOST_SPANS);
             return;
         }
-        // The step's own duration counts the traced steps.
+        // The durations of steps (`step_s`) also give the number of traced steps.
         let mut own = BTreeMap::from([("step_s".to_owned(), span.seconds())]);
         for inner in outermost(std::mem::take(&mut self.open)).filter(|inner| inner.step == span.step) {
             let seconds = inner.seconds();

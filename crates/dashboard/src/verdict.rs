@@ -133,7 +133,7 @@ fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_
 }
 
 /// The standard deviation of the noise in a metric's values, computed from the differences between consecutive values.
-/// The mean difference is subtracted, so that a trend does not count as noise.
+/// The mean difference is subtracted, so that a trend is not mistaken for noise.
 fn deviation(values: &[f64]) -> f64 {
     let trend = (values[values.len() - 1] - values[0]) / (values.len() - 1) as f64;
     let squares = values.windows(2).map(|pair| (pair[1] - pair[0] - trend).powi(2)).sum::<f64>();
@@ -176,14 +176,14 @@ impl Change {
         Change { from: values[0], to, noise: noise_of_first(deviation(values), tenth(values), to) }
     }
 
-    /// The change that a verdict uses. It starts at the first value if that change counts, or if there are too few
-    /// values for a mean of the first tenth. Otherwise the first value, which comes from a single step, may be noise,
-    /// and the mean of the first tenth replaces it. There are two exceptions:
+    /// The change that a verdict uses. It starts at the first value if that change is significant, or if there are too
+    /// few values for a mean of the first tenth. Otherwise the first value, which comes from a single step, may be
+    /// noise, and the mean of the first tenth replaces it. There are two exceptions:
     ///
     /// - The first value is better than each of the next values. Then the run lost its initial level immediately. This
     ///   jump is not noise, so the noise is estimated from the last third, and the change starts at the first value.
     /// - The first value is better than each value of the last third. Then the run has not improved on the first value,
-    ///   and the change from it does not count.
+    ///   and the change from that value is not significant.
     fn judged(values: &[f64], sign: f64) -> Change {
         let from_first = Change::of(values);
         let width = values.len() / 10;
@@ -216,7 +216,7 @@ fn noise_of_first(deviation: f64, count: usize, to: f64) -> f64 {
     (3.0 * (variance + variance / count as f64).sqrt()).max(1e-9 * to.abs())
 }
 
-/// How a metric changed, for deciding which of several metrics moved first.
+/// The change of a metric, for deciding which of several metrics moved first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
     /// The mean of the first value and its neighbours.
@@ -228,7 +228,7 @@ pub struct Moved {
     pub half: Option<u64>,
 }
 
-/// How a metric changed; `None` if there are too few values. The values are pairs of step and value.
+/// The change of a metric; `None` if there are too few values. `values` has pairs of step and value.
 pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
     let (steps, values): (Vec<u64>, Vec<f64>) = values.iter().filter(|(_, x)| x.is_finite()).copied().unzip();
     if values.len() < 4 {
@@ -262,9 +262,9 @@ enum Tail {
 
 impl Tail {
     /// Fits a line to the last third; its rise is the difference between the ends of the line. A rise with the sign of
-    /// `gain`, the improvement over all steps, is an improvement. A rise counts if it exceeds three standard errors and
-    /// a tenth of the gain. The values are level only if rises of plus and minus a tenth of the gain are both more than
-    /// two standard errors away.
+    /// `gain`, the improvement over all steps, is an improvement. A rise is significant if it exceeds three standard
+    /// errors and a tenth of the gain. The values are level only if rises of plus and minus a tenth of the gain are
+    /// both more than two standard errors away.
     fn of(values: &[f64], gain: f64) -> Tail {
         let third = last_third(values);
         let (middle, level) = ((third.len() - 1) as f64 / 2.0, mean(third));

@@ -1,6 +1,6 @@
 //! The location of a file: an open directory and an entry name in it.
 //!
-//! Below a directory that was given to [`no_links_below`] each component is opened relative to the one above it with
+//! Below a directory that was passed to [`no_links_below`], each path component is opened relative to its parent with
 //! `O_NOFOLLOW`. Elsewhere the kernel resolves the complete path, and follows links.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};

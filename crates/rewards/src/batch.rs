@@ -394,7 +394,8 @@ mod tests {
         assert_eq!((all.values.len(), all.timed_out), (6, 7));
         assert_eq!(all.steps, [None, steps(1.0), None, None, None, steps(2.0)]);
         let both = Problem { rows: 2, ..problem("r", "a") };
-        // The second group's second problem does not list its completion, since another problem lists that completion.
+        // The second group's second problem lists no completion, since the first already lists the only one without a
+        // score.
         let expected = [both.at(vec![0]), problem("s", "a").at(vec![3]), problem("r", "b").at(vec![5])];
         assert_eq!(all.problems, expected);
         let fatal = |one, two| {

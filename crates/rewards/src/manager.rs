@@ -3,8 +3,8 @@
 //! A reward that scores groups separately ([`Reward::scores_by_group`]) is called on another thread as soon as the
 //! group's last completion has ended, while the engine generates the other groups. A slow reward (an external program)
 //! then delays the training run only by the time that it needs after generation. Every other reward is called once
-//! after generation, on all completions. The order in which groups end does not change the result: scores are joined in
-//! the order in which the groups were requested.
+//! after generation, on all completions. The result does not depend on the order in which groups end: scores are joined
+//! in the order in which the groups were requested.
 //!
 //! The scores of a group may also come from another process ([`score_group`]); they are joined in the same way.
 
@@ -230,8 +230,8 @@ impl RewardJob<'_, '_> {
     }
 
     /// Called when all groups have ended: waits for the groups that are still being scored, and calls the rewards that
-    /// need all completions. `given` has the scores from other processes by group. Either all groups have scores from
-    /// the same rewards, or no group has any.
+    /// need all completions. `given` holds the scores from other processes, by group. Either all groups have scores
+    /// from the same rewards, or no group has any.
     pub fn finish(
         self,
         groups: impl ExactSizeIterator<Item = (GroupId, impl FnOnce() -> Vec<Vec<u32>>)>,

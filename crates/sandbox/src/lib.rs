@@ -9,9 +9,9 @@
 //!
 //! Read first: `judge` (the path of a submission), then `sandbox`, which isolates a program in bubblewrap or, with
 //! `confined`, by landlock and `seccomp`. `running` waits for the end of a program; `cgroup` or `memory` limits the
-//! memory that its processes hold together; `group` and `user` ensure that none of them outlives this process; `place`
-//! manages its files. `source` and `output` parse tests; `language` describes how a language is compiled and run. The
-//! folders `python` and `ocaml` run unit tests, which call functions of a program, from a second sandbox.
+//! total memory of its processes; `group` and `user` ensure that none of them outlives this process; `place` manages
+//! its files. `source` and `output` parse tests; `language` describes how a language is compiled and run. The folders
+//! `python` and `ocaml` run unit tests, which call functions of a program, from a second sandbox.
 //!
 //! `cargo run -p lockstep-sandbox --example judge -- LANGUAGE PROGRAM TESTS.json` judges one program.
 

@@ -3,8 +3,8 @@
 //!
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
-//! files of `/tmp` if `/tmp` is in memory, and the most that their sockets can hold. A shared-memory object counts once
-//! and with its full size, touched or not, since pages that only one process touched are in no other resident set.
+//! files of `/tmp` if `/tmp` is in memory, and the most that their sockets can hold. A shared-memory object is counted
+//! once, with its full size, touched or not, since pages that only one process touched are in no other resident set.
 //! Pages of files are not counted, as the kernel can drop them.
 
 use rustix::process::{Pid, Signal};
@@ -36,8 +36,8 @@ const FILE_BYTES: u64 = 1024;
 pub enum Members {
     /// The processes of this process group, which none of them can leave.
     Group(u32),
-    /// The process with this id and all its descendants. In a process namespace, orphaned processes count as
-    /// descendants too.
+    /// The process with this id and all its descendants. In a process namespace, orphaned processes are also
+    /// descendants.
     Tree(u32),
 }
 
@@ -150,7 +150,7 @@ impl Watch {
     }
 
     /// Raises the nice value of the threads in a process group with the number of running threads, so that each program
-    /// gets a share of the cores whatever its number of threads. (Programs with their own session, as with
+    /// gets a share of the cores regardless of its number of threads. (Programs with their own session, as with
     /// bubblewrap, get their share from the kernel's autogroups.)
     fn yields(&mut self, found: &[Row]) {
         let Members::Group(holder) = self.members else { return };
@@ -366,7 +366,7 @@ fn memory(process: u32, exact: bool) -> Option<u64> {
     }
 }
 
-/// The bytes that these processes hold. Memory shared by several processes counts once: pages by their proportional
+/// The bytes that these processes hold. Memory shared by several processes is counted once: pages by their proportional
 /// share, and the memory of a parent that waits in `vfork`, since its child uses that memory until it executes another
 /// program.
 fn held_together(rows: &[Row]) -> Option<u64> {
@@ -405,7 +405,7 @@ fn waits(process: u32) -> HashSet<(u32, u64)> {
     threads.filter_map(|entry| wait(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// The bytes of memory that these processes share with their children. Each shared mapping counts once.
+/// The bytes of memory that these processes share with their children. Each shared mapping is counted once.
 fn shared_memory(processes: &[u32]) -> u64 {
     let mut pieces: HashMap<(String, String), u64> = HashMap::new();
     for process in processes {

@@ -4,7 +4,7 @@ use super::language::LanguageOption;
 use super::sandbox::{Isolation, Sandbox};
 use serde::Deserialize;
 
-/// The language, the limits and the isolation of programs, and how their tests count.
+/// The language, the limits and the isolation of programs, and the scoring of their tests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Options {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How often a running program is polled.
+/// The interval at which a running program is polled.
 const POLL: Duration = Duration::from_millis(2);
 
 /// The resources that a program may use.

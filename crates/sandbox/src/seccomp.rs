@@ -96,7 +96,7 @@ fn only(allowed: Rules) -> Made<BpfProgram> {
     compiled(allowed, errno(libc::ENOSYS), SeccompAction::Allow)
 }
 
-/// Compiles rules to a BPF program. System calls of another architecture (32 bits) kill the process.
+/// Compiles rules to a BPF program. System calls of a different architecture (32 bits) kill the process.
 fn compiled(rules: Rules, otherwise: SeccompAction, action: SeccompAction) -> Made<BpfProgram> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| e.to_string())?;
     let filter = SeccompFilter::new(rules, otherwise, action, arch).map_err(|e| e.to_string())?;

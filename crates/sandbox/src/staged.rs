@@ -2,7 +2,7 @@
 //!
 //! Each ill-typed definition takes 0.05 off the 0.25. A solution that cannot be parsed, or cannot be compiled in time,
 //! scores 0. A full score loses up to 0.10 for style: 0.02 for each compiler warning, and 0.01 for each line that is
-//! longer than 100 characters or ends in a blank. A degenerate completion gets 0.3 of its score.
+//! longer than 100 characters or ends in a blank. The score of a degenerate completion is multiplied by 0.3.
 
 use std::collections::HashSet;
 

@@ -4,7 +4,7 @@ use kernels::{Context, Isa};
 use lockstep::config::ComputeDType;
 use serde_json::{Value, json};
 
-/// How a level generates completions.
+/// The way in which a level generates completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
     /// No KV cache: every token recomputes its whole sequence.
@@ -17,7 +17,7 @@ pub(super) enum Generation {
     SharedPrompt,
 }
 
-/// How a level computes the update.
+/// The way in which a level computes the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Update {
     /// Completions are padded to the longest one, and full logits are stored in memory.

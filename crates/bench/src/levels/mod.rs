@@ -1,5 +1,5 @@
 //! `lockstep bench levels`: runs the same steps of GRPO or PPO at several levels of optimization, from none to all.
-//! Each level is a training run of its own, with the same initial weights, random numbers and reward.
+//! Each level is a separate training run, with the same initial weights, random numbers and reward.
 //!
 //! Every level is executed and timed. Consecutive levels are compared in each step: sampled tokens and their
 //! log-probabilities, values from the value model, and the bits of the updated weights.

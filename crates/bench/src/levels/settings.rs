@@ -41,7 +41,7 @@ pub struct Settings {
     pub generations: usize,
     /// The number of tokens of the longest completion.
     pub new_tokens: usize,
-    /// The most sequences that are generated at the same time.
+    /// The maximum number of sequences generated at the same time.
     pub slots: usize,
     /// The learning rate of the policy and of the value model.
     pub learning_rate: f64,

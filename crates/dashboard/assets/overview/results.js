@@ -33,7 +33,7 @@ const ROWS = [
   ["active alarms", (series, facts) => facts.alarms.filter(isActive).length, number],
 ];
 
-// Keys that locate a run, or set how often it writes.
+// Keys that name or locate a run, and do not affect training.
 const OF_PLACE = ["output_dir", "run_name", "logging_dir"];
 // If these keys differ, the results are not comparable.
 const OF_TASK = ["reward_funcs", "reward_weights", "dataset_name", "eval_dataset_name", "model_name_or_path"];

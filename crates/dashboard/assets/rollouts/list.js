@@ -1,4 +1,4 @@
-// The list beside the displayed group: groups, or prompts.
+// The list of groups or prompts, next to the displayed group.
 import { fold } from "/rollouts/fold.js";
 import { address, around, counted, fill, get, h } from "/lib/lib.js";
 import { query } from "/rollouts/filters.js";

@@ -1,4 +1,4 @@
-// What was it? The configuration, the inputs, and how the run was continued.
+// The view of one run: its configuration, its inputs, and its resumes.
 import { lasted } from "/overview/results.js";
 import { change, counted, fill, get, h, key, number, reportLink, seconds, titleOf } from "/lib/lib.js";
 

@@ -201,7 +201,7 @@ export async function tour(run) {
     localStorage.setItem("tour", "seen");
   });
   dialog.addEventListener("keydown", (event) => {
-    // Keyboard shortcuts of the views are disabled meanwhile.
+    // Keyboard shortcuts of the views are disabled during the tour.
     event.stopPropagation();
     if (event.key === "ArrowRight") go(at + 1);
     if (event.key === "ArrowLeft") go(at - 1, -1);

@@ -157,7 +157,7 @@ fn a_run_below_its_first_value_has_not_learned() {
         ("SFT", "loss", recovers(574.0, 10), "not yet", "began at 3.10 and is 1224"),
         ("SFT", "loss", then(&[NAN], &recovers(574.0, 200)), "worse", "from 3.10 to 574"),
         ("SFT", "loss", swings, "not yet", "began at 3.10 and is 574"),
-        // A full recovery counts as an improvement over the first value, not over the worst values.
+        // A full recovery is an improvement over the first value, not over the worst values.
         ("SFT", "loss", recovers(1.0, 200), "level", "Learned: loss went from 3.10 to 1.00, and is level now."),
         ("SFT", "loss", recovers(3.1, 400), "not yet", "began at 3.10 and is 3.10"),
         // The loss blows up late.

@@ -140,7 +140,7 @@ pub(super) fn bare_words(text: &str) -> Cow<'_, str> {
 }
 
 /// Whether the text just before an answer denies the answer, bounds it, or offers an alternative: "not", "cannot be",
-/// "less than", "≠", "either", "5 or". Earlier sentences do not count.
+/// "less than", "≠", "either", "5 or". Earlier sentences are ignored.
 pub(super) fn taken_back_before(before: &str) -> bool {
     static END: LazyLock<Regex> = LazyLock::new(|| {
         regex(

@@ -7,8 +7,7 @@ use std::ops::Range;
 /// space before the brace. Boxes are ordered by their beginning, so the last of nested boxes is the innermost.
 ///
 /// A box without braces (`\boxed 5`, `\boxed5$`) extends to the end of the formula, the sentence or the line, as in the
-/// MATH dataset. It counts only if its content begins with mathematics or a single letter: "put it in \boxed form" has
-/// no box.
+/// MATH dataset. Its content must begin with mathematics or a single letter: "put it in \boxed form" has no box.
 ///
 /// The search takes linear time, even for a completion with many unclosed boxes.
 pub(super) fn last_boxed(text: &str) -> Option<&str> {

@@ -151,7 +151,7 @@ enum Only {
 }
 
 /// The number on the last side of an equation, or else on the first side. If a side may have several numbers, the first
-/// counts.
+/// is used.
 fn number_of_sides(text: &str, only: Only) -> Option<Number> {
     let all: Vec<Group> = groups(text).collect();
     let last = text.rfind('=').map_or(0, |at| at + 1);
@@ -175,7 +175,7 @@ fn last_number(text: &str) -> Option<Number> {
         before = last.replace(group);
     }
     let mut last = last?;
-    // A number in a formula counts only if it is alone, unlike in `6 \times 7` or `\frac{x}{4}`.
+    // A number in a formula is used only if the number is alone, unlike in `6 \times 7` or `\frac{x}{4}`.
     let before_last = formulas(text).take_while(|formula| formula.start <= last.start);
     if let Some(inside) = before_last.last().map(|formula| formula.inside) {
         let start = inside.as_ptr() as usize - text.as_ptr() as usize;
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(scores.problems[0].rows, 1);
     }
 
-    /// Every answer of the real dataset has a number, and each reference solution scores 1 by its own answer.
+    /// Every answer of the real dataset has a number, and each reference solution scores 1 against its own answer.
     #[test]
     fn reference_solutions_of_gsm8k_score_1() {
         let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };

@@ -207,7 +207,7 @@ mod tests {
     fn points_for_format_tags_and_answer_are_summed() {
         let gold = gold(&18.into()).unwrap();
         let points = |text: &str| staged().points(text, &gold);
-        // An answer in another mark is scored too, but gets no points for the format.
+        // An answer in a different mark is also scored, without points for the format.
         for text in ["<answer>18</answer>", "so \\boxed{18}", "#### 18"] {
             assert_eq!(points(text), [0.0, -2.0, 5.0], "{text}");
         }

@@ -4,8 +4,8 @@
 //! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else the letter after its
 //! last "answer is", "answer:" or "I choose"; else (unless `strict`) a separate letter at the end or the beginning of
 //! the completion, such as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I", which are also
-//! words, only with a mark. A letter that is denied ("not B", "B is wrong") or is one of several ("B or C") does not
-//! count. The texts of the choices are not compared.
+//! words, only with a mark. A letter that is denied ("not B", "B is wrong") or is one of several ("B or C") is ignored.
+//! The texts of the choices are not compared.
 
 use std::sync::LazyLock;
 
@@ -164,7 +164,7 @@ impl MultipleChoice {
             )
         });
         let chooses = CHOOSES.find_iter(text).last().map(|words| &text[words.end()..]);
-        // The last announcement counts, which is the one with less text after it.
+        // The last announcement is used, which is the one with less text after it.
         let last = announced(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
         if let Some(rest) = last
             && let Some(choice) = self.begins(first_line(rest), true)
@@ -210,7 +210,7 @@ impl MultipleChoice {
         (stands && !word && (!lower || !capital || marked) && !self.takes_back(rest)).then(|| self.place(letter))?
     }
 
-    /// Whether the text after a choice denies the choice or offers another one: "is wrong", "or C", ", C".
+    /// Whether the text after a choice denies the choice or offers a second one: "is wrong", "or C", ", C".
     fn takes_back(&self, rest: &str) -> bool {
         static JOINS: LazyLock<Regex> = LazyLock::new(|| {
             regex(r#"^[\s*_$"'`”’)\]{}\\]*(?:(?:,\s*)?\b(?:and|or)\b(?:\s+(?:maybe|perhaps|possibly))?|[,;/&|+])"#)

@@ -68,9 +68,9 @@ impl Process {
         }
     }
 
-    /// Whether the child has written a line without a request; the end of its output does not count. If its answers are
-    /// not `numbered`, such a line could not be recognised later, so this function waits until [`SETTLED`] after the
-    /// last line.
+    /// Whether the child has written a line without a request; the end of the output is ignored. If its answers are not
+    /// `numbered`, such a line could not be recognised later, so this function waits until [`SETTLED`] after the last
+    /// line.
     pub(super) fn has_unread_line(&mut self, numbered: bool) -> bool {
         if self.unread.is_none() {
             let wait = if numbered { Duration::ZERO } else { SETTLED.saturating_sub(self.heard.elapsed()) };

@@ -14,7 +14,7 @@ mod tls;
 enum Deed {
     /// Answers with a status and a body.
     Answer(u16, String),
-    /// Sends the client to another address.
+    /// Redirects the client to a different address.
     Redirect(u16, String),
     /// Reads the request and does not respond.
     Hang,

@@ -278,7 +278,7 @@ fn cgroups_of_a_killed_process_are_removed() {
         tree.cgroups();
         tree.names() == left[2..]
     });
-    // The cgroup of a program stays while it is used. A name that is already taken is skipped.
+    // The cgroup of a program stays while in use. A name that already exists is skipped.
     let first = tree.cgroups().cgroup(1, 1).unwrap();
     let next: u64 = first.path.to_str().unwrap().rsplit_once('-').unwrap().1.parse().unwrap();
     for ahead in 1..20 {
@@ -340,7 +340,7 @@ fn make_without(path: &Path, name: &str) -> Result<()> {
     fs::remove_file(path.join(name))
 }
 
-/// A cgroup that can no longer be created does not count as a failure of a program.
+/// A cgroup that can no longer be created is not a failure of a program.
 #[test]
 fn a_lost_cgroup_gives_no_zero() {
     let tree = Tree::new();

@@ -85,7 +85,7 @@ fn sockets_are_counted() {
     assert_eq!(shared_memory(&[shell.id(), u32::MAX]), 0);
 }
 
-/// A file system other than the sandbox's `/tmp` does not count.
+/// Only the sandbox's `/tmp` is counted, not other file systems.
 #[test]
 fn files_count_where_the_size_is_the_sandboxs() {
     let tmp = rustix::fs::statvfs("/tmp").unwrap();

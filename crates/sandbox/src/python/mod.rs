@@ -52,7 +52,7 @@ static COMPILED: Mutex<Option<Arc<[Vec<u8>; 2]>>> = Mutex::new(None);
 enum Word {
     #[serde(rename = "failure")]
     Test(Option<String>),
-    /// The test evaluated no assertion on an answer of the program, and does not count.
+    /// The test evaluated no assertion on an answer of the program, and is ignored.
     #[serde(rename = "undecided")]
     Undecided(()),
     /// The test called the program, and reached none of its assertions because of the program's answers.

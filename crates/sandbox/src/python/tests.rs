@@ -98,7 +98,7 @@ def f(x): return 0"#;
     for ((name, _), (value, failure)) in attacks.iter().zip(values.iter().zip(&failures)) {
         assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?} {failure}");
     }
-    // A `StopIteration` that would end the tests' own iteration counts like any other exception.
+    // A `StopIteration` that would end the tests' own iteration is treated like any other exception.
     let ended = "def f(x): raise StopIteration";
     for test in [
         "assert all(map(lambda x: f(x) == 2 * x, [3, 4]))",
@@ -315,7 +315,7 @@ fn tests_of_a_function_by_its_arguments_are_run() {
     }
 }
 
-/// A text with tests for a test runner counts as one test.
+/// A text with tests for a test runner is one test.
 #[test]
 fn a_file_of_tests_is_run() {
     if !installed(&["bwrap", "python3"]) {

@@ -76,7 +76,7 @@ fn tests_are_read_in_the_formats_of_data_sets() {
     ] {
         assert_eq!(tests(cell.clone(), columns), expected, "{cell}");
     }
-    // A column with another type is ignored.
+    // A column with a different type is ignored.
     let odd = json!({"test_setup_code": 3, "entry_point": null});
     assert_eq!(tests(json!(["assert a"]), odd), unit(&["assert a"], "", None, false));
 }

@@ -36,7 +36,7 @@ pub(super) fn gold(answer: &Value) -> Option<String> {
 }
 
 /// Whether a text without a mark is a complete solution, in which the answer cannot be found: it has an unclosed box,
-/// or sentences. A few words count as an answer.
+/// or sentences. A few words are accepted as an answer.
 fn is_solution(text: &str) -> bool {
     static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| regex(r"\p{L}{2}[.!?]\s+\S|[.!?]\s+\p{Lu}"));
     let text = text.trim();
@@ -59,7 +59,7 @@ pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
     if strict {
         return None;
     }
-    // The later of the two marks counts, which is the one with less text after it.
+    // The later of the two marks is used, which is the one with less text after it.
     let last = hashed(completion).into_iter().chain(announced(completion)).min_by_key(|rest| rest.len());
     last.and_then(sentence).or_else(|| last_formula_or_number(completion))
 }

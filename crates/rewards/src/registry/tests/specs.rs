@@ -156,8 +156,7 @@ fn arguments_in_names_are_words_of_at_most_forty_bytes() {
     for (bytes, kept) in [(39, 39), (40, 40), (41, 40)] {
         assert_eq!(tag(&"a".repeat(bytes)), format!("gsm8k_{}", "a".repeat(kept)));
     }
-    // Main options in the short form and numbers count as arguments too. Without arguments, nothing is appended to the
-    // name.
+    // Main options in the short form and numbers are arguments too. Without arguments, nothing is appended to the name.
     assert_eq!(of([json!("gsm8k"), json!("gsm8k:b")]).unwrap(), ["gsm8k", "gsm8k_b"]);
     let strict = json!({"kind": "gsm8k", "strict": true});
     assert_eq!(of([json!("math"), strict.clone()]).unwrap(), ["math", "gsm8k"]);

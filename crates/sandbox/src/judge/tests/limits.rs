@@ -199,7 +199,7 @@ fn the_limit_of_output_is_inclusive() {
     }
 }
 
-/// A program that is ended by a signal has failed, whatever it printed before.
+/// A program that is killed by a signal has failed, regardless of its output.
 #[test]
 fn a_right_answer_and_then_a_signal_is_worth_nothing() {
     if !installed(&["python3"]) {
@@ -351,7 +351,7 @@ for _ in range(40):
         while True: pass
 while os.getpriority(os.PRIO_PROCESS, 0) < 15: time.sleep(0.05)
 print(8)";
-    // A single thread is not niced, whatever the nice value of the tests.
+    // A single thread is not niced, regardless of the nice value of the tests.
     let own = rustix::process::getpriority_process(None).unwrap();
     let alone = format!(
         "import os, time

@@ -70,7 +70,7 @@ fn depth_and_length_of_parsed_answers_are_limited() {
         let nested = |depth: usize| open.repeat(depth) + "x" + &close.repeat(depth);
         assert_eq!((is_parsed(nested(most)), is_parsed(nested(most + 1))), (true, false), "{open}");
     }
-    // Levels that are closed do not count.
+    // Levels that are closed are not counted.
     assert!(is_parsed("((x))+".repeat(70) + "x") && is_parsed("2*--x+".repeat(70) + "x"));
     assert_eq!((is_parsed("x ".repeat(600)), is_parsed("x ".repeat(601))), (true, false));
     assert_eq!((is_parsed("x ".repeat(599) + "."), is_parsed("x ".repeat(600) + ".")), (true, false));

@@ -107,7 +107,7 @@ fn a_letter_at_the_beginning_of_an_answer_must_be_separate() {
     ];
     check(&both, |text| reward.begins(text, true));
     check(&both, |text| reward.begins(text, false));
-    // In running text only capitals count.
+    // In running text only capitals are choices.
     check(&[("b", '-'), ("b.", '-'), ("$b$", '-'), ("'b'", '-')], |text| reward.begins(text, true));
     check(&[("b", 'B'), ("b.", 'B'), ("$b$", 'B'), ("'b'", '-')], |text| reward.begins(text, false));
     let cases = [
