@@ -117,7 +117,7 @@ impl Stepper {
             Some(mask) => slice(mask)?.to_vec(),
             None => vec![true; ids.len()],
         };
-        // No weights have the version u64::MAX, so log-probabilities of unknown origin are not compared.
+        // No weights have version u64::MAX, so log-probabilities of unknown origin are not compared.
         let version = Updates(version.unwrap_or(u64::MAX));
         Ok(Sample {
             group: GroupId(group as u64),

@@ -15,7 +15,7 @@ pub struct Machine {
     pub threads: usize,
     /// The peaks of multiply-adds and of memory reads, measured at the start of the benchmark.
     pub ceilings: Ceilings,
-    /// The load by other processes while the peaks were measured, per core; `None` if the system does not report the
+    /// The load from other processes while the peaks were measured, per core; `None` if the system does not report the
     /// load.
     pub load: Option<f64>,
 }

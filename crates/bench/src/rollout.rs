@@ -39,7 +39,7 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
     for temperature in [0.0, 1.0] {
         for batch in BATCHES {
             // Prefilling all prompts takes several steps. Completions that start early generate tokens during these
-            // steps, so they need room for that many more tokens.
+            // steps, so their limit is larger by the number of these steps.
             let prefill = (batch * PROMPT).div_ceil(MAX_BATCHED_TOKENS);
             let workload = Workload {
                 prompts: batch,

@@ -161,9 +161,9 @@ fn summary(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
     })
 }
 
-/// A map of rewards with at most `pixels` columns and `rows` rows. A column has the groups of some steps, the best
-/// first: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one with the step `from`
-/// are omitted: a page that follows a run already has them.
+/// A map of rewards with at most `pixels` columns and `rows` rows. A column contains the groups of consecutive steps,
+/// the best first: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one with the
+/// step `from` are omitted: a page that follows a run already has them.
 pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));

@@ -1,8 +1,8 @@
 //! The dashboard, `lockstep dashboard RUN…`: a web page that shows training runs and the completions of their models.
 //!
 //! The dashboard only reads the files of training runs, current or finished, and never communicates with a running one.
-//! So watching cannot slow, stop or change a run, and old runs and runs from other machines look the same. The
-//! dashboard writes no files and starts no programs.
+//! So the dashboard cannot slow, stop or change a run, and shows old runs and runs from other machines in the same way.
+//! The dashboard writes no files and starts no programs.
 //!
 //! | module | purpose |
 //! |---|---|

@@ -186,8 +186,7 @@ impl RunFiles {
         config.1.clone()
     }
 
-    /// The origin of each configuration value, from the comment after the value; keys with default values have no
-    /// origin.
+    /// The origin of each configuration value, from the comment after the value; default values have none.
     fn origins(&self) -> Map<String, Value> {
         let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
         let origin = |line: &str| {

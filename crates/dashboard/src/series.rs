@@ -96,7 +96,7 @@ impl Series {
                     at += seconds * step.saturating_sub(before.unwrap_or(step)) as f64 / 60.0;
                     before = Some(step);
                 }
-                // An evaluation has the position of the step before it.
+                // An evaluation is at the position of the step before it.
                 None => {}
             }
             at

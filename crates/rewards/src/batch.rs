@@ -40,7 +40,7 @@ impl RewardBatch<'_> {
         self.completions.len()
     }
 
-    /// True when the batch has no completions.
+    /// Whether the batch has no completions.
     pub fn is_empty(&self) -> bool {
         self.completions.is_empty()
     }

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_text_beyond_the_context_gets_no_score_and_affects_no_other() {
         let mut reward = reward_model(CONFIG, None);
-        // With the first completion there are 12 tokens, which is the limit, and with the second 13.
+        // The first completion makes 12 tokens, which is the limit; the second makes 13.
         let scores = scores(&mut reward, ["cdefghijkl", "cdefghijklm"]);
         assert!(scores.values[0].is_some() && scores.values[1].is_none(), "{:?}", scores.values);
         let [problem] = &scores.problems[..] else { panic!("{:?}", scores.problems) };

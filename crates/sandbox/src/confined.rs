@@ -36,7 +36,7 @@ fn confine(job: &Path, gate: Option<&Path>, tmp: Option<&Path>, group: i32) -> R
 }
 
 fn files(job: &Path, gate: Option<&Path>, tmp: Option<&Path>) -> std::result::Result<(), landlock::RulesetError> {
-    // ABI V3 exists since Linux 6.2. An older kernel, which would leave some accesses open, gives an error.
+    // ABI V3 needs Linux 6.2. An older kernel, which would not restrict some accesses, is an error.
     let abi = ABI::V3;
     let system = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache"];
     let devices = ["/dev/null", "/dev/zero", "/dev/urandom"];

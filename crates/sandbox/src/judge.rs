@@ -58,7 +58,7 @@ enum Units {
     Ocaml,
 }
 
-/// A source in a directory of its own, compiled if its language has a compiler.
+/// A source in a separate directory, compiled if its language has a compiler.
 enum Prepared {
     Ready(TempDir),
     /// The source does not compile; holds the messages of the compiler.

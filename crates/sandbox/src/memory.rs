@@ -1,5 +1,5 @@
-//! Watches the memory and the threads of all processes of a program together, where no kernel limit applies to exactly
-//! this program.
+//! Watches the total memory and threads of a program's processes, where no kernel limit applies to exactly this
+//! program.
 //!
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
@@ -375,7 +375,7 @@ fn held_together(rows: &[Row]) -> Option<u64> {
     let memories: Vec<u64> = rows.iter().map(|row| memory(row.process, true)).collect::<Option<_>>()?;
     let mut held: u64 = memories.iter().sum();
     for (at, (before, after)) in before.iter().zip(waiting()).enumerate() {
-        // If a thread waited in `vfork` all the time, one child of its process has the parent's memory, which was
+        // If a thread waited in `vfork` throughout, one child of its process uses the parent's memory, which was
         // counted twice. Other children of the same size may be mistaken for that child, but not more of them than
         // there are waiting threads.
         let own = memories[at];

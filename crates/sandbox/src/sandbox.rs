@@ -3,11 +3,11 @@
 //! The program has no network, sees only `/usr` read-only, writes to a private `/tmp` in memory of bounded size, and
 //! inherits no environment variable and no file descriptor but its standard streams. It can make only the system calls
 //! that `seccomp` allows. Processor time, address space, processes, files and output are limited (util-linux's
-//! `prlimit`). A cgroup limits the memory that its processes use together if possible (`cgroup`); otherwise that memory
-//! is watched (`memory`). When its wall time is over, when it has ended, or when this process ends, all its processes
-//! are killed with their process namespace. The kernel does not limit the number of root's processes, so if this
-//! process is root, the sandbox runs as another user (`user`). Isolation without bubblewrap is in `confined`. This file
-//! does not depend on languages or tests.
+//! `prlimit`). A cgroup limits the total memory of its processes, if possible (`cgroup`); otherwise that memory is
+//! watched (`memory`). When its wall time is over, when it has ended, or when this process ends, all its processes are
+//! killed with their process namespace. The kernel does not limit the number of root's processes, so if this process is
+//! root, the sandbox runs as another user (`user`). Isolation without bubblewrap is in `confined`. This file does not
+//! depend on languages or tests.
 
 use super::cgroup::{Cgroup, Cgroups, Roots};
 use super::confined;

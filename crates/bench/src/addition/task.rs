@@ -1,5 +1,5 @@
-//! The demo's task: two-digit addition, character by character. The training data are answers of a teacher that drops
-//! the carries of half of its sums.
+//! The demo's task: two-digit addition, character by character. The training data are the answers of a teacher that
+//! drops the carries in half of the sums.
 
 use kernels::rng::Stream;
 use serde_json::json;

@@ -146,9 +146,8 @@ impl Run {
         let objective = settings.ppo.map_or(Objective::Policy(grpo), |ppo| Objective::Ppo(ppo.policy));
         let critic = match settings.ppo {
             None => None,
-            // The value model has the same layers as the policy, since the random numbers of a tensor depend only on
-            // the tensor's name. Its head is not 0 (like a reward model's), so that values differ from the first step
-            // on.
+            // The value model starts with the same layer weights as the policy, since the random numbers of a tensor
+            // depend only on the tensor's name. Its head is not 0, so that values differ from the first step on.
             Some(ppo) => {
                 let config = Arc::new(weights.config.with_score_head(1));
                 let scorer = Weights::random(ctx.memory(), &config, 1)?;

@@ -1,6 +1,6 @@
 // Compares two texts: their lines side by side, and the words that only one of them has.
 
-// A longest common subsequence takes a table with a cell per pair: texts with more pairs than this are not compared.
+// A longest common subsequence needs a table with a cell per pair: texts with more pairs than this are not compared.
 const MOST_PAIRS = 4e6;
 
 /** Pairs of indices of the longest common subsequence of two lists; null if the lists are too long. */

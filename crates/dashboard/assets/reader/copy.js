@@ -48,7 +48,7 @@ export async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // Pages from other machines without TLS have no clipboard, but can copy selected text.
+    // Pages from other machines without TLS have no clipboard API, but can copy selected text.
     return byHand(text);
   }
 }

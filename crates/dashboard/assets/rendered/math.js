@@ -6,7 +6,7 @@ const TEMML = "/vendor/temml-0.13.5/";
 const LONGEST = 5000;
 // Limits for the number of macro expansions, and for the size of boxes in em.
 const LIMITS = { maxExpand: 300, maxSize: [30, 60] };
-// How long formulas are rendered before other work of the page gets a turn, in milliseconds.
+// The time for which formulas are rendered before other work of the page runs, in milliseconds.
 const TURN = 8;
 
 let loaded = null;

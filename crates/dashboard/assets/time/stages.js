@@ -1,7 +1,7 @@
 // The stages of a step: their colours, their names in bars, and their shares of the learner's time.
 
-// A stage has the same colour everywhere; other stages are grey. The colours are distinguishable also for people with
-// colour blindness of any kind.
+// A stage has the same colour everywhere; other stages are grey. The colours are also distinguishable for people with
+// any type of colour blindness.
 const COLOR = {
   rollout: 0,
   rewards: 1,
@@ -54,7 +54,7 @@ const sum = (values) => values.reduce((a, b) => a + b, 0);
 export function inBucket(series, key, i) {
   const [own, all] = [series.keys[key], series.keys.step_time];
   const mean = own?.mean[i] ?? 0;
-  // Bucket means are over the steps that have a value.
+  // The mean of a bucket covers only the steps that have a value.
   return own?.count ? (mean * own.count[i]) / Math.max(1, all.count[i]) : mean;
 }
 

@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(bare_words("\\text{ or }\\mathrm {x}\\mbox{y}\\textbf{z}\\frac{1}"), "{ or }{x}{y}{z}\\frac{1}");
     }
 
-    /// Words that retract an answer are searched within 120 bytes of the answer.
+    /// Words that retract an answer must be within 120 bytes of the answer.
     #[test]
     fn only_the_adjacent_clause_can_retract_an_answer() {
         for (text, last, first) in [

@@ -129,7 +129,7 @@ const MISSED: [(&str, &str, &str); 10] = [
     ("math", "x < 1", "\\boxed{-x > -1}"),
     ("math", "x <= 1", "\\boxed{-x >= -1}"),
     ("math", "0<f(x)<1", "\\boxed{(0,1)}"),
-    // The completion has only the value, while the dataset's answer also has a name of several letters.
+    // The completion has only the value, but the dataset's answer also has a name of several letters.
     ("math", "S_{MBCN}:S=7:32", "\\boxed{7:32}"),
     ("math", "V_{1}:V_{2}=11:21", "\\boxed{11:21}"),
     ("math", "\\frac{NO}{BO}=\\frac{1}{\\sqrt{6}}", "\\boxed{\\frac{1}{\\sqrt{6}}}"),

@@ -1,5 +1,5 @@
-//! `gsm8k_staged`: a reward for GSM8K with partial credit, for models that do not know the output format yet. It gives
-//! points for the format, for each tag, and for a number close to the answer.
+//! `gsm8k_staged`: a reward for GSM8K with partial credit, for models that do not know the output format yet. The
+//! reward gives points for the format, for each tag, and for a number close to the answer.
 //!
 //! The format is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the tags are options). A completion
 //! gets

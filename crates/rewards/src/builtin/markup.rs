@@ -1,7 +1,7 @@
 //! Removes the decoration of an answer: style tags, emphasis, code marks, symbols such as ✅, quotes, and punctuation at
 //! the end of the sentence. All graders use these functions, so that markup does not change a score.
 //!
-//! [`undecorated`] is applied to a whole completion before marks are searched; it also deletes struck out text.
+//! [`undecorated`] is applied to a whole completion before the search for marks, and also deletes struck-out text.
 //! [`bare`] is applied to the marked answer. Both take linear time.
 
 mod emphasis;

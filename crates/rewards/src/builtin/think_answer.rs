@@ -20,7 +20,7 @@ pub(crate) struct ThinkAnswerOptions {
     pub think: String,
     /// The name of the second tag.
     pub answer: String,
-    /// Whether single tags give partial scores.
+    /// Whether each tag earns a partial score.
     pub partial: bool,
     /// Whether the prompt ends with the first opening tag, so that the completion does not have it.
     pub think_in_prompt: bool,

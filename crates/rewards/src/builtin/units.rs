@@ -1,4 +1,4 @@
-//! Names of units. An answer may omit its unit, but must not have a different unit.
+//! Names of units. An answer may omit the unit, but a different unit is wrong.
 
 /// Groups of names for the same unit. The first name of each group is the canonical name.
 const UNITS: [&[&str]; 29] = [

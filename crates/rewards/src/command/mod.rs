@@ -11,16 +11,17 @@
 //! shown.
 //!
 //! If a batch takes longer than `timeout_s`, the program crashes, its answer is invalid, or the number of scores is
-//! wrong, the whole batch gets `None`, never 0, and a [`Problem`] has the reason. After a crash, a timeout or a line
+//! wrong, the whole batch gets `None`, never 0, and a [`Problem`] holds the reason. After a crash, a timeout or a line
 //! that is not JSON, the program is restarted for the next batch, at most `max_restarts` times without a successful
 //! batch in between. The next failure is fatal, and is reported for every later batch. The program runs in its own
 //! process group, which is killed when the reward is dropped.
 //!
-//! By default a batch has all completions of a generation batch, so the program can compare them with each other. With
-//! `by_group = true` a batch is one group (the completions of one prompt). A group is sent as soon as its last
-//! completion has ended, while other groups are still being generated, which helps slow programs that score each group
-//! separately. Groups are sent in the order in which they end; `timeout_s` and the rules above apply to each group, and
-//! a metric is the mean over groups ([`Scores::from_groups`]). The program is trusted: it is *not* sandboxed.
+//! By default a batch contains all completions of a generation batch, so that the program can compare completions with
+//! each other. With `by_group = true` a batch is one group (the completions of one prompt). A group is sent as soon as
+//! its last completion has ended, while other groups are still being generated, which helps slow programs that score
+//! each group separately. Groups are sent in the order in which they end; `timeout_s` and the rules above apply to each
+//! group, and a metric is the mean over groups ([`Scores::from_groups`]). The program is trusted: it is *not*
+//! sandboxed.
 
 mod process;
 #[cfg(all(test, unix))]
@@ -235,7 +236,7 @@ impl CommandReward {
             Some(process) => process,
             None => self.restarted()?,
         };
-        // The pipe of the Python adapter has only its own answers, so the adapter needs no request numbers.
+        // The pipe of the Python adapter carries only answers, so the adapter needs no request numbers.
         let line = if process.has_unread_line(self.numbered || self.dialect == Dialect::Python) {
             let message =
                 "the program printed a line that answers no request; print debugging output to standard error";

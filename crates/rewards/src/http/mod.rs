@@ -1,15 +1,15 @@
 //! `http`: a reward that a service computes for POST requests: `"http://localhost:8000/score"`.
 //!
 //! The bodies of requests and responses have the JSON format of [`command`](crate::command) programs. By default one
-//! request has all completions of a generation batch, so the service can compare them with each other. With
-//! `batch_size`, each request has that many consecutive completions, and up to `concurrency` requests are in flight at
-//! once.
+//! request contains all completions of a generation batch, so that the service can compare completions with each other.
+//! With `batch_size`, each request has that many consecutive completions, and up to `concurrency` requests are in
+//! flight at once.
 //!
 //! A request is retried if the connection fails, no response comes within `timeout_s`, or the status is 5xx, 408 or
 //! 429. There are up to `retries` retries, after pauses of `backoff_s`, twice that, four times that, … seconds (at most
 //! 30), or after the time that the service asks for (`Retry-After`, at most five minutes). Any other status except 2xx
 //! is not retried, nor is an invalid response. The completions of a failed request get `None`, never 0, and a
-//! [`Problem`] has the reason.
+//! [`Problem`] holds the reason.
 
 mod address;
 mod certificates;

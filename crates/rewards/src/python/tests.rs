@@ -87,7 +87,7 @@ fn functions_are_called_with_trls_calling_convention() {
     }
 }
 
-/// The message has the function's exception, and the dataset row if it is known.
+/// The message contains the function's exception, and the dataset row if known.
 #[test]
 fn exceptions_of_a_function_are_reported_with_and_without_rows() {
     let Some(()) = testing::program("python3") else { return };

@@ -237,7 +237,7 @@ fn attack(bwrap: &str) {
         ("exit before the answer", "import os\nos._exit(0)"),
         ("overwriting its source", "open('/job/main.py', 'w').write('print(8)')\nprint(8)"),
         ("the right answer, killed", "import os, signal\nprint(8, flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"),
-        // The fork bomb comes last, since it would keep other attacks from the processor.
+        // The fork bomb comes last, since it would starve the other attacks of processor time.
         ("fork bomb", "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"),
     ];
     let (names, programs): (Vec<_>, Vec<&str>) = attacks.into_iter().unzip();

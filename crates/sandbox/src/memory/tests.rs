@@ -119,7 +119,7 @@ fn a_program_is_a_group_or_a_tree_of_processes() {
     assert!(rows.iter().all(|row| row.group == 9) && !table.rows.iter().any(|row| (1..=5).contains(&row.process)));
 }
 
-/// A new table has the memory of the members, and excludes processes that are older than this one.
+/// A new table contains the memory of the members, and excludes processes that are older than this process.
 #[test]
 fn the_table_has_the_processes_that_are_there() {
     let (shell, other) = (Waiting::new(""), Waiting::new(""));

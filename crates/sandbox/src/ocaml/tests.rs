@@ -341,7 +341,7 @@ fn a_name_of_the_standard_library_can_be_asked_for() {
     let options = json!({"language": "ocaml"});
     let (scores, failures) = scored(options.clone(), &[("let max a b = a + b", row.clone()), ("let min = 1", row)]);
     assert_eq!(scores.values, [Some(1.0), Some(0.0)], "{failures:?}");
-    // Tests that cannot be parsed do not give a score.
+    // Tests that cannot be parsed give no score.
     let (scores, _) = scored(options, &[("let f x = x", json!({"tests": ["assert (f 1 = "], "entry_point": "f"}))]);
     assert_eq!(scores.values, [None]);
     assert!(scores.problems[0].contains("tests cannot be compiled"), "{}", scores.problems[0]);

@@ -4,7 +4,7 @@
 //! only by two pipes (`port.py`), through which the tests call the program's functions. Plain values are copied
 //! (`values.py`). For any other object the tests get a mirror, which forwards each use to the program (`mirrors.py`).
 //! So the sandbox that decides an assertion holds no code, file, process or memory of the program, and expected values
-//! never reach the program. Each call has a fresh number, and each verdict has the nonce of this test run.
+//! never reach the program. Each call carries a fresh number, and each verdict the nonce of this test run.
 
 use super::place::{directory, write};
 use super::running::{End, Limits};

@@ -40,7 +40,7 @@ fn name_in(value: &Value) -> Option<&str> {
     NAMES.iter().find_map(|key| value.get(key)?.as_str()).filter(|name| !name.is_empty())
 }
 
-/// Converts such tests to assertions. `column` reads another column of the row.
+/// Converts tests of a function to assertions. `column` reads another column of the row.
 pub(super) fn tests(cell: &Value, column: &dyn Fn(&str) -> Option<String>) -> Tests {
     let name = || {
         let first = cell.get(0).unwrap_or(cell);

@@ -1,4 +1,4 @@
-//! Removes Markdown's emphasis (`**5**`, `__5__`), code marks, and struck out text (`~~5~~`).
+//! Removes Markdown's emphasis (`**5**`, `__5__`), code marks, and struck-out text (`~~5~~`).
 //!
 //! As in CommonMark, a run of stars or underscores is emphasis only with a matching run on the same line. An opening
 //! run must not follow a word or number, and a closing run must not follow white space. So `2*3*4`, `x**2` and `x_1`
@@ -7,12 +7,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The text without emphasis, code marks and struck out parts; `None` if it has none of these characters.
+/// The text without emphasis, code marks and struck-out parts; `None` if the text has none of their characters.
 pub(super) fn removed(text: &str) -> Option<String> {
     if text.contains(['*', '_', '`', '~']) { Some(without_runs(text, b"*_`~")) } else { None }
 }
 
-/// The text without struck out parts; `None` if it has none.
+/// The text without struck-out parts; `None` if there are none.
 pub(super) fn struck_out_removed(text: &str) -> Option<String> {
     text.contains("~~").then(|| without_runs(text, b"~"))
 }

@@ -72,7 +72,7 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
             let sign = if found[2].len() == 3 { thousands } else { "." };
             format!("{}{sign}{}", &found[1], &found[2])
         };
-        // Repeated for numbers with several commas. It ends, since each replacement shortens the text.
+        // The loop handles numbers with several commas. It ends, since each replacement shortens the text.
         while let Cow::Owned(next) = COMMA.replace_all(&text, point) {
             text = Cow::Owned(next);
         }

@@ -126,7 +126,7 @@ fn rows_whose_solution_has_no_answer_are_reported() {
     let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], MathOptions::default());
     assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None]);
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1));
-    // A row whose solution marks no answer, or has a very long one, is reported: no completion could be right.
+    // A row whose solution has a very long answer, or marks none, is reported: no completion could be right.
     let golds = ["We add 3 and 4. So it is 7.", &"1+".repeat(1001), "so \\fbox{7}", "seven"];
     let scores = score(&["\\boxed{7}"; 4], &golds, MathOptions::default());
     assert_eq!(scores.values, [None, None, Some(1.0), Some(0.0)]);

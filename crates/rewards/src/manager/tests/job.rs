@@ -1,5 +1,5 @@
-//! Tests with rewards that are closures. Some score by group, some score the whole batch, and the scores of some come
-//! from other processes.
+//! Tests with closures as rewards: some score by group, some score the whole batch, and the scores of some come from
+//! other processes.
 
 use super::*;
 

@@ -155,7 +155,7 @@ if bad:
 print("refused")
 "#;
 
-/// Under landlock, the process that starts programs and its other children get no signal.
+/// Under landlock, programs cannot signal the process that starts them or its other children.
 #[test]
 fn no_way_to_signal_a_process_outside_is_left() {
     if !confines() || !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {

@@ -265,7 +265,7 @@ fn a_language_that_does_not_work_is_refused() {
     }
 }
 
-/// A source whose compilation runs out of time does not give a program.
+/// A source whose compilation times out does not produce a program.
 #[test]
 fn a_source_that_is_not_compiled_in_time_scores_0() {
     if !installed(&["cc"]) {

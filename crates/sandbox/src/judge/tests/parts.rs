@@ -143,7 +143,7 @@ fn work_is_done_once_and_kept_up_to_a_limit() {
     assert!(nonce().unwrap().len() == 32);
 }
 
-/// A program that is ended by a stop has no verdict.
+/// A program that is killed by a stop has no verdict.
 #[test]
 fn a_stop_ends_programs_without_a_verdict() {
     let Some(&isolation) = isolations().first() else { return };
