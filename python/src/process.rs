@@ -5,7 +5,7 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The id of the process that used the engine first; 0 if the engine was not used yet.
+/// The id of the process that used the engine first; 0 if the engine has not been used yet.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Call this before each use of the engine. Returns an error in a forked child of a process that has used the engine.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 /// The name of the cookie that holds the token.
 const COOKIE: &str = "lockstep";
-/// A header that a page of another site could send only after a CORS preflight, which this server never grants.
+/// A header that pages of other sites could send only after a CORS preflight, which this server never grants.
 const OURS: &str = "x-lockstep";
 /// The Content-Security-Policy of the page: nothing from other sites, no markup from strings, no frames
 /// (docs/dashboard.md).

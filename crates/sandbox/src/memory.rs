@@ -26,7 +26,7 @@ const TRIES: usize = 3;
 const SURE: u32 = 12;
 /// The time between two measurements of file descriptors and shared memory.
 const SELDOM: Duration = Duration::from_millis(50);
-/// The most bytes that Linux lets a socket hold by default: twice `wmem_max`.
+/// The maximum number of bytes that a socket buffers by default on Linux: twice `wmem_max`.
 const SOCKET_BYTES: u64 = 2 * 212_992;
 /// The bytes counted for a file of `/tmp` in addition to its contents.
 const FILE_BYTES: u64 = 1024;
@@ -51,11 +51,11 @@ pub enum Excess {
 /// Watches the memory and threads of one program.
 pub struct Watch {
     members: Members,
-    /// The most bytes that the program may hold; `None` if a cgroup limits them.
+    /// The program's memory limit in bytes; `None` if a cgroup applies the limit.
     most: Option<u64>,
     /// The program's measured peak memory, in bytes.
     peak: u64,
-    /// The most threads that the program's processes may have together; `None` if threads are not watched.
+    /// The limit for the threads of all the program's processes together; `None` if threads are not watched.
     most_threads: Option<u64>,
     /// Whether the last measurement found too many threads.
     crowded: bool,

@@ -41,13 +41,13 @@ pub struct Options {
     /// Whether programs are run without isolation on a machine where none works.
     #[serde(default)]
     pub unsafe_no_sandbox: bool,
-    /// The isolation that must be used; not set: the best that works.
+    /// The isolation that must be used; if not set, the best that works.
     #[serde(default)]
     pub isolation: Option<Isolation>,
     /// Name or path of the bubblewrap program.
     #[serde(default = "bwrap")]
     pub bwrap: String,
-    /// Number of programs that run in parallel; not set: one per core.
+    /// Number of programs that run in parallel; if not set, one per core.
     #[serde(default)]
     pub workers: Option<usize>,
 }

@@ -34,7 +34,7 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 pub(super) const TRIAL_TIMEOUT: Duration = Duration::from_secs(300);
 /// The number of bytes of standard error that are kept.
 const STDERR_BYTES: usize = 4_000;
-/// The most bytes that the tests' process may write as its verdicts.
+/// The maximum number of bytes that the tests' process may write as its verdicts.
 const JUDGE_BYTES: usize = 1 << 20;
 
 /// The result of running a program.

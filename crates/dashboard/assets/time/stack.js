@@ -24,7 +24,7 @@ function fromTrace(series, traced) {
     for (const name of names)
       if (count(name)) sums[i].seconds.set(name, (sums[i].seconds.get(name) ?? 0) + traced.keys[name].mean[at] * count(name));
   });
-  // In a fixed order, so that a stage has the same place in each column.
+  // The order is fixed, so that a stage has the same position in each column.
   const there = (seconds) => names.filter((name) => seconds.has(name));
   return sums.map(({ steps, seconds }) => there(seconds).map((name) => [name, seconds.get(name) / Math.max(1, steps)]));
 }

@@ -15,7 +15,7 @@ pub(crate) enum Words {
     Several(Vec<String>),
 }
 
-/// How many of the words must occur.
+/// The scoring rule for the words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Match {
@@ -31,7 +31,7 @@ pub(crate) enum Match {
 pub(crate) struct KeywordOptions {
     /// The words to search for: a string, or a list of strings.
     pub words: Words,
-    /// Whether any or all words must occur, or the score is the share of words that occur.
+    /// The scoring rule: any word must occur, all must occur, or the score is the share of words that occur.
     #[serde(default, rename = "match")]
     pub which: Match,
     /// Whether case is ignored.

@@ -269,7 +269,7 @@ fn the_last_colon_separates_file_and_function() {
     assert_eq!(refusal, "reward `python`: the file no.py does not exist (for `no.py:f`)");
 }
 
-/// A shell script plays the Python interpreter. The start succeeds or fails by the script's first line.
+/// A shell script plays the Python interpreter. The script's first line determines whether the start succeeds.
 #[test]
 fn an_interpreter_must_report_ready_at_every_start() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tests of what programs can do, and of their limits. They need bubblewrap, and the programs of the languages under
+//! Tests of the capabilities and limits of programs. They need bubblewrap, and the compilers and interpreters under
 //! /usr.
 
 use super::*;

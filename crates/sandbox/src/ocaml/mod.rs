@@ -94,7 +94,7 @@ pub(super) enum Built {
 pub(super) struct How {
     /// Whether every ill-typed definition is counted; otherwise checking stops at the first.
     pub count_errors: bool,
-    /// Whether tests are rejected that compile only because the solution redefines names of the standard library.
+    /// Whether to reject tests that compile only because the solution redefines names of the standard library.
     pub strict: bool,
 }
 

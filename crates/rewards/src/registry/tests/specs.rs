@@ -96,7 +96,7 @@ fn tables_and_short_forms_are_parsed_into_kind_name_and_options() {
     assert!(error(spec(json!({"kind": "nothing"}))).starts_with("unknown reward `nothing`"));
 }
 
-/// `absolute` maps paths to another directory, in which the files exist.
+/// `absolute` maps paths to a different directory, in which the files exist.
 #[test]
 fn paths_of_programs_scripts_and_models_are_mapped() {
     let dir = tempfile::tempdir().unwrap();
