@@ -87,7 +87,7 @@ impl Observer {
         Ok(Observer { object: Arc::new(object.clone().unbind()), failure, stop, live })
     }
 
-    /// Calls `method`. After an exception, which ends the run, methods are no longer called.
+    /// Calls `method`. After an exception, which ends the run, no method is called any longer.
     pub fn call(
         &self,
         method: &str,

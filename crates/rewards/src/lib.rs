@@ -67,7 +67,8 @@ pub trait Reward: Send {
         false
     }
 
-    /// Passes a flag that is set once the scores are no longer needed. `score` may then return early, with any result.
+    /// Passes a flag that is set once the scores are not needed any longer. `score` may then return early, with any
+    /// result.
     fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
     /// Scores the completions of the batch, or their steps, in the order of the batch. A failure gives `None` and a

@@ -163,8 +163,8 @@ impl Judge {
         &self.options.column
     }
 
-    /// Shares a flag that is set once the verdicts are no longer needed. Running programs are then stopped, and get no
-    /// verdict.
+    /// Shares a flag that is set once the verdicts are not needed any longer. Running programs are then stopped, and
+    /// get no verdict.
     pub fn stop_with(&mut self, stop: Arc<AtomicBool>) {
         self.sandbox.stop = stop;
     }

@@ -43,7 +43,7 @@ pub(super) enum End {
     TooMuchMemory(u64),
     /// The program had more than this many processes and threads.
     TooManyProcesses(u64),
-    /// The program was stopped because its result is no longer needed.
+    /// The program was stopped because its result is not needed any longer.
     Stopped,
 }
 

@@ -87,7 +87,7 @@ pub(super) struct Sandbox {
     pub cgroups: Result<Cgroups, &'static str>,
     /// The peak memory, in bytes, of all processes of one program together; compilers and judges are excluded.
     pub peak: AtomicU64,
-    /// A flag that is set once results are no longer needed. Running programs are then stopped.
+    /// A flag that is set once results are not needed any longer. Running programs are then stopped.
     pub stop: Arc<AtomicBool>,
 }
 

@@ -122,7 +122,7 @@ pub struct CommandReward {
     requests: u64,
     /// Whether the program repeats the request number in its answers.
     numbered: bool,
-    /// The reason why the program is no longer restarted; `None` while it may be restarted.
+    /// The reason why the program is not restarted again; `None` while it may be restarted.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
 }

@@ -168,7 +168,7 @@ fn restarts_without_a_successful_batch_are_limited() {
     assert_eq!(failures.iter().map(|problem| problem.fatal).collect::<Vec<_>>(), [false, false, true, true, true]);
     let ended = "the program exited (exit status: 1)";
     assert_eq!([&*failures[0].message, &failures[1].message], [ended; 2]);
-    // The program is no longer restarted, and the message stays the same.
+    // The program is not restarted again, and the message stays the same.
     let last = format!("not restarted after 2 restarts without a successful batch: {ended}");
     assert_eq!([2, 3, 4].map(|i| &*failures[i].message), [&*last; 3]);
     assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 3);
