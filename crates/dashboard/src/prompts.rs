@@ -60,7 +60,7 @@ impl Change {
 }
 
 impl Prompt<'_> {
-    /// Step, reward and index in the file of a group.
+    /// Step, reward and file index of a group.
     fn point(&self, place: usize) -> (u64, f64, usize) {
         let entry = &self.file.index()[place];
         (entry.step.unwrap_or(0), entry.reward, place)
