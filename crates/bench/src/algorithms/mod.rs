@@ -27,7 +27,7 @@ use telemetry::{Align, Console, Record, Table};
 /// Number of evaluations during a training run.
 const EVALUATIONS: u64 = 12;
 
-/// The accuracy from which on the table reports that a run has learned the task.
+/// The accuracy at which the table reports that a run has learned the task.
 const LEARNED: f64 = 0.9;
 
 /// The comparison.
