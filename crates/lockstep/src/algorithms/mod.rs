@@ -1,9 +1,9 @@
 //! The algorithms of `lockstep train`, one file each: the loss, the estimate of advantages, the requirements on a
 //! batch, and the values of configuration keys that the algorithm refuses.
 //!
-//! All other code calls the [`PolicyGradient`] trait and does not ask which algorithm it has. A new algorithm needs a
-//! file here, a line in [`named`], and a row in `config/methods.rs`. This module uses configurations and the `train`
-//! crate; it depends neither on models nor on text.
+//! All other code calls the [`PolicyGradient`] trait and does not depend on the algorithm. A new algorithm needs a file
+//! here, a line in [`named`], and a row in `config/methods.rs`. This module uses configurations and the `train` crate;
+//! it depends neither on models nor on text.
 
 mod batches;
 mod distillation;
@@ -47,7 +47,7 @@ pub trait PolicyGradient {
         2
     }
 
-    /// How often the updates pass over one generation batch.
+    /// How many times the updates pass over a generation batch.
     fn passes(&self, config: &Config) -> usize {
         config.num_iterations
     }
@@ -167,7 +167,7 @@ impl Config {
         self.policy_gradient().reference(self)
     }
 
-    /// Whether a run must load the reference model. `ref_logps` says that its rollouts already contain the reference's
+    /// Whether a run must load the reference model. `ref_logps` is true if its rollouts already contain the reference's
     /// log-probabilities; the completions of an evaluation never do.
     pub(crate) fn loads_reference(&self, ref_logps: bool) -> bool {
         let evaluates = self.has_eval_data() && self.eval_strategy != Strategy::No;
@@ -182,8 +182,8 @@ impl Config {
 }
 
 impl Layers {
-    /// Merges the layers and checks the resulting configuration. An error is a [`BadInput`](crate::BadInput) that says
-    /// how to fix it.
+    /// Merges the layers and checks the resulting configuration. An error is a [`BadInput`](crate::BadInput) that tells
+    /// how to fix the configuration.
     pub fn resolve(&self) -> anyhow::Result<Resolved> {
         let mut resolved = self.put_together()?;
         if self.purpose == Purpose::Grpo {
@@ -198,7 +198,8 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     let mut notes = loss::check(c)?;
     let algorithm = c.policy_gradient();
-    // This comes first: its errors name the algorithm's replacements for GRPO's keys, whose rules come second.
+    // The algorithm's check comes first: its errors name the replacements for GRPO's keys, whose rules are checked
+    // next.
     algorithm.check(c)?;
     batches::check(c)?;
     if c.sync_ref_model && c.reference().is_none() {

@@ -183,7 +183,7 @@ impl<T: KeyValue> KeyValue for Option<T> {
     }
 }
 
-/// TOML does not have null, so these words stand for an unset value.
+/// TOML does not have null, so these words mean an unset value.
 fn is_none(text: &str) -> bool {
     matches!(text, "none" | "None" | "null")
 }
@@ -438,7 +438,7 @@ pub enum RefAdapter {
     Initial,
 }
 
-/// What a run does when a reward function no longer scores.
+/// The reaction of a run to a reward function that no longer returns scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RewardErrors {
     /// The run writes a checkpoint and ends.

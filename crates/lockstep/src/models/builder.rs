@@ -44,7 +44,7 @@ impl Longest {
 pub struct Work {
     /// Sequences in the batch.
     pub completions: usize,
-    /// The most sequences that share one prompt.
+    /// The largest number of sequences that share one prompt.
     pub group: usize,
     /// Lengths of the longest prompt and completion.
     pub longest: Longest,
@@ -65,7 +65,7 @@ pub struct Builder<'a> {
     target: Target,
 }
 
-/// Sizes in a memory plan that no device allocation shows.
+/// Sizes in a memory plan that are not device allocations.
 #[derive(Default)]
 pub struct Counted {
     /// The largest sizes of a forward or backward pass.
@@ -187,7 +187,7 @@ impl<'a> Builder<'a> {
         Ok(engine)
     }
 
-    /// The allocation ledger of each part of a plan, and the sizes that no ledger shows.
+    /// The allocation ledger of each part of a plan, and the sizes that no ledger records.
     pub fn counted(self) -> (Vec<(String, Memory)>, Counted) {
         match self.target {
             Target::Run(_) => Default::default(),
@@ -215,7 +215,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Raises the largest sizes in `passes` to those of one pass through `model`.
+/// Raises the maxima in `passes` to the sizes of one pass through `model`.
 fn note(passes: &mut Passes, config: &Config, model: &ModelConfig, capacity: Capacity, positions: usize) {
     let mut most = |of: fn(&mut Passes) -> &mut usize, n: usize| *of(passes) = n.max(*of(passes));
     most(|p| &mut p.tokens, capacity.tokens);

@@ -31,7 +31,7 @@ pub struct Policy {
     pub weights: AdaptedWeights,
     /// Converts text to token ids and back.
     pub tokenizer: Arc<Tokenizer>,
-    /// The chat template, if the model has one; it turns a conversation into text.
+    /// The chat template, if the model has one; it renders a conversation as text.
     pub chat: Option<Arc<ChatTemplate>>,
     /// The token ids that end a completion.
     pub eos_ids: Vec<u32>,
@@ -59,7 +59,7 @@ impl Policy {
         Ok(self)
     }
 
-    /// Loads a model directory. The chat template renders prompts with the present time. All errors are bad input (exit
+    /// Loads a model directory. The chat template renders prompts with the current time. All errors are bad input (exit
     /// code 2).
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         let assets = load_assets(dir, Head::Lm, dtype, PromptTime::now())?;
@@ -80,7 +80,7 @@ impl Policy {
         Policy::load_with_other(ctx, dir, adapter, dtype)
     }
 
-    /// Loads a policy with an adapter, and does not check which base weights the adapter was trained on.
+    /// Loads a policy with an adapter, without checking which base weights the adapter was trained on.
     pub fn load_with_other(
         ctx: &Context,
         dir: &Path,
@@ -118,7 +118,7 @@ impl Policy {
     }
 
     /// Writes a directory that this program and transformers can load. With an adapter, only the adapter is written, as
-    /// in PEFT. Weights keep the dtype of the computation, so no bit is lost.
+    /// in PEFT. Weights keep the dtype of the computation, so nothing is rounded.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         self.writer()(dir)
     }
@@ -134,13 +134,13 @@ impl Policy {
         (self.exported != self.weights.hold().exact_dtype()).then_some(self.exported)
     }
 
-    /// A closure that saves the present weights, even if it runs after an update.
+    /// A closure that saves the current weights, even if it runs after an update.
     pub(crate) fn writer(&self) -> WriteFiles {
         let snapshot = self.snapshot();
         Box::new(move |dir| snapshot.save(dir))
     }
 
-    /// A snapshot of the present weights, to be saved later. While it exists, updates write to another memory slot.
+    /// A snapshot of the current weights, to be saved later. While it exists, updates write to another memory slot.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             weights: self.weights.hold(),
@@ -238,8 +238,8 @@ fn not_finite_tensor(source: &dyn TensorSource) -> Option<String> {
     })
 }
 
-/// Reads everything of a model directory except its weights, for a model with this head that computes in `dtype`. The
-/// model in the directory may have another head. The chat template renders prompts with `time`.
+/// Reads everything in a model directory except the weights, for a model with this head that computes in `dtype`. The
+/// model in the directory may have a different head. The chat template renders prompts with `time`.
 pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime) -> anyhow::Result<ModelAssets> {
     if !dir.is_dir() {
         return Err(BadInput::new(format!(
@@ -288,7 +288,7 @@ pub fn trained_weights(
         Head::Lm => load_weights(ctx, dir, model),
         Head::Score(_) => {
             let mut weights = load_scorer(ctx, dir, model.compute)?;
-            // `model` also knows the tokenizer's padding token.
+            // `model` also contains the tokenizer's padding token.
             weights.config = Arc::clone(model);
             Ok(weights)
         }

@@ -50,8 +50,8 @@ pub struct CollectRequest<'a> {
     pub reward_weights: &'a [f64],
     /// Optimizer steps done so far; passed to reward functions.
     pub step: u64,
-    /// Whether a non-finite log-probability is the error [`NonFiniteLogp`]. If not, sampling from NaN logits returns an
-    /// arbitrary token.
+    /// Whether a non-finite log-probability raises the error [`NonFiniteLogp`]. If not, sampling from NaN logits
+    /// returns an arbitrary token.
     pub refuse_non_finite: bool,
     /// Keeps the activations of the tokens, for the first update on them.
     pub activations: Option<&'a RolloutActivations>,
@@ -70,7 +70,8 @@ pub struct Begun {
 pub struct Observer<'a> {
     /// Records the spans "rollout" and "rewards", with the device operations counted in them.
     pub stages: &'a Stages,
-    /// Called every ten seconds while reward functions are awaited, with the slowest one's name and the time waited.
+    /// Called every ten seconds while waiting for reward functions, with the name of the slowest one and the time
+    /// waited.
     pub on_wait: &'a (dyn Fn(&str, Duration) + Sync),
 }
 
@@ -273,7 +274,7 @@ impl Generator<'_> {
                     groups
                 }
             };
-            // Only the scoring that is left after generation counts here.
+            // This span measures only the scoring that remains after generation.
             let span = stages.span("rewards");
             let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups, BTreeMap::new()))?;
             Ok((scored, span.end()))
@@ -318,7 +319,7 @@ pub(super) fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp>
     logps.find(|logp| !logp.is_finite()).map_or(Ok(()), |&logp| Err(NonFiniteLogp(logp)))
 }
 
-/// Runs `wait`, which waits for reward functions. If it takes long, calls `on_wait` with the slowest one's name.
+/// Runs `wait`, which waits for reward functions. If this takes long, calls `on_wait` with the name of the slowest.
 pub(super) fn watched<'scope, T>(
     scope: &'scope Scope<'scope, '_>,
     asked: Asked,

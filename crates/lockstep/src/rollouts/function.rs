@@ -34,17 +34,17 @@ pub struct GivenCompletion {
     pub prompt_ids: Vec<u32>,
     /// Token ids of the completion.
     pub ids: Vec<u32>,
-    /// The log-probability of each token under the policy that sampled it. The current policy computes it if it is NaN
-    /// or `None`.
+    /// The log-probability of each token under the policy that sampled it. Missing values (NaN or `None`) are computed
+    /// with the current policy.
     pub logps: Option<Vec<f32>>,
-    /// Whether the model sampled each token. Tokens from an environment are `false` and are not learned. `None`: all
+    /// Whether the model sampled each token. Tokens from an environment are `false` and are not trained on. `None`: all
     /// sampled.
     pub sampled: Option<Vec<bool>>,
     /// Columns for reward functions, besides the dataset's.
     pub columns: Map<String, Value>,
 }
 
-/// A prompt that a rollout function gives to the engine.
+/// A prompt that a rollout function passes to the engine.
 pub enum RolloutPrompt {
     /// Token ids, used as they are.
     Ids(Vec<u32>),
@@ -79,7 +79,7 @@ pub fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
     scorer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The caller's rollout function, with everything that checks its completions.
+/// The caller's rollout function, and the data for checking its completions.
 pub struct FunctionRollouts {
     pub function: Box<dyn RolloutFunction>,
     pub ctx: Context,
@@ -90,7 +90,7 @@ pub struct FunctionRollouts {
     pub scorer: SharedScorer,
     /// The values of the key `chat_template_kwargs`.
     pub kwargs: Map<String, Value>,
-    /// The most tokens of prompt and completion together.
+    /// The maximum number of tokens in prompt and completion together.
     pub max_tokens: usize,
 }
 
@@ -275,7 +275,7 @@ fn completion(
         (Some(logps), None) => (logps.clone(), generated.is_some_and(|(own, _)| bits(own) == bits(logps))),
     };
     let version = if is_policys { version } else { super::versions::NO_VERSION };
-    // As in TRL, a completion whose last token is not an end-of-sequence id counts as truncated.
+    // As in TRL, a completion whose last token is not an end-of-sequence id is treated as truncated.
     let ended = given.ids.last().is_some_and(|id| stop_ids.contains(id));
     let reason = FinishReason::from_truncated(!ended);
     Completion {

@@ -1,11 +1,11 @@
 //! Splits a collection (generating and scoring a list of prompts) into jobs for workers, one per group. A worker is a
 //! process with an engine and reward functions; it answers in bytes.
 //!
-//! A job contains the group number, the prompt, the sampling parameters and the version of the weights. These decide
-//! the completion, so every worker computes the same tokens. A worker calls those of its reward functions that score
+//! A job contains the group number, the prompt, the sampling parameters and the version of the weights. These determine
+//! the completions, so every worker computes the same tokens. A worker calls those of its reward functions that score
 //! each group separately. The collecting process calls the others: those that compare completions of several prompts,
-//! and the caller's closures. The same code merges scores as in a single process, so the result does not depend on the
-//! worker or on the time of a job.
+//! and the caller's closures. Scores are merged by the same code as in a single process, so the result does not depend
+//! on which worker runs a job, or when.
 
 use super::collector::{CollectRequest, Collected, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
@@ -46,7 +46,7 @@ pub struct GroupJob {
     pub until: Option<usize>,
 }
 
-/// The present state of a batch that is generated in chunks of tokens.
+/// The current state of a batch that is generated in chunks of tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BegunBatch {
     /// The optimizer steps done when the batch began.
@@ -64,7 +64,7 @@ pub struct BegunBatch {
 pub struct GroupAnswer {
     /// The group with its completions.
     pub group: RolloutGroup,
-    /// The scores of each reward function named in the job; indices of completions count within the group.
+    /// The scores of each reward function named in the job; completions are indexed within the group.
     pub scores: Vec<GivenScores>,
     /// Seconds spent generating.
     pub rollout_s: f64,
@@ -161,7 +161,7 @@ impl Assembler {
             for given in &mut scores {
                 given.reward = places[given.reward];
             }
-            // Groups with the same prompt object share its computation.
+            // Groups with the same prompt object share the computation of that prompt.
             group.prompt = request.prompts[&group.group].tokens.clone();
             given.insert(group.group, scores);
             if groups.insert(group.group, group).is_some() {

@@ -76,9 +76,8 @@ impl ResumeFrom {
 #[cfg(test)]
 pub type WrapSource = Box<dyn FnOnce(Box<dyn BatchSource>) -> Box<dyn BatchSource>>;
 
-/// Objects that the caller injects in addition to the configuration. They are moved from
-/// [`RunOptions`](crate::RunOptions) to [`RunInputs`], and each part of the run takes its own. By default there are
-/// none.
+/// Objects that the caller injects in addition to the configuration; none by default. They are moved from
+/// [`RunOptions`](crate::RunOptions) to [`RunInputs`], from which each part of the run takes the objects that it needs.
 #[derive(Default)]
 pub struct Injected {
     /// Functions of the caller that are called after steps, logs and checkpoints.
@@ -104,7 +103,7 @@ pub struct Injected {
     pub recorded_scores: bool,
     /// User code that computes additional metrics of held-out rows.
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
-    /// The time of the prompts, if a recorded run's time is used.
+    /// The time with which prompts are rendered, if it comes from a recorded run.
     pub prompt_time: Option<PromptTime>,
     /// True if the run takes no training steps; then no training data is read.
     pub only_evaluates: bool,
@@ -181,8 +180,8 @@ pub enum RunEvent<'a> {
     Begin(u64),
     /// An optimizer step has ended; the number counts the steps done so far.
     Step(u64),
-    /// An epoch or the run has ended with the step of this number, and everything after the step is done. Reported only
-    /// to callers that [decide](crate::RunOptions::decide).
+    /// An epoch or the run has ended with the step of this number, and all actions after this step are done. Reported
+    /// only to callers that [decide](crate::RunOptions::decide).
     Epoch(u64),
     /// Metrics of a logged step or an evaluation are available.
     Log(LogRecord<'a>),
@@ -225,7 +224,7 @@ pub struct Callbacks {
 }
 
 impl Callbacks {
-    /// Whether `what` happens now; `is_due` if the configuration makes it due.
+    /// Whether the action `what` happens now. `is_due` is the configuration's decision.
     pub(crate) fn follows(&mut self, what: Follow, is_due: bool) -> bool {
         self.decide.as_mut().map_or(is_due, |decide| decide(what, is_due))
     }

@@ -36,8 +36,8 @@ pub struct Part {
     pub name: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Configuration keys that reduce this part and the run's memory with it. Empty if none does, or if they were not
-    /// searched.
+    /// Configuration keys that reduce this part and the run's memory with it. Empty if there are none, or if no search
+    /// was made.
     pub lowered_by: String,
     /// The device with this memory; `None` for the host.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,7 +51,7 @@ pub struct MemoryPlan {
     pub parts: Vec<Part>,
     /// Bytes of all parts in host memory: the expected peak of resident memory.
     pub total: u64,
-    /// Bytes of all parts in device memory, if the device has its own.
+    /// Bytes of all parts in device memory, if the device has separate memory.
     pub device_total: Option<u64>,
     /// The part of `total`, in bytes, that is already resident.
     pub resident: u64,
@@ -65,7 +65,7 @@ pub struct MemoryPlan {
     scratch: u64,
 }
 
-/// Memory that this process can still take, in bytes; `None` if unknown.
+/// Memory that this process can still allocate, in bytes; `None` if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Available {
     /// Available bytes of the host.
@@ -107,7 +107,7 @@ pub fn planned<T>(
 /// Adds the memory counted on `memory` to `parts`. `whose` names its component.
 fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
     for (part, usage) in memory.usage() {
-        // Keys that select another model; other keys are found by replanning.
+        // These keys select a different model; all other keys are found by replanning.
         let lowered_by = match (whose, part) {
             ("teacher", "weights") => "teacher_model_name_or_path",
             ("value model", "weights") => "value_model",
@@ -261,7 +261,7 @@ pub(super) struct Shortage {
     pub needed: u64,
     /// Available bytes.
     pub available: u64,
-    /// The limit on this process, if it decides.
+    /// The limit on this process, if it determines `available`.
     pub limit: Option<MemoryLimit>,
 }
 

@@ -6,18 +6,18 @@
 //!     metrics.jsonl            one line per logged step, TRL's names
 //!     steps.jsonl              one line per step: the values by which the run is judged
 //!     tensorboard/             the same for TensorBoard
-//!     rollouts.bin             the groups that were trained on, if asked for (rollouts.idx says where each lies)
-//!     updates.bin              what steps did to the tokens of some of them
+//!     rollouts.bin             the groups that were trained on, if configured (rollouts.idx has their offsets)
+//!     updates.bin              the effect of steps on the tokens of some groups
 //!     evaluations.bin          the groups of evaluations
 //!     completions/             parquet, TRL's columns
 //!     checkpoints/step-000100/ a loadable model directory and the state of the run
 //!     model/                   the final model
 //!     trace.json               spans of the steps, for ui.perfetto.dev
-//!     profile.json             where the time went as sums, and what was found
+//!     profile.json             seconds per stage, and findings
 //!     lockstep-0.log           the log of process 0
-//!     run.lock                 which process writes into it
-//!     given-1b2c3d4e/          what the Python package was given in memory: models, tokenizers
-//!     abandoned/               what came after a checkpoint from which an older state of the run was resumed
+//!     run.lock                 the process that writes into this directory
+//!     given-1b2c3d4e/          objects passed to the Python package in memory: models, tokenizers
+//!     abandoned/               files after the checkpoint of an earlier step from which the run was resumed
 //! ```
 
 use super::lock::{self, RunLock};
@@ -40,8 +40,8 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// A new run in `root`. Other files may exist there, since a run changes only its own, but a file with one of the
-    /// run's names is an error. Nothing is written yet: call [`RunDir::create`] after all inputs have been checked.
+    /// A new run in `root`. Unrelated files may exist there, but a file with one of the names that a run uses is an
+    /// error. Nothing is written yet: call [`RunDir::create`] after all inputs have been checked.
     pub fn fresh(root: &Path) -> anyhow::Result<RunDir> {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} must be a directory, but is a file", root.display())));
@@ -70,8 +70,8 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Whether `root` has no files of a run, apart from those that may exist before its configuration is written. It
-    /// may be missing, or have other files.
+    /// Whether `root` has no files of a run, apart from those that may exist before its configuration is written.
+    /// `root` may be missing, or contain other files.
     pub fn is_new(root: &Path) -> bool {
         let is_directory = match disk::read_dir(root) {
             Ok(_) => true,
@@ -112,7 +112,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// A value for the directory `root`, without checks.
+    /// A `RunDir` for `root`, without checks.
     pub(super) fn at(root: &Path) -> RunDir {
         disk::no_links_below(root);
         RunDir { root: root.to_owned(), lock: Arc::default(), written: Arc::default() }
@@ -167,8 +167,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Checks whether somebody deleted files that a resume needs. They are written again, and the returned texts name
-    /// them. It is an error if the directory is missing, or if another process writes to it.
+    /// Rewrites files that a resume needs if they were deleted, and returns messages that name these files. Returns an
+    /// error if the directory is missing, or if another process writes to it.
     pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
         let root = self.root.display();
         if !self.root.is_dir() {

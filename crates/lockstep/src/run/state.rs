@@ -66,7 +66,7 @@ pub struct RunState {
     /// True if an evaluation is due after this step and was cancelled.
     #[serde(default)]
     pub evaluation_due: bool,
-    /// The alarms so far, and the state of the next ones.
+    /// The alarms so far, and the state that later alarms depend on.
     #[serde(default)]
     pub alarms: AlarmState,
     /// The length in bytes of every append-only file at this step, to which a resumed run truncates the files.

@@ -64,7 +64,7 @@ pub struct RunResult {
     pub policy: Policy,
     /// The time per stage.
     pub summary: Summary,
-    /// The alarms of the run. Alarms without an end still held at the end of the run.
+    /// The alarms of the run. Alarms without an end were still active at the end of the run.
     pub alarms: Vec<Alarm>,
     /// The profile since the last start: time, memory and findings.
     pub profile: ProfileRecord,
@@ -184,8 +184,8 @@ impl Run {
     }
 
     /// Takes one optimizer step, and then does the logging, evaluation and checkpoint that are due. (The checkpoint is
-    /// written while the next step is prepared.) Returns the reason of the end, once the run has ended. If the run
-    /// cannot continue, the last step is saved, and the error tells how to resume.
+    /// written while the next step is prepared.) Returns the stop reason once the run has ended. If the run cannot
+    /// continue, the last step is saved, and the error tells how to resume.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
             self.ended = match self.advance() {
@@ -215,8 +215,8 @@ impl Run {
         Ok(())
     }
 
-    /// Returns `outcome`. If a reward or other injected user code has failed, first saves the last step, and adds to
-    /// the error how to resume the run.
+    /// Returns `outcome`. If a reward or other injected user code has failed, first saves the last step, and adds
+    /// instructions for resuming the run to the error.
     fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let Err(error) = outcome else { return outcome };
         let is_reward = error.is::<RewardFailed>();
@@ -304,9 +304,9 @@ impl Run {
         Ok(ended)
     }
 
-    /// Runs the evaluation and the checkpoint that are due now, and returns the reason if the run ends; `before` if it
-    /// had already ended. A due evaluation that is not run now is dropped, unless it `waits` for the end of the epoch;
-    /// then a checkpoint records this. The checkpoint at the end of the run belongs to the `last` call.
+    /// Runs the evaluation and the checkpoint that are due now, and returns the stop reason if the run ends, or
+    /// `before` if it had already ended. A due evaluation that is not run now is dropped, unless it `waits` for the end
+    /// of the epoch, which a checkpoint records. The checkpoint at the end of the run is written by the `last` call.
     fn follow(&mut self, waits: bool, last: bool, before: Option<StopReason>) -> anyhow::Result<Option<StopReason>> {
         let mut early = false;
         let is_due = self.training.evaluations.due;

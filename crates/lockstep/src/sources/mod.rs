@@ -6,12 +6,12 @@
 //! | on-policy generation, also by a rollout function | `local.rs` | the collector (engine and rewards) | rewards |
 //! | generation `max_staleness` batches ahead | `ahead.rs` | a local source | rewards |
 //! | generation in chunks of `partial_rollout_tokens` | `chunks.rs` | a local source | rewards |
-//! | a file of recorded rollouts | `replay.rs` | the file's groups, and what computes missing log-probabilities | nothing |
+//! | a file of recorded rollouts | `replay.rs` | the file's groups, and a scorer for missing log-probabilities | nothing |
 //! | workers in other processes | `workers/` | the jobs, slots of weights, the answers' files | workers, rewards |
 //!
 //! A batch is a value: until the optimizer step on it is committed, dropping the batch and the [`SourceState`] after it
-//! changes nothing (decision 0030). A source sees the policy, the position in the data, and the observer of its waits
-//! ([`Watch`]). It receives counts of steps and the run's directory, and does not import `run`.
+//! changes nothing (decision 0030). A source receives the policy, the position in the data, step counts, the run's
+//! directory, and callbacks for its waits ([`Watch`]). It does not import `run`.
 
 pub mod ahead;
 pub mod chunks;
@@ -47,8 +47,8 @@ pub trait BatchSource {
         Ok(())
     }
 
-    /// Makes the next batch. `next` and `data` are the source's state and the position in the data, which are moved
-    /// past the batch. If this fails, the caller drops them, and another call makes the same batch.
+    /// Makes the next batch, and advances `next` (the source's state) and `data` (the position in the data) past it. On
+    /// failure the caller drops both, and another call makes the same batch.
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch>;
 
     /// Generates additional groups of the last batch for the dataset rows `rows`, for dynamic sampling.
@@ -78,7 +78,7 @@ pub trait BatchSource {
         at.write()
     }
 
-    /// Called after a checkpoint is complete and no step follows in which the source would notice.
+    /// Called when a checkpoint is complete and no later step will notify the source of it.
     fn checkpoint_written(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
@@ -88,8 +88,8 @@ pub trait BatchSource {
         Ok(())
     }
 
-    /// Whether other processes generate. Then a checkpoint may have to wait for them, and no checkpoint is written
-    /// after a failed reward.
+    /// Whether other processes generate the batches. If so, a checkpoint may have to wait for these processes, and no
+    /// checkpoint is written after a failed reward.
     fn is_distributed(&self) -> bool {
         false
     }
@@ -110,7 +110,7 @@ pub enum Batch {
     Recorded(Rollouts),
 }
 
-/// The run between two steps, as far as a source may see it.
+/// The state of the run between two steps that a source may use.
 pub struct Now<'a> {
     /// The model that generates.
     pub policy: &'a Policy,
@@ -122,17 +122,17 @@ pub struct Now<'a> {
     pub batches_left: u64,
     /// The lineage of the policy's weights.
     pub lineage: Option<Lineage>,
-    /// The observer of the source's waits.
+    /// Callbacks for the source's waits.
     pub watch: &'a Watch<'a>,
 }
 
-/// The checks and reports of a waiting source.
+/// Callbacks of a waiting source: stop checks, timers and messages.
 pub struct Watch<'a> {
     /// Cancels the work.
     pub stop: &'a StopSignal,
     /// Timers of the run's stages.
     pub stages: &'a Stages,
-    /// Called every ten seconds while rewards are awaited, with the slowest one's name and the time waited.
+    /// Called every ten seconds while waiting for rewards, with the name of the slowest reward and the time waited.
     pub on_wait: &'a (dyn Fn(&str, Duration) + Sync),
     /// Shows a warning.
     pub warn: &'a dyn Fn(&str),
@@ -145,7 +145,7 @@ impl Watch<'_> {
     }
 }
 
-/// The run at its start.
+/// The state of a starting run.
 pub struct Start<'a> {
     /// The run's directory.
     pub dir: &'a Path,
@@ -183,7 +183,7 @@ pub struct StepDone<'a> {
     pub step: u64,
     /// The lineage of the weights.
     pub lineage: Option<Lineage>,
-    /// The observer of the source's waits.
+    /// Callbacks for the source's waits.
     pub watch: &'a Watch<'a>,
 }
 
@@ -255,7 +255,7 @@ impl BatchSpec {
         self.request(Prompts::new(), 0)
     }
 
-    /// How many batches must exist before the next step: this step's own, and `max_staleness` later ones, unless the
+    /// How many batches must exist before the next step: the step's batch and `max_staleness` later ones, unless the
     /// run ends earlier.
     fn wanted(&self, now: &Now<'_>) -> usize {
         now.batches_left.min(self.config.max_staleness as u64 + 1) as usize

@@ -96,8 +96,8 @@ pub struct Loaded<R> {
     pub rows: Vec<R>,
     /// SHA-256 of the dataset.
     pub hash: String,
-    /// True if every token of every row counts in the loss. User metrics then also see the first token as counted,
-    /// although nothing predicts it.
+    /// True if every token of every row counts in the loss. User metrics then also include the first token, although
+    /// nothing predicts it.
     pub whole: bool,
 }
 
@@ -144,13 +144,13 @@ impl<R: Row> Rows<R> {
         self.held_out.iter().map(|set| set.rows.len()).sum()
     }
 
-    /// The largest work that the trainer receives at once, and the largest that the scorer receives.
+    /// The largest batches that the trainer and the scorer receive at once.
     fn largest_work<O: Offline<Row = R>>(&self, config: &Config) -> [Work; 2] {
         let held_out = self.held_out.iter().flat_map(|set| R::sequences(&set.rows));
         let sequences = R::sequences(&self.train).into_iter().chain(held_out);
         let lengths = sequences.map(|s| (s.prompt.len(), s.completion.len() + O::MORE_TOKENS)).collect::<Vec<_>>();
         let largest = self.held_out.iter().map(|set| set.rows.len()).max().unwrap_or(0);
-        // Rows that were read with a larger `max_length` count only up to the present one.
+        // Rows that were read with a larger `max_length` are counted only up to the current limit.
         let longest = longest_of(&lengths).up_to(config.max_length.map_or(usize::MAX, |most| most + O::MORE_TOKENS));
         let work = |rows| Work { completions: R::SEQUENCES * rows, group: R::SEQUENCES, longest };
         [config.completions_per_step(), O::scored([self.train.len(), largest])].map(work)
@@ -262,7 +262,7 @@ fn trained<O: Offline>(
     Ok((weights, trainer))
 }
 
-/// Builds the scorer of rows, if any rows are scored. This may be before weights are loaded.
+/// Builds the scorer of rows, if any rows are scored. May be called before weights are loaded.
 fn scorer(builder: &mut Builder<'_>, assets: &ModelAssets, [_, scored]: [Work; 2]) -> Option<Scorer> {
     (scored.completions > 0).then(|| builder.scorer("evaluation", &assets.config, scored))
 }
@@ -417,7 +417,7 @@ pub fn planner<'a, O: Offline>(
     }))
 }
 
-/// The most allowed tokens of a prompt with its completion.
+/// The maximum number of tokens in a prompt with its completion.
 pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
     config.max_length.unwrap_or(usize::MAX).min(context(config, assets))
 }

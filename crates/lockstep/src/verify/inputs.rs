@@ -111,7 +111,7 @@ impl RecordedRun {
         }
     }
 
-    /// Whether two intervals had the same configuration keys that affect bits, and prompts of the same time.
+    /// Whether two intervals had the same configuration keys that affect bits, and rendered prompts with the same time.
     pub fn same_inputs(&self, a: Interval, b: Interval) -> bool {
         let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
         settings(a) == settings(b) && self.prompt_time(a.to) == self.prompt_time(b.to)
@@ -269,8 +269,8 @@ impl RecordedRun {
         self.other_build().is_none()
     }
 
-    /// The steps, up to `step`, where a later start changed keys that affect bits. A replay can pass them only at a
-    /// checkpoint.
+    /// The steps, up to `step`, where a later start changed keys that affect bits. A replay can cross such a step only
+    /// at a checkpoint.
     pub fn changes(&self, step: u64) -> BTreeSet<u64> {
         changes(self.starts_of(step)).map(|(step, _)| step).collect()
     }
@@ -288,8 +288,8 @@ impl RecordedRun {
         (!others.is_empty()).then(|| format!("the run was trained by {}; this is {here}", others.join(", then by ")))
     }
 
-    /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. The error
-    /// tells why it is unknown.
+    /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. If it is
+    /// unknown, the error gives the reason.
     fn config_of(&self, interval: Interval) -> Result<Config, String> {
         // The numbers of the starts that took the first and the last step of the interval.
         let [first, later] = [interval.from + 1, interval.to].map(|step| self.starts_of(step).len());

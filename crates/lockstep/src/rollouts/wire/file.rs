@@ -120,8 +120,8 @@ impl GroupFile {
         GroupFile::read_by(path, |path| read_index(&index_path(path)))
     }
 
-    /// Opens the file without trusting its index, which has no checksum: all records are read once. For a damaged
-    /// record, the index names the group.
+    /// Opens the file without trusting its index, which has no checksum: all records are read once. If a record is
+    /// damaged, the error names the group from the index.
     pub fn open_by_records(path: &Path) -> Result<GroupFile> {
         GroupFile::read_by(path, |_| None).or_else(|damaged| GroupFile::open(path).map_err(|_| damaged))
     }
@@ -215,7 +215,7 @@ impl GroupLog {
     }
 
     /// Checks that both paths still name the open files. A deleted or replaced file is written again, and the returned
-    /// text says so.
+    /// text reports it.
     pub fn check(&mut self) -> Result<Option<String>> {
         let index = index_path(&self.path);
         let index_len = (INDEX_HEADER + self.entries * ENTRY) as u64;

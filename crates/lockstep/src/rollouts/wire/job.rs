@@ -4,14 +4,14 @@
 //! |---|---|---|
 //! | `job` (must be known) | varint | 5 values: the group's number, the version of the weights, optimizer steps done, completions, index of the dataset row |
 //! | `prompt_ids` (must be known) | varint | token ids of the prompt |
-//! | `prompt`, `dataset` | text | what reward functions read of the row, as JSON |
+//! | `prompt`, `dataset` | text | the parts of the row that reward functions read, as JSON |
 //! | `sampling` (must be known) | f64 | 4 values: temperature, top_p, min_p, repetition_penalty |
 //! | `sampling_counts` (must be known) | varint | 6 values: top_k, max_completion_length, seed, top_logprobs, prompt_logprobs, entropies |
 //! | `stop_ids`, `stop` (must be known) | varint, text | token ids and texts that end a completion |
 //! | `rewards` (must be known) | text | names of the reward functions that the worker calls |
 //! | `until` (must be known) | varint | 1 value: length in tokens at which a completion is returned unfinished; absent: no such length |
 //!
-//! A job that continues completions is followed by a record of the group in its present state.
+//! A job that continues completions is followed by a record of the group's current state.
 //!
 //! An answer is a record, followed by the record of the group (K is the index of a reward function among those called):
 //!
@@ -20,7 +20,7 @@
 //! | `answer` (must be known) | varint | 2 values: the group's number, how many reward functions were called |
 //! | `rollout_s` | f64 | 1 value: seconds of generation |
 //! | `K.scored`, `K.values` | runs, f64 | for each completion 1 if it has a score, else 0; the scores |
-//! | `K.steps` | text | for each completion null or its process rewards as JSON [[kind, index, bits of the score], …], where kind says that a step ends at a token (0) or a character (1); absent: none |
+//! | `K.steps` | text | for each completion null or its process rewards as JSON [[kind, index, bits of the score], …], where kind is 0 if a step ends at a token, 1 if at a character; absent: none |
 //! | `K.problems` | text | errors, each a JSON object |
 //! | `K.extra` | text | one JSON list of columns for the table of completions, [[name, [values]], …] |
 //! | `K.metrics`, `K.metric_values` | text, f64 | names and values of metrics |
@@ -39,7 +39,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// An upper bound of the completions in one job; more are an error.
+/// The maximum number of completions in a job; more are an error.
 const MAX_GENERATIONS: u64 = 1 << 20;
 
 impl GroupJob {

@@ -59,8 +59,8 @@
 //! | `lineage` | bytes | 16: the [`Lineage`] of the weights that sampled the group | |
 //! | `reward_names` | text | R: names of the reward functions | R = 0 |
 //! | `reward_weights` | f64 | R: weights of the reward functions | |
-//! | `problems` | text | why completions have no score, JSON objects as [`Group::problems`] says | none |
-//! | `prompt.NAME` | f32 or varint | width × tokens of the prompt but the first; reserved: nothing fills it yet | |
+//! | `problems` | text | why completions have no score, JSON objects as in [`Group::problems`] | none |
+//! | `prompt.NAME` | f32 or varint | width × tokens of the prompt but the first; reserved, not written yet | |
 //! | `generations` | varint | C: index of the completion's episode in the group | 0, 1, 2, … |
 //! | `finish_reasons` | runs | C: 0 `stop`, 1 `length`; 2 `unfinished`, only for part of a completion in a checkpoint or a message | |
 //! | `scored` | runs | C × R, the first completion's R first: 1 if there is a score, else 0 | R = 0 |

@@ -1,4 +1,5 @@
-//! Alarms: signs that a training run goes wrong, raised while it still runs. All of them are checked once per step.
+//! Alarms: signs that a training run is going wrong, raised while it is still running. All conditions are checked once
+//! per step.
 //!
 //! Each condition is a row of [`conditions`]. If the condition holds for the required number of consecutive checks, the
 //! alarm is raised once, with the evidence, the step where it began, and the usual remedy. The alarm ends when the
@@ -31,7 +32,7 @@ use telemetry::Alarm;
 const OVER_AFTER: u32 = 5;
 /// The number of last steps and generations that are kept.
 const REMEMBERED: usize = 20;
-/// The means of the first and of the last this many kept generations are compared.
+/// The number of generations in each of two compared means: one over the first kept generations, one over the last.
 const COMPARED: usize = 5;
 /// The number of completions that an alarm shows as examples.
 const EXAMPLES: usize = 3;
@@ -39,7 +40,7 @@ const EXAMPLES: usize = 3;
 const FEWEST_WINNERS: usize = 2;
 /// A reward may be reported as independent of the text only after this many completions and generations.
 const MIN_SEEN: (u64, u64) = (400, 20);
-/// A reward with at least this many pairs of equal texts with equal scores does not count as random.
+/// A reward with at least this many pairs of equal texts with equal scores is not considered random.
 const FEWEST_EQUAL: u64 = 5;
 /// The largest number of alarms kept for the end of the run.
 const KEPT: usize = 100;
@@ -54,7 +55,7 @@ pub struct Alarms {
     observed: Observations,
     /// Models whose optimizer step was skipped: the name, and the loss and gradient norm as text.
     not_finite: Vec<(String, String)>,
-    /// The number of sequences in the step, if no token of them is in the loss.
+    /// The number of sequences in the step, if all their tokens are masked out of the loss.
     masked: Option<u64>,
 }
 
@@ -167,7 +168,7 @@ impl Detection {
     }
 }
 
-/// Some of the rows as examples: the first of each prompt, then others if prompts are few.
+/// Some of the rows as examples: the first of each prompt, then further rows if prompts are few.
 fn example_rows<'a>(rows: impl IntoIterator<Item = &'a Row>) -> impl Iterator<Item = &'a Row> {
     let mut seen = BTreeSet::new();
     let (first, others): (Vec<&Row>, Vec<&Row>) = rows.into_iter().partition(|row| seen.insert(row.prompt));
@@ -185,7 +186,7 @@ impl Alarms {
         Alarms { state, ..Alarms::default() }
     }
 
-    /// The alarms raised so far. Alarms without an end still hold.
+    /// The alarms raised so far. Alarms without an end are still active.
     pub fn raised(&self) -> &[Alarm] {
         &self.state.raised
     }
@@ -355,8 +356,8 @@ impl History {
         self.look_at_winners(signs, seen);
     }
 
-    /// Checks whether the reward pays for length in characters. This is needed if nearly all completions are truncated,
-    /// because their lengths in tokens are then equal.
+    /// Checks whether the reward grows with length in characters. This check is needed if nearly all completions are
+    /// truncated, because their lengths in tokens are then equal.
     fn look_at_characters(&self, signs: &GenerationSigns, seen: &mut Vec<Detection>) {
         if signs.cut_share().is_none_or(|share| share < conditions::TRUNCATED.threshold) {
             return;
@@ -474,7 +475,7 @@ impl History {
         }
     }
 
-    /// Checks for truncated completions with the lowest score, while most complete ones of the same prompt earned much.
+    /// Checks for truncated completions with the lowest score, while most complete ones of the same prompt scored high.
     fn look_at_cut(
         &self,
         signs: &GenerationSigns,

@@ -15,7 +15,7 @@ const REPETITIVE: f64 = 0.5;
 /// Characters of a prompt or completion shown in an example.
 const SHOWN: usize = 100;
 
-/// A completion as the alarms see it.
+/// The properties of a completion that alarms depend on.
 pub struct Row {
     /// The dataset row of its prompt.
     pub prompt: usize,
@@ -31,9 +31,9 @@ pub struct Row {
     /// True if brackets or code fences do not match. Truncated completions do not count, unless nearly all are
     /// truncated.
     pub broken: bool,
-    /// True if quotation marks, dollars, backticks or tags are unpaired, with the same exception.
+    /// True if quotation marks, dollars, backticks or tags are unpaired, with the same exception as for `broken`.
     pub odd: bool,
-    /// Characters of its text.
+    /// The length of its text in characters.
     length: f64,
     pub repetitive: bool,
     /// Prompt and text, shortened for display.

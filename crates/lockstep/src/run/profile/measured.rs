@@ -38,7 +38,7 @@ pub struct Measured {
     pub tail: Tail,
     /// CPU seconds of the process, all threads together.
     pub cpu_s: f64,
-    /// Seconds in which its threads waited for a core; `None` if the system does not report this.
+    /// Seconds in which the process's threads waited for a core; `None` if the system does not report this.
     pub waited_s: Option<f64>,
     /// Threads of the run.
     pub threads: usize,

@@ -28,10 +28,10 @@ pub const FILE: &str = "profile.json";
 const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
 /// A rule is reported after it holds in this many windows in a row.
 const MIN_WINDOWS: u32 = 2;
-/// In seconds. A shorter run gets no findings at its end, because its timings are too noisy.
+/// In seconds. A shorter run reports no findings at its end, because its timings are too noisy.
 const WORTH_JUDGING_S: f64 = 10.0;
-/// How long the machine's peak speeds are measured. This is done only after [`CEILINGS_AFTER_S`] seconds, when it is a
-/// small part of the run.
+/// How long the machine's peak speeds are measured. The measurement starts only after [`CEILINGS_AFTER_S`] seconds, so
+/// that it is a small part of the run.
 const CEILINGS_TIME: Duration = Duration::from_millis(400);
 const CEILINGS_AFTER_S: f64 = 60.0;
 
@@ -145,7 +145,7 @@ impl Profile {
         let (steps, short, long) = WINDOW;
         let is_full = self.window.steps >= steps && self.window.seconds >= short || self.window.seconds >= long;
         if !self.warm {
-            // The first step allocates buffers, starts programs and reads files.
+            // The first step allocates buffers, starts processes and reads files.
             self.warm = true;
             self.begin_window();
             return Vec::new();
@@ -184,8 +184,8 @@ impl Profile {
         found
     }
 
-    /// Called at the end of the run. Returns the rules that hold over the whole run and were not reported before. If it
-    /// `may_wait`, the machine's speed is measured if it is still unknown.
+    /// Called at the end of the run. Returns the rules that hold over the whole run and were not reported before. If
+    /// the machine's speed is still unknown and the call `may_wait`, the speed is measured.
     pub fn finish(&mut self, ctx: &Context, may_wait: bool) -> Vec<Finding> {
         self.window.os(&self.os, ctx);
         let last = self.begin_window();
@@ -219,8 +219,8 @@ impl Profile {
         (is_same && known.load.is_some()).then_some(known)
     }
 
-    /// Sets the machine's peak speeds, and adds them to the run's record if they are new. Without them, the profile has
-    /// the reason, once they should have been measured.
+    /// Sets the machine's peak speeds, and adds them to the run's record if they are new. If they are missing after the
+    /// time of their measurement, the profile records the reason.
     fn set_ceilings(&mut self, ceilings: Option<MeasuredCeilings>) {
         self.record.measured.without_ceilings = self.quiet.why_not.map(str::to_owned).filter(|_| ceilings.is_none());
         let Some(ceilings) = ceilings else { return };

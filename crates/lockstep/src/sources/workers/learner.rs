@@ -56,7 +56,7 @@ pub struct FrontierGroup {
     pub bytes: Vec<u8>,
 }
 
-/// Groups in a checkpoint that older weights have sampled.
+/// Groups in a checkpoint that were sampled with older weights.
 #[derive(Default)]
 pub struct Frontier {
     /// The groups.
@@ -104,7 +104,7 @@ pub struct Fleet {
     plan: Plan,
     /// Weights that jobs may still need, by version, the newest last.
     held: VecDeque<(Version, HeldWeights)>,
-    /// True if answers are audited with their weights, which are kept until then.
+    /// True if answers are audited. An audit needs the sampling weights, which are kept until then.
     audits: bool,
     expelled: Expelled,
     /// The workers expelled since this learner started.
@@ -298,7 +298,7 @@ impl Fleet {
         self.handle.served(|learner| learner.take_back(batch, &[unusable.job])).map_err(fleet_error)
     }
 
-    /// Warns if none of the connected workers can generate these awaited groups.
+    /// Warns if no connected worker can generate the groups that the learner is waiting for.
     fn look_for_missing(&self, missing: &mut Missing, open: impl Fn() -> Vec<GroupId>, warn: &dyn Fn(&str)) {
         if missing.is_due() {
             missing.news(self.what_is_missing(&open())).into_iter().for_each(warn);
@@ -329,7 +329,7 @@ impl Fleet {
         missing.into_iter().map(group_of).collect()
     }
 
-    /// A sampling profile of these groups without a connected worker.
+    /// A sampling profile of these groups for which no worker is connected.
     fn profile_of_nobody(&self, open: &[GroupId]) -> Option<String> {
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
@@ -398,8 +398,8 @@ impl Fleet {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// Called when training on a batch begins: its results are final, and its weights are not read any more, so the
-    /// optimizer may overwrite them.
+    /// Called when training on a batch begins. The batch's results are then final and its sampling weights are no
+    /// longer read, so the optimizer may overwrite these weights.
     pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());
         self.handle.served(|learner| learner.training_began()).map_err(fleet_error)
@@ -440,7 +440,7 @@ impl Fleet {
         self.handle.served(|learner| learner.committed(version)).map_err(fleet_error)
     }
 
-    /// Discards the batch `from` and all later ones after rewards failed. The next learner has them regenerated.
+    /// Discards `batch` and all later batches after a reward failure; the next learner has them regenerated.
     pub fn forget_from(&self, batch: BatchId) -> anyhow::Result<()> {
         self.handle.with(|learner| learner.forget_from(batch)).map_err(fleet_error)
     }
@@ -484,7 +484,7 @@ fn batch_jobs(batches: &BTreeMap<BatchId, Pending>) -> impl Iterator<Item = &Gro
     batches.values().flat_map(|batch| &batch.jobs)
 }
 
-/// Deletes results with other settings, since they come from other weights.
+/// Deletes results that were generated with different settings, and thus with different weights.
 fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
     let layout = fleet::exchange::spool::Layout::in_run(out);
     let (file, text) = (layout.root().join("settings"), settings.to_string());

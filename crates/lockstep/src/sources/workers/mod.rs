@@ -3,7 +3,7 @@
 //!
 //! The protocol is in the crate `fleet`, and weights are slots of shared memory (`model::SharedSlot`). This module
 //! defines the content of a job: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)),
-//! generated with the version of the weights that the job's name determines. It uses only `fleet/` in a run's
+//! generated with the version of the weights that the job's name determines. This module uses only `fleet/` in a run's
 //! directory.
 
 mod audit;
@@ -142,7 +142,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Reads `learner.json` for a worker with the identity `own`. Returns an error if the run has another.
+    /// Reads `learner.json` for a worker with the identity `own`. Returns an error if the run's identity differs.
     fn read(bytes: &[u8], own: &Identity) -> anyhow::Result<Shared> {
         let state: LearnerState = serde_json::from_slice(bytes).context("learner.json")?;
         Shared::from_state(&state, own)
@@ -159,12 +159,12 @@ impl Shared {
     }
 }
 
-/// The place of one version of the weights.
+/// The location of one version of the weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotPlace {
     /// The file or shared-memory path to open.
     pub path: PathBuf,
-    /// The version number in the slot itself, which is older if the weights have not changed since.
+    /// The version number stored in the slot, which is an older one if the weights have not changed since.
     pub stored_as: u64,
     /// The lineage of the weights.
     pub lineage: Lineage,

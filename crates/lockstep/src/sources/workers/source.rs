@@ -55,8 +55,8 @@ pub struct WorkerSource {
     restored: BTreeMap<Version, fleet::Lineage>,
     /// For each offered batch, the lineage of the weights that generate it.
     lineages: BTreeMap<BatchId, Option<Lineage>>,
-    /// True while a checkpoint has all its data, but the workers' learner has not been told that it is complete. It is
-    /// told before the next step, or at a stop.
+    /// True while a checkpoint has all its data, but `fleet` has not been notified that the checkpoint is complete. The
+    /// notification comes before the next step, or at a stop.
     uncommitted: bool,
 }
 
@@ -208,7 +208,7 @@ impl BatchSource for WorkerSource {
         let batches = start.total_steps.div_ceil(self.spec.sizes.steps());
         let at_beginning = start.in_use.is_empty();
         let batch = if at_beginning { self.number_of_next(at) } else { self.number_of_next(at).before() };
-        // Batches that are missing in the checkpoint are sampled with the weights that the run continues with.
+        // Batches that the checkpoint lacks are sampled with the weights from which the run continues.
         let first = self.next_after_ahead(at).after(at.begun.len() as u64);
         let plan = Plan {
             continued: Continued { batch: first, version: self.number_of_next(at).version() },
@@ -381,7 +381,7 @@ impl BatchSource for WorkerSource {
         Some(self)
     }
 
-    /// Also reads the lineages. Checkpoints of runs without workers have none.
+    /// Restores the state and the lineages of the weights. Checkpoints of runs without workers contain no lineages.
     fn restore(&mut self, saved: SavedState<'_>, checkpoint: &Path) -> anyhow::Result<SourceState> {
         match disk::read(checkpoint.join(FILE), disk::most::STATE) {
             Ok(bytes) => self.restored = serde_json::from_slice(&bytes)?,
@@ -391,7 +391,7 @@ impl BatchSource for WorkerSource {
         SourceState::read(saved, &self.spec, checkpoint)
     }
 
-    /// Also writes the lineages of the weights.
+    /// Writes the state's files and the lineages of the weights.
     fn write(&self, at: &SourceState) -> Vec<WriteFiles> {
         let mut writes = at.write();
         if let Some(fleet) = &self.fleet {

@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest time that the engine runs between two checks of the worker.
 const STEPS: Duration = Duration::from_millis(2);
 
-/// Does the jobs of a run. All groups form one batch of the engine, and completed groups are scored concurrently.
+/// Executes the jobs of a run. All groups form one batch of the engine, and completed groups are scored concurrently.
 pub struct WorkerWork {
     parts: Parts,
     layout: Layout,
@@ -273,8 +273,8 @@ impl WorkerWork {
         group: GroupId,
         answer: anyhow::Result<GroupAnswer>,
     ) -> Option<(JobName, Result<Done, String>)> {
-        // The job may have been withdrawn and claimed again meanwhile: then the same tokens arrive again, or other
-        // tokens if the job now continues another answer.
+        // The job may have been withdrawn and claimed again meanwhile: the same tokens then arrive again, or different
+        // tokens if the job now continues a different answer.
         let name = {
             let scored = answer.as_ref().ok().map(|answer| GroupAnswer::fingerprint(&answer.group));
             let is_it = |stage: &Stage| matches!(stage, Stage::Scoring(own) if scored.is_none_or(|it| it == *own));
@@ -324,8 +324,8 @@ impl Work for WorkerWork {
     }
 
     fn begin(&mut self, job: Job) {
-        // If this worker already has the job, it was offered again, maybe with another payload, and the begun work
-        // ends.
+        // If this worker already has the job, the job was offered again, perhaps with a different payload, and the work
+        // in progress is discarded.
         self.forget(job.name);
         match job_of(&job) {
             Ok(group) => drop(self.begun.insert(job.name, Begun { job, group, stage: Stage::WaitsForWeights })),

@@ -58,7 +58,7 @@ pub(crate) struct RolloutState {
     pub(crate) lineage: Option<Lineage>,
 }
 
-/// The data of one optimizer step, together with all changes that making it causes.
+/// The data of one optimizer step, and the changes to the run's state from preparing it.
 pub struct OnlineBatch {
     /// Changes of the run.
     pub run: PreparedStep,
@@ -80,7 +80,7 @@ struct Report {
     distributions: Vec<(String, Vec<f64>)>,
 }
 
-/// Times of a generation, summed over its rounds of sampling.
+/// Times of a generation, summed over all collections of dynamic sampling.
 #[derive(Default)]
 struct StageTimes {
     rollout_time_s: f64,
