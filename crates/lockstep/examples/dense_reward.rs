@@ -1,12 +1,12 @@
-//! Rewards of steps beside the same reward as one number: a random model continues arithmetic sequences modulo 10, one
-//! score for each right digit, learned by PPO.
+//! Compares rewards of steps with the same reward as a single number: PPO trains a random model to continue arithmetic
+//! sequences modulo 10, with one point for each correct digit.
 //!
 //! ```text
 //! cargo run --release -p lockstep-rl --example dense_reward -- runs/dense
 //! ```
 //!
-//! A prompt is the first two members, `a` and `a + d` with d of 1 to 3; the answer is the next eight. Chance, and every
-//! constant answer, has one digit in ten right.
+//! A prompt is the first two terms, `a` and `a + d` with d of 1 to 3; the answer is the next eight. A random answer,
+//! like every constant answer, has one correct digit in ten.
 
 use lockstep::config::Algorithm;
 use lockstep::{Config, Purpose, Rows, Run, RunOptions};
@@ -27,7 +27,7 @@ const SHAPE: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausal
 const DIGITS: usize = 8;
 const MODULUS: usize = 10;
 
-/// A point for each digit at its place, given to the digit, or all of them to the completion.
+/// A point for each correct digit, given to the digit, or summed over the completion.
 struct RightDigits {
     per_step: bool,
 }
@@ -61,7 +61,7 @@ fn rows() -> Vec<Value> {
     (0..MODULUS).flat_map(|first| (1..=3).map(move |step| (first, step))).map(row).collect()
 }
 
-/// The most that one answer to all prompts earns on average: at each place the digit that most answers have there.
+/// The best mean reward of one answer to all prompts: at each position, the digit that most answers have there.
 fn best_constant(rows: &[Value]) -> f64 {
     let best_count = |place: usize| {
         let count = |digit: usize| {

@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 
-/// Invalid input of the user: a flag, a configuration key, a file. The message names what, where, and the fix.
+/// Invalid input of the user: a flag, a configuration key, a file. The message names the problem, its place, and the
+/// fix.
 ///
 /// A `BadInput` travels inside [`anyhow::Error`]; [`is_bad_input`] finds it under any context.
 #[derive(Debug, thiserror::Error)]
@@ -10,7 +11,7 @@ use std::fmt::Display;
 pub struct BadInput(pub String);
 
 impl BadInput {
-    /// Creates an [`anyhow::Error`] with this message that counts as bad input.
+    /// Creates an [`anyhow::Error`] from a `BadInput` with this message.
     #[expect(clippy::new_ret_no_self, reason = "it only ever travels inside anyhow's error")]
     pub fn new(message: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(BadInput(message.into()))
@@ -25,7 +26,7 @@ macro_rules! bad_input {
     };
 }
 
-/// Turns any error into a [`BadInput`], an error that the user can fix.
+/// Converts any error to a [`BadInput`], an error that the user can fix.
 pub trait OrBadInput<T> {
     /// Returns the value, or the error with its causes as a [`BadInput`].
     fn or_bad_input(self) -> anyhow::Result<T>;
@@ -61,7 +62,7 @@ pub fn paragraph(error: &anyhow::Error) -> String {
     if let Some(keys) = error.chain().find_map(keys_to_lower) {
         text.push_str(&format!(": lower {keys} (`lockstep plan` shows the memory of each part)"));
     }
-    // Parts of the text are not ours: they come from a reward program, a server, or a file name.
+    // Parts of the text are untrusted: they come from a reward program, a server, or a file name.
     telemetry::visible(&one_line(&text)).into_owned()
 }
 

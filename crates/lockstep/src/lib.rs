@@ -6,7 +6,7 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | a training run: made, driven, stopped | [`Run`], [`RunOptions`], [`RunResult`], [`RunDir`], [`ResumeFrom`], [`StopReason`], [`StopSignal`], [`Stopped`], [`context()`] |
+//! | a training run: built, driven, stopped | [`Run`], [`RunOptions`], [`RunResult`], [`RunDir`], [`ResumeFrom`], [`StopReason`], [`StopSignal`], [`Stopped`], [`context()`] |
 //! | inputs of a run from a program, and its events | [`RewardInput`], [`Rows`], [`Policy`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`], [`functions`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | errors in the user's input | [`BadInput`], [`error`], [`bad_input!`] |
@@ -47,13 +47,13 @@ pub use run::{RunDir, StopReason, context};
 pub use session::{Run, RunOptions, RunResult};
 pub use stop::{StopSignal, Stopped, is_stopped};
 
-/// Functions of a program that a run calls, other than rewards.
+/// User functions that a run calls, other than rewards.
 pub mod functions {
     pub use crate::rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
     pub use crate::run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
 }
 
-/// The directory of a run: found, read and written.
+/// Finds, reads and writes the directory of a run.
 pub mod directory {
     pub use crate::run::board::write_board;
     pub use crate::run::branch::Branch;
@@ -85,7 +85,7 @@ pub mod evaluation {
     pub use crate::session::{Evaluator, ScoredFile, ScoredRow, score_file};
 }
 
-/// Models as files: found, read and checked.
+/// Finds, reads and checks the files of models.
 pub mod weights {
     pub use crate::models::{Snapshot, check_base, load_config, load_weights, locate, locate_model};
     pub use model::hub::HubKind;

@@ -135,7 +135,7 @@ impl OutFile {
     }
 }
 
-/// Whether `path` is the file `read` or lies in the directory `read`, also through links.
+/// Whether `path` is the file `read` or is in the directory `read`, including through links.
 fn same_file(path: &Path, found: &fs::Metadata, read: &Path) -> bool {
     let Ok(other) = fs::metadata(read) else { return false };
     if other.is_dir() {

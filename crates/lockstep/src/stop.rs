@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     requested: Arc<Mutex<Requested>>,
-    /// Whether work must be cancelled: a stop was requested, and nothing holds it back.
+    /// Whether work must be cancelled: a stop was requested, and no [`Held`] exists.
     cancels: Arc<AtomicBool>,
     /// For tests: the signal is set after this many checks in forward and backward passes; 0 turns counting off.
     #[cfg(test)]
@@ -66,8 +66,8 @@ impl StopSignal {
         self.lock().stop
     }
 
-    /// Lets the caller's work finish although a stop may have been requested: a checkpoint of the run must be
-    /// completed, and cancelling must not interrupt it. Afterwards the request takes effect.
+    /// Defers stop requests while the caller completes a checkpoint. A request takes effect when the returned value is
+    /// dropped.
     pub(crate) fn hold(&self) -> Held {
         self.change(|requested| requested.held += 1);
         Held(self.clone())

@@ -29,7 +29,7 @@ impl Config {
         self.per_device_train_batch_size * self.gradient_accumulation_steps
     }
 
-    /// How often the updates pass over one generation batch (TRL's `num_iterations`, PPO's `num_ppo_epochs`).
+    /// How many times the updates pass over a generation batch (TRL's `num_iterations`, PPO's `num_ppo_epochs`).
     pub(crate) fn passes(&self) -> usize {
         self.policy_gradient().passes(self)
     }
@@ -49,7 +49,7 @@ impl Config {
     }
 }
 
-/// Checks that groups, generation batches and optimizer steps divide each other, in TRL's way of counting.
+/// Checks that groups, generation batches and optimizer steps divide each other, as TRL counts them.
 pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     let (g, per_device, accumulation) =
         (c.num_generations, c.per_device_train_batch_size, c.gradient_accumulation_steps);

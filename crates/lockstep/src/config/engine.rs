@@ -15,7 +15,7 @@ pub struct WorkloadBounds {
     /// Whether rollouts come from a file with the reference model's log-probabilities, so that no reference model is
     /// loaded.
     pub ref_logps: bool,
-    /// Whether a function of the calling program generates the completions. It may not return log-probabilities.
+    /// Whether a function of the calling program generates the completions, possibly without log-probabilities.
     pub given: bool,
 }
 

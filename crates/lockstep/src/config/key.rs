@@ -13,7 +13,7 @@ impl Key {
         (self.write)(config)
     }
 
-    /// Whether the trained weights' bits depend on the key's value. Keys that name files do not count here: the lineage
+    /// Whether the trained weights' bits depend on the key's value. Keys that name files are excluded: the lineage
     /// hashes the files' contents instead.
     pub(crate) fn decides_bits(&self) -> bool {
         self.row.on_resume != OnResume::Free
@@ -64,7 +64,7 @@ impl Key {
         Some(format!("`{}` must be {range}, but is {number}{unset}", self.name))
     }
 
-    /// The key's default as text, with the methods that have another default.
+    /// The key's default as text, with the methods that have a different default.
     pub fn defaults_text(&self) -> String {
         let unset = |text: String| if text == "none" { "not set".to_owned() } else { text };
         let default = self.value_text(&Config::default());

@@ -18,13 +18,13 @@ use toml::Value;
 pub struct Layers {
     /// The command that the configuration is for.
     pub purpose: Purpose,
-    /// A program's configuration; every value that differs from the default counts as set.
+    /// The caller's configuration; every value that differs from the default is treated as set.
     pub config: Option<Config>,
     /// The path of a TOML file.
     pub file: Option<PathBuf>,
-    /// Values that a program sets by key name, also by TRL's name, in order.
+    /// Values that the caller sets, by key name or TRL's name, in order.
     pub values: Vec<(String, Value)>,
-    /// Environment variables: name and value; [`Layers::with_environment`] fills in this process's.
+    /// Environment variables: name and value; [`Layers::with_environment`] adds those of this process.
     pub environment: Vec<(String, String)>,
     /// The `key=value` pairs of command-line flags, in order.
     pub set: Vec<(String, String)>,
@@ -75,8 +75,8 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
     Ok(all)
 }
 
-/// If the variable must name a configuration key: the part of its name after `LOCKSTEP_`. An empty variable counts as
-/// unset.
+/// If the variable must name a configuration key: the part of its name after `LOCKSTEP_`. An empty variable is treated
+/// as unset.
 fn key_of_variable<'a>(variable: &'a str, text: &str) -> Option<&'a str> {
     let name = variable.trim_start_matches("LOCKSTEP_");
     let for_tests = name.starts_with("TEST_") || name.starts_with("EMULATOR_");

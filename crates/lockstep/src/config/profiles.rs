@@ -1,5 +1,5 @@
-//! `[sampling_profiles.NAME]` gives other sampling parameters to a share of the groups; `[[workers]]` assigns groups to
-//! workers. Only a group's number decides its profile, so results do not depend on the workers.
+//! `[sampling_profiles.NAME]` sets different sampling parameters for a share of the groups; `[[workers]]` assigns
+//! groups to workers. A group's profile depends only on the group's number, so results do not depend on the workers.
 
 use super::engine::sampling;
 use super::keys::Config;
@@ -78,8 +78,8 @@ impl SamplingPlan {
         Ok(SamplingPlan { all: Arc::new(all), profiles })
     }
 
-    /// The sampling parameters outside any profile. Their temperature holds for all groups, and their completion length
-    /// is a maximum for every profile.
+    /// The sampling parameters outside any profile. Their temperature applies to all groups, and their completion
+    /// length is a maximum for every profile.
     pub fn common(&self) -> &Arc<SamplingParams> {
         &self.all
     }

@@ -12,7 +12,7 @@ pub enum OnResume {
     Free,
     /// The value may change, with a warning: the run then differs from one that was never stopped.
     Warn,
-    /// The value may not change: the saved state would not fit, or would have another meaning.
+    /// The value may not change: the saved state would not fit, or would have a different meaning.
     Fixed,
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum Trl {
         /// TRL's default as TOML, for the methods in which it differs from this project's.
         defaults: &'static [(Methods, &'static str)],
     },
-    /// Something that is not a field of TRL's present configuration classes, described in words.
+    /// Something that is not a field of TRL's current configuration classes, described in words.
     Other(&'static str),
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for Range {
     }
 }
 
-/// The last part of a key's row. A row starts from [`TRL`] or [`OURS`], and its methods change what differs from them.
+/// The last part of a key's row. A row starts from [`TRL`] or [`OURS`], and its methods set the differences.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(super) trl: Trl,
@@ -143,7 +143,7 @@ impl Row {
         Row { trl: Trl::Other(words), ..self }
     }
 
-    /// Sets the methods that read the key; in runs of others it is reported as unused.
+    /// Sets the methods that read the key; in runs of other methods the key is reported as unused.
     pub(super) const fn read_by(self, methods: Methods) -> Row {
         Row { read_by: methods, ..self }
     }

@@ -1,4 +1,4 @@
-//! Turns rows into examples: chooses and renames columns, and puts the system prompt before each prompt.
+//! Converts rows to examples: chooses and renames columns, and puts the system prompt before each prompt.
 
 use super::Row;
 use super::files::files;
@@ -26,7 +26,7 @@ pub(crate) const INPUT_IDS: &str = "input_ids";
 /// The standard input of `score-rewards --input -`.
 const STDIN: &str = "/dev/stdin";
 
-/// The size of the pieces in which files are read and hashed. After each piece, a requested stop is honoured.
+/// Files are read and hashed in pieces of this size, with a check for a stop request after each piece.
 const PIECE_BYTES: usize = 16 << 20;
 
 /// A callback that receives each row, with a function that returns the row's place (file and line) for errors.
@@ -60,10 +60,10 @@ pub struct DatasetSpec {
     pub task: Option<Task>,
     /// The columns of a prompt's row that are passed to the chat template.
     pub template_columns: Vec<String>,
-    /// Whether the rows are only scored by reward functions, which may read images, video and audio. Models here
-    /// cannot.
+    /// Whether the rows are only scored by reward functions, which, unlike the models, may read images, video and
+    /// audio.
     pub only_scored: bool,
-    /// Rows that a program supplies; if set, no file is read.
+    /// Rows that the caller supplies; if set, no file is read.
     pub rows: Option<Rows>,
     /// Cancels reading and encoding once it is set.
     pub stop: StopSignal,
@@ -219,7 +219,7 @@ impl DatasetSpec {
         if self.only_scored { Ok(content) } else { media::refuse_parts(content) }
     }
 
-    /// Converts a row to an example: renames columns, and separates prompt and completion from the others.
+    /// Converts a row to an example: renames columns, and separates prompt and completion from the other columns.
     fn example(&self, index: usize, mut row: Row, place: &dyn Fn() -> String) -> anyhow::Result<Example> {
         if self.whole_texts && row.contains_key(INPUT_IDS) {
             let nothing = Content::Text(String::new());
@@ -293,7 +293,7 @@ impl DatasetSpec {
     }
 }
 
-/// Whether errors count lines; in Parquet, and in a JSON list of objects, they count rows.
+/// Whether errors name line numbers; for Parquet and for a JSON list of objects, errors name row numbers.
 fn is_lines(path: &Path, content: &[u8]) -> bool {
     let ending = path.extension().and_then(|e| e.to_str());
     ending != Some("parquet") && !(ending == Some("json") && rows::is_list(content))

@@ -21,7 +21,7 @@ pub struct Notices {
     spelled: Option<Counted>,
     /// Rows with a message that the chat template drops.
     left_out: Option<Counted>,
-    /// For each column for the chat template: the rows that have it but a plain-text prompt.
+    /// For each column for the chat template: the rows that have the column although their prompt is plain text.
     without_template: BTreeMap<&'static str, Counted>,
     /// Rows with tools, which the chat template does not print.
     tools: Option<Counted>,
@@ -167,7 +167,7 @@ impl Notices {
         format!("{}: {} of {} rows", self.dataset, counted.rows, self.rows)
     }
 
-    /// Notices about rows that are encoded as in transformers, which may surprise.
+    /// Notices about rows that are encoded as in transformers, which may surprise the user.
     fn info(&self) -> Option<String> {
         let spelled = self.spelled.as_ref()?;
         let rows = self.of(spelled);

@@ -34,7 +34,7 @@ pub struct Pair {
     pub chosen: Vec<u32>,
     /// The worse answer.
     pub rejected: Vec<u32>,
-    /// How much better the chosen answer is, if the data has it.
+    /// How much better the chosen answer is, if the data has a margin.
     pub margin: Option<f32>,
 }
 
@@ -61,8 +61,8 @@ pub struct Pairs {
 
 impl Pairs {
     /// Reads the dataset `spec` and encodes its pairs. A pair is skipped and counted if its prompt with either answer
-    /// has more than `most` tokens. Answers are never truncated. `change` may change a kept pair or refuse it; the
-    /// row's place is added to its error.
+    /// has more than `most` tokens. Answers are never truncated. `change` may change a kept pair or refuse it; an error
+    /// of `change` is reported with the row's place.
     ///
     /// With `needs_prompt`, both conversations must begin with the same message, which becomes the prompt. Reward
     /// models do not need this, since they score whole conversations.
@@ -215,7 +215,7 @@ fn look(looking: &mut Looking<'_>, encoder: &PromptEncoder<'_>, row: usize, pair
     }
 }
 
-/// Renames columns of ids from TRL's former names to its present ones.
+/// Renames columns of ids from TRL's former names to its current names.
 fn with_present_names(mut row: Row) -> Row {
     for (former, name) in [("chosen_input_ids", CHOSEN_IDS), ("rejected_input_ids", REJECTED_IDS)] {
         if !row.contains_key(name)

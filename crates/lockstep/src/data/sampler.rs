@@ -15,7 +15,7 @@ pub struct SamplerState {
     pub epoch: u64,
     /// Prompts drawn in this epoch so far.
     pub cursor: usize,
-    /// Prompts drawn so far besides chunks, as replacements. Checkpoints of older versions lack this field.
+    /// Prompts drawn so far outside chunks, as replacements. Checkpoints of older versions lack this field.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extra: u64,
     /// Optimizer steps skipped by epochs that ended early. Checkpoints of older versions lack this field.
@@ -82,7 +82,7 @@ impl Sampler {
         self.state.skipped_steps = self.state.skipped_steps.saturating_add(steps);
     }
 
-    /// How many rows of an epoch were drawn besides the chunks.
+    /// The number of rows drawn outside chunks, in epochs.
     pub fn extra_epochs(&self) -> f64 {
         self.state.extra as f64 / (self.chunks_per_epoch() * self.chunk) as f64
     }

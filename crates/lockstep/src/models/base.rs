@@ -1,4 +1,4 @@
-//! Hashes of model weights. An adapter on other base weights than those of its training is refused, unless
+//! Hashes of model weights. An adapter is refused if its base weights differ from those of its training, unless
 //! `allow_other_base` is set.
 
 use crate::bad_input;
@@ -89,7 +89,7 @@ pub(crate) fn hashes_of_reference(dir: &Path, stop: &StopSignal) -> anyhow::Resu
     Ok(files)
 }
 
-/// Whether `file` is an adapter's configuration with the recorded settings. Its base may have another path.
+/// Whether `file` is an adapter's configuration with the recorded settings. Its base may have a different path.
 pub(crate) fn is_moved_adapter(file: &FileHash, recorded: &[FileHash], found: &[FileHash]) -> bool {
     let settings = |files: &[FileHash]| files.iter().find(|file| file.name == SETTINGS).map(|file| file.sha256.clone());
     file.name == model::peft::ADAPTER_CONFIG
@@ -106,7 +106,7 @@ pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
     files.map(hash).collect()
 }
 
-/// Hashes of the files in `dir` that decide prompts, besides those that identify the model.
+/// Hashes of the files in `dir` that affect prompts, besides those that identify the model.
 pub(crate) fn prompt_hashes(dir: &Path) -> anyhow::Result<Vec<FileHash>> {
     Ok(hashes_of(ModelFiles::read(dir).or_bad_input()?.prompt_files()))
 }

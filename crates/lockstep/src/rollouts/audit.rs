@@ -12,7 +12,7 @@ use rollout::{Completion, Engine, RolloutGroup};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The most characters of a value that are shown, since a worker may send long strings.
+/// The maximum number of characters shown of a value, since a worker may send long strings.
 const LONGEST: usize = 200;
 
 /// The first difference between a worker's answer and the repeated job.

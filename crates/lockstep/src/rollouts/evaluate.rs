@@ -21,7 +21,7 @@ use train::evaluation::pass_at_k;
 /// The first group number of evaluations, far from training's, so that evaluating changes no completion of training.
 const EVALUATION: GroupId = GroupId(1 << 62);
 
-/// A completion is right if the reward `eval_pass_at_k_reward` is at least this, whatever its weight.
+/// A completion is correct if the reward `eval_pass_at_k_reward` is at least this, regardless of its weight.
 const RIGHT: f64 = 1.0;
 
 /// Names of the length metrics of an evaluation.
@@ -44,7 +44,7 @@ pub struct Evaluation {
     sampling: SamplingPlan,
     generations: usize,
     pass_at_k: Vec<usize>,
-    /// The index of the reward function that decides whether a completion is right.
+    /// The index of the reward function that decides whether a completion is correct.
     right: usize,
 }
 
@@ -94,7 +94,7 @@ pub fn load_sets(
     specs.into_iter().map(load).collect()
 }
 
-/// `bounds`, raised to what an evaluation of these sets needs.
+/// `bounds`, raised to the needs of an evaluation of these sets.
 pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> WorkloadBounds {
     let longest = sets.iter().map(|set| set.questions.longest()).max().unwrap_or(0);
     let most = sets.iter().map(|set| set.questions.all.len()).max().unwrap_or(0);

@@ -2,13 +2,13 @@
 //!
 //! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
 //! teaches nothing. Each round replaces such groups by groups of fresh prompts, until the rewards of every group differ
-//! or the maximum number of rounds is reached. A new group takes the place of the replaced one, so the order of groups
-//! depends only on the prompts.
+//! or the maximum number of rounds is reached. A new group takes the position of the replaced group, so the order of
+//! groups depends only on the prompts.
 
 use super::{Rollouts, ScoredGroup};
 use kernels::mean::Mean;
 
-/// Rewards whose range is at most this count as equal, as a standard deviation of this size counts as 0 in TRL.
+/// Rewards whose range is at most this are treated as equal; TRL treats a standard deviation of this size as 0.
 const ZERO_RANGE: f64 = 1e-8;
 
 /// A generation batch being built, and the counts of its rounds.
@@ -129,7 +129,7 @@ pub(crate) mod tests {
         let values: Vec<f64> = metrics.iter().map(|m| m.1).collect();
         assert_eq!(values, [2.0, 3.0, 1.0, 6.0 / 13.0]);
 
-        // Rewards that differ only by rounding count as equal.
+        // Rewards that differ only by rounding are treated as equal.
         let mut generation = Generation::default();
         generation.take(round(&[(1, [Some(0.3), Some(0.1 + 0.2)]), (2, [Some(0.3), Some(0.3001)])]));
         assert_eq!(generation.zero_std_groups(), [0]);

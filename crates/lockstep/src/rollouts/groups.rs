@@ -40,7 +40,7 @@ pub struct ScoredGroup {
     pub completions: Vec<ScoredCompletion>,
     /// Errors of reward functions; they refer to completions by index in the group.
     pub problems: Vec<Problem>,
-    /// The lineage of the weights that sampled the group, if they are another run's.
+    /// The lineage of the weights that sampled the group, if they belong to another run.
     pub lineage: Option<Lineage>,
 }
 

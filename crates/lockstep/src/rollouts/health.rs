@@ -1,5 +1,5 @@
-//! Checks that reward functions still score. A run without one of its rewards would learn something else than
-//! configured, unnoticed; therefore the run ends.
+//! Checks that reward functions still score. A run without one of its rewards would silently optimize a different
+//! objective, so the run ends.
 
 use super::Rollouts;
 use crate::config::{Config, RewardErrors};
@@ -10,7 +10,7 @@ use rewards::Problem;
 #[error("{0}")]
 pub struct RewardFailed(String);
 
-/// For how many batches each reward function has not given a score.
+/// For how many batches each reward function has not returned a score.
 #[derive(Clone, Default)]
 pub struct RewardHealth {
     /// For each reward function, the number of batches in a row without a score.
@@ -21,8 +21,8 @@ impl RewardHealth {
     /// Counts one batch; `problems` are its errors of reward functions. The returned error is the reason why the run
     /// must end.
     ///
-    /// A reward function without scores counts as silent if it reported a failure, or if no other reward function
-    /// scored anything either. One of several reward functions may leave a whole batch without scores (`None` in TRL).
+    /// A reward function without scores is silent if it reported a failure, or if no other reward function scored
+    /// anything either. One of several reward functions may leave a whole batch without scores (`None` in TRL).
     pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
         let scored = rollouts.scored();
         let all = rollouts.completions().count();

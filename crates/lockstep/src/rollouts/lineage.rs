@@ -2,9 +2,9 @@
 //! weights if their lineages are equal.
 //!
 //! Before the first step, the lineage is the first 16 bytes of a SHA-256 over the model's files, the data, the settings
-//! and the arithmetic version (which changes when this program's kernels compute other bits). Each generation batch
-//! that is learned from advances it, because the next weights are a function of the weights before, the batch, and the
-//! settings.
+//! and the arithmetic version (which changes when this program's kernels compute different bits). Training on a
+//! generation batch advances the lineage, because the next weights are a function of the weights before, the batch, and
+//! the settings.
 
 use model::Updates;
 use model::columns::{ENTROPIES, TOP_IDS, TOP_LOGPS, Values};
@@ -77,7 +77,7 @@ impl<'de> Deserialize<'de> for Lineage {
     }
 }
 
-/// XXH3 (128 bits) of everything that training reads of a generation batch, and of the lineage of the `settings`.
+/// XXH3 (128 bits) of everything that training reads from a generation batch, and of the lineage of the `settings`.
 /// Columns are hashed in memory, without serialising.
 pub fn batch_hash(settings: &Lineage, samples: &[Sample]) -> [u8; 16] {
     let mut hash = Columns(XxHash3_128::new());

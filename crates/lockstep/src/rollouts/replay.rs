@@ -1,9 +1,9 @@
 //! Replays recorded rollouts from a file instead of generating them: for conformance tests, debugging, and offline
 //! comparison of losses.
 //!
-//! A file is what `record_rollouts = true` writes ([`wire`](super::wire)), or has one JSON object per line:
-//! `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward function; null where it gave no score),
-//! and, if known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`, `versions`,
+//! A file was written by `record_rollouts = true` ([`wire`](super::wire)), or has one JSON object per line:
+//! `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward function; null without a score), and, if
+//! known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`, `versions`,
 //! `reward_names`, `problems`, `lineage`. A line is a completion or a group. In a group, all values but `prompt_ids`,
 //! `reward_names` and `lineage` are lists with one element per completion. Groups are in the order of training, with
 //! `num_generations` completions each.
@@ -58,9 +58,9 @@ pub struct Replay {
 pub struct Limits {
     /// Completions of each group.
     pub num_generations: usize,
-    /// The most tokens of a completion.
+    /// The maximum number of tokens in a completion.
     pub max_completion_length: usize,
-    /// The most tokens of prompt and completion together.
+    /// The maximum number of tokens in prompt and completion together.
     pub context: usize,
 }
 
@@ -76,7 +76,7 @@ impl Limits {
 }
 
 impl Replay {
-    /// The sizes from which the memory of a run that replays this file follows.
+    /// The sizes that determine the memory of a run that replays this file.
     pub fn bounds(&self) -> WorkloadBounds {
         WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps(), given: false }
     }
@@ -250,7 +250,7 @@ fn problem_at(mut value: Value, place: usize) -> Result<Problem, serde_json::Err
     serde_json::from_value(value)
 }
 
-/// Converts a recorded completion to the engine's type. `version` is the version of the weights behind `logps`.
+/// Converts a recorded completion to the engine's type. `version` is the version of the weights that computed `logps`.
 fn scored_completion(
     recorded: &RecordedCompletion,
     generation: usize,
@@ -259,7 +259,7 @@ fn scored_completion(
     policy: &Policy,
 ) -> anyhow::Result<ScoredCompletion> {
     let tokens = recorded.ids.len();
-    // As in TRL, a completion that does not end in an end-of-sequence id counts as truncated.
+    // As in TRL, a completion that does not end in an end-of-sequence id is treated as truncated.
     let cut = || recorded.ids.last().is_none_or(|id| !policy.eos_ids.contains(id));
     let mut columns = Columns::of([(SAMPLER_LOGPS, logps)]);
     recorded.ref_logps.iter().for_each(|given| columns.set(REF_LOGPS, given.clone()));

@@ -18,7 +18,7 @@ pub enum ConfiguredReward {
     Model(RewardModelFiles),
 }
 
-/// The origin of a reward function, which decides which processes can have it.
+/// The origin of a reward function, which determines the processes that can call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The configuration alone describes it, so every process can build it.
@@ -30,7 +30,7 @@ pub enum Owner {
 /// Builds the configured reward functions, and checks everything that takes no memory.
 ///
 /// `injected` are functions of the calling program; the configuration refers to them as `function:NAME`. Once `stop` is
-/// set, reward programs that are still starting are not awaited.
+/// set, this function no longer waits for reward programs to start.
 pub fn named_rewards(
     config: &Config,
     mut injected: Vec<Box<dyn Reward>>,
@@ -84,7 +84,7 @@ pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<V
     config.reward_funcs.iter().zip(names).map(reward).collect()
 }
 
-/// A reward function that does not give scores or report problems.
+/// A reward function that returns neither scores nor problems.
 struct Silent(String);
 
 impl Reward for Silent {
@@ -117,9 +117,9 @@ pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
     config.reward_funcs.iter().zip(names).filter_map(open).collect()
 }
 
-/// All reward functions, ready to score. `models` fill the places of the reward models, in order.
+/// All reward functions, ready to score. `models` are the loaded reward models, in order.
 ///
-/// Once `stop` is set, reward functions are not awaited any more.
+/// Once `stop` is set, calls of the reward functions return without waiting for scores.
 pub fn ready_rewards(
     named: Vec<ConfiguredReward>,
     models: Vec<RewardModel>,

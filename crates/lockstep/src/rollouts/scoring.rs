@@ -19,7 +19,7 @@ use std::time::Instant;
 /// The dataset's row of each group.
 pub type Prompts = BTreeMap<GroupId, Arc<Prompt>>;
 
-/// For completions made by a program: each completion's columns besides the dataset's, by group.
+/// The additional columns of each completion from a rollout function, by group.
 pub type GivenColumns = BTreeMap<GroupId, Vec<Map<String, Value>>>;
 
 /// The engine's requests: `num_generations` completions of each prompt.
@@ -39,7 +39,7 @@ pub struct ScoredRollouts {
     pub problems: Vec<Problem>,
     /// Metrics that reward functions log.
     pub metrics: Vec<(String, f64)>,
-    /// For each scoring that overlapped with generation: its start and its seconds.
+    /// Start and seconds of each call for scores that overlapped with generation.
     pub overlapped: Vec<(Instant, f64)>,
     /// The seconds that each reward function took.
     pub seconds: Vec<f64>,

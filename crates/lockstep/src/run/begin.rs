@@ -36,7 +36,7 @@ pub struct RunParts {
     pub evaluations: Evaluations,
     /// The kind of run, which decides its subcommand (GRPO, SFT, ...).
     pub purpose: Purpose,
-    /// The word that the progress display shows for this run.
+    /// The label of this run in the progress display.
     pub label: &'static str,
 }
 

@@ -101,7 +101,7 @@ fn tables(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(tables)
 }
 
-/// The first rows of a completions table. Numeric columns, except the known ones, count as rewards.
+/// The first rows of a completions table. Numeric columns, except the known ones, are read as rewards.
 fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
     let content = disk::read(path, disk::most::GROUPS).or_bad_input_in(path.display())?;
     let rows: Vec<Map<String, Value>> =

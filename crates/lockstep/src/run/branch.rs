@@ -73,7 +73,7 @@ impl Branch {
         record.forked_from = Some(ForkedFrom { run: self.of.root().display().to_string(), step: state.step, lineage });
         self.makes(self.out.record());
         write_atomically(&self.out.record(), &record.to_bytes()?)?;
-        // This is last, since the configuration makes the directory a run.
+        // The configuration is copied last, since it makes the directory a run.
         let config = disk::read(self.of.config(), disk::most::STATE).or_bad_input_in(self.of.config().display())?;
         self.makes(self.out.config());
         write_atomically(&self.out.config(), &config)?;

@@ -24,8 +24,8 @@ impl DataPosition {
         DataPosition { hash, sampler, steps_per_epoch: steps_per_epoch.max(1), num_tokens: 0 }
     }
 
-    /// The epochs after `step`: by steps, and by prompts drawn as replacements. An epoch that ended early counts as
-    /// one.
+    /// The epochs after `step`, counting steps and prompts drawn as replacements. An epoch that ended early counts as a
+    /// full epoch.
     pub fn epoch(&self, step: u64) -> f64 {
         self.steps_of_epochs(step) as f64 / self.steps_per_epoch as f64 + self.sampler.extra_epochs()
     }
@@ -58,7 +58,7 @@ pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sam
     checked(Sampler::new(rows, chunk, config.shuffle_seed()), rows, chunk)
 }
 
-/// A sampler of rows. It also draws the incomplete last chunk of an epoch, unless `dataloader_drop_last` is set.
+/// A sampler of rows that also draws the incomplete last chunk of an epoch, unless `dataloader_drop_last` is set.
 pub fn sampler_of_rows(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
     if config.dataloader_drop_last {
         sampler(rows, chunk, config)

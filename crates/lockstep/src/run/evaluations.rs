@@ -22,7 +22,7 @@ pub struct Evaluations {
 
 impl Evaluations {
     /// The state before the first evaluation. `names` are the evaluations' metrics, each with the prefix `eval_`; user
-    /// code may add others if `has_other_metrics`. An unknown `metric_for_best_model` is refused.
+    /// code may add further metrics if `has_other_metrics`. An unknown `metric_for_best_model` is refused.
     pub fn new(config: &Config, names: &[String], has_other_metrics: bool) -> anyhow::Result<Evaluations> {
         if !has_other_metrics {
             check_best_metric(config, names)?;

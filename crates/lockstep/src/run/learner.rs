@@ -58,7 +58,7 @@ impl Learner {
     }
 
     /// Computes the gradient of the policy's loss on `samples`, which the next [`step`](Self::step) applies. A stop
-    /// request interrupts it.
+    /// request can interrupt the computation.
     pub fn gradient<'a>(&mut self, stages: &Stages, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         let (span, before) = (stages.span("update"), kernels::context::counted());
         self.trainer.gradient(&self.ctx, self.policy.weights.view(), samples)?;

@@ -1,10 +1,10 @@
 //! Allows only one process at a time to write to a run's directory. The file `run.lock` names the process that holds
 //! the lock, and since when.
 //!
-//! The operating system's lock on that file decides, so a killed process does not keep it. The file's content is only
-//! for people, and for file systems without locks ([`fleet::lock`]), where the named process is looked up. At the end
-//! of a run the file is emptied but never deleted: a process that waited for the deleted file would lock another file
-//! than a new process does.
+//! The operating system's lock on that file decides, so a killed process does not keep the lock. The file's content is
+//! only for people, and for file systems without locks ([`fleet::lock`]), where the named process is looked up. At the
+//! end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock a
+//! different file from a new process.
 
 use crate::bad_input;
 use crate::error::OrBadInput;
@@ -22,7 +22,7 @@ use telemetry::system::since_1970;
 /// The name of the lock file in a run's directory.
 pub const FILE: &str = "run.lock";
 
-/// How often, and after which pause, a lock held by another process is tried again.
+/// The number of attempts to take a lock that another process holds, and the pause between them.
 const MAX_TRIES: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 

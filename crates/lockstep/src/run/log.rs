@@ -18,7 +18,7 @@ use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
 pub struct RunLog {
     /// Collects metrics and sends events to the sinks.
     pub reporter: Reporter,
-    /// Detectors of signs that a run goes wrong.
+    /// Detectors of signs that a run is going wrong.
     pub alarms: Alarms,
     /// Timers of the run's stages.
     pub stages: Stages,
@@ -28,11 +28,11 @@ pub struct RunLog {
     pub callbacks: Callbacks,
     /// Notes about rewards that progress lines show.
     pub notes: RewardNotes,
-    /// The run's word in the progress display.
+    /// The run's label in the progress display.
     label: &'static str,
     /// The metrics of the last logged step.
     last_logged: Vec<(String, f64)>,
-    /// When the step began. An evaluation before it moves this ahead by its own time.
+    /// The start of the step, moved forward by the time of evaluations since then.
     step_started: StepClock,
     /// The end of the last evaluation.
     evaluated: Instant,
@@ -47,12 +47,12 @@ pub struct StepClock {
 }
 
 impl StepClock {
-    /// Reads both.
+    /// Reads both clocks.
     pub fn now() -> StepClock {
         StepClock { at: Instant::now(), cpu_s: telemetry::system::cpu_s() }
     }
 
-    /// Excludes the span from `start` to `end` from what is measured since this reading.
+    /// Excludes the span from `start` to `end` from the time measured since this reading.
     fn skip(&mut self, start: StepClock, end: StepClock) {
         self.at += end.at - start.at;
         self.cpu_s += end.cpu_s - start.cpu_s;
@@ -85,7 +85,7 @@ fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
 }
 
 impl RunLog {
-    /// A log of a run with the word `label` in the progress display.
+    /// A log of a run that the progress display shows as `label`.
     pub fn new(
         stages: Stages,
         reporter: Reporter,
@@ -247,7 +247,7 @@ impl RunLog {
         Ok(findings.into_iter().try_for_each(emit)?)
     }
 
-    /// Excludes the time since `start` from the current step, on the clock and of the CPU: the run evaluated.
+    /// Excludes the wall-clock and CPU time since `start`, in which the run evaluated, from the current step.
     pub fn leave_out_since(&mut self, start: StepClock) {
         let end = StepClock::now();
         self.step_started.skip(start, end);

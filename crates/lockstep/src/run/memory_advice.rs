@@ -191,7 +191,7 @@ impl Replan<'_> {
             }
             Layers { purpose, config: Some(config), ..Layers::default() }.resolve().is_ok()
         };
-        // A program may supply missing values.
+        // The caller may supply missing values.
         if !is_valid(&config) && is_valid(from) {
             return None;
         }

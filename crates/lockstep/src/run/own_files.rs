@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-/// The names of the files and folders that a run writes to its directory; `*` stands for any characters. (`fleet` is
-/// not listed, because workers may join before their learner starts.)
+/// The names of the files and folders that a run writes to its directory; `*` matches any characters. (`fleet` is not
+/// listed, because workers may join before their learner starts.)
 const OF_A_RUN: [&str; 21] = [
     "config.toml",
     "record.json",
@@ -51,7 +51,7 @@ pub(super) fn in_the_way(root: &Path) -> Option<String> {
         |entry: &disk::Entry| entry.is_dir() && disk::read_dir(entry.path()).is_ok_and(|entries| entries.is_empty());
     let in_the_way = |entry: &disk::Entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        // A run deletes the temporary files that killed processes left behind, also those of its lock and
+        // A run deletes the temporary files that killed processes left behind, including those of its lock and
         // configuration.
         let is_of_killed = is_temporary(&name) && !name.starts_with(".config.toml.");
         ((belongs_to_run(&name) && !is_empty(entry)) || is_of_killed).then_some(name)

@@ -1,6 +1,6 @@
-//! A prepared step is a value outside the run. It holds the changes that making the step's batch will cause in the run.
+//! A prepared step is a value outside the run. It holds the changes to the run from making the step's batch.
 //!
-//! A task makes a batch while it can only read the run. The rows of the batch, its metrics and its observations are
+//! While a task makes a batch, it can only read the run. The rows of the batch, its metrics and its observations are
 //! recorded here, and applied to the run when the step is taken. If the value is dropped instead (after a stop request
 //! or a failed reward), the run is unchanged.
 
@@ -40,8 +40,8 @@ impl PreparedStep {
 }
 
 impl TrainingRun {
-    /// Applies a prepared step to the run; from here on the step is not rolled back. Before that, it waits until the
-    /// checkpoint of the previous step is written.
+    /// Applies a prepared step to the run; from here on the step is not rolled back. Before that, this method waits
+    /// until the checkpoint of the previous step is written.
     pub fn commit(&mut self, step: PreparedStep) -> anyhow::Result<()> {
         self.finish_checkpoint()?;
         let PreparedStep { data, observed, notes, measured, metrics } = step;

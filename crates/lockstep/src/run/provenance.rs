@@ -23,7 +23,7 @@ use telemetry::build::Build;
 use telemetry::record::{FileHash, RunRecord, Start, hash_file_until, sha256};
 use telemetry::system;
 
-/// The facts of the record that the caller of [`write()`] supplies.
+/// The fields of the record that the caller of [`write()`] supplies.
 pub struct RunMetadata<'a> {
     /// The subcommand of the run, such as `train` or `sft`.
     pub command: &'a str,
@@ -80,7 +80,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if begins || record.prompt_files.is_none() {
         record.prompt_files = Some(metadata.models.prompt_files.clone());
     }
-    // A resumed run has the same reference model, but the adapter of a run that it continues may have another path.
+    // A resumed run has the same reference model, but the adapter of a run that it continues may have a different path.
     if begins || !metadata.models.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }
@@ -122,7 +122,7 @@ pub fn prompt_time(run: &RunDir) -> Option<PromptTime> {
 /// Hashes of the model files that a run reads when it starts.
 pub struct Models {
     model: Vec<FileHash>,
-    /// Hashes of the files besides those in `model` that decide prompts.
+    /// Hashes of the files, besides those in `model`, that affect prompts.
     prompt_files: Vec<FileHash>,
     reference: Vec<FileHash>,
     /// Hashes of the rewards' files, named by path.
@@ -196,7 +196,7 @@ impl Models {
         Ok(Models { model, prompt_files, reference, rewards, changed_rewards, unchecked, older })
     }
 
-    /// The hash of the model's weights that adapters trained on them record.
+    /// The hash of the model's weights, which adapters trained on these weights record.
     pub fn weights_sha256(&self) -> String {
         weights_hash(&self.model)
     }
@@ -223,8 +223,8 @@ fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHa
     Ok(files.into_inner())
 }
 
-/// Hashes of the files of the reward model in `dir`, by path: weights, shape, and everything that decides how it reads
-/// a prompt. For an adapter, the latter are the base model's.
+/// Hashes of the files of the reward model in `dir`, by path: weights, shape, and the files that determine how it reads
+/// a prompt (for an adapter, those of its base model).
 fn reward_model_hashes(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
     let place = |dir: &Path, file: FileHash| FileHash { name: dir.join(&file.name).display().to_string(), ..file };
     let mut found: Vec<_> = hashes(dir, stop, |_| true)?.into_iter().map(|file| place(dir, file)).collect();
@@ -288,7 +288,7 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
     Ok(())
 }
 
-/// A line for the user if another build resumes the run, or if the build of the last start is unknown.
+/// A line for the user if a different build resumes the run, or if the build of the last start is unknown.
 pub fn other_build(run: &RunDir) -> Option<String> {
     let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::current());
     match &record.build {
@@ -307,7 +307,7 @@ pub fn other_build(run: &RunDir) -> Option<String> {
     }
 }
 
-/// Refuses to resume a run of another subcommand, because its checkpoints have another meaning.
+/// Refuses to resume a run of another subcommand, because its checkpoints have a different meaning.
 pub fn check_command(run: &RunDir, command: &str) -> anyhow::Result<()> {
     match RunRecord::read(&run.record()) {
         Ok(record) if !record.kind.is_empty() && record.kind != command => Err(BadInput::new(format!(

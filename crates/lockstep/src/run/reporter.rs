@@ -1,5 +1,5 @@
-//! Reports what a run does as events to its sinks: means of metrics every `logging_steps`, as TRL logs them, and
-//! everything else at once. It knows neither the meaning of metrics nor the destination of events.
+//! Reports a run's progress to its sinks as events: means of metrics every `logging_steps`, as TRL logs them, and
+//! everything else immediately. This module knows neither the meaning of metrics nor the destination of events.
 
 use super::RunDir;
 use super::rollout_log::{Recorded, RolloutLog};
@@ -147,7 +147,7 @@ impl Reporter {
         &self.sums
     }
 
-    /// From now on logs the last step's value of the metrics in [`LAST`], as transformers does.
+    /// Makes later logs contain the last step's value of the metrics in [`LAST`], as in transformers.
     pub fn log_last_values(&mut self) {
         self.logs_last = true;
     }
@@ -180,7 +180,7 @@ impl Reporter {
         step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
     }
 
-    /// Ends optimizer step `step`, and reports its own values of the metrics in [`JUDGED`].
+    /// Ends optimizer step `step`, and reports the step's values of the metrics in [`JUDGED`].
     pub fn end_step(&mut self, step: u64) -> anyhow::Result<()> {
         let values: Vec<(String, f64)> = self.step_sums.take_means().into_iter().collect();
         if values.is_empty() { Ok(()) } else { Ok(self.sinks.emit(EventKind::StepValues { step, values })?) }
@@ -196,7 +196,7 @@ impl Reporter {
         Ok(Some(means))
     }
 
-    /// Reports metrics of `step` at once, without averaging, for evaluations.
+    /// Reports metrics of `step` immediately, without averaging, for evaluations.
     pub fn metrics(&mut self, step: u64, values: Vec<(String, f64)>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }

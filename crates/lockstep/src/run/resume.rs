@@ -40,9 +40,9 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
     }
 }
 
-/// Finds a run and one of its models; `path` is a run or a checkpoint. For a checkpoint it is the checkpoint's model;
-/// for a run it is the final model, or else the newest checkpoint's. Takes no lock and writes nothing, since another
-/// process may be training the run.
+/// Finds a run and one of its models; `path` is a run or a checkpoint. The model is the checkpoint's, or the run's
+/// final model, or else that of the run's newest checkpoint. Takes no lock and writes nothing, since another process
+/// may be training the run.
 pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     if let Some(found) = named_checkpoint(path)? {
         return Ok(found);
@@ -85,8 +85,8 @@ fn run_of(path: &Path) -> Option<&Path> {
         .then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
-/// Returns an error if the path `named`, after links are followed, is in another run than `root`: the `checkpoints` of
-/// a stranger's run may be a link to another run's.
+/// Returns an error if the path `named`, after links are followed, is in a different run from `root`: the `checkpoints`
+/// of a stranger's run may be a link to another run's.
 fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
     let named = std::path::absolute(named).or_bad_input_in(named.display())?;
     let Some(named_run) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
@@ -102,8 +102,8 @@ fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
 }
 
 /// The configuration with which `run` is resumed: the file in `layers`, or else the run's own `config.toml`, overridden
-/// by the other settings in `layers`. A change of a fixed key is an error. The texts describe changes that the user
-/// should know of.
+/// by the other settings in `layers`. A change of a fixed key is an error. The returned texts describe changes that the
+/// user should know about.
 pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved, Vec<String>)> {
     let began = Layers { purpose: layers.purpose, file: Some(run.config()), ..Layers::default() }.resolve()?;
     let now = Layers { file: layers.file.clone().or(Some(run.config())), ..layers }.resolve()?;
@@ -180,7 +180,7 @@ mod tests {
         let model = |path: &Path| find_model(path).unwrap().1;
         assert_eq!(model(run.root()), run.checkpoint(2));
         assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
-        // The result may be another checkpoint than the newest, for example the best one.
+        // The result may be a checkpoint other than the newest, for example the best.
         fs::create_dir(run.model()).unwrap();
         assert_eq!(model(run.root()), run.model());
         assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
@@ -259,7 +259,7 @@ mod tests {
             error.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())),
             "{error}"
         );
-        // A checkpoint that is a link does not count as the run's own.
+        // A checkpoint that is a link is not one of the run's own checkpoints.
         fs::remove_file(stranger.join("checkpoints")).unwrap();
         fs::create_dir(stranger.join("checkpoints")).unwrap();
         symlink(run.checkpoint(2), stranger.join("checkpoints/step-000002")).unwrap();

@@ -8,7 +8,7 @@ use serde_json::Value;
 /// A training task: GRPO, PPO, SFT, DPO or reward models. The run that drives it counts steps, logs, evaluates, saves
 /// and stops; the task decides what is learned from which data.
 pub trait TrainingTask: Task {
-    /// The data of one optimizer step, with all changes that making it causes: in the run
+    /// The data of one optimizer step, with the changes from making it: in the run
     /// ([`PreparedStep`](super::prepared::PreparedStep)) and in the task's own [`state`](Task::state).
     type Batch;
 
@@ -39,7 +39,7 @@ pub trait Task {
         Ok(())
     }
 
-    /// Waits for results from elsewhere that a checkpoint at this step must contain.
+    /// Waits for results of other processes that a checkpoint at this step must contain.
     fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
     }

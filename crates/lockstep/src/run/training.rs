@@ -91,7 +91,7 @@ impl TrainingRun {
         self.evaluations.take(&self.config, self.learner.step, metrics, self.log.sinks())
     }
 
-    /// The reason why the run ends after the current step before its last step. `early` is the result of
+    /// The reason why the run ends after the current step although this is not the last step. `early` is the result of
     /// [`log_evaluation`](Self::log_evaluation).
     pub(crate) fn stop_reason(&self, early: bool) -> Option<StopReason> {
         if self.stop.is_requested() {

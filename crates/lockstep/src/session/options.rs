@@ -46,14 +46,14 @@ impl RunOptions {
         self
     }
 
-    /// Stops the run when this signal is requested. The last step is saved in a checkpoint, from which the run can be
+    /// Stops the run when this signal is set. The last step is saved in a checkpoint, from which the run can be
     /// resumed.
     pub fn stop_signal(mut self, stop: StopSignal) -> Self {
         self.stop = stop;
         self
     }
 
-    /// Also passes every event of the run to this sink.
+    /// Adds a sink that receives every event of the run.
     pub fn sink(mut self, sink: impl Sink + 'static) -> Self {
         self.sinks.push(Box::new(sink));
         self
@@ -84,9 +84,9 @@ impl RunOptions {
         self
     }
 
-    /// Calls `call` to decide the actions after each step and epoch. Its second argument is whether the action is due
-    /// by the configuration. The run always logs and saves its last step, and saves the best evaluation if that will be
-    /// its result.
+    /// Calls `call` to decide the actions after each step and epoch. The second argument of `call` is true if the
+    /// action is due by the configuration. The run always logs and saves its last step, and saves the weights of the
+    /// best evaluation if they will be its result.
     pub fn decide(mut self, call: impl FnMut(Follow, bool) -> bool + 'static) -> Self {
         self.injected.callbacks.decide = Some(Box::new(call));
         self
@@ -104,7 +104,7 @@ impl RunOptions {
         self
     }
 
-    /// Also evaluates on these rows, as the set `name` of `eval_datasets`.
+    /// Adds these rows as the evaluation set `name` of `eval_datasets`.
     pub fn eval_set(mut self, name: impl Into<String>, rows: Rows) -> Self {
         self.injected.eval_sets.push((name.into(), rows));
         self
@@ -139,7 +139,7 @@ impl RunOptions {
         self
     }
 
-    /// Trains on the batches of the source that `wrap` returns for the run's own.
+    /// Trains on the batches of the source that `wrap` returns for the run's own source.
     #[cfg(test)]
     pub(crate) fn wrap_source(
         mut self,
@@ -162,7 +162,7 @@ impl RunOptions {
         self
     }
 
-    /// Also computes these metrics in every evaluation of an SFT, DPO or reward-model run.
+    /// Adds metrics that are computed in every evaluation of an SFT, DPO or reward-model run.
     pub fn eval_metrics(mut self, metrics: impl EvalMetrics + 'static) -> Self {
         self.injected.eval_metrics = Some(Box::new(metrics));
         self

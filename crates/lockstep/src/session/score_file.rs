@@ -21,7 +21,7 @@ use telemetry::Sinks;
 pub struct ScoredRow {
     /// The index of the row in the file, from 0.
     pub row: usize,
-    /// The prompt of the completion; empty if the file has none.
+    /// The prompt of the completion; empty if the file has no prompts.
     pub prompt: Content,
     /// The scored completion.
     pub completion: Content,

@@ -48,7 +48,7 @@ pub struct WorkerOptions<'a> {
     pub profiles: Vec<String>,
     /// Creates the rewards that are functions of user code; `None` without such functions.
     pub rewards: Option<Arc<MakeFunctions>>,
-    /// Whether the worker may be another build of the program than the learner.
+    /// Whether the worker's build of the program may differ from the learner's.
     pub allow_other_build: bool,
     /// Whether to wait also for the learner of a run that has ended, or had no workers.
     pub waits: bool,

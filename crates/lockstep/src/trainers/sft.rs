@@ -1,5 +1,6 @@
 //! Supervised fine-tuning (SFT). The loss is the mean negative log-likelihood of the completions. For whole texts and
-//! conversations it covers all tokens except the first; masks in the data restrict it to the tokens that they select.
+//! conversations the mean covers all tokens except the first; masks in the data restrict it to the tokens that they
+//! select.
 
 use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
@@ -72,7 +73,7 @@ impl Offline for Sft {
 }
 
 /// The metrics of held-out batches, each with its number of rows. As in TRL, the loss is averaged by rows, and the
-/// others by batches.
+/// other metrics by batches.
 fn means_of(batches: &[(usize, Sums)]) -> Vec<(String, f64)> {
     let learned = || batches.iter().filter(|(_, sums)| sums.tokens > 0);
     let rows = learned().map(|(rows, _)| rows).sum::<usize>() as f64;
@@ -131,7 +132,7 @@ struct Rows {
     long_prompts: usize,
     /// Skipped rows without a token in the loss.
     empty: usize,
-    /// Rows whose prompt ends with other tokens when the completion follows.
+    /// Rows whose prompt ends with different tokens when the completion follows.
     prompts_differ: usize,
     /// Rows with a `completion_mask` that has no effect.
     masks_left_out: usize,

@@ -17,7 +17,7 @@ use train::Advantage;
 pub struct LeftOut<'a> {
     /// Rewards whose scores come from the record.
     pub rewards: &'a [String],
-    /// The texts of errors, which another build may word differently.
+    /// The texts of errors, which a different build may word differently.
     pub words: bool,
 }
 

@@ -25,8 +25,8 @@ pub struct Record {
     ahead: BTreeMap<GroupId, Group>,
     /// Names of rewards that are not called again.
     pub not_asked: Vec<String>,
-    /// Whether this build trained the run. Another build may word errors differently, and write columns that this build
-    /// does not know.
+    /// Whether this build trained the run. A different build may word errors differently, and write columns that this
+    /// build does not know.
     same_build: bool,
     /// The position of the last compared group. A replay trains on groups in the order of the record.
     last: Option<usize>,

@@ -55,7 +55,8 @@ impl Collected {
     }
 
     /// Reads the answer to `request` that [`to_bytes`](Self::to_bytes) wrote. Groups share the request's prompts,
-    /// unless a rollout function returned other prompt ids. The error names the part that does not match the request.
+    /// unless a rollout function returned different prompt ids. The error names the part that does not match the
+    /// request.
     #[cfg_attr(not(test), expect(dead_code, reason = "of workers, which answer in bytes"))]
     pub fn from_bytes(bytes: &[u8], request: &CollectRequest<'_>) -> Result<Collected, WireError> {
         let (head, groups, rest) = take(bytes)?;

@@ -248,8 +248,8 @@ impl Alarms {
 }
 
 impl AlarmState {
-    /// Counts the conditions that hold. A condition without a detection counts as not holding only if `looked` returns
-    /// true for it.
+    /// Updates the streaks of all conditions. A condition without a detection does not hold if `looked` returns true
+    /// for it, and is unknown otherwise.
     fn take(&mut self, step: u64, seen: Vec<Detection>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
         let mut out = Vec::new();
         let mut held = BTreeSet::new();

@@ -14,7 +14,7 @@ pub struct Cause {
 }
 
 /// How the totals of a generation's groups vary. If no group has two scored completions, as with one completion per
-/// prompt, the whole generation counts as one group.
+/// prompt, the whole generation is treated as one group.
 #[derive(Default)]
 pub struct Spread {
     /// Groups with at least two scored completions.

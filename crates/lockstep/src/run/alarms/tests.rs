@@ -115,7 +115,7 @@ fn metrics_beyond_their_thresholds_raise_alarms() {
     let norms = |few: usize, high: f64| [vec![1.0; few], vec![high; 9]].concat();
     assert_eq!(first("grad_norm", &norms(10, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(10, 10.0)), None);
-    // A large norm that persists becomes the usual one.
+    // A large norm that persists becomes the new normal.
     assert_eq!(first("grad_norm", &norms(7, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(6, 10.1)), None);
     assert_eq!(first("grad_norm", &[[0.0; 20], [1.0; 20]].concat()), None, "steps without a gradient do not count");
@@ -293,7 +293,7 @@ fn a_property_must_be_shared_by_two_winners_and_half_of_all() {
     assert_eq!(raised(5, &[&[empty, good("a"), none("b")]]), ["empty_answer_wins"]);
     assert_eq!(raised(5, &[&[empty, good("a"), good("b"), none("c")]]), NOTHING);
     assert_eq!(raised(5, &[&[empty, none("b"), none("c")]]), NOTHING, "a single winner");
-    // A completion wins from the middle of the reward range on.
+    // A completion wins if its reward is at least the middle of the range.
     assert_eq!(raised(5, &[&[("", Some(0.5), false), good("a"), none("b")]]), ["empty_answer_wins"]);
     assert_eq!(raised(5, &[&[("", Some(0.49), false), good("a"), good("b")]]), NOTHING);
     // The share among winners must be twice that among losers, and here as many losers are empty.

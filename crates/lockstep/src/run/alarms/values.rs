@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 /// Below this loss, a gradient of 0 is expected and raises no alarm.
 const LEARNED: f64 = 0.01;
-/// A mean entropy per token below this (in nats) counts as collapsed, whatever the entropy was at the start.
+/// A mean entropy per token (in nats) below this is considered collapsed, regardless of the entropy at the start.
 const CERTAIN: f64 = 0.005;
-/// Up to this length limit in tokens, truncation is usually on purpose. If all completions are truncated from the first
+/// Up to this length limit in tokens, truncation is usually intended. If all completions are truncated from the first
 /// generation on, the alarm is only a note.
 const SHORT: f64 = 128.0;
 

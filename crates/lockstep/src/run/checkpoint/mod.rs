@@ -1,9 +1,9 @@
 //! Checkpoints: a loadable model directory plus the state of the training run. A checkpoint is either complete or
 //! absent.
 //!
-//! It is written under a temporary name, every file and directory is synced, it is renamed into place, and the parent
-//! directory is synced. Only then are older checkpoints deleted. So whenever the process dies, the newest directory
-//! named `step-…` is complete. This module knows nothing of the kind of run.
+//! A checkpoint is written under a temporary name, every file and directory is synced, the checkpoint is renamed into
+//! place, and the parent directory is synced. Only then are older checkpoints deleted. So whenever the process dies,
+//! the newest directory named `step-…` is complete. This module does not depend on the kind of run.
 
 mod checkpoints;
 mod writer;
@@ -125,8 +125,8 @@ fn is_of_run(name: &str) -> bool {
     [state::FILE, FILE_LIST].contains(&name) || OF_RUN.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Copies the files of the folder `from` that belong to a model, such as further chat templates. `name` is the folder's
-/// path in the model directory.
+/// Copies the files of the folder `from` that belong to a model, such as additional chat templates. `name` is the
+/// folder's path in the model directory.
 fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
     for entry in disk::read_dir(from)? {
         let file = entry.file_name();
@@ -139,7 +139,7 @@ fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
 }
 
 /// Refuses the checkpoint `dir` if its files do not match the list that was written with them. Checkpoints of older
-/// versions have no list; then the returned text is a note that nothing was compared.
+/// versions have no list; for these, the returned text notes that nothing was compared.
 pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     let Some(list) = FileList::read(dir).or_bad_input()? else {
         return Ok(Some(format!(

@@ -1,8 +1,8 @@
 //! Writes a checkpoint on its own thread, while the training run continues up to its next optimizer step.
 //!
 //! Generation is limited by memory bandwidth and consists of short parallel regions. A concurrent thread that copies,
-//! hashes and writes gigabytes slows it down several times as much as it slows the update. Therefore the writer may
-//! wait for the end of a rollout, if the previous checkpoint showed that it will still finish in time.
+//! hashes and writes gigabytes slows generation several times as much as the update. Therefore the writer may wait for
+//! the end of a rollout, if the previous checkpoint showed that it will still finish in time.
 
 use super::{Kept, prune, write};
 use crate::models::WriteFiles;
@@ -12,11 +12,12 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest wait of a checkpoint for the end of a rollout. A killed process loses at most this much more.
+/// The longest wait of a checkpoint for the end of a rollout. This is the additional time that a killed process may
+/// lose.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// A checkpoint that is being written. Dropping this value waits until the checkpoint is complete, so that a run that
-/// fails meanwhile keeps it.
+/// fails meanwhile keeps the checkpoint.
 pub struct CheckpointWriter {
     /// The step of the checkpoint.
     pub step: u64,

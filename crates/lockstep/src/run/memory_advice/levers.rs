@@ -23,12 +23,12 @@ impl Lever {
         (self.values)(config, longest)
     }
 
-    /// The change as `key = value`, with the key's present number.
+    /// The change as `key = value`, with the key's current number.
     pub fn text(&self, now: &Config, value: usize) -> String {
         match self.written {
             Some(text) => format!("{} = {text}", self.key),
             None => {
-                // The first value to try is half of the present one.
+                // The first value to try is half of the current value.
                 let before = self.now(now).map_or(String::new(), |n| format!(" (now {n})"));
                 format!("{} = {value}{before}", self.key)
             }

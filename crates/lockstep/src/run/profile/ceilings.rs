@@ -1,21 +1,21 @@
-//! The machine's peak speeds, measured once per run, and only while the machine does nothing else.
+//! The machine's peak speeds, measured once per run, and only while the machine is otherwise idle.
 //!
-//! A measurement counts if the load by other processes was below [`CpuTimes::QUIET`] per core for [`AROUND_S`] seconds
-//! before it, during it, and for [`AROUND_S`] seconds after it. The run continues before and after; its own time does
-//! not count as load. (Programs that it has started count as others.)
+//! A measurement is accepted if the load by other processes was below [`CpuTimes::QUIET`] per core for [`AROUND_S`]
+//! seconds before it, during it, and for [`AROUND_S`] seconds after it. The run continues before and after; its own CPU
+//! time is not load. (Processes that the run has started are load.)
 
 use std::collections::VecDeque;
 use std::time::Duration;
 use telemetry::CpuTimes;
 use telemetry::record::MeasuredCeilings;
 
-/// The number of seconds before and after a measurement during which the load counts.
+/// The number of seconds before and after a measurement during which the load is checked.
 const AROUND_S: f64 = 2.0;
 /// If the load has been known for this many seconds, it can rule out a measurement at the end of a run.
 const KNOWN_S: f64 = 0.2;
 /// During training, the times of the cores are read at most this often.
 const EVERY_S: f64 = 0.5;
-/// The most measurements of a run.
+/// The maximum number of measurements in a run.
 const MOST_TRIES: u32 = 3;
 
 /// The sentences that replace the ceilings.
@@ -25,9 +25,9 @@ pub(super) const UNKNOWN: &str =
 
 /// The cores of a machine, and its clock.
 pub(super) trait Cores: Send {
-    /// The present time, in seconds of the clock of the cores' times.
+    /// The current time in seconds, on the same clock as [`times`](Self::times).
     fn clock_s(&mut self) -> f64;
-    /// The present times of the cores.
+    /// The current CPU times of the cores.
     fn times(&mut self) -> CpuTimes;
     /// Waits.
     fn wait(&mut self, time: Duration);
@@ -50,7 +50,7 @@ impl Cores for ThisMachine {
     }
 }
 
-/// A measurement that counts if the load stays low.
+/// A measurement that is accepted if the load stays low.
 struct Pending {
     measured: MeasuredCeilings,
     /// The highest load so far.
@@ -96,7 +96,7 @@ impl Quiet {
         self.judge(&now)
     }
 
-    /// Measures if the time before was quiet. Whether the measurement counts is decided [later](Self::step).
+    /// Measures if the time before was quiet. Whether the measurement is accepted is decided [later](Self::step).
     pub fn begin(&mut self, measure: impl FnOnce() -> Option<MeasuredCeilings>) {
         if self.pending.is_some() || self.tries >= MOST_TRIES {
             return;
@@ -231,7 +231,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Takes this many steps of 0.3 s, and returns the measurement that counted.
+    /// Takes this many steps of 0.3 s, and returns the accepted measurement.
     fn steps(quiet: &mut Quiet, machine: &Invented, count: usize) -> Option<MeasuredCeilings> {
         (0..count).find_map(|_| {
             machine.pass(0.3);
@@ -258,7 +258,7 @@ pub(super) mod tests {
         steps(&mut before, &machine, 10);
         before.begin(|| panic!("it is busy"));
         assert_eq!(before.why_not, Some(BUSY));
-        // It is quiet later, and only the last two seconds count.
+        // The machine is quiet later, and only the load in the last two seconds matters.
         machine.set(0.0);
         steps(&mut before, &machine, 10);
         before.begin(measure(&machine));

@@ -21,16 +21,16 @@ pub struct Rule {
 /// For rules whose remedy has an unknown effect on the speed of a stage.
 const UNKNOWN: fn(&Measured) -> Option<f64> = |_| None;
 
-/// A finding is about at least this many seconds: less is noise, and cannot be saved. (Windows of a run take at least
-/// five seconds; `lockstep profile` judges a run of any length.)
+/// The fewest seconds that a finding may be about; less is noise. (Windows of a run take at least five seconds;
+/// `lockstep profile` judges a run of any length.)
 const LEAST_S: f64 = 0.5;
 /// The rules about decoding hold only if decoding takes at least this share of the steps.
 const MUCH: f64 = 0.4;
-/// Decoding counts as limited by memory or arithmetic from this share of the machine's peak on.
+/// Decoding is limited by memory or arithmetic if it reaches at least this share of the machine's peak.
 const LIMIT: f64 = 0.6;
 /// If decoding reads faster than this multiple of the memory's peak speed, the weights come from the CPU cache.
 const CACHED: f64 = 1.15;
-/// Below this mean number of sequences per decode step, the batch counts as small.
+/// Below this mean number of sequences per decode step, the batch is considered small.
 const FEW: f64 = 4.0;
 /// The rule `long_tail` holds if only the longest sixteenth of the completions is left in this share of the decode
 /// steps.
@@ -44,7 +44,7 @@ const PREPARING: f64 = 0.3;
 const SAVING: f64 = 0.2;
 const EVALUATING: f64 = 0.5;
 const SPREADLESS: f64 = 0.75;
-/// Seconds of waiting for a core, per second of CPU time, from which the cores count as overloaded.
+/// Seconds of waiting for a core, per second of CPU time, from which the cores are considered overloaded.
 const WAITING: f64 = 0.25;
 /// Preemptions per completion from which the rule `kv_preemption` holds.
 const PREEMPTED: f64 = 0.05;
@@ -275,7 +275,7 @@ fn zero_spread(m: &Measured) -> Option<String> {
         .then(|| format!("In {} of the groups all rewards were equal: no advantage, no gradient.", percent(share)))
 }
 
-/// Seconds of batches, callbacks, and outside all stages.
+/// Seconds spent making batches, in callbacks, and outside all stages.
 fn preparing_s(m: &Measured) -> f64 {
     m.seconds - m.covered() + m.stage("batch") + m.stage("callbacks")
 }

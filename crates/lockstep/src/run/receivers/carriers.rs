@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// The time limit of a request, in seconds.
 pub(super) const TIMEOUT_S: f64 = 10.0;
-/// A program that ends within this time counts as not started: an interpreter without its script, for example.
+/// A program that ends within this time is considered not started: an interpreter without its script, for example.
 const STARTED: Duration = Duration::from_millis(250);
 
 /// Why a record was not delivered.

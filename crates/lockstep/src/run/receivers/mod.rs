@@ -1,9 +1,9 @@
 //! Sends a run's metrics and alarms to the programs and addresses in `report_to`.
 //!
 //! A record is one JSON object: the [`Event`] of a line of `metrics.jsonl`, with the run's name as `run`. A receiver
-//! never delays or ends the run: between them are a queue and a thread, which retries after failures that may pass. If
-//! the queue is full, new records are dropped. At the end of the run the queue has a few seconds to empty, and lost
-//! records are counted.
+//! never delays or ends the run: between run and receiver are a queue and a thread, which retries after failures that
+//! may pass. If the queue is full, new records are dropped. At the end of the run the queue has a few seconds to empty,
+//! and lost records are counted.
 
 mod carriers;
 
@@ -20,12 +20,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use telemetry::{Event, EventKind, Sink};
 
-/// The most records that wait for a receiver.
+/// The maximum number of records queued for a receiver.
 const QUEUE: usize = 1000;
-/// The pause after a failure, which doubles with each further failure, up to the longest.
+/// The pause after a failure, which doubles with each further failure, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// The time that the end of a run waits for all its receivers.
+/// How long the end of a run waits for all its receivers.
 const LAST: Duration = Duration::from_secs(3);
 /// The additional time that the thread of a killed program has to end.
 const KILLED: Duration = Duration::from_millis(300);
@@ -70,7 +70,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     delivered: u64,
-    /// The reason of the last failure.
+    /// The reason for the last failure.
     why: Option<String>,
     /// Whether the user was warned.
     is_reported: bool,
@@ -88,7 +88,7 @@ impl Receivers {
         Receivers::with_token(config, dir, std::env::var(TOKEN).ok())
     }
 
-    /// Like `new`, with the token as an argument.
+    /// Like [`of`](Self::of), with the token as an argument.
     fn with_token(config: &Config, dir: &RunDir, token: Option<String>) -> anyhow::Result<Receivers> {
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         let (mut list, mut host) = (Vec::new(), None::<String>);

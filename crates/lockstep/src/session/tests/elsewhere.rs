@@ -123,8 +123,8 @@ fn small(dir: &Path, out: &str) -> Config {
     }
 }
 
-/// Checks that a run that collects in another thread has the bits of a run that collects in its own. Returns the number
-/// of collections.
+/// Checks that a run that collects in another thread has the same bits as a run that collects in its own. Returns the
+/// number of collections.
 #[track_caller]
 fn same_elsewhere(change: impl Fn(&mut Config), options: impl Fn() -> RunOptions) -> usize {
     let dir = directory();
@@ -215,7 +215,7 @@ impl RolloutFunction for Asks {
         let prompts = prompts.map(|&prompt| RolloutPrompt::Content(prompt.clone())).collect();
         let groups = generate(prompts, request.num_generations, request.sampling.clone())?;
         let given = |(prompt_ids, one): (Vec<u32>, &rollout::Completion)| GivenCompletion {
-            // The function returns another prompt than the dataset's.
+            // The function returns a prompt that differs from the dataset's.
             prompt_ids: [vec![3], prompt_ids].concat(),
             logps: one.generation.is_multiple_of(2).then(|| one.logps().to_vec()),
             ids: one.ids.clone(),
@@ -236,7 +236,7 @@ fn a_rollout_function_runs_in_another_thread() {
 }
 
 /// Stops a run during a collection in another thread. The resumed run, which collects in its own thread, must have the
-/// bits of an uninterrupted run.
+/// same bits as an uninterrupted run.
 #[test]
 fn a_run_stopped_during_a_collection_elsewhere_resumes_to_the_same_bits() {
     let dir = directory();

@@ -1,6 +1,6 @@
 //! Workers that send wrong answers. Each must be detected, named with its wrong answer, and expelled, and the run must
-//! have the bits of a run in one process. Learner and workers are threads here, so that a worker can misbehave in any
-//! way.
+//! have the same bits as a run in one process. Learner and workers are threads here, so that a worker can misbehave in
+//! any way.
 
 use super::super::worker::{WorkerOptions, work, work_as};
 use super::waits::all_cores_but_one;
@@ -30,11 +30,11 @@ pub(super) enum Lie {
     Score,
     Greedy,
     Rubbish,
-    /// Nothing at all.
+    /// An empty answer.
     Empty,
     /// A token beyond the vocabulary.
     Vocabulary,
-    /// Another version of the weights than the job's.
+    /// A version of the weights that differs from the job's.
     Version,
     /// The group of another job.
     Group,
@@ -153,7 +153,7 @@ fn options() -> RunOptions {
     RunOptions::new().context(one_thread()).train_rows(rows())
 }
 
-/// Joins the run in `out` as the worker `name`, which lies by `lie`.
+/// Joins the run in `out` as the worker `name`, which lies as `lie` specifies.
 pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
     join_and_lie(out, name, lie, usize::MAX)
 }
@@ -191,7 +191,7 @@ fn result(out: &Path) -> Vec<u8> {
 }
 
 /// The first worker lies, and an honest worker joins after this is detected. The run has a single core, which the
-/// learner must release each time it waits for workers, also after it has regenerated groups for an audit.
+/// learner must release each time it waits for workers, including after it has regenerated groups for an audit.
 #[track_caller]
 fn found(lie: Lie, max_staleness: usize, words: &[&str]) {
     found_in(lie, words, |config| config.max_staleness = max_staleness);

@@ -312,7 +312,7 @@ fn a_stopped_run_resumes_to_the_same_bits() {
     resumed(2, FRONTIER, ppo);
 }
 
-/// Interrupts a run at each check for a stop request, also while it generates ahead or scores older completions.
+/// Interrupts a run at each check for a stop request, including while it generates ahead or scores older completions.
 #[test]
 fn a_discarded_step_generates_ahead_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };

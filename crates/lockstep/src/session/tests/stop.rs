@@ -1,5 +1,5 @@
 //! Runs that are stopped in the middle of a step, wherever a pass through a model checks for a stop request: scoring,
-//! both gradients of PPO, evaluation. They must resume to the bits of an uninterrupted run.
+//! both gradients of PPO, evaluation. The resumed runs must have the same bits as an uninterrupted run.
 
 mod begins;
 mod decide;
@@ -172,7 +172,7 @@ fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
     assert!((0..6).all(|step| steps.iter().filter(|s| **s == step).count() >= 4), "{steps:?}");
 }
 
-/// Also stops runs during an evaluation, which follows every second step.
+/// Stops runs during steps and during evaluations, which follow every second step.
 #[test]
 fn a_step_on_rows_is_rolled_back_and_takes_the_same_rows_again() {
     let pairs = || {

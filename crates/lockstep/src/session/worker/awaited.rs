@@ -48,8 +48,8 @@ impl Awaited<'_> {
         }
     }
 
-    /// Whether the learner that wrote this state is still running. The next learner may have another configuration than
-    /// a killed one.
+    /// Whether the learner that wrote this state is still running. The next learner's configuration may differ from
+    /// that of a killed learner.
     pub fn is_of_learner(&self, state: &LearnerState) -> anyhow::Result<bool> {
         Ok(self.is_server || Layout::in_run(self.run).is_of_learner(state).map_err(fleet_error)?)
     }

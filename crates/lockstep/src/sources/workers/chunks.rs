@@ -176,7 +176,7 @@ impl Unusable {
 
 /// One job in a group's chain of chunks, with its answer.
 pub struct Link {
-    /// The job as given to the worker.
+    /// The job as sent to the worker.
     pub job: GroupJob,
     /// The worker's answer.
     pub answer: GroupAnswer,

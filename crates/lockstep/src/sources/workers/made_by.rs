@@ -73,7 +73,7 @@ pub fn made_by(out: &Path, group: GroupId) -> Option<String> {
     lines(&text).filter_map(of).next_back()
 }
 
-/// For each batch of the run in `out`, the number of groups per worker. For a regenerated batch, the last line counts.
+/// For each batch of the run in `out`, the number of groups per worker. For a regenerated batch, the last line is used.
 /// `None` if the run does not have the file.
 pub fn groups_made(out: &Path) -> Option<BTreeMap<u64, BTreeMap<String, u64>>> {
     let text = text(out)?;

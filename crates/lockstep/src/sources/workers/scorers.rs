@@ -1,5 +1,5 @@
-//! Scores a worker's groups on separate threads, next to its engine. There are as many threads as batches may be in
-//! flight, so that a slow reward does not delay the groups of the next batch.
+//! Scores a worker's groups on separate threads, concurrently with its engine. There are as many threads as batches may
+//! be in flight, so that a slow reward does not delay the groups of the next batch.
 
 use crate::rollouts::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;

@@ -80,7 +80,7 @@ impl RowsState {
         RowsState { tokens: hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect() }
     }
 
-    /// A sentence for a resumed run whose rows have other tokens than at its start, or may have. `state` is the
+    /// A sentence for a resumed run whose rows have, or may have, different tokens than at its start. `state` is the
     /// checkpoint's value, which versions before 0.2 did not write.
     pub(super) fn differs_from(&self, state: Value, name: &str) -> anyhow::Result<Option<String>> {
         if state.is_null() {

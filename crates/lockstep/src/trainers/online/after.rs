@@ -160,8 +160,7 @@ mod tests {
             }
             assert!(spent <= MAX_SHARE * now, "{spent} of {now}");
         }
-        // The first group is scored when half a hundredth of the run's time pays for scoring it, and then one group
-        // every tenth step.
+        // The first group is scored when 0.5 % of the run's time covers the cost, and then one group every tenth step.
         assert!((16..=18).contains(&scored[0].0), "{scored:?}");
         assert!((35..=40).contains(&scored.len()), "{}", scored.len());
         assert!(

@@ -57,7 +57,7 @@ pub struct Prepared {
 
 impl Prepared {
     /// Reads and builds everything, including the policy and the reference model. `own` builds the algorithm's own
-    /// parts, such as PPO's value model. It is called twice: on `Device::Meta` for the memory plan, and on the run's
+    /// parts, such as PPO's value model. `own` is called twice: on `Device::Meta` for the memory plan, and on the run's
     /// device.
     pub fn new<T>(
         inputs: &mut RunInputs,
@@ -122,8 +122,8 @@ impl Prepared {
         let only_evaluates = inputs.injected.only_evaluates;
         let part_inputs = PartInputs { source: &model, assets: &assets, bounds, only_evaluates, kept_rows: 0 };
         let reward_models: Vec<_> = models(&rewards).collect();
-        // The plan comes before the weights are read: a run that does not fit would be killed much later, without a
-        // message.
+        // Memory is planned before weights are read; otherwise a run that does not fit would be killed much later,
+        // without a message.
         let (device, available) = (ctx.memory().device(), Available::of(&ctx));
         let room = Room { device, available: &available };
         let (part_inputs, plan) = Parts::plan_activations(&builder, part_inputs, &reward_models, &own, room)?;
@@ -159,7 +159,7 @@ impl Prepared {
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
-        // The caller's function may use other weights, and so do batches generated ahead.
+        // The caller's function may sample from different weights, as batches generated ahead do.
         let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
         let stale_scorer = replay_scorer.clone().or(stale);
         let eval_weights = config.weights_of_rewards();
@@ -374,7 +374,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }
 
-/// Prints notes before completions are generated and scored, which replayed ones are not.
+/// Prints notes about the generation and scoring of completions; a replay does neither.
 fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out: &[EvalSet]) -> anyhow::Result<()> {
     let (config, sinks) = (inputs.config(), &inputs.sinks);
     for set in held_out {

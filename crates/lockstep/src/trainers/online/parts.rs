@@ -166,7 +166,8 @@ impl<T> Parts<T> {
         let has_data = before.dataset_name.is_some() || before.replay.is_some() || before.has_eval_data();
         let inputs = PartInputs { source, assets, bounds: data_bounds, only_evaluates: false, kept_rows: 0 };
         let named: Vec<_> = rewards.iter().collect();
-        // Changed configurations are planned with the same rows: with `auto`, they would take what a change frees.
+        // Changed configurations are planned with the same rows: with `auto`, more rows would take the memory that a
+        // change frees.
         let kept_rows = match room {
             Some(room) => Parts::plan_activations(builder, inputs, &named, &own, room)?.0.kept_rows,
             None => 0,
@@ -184,7 +185,7 @@ fn longest(config: &Config, bounds: WorkloadBounds) -> Longest {
     Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length }
 }
 
-/// Whether the policy scores completions of older weights again, for the importance sampling correction.
+/// Whether the policy rescores completions of older weights, for the importance sampling correction.
 fn scores_stale(config: &Config) -> bool {
     config.max_staleness > 0 && config.vllm_importance_sampling_correction
 }

@@ -67,7 +67,7 @@ impl Reference {
         sequences: &[PromptCompletion<'_>],
         temperature: f64,
     ) -> anyhow::Result<Vec<Scores>> {
-        // Without weights of its own, it uses the policy's base.
+        // A model without its own weights uses the policy's base.
         let weights = self.weights.as_ref().unwrap_or(&policy.base).current();
         Ok(self.scorer.score(ctx, ModelView::new(weights, self.adapter.as_ref()), sequences, temperature)?)
     }

@@ -28,12 +28,12 @@ use train::{Advantages, HeldOut, Sample};
 const KL: &str = "kl";
 
 impl RolloutPipeline {
-    /// Prepares the next step of `run`. It still has the current generation batch, which may be used up.
+    /// Prepares the next step of `run`. The prepared step still has the current generation batch, which may be used up.
     pub fn prepare(&self, run: &TrainingRun) -> OnlineBatch {
         OnlineBatch { run: PreparedStep::after(run), state: self.state.clone(), sampled_by: None, report: None }
     }
 
-    /// The run between two steps, as the source of batches sees it.
+    /// The state of the run between two steps, for the source of batches.
     fn now<'a>(&self, run: &'a TrainingRun, watch: &'a Watch<'a>) -> Now<'a> {
         let steps_left = run.learner.schedule.total_steps.saturating_sub(run.learner.step);
         Now {
@@ -440,7 +440,7 @@ fn count_tokens(next: &mut OnlineBatch, rollouts: &Rollouts) {
     next.run.data.num_tokens += (prompts + tokens) as u64;
 }
 
-/// Logs the staleness of these completions: how many batches have begun with newer weights since their own.
+/// Logs the staleness of these completions: the number of batches that have since begun with newer weights.
 fn log_lag(next: &mut OnlineBatch, rollouts: &Rollouts) {
     let (mut tokens, mut sum, mut max) = (0, 0usize, 0usize);
     for &version in rollouts.completions().flat_map(|c| &c.completion.versions) {

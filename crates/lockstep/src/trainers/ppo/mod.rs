@@ -33,7 +33,7 @@ pub struct Ppo {
     kl: KlController,
 }
 
-/// The data of one step of policy and value model, with all changes that making it causes.
+/// The data of one step of policy and value model, with the changes from making it.
 pub struct PpoBatch {
     online: OnlineBatch,
     /// The KL coefficient after this batch.

@@ -55,7 +55,7 @@ impl PpoBatch {
         Scores { scores, steps, table }
     }
 
-    /// The reward of each token. Also adapts the KL coefficient for the next generation.
+    /// Returns the reward of each token, and adapts the KL coefficient for the next generation.
     pub(super) fn token_rewards(&mut self, run: &TrainingRun, scores: &Scores, samples: &[Sample]) -> Vec<Vec<f64>> {
         let TokenRewards { rewards, kl, metrics } =
             gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores, &scores.steps);

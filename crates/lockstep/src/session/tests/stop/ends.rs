@@ -181,7 +181,7 @@ fn resuming_an_ended_run_reports_why_it_ended() {
     assert_eq!((reason, steps), (Some(StopReason::Completed), 6));
     let words = "the run has already ended: it has done 6 of 6 steps";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
-    // Training lowers the loss, but here a higher loss counts as better, so the two evaluations after the first do not
+    // Training lowers the loss, but here a higher loss is better, so the two evaluations after the first do not
     // improve.
     let early = Config {
         eval_strategy: Strategy::Steps,

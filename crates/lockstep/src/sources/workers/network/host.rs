@@ -29,7 +29,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How often a worker checks whether it must fetch now.
 const TURN: Duration = Duration::from_millis(100);
 
-/// This worker's share of the host's copies. After it is dropped, another worker of the host fetches.
+/// A worker's handle to the weights that its host shares. After it is dropped, another worker of the host fetches.
 pub struct Host {
     dir: PathBuf,
     talk: Arc<Talk>,
@@ -72,7 +72,7 @@ impl Host {
         Ok(Host { dir, talk, thread: Some(thread) })
     }
 
-    /// The host's directory, which workers read like a run's.
+    /// The host's directory, which workers read like a run's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -178,7 +178,7 @@ impl Copies<'_> {
                 return Ok(());
             }
             let shared: Shared = serde_json::from_value(state.shared.clone()).context("the state of the learner")?;
-            // A killed learner never answers, and the next learner may have another address.
+            // A killed learner never answers, and the next learner may have a different address.
             let is_other = |now: &LearnerState| ["run", "network"].iter().any(|k| now.shared[k] != state.shared[k]);
             let stop = || stop() || watch().is_none_or(|now| is_other(&now));
             if self.copy(&shared, &state, &stop)? {

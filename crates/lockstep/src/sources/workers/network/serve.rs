@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The URL name of the configuration.
 pub(super) const CONFIG: &str = "config.toml";
-/// The URL name of the base weights below an adapter.
+/// The URL name of the base weights of an adapter.
 pub(super) const BASE: &str = "base";
 
 /// The URL name of a model's file, which is one segment of a URL.
@@ -116,7 +116,7 @@ impl Serving {
         self.place.clone()
     }
 
-    /// Serves these versions of the weights, and no longer any others.
+    /// Replaces the served versions of the weights by these.
     pub fn publish(&self, slots: &BTreeMap<Version, SlotPlace>, base: Option<&Path>) {
         let mut places = self.served.places();
         places.retain(|_, place| !matches!(place, Place::Slot(..)));
