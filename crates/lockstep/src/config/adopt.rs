@@ -13,7 +13,7 @@ use model::weights::LINEAR_MODULES;
 use std::path::Path;
 
 /// If the model is an adapter's directory, sets the adapter keys (rank, alpha, target modules, …) from it. A key that
-/// was set to another value is refused.
+/// was set to a different value is refused.
 pub(super) fn adopt(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
     let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
         return Ok(());

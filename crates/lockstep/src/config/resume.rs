@@ -52,8 +52,8 @@ pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<Str
 }
 
 /// The settings on which the weights' bits depend, one line for each key that differs from its default. Data and reward
-/// files count by their contents, which are hashed elsewhere; threads, micro-batches, logs, evaluations and checkpoints
-/// do not count.
+/// files are identified by their contents, which are hashed elsewhere; threads, micro-batches, logs, evaluations and
+/// checkpoints are excluded.
 pub(crate) fn settings_of_weights(config: &Config) -> String {
     let (mut config, default) = (config.clone(), Config::default());
     for spec in &mut config.reward_funcs {

@@ -9,7 +9,7 @@ use toml::Value;
 /// How many activations of a generation are kept for the first update on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RolloutActivations {
-    /// As many as fit into half of the memory that is left beside the run.
+    /// As many as fit into half of the memory that the run leaves free.
     #[default]
     Auto,
     /// None: the update computes its forward pass.

@@ -13,7 +13,7 @@ struct Preset {
     answer_column: &'static str,
     /// The system prompt, if the task has one.
     system_prompt: Option<&'static str>,
-    /// The reward of training. In an evaluation, a completion is right if its reward is 1. `None`: the task has
+    /// The reward of training. In an evaluation, a completion is correct if its reward is 1. `None`: the task has
     /// preference pairs, from which a reward model is trained.
     reward: Option<&'static str>,
 }

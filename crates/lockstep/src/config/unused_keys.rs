@@ -15,7 +15,7 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
     let default = Config::default();
     // `config show` may print any command's configuration, and an evaluation reads a training configuration.
     let any_use = matches!(purpose, Purpose::Show | Purpose::Eval);
-    // A configuration that a run has written names every key, so a key with its default value does not count as set.
+    // A configuration that a run has written names every key, so a key with its default value is not treated as set.
     let asked = |key: &&Key| {
         let origin = resolved.origin(key.name);
         let set = matches!(origin, Origin::File(_) | Origin::Environment(_) | Origin::Flag | Origin::Program);

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 /// directory, sorted.
 ///
 /// A file belongs to the split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
-/// `train-00000-of-00002.parquet`, `train/0.parquet`). If the files of a directory do not name splits, the directory
-/// counts as one split.
+/// `train-00000-of-00002.parquet`, `train/0.parquet`). If the files of a directory do not name splits, the directory is
+/// treated as one split.
 pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
     // `path` may also be standard input; other special files are refused when they are opened.
     if path.exists() && !path.is_dir() {

@@ -1,4 +1,4 @@
-//! Refuses rows with images, video or audio. Models here read only text, so training would ignore such content.
+//! Refuses rows with images, video or audio. The models read only text, so training would ignore such content.
 
 use super::Row;
 use crate::bad_input;

@@ -11,6 +11,6 @@ pub struct Preference {
     pub chosen: Content,
     /// The worse answer to the prompt.
     pub rejected: Content,
-    /// How much better the chosen answer is, if the data has it.
+    /// How much better the chosen answer is, if the data has a margin.
     pub margin: Option<f32>,
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The end of an error about a line that ends within an object: often one object was written over several lines.
 pub const WHOLE_LINES: &str = ": each line must hold one whole JSON object, so write the object on a single line";
 
-/// Dataset rows that a program has in memory. A clone shares the same rows.
+/// Dataset rows in the caller's memory. Clones share the rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rows(pub(super) Arc<Vec<Row>>);
 

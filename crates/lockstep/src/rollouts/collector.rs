@@ -115,7 +115,7 @@ pub trait Collect {
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected>;
 
-    /// Like `collect`, for groups that have already begun. Also returns the groups of the concurrent requests, sorted
+    /// Like `collect`, for groups that have already begun; also returns the groups of the concurrent requests, sorted
     /// by group.
     fn continue_with(
         &mut self,
@@ -207,7 +207,7 @@ impl Generator<'_> {
         Ok(self.continue_with(model, request, Begun::default(), observer)?.0)
     }
 
-    /// Like `collect`, for groups that have already begun. Also returns the groups of the concurrent requests.
+    /// Like `collect`, for groups that have already begun; also returns the groups of the concurrent requests.
     fn continue_with(
         self,
         model: ModelView<'_>,

@@ -19,7 +19,8 @@ impl TokenTexts {
     }
 
     /// One string per token, whose concatenation is the text of all tokens. The last token of a character that spans
-    /// several tokens has the whole character, the others are empty. Special tokens are shown by their names.
+    /// several tokens has the whole character, and the strings of the other tokens are empty. Special tokens are shown
+    /// by their names.
     pub fn pieces(&self, ids: &[u32]) -> anyhow::Result<Vec<String>> {
         let text = |range: &[u32]| self.text(range);
         // A token's text may depend on the token before it, so it is the difference between two decoded texts.

@@ -45,8 +45,8 @@ impl RewardModelFiles {
         Ok(model)
     }
 
-    /// Loads the weights. If the reward model is an adapter, it must have been trained on these base weights. If it
-    /// does not record its base, `sinks` receive a warning.
+    /// Loads the weights. If the reward model is an adapter, it must have been trained on these base weights. If the
+    /// adapter does not record its base, `sinks` receive a warning.
     pub fn load(
         &self,
         config: &Config,

@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(fs::read(&copy).unwrap(), fs::read(file).unwrap(), "{}", copy.display());
         }
         assert_eq!(fs::read_to_string(kept.tensorboard().join("events")).unwrap(), "events");
-        // A second directory of the same step has another name.
+        // A second directory of the same step has a different name.
         checkpoints(&[2]);
         assert_eq!(set_aside(&run, 1, &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-2")));
         checkpoints(&[2]);

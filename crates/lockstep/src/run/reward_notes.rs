@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// A reward that takes less than this many seconds of a step is not slow, whatever its share.
+/// A reward that takes less than this many seconds of a step is not slow, regardless of its share.
 const SLOW_S: f64 = 1.0;
 
 /// The remarks about rewards in progress lines.

@@ -43,7 +43,7 @@ impl LocalSource {
         Ok(())
     }
 
-    /// Continues the groups of a batch that began after `step` optimizer steps, and scores them. Also returns the
+    /// Continues the groups of a batch that began after `step` optimizer steps, scores them, and also returns the
     /// groups of the concurrent requests.
     pub(super) fn complete(
         &mut self,
@@ -62,7 +62,7 @@ impl LocalSource {
 
 impl BatchSource for LocalSource {
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
-        // The rows of an earlier batch, or of an earlier attempt, are of no use any more.
+        // The rows of an earlier batch, or of an earlier attempt, are no longer needed.
         self.activations.iter().for_each(|activations| activations.lock().clear());
         let collected = self.more(next, &data.next_batch(), now)?;
         Ok(Batch::Generated { collected, sampled_by: now.lineage, metrics: Vec::new() })

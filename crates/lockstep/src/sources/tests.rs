@@ -1,5 +1,5 @@
-//! A custom source of batches: an environment that writes the completions itself. This file is enough to add it; no
-//! other part of the run knows it.
+//! A custom source of batches: an environment that writes the completions itself. This file alone adds the source; the
+//! rest of the run is unchanged.
 
 use super::*;
 use crate::config::Purpose;

@@ -19,8 +19,8 @@ pub(crate) fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     records
 }
 
-/// The record `bytes` with another value in `column`: a number that differs in its last bit, another string, or another
-/// leaf of JSON. `None` if the column has no values.
+/// The record `bytes` with a different value in `column`: a number that differs in its last bit, another string, or
+/// another leaf of JSON. `None` if the column has no values.
 pub(crate) fn changed(bytes: &[u8], column: &str) -> Option<Vec<u8>> {
     let (read, _) = RecordReader::take(bytes).unwrap();
     let kind = read.kind(column).unwrap();

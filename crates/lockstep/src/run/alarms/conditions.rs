@@ -17,7 +17,7 @@ pub struct Condition {
     pub id: &'static str,
     /// The value from which the condition holds.
     pub threshold: f64,
-    /// The number of checks in a row in which it must hold before the alarm is raised.
+    /// The number of consecutive checks in which the condition must hold before the alarm is raised.
     pub patience: u32,
     pub every: Every,
     pub remedy: &'static str,

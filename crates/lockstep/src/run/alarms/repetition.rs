@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// The number of tokens in an n-gram.
 const NGRAM: usize = 4;
-/// A completion with fewer n-grams counts as not repetitive.
+/// A completion with fewer n-grams is considered not repetitive.
 const FEWEST_NGRAMS: usize = 8;
 
 /// The share of the completion's n-grams that occurred earlier in it, from 0 to 1.

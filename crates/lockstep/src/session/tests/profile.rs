@@ -12,7 +12,7 @@ fn options() -> RunOptions {
     })
 }
 
-/// The findings of a run, except that cores are shared, since other tests run at the same time.
+/// The findings of a run, without the finding that cores are shared, since other tests run at the same time.
 fn found(change: impl FnOnce(&mut Config), options: RunOptions) -> (Vec<String>, crate::run::profile::ProfileRecord) {
     let dir = directory();
     let mut config = Config { max_steps: 8, save_strategy: Strategy::No, ..config(dir.path(), "run") };

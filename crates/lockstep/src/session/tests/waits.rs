@@ -1,6 +1,7 @@
 //! Waits of a learner with workers. Only one core is left to the run, and the learner waits for something that needs
-//! it: a worker, or a reward or callback that takes the core. A learner that kept the core would wait forever, however
-//! many cores the machine has. Workers must continue while a reward is slow, in a step, an evaluation or an audit.
+//! this core: a worker, or a reward or callback that takes the core. A learner that kept the core would wait forever,
+//! however many cores the machine has. Workers must continue while a reward is slow, in a step, an evaluation or an
+//! audit.
 
 use super::liars::{Lie, join};
 use super::{config, directory, rows};

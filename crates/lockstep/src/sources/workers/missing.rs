@@ -26,7 +26,7 @@ impl Missing {
         is_due
     }
 
-    /// Returns the present message if it has changed: workers come and go while a learner waits.
+    /// Returns the current message if it has changed: workers come and go while a learner waits.
     pub fn news(&mut self, missing: Option<String>) -> Option<&str> {
         let is_new = missing != self.reported;
         self.reported = missing;

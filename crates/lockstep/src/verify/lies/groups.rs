@@ -99,7 +99,7 @@ fn a_changed_column_of_the_recorded_groups_is_reported() {
     }
 }
 
-/// Groups that occur twice, at another place, or for no step.
+/// Groups that occur twice, at the wrong position, or for no step.
 #[test]
 fn a_group_recorded_twice_or_out_of_order_is_reported() {
     let dir = directory();
@@ -156,7 +156,7 @@ fn a_group_recorded_twice_or_out_of_order_is_reported() {
         write(&path, &records);
         assert_eq!(convicted(&root, what).kind, kind, "{what}");
     }
-    // A group of a step that the run did not reach does not count as trained.
+    // A group of a step that the run did not reach is not treated as trained.
     write(&path, &with(last, other(0, |g| (g.group, g.step) = (GroupId(99), Some(7)))));
     let report = verified(&root);
     assert_eq!(report.not_verified, ["steps 3 to 7: the run left no checkpoint after them"]);
@@ -166,8 +166,8 @@ fn a_group_recorded_twice_or_out_of_order_is_reported() {
     // The index, from which lists are printed without reading the groups.
     let index = root.join("rollouts.idx");
     let bytes = fs::read(&index).unwrap();
-    // An entry has group, step, hash of the prompt, reward, its deviation, completions and tokens. An index with
-    // another offset is recomputed.
+    // An entry has group, step, hash of the prompt, reward, its deviation, completions and tokens. An index with a
+    // different offset is recomputed.
     for at in [16, 24, 32, 40, 48, 56, 60] {
         for entry in [0, last - 1] {
             let mut lied = bytes.clone();

@@ -101,7 +101,7 @@ fn a_stopped_run_resumes_to_the_same_bits() {
     });
 }
 
-/// Interrupts a run at each check for a stop request, also while it generates chunks of later batches.
+/// Interrupts a run at each check for a stop request, including while it generates chunks of later batches.
 #[test]
 fn a_discarded_step_generates_its_chunks_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };
