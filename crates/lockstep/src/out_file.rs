@@ -1,5 +1,5 @@
-//! The output file of a command. It replaces another file only with `--overwrite`, and it is written completely or not
-//! at all.
+//! The output file of a command, which replaces an existing file only with `--overwrite`, and is written completely or
+//! not at all.
 
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};

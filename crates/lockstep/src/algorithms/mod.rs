@@ -73,9 +73,9 @@ pub trait PolicyGradient {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference<'a> {
     /// The KL term's reference model, which has the policy's architecture: `ref_model`, or else the policy as it was at
-    /// the start. It may follow the policy (`sync_ref_model`).
+    /// the start. With `sync_ref_model` the reference model follows the policy.
     Policy,
-    /// The frozen teacher of distillation. It may have any architecture, and reads the policy's token ids.
+    /// The frozen teacher of distillation, which may have any architecture and reads the policy's token ids.
     Teacher {
         /// The configuration key that names the teacher.
         key: &'static str,
@@ -103,8 +103,8 @@ pub struct Scored<'a> {
     pub rewards: &'a RewardMatrix,
     /// Process rewards, for the completions whose steps were scored.
     pub steps: &'a [Option<StepRewards>],
-    /// The completions with their tokens' log-probabilities, those of the reference included if there is one
-    /// ([`PolicyGradient::reference`]). Their advantages are not set yet.
+    /// The completions with their tokens' log-probabilities, including those of the reference if there is one
+    /// ([`PolicyGradient::reference`]). Advantages are not set yet.
     pub samples: &'a [Sample],
 }
 
@@ -174,8 +174,8 @@ impl Config {
         self.reference().is_some() && (!ref_logps || evaluates && self.has_eval_loss())
     }
 
-    /// Whether an evaluation of completions reports the loss. It does not if advantages come from a value model, since
-    /// completions alone then give no advantages.
+    /// Whether an evaluation of completions reports the loss. If advantages come from a value model, no loss is
+    /// reported, since completions alone then give no advantages.
     pub(crate) fn has_eval_loss(&self) -> bool {
         self.eval_loss && matches!(self.policy_gradient().estimator(), Estimator::Batch(_))
     }

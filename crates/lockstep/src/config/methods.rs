@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// The command that a configuration is for. It decides defaults and checks.
+/// The command that a configuration is for, which determines defaults and checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// Reinforcement learning with any algorithm (`lockstep train`).

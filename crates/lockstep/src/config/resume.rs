@@ -61,7 +61,7 @@ pub(crate) fn settings_of_weights(config: &Config) -> String {
         spec.map_paths(name).unwrap_or_else(|never| match never {});
     }
     // Runs from before these keys existed pass no columns to the template, and their reward models read the end token.
-    // Their lineage must not change.
+    // The lineage of these runs must not change.
     config.template_columns.clone_from(&default.template_columns);
     config.reward_model_end_token = default.reward_model_end_token;
     let decides = |key: &&Key| key.decides_bits() && key.value(&config) != key.value(&default);

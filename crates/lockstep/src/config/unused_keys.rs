@@ -1,5 +1,5 @@
-//! Finds keys that were set but that the run does not read. They are reported or refused, so that no user believes that
-//! they have an effect.
+//! Finds keys that were set but that the run does not read. Unused keys are reported or refused, so that no user
+//! believes that they have an effect.
 
 use super::keys::{Config, KEYS, Key};
 use super::methods::{GRPO, Methods, PPO, Purpose, RLOO};

@@ -87,8 +87,8 @@ impl Sampler {
         self.state.extra as f64 / (self.chunks_per_epoch() * self.chunk) as f64
     }
 
-    /// The next `count` row indices, all of one epoch. If this epoch has fewer left, it ends, and the first indices of
-    /// the next epoch are returned.
+    /// The next `count` row indices, all of one epoch. If this epoch has fewer indices left, the epoch ends, and the
+    /// first indices of the next epoch are returned.
     fn take(&mut self, count: usize) -> Vec<usize> {
         if self.state.cursor.saturating_add(count) > self.rows {
             let epoch = self.state.epoch.wrapping_add(1);

@@ -102,7 +102,7 @@ impl Learned {
         has(INPUT_IDS) && has(COMPLETION_MASK) && !has("labels") && !self.applies_completion_mask(columns)
     }
 
-    /// Reads a row of token ids. Its `labels`, or else its masks, mark the learned tokens.
+    /// Reads a row of token ids, whose `labels`, or else masks, mark the learned tokens.
     fn id_row(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<LearnedRow> {
         let ids = ids(columns, INPUT_IDS, vocab)?;
         let marks = |name: &str, kept: &dyn Fn(usize, i64) -> bool| -> anyhow::Result<Option<Vec<bool>>> {

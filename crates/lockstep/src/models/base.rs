@@ -89,7 +89,7 @@ pub(crate) fn hashes_of_reference(dir: &Path, stop: &StopSignal) -> anyhow::Resu
     Ok(files)
 }
 
-/// Whether `file` is an adapter's configuration with the recorded settings. Its base may have a different path.
+/// Whether `file` is an adapter's configuration with the recorded settings, apart from the path of its base.
 pub(crate) fn is_moved_adapter(file: &FileHash, recorded: &[FileHash], found: &[FileHash]) -> bool {
     let settings = |files: &[FileHash]| files.iter().find(|file| file.name == SETTINGS).map(|file| file.sha256.clone());
     file.name == model::peft::ADAPTER_CONFIG

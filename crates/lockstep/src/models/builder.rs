@@ -1,5 +1,5 @@
 //! Builds the parts of a run (trainers, scorers, engine), on the run's device, or on [`Device::Meta`] for the memory
-//! plan. On `Device::Meta` no weights are read, and buffers are sized for the largest work. Both use the same
+//! plan. On `Device::Meta` no weights are read, and buffers are sized for the largest work. Runs and plans use the same
 //! functions, so the plan counts every part of the run.
 //!
 //! [`Device::Meta`]: kernels::Device::Meta
@@ -128,8 +128,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A trainer: gradients, optimizer moments and buffers for optimizer steps on at most `work`. If `keeps`, only one
-    /// group at a time needs a forward pass.
+    /// A trainer: gradients, optimizer moments and buffers for optimizer steps on at most `work`. If `keeps`,
+    /// activations of the rollout are kept, and a forward pass has at most one group.
     pub fn trainer(
         &mut self,
         name: &str,

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::counted;
 
-/// A closure that writes files into a directory. It owns its data, so it can run on any thread.
+/// A closure that writes files into a directory. The closure owns its data, so it can run on any thread.
 pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
 
 /// A language model with its tokenizer, chat template and end-of-sequence ids.

@@ -1,11 +1,11 @@
 //! Splits a collection (generating and scoring a list of prompts) into jobs for workers, one per group. A worker is a
 //! process with an engine and reward functions; it answers in bytes.
 //!
-//! A job contains the group number, the prompt, the sampling parameters and the version of the weights. These determine
-//! the completions, so every worker computes the same tokens. A worker calls those of its reward functions that score
-//! each group separately. The collecting process calls the others: those that compare completions of several prompts,
-//! and the caller's closures. Scores are merged by the same code as in a single process, so the result does not depend
-//! on which worker runs a job, or when.
+//! A job contains the group number, the prompt, the sampling parameters and the version of the weights. These values
+//! determine the completions, so every worker computes the same tokens. A worker calls those of its reward functions
+//! that score each group separately. The collecting process calls the others: those that compare completions of several
+//! prompts, and the caller's closures. Scores are merged by the same code as in a single process, so the result does
+//! not depend on which worker runs a job, or when.
 
 use super::collector::{CollectRequest, Collected, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};

@@ -18,8 +18,8 @@ pub struct RewardModelFiles {
 }
 
 impl RewardModelFiles {
-    /// Reads the reward model's files, except for the weights; `model` is a directory or Hub id. Its chat template
-    /// renders prompts with `time`.
+    /// Reads the reward model's files, except for the weights; `model` is a directory or Hub id. The model's chat
+    /// template renders prompts with `time`.
     pub fn open(name: String, model: &str, time: PromptTime) -> anyhow::Result<RewardModelFiles> {
         let source = ModelSource::named(model, Head::Score(1))?;
         let assets = load_assets(&source.dir, Head::Score(1), ComputeDType::F32, time)?;

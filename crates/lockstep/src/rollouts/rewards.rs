@@ -21,9 +21,9 @@ pub enum ConfiguredReward {
 /// The origin of a reward function, which determines the processes that can call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// The configuration alone describes it, so every process can build it.
+    /// A reward function that the configuration alone describes, so every process can build it.
     Configuration,
-    /// It is a function of the calling program, so only this process has it.
+    /// A function of the calling program, so only this process has it.
     Caller,
 }
 
@@ -137,7 +137,7 @@ pub fn ready_rewards(
     named.into_iter().filter_map(ready).collect()
 }
 
-/// The names of the reward functions that workers call. They must score each group separately. Reward models are left
+/// The names of the reward functions that workers call, which must score each group separately. Reward models are left
 /// out, since each worker would need their memory. Functions of the calling program are left out, too, unless
 /// `functions` is true: then the workers have them.
 pub fn asked_by_workers(named: &[ConfiguredReward], functions: bool) -> BTreeSet<String> {

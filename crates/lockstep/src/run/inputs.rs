@@ -76,7 +76,7 @@ impl ResumeFrom {
 #[cfg(test)]
 pub type WrapSource = Box<dyn FnOnce(Box<dyn BatchSource>) -> Box<dyn BatchSource>>;
 
-/// Objects that the caller injects in addition to the configuration; none by default. They are moved from
+/// Objects that the caller injects in addition to the configuration; none by default. Injected objects are moved from
 /// [`RunOptions`](crate::RunOptions) to [`RunInputs`], from which each part of the run takes the objects that it needs.
 #[derive(Default)]
 pub struct Injected {
@@ -92,8 +92,8 @@ pub struct Injected {
     pub rewards: Vec<Box<dyn Reward>>,
     /// A function that generates the completions instead of the engine.
     pub rollout_function: Option<Box<dyn RolloutFunction>>,
-    /// Moves the collector, which generates and scores completions, to another thread or process. Otherwise it runs on
-    /// the run's own thread.
+    /// Moves the collector, which generates and scores completions, to another thread or process. By default the
+    /// collector runs on the run's own thread.
     pub collect_with: Option<PlaceCollector>,
     /// Replaces the run's source of batches.
     #[cfg(test)]

@@ -86,8 +86,8 @@ impl Learner {
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
-    /// Functions that write the weights and the optimizer's state to a checkpoint later, on another thread. Their data
-    /// do not change until then, or are copied now.
+    /// Functions that write the weights and the optimizer's state to a checkpoint later, on another thread. The data to
+    /// write do not change until then, or are copied now.
     pub fn writers(&self) -> Vec<WriteFiles> {
         vec![self.policy.writer(), moments::write_moments("", &self.trainer)]
     }

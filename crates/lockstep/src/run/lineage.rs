@@ -14,8 +14,8 @@ pub fn settings(config: &Config, ctx: &Context) -> Lineage {
     Lineage::of(&[settings_of_weights(config).as_bytes(), ctx.arithmetic(config.dtype.dtype()).as_bytes()])
 }
 
-/// The lineage of the weights with which `run` begins. It hashes the model's files as the run's record lists them. A
-/// checkpoint of an older version has no lineage; then its files are hashed, and a message is printed.
+/// The lineage of the weights with which `run` begins. The lineage hashes the model's files as the run's record lists
+/// them. A checkpoint of an older version has no lineage; its files are hashed instead, and a message is printed.
 pub fn at_start(run: &TrainingRun, from: &ResumeFrom, settings: &Lineage) -> anyhow::Result<Lineage> {
     let files = match from.checkpoint() {
         None => RunRecord::read(&run.checkpoints.dir.record())?.model,

@@ -1,10 +1,10 @@
 //! Allows only one process at a time to write to a run's directory. The file `run.lock` names the process that holds
 //! the lock, and since when.
 //!
-//! The operating system's lock on that file decides, so a killed process does not keep the lock. The file's content is
-//! only for people, and for file systems without locks ([`fleet::lock`]), where the named process is looked up. At the
-//! end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock a
-//! different file from a new process.
+//! The operating system's lock on that file is authoritative, so a killed process does not keep the lock. The file's
+//! content is only for people, and for file systems without locks ([`fleet::lock`]), where the named process is looked
+//! up. At the end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock
+//! a different file from a new process.
 
 use crate::bad_input;
 use crate::error::OrBadInput;
@@ -26,9 +26,9 @@ pub const FILE: &str = "run.lock";
 const MAX_TRIES: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The process that writes to the run in `root`, as named in its lock file; `None` if no process does. The lock
-/// decides, not the process number, which may have been reused. Locks of another machine may be invisible here; then
-/// the file's text decides. Nothing is written.
+/// The process that writes to the run in `root`, as named in its lock file; `None` if no process does. The lock is
+/// authoritative, not the process number, which may have been reused. If locks of other machines are invisible here,
+/// the file's text is used. Nothing is written.
 pub fn writer(root: &Path) -> Option<Value> {
     writer_with(&Locks::system(), root)
 }

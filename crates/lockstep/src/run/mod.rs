@@ -50,7 +50,7 @@ pub enum StopReason {
     EarlyStopping,
     /// A callback, or the code that drives the run, ended it.
     Requested,
-    /// A signal stopped the run. It can be resumed from its last checkpoint; no final model was written.
+    /// A signal stopped the run, which can be resumed from its last checkpoint; no final model was written.
     Interrupted,
 }
 

@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Each file of a run must have a name that keeps another run out.
+    /// Each file of a run must have a name that prevents a second run in the directory.
     #[test]
     fn every_file_of_a_run_is_in_the_list() {
         let out = tempfile::tempdir().unwrap();

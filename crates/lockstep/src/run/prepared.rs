@@ -1,4 +1,4 @@
-//! A prepared step is a value outside the run. It holds the changes to the run from making the step's batch.
+//! A prepared step is a value outside the run, and holds the changes to the run from making the step's batch.
 //!
 //! While a task makes a batch, it can only read the run. The rows of the batch, its metrics and its observations are
 //! recorded here, and applied to the run when the step is taken. If the value is dropped instead (after a stop request
@@ -20,8 +20,8 @@ pub struct PreparedStep {
     pub notes: RewardNotes,
     /// Measurements for the profile.
     pub measured: Measured,
-    /// Metrics in the order in which they were measured. They are summed in this order, so that the sums always have
-    /// the same bits.
+    /// Metrics in the order in which they were measured. They are summed in the same order, so that the sums always
+    /// have the same bits.
     metrics: Vec<(String, f64)>,
 }
 

@@ -131,13 +131,13 @@ pub struct Models {
     pub changed_rewards: Vec<String>,
     /// A warning about a check that was not possible, if any.
     pub unchecked: Option<String>,
-    /// A note if an older version wrote the record, without hashes of the files that decide prompts.
+    /// A note if an older version wrote the record, without hashes of the files that affect prompts.
     pub older: Option<String>,
 }
 
 impl Models {
     /// Hashes the files of the model in `dir` (`files` are those that have been read) and of a separate reference or
-    /// teacher model. If the run `resumes`, the model's shape and all files that decide prompts must match the record
+    /// teacher model. If the run `resumes`, the model's shape and all files that affect prompts must match the record
     /// of `run`, and so must the model's weights if the run still reads them.
     pub fn hashed(
         run: &RunDir,
@@ -247,7 +247,7 @@ pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Resu
     check_prompt_files(dir, recorded, &hashes_of(files.prompt_files()))
 }
 
-/// Refuses a file that decides prompts if its hash differs from the record, it is missing, or it did not exist.
+/// Refuses a file that affects prompts if its hash differs from the record, it is missing, or it did not exist.
 fn check_prompt_files(dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> anyhow::Result<()> {
     check_unchanged("model", dir, recorded, found)?;
     let is_in = |files: &[FileHash], file: &FileHash| files.iter().any(|other| other.name == file.name);

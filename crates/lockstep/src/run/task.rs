@@ -74,7 +74,7 @@ pub trait Task {
 
 /// A [`TrainingTask`] without its batch type, so that a run can hold any task.
 pub trait TakeStep: Task {
-    /// Makes the next batch and takes the optimizer step on it. If this fails before the commit, nothing has changed.
+    /// Makes the next batch and takes the optimizer step on it. After an error before the commit, nothing has changed.
     fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
 }
 

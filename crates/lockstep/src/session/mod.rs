@@ -206,7 +206,8 @@ impl Run {
         self.save_step()
     }
 
-    /// Evaluates and logs the result, even if no evaluation is due. If this triggers early stopping, the run ends.
+    /// Evaluates and logs the result, even if no evaluation is due. If the evaluation triggers early stopping, the run
+    /// ends.
     pub fn evaluate_now(&mut self) -> anyhow::Result<()> {
         let early = self.evaluate();
         if self.saved_on_failure(early)? && self.ended.is_none() {

@@ -34,7 +34,7 @@ impl RunOptions {
         RunOptions::default()
     }
 
-    /// Uses this compute context. Without it, the configuration or the environment decides on device and threads.
+    /// Uses this compute context. By default, the configuration or the environment determines device and threads.
     pub fn context(mut self, ctx: Context) -> Self {
         self.ctx = Some(ctx);
         self
@@ -119,8 +119,8 @@ impl RunOptions {
         self.reward_of_batch(FunctionReward::new(name, score))
     }
 
-    /// Adds a reward that scores whole batches. It is logged and weighted under its own name, and `reward_funcs` refers
-    /// to it as `function:NAME`.
+    /// Adds a reward that scores whole batches. The reward is logged and weighted under its own name, and
+    /// `reward_funcs` refers to it as `function:NAME`.
     pub fn reward_of_batch(mut self, reward: impl Reward + 'static) -> Self {
         self.injected.rewards.push(Box::new(reward));
         self

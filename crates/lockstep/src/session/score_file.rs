@@ -47,7 +47,7 @@ pub struct ScoredFile {
     pub seconds: f64,
 }
 
-/// Scores the completions in the file `path`. Their token ids come from the column `completion_ids`, or else from the
+/// Scores the completions in the file `path`. Token ids come from the column `completion_ids`, or else from the
 /// tokenizer in the directory `tokenizer`. Messages go to `sinks`.
 pub fn score_file(
     config: &Config,

@@ -264,8 +264,8 @@ fn num_tokens_counts_the_prompt_once_per_completion() {
     let dir = directory();
     let config = Config { max_completion_length: 1, max_steps: 3, ..config(dir.path(), "out") };
     let result = Run::new(Purpose::Grpo, config, options()).unwrap().run().unwrap();
-    // Three steps with two prompts each cover all prompts once. They have 25 tokens, and two completions of one token
-    // each.
+    // Three steps with two prompts each cover all prompts once. The prompts have 25 tokens, and two completions of one
+    // token each.
     assert_eq!(result.num_tokens, 2 * 25 + 3 * 4);
 }
 

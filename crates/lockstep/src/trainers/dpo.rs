@@ -2,8 +2,8 @@
 //! its initial model.
 //!
 //! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the adapter as
-//! it was before training (`ref_adapter`). Its log-probabilities are computed once before training, and again after a
-//! resume (with the same bits on the same machine), so no second model stays in memory.
+//! it was before training (`ref_adapter`). The reference model's log-probabilities are computed once before training,
+//! and again after a resume (with the same bits on the same machine), so no second model stays in memory.
 
 use super::offline::{Loaded, Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};

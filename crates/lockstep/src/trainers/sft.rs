@@ -54,8 +54,8 @@ impl Offline for Sft {
         kept(rows, data, (most, config.max_prompt_length), sinks)
     }
 
-    /// Loss, entropy and token accuracy (how often the next token is the most likely one) of held-out rows. They are
-    /// means over the tokens of all rows, or, if `per_device_eval_batch_size` is set, averages of the means of each
+    /// Loss, entropy and token accuracy (how often the next token is the most likely one) of held-out rows. The metrics
+    /// are means over the tokens of all rows, or, if `per_device_eval_batch_size` is set, averages of the means of each
     /// batch. A batch without a token in the loss is skipped.
     fn evaluate(
         config: &Config,

@@ -288,8 +288,8 @@ impl RecordedRun {
         (!others.is_empty()).then(|| format!("the run was trained by {}; this is {here}", others.join(", then by ")))
     }
 
-    /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. If it is
-    /// unknown, the error gives the reason.
+    /// The configuration of an interval's steps: `config.toml`, with the changes of later starts undone. If the
+    /// configuration is unknown, the error gives the reason.
     fn config_of(&self, interval: Interval) -> Result<Config, String> {
         // The numbers of the starts that took the first and the last step of the interval.
         let [first, later] = [interval.from + 1, interval.to].map(|step| self.starts_of(step).len());
@@ -328,7 +328,7 @@ fn lines(starts: &[Start]) -> Vec<&str> {
 }
 
 /// The starts that changed keys which affect bits: the step from which the change applies, and the index of the start.
-/// A later start from an earlier step replaces the steps of such a start, and keeps its change.
+/// If a later start begins at an earlier step, the change applies from that step.
 fn changes(starts: &[Start]) -> impl Iterator<Item = (u64, usize)> {
     let changed = starts.iter().enumerate().filter(|(_, start)| start.changed.iter().any(|line| decides_bits(line)));
     changed.map(|(place, _)| (starts[place..].iter().map(|start| start.step).min().unwrap_or_default(), place))

@@ -1,7 +1,7 @@
 //! Proves that a training run matches its record: replays its steps from its checkpoints, with the training code, and
 //! compares every bit of the results.
 //!
-//! A replay resumes the run from the checkpoint of a step S (or from the beginning) in a separate directory. It
+//! A replay resumes the run from the checkpoint of a step S (or from the beginning) in a separate directory. The replay
 //! generates its own completions, and takes only scores of nondeterministic rewards from the record. Each trained group
 //! must equal the recorded group, and the replay's checkpoint at the end, step E, must equal the run's. This code does
 //! not depend on the kind of trainer, since it compares only what a [`Run`] reports and writes.

@@ -153,7 +153,7 @@ fn values_from_a_program_override_a_file_but_not_flags() {
     }
 }
 
-/// The trainer's structs have their own defaults, for use without a configuration. These must equal the keys' defaults.
+/// The trainer's structs have their own defaults, for use without a configuration, which must equal the keys' defaults.
 #[test]
 fn trainer_defaults_equal_the_defaults_of_keys() {
     let c = Config::default();

@@ -244,7 +244,7 @@ impl GroupLog {
         self.len == 0
     }
 
-    /// Appends the records of some groups. If that fails (disk full, for example), the written part is removed.
+    /// Appends the records of some groups. If an append fails (disk full, for example), the written part is removed.
     pub fn append(&mut self, records: &[u8]) -> Result<()> {
         let (mut rest, mut entries, mut added) = (records, Vec::new(), 0);
         while !rest.is_empty() {

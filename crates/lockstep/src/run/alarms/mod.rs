@@ -155,7 +155,7 @@ impl Detection {
         Detection { examples: example_rows(rows).map(Row::example).collect(), ..self }
     }
 
-    /// An alarm about the reward `k`. Its examples are completions with scores of this reward.
+    /// An alarm about the reward `k`, whose examples are completions with scores of this reward.
     fn about_reward(self, signs: &GenerationSigns, k: usize) -> Detection {
         let scored = signs.rows().filter(|row| row.scores.get(k).is_some_and(Option::is_some));
         let examples = example_rows(scored).map(|row| row.example_of(k)).collect();

@@ -17,23 +17,23 @@ const SHOWN: usize = 100;
 
 /// The properties of a completion that alarms depend on.
 pub struct Row {
-    /// The dataset row of its prompt.
+    /// The dataset row of the prompt.
     pub prompt: usize,
-    /// The weighted sum of its rewards; `None` if it has no score.
+    /// The weighted sum of the rewards; `None` without a score.
     pub total: Option<f64>,
     /// The score of each reward, before weighting.
     pub scores: Vec<Option<f64>>,
     pub text: String,
-    /// True if it ended at the length limit.
+    /// True if the completion ended at the length limit.
     pub cut: bool,
-    /// True if it has no text, or only an empty frame of an answer, such as `<answer></answer>`.
+    /// True if there is no text, or only an empty frame of an answer, such as `<answer></answer>`.
     pub empty: bool,
     /// True if brackets or code fences do not match. Truncated completions do not count, unless nearly all are
     /// truncated.
     pub broken: bool,
     /// True if quotation marks, dollars, backticks or tags are unpaired, with the same exception as for `broken`.
     pub odd: bool,
-    /// The length of its text in characters.
+    /// The length of the text in characters.
     length: f64,
     pub repetitive: bool,
     /// Prompt and text, shortened for display.

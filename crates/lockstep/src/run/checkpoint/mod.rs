@@ -58,8 +58,8 @@ fn write_to(
     fill(temporary)?;
     FileList::of(temporary, step)?.write(temporary)?;
     sync_tree(temporary)?;
-    // A checkpoint of the same step exists if it was written before a due evaluation. It is moved aside first, because
-    // a rename does not replace a directory that is not empty.
+    // A checkpoint of the same step exists if it was written before a due evaluation. The older checkpoint is moved
+    // aside first, because a rename does not replace a directory that is not empty.
     let aside = temporary.with_extension("old");
     remove_if_there(&aside)?;
     if target.exists() {

@@ -12,8 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest wait of a checkpoint for the end of a rollout. This is the additional time that a killed process may
-/// lose.
+/// The longest wait of a checkpoint for the end of a rollout: the additional time that a killed process may lose.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// A checkpoint that is being written. Dropping this value waits until the checkpoint is complete, so that a run that
@@ -81,7 +80,7 @@ impl CheckpointWriter {
 }
 
 /// How long the next checkpoint may wait, if the last one took `took` to write, and the run needed it only after
-/// `room`. This leaves 1.5 times `took` for writing.
+/// `room`. The wait leaves 1.5 times `took` for writing.
 fn hold_next(room: Duration, took: Duration) -> Duration {
     room.saturating_sub(took * 3 / 2).min(LONGEST_HOLD)
 }

@@ -1,5 +1,5 @@
-//! The profile of a training run: where its time and memory go. It is measured in every step, evaluated in windows of a
-//! few seconds, and stored as `profile.json`.
+//! The profile of a training run: where its time and memory go. The profile is measured in every step, evaluated in
+//! windows of a few seconds, and stored as `profile.json`.
 //!
 //! If a rule (`rules.rs`) holds in two windows in a row, or over the whole run, it is reported as a finding: an event
 //! with the evidence and the usual remedy. Findings depend on time and machine, so they are kept out of everything that
@@ -219,8 +219,8 @@ impl Profile {
         (is_same && known.load.is_some()).then_some(known)
     }
 
-    /// Sets the machine's peak speeds, and adds them to the run's record if they are new. If they are missing after the
-    /// time of their measurement, the profile records the reason.
+    /// Sets the machine's peak speeds, and adds them to the run's record if they are new. If the peak speeds are
+    /// missing once they should have been measured, the profile records the reason.
     fn set_ceilings(&mut self, ceilings: Option<MeasuredCeilings>) {
         self.record.measured.without_ceilings = self.quiet.why_not.map(str::to_owned).filter(|_| ceilings.is_none());
         let Some(ceilings) = ceilings else { return };

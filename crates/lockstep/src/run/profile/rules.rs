@@ -212,7 +212,7 @@ fn worker_bound(m: &Measured) -> Option<String> {
     })
 }
 
-/// Whether decoding takes enough of the steps for the rules about it.
+/// Whether decoding takes enough of the steps for the rules about decoding.
 fn takes_much(m: &Measured) -> bool {
     m.share("rollout/decode") >= MUCH && m.stage("rollout/decode") >= LEAST_S
 }

@@ -107,7 +107,8 @@ fn a_resumed_run_with_another_model_is_refused() {
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
     assert_eq!(models.unchecked, None);
     place.start(&config, &models, "sft", 0, &[]);
-    // The weights are in the checkpoint. Their files are read again only for an adapter's base or a reference model.
+    // The weights are in the checkpoint. The weight files are read again only for an adapter's base or a reference
+    // model.
     fs::write(place.at("model/model.safetensors"), "others").unwrap();
     let resumed = place.hashed(&config, Purpose::Sft, true).unwrap();
     assert_eq!((names(&resumed.model), resumed.unchecked), (vec!["config.json"], None));

@@ -35,7 +35,7 @@ pub(super) trait Carrier: Send {
     }
 }
 
-/// A program that reads records from its standard input. If it has ended, it is started again for the next record.
+/// A program that reads records from its standard input. A program that has ended is started again for the next record.
 pub(super) struct Command {
     words: Vec<String>,
     /// The running program, which another thread may kill during a write.

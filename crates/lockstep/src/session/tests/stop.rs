@@ -128,8 +128,8 @@ fn small() -> Config {
     Config { max_steps: 4, ..config(Path::new(""), "") }
 }
 
-/// Each group is a micro-batch. Its forward and backward passes check for a stop request before the only layer and
-/// before the lm head. Only group 0 has a forward pass: the activations of the others are kept.
+/// Each group is a micro-batch, whose forward and backward passes check for a stop request before the only layer and
+/// before the lm head. Only group 0 has a forward pass: the activations of the other groups are kept.
 #[test]
 fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     let config = Config { packing: false, skip_zero_gradients: false, ..small() };
@@ -140,7 +140,8 @@ fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
 }
 
-/// Rolls back the second step on a generation, which must be kept. Its completions must be reported only once.
+/// Rolls back the second step on a generation, which must be kept. The generation's completions must be reported only
+/// once.
 #[test]
 fn a_later_step_on_a_generation_is_rolled_back() {
     let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };

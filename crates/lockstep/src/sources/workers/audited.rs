@@ -39,7 +39,7 @@ impl WorkerSource {
         if auditor.remade == 0.0 {
             return Ok(None);
         }
-        // Jobs by the version of their weights and by chunk, so that each round has one job of a group.
+        // Jobs by the version of their weights and by chunk, so that each list has at most one job of a group.
         let mut wanted: BTreeMap<(Version, usize), Vec<(&WorkerName, Link)>> = BTreeMap::new();
         for (group, results) in by_group(results) {
             let Some(whole) = pending.jobs.iter().find(|job| job.group == group) else { continue };

@@ -110,7 +110,7 @@ pub struct Fleet {
     /// The workers expelled since this learner started.
     expulsions: usize,
     batch: BatchId,
-    /// True after a stop did not find the workers that its checkpoint needs.
+    /// True after a stop found no worker for the results that its checkpoint needs.
     gave_up: bool,
 }
 
@@ -421,7 +421,7 @@ impl Fleet {
         self.payloads.lock().chunks.chain(whole, results)
     }
 
-    /// Expels a worker whose answer differs from the repeated job's. Its groups in batches from `from` on are
+    /// Expels a worker whose answer differs from the repeated job's. The worker's groups in batches from `from` on are
     /// regenerated.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         warn(&format!("worker {worker} is expelled: {why}; its groups that have not been trained on are regenerated"));

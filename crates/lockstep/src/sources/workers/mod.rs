@@ -50,7 +50,8 @@ use std::path::{Path, PathBuf};
 use telemetry::build::Build;
 use telemetry::record::FileHash;
 
-/// Everything except the weights that affects the bits of a worker's answers. It must be equal for learner and worker.
+/// Everything except the weights that affects the bits of a worker's answers. The identity must be equal for learner
+/// and worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// The version of the program.

@@ -61,7 +61,7 @@ impl Feed for Payloads {
         let (group, chunk) = (group_of(result.job), result.job.chunk);
         let offered = self.lock();
         // The result is from an earlier learner, before its batch is offered or before the chunk that it continues has
-        // arrived. It is checked when the batch is complete.
+        // arrived. The result is checked when the batch is complete.
         let Some(whole) = offered.jobs.get(&group).filter(|_| before.len() == chunk as usize) else { return Ok(()) };
         let all: Vec<&JobResult> = before.iter().chain([result]).collect();
         match offered.chunks.chain(whole, &all) {

@@ -37,8 +37,8 @@ pub struct WorkerWork {
     failed: Vec<(JobName, String)>,
     /// Answers without scores, for groups that another job will continue.
     unscored: Vec<GroupAnswer>,
-    /// The weights with which groups are being sampled, by their number of updates. They are released when the last
-    /// such group has ended.
+    /// The weights with which groups are being sampled, by their number of updates. Weights are released when the last
+    /// group that is sampled with them has ended.
     pinned: BTreeMap<Updates, Pinned>,
     looked: Option<Instant>,
     /// The last learner whose identity was compared, as its process and number.
@@ -161,7 +161,7 @@ impl WorkerWork {
         let place = (place.path.clone(), place.stored_as);
         match self.pinned.get(&group.updates) {
             Some(pinned) if pinned.place == place => {}
-            // These weights belong to another learner, whose groups have ended or are not needed any more.
+            // These weights belong to another learner, whose groups have ended or are no longer needed.
             Some(_) => return Ok(None),
             None => {
                 let Some((weights, contents)) = self.load(&place.0, shared)? else { return Ok(None) };

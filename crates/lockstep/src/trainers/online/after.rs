@@ -2,8 +2,8 @@
 //! number of recorded groups is limited, so that this and the recording of rollouts take at most about a hundredth of
 //! the run's CPU time.
 //!
-//! The choice of groups depends on timing. They are therefore written to a separate file, `updates.bin`, which is left
-//! out of comparisons of runs, and training does not depend on them.
+//! The choice of groups depends on timing. The groups are therefore written to a separate file, `updates.bin`, which is
+//! left out of comparisons of runs, and training does not depend on them.
 
 use super::RolloutPipeline;
 use crate::rollouts::function::lock;

@@ -1,6 +1,6 @@
 //! Stores the text from which speculative decoding drafts tokens, so that it outlives the process. The file is in the
-//! run's directory but outside checkpoints, because no bit of the result depends on it. If it is missing or damaged,
-//! fewer tokens are drafted for one epoch.
+//! run's directory but outside checkpoints, because no bit of the result depends on it. If the file is missing or
+//! damaged, fewer tokens are drafted for one epoch.
 
 use super::RolloutPipeline;
 use crate::run::training::TrainingRun;

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use telemetry::CompletionRows;
 use train::Sample;
 
-/// A generation batch with its samples. It is empty once all steps on it are done.
+/// A generation batch with its samples; empty once all steps on the batch are done.
 #[derive(Clone, Default)]
 pub(crate) struct GenerationBatch {
     pub(crate) samples: Arc<[Sample]>,

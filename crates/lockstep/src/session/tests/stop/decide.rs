@@ -92,7 +92,7 @@ fn callers_decide_the_actions_after_steps_and_epochs() {
     );
     let late = |events: &[String], what: Follow, _: bool| what == Follow::Evaluate && last(events, "epoch3");
     assert_eq!(events(by_epoch, late), "begin0 step1 begin1 step2 begin2 step3 epoch3 eval3 log3");
-    // The first epoch ends after its first step, and the steps of the others follow.
+    // The first epoch ends after its first step, and the steps of the other epochs follow.
     let five = |config: &mut Config| config.max_steps = 5;
     assert_eq!(
         events(five, |events, what, is_due| match what {

@@ -1,5 +1,5 @@
-//! The weights on a worker's host. One worker of the host fetches the weights from the learner, and all others read
-//! them from shared memory.
+//! The weights on a worker's host. One worker of the host fetches the weights from the learner, and all other workers
+//! read them from shared memory.
 //!
 //! The directory is in the system's directory for temporary files, and named after the server and the run. The worker
 //! with the lock of `fetch.lock` fetches; when its process ends, the kernel passes the lock to another worker.
