@@ -26,7 +26,7 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// The lengths if prompt and completion together have at most this many tokens.
+    /// The lengths, reduced so that prompt and completion together have at most `most` tokens.
     pub fn up_to(self, most: usize) -> Longest {
         let positions = self.positions().min(most);
         let completion = self.completion.min(positions);

@@ -239,7 +239,7 @@ fn not_finite_tensor(source: &dyn TensorSource) -> Option<String> {
 }
 
 /// Reads everything in a model directory except the weights, for a model with this head that computes in `dtype`. The
-/// model in the directory may have a different head. The chat template renders prompts with `time`.
+/// model in the directory may have a different head. The chat template uses `time` as the current time.
 pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime) -> anyhow::Result<ModelAssets> {
     if !dir.is_dir() {
         return Err(BadInput::new(format!(

@@ -27,7 +27,7 @@ pub struct RunInputs {
     pub dir: RunDir,
     /// Whether the run starts anew or from a checkpoint.
     pub resume_from: ResumeFrom,
-    /// The time with which chat templates render prompts: the time of the run's first start.
+    /// The time that chat templates use as the current time: the time of the run's first start.
     pub prompt_time: PromptTime,
     /// The device and threads of the run.
     pub ctx: Context,

@@ -104,7 +104,7 @@ pub fn planned<T>(
     MemoryPlan::of(builder, model, longest, parts, counted)
 }
 
-/// Adds the memory counted on `memory` to `parts`. `whose` names its component.
+/// Adds the memory counted on `memory` to `parts`. `whose` names the component.
 fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
     for (part, usage) in memory.usage() {
         // These keys select a different model; all other keys are found by replanning.
@@ -209,7 +209,7 @@ impl MemoryPlan {
         self.total.saturating_sub(self.resident)
     }
 
-    /// Bytes that the run leaves free where its tensors are; 0 if unknown.
+    /// Bytes that the run leaves free in the memory of its tensors; 0 if unknown.
     pub(crate) fn left(&self, Room { device, available }: Room<'_>) -> u64 {
         let plan = self.clone().on(device);
         let (needed, free) = match plan.device_total {
@@ -219,7 +219,7 @@ impl MemoryPlan {
         free.map_or(0, |free| free.saturating_sub(needed))
     }
 
-    /// Bytes that the run takes of device `on`; if `None`, bytes of host memory that it still has to take.
+    /// Bytes that the run takes of device `on`; if `None`, bytes that the run still has to take of host memory.
     pub(super) fn needed_on(&self, on: Option<&str>) -> u64 {
         match on {
             Some(_) => self.device_total.unwrap_or(0),

@@ -35,7 +35,7 @@ pub struct RunMetadata<'a> {
     pub ctx: &'a Context,
     /// Hashes of the model files with which the run began.
     pub models: &'a Models,
-    /// The time with which chat templates render prompts.
+    /// The time that chat templates use as the current time.
     pub prompt_time: PromptTime,
     /// SHA-256 of the training data.
     pub data_hash: &'a str,

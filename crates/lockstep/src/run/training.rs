@@ -19,7 +19,7 @@ use train::{Samples, UpdateMetrics};
 pub struct TrainingRun {
     /// The resolved configuration.
     pub config: Config,
-    /// The time with which chat templates render prompts.
+    /// The time that chat templates use as the current time.
     pub prompt_time: PromptTime,
     /// The policy with its trainer and optimizer.
     pub learner: Learner,

@@ -33,8 +33,8 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Reads the rewards, and the datasets of `eval_dataset_name` and `eval_datasets`, encoded with the tokenizer in
-    /// the directory `model`. Chat templates render prompts with `time`. Messages go to `sinks`. A stop request cancels
-    /// an evaluation.
+    /// the directory `model`. Chat templates use `time` as the current time. Messages go to `sinks`. A stop request
+    /// cancels an evaluation.
     pub fn new(
         ctx: &Context,
         config: Config,

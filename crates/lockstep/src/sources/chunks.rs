@@ -31,7 +31,7 @@ impl ChunkSource {
         ChunkSource { local, tokens }
     }
 
-    /// Requests that extend the batches after the next one by the current weights' chunks.
+    /// Requests that extend each batch after the next by the tokens that the current weights sample.
     fn beside<'a>(&'a self, later: impl Iterator<Item = &'a BegunBatch>) -> Vec<Request> {
         let spec = &self.local.spec;
         let k = spec.config.max_staleness;

@@ -167,7 +167,7 @@ pub struct Start<'a> {
     pub lineage: Option<Lineage>,
     /// A hash of the settings that affect a step, besides its batch and the weights.
     pub settings: Lineage,
-    /// The time with which chat templates render prompts.
+    /// The time that chat templates use as the current time.
     pub prompt_time: PromptTime,
 }
 

@@ -120,7 +120,7 @@ impl Sums {
     }
 }
 
-/// Rows of a dataset as samples, with counts of skipped and peculiar rows.
+/// Rows of a dataset as samples, with counts of skipped and unusual rows.
 #[derive(Default)]
 struct Rows {
     samples: Vec<Sample>,
@@ -194,7 +194,7 @@ fn learned_rows(
     Ok(rows)
 }
 
-/// Logs the numbers of skipped and peculiar rows, and returns the samples.
+/// Logs the numbers of skipped and unusual rows, and returns the samples.
 fn kept(
     rows: Rows,
     data: Dataset,

@@ -111,7 +111,7 @@ impl RecordedRun {
         }
     }
 
-    /// Whether two intervals had the same configuration keys that affect bits, and rendered prompts with the same time.
+    /// Whether two intervals had the same values of all keys that affect bits, and rendered prompts with the same time.
     pub fn same_inputs(&self, a: Interval, b: Interval) -> bool {
         let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
         settings(a) == settings(b) && self.prompt_time(a.to) == self.prompt_time(b.to)
@@ -234,8 +234,8 @@ impl RecordedRun {
         }
     }
 
-    /// The intervals that can be replayed, because a state exists at their start and end. The others are reported as
-    /// not verified.
+    /// The intervals that can be replayed, because a state exists at their start and end. All other intervals are
+    /// reported as not verified.
     pub fn intervals(&self, report: &mut Report) -> Vec<Interval> {
         let ends = self.checkpoints.iter().map(|(step, _)| *step);
         let begins = std::iter::once(0).chain(ends.clone());

@@ -1,5 +1,5 @@
-//! The recorded groups of a run during its replay. The recorded groups supply the scores of rewards that are not called
-//! again, and each group is compared as soon as the replay trains on it.
+//! The recorded groups of a run during its replay, which supply the scores of rewards that are not called again. Each
+//! group is compared as soon as the replay trains on the group.
 
 use super::groups::{self, LeftOut};
 use super::report::{Difference, NotVerifiable};

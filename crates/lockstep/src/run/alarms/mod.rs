@@ -127,7 +127,8 @@ struct History {
     constants: BTreeMap<String, Bits64>,
     /// The lowest total reward so far.
     lowest: Option<Bits64>,
-    /// Counts over the completions with low rewards so far: all, empty, broken, repetitive and odd ones.
+    /// Counts of completions with low rewards so far: all, and those that are empty, broken, repetitive and odd (as in
+    /// `Row`).
     others: Vec<u64>,
 }
 

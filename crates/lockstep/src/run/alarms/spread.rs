@@ -67,7 +67,7 @@ impl Spread {
         kernels::mean::share(self.cancel + self.unweighted, self.groups)
     }
 
-    /// The cause if rewards vary in at least half of the groups with equal totals.
+    /// The cause of at least half of the groups with equal totals, if rewards vary in these groups.
     pub fn cause(&self) -> Option<Cause> {
         let names = self.varying.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let most = |count: usize| count > 0 && 2 * count >= self.equal;

@@ -16,7 +16,8 @@ const CERTAIN: f64 = 0.005;
 /// generation on, the alarm is only a note.
 const SHORT: f64 = 128.0;
 
-/// Groups with equal totals: their `share` if it is known, else the share of the groups in which single rewards vary.
+/// Detects groups with equal totals by their `share`, or, without this metric, by the share of groups whose totals are
+/// equal although rewards vary.
 fn zero_variance(share: Option<f64>, measured: &Measured<'_>) -> Option<Detection> {
     let spread = measured.generation.map(|generation| &generation.spread);
     // PPO and runs with one completion per prompt do not compare groups: equal totals are reported only if rewards

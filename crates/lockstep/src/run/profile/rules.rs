@@ -21,7 +21,7 @@ pub struct Rule {
 /// For rules whose remedy has an unknown effect on the speed of a stage.
 const UNKNOWN: fn(&Measured) -> Option<f64> = |_| None;
 
-/// The fewest seconds that a finding may be about; less is noise. (Windows of a run take at least five seconds;
+/// The smallest number of seconds that a finding reports; less is noise. (Windows of a run take at least five seconds;
 /// `lockstep profile` judges a run of any length.)
 const LEAST_S: f64 = 0.5;
 /// The rules about decoding hold only if decoding takes at least this share of the steps.

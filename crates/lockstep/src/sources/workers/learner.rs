@@ -104,7 +104,7 @@ pub struct Fleet {
     plan: Plan,
     /// Weights that jobs may still need, by version, the newest last.
     held: VecDeque<(Version, HeldWeights)>,
-    /// True if answers are audited. An audit needs the sampling weights, which are kept until then.
+    /// True if answers are audited. The sampling weights are then kept until the audit.
     audits: bool,
     expelled: Expelled,
     /// The workers expelled since this learner started.

@@ -131,7 +131,7 @@ pub struct Shared {
     pub network: Option<NetworkPlace>,
     /// Tokens of the longest prompt in the run's data.
     pub longest_prompt: usize,
-    /// The time with which chat templates render prompts, in seconds since 1970.
+    /// The time that chat templates use as the current time, in seconds since 1970.
     #[serde(default)]
     pub prompt_time_s: u64,
     /// Bytes of weights that were copied to publish new versions; 0 unless the optimizer leaves some parameters

@@ -60,8 +60,8 @@ impl AfterStep {
             return;
         }
         let group = groups[self.count % groups.len()];
-        // A step generates, computes a gradient and updates, which takes at least four forward passes. Scoring takes
-        // one.
+        // A step generates, computes a gradient and updates, which takes at least as long as four forward passes;
+        // scoring takes one.
         let per_token_s = self.per_token_s.unwrap_or(step_s / 4.0 / tokens(part).max(1) as f64);
         let estimate = per_token_s * tokens(group) as f64;
         let run_s = now - self.began_s;

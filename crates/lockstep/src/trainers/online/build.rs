@@ -159,7 +159,7 @@ impl Prepared {
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
-        // The caller's function may sample from different weights, as batches generated ahead do.
+        // The caller's function may use different weights, and batches generated ahead are sampled with older weights.
         let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
         let stale_scorer = replay_scorer.clone().or(stale);
         let eval_weights = config.weights_of_rewards();

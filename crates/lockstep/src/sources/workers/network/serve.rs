@@ -116,7 +116,7 @@ impl Serving {
         self.place.clone()
     }
 
-    /// Replaces the served versions of the weights by these.
+    /// Replaces the served versions of the weights with these.
     pub fn publish(&self, slots: &BTreeMap<Version, SlotPlace>, base: Option<&Path>) {
         let mut places = self.served.places();
         places.retain(|_, place| !matches!(place, Place::Slot(..)));
