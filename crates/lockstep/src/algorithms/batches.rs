@@ -5,7 +5,7 @@ use crate::bad_input;
 use crate::config::Config;
 
 impl Config {
-    /// Completions of one generation batch, which are generated before the next updates.
+    /// The number of completions in a generation batch, all generated before the next updates.
     pub(crate) fn generation_batch(&self) -> usize {
         self.generation_batch_size.unwrap_or_else(|| self.per_device_train_batch_size * self.steps_per_generation())
     }
@@ -19,12 +19,12 @@ impl Config {
         }
     }
 
-    /// Prompts of one generation batch.
+    /// The number of prompts in a generation batch.
     pub(crate) fn prompts_per_generation(&self) -> usize {
         self.generation_batch() / self.num_generations
     }
 
-    /// Completions that one optimizer step learns from.
+    /// The number of completions in an optimizer step.
     pub(crate) fn completions_per_step(&self) -> usize {
         self.per_device_train_batch_size * self.gradient_accumulation_steps
     }

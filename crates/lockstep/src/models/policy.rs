@@ -253,7 +253,7 @@ pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType, time: PromptTime
 }
 
 /// Like [`load_assets`], for a language model whose completions reward functions read. Completions keep their special
-/// tokens if the configuration asks for it.
+/// tokens if the configuration requests this.
 pub fn load_generator(dir: &Path, config: &Config, time: PromptTime) -> anyhow::Result<ModelAssets> {
     let mut assets = load_assets(dir, Head::Lm, config.dtype, time)?;
     if !config.skip_special_tokens {

@@ -4,7 +4,7 @@
 //! The operating system's lock on that file is authoritative, so a killed process does not keep the lock. The file's
 //! content is only for people, and for file systems without locks ([`fleet::lock`]), where the named process is looked
 //! up. At the end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock
-//! a different file from a new process.
+//! a different file from the one that a new process locks.
 
 use crate::bad_input;
 use crate::error::OrBadInput;

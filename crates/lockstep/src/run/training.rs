@@ -56,7 +56,7 @@ impl TrainingRun {
     }
 
     /// Computes the gradient of the policy's loss on `samples`, which the next [`step_policy`](Self::step_policy)
-    /// applies. A stop request interrupts it without any change.
+    /// applies. A stop request interrupts the computation and leaves the run unchanged.
     pub fn policy_gradient<'a>(&mut self, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         self.learner.gradient(&self.log.stages, samples)
     }

@@ -50,7 +50,7 @@ pub struct WorkerOptions<'a> {
     pub rewards: Option<Arc<MakeFunctions>>,
     /// Whether the worker's build of the program may differ from the learner's.
     pub allow_other_build: bool,
-    /// Whether to wait also for the learner of a run that has ended, or had no workers.
+    /// Whether to wait for a learner even if the run has ended, or had no workers.
     pub waits: bool,
     /// Stops the worker.
     pub stop: StopSignal,

@@ -196,7 +196,7 @@ pub struct BatchSizes {
     pub optimizer: usize,
     /// Completions per prompt.
     pub group: usize,
-    /// How often each generation batch is trained on (μ).
+    /// How many times each generation batch is trained on (μ).
     pub iterations: usize,
 }
 

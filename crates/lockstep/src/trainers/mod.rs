@@ -44,8 +44,8 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tak
 /// Plans the memory of a configuration's run.
 pub type Planner<'a> = Box<dyn Fn(&Config) -> anyhow::Result<MemoryPlan> + 'a>;
 
-/// Plans the memory of a command's run in `room`, for the configuration of `builder` and for changes of it. Data are
-/// read once.
+/// Plans the memory of a command's run in `room`, for the configuration of `builder` and for changes of it. The data is
+/// read only once.
 pub fn planner<'a>(
     purpose: Purpose,
     builder: &'a Builder<'a>,

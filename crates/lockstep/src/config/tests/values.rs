@@ -23,7 +23,7 @@ fn numbers_must_be_integers_in_range() {
         (Value::Float(f64::INFINITY), Err("expected an integer, got inf")),
         (text("7"), Err("expected an integer, got \"7\"")),
         (Value::Boolean(true), Err("expected an integer, got true")),
-        // A string of 18 digits fits a TOML integer, so it is refused as a string.
+        // 18 digits fit a TOML integer, so a string of 18 digits is refused.
         (text("123456789012345678"), Err("expected an integer, got \"123456789012345678\"")),
         (
             text("1234567890123456789"),

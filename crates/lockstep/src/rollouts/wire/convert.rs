@@ -107,7 +107,7 @@ impl Group {
         groups
     }
 
-    /// Converts groups to samples. Samples share prompt objects as before they were written.
+    /// Converts groups to samples. Samples that shared a prompt object before writing share one again.
     pub fn into_samples(groups: Vec<Group>) -> Vec<Sample> {
         let mut prompts: BTreeMap<u64, Arc<model::Prompt>> = BTreeMap::new();
         let mut samples = Vec::new();

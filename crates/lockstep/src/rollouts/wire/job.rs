@@ -330,8 +330,8 @@ fn scores(record: &RecordReader<'_>, k: usize, reward: &str, completions: usize)
         return Err(wrong("steps"));
     }
     let mut problems: Vec<Problem> = all_json(record, &name("problems"))?;
-    // A worker may only report problems of the reward itself: an audit might compare problems of another reward, even
-    // if this one cannot be repeated.
+    // A worker may report problems of this reward only: an audit might otherwise compare problems under the name of
+    // another reward, although this reward cannot be repeated.
     for problem in &mut problems {
         problem.reward = reward.to_owned();
     }

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Numeric features: tokens, characters, share of distinct tokens, repetition, mean log-probability.
 const NUMBERS: usize = 5;
-/// Buckets for tokens: a token id counts in the bucket of its remainder.
+/// Buckets for tokens: a token id belongs to the bucket of its remainder.
 const BUCKETS: usize = 128;
 /// The number of generations whose mean scores are compared.
 const REMEMBERED: usize = 20;

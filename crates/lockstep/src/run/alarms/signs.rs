@@ -28,7 +28,7 @@ pub struct Row {
     pub cut: bool,
     /// True if there is no text, or only an empty frame of an answer, such as `<answer></answer>`.
     pub empty: bool,
-    /// True if brackets or code fences do not match. Truncated completions do not count, unless nearly all are
+    /// True if brackets or code fences do not match. Always false for truncated completions, unless nearly all are
     /// truncated.
     pub broken: bool,
     /// True if quotation marks, dollars, backticks or tags are unpaired, with the same exception as for `broken`.

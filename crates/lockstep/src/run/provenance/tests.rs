@@ -213,7 +213,7 @@ fn reference_models_and_teachers_are_recorded_too() {
         assert!(error.contains(&format!("the {what} has changed since the run began")), "{error}");
         assert!(error.contains("other/model.safetensors") && hashed(false).is_ok(), "{error}");
     }
-    // Without a KL term, the run has no reference model, and an updated one is in the checkpoint.
+    // A run without a KL term has no reference model; a reference model that is updated is in the checkpoint.
     let without = Config { beta: 0.0, ..reference.clone() };
     assert!(place.hashed(&without, Purpose::Grpo, false).unwrap().reference.is_empty());
     let moves = Config { sync_ref_model: true, ..reference };

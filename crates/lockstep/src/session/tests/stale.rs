@@ -119,7 +119,7 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
     let steps = (config.generation_batch() / config.completions_per_step() * config.passes()) as u64;
     let run = kept(config.clone(), planted);
     let (mut next, mut distinct) = (0, 0);
-    // The lineage of the weights at the start of each batch, first seen where they sample.
+    // The lineage of the weights at the start of each batch, as recorded with the first group that they sampled.
     let mut lineages: BTreeMap<u64, Lineage> = BTreeMap::new();
     for group in groups(&run.root) {
         assert_eq!(group.group.0, next, "group numbers must ascend without gaps");

@@ -1,4 +1,4 @@
-//! Waits for the learner of a run that a worker joins, or finds out that there will be none.
+//! Waits for the learner of a run that a worker joins, or detects that no learner will start.
 
 use crate::error::BadInput;
 use crate::run::{RunDir, RunLock};
@@ -22,7 +22,7 @@ pub(super) struct Awaited<'a> {
     pub run: &'a Path,
     /// Whether `run` is a server, which reports its learner.
     pub is_server: bool,
-    /// Whether to wait also for the learner of a run that has ended, or had none.
+    /// Whether to wait for a learner even if the run has ended, or had no learner.
     pub waits: bool,
     pub stop: &'a StopSignal,
     pub say: &'a dyn Fn(&str),

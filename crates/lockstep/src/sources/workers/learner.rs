@@ -69,7 +69,7 @@ pub struct Frontier {
 pub struct LearnerStart {
     /// The next batch to train on, or the current batch if some of its steps are not done.
     pub batch: BatchId,
-    /// True if the weights are those at the start of this batch, and not in the middle of its steps.
+    /// True if the weights are those before the first step on this batch.
     pub at_beginning: bool,
     /// The lineage of the weights, if the frontier lacks it.
     pub lineage: Lineage,

@@ -60,8 +60,8 @@ impl Feed for Payloads {
     fn check(&mut self, result: &JobResult, before: &[JobResult]) -> Result<(), String> {
         let (group, chunk) = (group_of(result.job), result.job.chunk);
         let offered = self.lock();
-        // The result is from an earlier learner, before its batch is offered or before the chunk that it continues has
-        // arrived. The result is checked when the batch is complete.
+        // An earlier learner's result whose batch is not offered yet, or whose preceding chunk has not arrived. The
+        // result is checked when the batch is complete.
         let Some(whole) = offered.jobs.get(&group).filter(|_| before.len() == chunk as usize) else { return Ok(()) };
         let all: Vec<&JobResult> = before.iter().chain([result]).collect();
         match offered.chunks.chain(whole, &all) {

@@ -51,8 +51,8 @@ impl AfterStep {
         }
     }
 
-    /// Chooses a group of `part`, if there is time for it. `part` has the samples of the first step on a generation,
-    /// and `now` is the CPU time of the process in seconds. Only groups with a gradient are chosen, in turn.
+    /// Chooses a group of `part`, if the time limit allows. `part` has the samples of the first step on a generation,
+    /// and `now` is the CPU time of the process in seconds. Groups with a gradient are chosen round-robin.
     pub fn choose(&mut self, part: &[Sample], now: f64) {
         let step_s = now - std::mem::replace(&mut self.last_s, now);
         let groups: Vec<&[Sample]> = part.chunk_by(|a, b| a.group == b.group).filter(|group| teaches(group)).collect();

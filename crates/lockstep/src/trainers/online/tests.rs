@@ -6,7 +6,7 @@ use crate::verify::tests::{directory, run};
 use crate::{Run, RunOptions};
 use std::path::Path;
 
-/// The error of a run that resumes from `checkpoint` with other bytes in the file `name`.
+/// The error of a run that resumes from `checkpoint` with different bytes in the file `name`.
 fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     let file = checkpoint.join(name);
     let good = std::fs::read(&file).unwrap();
