@@ -1,7 +1,7 @@
 //! The values of the key `report_to`: receivers of a run's metrics and alarms, and TRL's names of services.
 //!
 //! A receiver is `command:PROGRAM ARGUMENTS…`, split at white space as a reward's command is, or an address that begins
-//! with `http://` or `https://`. The configuration is written into the run's directory and shown on the page, so it
+//! with `http://` or `https://`. The configuration is written into the run's directory and shown on the web page, so it
 //! must not contain passwords: tokens come from the environment.
 
 use super::keys::Config;

@@ -1,5 +1,5 @@
 //! Notices before a run about a dataset's conversations: counts rows whose content the chat template drops or changes.
-//! The run uses these rows nevertheless, as TRL does.
+//! The run still uses these rows, as TRL does.
 
 use super::supervised::OfTemplate;
 use super::{Dataset, Example};

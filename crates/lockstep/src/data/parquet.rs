@@ -198,7 +198,7 @@ impl RowGroupReader for RowGroup<'_> {
     }
 }
 
-/// Reads the pages of a column and decompresses each.
+/// Reads and decompresses the pages of a column.
 struct UnpackedPages {
     packed: SerializedPageReader<File>,
     packing: Packing,

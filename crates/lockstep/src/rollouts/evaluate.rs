@@ -18,7 +18,8 @@ use rollout::{FinishReason, SamplingParams};
 use std::sync::Arc;
 use train::evaluation::pass_at_k;
 
-/// The first group number of evaluations, far from training's, so that evaluating changes no completion of training.
+/// The first group number of evaluations, far above training's, so that evaluations do not change the completions of
+/// training.
 const EVALUATION: GroupId = GroupId(1 << 62);
 
 /// A completion is correct if the reward `eval_pass_at_k_reward` is at least this, regardless of its weight.

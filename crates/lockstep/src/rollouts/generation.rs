@@ -1,9 +1,9 @@
 //! Builds one generation batch in rounds.
 //!
-//! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
-//! teaches nothing. Each round replaces such groups by groups of fresh prompts, until the rewards of every group differ
-//! or the maximum number of rounds is reached. A new group takes the position of the replaced group, so the order of
-//! groups depends only on the prompts.
+//! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage, so
+//! its policy gradient is 0. Each round replaces these groups by groups of new prompts, until the rewards of every
+//! group differ or the maximum number of rounds is reached. A new group takes the position of the replaced group, so
+//! the order of groups depends only on the prompts.
 
 use super::{Rollouts, ScoredGroup};
 use kernels::mean::Mean;
@@ -17,7 +17,7 @@ pub struct Generation {
     rollouts: Rollouts,
     /// Rounds so far.
     rounds: usize,
-    /// Groups that were replaced by groups of fresh prompts.
+    /// Groups that were replaced by groups of new prompts.
     replaced: usize,
     /// The mean reward of all completions, including those of replaced groups.
     reward: Mean,

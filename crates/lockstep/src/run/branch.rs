@@ -112,7 +112,7 @@ pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     if from.tensorboard().is_dir() { copy_all(&from.tensorboard(), &to.tensorboard()) } else { Ok(()) }
 }
 
-/// Copies the files that were written with a checkpoint. Files that somebody added later do not belong to it.
+/// Copies the files that were written with a checkpoint. Files that were added later are not copied.
 pub(crate) fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
     // Older versions wrote no list.
     let Some(list) = FileList::read(from).or_bad_input()? else { return copy_all(from, to) };

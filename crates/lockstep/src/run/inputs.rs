@@ -25,7 +25,7 @@ pub struct RunInputs {
     pub resolved: Resolved,
     /// The directory that the run writes into.
     pub dir: RunDir,
-    /// Whether the run starts anew or from a checkpoint.
+    /// Whether the run starts from step 0 or from a checkpoint.
     pub resume_from: ResumeFrom,
     /// The time that chat templates use as the current time: the time of the run's first start.
     pub prompt_time: PromptTime,

@@ -55,7 +55,7 @@ pub struct RunLock {
     pub warning: Option<String>,
     /// The file's text, which names this process.
     text: Vec<u8>,
-    /// Keeps the text fresh, for processes that see only the text.
+    /// Keeps updating the file, for processes that see only its text.
     beat: Option<Heartbeat>,
 }
 
@@ -90,7 +90,7 @@ impl RunLock {
             if !matches!(taken, Taken::Held) {
                 break;
             }
-            // A process that checks whether the run is in use (such as the page) holds the lock for a moment.
+            // A process that checks whether the run is in use (such as the web page) holds the lock for a moment.
             std::thread::sleep(POLL_INTERVAL);
             taken = take()?;
         }

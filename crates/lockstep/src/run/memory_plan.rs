@@ -17,8 +17,7 @@ use telemetry::system::MemoryLimit;
 const THREAD_BYTES: u64 = 2 << 20;
 /// Memory of the lm head's backward pass: gradients of 256 rows × 4096 logits.
 const LOGITS_BYTES: u64 = 256 * 4096 * 4;
-/// Allowance for CUDA's memory pool, which takes larger pieces from the device than requested. Not measured on hardware
-/// yet.
+/// Allowance for CUDA's memory pool, which allocates larger blocks than requested. Not measured on hardware yet.
 const POOL_BYTES: u64 = 64 << 20;
 /// Bytes per element of a tensor while it is read from a file to a device: 4 as f32, and up to 4 in the mapped file.
 /// (Writing needs no such allowance, since tensors are written in pieces that fit the CPU cache.)

@@ -69,7 +69,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
         sha256: metadata.data_hash.to_owned(),
     }];
     record.data.retain(|file| !file.sha256.is_empty());
-    // A run that was killed before its first checkpoint begins anew, with the model as it is now.
+    // A run that was killed before its first checkpoint restarts from step 0, with the model's current files.
     let begins = metadata.step == 0;
     if begins || record.model.is_empty() {
         record.model = metadata.models.model.clone();

@@ -85,8 +85,8 @@ fn run_of(path: &Path) -> Option<&Path> {
         .then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
-/// Returns an error if the path `named`, after links are followed, is in a different run from `root`: the `checkpoints`
-/// of a stranger's run may be a link to another run's.
+/// Returns an error if the path `named`, after links are followed, is in a different run from `root`: `checkpoints` in
+/// an untrusted run may be a link to another run's directory.
 fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
     let named = std::path::absolute(named).or_bad_input_in(named.display())?;
     let Some(named_run) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(refused(found(&text(&root), None)), format!("{}: {ended}", root.display()));
     }
 
-    /// The user may name a checkpoint through a link, but a link in a stranger's run must not lead out of that run.
+    /// The user may name a checkpoint through a link, but a link in an untrusted run must not lead out of that run.
     #[test]
     fn a_checkpoint_behind_a_link_out_of_the_run_is_refused() {
         use std::os::unix::fs::symlink;

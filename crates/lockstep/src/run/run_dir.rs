@@ -34,8 +34,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct RunDir {
     root: PathBuf,
     lock: Arc<Mutex<Option<RunLock>>>,
-    /// Files that are written once and needed to resume, with their bytes, so that they can be written again if
-    /// somebody deletes them during the run.
+    /// Files that are written once and needed to resume, with their bytes, so that they can be rewritten if they are
+    /// deleted during the run.
     written: Arc<Mutex<BTreeMap<PathBuf, Vec<u8>>>>,
 }
 
@@ -98,7 +98,7 @@ impl RunDir {
     }
 
     /// Returns an error if a directory of the run is a link. Links are never followed ([`disk`]), but a run whose
-    /// `checkpoints` cannot be read must not begin anew.
+    /// `checkpoints` cannot be read must not restart from step 0.
     fn refuse_links(&self) -> anyhow::Result<()> {
         let fleet = fleet::exchange::spool::Layout::in_run(&self.root);
         let own = [self.checkpoints(), self.completions(), self.tensorboard(), fleet.root().to_owned()];

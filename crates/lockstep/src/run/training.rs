@@ -123,7 +123,7 @@ impl TrainingRun {
         self.log.callbacks.follows(Follow::Save, is_due) || (strategy != Strategy::No && (at_end || best))
     }
 
-    /// Checks, before more is written, whether somebody deleted files that a resume needs.
+    /// Rewrites files that a resume needs if they were deleted. Called before more is written.
     pub(crate) fn check_files(&self) -> anyhow::Result<()> {
         let _span = self.log.stages.span("log");
         let dir_note = self.checkpoints.dir.check()?;

@@ -248,7 +248,7 @@ impl Run {
         self.finish_checkpoint()
     }
 
-    /// Waits for the last checkpoint, and tells the task that it is complete, since no later step will do so.
+    /// Waits for the last checkpoint, and notifies the task that the checkpoint is complete, since no later step will.
     fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
         self.training.finish_checkpoint()?;
         self.task.checkpoint_written()

@@ -21,7 +21,7 @@ pub struct Record {
     file: GroupFile,
     /// The position of each group in the file.
     places: BTreeMap<GroupId, usize>,
-    /// Groups generated ahead, which only a checkpoint has so far.
+    /// Groups generated ahead, which are only in a checkpoint.
     ahead: BTreeMap<GroupId, Group>,
     /// Names of rewards that are not called again.
     pub not_asked: Vec<String>,

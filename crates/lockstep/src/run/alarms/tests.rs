@@ -109,7 +109,7 @@ fn metrics_beyond_their_thresholds_raise_alarms() {
     assert_eq!(first("entropy", &falling(0.1 * 2.0)), None, "below, not at");
     assert_eq!(first("logprob_p10", &[-0.1, -0.004, -0.004, -0.001, -0.0, -0.0]), at(6, "entropy_collapse"));
     assert_eq!(first("kl", &[0.2, 1.0, 1.5, 2.0]), at(4, "kl_blow_up"));
-    // The policy is far from the reference already in the first step, before it has learned anything.
+    // The policy is already far from the reference in the first step, before any training.
     assert_eq!(first("kl", &[0.3, 0.5, 0.4]), at(3, "stale_reference"));
     assert_eq!(first("kl", &[0.0, 0.5, 0.5, 0.5]), None);
     let norms = |few: usize, high: f64| [vec![1.0; few], vec![high; 9]].concat();

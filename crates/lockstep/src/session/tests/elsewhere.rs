@@ -43,7 +43,7 @@ impl Elsewhere {
     fn start(mut collector: Collector, seen: Seen) -> Elsewhere {
         let (jobs, work) = channel::<(Job, Sender<Answer>)>();
         std::thread::spawn(move || {
-            // Held until the next weights arrive; meanwhile the optimizer writes to another slot.
+            // Kept until the next weights arrive, so that the optimizer writes to another slot until then.
             let mut before = None;
             for (
                 Job { weights, prompts, num_generations, sampling, reward_weights, step, refuse_non_finite },

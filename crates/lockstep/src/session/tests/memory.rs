@@ -5,7 +5,7 @@ use crate::run::memory_plan::MemoryPlan;
 use std::collections::BTreeMap;
 use telemetry::Sinks;
 
-/// A model shape with 4,000 tokens. Only one of them ends a completion, so completions seldom end early.
+/// A model shape with 4,000 tokens. Only one token ends a completion, so completions rarely end early.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 4000,
 "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
 "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",

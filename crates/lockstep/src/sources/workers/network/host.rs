@@ -134,7 +134,7 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     }
     let mut copies = Copies { dir, talk, bearer, from: None, slots: Vec::new(), base: None, seen: None };
     let result = copies.follow(watch, &stop);
-    // The host's slots end with this process. A worker that takes over starts anew.
+    // The host's slots end with this process. A worker that takes over fetches all weights again.
     let _ = disk::remove_file(Layout::in_run(dir).learner());
     // Closing is not enough: a child process that is being started has copies of open files until it executes its
     // program.

@@ -133,7 +133,7 @@ impl Served {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins the weights in a slot. `None` if the slot has other weights by now.
+    /// Pins the weights in a slot. `None` if the slot now has different weights.
     fn pin(&self, name: &str, path: &Path, number: Option<u64>) -> Result<Option<(SlotReader, Pin)>> {
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
