@@ -26,7 +26,7 @@ pub struct Row {
     pub text: String,
     /// True if the completion ended at the length limit.
     pub cut: bool,
-    /// True if there is no text, or only an empty frame of an answer, such as `<answer></answer>`.
+    /// True if the text is missing, or is only an empty frame of an answer, such as `<answer></answer>`.
     pub empty: bool,
     /// True if brackets or code fences do not match. Always false for truncated completions, unless nearly all are
     /// truncated.

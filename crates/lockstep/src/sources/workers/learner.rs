@@ -398,8 +398,8 @@ impl Fleet {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// Called when training on a batch begins. The batch's results are then final and its sampling weights are no
-    /// longer read, so the optimizer may overwrite these weights.
+    /// Called when training on a batch begins. The batch's results are then final, and nothing reads its sampling
+    /// weights any more, so the optimizer may overwrite these weights.
     pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());
         self.handle.served(|learner| learner.training_began()).map_err(fleet_error)

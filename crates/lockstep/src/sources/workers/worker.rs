@@ -161,7 +161,7 @@ impl WorkerWork {
         let place = (place.path.clone(), place.stored_as);
         match self.pinned.get(&group.updates) {
             Some(pinned) if pinned.place == place => {}
-            // These weights belong to another learner, whose groups have ended or are no longer needed.
+            // These weights belong to another learner, whose groups have ended or are obsolete.
             Some(_) => return Ok(None),
             None => {
                 let Some((weights, contents)) = self.load(&place.0, shared)? else { return Ok(None) };
