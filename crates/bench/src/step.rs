@@ -83,7 +83,7 @@ pub fn run(
         median(&pairs.collect::<Vec<_>>())
     };
     report.note(format!(
-        "time with kept activations / with computed ones, median of {repeats} pairs of steps: step {:.3}, rollout {:.3}, \
+        "time with kept / with computed activations, median of {repeats} pairs of steps: step {:.3}, rollout {:.3}, \
          update {:.3}, forward {:.3}",
         ratio(|s| s.rollout_s + s.update_s),
         ratio(|s| s.rollout_s),

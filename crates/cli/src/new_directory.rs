@@ -29,7 +29,10 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
             bad_input!("--out {}: is a symbolic link without a target", out.display())
         }
         Err(e) if e.kind() == ErrorKind::NotADirectory => {
-            bad_input!("--out {}: this path or one of its parents is a file, and files are not overwritten", out.display())
+            bad_input!(
+                "--out {}: this path or one of its parents is a file, and files are not overwritten",
+                out.display()
+            )
         }
         Err(e) => bad_input!("--out {}: {e}", out.display()),
     }

@@ -151,8 +151,7 @@ impl History {
             }
             let first = mean(self.losses.iter().map(|loss| loss.0)).filter(|first| known && *first > 0.0);
             if value("grad_norm") == Some(0.0) && loss > LEARNED {
-                let evidence =
-                    format!("the gradient is exactly 0 (loss {loss:.4}): the model does not learn any more");
+                let evidence = format!("the gradient is exactly 0 (loss {loss:.4}): the model does not learn any more");
                 seen.push(Detection::new(&conditions::DIVERGED, evidence));
             } else if let Some(first) = first.filter(|first| loss > conditions::DIVERGED.threshold * first) {
                 let evidence = format!("the loss is {loss:.4}; it began with {first:.4}");
