@@ -47,9 +47,9 @@ impl Guard {
     pub fn misdirected(&self, headers: &HeaderMap) -> String {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("no host");
         format!(
-            "This page is served at port {port} of the machine that it runs on, and the browser asked for {host}. \
-             A page that answered to any name could be read by other sites. If you forward a port, forward it to the \
-             same number (ssh -L {port}:localhost:{port} MACHINE), or start the page with: \
+            "This page is served on port {port} of its machine, but the browser requested {host}. Other sites could \
+             read a page that answers to any host name. If you forward a port, keep its number \
+             (ssh -L {port}:localhost:{port} MACHINE), or start the page with: \
              lockstep dashboard --allow-host {host}\n",
             port = self.port
         )

@@ -8,7 +8,7 @@ pub fn meaning(name: &str) -> Option<(String, Value)> {
     let parts = [("", metric.meaning), (" Unit: ", metric.unit), (" Healthy: ", metric.healthy)];
     let mut text: String = parts.iter().filter(|(_, part)| !part.is_empty()).flat_map(|(a, b)| [*a, *b]).collect();
     if !metric.remedy.is_empty() {
-        text = format!("{text}. What helps where it is not: {}", metric.remedy);
+        text = format!("{text}. What helps if it is not: {}", metric.remedy);
     }
     Some((name.to_owned(), without_markdown(&text).into()))
 }

@@ -27,7 +27,7 @@ impl RewardRange {
         let per_completion = match words.get("per").map_or("", String::as_str) {
             "" | "group" => false,
             "completion" => true,
-            other => return Err(format!("per={other:.40} is not known: it is group or completion")),
+            other => return Err(format!("per={other:.40} is unknown: use group or completion")),
         };
         Ok(RewardRange { min: bound("min")?, max: bound("max")?, per_completion })
     }
@@ -74,7 +74,7 @@ mod tests {
         let error = |words: &[(&str, &str)]| parsed(words).unwrap_err();
         assert_eq!(error(&[("min", "high")]), "min=high is not a number: give a reward, such as min=0.5");
         assert_eq!(error(&[("max", "NaN")]), "max=NaN is not a number: give a reward, such as max=0.5");
-        assert_eq!(error(&[("per", "token")]), "per=token is not known: it is group or completion");
+        assert_eq!(error(&[("per", "token")]), "per=token is unknown: use group or completion");
     }
 
     #[test]

@@ -219,7 +219,7 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
         Some("minutes") => Axis::Minutes,
         Some("tokens") => Axis::Tokens,
         Some(other) => {
-            let says = format!("x = {other:?} is not an axis: it is step, minutes or tokens");
+            let says = format!("x = {other:?} is not an axis: use step, minutes or tokens");
             return (StatusCode::BAD_REQUEST, says).into_response();
         }
     };

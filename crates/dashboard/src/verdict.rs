@@ -127,7 +127,7 @@ fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_
         Tail::Improves => ("learning", format!("Learning: {went}, and it still improves.")),
         Tail::Level => ("level", format!("Learned: {went}, and is level now.")),
         Tail::Falls => ("falling", format!("Learned: {went}, but it became worse in the last third of the steps.")),
-        Tail::Unknown => ("learned", format!("Learned: {went}; it may still improve, which the noise hides.")),
+        Tail::Unknown => ("learned", format!("Learned: {went}; it may still be improving, but the noise hides it.")),
     };
     (Verdict { state, says }, Some(went))
 }

@@ -333,8 +333,8 @@ impl<E: Exchange> Learner<E> {
                 if self.coordinator.expelled().all(|expelled| *expelled != worker) {
                     self.counts.killed += 1;
                     let limit = self.coordinator.plan().stale_after_ms / 1000;
-                    self.notices
-                        .push_back(Notice::Warning(format!("worker {worker} made no progress for {limit} s: killed")));
+                    let what = format!("worker {worker} was killed: it made no progress for {limit} s");
+                    self.notices.push_back(Notice::Warning(what));
                 }
             }
             Action::SyncBatch(batch, jobs) => {
@@ -362,11 +362,11 @@ impl<E: Exchange> Learner<E> {
             Action::Fail(job, count, how) => {
                 let what = match how {
                     HowEnded::Vanished => format!(
-                        "{count} workers vanished (killed, or out of memory) while doing only job {job}: the run ends. \
-                         If something else killed them, raise max_kills_per_job"
+                        "{count} workers vanished (killed, or out of memory) with job {job} as their only job, so the \
+                         run stops. If something else killed them, raise max_kills_per_job"
                     ),
                     _ => format!(
-                        "{count} workers in a row failed to do job {job}: the run ends. See their logs. The limit is \
+                        "{count} workers in a row failed at job {job}, so the run stops. See their logs. The limit is \
                          max_failures_per_job"
                     ),
                 };

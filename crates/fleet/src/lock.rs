@@ -128,13 +128,13 @@ pub fn is_unsupported(error: &std::io::Error) -> bool {
 /// The reason why locks fail on the file system of `path`, and the fix.
 fn advice(path: &Path, error: &std::io::Error) -> String {
     let fix = if error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
-        "on NFS start its lock daemon (rpc.statd), or mount it with nolock or local_lock=flock"
+        "on NFS, start its lock daemon (rpc.statd), or mount it with nolock or local_lock=flock"
     } else {
-        "on Lustre mount it with flock or localflock"
+        "on Lustre, mount it with flock or localflock"
     };
     format!(
-        "{}: this file system does not lock files ({error}), so only the content of this file keeps two processes \
-         apart. Choose a directory on another file system, or have this one mounted with locks ({fix})",
+        "{}: this file system does not lock files ({error}), so only the content of this file keeps a second \
+         process out. Choose a directory on another file system, or mount this one with locks ({fix})",
         path.display()
     )
 }

@@ -69,12 +69,12 @@ impl Plan {
         let least = |name: &str, value: u64, least: u64| {
             if value >= least { Ok(()) } else { Err(format!("{name} must be at least {least}, got {value}")) }
         };
-        least("groups of a batch", self.groups, 1)?;
+        least("the number of groups per batch", self.groups, 1)?;
         least("max_inflight_tasks", self.max_inflight_tasks, 1)?;
         least("heartbeat_stale_after_s in ms", self.stale_after_ms, 1)?;
         least("max_failures_per_job", u64::from(self.failures_per_job), 1)?;
         least("max_kills_per_job", u64::from(self.kills_per_job), 1)?;
-        least("refusals of a worker", u64::from(self.refusals_per_worker), 1)
+        least("the number of refusals per worker", u64::from(self.refusals_per_worker), 1)
     }
 
     /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. Normally v is 0.

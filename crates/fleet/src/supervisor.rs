@@ -129,7 +129,7 @@ impl Running<'_> {
         if self.restarted.len() as u32 >= most {
             let seconds = limits.window.as_secs();
             let often = format!("{} times in {seconds} s", self.restarted.len());
-            return Err(Error::Failed(format!("{name} was restarted {often} and ended again ({status}): see its log")));
+            return Err(Error::Failed(format!("{name} was restarted {often} and exited again ({status}): see its log")));
         }
         self.restarted.push(now);
         report(&format!("{name} ended ({status}): started again"));
@@ -189,7 +189,7 @@ pub fn run(
                 // The learner was told to stop, and the signal killed it.
                 None if is_asked => break refused.unwrap_or(killed),
                 None if is_crash(status) => {
-                    report(&format!("the learner crashed ({status}): the run ends"));
+                    report(&format!("the learner crashed ({status}), so the run stops"));
                     break killed;
                 }
                 None => all.0[0].restart(&limits, status, report)?,
@@ -205,7 +205,7 @@ pub fn run(
                 }
                 Some(2) if refused.is_none() => {
                     worker.done = true;
-                    report(&format!("{} was refused: the run ends", worker.role.name));
+                    report(&format!("{} was refused, so the run stops", worker.role.name));
                     refused = Some(2);
                 }
                 _ if refused.is_some() => worker.done = true,
@@ -213,7 +213,7 @@ pub fn run(
             }
         }
         if refused.is_none() && !all.0[1..].is_empty() && all.0[1..].iter().all(|worker| worker.expelled) {
-            report("all workers were expelled: the run ends");
+            report("all workers were expelled, so the run stops");
             refused = Some(1);
         }
         if refused.is_some() && !is_asked {

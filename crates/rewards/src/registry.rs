@@ -217,7 +217,7 @@ pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
         };
         let fix = match labels[i].kind.as_str() {
             "function" => "give the function another name".to_owned(),
-            kind => format!("set its name, as in {{ kind = \"{kind}\", name = \"my_{name}\", … }}"),
+            kind => format!("set another name, as in {{ kind = \"{kind}\", name = \"my_{name}\", … }}"),
         };
         return Err(Error::Name(format!("{problem}: {fix}")));
     }

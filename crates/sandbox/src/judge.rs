@@ -214,7 +214,7 @@ impl Judge {
             }
             Some(Units::Ocaml) => self.judge_ocaml(submission.text, source, unit),
             None => Err(std::io::Error::other(format!(
-                "column `{}` has assertions, which are only run for \"python\" and \"ocaml\"",
+                "column `{}` has assertions, which run only for \"python\" and \"ocaml\"",
                 self.options.column
             ))),
         }
@@ -241,7 +241,7 @@ impl Judge {
         let verdict = self.prepare(probe).and_then(|prepared| self.run(&prepared, &[test]));
         match verdict.map_err(|error| refuse(error.to_string()))? {
             verdict if verdict.passed == 1 => Ok(()),
-            verdict => Err(refuse(format!("a program that doubles a number fails with \"{}\"", verdict.failure))),
+            verdict => Err(refuse(format!("a test program that doubles a number failed with \"{}\"", verdict.failure))),
         }
     }
 
@@ -310,7 +310,7 @@ impl Judge {
                     verdict.passed += 1;
                     continue;
                 }
-                End::Exit(0) => "another output".to_owned(),
+                End::Exit(0) => "wrong output".to_owned(),
                 End::Stopped => return Err(std::io::Error::other("its score is not needed any more")),
                 _ => {
                     self.sandbox.still_works(&outcome)?;

@@ -32,7 +32,7 @@ const BROKEN: [(&str, &str); 7] = [
     ("not_finite", "loss or gradient is not finite"),
     ("nothing_learned", "no token is in the loss"),
     ("diverged", "the loss diverges"),
-    ("reward_given_up", "a reward is not called any more"),
+    ("reward_given_up", "a reward is no longer called"),
     ("reward_overflow", "scores overflow"),
     ("stale_reference", "the reference is another model"),
     ("tokens_without_text", "rewards do not see all tokens"),

@@ -181,7 +181,7 @@ fn a_crashed_learner_ends_the_run_which_resumes_to_the_same_bits() {
     let (status, printed) = ended(child);
     assert_eq!(status.code(), Some(134), "{printed}");
     assert!(
-        printed.contains("SIGABRT") && printed.contains("the run ends") && !printed.contains("started again"),
+        printed.contains("SIGABRT") && printed.contains("the run stops") && !printed.contains("started again"),
         "{printed}"
     );
     testing::wait_until("every process ends", || pids(&run).is_empty());

@@ -92,7 +92,7 @@ impl Report {
         let mut run = RunFiles::new(root.to_owned());
         run.refresh();
         if !root.join("config.toml").is_file() {
-            anyhow::bail!("{}: not a run's directory: config.toml is missing", root.display());
+            anyhow::bail!("{} is not a run's directory: config.toml is missing", root.display());
         }
         if let Some(why) = run.unreadable() {
             anyhow::bail!(why);

@@ -54,7 +54,7 @@ fn a_report_shows_the_numbers_in_the_files() {
         "- steps: 40 of 40\n",
         "- **alarm** kl_blow_up since step 39: a | b. What helps: c",
         "| reward | 0.025 | 1.00 |",
-        "a: steps 2 to 11, 1.00 s for one; 1.20 cores busy of 2, 0.500 s waited for one; the machine does 200 GFLOP/s",
+        "a: steps 2 to 11, 1.00 s per step; 1.20 of 2 cores busy, 0.500 s waited for a core; the machine reaches 200 GFLOP/s",
         "| rollout | 0.500 | 50.0 % | – | 8.00 |",
         "| \u{2003}decode | 0.500 | 50.0 % | – | – |",
         "| in no stage | 0.100 | 10.0 % | – | – |",

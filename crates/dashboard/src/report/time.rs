@@ -23,7 +23,7 @@ impl Time {
             .filter_map(|report| Some((&*report.name, report.profile.as_ref().filter(|p| p.measured.steps > 0)?)))
             .collect();
         if profiles.is_empty() {
-            let none = "No profile.json says where the time went: the run is too short, or of an older version.";
+            let none = "There is no profile.json with the times: the run is too short, or from an older version.";
             return Time { says: vec![none.to_owned()], rows: Vec::new() };
         }
         let says = profiles.iter().map(|(name, profile)| sentence(name, profile)).collect();
@@ -66,18 +66,18 @@ fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> Strin
     let per_step = measured.seconds / measured.steps as f64;
     let busy = measured.busy_cores().unwrap_or_default();
     let mut says = format!(
-        "{name}: steps {first} to {last}, {} s for one; {} cores busy of {}",
+        "{name}: steps {first} to {last}, {} s per step; {} of {} cores busy",
         number(per_step),
         number(busy),
         measured.cores
     );
     if let Some(waited) = measured.waited_s {
-        says += &format!(", {} s waited for one", number(waited));
+        says += &format!(", {} s waited for a core", number(waited));
     }
     if let Some(ceilings) = measured.ceilings {
         let giga = |x: Option<f64>| x.map_or("–".to_owned(), |x| number(x / 1e9));
         let (flops, bytes) = (giga(ceilings.flops_per_s), giga(ceilings.bytes_per_s));
-        says += &format!("; the machine does {flops} GFLOP/s and reads {bytes} GB/s");
+        says += &format!("; the machine reaches {flops} GFLOP/s and reads {bytes} GB/s");
     }
     says += ".";
     if let Some(why) = &measured.without_ceilings {

@@ -318,7 +318,7 @@ fn every_url_parameter_has_an_effect() {
     );
     assert_eq!(site.json("/api/runs/a/series?keys=reward&x=tokens")["x"], json!([]), "the run does not log tokens");
     let (status, why) = site.get("/api/runs/a/series?keys=reward&x=hours");
-    assert!(status == 400 && why.ends_with("x = \"hours\" is not an axis: it is step, minutes or tokens"), "{why}");
+    assert!(status == 400 && why.ends_with("x = \"hours\" is not an axis: use step, minutes or tokens"), "{why}");
     assert_eq!(site.json("/api/runs/a/series?keys=reward,,loss")["keys"].as_object().unwrap().len(), 2);
     for path in [
         "/api/runs/a/groups/3",

@@ -52,7 +52,7 @@ impl<E: Exchange> Learner<E> {
     pub fn take_back(&mut self, batch: BatchId, jobs: &[JobName]) -> Result<()> {
         if batch < self.coordinator.open_batch() {
             return Err(Error::Failed(format!(
-                "batch {batch} cannot be taken back: the learner has begun to train on it"
+                "batch {batch} cannot be withdrawn: the learner has begun to train on it"
             )));
         }
         let plan = self.coordinator.plan().clone();

@@ -176,7 +176,7 @@ fn results_from_a_batch_file_can_be_taken_back() {
     assert_eq!(fleet.notices(), ["train 1: 000001.0"]);
     fleet.learner.training_began().unwrap();
     let why = fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap_err().to_string();
-    assert_eq!(why, "batch 1 cannot be taken back: the learner has begun to train on it");
+    assert_eq!(why, "batch 1 cannot be withdrawn: the learner has begun to train on it");
 }
 
 fn one_batch(result: &JobResult) -> u64 {
@@ -289,7 +289,7 @@ fn failures_are_counted_and_reported() {
     fleet.learner.tell(Event::Ended { worker: name("dev1"), how: HowEnded::Failed }).unwrap();
     let kill = Action::Kill(name("dev3"));
     assert_eq!(fleet.learner.carry_out(kill).unwrap(), None);
-    assert_eq!(fleet.notices(), ["worker dev3 made no progress for 60 s: killed"]);
+    assert_eq!(fleet.notices(), ["worker dev3 was killed: it made no progress for 60 s"]);
     assert_eq!(fleet.learner.counts().killed, 1);
     for (why, refused) in [(Dropped::NotAsked, 2), (Dropped::Expelled, 3), (Dropped::Lineage, 4)] {
         fleet.learner.count_dropped(&name("dev1"), job(0), why);
@@ -299,11 +299,11 @@ fn failures_are_counted_and_reported() {
     let why = fleet.learner.carry_out(fail(3, HowEnded::Failed)).unwrap_err().to_string();
     assert_eq!(
         why,
-        "3 workers in a row failed to do job 000001.0: the run ends. See their logs. The limit is \
+        "3 workers in a row failed at job 000001.0, so the run stops. See their logs. The limit is \
          max_failures_per_job. --resume continues from the last checkpoint"
     );
     let why = fleet.learner.carry_out(fail(30, HowEnded::Vanished)).unwrap_err().to_string();
-    assert!(why.starts_with("30 workers vanished (killed, or out of memory) while doing only job 000001.0"));
+    assert!(why.starts_with("30 workers vanished (killed, or out of memory) with job 000001.0 as their only job"));
     assert!(why.contains("raise max_kills_per_job. --resume continues"), "{why}");
     let why = fleet.learner.carry_out(Action::Accept(name("dev9"), job(1))).unwrap_err().to_string();
     assert_eq!(why, "the result of job 000001.0 by worker dev9 is missing");
@@ -408,7 +408,7 @@ fn a_failed_thread_returns_its_error_at_every_call() {
     handle.shared.lock().failed = Some(failed);
     for _ in 0..2 {
         let why = handle.next_notice(Duration::from_secs(20)).unwrap_err().to_string();
-        assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{why}");
+        assert!(why.starts_with("1 workers in a row failed at job 000000.0"), "{why}");
     }
     // Training may not have noticed the failure yet. The calls that would continue training return the error and change
     // nothing.
@@ -423,7 +423,7 @@ fn a_failed_thread_returns_its_error_at_every_call() {
     ];
     for (call, method) in calls {
         let why = handle.served(method).unwrap_err().to_string();
-        assert!(why.starts_with("1 workers in a row failed to do job 000000.0"), "{call}: {why}");
+        assert!(why.starts_with("1 workers in a row failed at job 000000.0"), "{call}: {why}");
     }
     assert_eq!(handle.with(|learner| (learner.coordinator().version(), learner.last_checkpoint)), (Version(0), None));
     handle.with(Learner::end).unwrap();

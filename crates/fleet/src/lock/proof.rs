@@ -25,7 +25,7 @@ impl fmt::Display for Unproven {
         f.write_str(match self {
             Unproven::Gone => "its PID belongs to another process now",
             Unproven::Elsewhere => {
-                "it runs in another container or on another machine, and here its PID may be another process"
+                "it runs in another container or on another machine, and its PID here may belong to another process"
             }
             Unproven::Unknown => "/proc does not show that it holds the lock",
         })

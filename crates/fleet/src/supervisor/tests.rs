@@ -80,7 +80,7 @@ fn repeated_failures_end_the_run() {
         (result.unwrap_err().to_string(), reports.len())
     };
     let why = |often: usize, how: &str| {
-        format!("dev1 was restarted {often} times in 6000 s and ended again ({how}): see its log")
+        format!("dev1 was restarted {often} times in 6000 s and exited again ({how}): see its log")
     };
     assert_eq!(failed(&["exit 1"]), (why(2, "exit status: 1"), 2));
     assert_eq!(failed(&["kill -9 $$"]), (why(3, "signal: 9 (SIGKILL)"), 3));
@@ -96,12 +96,12 @@ fn repeated_failures_end_the_run() {
 #[test]
 fn the_run_ends_if_a_worker_is_refused_or_all_are_expelled() {
     let (code, reports) = run_of(&[WAITS], &[&["exit 2"], &["cat"]]);
-    assert_eq!((code, reports), (2, vec!["dev1 was refused: the run ends".to_owned()]));
+    assert_eq!((code, reports), (2, vec!["dev1 was refused, so the run stops".to_owned()]));
     // The exit code is the same if the stop signal kills the learner.
     assert_eq!(run_of(&["exec sleep 60"], &[&["exit 2"]]).0, 2);
     let expelled = |name: &str| format!("{name} was expelled and is not restarted");
     let (code, mut reports) = run_of(&[WAITS], &[&["exit 4"], &["exit 4"]]);
-    assert_eq!((code, reports.pop().as_deref()), (1, Some("all workers were expelled: the run ends")));
+    assert_eq!((code, reports.pop().as_deref()), (1, Some("all workers were expelled, so the run stops")));
     reports.sort();
     assert_eq!(reports, [expelled("dev1"), expelled("dev2")]);
     // While a worker remains, the run continues.
@@ -123,7 +123,7 @@ fn a_crashed_child_does_not_count_as_killed() {
         let (code, reports) = run_of(&[&by(name), "exit 0"], &[]);
         assert_eq!(code, 128 + number, "the learner ends by SIG{name}: {reports:?}");
         let why = format!("signal: {number} (SIG{name})");
-        assert!(reports.len() == 1 && reports[0].contains(&why) && reports[0].contains("the run ends"), "{reports:?}");
+        assert!(reports.len() == 1 && reports[0].contains(&why) && reports[0].contains("the run stops"), "{reports:?}");
         // A crashed worker is restarted as often as a failed one.
         let (error, reports) = run_with(&[WAITS], &[&[&by(name)]], &[], limits());
         let error = error.unwrap_err().to_string();

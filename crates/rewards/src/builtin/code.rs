@@ -74,14 +74,14 @@ impl Builtin for Code {
         }
         if untested > 0 {
             let message = format!(
-                "column `{}` has no tests such as [{{\"input\": \"1\", \"output\": \"2\"}}], [\"assert f(1) == 2\"], \
-                 or a `check(candidate)` beside a column `entry_point`",
+                "column `{}` must have tests such as [{{\"input\": \"1\", \"output\": \"2\"}}], \
+                 [\"assert f(1) == 2\"], or a `check(candidate)` and a column `entry_point`",
                 self.judge.column()
             );
             scores.problems.push(Problem::new(name, untested, message));
         }
         if let Some(error) = errors.first() {
-            let message = format!("a program could not be judged: {error}");
+            let message = format!("cannot score the program: {error}");
             scores.problems.push(Problem::new(name, errors.len(), message));
         }
         let peak = self.judge.peak_bytes();
@@ -128,8 +128,8 @@ mod tests {
         installed(&["bwrap"]).then(|| code(json!({"language": "shell"})))
     }
 
-    const UNTESTED: &str = "column `tests` has no tests such as [{\"input\": \"1\", \"output\": \"2\"}], \
-                            [\"assert f(1) == 2\"], or a `check(candidate)` beside a column `entry_point`";
+    const UNTESTED: &str = "column `tests` must have tests such as [{\"input\": \"1\", \"output\": \"2\"}], \
+                            [\"assert f(1) == 2\"], or a `check(candidate)` and a column `entry_point`";
 
     /// A row without a score does not shift the prompts, columns and failures of other rows.
     #[test]
@@ -140,10 +140,10 @@ mod tests {
             [(half, doubled()), ("exit 3", Value::Null), (right, doubled()), (right, json!(["assert f(1) == 2"]))];
         let scores = scored(&mut reward, &rows);
         assert_eq!(scores.values, [Some(0.0), None, Some(1.0), None]);
-        let failures = vec![json!("test 2: another output"), Value::Null, json!(""), Value::Null];
+        let failures = vec![json!("test 2: wrong output"), Value::Null, json!(""), Value::Null];
         assert_eq!((scores.extra, scores.timed_out), (vec![("failure".to_owned(), failures)], 0));
-        let refused = "a program could not be judged: column `tests` has assertions, which are only run for \"python\" \
-                       and \"ocaml\"";
+        let refused = "cannot score the program: column `tests` has assertions, which run only for \"python\" and \
+                       \"ocaml\"";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 1, refused)]);
         let mut partial = code(json!({"language": "shell", "partial": true, "timeout_s": 60.0}));
         assert_eq!(scored(&mut partial, &[(half, doubled())]).values, [Some(0.5)]);
@@ -194,7 +194,7 @@ mod tests {
         let scores = scored(&mut reward, &rows);
         assert_eq!((&scores.values[..], scores.timed_out), (&[None; 3][..], 0));
         assert_eq!(scores.extra, [("failure".to_owned(), vec![Value::Null; 3])]);
-        let stopped = "a program could not be judged: its score is not needed any more";
+        let stopped = "cannot score the program: its score is not needed any more";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 2, stopped)]);
         let completions = vec![Content::from("sleep 100"); 3];
         let missing = reward.score(&RewardBatch {

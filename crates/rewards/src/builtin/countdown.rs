@@ -79,7 +79,8 @@ impl Grader<2> for Countdown {
 
     fn unread(&self, [numbers, target]: [&Value; 2]) -> (String, Option<String>) {
         let [column, other] = self.columns();
-        let message = format!("columns `{column}` and `{other}` must have a list of whole numbers and a whole number");
+        let message =
+            format!("column `{column}` must have a list of whole numbers, and column `{other}` a whole number");
         (message, Some(format!("{numbers} and {target}")))
     }
 }

@@ -66,7 +66,7 @@ impl Builtin for Keyword {
         if words.is_empty() || words.iter().any(|word| word.trim().is_empty()) {
             return Err(Error::options(
                 "keyword",
-                "`words` must have at least one word, and no empty word, as in \"keyword:happy\"",
+                "`words` must have at least one word, and none may be empty, as in \"keyword:happy\"",
             ));
         }
         if options.ignore_case {
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(score(json!({"words": "art"}), "ART"), 0.0);
         let empty = serde_json::from_value(json!({"words": ["a", " "]})).unwrap();
         let refusal = Keyword::build(empty).unwrap_err().to_string();
-        let expected = "`words` must have at least one word, and no empty word, as in \"keyword:happy\"";
+        let expected = "`words` must have at least one word, and none may be empty, as in \"keyword:happy\"";
         assert_eq!(refusal, format!("reward `keyword`: {expected}"));
     }
 }

@@ -62,7 +62,7 @@ impl Builtin for Repetition {
             return Err(Error::options("repetition", "`ngram` must be at least 1"));
         }
         if !(options.weight.is_finite() && options.weight >= 0.0) {
-            return Err(Error::options("repetition", "`weight` must be a number of at least 0"));
+            return Err(Error::options("repetition", "`weight` must be 0 or more"));
         }
         Ok(Repetition { options })
     }
@@ -185,7 +185,7 @@ mod tests {
         }
         for (options, expected) in [
             (RepetitionOptions { ngram: 0, ..ngram(1) }, Some("`ngram` must be at least 1")),
-            (RepetitionOptions { weight: -0.5, ..ngram(1) }, Some("`weight` must be a number of at least 0")),
+            (RepetitionOptions { weight: -0.5, ..ngram(1) }, Some("`weight` must be 0 or more")),
             (RepetitionOptions { weight: 0.0, ..ngram(1) }, None),
         ] {
             let refusal = Repetition::build(options).err().map(|error| error.to_string());

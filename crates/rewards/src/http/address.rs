@@ -115,7 +115,7 @@ impl Address {
         let to = response.headers().get("location").filter(|_| status.is_redirection());
         let to = to.map(|to| without_secrets(&String::from_utf8_lossy(to.as_bytes())));
         let to = to.map_or(String::new(), |to| {
-            format!(", a redirect to {to}; redirects are not followed: if that address is right, use it")
+            format!(", a redirect to {to}; redirects are not followed; if that address is right, use it")
         });
         format!("{self} answered with status {status}{to}")
     }

@@ -262,7 +262,7 @@ impl Client {
             error if address::may_pass(error) => Refusal::Again((ProblemKind::Crashed, message), None),
             ureq::Error::BodyExceedsLimit(_) => Refusal::Final((
                 ProblemKind::BadAnswer,
-                format!("the answer of {} is longer than 256 MiB", self.address),
+                format!("the answer from {} is longer than 256 MiB", self.address),
             )),
             _ => Refusal::Final((ProblemKind::Failed, message)),
         }

@@ -68,20 +68,20 @@ impl Cgroups {
     /// The parent of this process's cgroup, if a trial cgroup works there; otherwise the reason.
     pub fn find(roots: &Roots) -> std::result::Result<Cgroups, &'static str> {
         let path = roots.own.lines().find_map(|line| line.strip_prefix("0::"));
-        let path = path.ok_or("this process is in no cgroup v2")?;
+        let path = path.ok_or("this process is not in a cgroup v2")?;
         let own = directory(&roots.mounts, path).ok_or("no cgroup v2 is mounted")?;
         let own = own.ok_or("the parent of this process's cgroup is not visible here")?;
         let parent = own.parent().unwrap_or(&own).to_owned();
         let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
         if !text(parent.join("cgroup.subtree_control")).split_whitespace().any(|controller| controller == "memory") {
-            return Err("the parent of this process's cgroup does not pass the memory controller on");
+            return Err("the parent of this process's cgroup does not pass on the memory controller");
         }
         if OWN_LIMITS.iter().any(|(name, unset)| {
             let value = text(own.join(name));
             let value = value.split_whitespace().next().unwrap_or_default();
             !value.is_empty() && value != *unset
         }) {
-            return Err("this process's cgroup has a limit, which programs outside of it would escape");
+            return Err("this process's cgroup has a limit, which programs in a new sibling would escape");
         }
         let cgroups = Cgroups { parent, make: roots.make, remove: roots.remove };
         cgroups.sweep();
@@ -137,7 +137,7 @@ impl Cgroups {
             }
             return Ok(cgroup);
         }
-        Err(Error::other(format!("no cgroup can be made in {}", self.parent.display())))
+        Err(Error::other(format!("cannot create a cgroup in {}", self.parent.display())))
     }
 }
 

@@ -297,8 +297,8 @@ fn without_one_of_the_conditions_memory_is_watched() {
         fs::write(tree.parent().join("own").join(name), text).unwrap();
     }
     let cases: [(&str, Change); 17] = [
-        ("is in no cgroup v2", |tree| tree.roots.own.clear()),
-        ("is in no cgroup v2", |tree| tree.roots.own = "4:memory:/parent/own\n".to_owned()),
+        ("is not in a cgroup v2", |tree| tree.roots.own.clear()),
+        ("is not in a cgroup v2", |tree| tree.roots.own = "4:memory:/parent/own\n".to_owned()),
         ("no cgroup v2 is mounted", |tree| tree.roots.mounts.clear()),
         ("no cgroup v2 is mounted", |tree| tree.roots.mounts = tree.roots.mounts.replace("- cgroup2", "- cgroup")),
         ("not visible", |tree| tree.roots.own = "0::/\n".to_owned()),

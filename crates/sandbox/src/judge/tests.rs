@@ -126,7 +126,7 @@ fn every_language_runs_right_and_wrong_programs() {
         let (scores, failures) = score(options, &[right, wrong, broken], &doubled());
         assert_eq!(scores.values, [Some(1.0), Some(0.5), Some(0.0)], "{language}: {failures:?}");
         assert!(scores.problems.is_empty(), "{language}: {:?}", scores.problems);
-        assert_eq!((failures[0].as_str(), failures[1].as_str()), ("", "test 2: another output"), "{language}");
+        assert_eq!((failures[0].as_str(), failures[1].as_str()), ("", "test 2: wrong output"), "{language}");
         let compiled = ["c", "ocaml"].contains(&language);
         assert_eq!(failures[2].starts_with("not compiled: "), compiled, "{language}: {failures:?}");
     }

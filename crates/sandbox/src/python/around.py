@@ -30,7 +30,7 @@ def watch_files(reading):
             return
         elif event in ("os.listdir", "os.scandir") and args and args[0] is not None and is_readable(args[0]):
             return
-        port.break_off("it uses files or processes, and the program has its own: " + event)
+        port.break_off("it uses files or processes, but the program has its own: " + event)
 
     sys.addaudithook(hook)
     if LOOKS & reading.attributes:
@@ -45,7 +45,7 @@ def watch_files(reading):
 def looking(function):
     def looked(path, *args, **named_args):
         if sys._getframe(1).f_code.co_filename.startswith("test") and not is_readable(path):
-            port.break_off("it looks for a file, and the program has its own")
+            port.break_off("it looks for a file, but the program has files of its own")
         return function(path, *args, **named_args)
 
     return looked
@@ -99,7 +99,7 @@ def watch_surroundings(reading):
     if "logging" in names:
         import logging
 
-        logging.Handler.__init__ = refusing("it adds a handler of logs")
+        logging.Handler.__init__ = refusing("it adds a log handler")
     port.uses_files = bool(USES & names)
     watch_files(reading)
 
@@ -158,7 +158,7 @@ def watch_empty_arrays():
 
 def refusing(why):
     def refused(*args, **named_args):
-        port.break_off(why + ", and what the program logs or warns of stays in its sandbox")
+        port.break_off(why + ", but the program's logs and warnings stay in its sandbox")
 
     return refused
 

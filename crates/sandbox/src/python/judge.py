@@ -87,12 +87,12 @@ class Judge(Port):
         if not isinstance(error, (AssertionError, TypeError)):
             before = self.answers == self.answers_before
         if before and not self.uses_data and not isinstance(error, Refused) and self.failed is None:
-            self.broken = self.broken or "it fails by itself, whatever the program is: " + words(error)
+            self.broken = self.broken or "it fails by itself, with any program: " + words(error)
 
     def judge_files(self, error):
         """Where programs cannot write, a test that looks for their files decides nothing."""
         if self.uses_files and isinstance(error, PermissionError):
-            self.broken = self.broken or "it uses files, and the program has its own"
+            self.broken = self.broken or "it uses files, but the program runs with files of its own"
 
     # Encoding of what the tests pass to the program.
 
@@ -132,13 +132,13 @@ class Judge(Port):
         if kind.__module__ == "tests" or kind.__name__ == "generator":
             self.open[id(value)] = kind
             return ["mine", self.keep(value), self.own_class(kind)]
-        self.break_off("it gives the program a " + kind.__name__)
+        self.break_off("it passes the program a " + kind.__name__)
 
     def describe(self, kind, place):
         for base in kind.__mro__:
             if base.__module__ != "tests" and base is not object and not issubclass(base, BaseException):
                 if kind.__name__ != "generator":
-                    self.break_off("it gives the program a class, " + kind.__name__)
+                    self.break_off("it passes the program a class, " + kind.__name__)
         self.open[id(kind)] = None
         super().describe(kind, place)
 
@@ -164,7 +164,7 @@ class Judge(Port):
                 return self.finish(value)
             return value
         if id(target) not in self.open:
-            raise Gone("a question that nobody may ask")
+            raise Gone("a request for an object that was not passed")
         if what == "special":
             return self.finish(target) if args[0] == "__await__" else perform(args[0], *args[1:], **named_args)
         name, kind = str(args[1]), self.open[id(target)]
@@ -342,7 +342,7 @@ class Judge(Port):
         if name == "__bool__":
             first = self.ask("special", name, me)
             if self.ask("special", name, me) is not first:
-                raise Refused("the program's answer is now true, now false")
+                raise Refused("the program's answer is true at one time and false at another")
             return first
         if name == "__contains__" and plain and not self.tested(me):
             if not has(type(me), "__iter__") and not has(type(me), "__getitem__"):
@@ -351,7 +351,7 @@ class Judge(Port):
         if name in ("__exit__", "__aexit__"):
             return self.leave(name, me, args)
         if name == "__call__" and how in PREDICATES and args:
-            raise Refused("an object of the program's has `" + how + "`, and is no value")
+            raise Refused("an object of the program's has `" + how + "` and is not a value")
         value = self.ask("special", name, me, *args, **named_args)
         if name in BINARY and plain and how is not MADE:
             if not is_mirror(value):

@@ -58,7 +58,7 @@ class raises:
         import re
 
         if not re.search(pattern, str(self.value)):
-            fail("the exception's text is another")
+            fail("the exception has another message")
         return True
 
     @property
@@ -109,7 +109,7 @@ class warns:
                 call[0](*call[1:], **named_args)
 
     def __enter__(self):
-        raise Broken("it expects warnings of the program, which do not leave its sandbox")
+        raise Broken("it expects warnings from the program, which do not leave its sandbox")
 
     def __exit__(self, *error):
         return False
@@ -191,7 +191,7 @@ def parameters(marks):
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
         of_fixtures = mark.kwargs.get("indirect")
         if of_fixtures:
-            raise Broken("it uses indirect parameters")
+            raise Broken("it uses indirect parameters, which are not supported")
         made = []
         for value in values:
             case = value if isinstance(value, Case) or not single else Case((value,))
@@ -349,7 +349,7 @@ class Fixtures:
             self.wait(nothing_to_wait_for())
             made = self.loop
         else:
-            raise Broken("it wants the fixture `" + name + "`, which the row does not define")
+            raise Broken("it needs the fixture `" + name + "`, which the row does not define")
         self.values[name] = made
         return made
 

@@ -83,7 +83,7 @@ class Reading:
         if own or any(name not in known and not hasattr(builtins, name) for name in self.loaded):
             return own
         if len(self.called) > 1:
-            raise Broken("its tests call built-in functions only, " + " and ".join(sorted(self.called))
+            raise Broken("its tests call only built-in functions, " + " and ".join(sorted(self.called))
                          + ": a column `entry_point` can say which is the program's")
         return set(self.called)
 

@@ -168,7 +168,7 @@ fn broken_tests_give_no_zero() {
         (json!({"t": ["assert f(1) == 1", "assert f(1 / 0)"]}), "it fails by itself"),
         (json!({"t": ["assert f(1 / 0)"]}), "it fails by itself"),
         (json!({"t": ["print(f(1))"]}), "no assertion looks at what the program answers"),
-        (json!({"t": ["assert f(memoryview(b'')) == 8"]}), "Broken: it gives the program a memoryview"),
+        (json!({"t": ["assert f(memoryview(b'')) == 8"]}), "Broken: it passes the program a memoryview"),
         (json!({"t": ["class G(f): pass\nassert G()"], "p": "class f: pass"}), "inherits from the program's f"),
         (json!({"t": ["assert abs(round(2.567, 1) - 2.6) < 1e-9"]}), "`entry_point` can say which"),
         (json!({"t": "def check(candidate):\n    assert candidate(helper(1)) == 1", "entry_point": "f"}), "NameError"),
@@ -181,7 +181,7 @@ fn broken_tests_give_no_zero() {
     }
     let other = json!({"t": ["assert 1"]});
     let (scores, _) = score(json!({"language": "shell", "column": "t"}), &[("q", "true", other)]);
-    assert!(scores.problems[0].contains("only run for \"python\" and \"ocaml\""), "{}", scores.problems[0]);
+    assert!(scores.problems[0].contains("run only for \"python\" and \"ocaml\""), "{}", scores.problems[0]);
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Appended {
         if recorded > self.len {
             return Ok(Some(format!(
                 "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and now has {}; the run \
-                 appends to the rest",
+                 appends to what is left",
                 self.len
             )));
         }
@@ -98,8 +98,8 @@ impl Appended {
         let end = whole(&kept) as u64;
         let note = (end < recorded).then(|| {
             format!(
-                "{path} is not the file of the checkpoint: the length in the checkpoint ends inside a record; \
-                 truncated to {end} bytes"
+                "{path} is not the file that the checkpoint recorded: the length in the checkpoint ends inside a \
+                 record; truncated to {end} bytes"
             )
         });
         self.truncate_to(end)?;
@@ -163,7 +163,7 @@ mod tests {
             note,
             format!(
                 "{name} was deleted or shortened: it had 9 bytes at the checkpoint and now has 8; the run appends to \
-                 the rest"
+                 what is left"
             )
         );
         assert_eq!((file.len(), read().as_str()), (8, "aabbccdd"));
@@ -171,8 +171,8 @@ mod tests {
         assert_eq!(
             note,
             format!(
-                "{name} is not the file of the checkpoint: the length in the checkpoint ends inside a record; \
-                 truncated to 4 bytes"
+                "{name} is not the file that the checkpoint recorded: the length in the checkpoint ends inside a \
+                 record; truncated to 4 bytes"
             )
         );
         file.append(b"ee").unwrap();

@@ -68,7 +68,7 @@ No key of their configurations.
 
 ## Time
 
-a|b: steps 2 to 5, 2.00 s for one; 3.00 cores busy of 4.
+a|b: steps 2 to 5, 2.00 s per step; 3.00 of 4 cores busy.
 
 | stage       | a\\|b s |   share | GFLOP/s |  GB/s |
 |-------------|-------:|--------:|--------:|------:|

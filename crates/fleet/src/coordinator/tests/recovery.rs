@@ -147,7 +147,7 @@ fn a_resumed_run_trains_on_batch_files_again_and_uses_the_frontier() {
     let why = Coordinator::resume(plan(9, 1, 1), without, BTreeMap::new()).unwrap_err();
     assert_eq!(why, "the checkpoint of version 2 lacks the lineage of its own weights");
     let why = Coordinator::resume(plan(9, 0, 1), saved.clone(), BTreeMap::new()).unwrap_err();
-    assert_eq!(why, "groups of a batch must be at least 1, got 0");
+    assert_eq!(why, "the number of groups per batch must be at least 1, got 0");
     let mut run = Run(Coordinator::resume(plan(9, 1, 1), saved, files).unwrap());
     let two = Version(2);
     assert_eq!((run.0.batch(), run.0.version(), run.0.lineage()), (BatchId(2), two, lineage(two)));

@@ -29,7 +29,7 @@ impl Address {
         let (place, name) = rest.trim_end_matches('/').split_once('/').unwrap_or((rest.trim_end_matches('/'), "run"));
         if place.contains('@') {
             return Err(bad(
-                "`ps` would show a secret in the address; pass it by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+                "`ps` would show a secret in the address; pass it with --nats-token-file or LOCKSTEP_NATS_TOKEN",
             ));
         }
         WorkerName::new(name).map_err(|_| bad("the run's name must have 1 to 64 letters, digits, - and _"))?;
@@ -102,7 +102,7 @@ mod tests {
             ("nats://a/b c", "the run's name must have 1 to 64 letters, digits, - and _"),
             (
                 "nats://a@b",
-                "`ps` would show a secret in the address; pass it by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+                "`ps` would show a secret in the address; pass it with --nats-token-file or LOCKSTEP_NATS_TOKEN",
             ),
         ] {
             let error = Address::parse(bad).unwrap_err().to_string();

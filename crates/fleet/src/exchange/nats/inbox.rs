@@ -107,7 +107,7 @@ impl Inbox {
                 Vec::new()
             }
             Err(why) => {
-                self.problems.push(format!("{subject}: {why}; the job is done again"));
+                self.problems.push(format!("{subject}: {why}; the job is repeated"));
                 messages
             }
         }

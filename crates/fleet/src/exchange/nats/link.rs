@@ -114,14 +114,14 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
     let why = chain.last().map_or_else(|| error.to_string(), |last| format!("{error}: {last}"));
     Error::Refused(match (error.kind(), &options.token) {
         (ConnectErrorKind::AuthorizationViolation, Some(_)) => {
-            format!("the NATS server {server} refuses the token: it is the wrong one")
+            format!("the NATS server {server} refuses the token: it is wrong")
         }
         (ConnectErrorKind::AuthorizationViolation, None) => {
-            format!("the NATS server {server} requires a token: pass it by --nats-token-file or LOCKSTEP_NATS_TOKEN")
+            format!("the NATS server {server} requires a token: pass it with --nats-token-file or LOCKSTEP_NATS_TOKEN")
         }
         // A certificate error may also arrive as an I/O error.
         _ if error.kind() == ConnectErrorKind::Tls || why.contains("certificate") => {
-            format!("the NATS server {server} cannot be trusted: {why} (--nats-ca names its authority)")
+            format!("the NATS server {server} cannot be trusted: {why} (set its certificate authority with --nats-ca)")
         }
         _ => format!("no NATS server answers at {server}: {why}"),
     })

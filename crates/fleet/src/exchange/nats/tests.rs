@@ -204,7 +204,7 @@ fn results_are_kept_until_they_are_acknowledged() {
     let torn = inbox.receive("run", post.message("torn", &run, b"half".to_vec()));
     assert_eq!(
         (subjects(&torn), &inbox.problems[..]),
-        (vec!["torn"], &["torn: truncated: 4 bytes; the job is done again".to_owned()][..])
+        (vec!["torn"], &["torn: truncated: 4 bytes; the job is repeated".to_owned()][..])
     );
 }
 

@@ -117,7 +117,7 @@ impl SpoolLearner {
         if self.unreachable.insert((worker.clone(), before.incarnation)) {
             self.problems.push(format!(
                 "worker {worker} is stalled, but process {} was not killed: {why}. Its jobs are offered to other \
-                 workers; end the process on its machine",
+                 workers; kill the process on its machine",
                 before.pid
             ));
         }
@@ -125,7 +125,7 @@ impl SpoolLearner {
     }
 
     fn refuse(&mut self, path: &Path, why: &str) -> Result<Option<(Lineage, Answer)>> {
-        self.problems.push(format!("{}: {why}; the job is done again", path.display()));
+        self.problems.push(format!("{}: {why}; the job is repeated", path.display()));
         remove(path).map(|()| None)
     }
 }

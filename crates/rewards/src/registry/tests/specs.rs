@@ -163,13 +163,13 @@ fn arguments_in_names_are_words_of_at_most_forty_bytes() {
     assert_eq!(of([json!("gsm8k"), strict]).unwrap(), ["gsm8k", "gsm8k_true"]);
     let named = |name: &str| json!({"kind": "length", "name": name, "target": 3});
     for name in TABLE_COLUMNS {
-        let fix = format!("set its name, as in {{ kind = \"length\", name = \"my_{name}\", … }}");
+        let fix = format!("set another name, as in {{ kind = \"length\", name = \"my_{name}\", … }}");
         let refusal = format!(
             "reward_funcs: a reward must not have the name `{name}`, which is a column of the completions table: {fix}"
         );
         assert_eq!(of([json!("math"), named(name)]), Err(refusal));
     }
-    let refusal = "reward_funcs: two rewards have the name `x`: set its name, as in { kind = \"length\", name = \
+    let refusal = "reward_funcs: two rewards have the name `x`: set another name, as in { kind = \"length\", name = \
                 \"my_x\", … }";
     assert_eq!(of([named("x"), named("x")]), Err(refusal.to_owned()));
     let refusal = "reward_funcs: two rewards have the name `f`: give the function another name";

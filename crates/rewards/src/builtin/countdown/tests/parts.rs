@@ -65,8 +65,8 @@ fn dataset_cells_are_parsed_as_whole_numbers() {
         scores(&Countdown::build(options).unwrap(), &["1 + 2"], columns)
     };
     let message = of("n", "t").problems[0].to_string();
-    let expected = "reward `countdown` gave no score for 1 completion: columns `n` and `t` must have a list of whole \
-                    numbers and a whole number, for example \"1 2\" and \"x\"";
+    let expected = "reward `countdown` gave no score for 1 completion: column `n` must have a list of whole \
+                    numbers, and column `t` a whole number, for example \"1 2\" and \"x\"";
     assert_eq!(message, expected);
     for format_score in [f64::NAN, f64::INFINITY] {
         let wrong = CountdownOptions { format_score, ..Default::default() };
