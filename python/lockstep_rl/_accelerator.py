@@ -138,7 +138,7 @@ class OneProcess:
             raise AttributeError(f"accelerator has no `{name}`: the engine computes gradients and saves checkpoints")
         if find_spec("accelerate") is None or find_spec("torch") is None:
             raise AttributeError(
-                f"accelerator has no `{name}`: it is accelerate's own: pip install accelerate torch"
+                f"accelerator has no `{name}` without the packages: pip install accelerate torch"
             )
         return getattr(self._accelerate(), name)
 

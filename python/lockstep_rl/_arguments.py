@@ -44,7 +44,7 @@ def check_one_process() -> None:
     if "LOCAL_RANK" in os.environ and count.isdigit() and int(count) > 1:
         raise RuntimeError(
             f"a launcher (accelerate launch, torchrun) has started {count} processes, and each would train a separate "
-            "model: one process trains here, with all cores or the GPU: start the script with python, or "
+            "model. Training needs one process, which uses all cores or the GPU: start the script with python, or "
             "with --num_processes 1"
         )
 

@@ -167,7 +167,7 @@ class CallbackList:
     def add(self, callback: Any) -> None:
         callback = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(callback, event, None)) for event in vars(TrainerCallback) if event[:3] == "on_"):
-            raise TypeError(f"{callback!r} has no method of a callback, such as on_step_end (see TrainerCallback)")
+            raise TypeError(f"{callback!r} has no callback method such as on_step_end (see TrainerCallback)")
         check_callback(callback)
         self.callbacks.append(callback)
 

@@ -89,4 +89,4 @@ def run_of(resume: str) -> str:
     for root in (place, os.path.dirname(place), os.path.dirname(os.path.dirname(place))):
         if os.path.exists(os.path.join(root, "config.toml")):
             return root
-    raise ValueError(f"`resume_from_checkpoint` = {resume}: it is neither a run nor a checkpoint of one")
+    raise ValueError(f"`resume_from_checkpoint` = {resume} is neither a run nor a checkpoint of a run")

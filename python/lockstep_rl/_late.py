@@ -21,8 +21,8 @@ from ._script_methods import OF_ARGS
 _FIXED = {
     name: why
     for why, names in {
-        "create a new trainer with the other model": "model model_wrapped",
-        "create a new trainer with the other reference": "ref_model",
+        "create a new trainer with the new model": "model model_wrapped",
+        "create a new trainer with the new reference": "ref_model",
         "the engine packs batches; the columns of a row determine the loss": "data_collator",
         "the names are those of `reward_funcs`": "reward_func_names",
         "use add_callback and remove_callback": "callback_handler",
@@ -84,7 +84,7 @@ class ReadLate:
         is_field = "args" in own and field in self.args._fields
         if own.get("_trains_now") and (is_field or name in _BEFORE):
             raise AttributeError(
-                f"{type(self).__name__}: `{name}` is read when training begins: set it before train(), or in another "
+                f"{type(self).__name__}: `{name}` is read when training begins: set it before train(), or in a new "
                 "trainer"
             )
         if is_field and not isinstance(getattr(type(self), name, None), property):
@@ -141,8 +141,8 @@ class ReadLate:
         for name, value in self.args.to_dict().items():
             if name in seen and name not in _READ_NOW and not _is_same(seen[name], value):
                 seen[name] = value
-                warn_once(f"`args.{name}` was changed while training: it is read when training begins, so that it has "
-                          "no effect now")
+                warn_once(f"`args.{name}` was changed while training: it is read when training begins, so the change "
+                          "has no effect")
 
     def _prepare_state(self, step: int, total_steps: int, steps_per_epoch: int) -> None:
         """Sets the state at the beginning of training, or the state in a checkpoint."""

@@ -194,7 +194,7 @@ class LiveModel:
         if self._trainer._trains_now:
             if self._seen_step != self._trainer.state.global_step:
                 warn_once(
-                    "trainer.model was read while the engine works, outside of a callback: it has the weights of step "
+                    "trainer.model was read outside a callback while the engine works: it has the weights of step "
                     f"{self._seen_step}"
                 )
             return None

@@ -40,7 +40,7 @@ def _array(values: Any, dtype: str) -> Any:
     if dtype == "uint32":
         given = numpy.asarray(values)
         if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= 1 << 32):
-            raise ValueError(f"token ids must be integers from 0 on, but are {values!r:.100}")
+            raise ValueError(f"token ids must be integers of 0 or more, but are {values!r:.100}")
     array = numpy.ascontiguousarray(values, dtype=dtype)
     if array.ndim != 1:
         raise ValueError(f"expected a list of numbers, but it has {array.ndim} dimensions")
@@ -170,7 +170,7 @@ class Model:
             raise ValueError(f"`temperature` = {temperature}: expected a number above 0")
         prompts = [_array(prompt, "uint32") for prompt, _ in sequences]
         if any(len(prompt) == 0 for prompt in prompts):
-            raise ValueError("a prompt is empty: give it at least the token that starts a text")
+            raise ValueError("a prompt is empty: it needs at least the token that starts a text")
         completions = [_array(completion, "uint32") for _, completion in sequences]
         return [Scores(*arrays) for arrays in self._native.score(prompts, completions, temperature)]
 
@@ -201,7 +201,7 @@ class Engine:
         ]
         for i, ids in enumerate(given):
             if len(ids) == 0:
-                raise ValueError(f"prompt {i} has no token")
+                raise ValueError(f"prompt {i} has no tokens")
         generated = self._native.generate(given, num_generations, **dataclasses.asdict(sampling))
         return [
             Group(prompt, [Completion(*completion) for completion in completions])
@@ -219,7 +219,7 @@ class Trainer:
             raise TypeError(f"`args` must be a GRPOConfig, RLOOConfig or PPOConfig, but is {type(args).__name__}")
         values = args.values()
         if values.get("use_peft"):
-            raise ValueError("`args`: adapters are trained by GRPOTrainer; here all weights are")
+            raise ValueError("`args`: use GRPOTrainer to train an adapter; this trainer trains all weights")
         needed = {"model_name_or_path": "model", "dataset_name": "memory", "reward_funcs": ["function:own"]}
         self.args = args
         self.model = model

@@ -83,7 +83,7 @@ class EvalMetrics:
         if trainer._has_logits:
             warnings.warn(
                 "compute_metrics and predict are given whole logits, which TRL deprecates and removes in its version "
-                "2: the engine computes them in a pass of their own",
+                "2: the engine computes them in a separate pass",
                 FutureWarning,
                 stacklevel=5,
             )
@@ -130,7 +130,7 @@ class EvalMetrics:
         if self.compute_metrics is not None and not self.by_batch:
             self.metrics = self._computed(predictions, labels, self.inputs.whole(), self.losses.whole())
         if not isinstance(self.metrics, dict):
-            raise TypeError(f"compute_metrics must give a dict, but gave {self.metrics!r:.80}")
+            raise TypeError(f"compute_metrics must return a dict, but returned {self.metrics!r:.80}")
         numbers = {}
         own, place = (f"{p}_{self.name}_" if self.name else f"{p}_" for p in (self.prefix, "eval"))
         for key, value in self.metrics.items():

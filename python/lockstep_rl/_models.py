@@ -141,7 +141,7 @@ def _save_tokenizer(tokenizer: Any, target: str) -> None:
     if not os.path.exists(os.path.join(target, "tokenizer.json")):
         raise ValueError(
             f"`processing_class` ({type(tokenizer).__name__}) was saved without a tokenizer.json, which the engine "
-            "reads: give a fast tokenizer (AutoTokenizer.from_pretrained)"
+            "needs: give a fast tokenizer (AutoTokenizer.from_pretrained)"
         )
 
 

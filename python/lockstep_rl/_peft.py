@@ -152,7 +152,7 @@ def _package() -> Any:
     try:
         import peft
     except ImportError:
-        raise ImportError("a model with an adapter is PEFT's in Python: pip install peft") from None
+        raise ImportError("a model with an adapter needs the package peft: pip install peft") from None
     return peft
 
 
@@ -172,7 +172,7 @@ def lora_values(peft_config: Any, has_weights: bool = False, has_scores: bool = 
         raise TypeError(f"`peft_config` must be a peft.LoraConfig or a dict, but is {type(peft_config).__name__}")
     kind = str(getattr(fields.get("peft_type"), "value", fields.get("peft_type") or "LORA"))
     if kind != "LORA":
-        raise ValueError(f"`peft_config`: adapters are LoRA here, not {kind}")
+        raise ValueError(f"`peft_config`: only LoRA adapters are supported, not {kind}")
     values: dict = {"use_peft": True}
     # PEFT's defaults, which differ from those of the engine's keys.
     values.update(lora_r=fields.get("r", 8), lora_alpha=fields.get("lora_alpha", 8))

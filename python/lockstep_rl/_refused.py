@@ -13,14 +13,14 @@ REFUSED_ARGUMENTS = {
     "tools": _LATER,
     "environment_factory": _LATER,
     "rollout_func": "only GRPOTrainer, RLOOTrainer and PPOTrainer generate completions",
-    "compute_metrics": "TRL's trainer has no such argument either; log_metric in a reward adds a metric",
+    "compute_metrics": "TRL's trainer does not have this argument either; log_metric in a reward adds a metric",
     "optimizers": "remove it: the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and "
     "adam_epsilon",
     "optimizer_cls_and_kwargs": "the optimizer is AdamW, set by the fields of the configuration",
     "quantization_config": "weights are not quantised in this build: remove it; bf16=True halves them",
-    "data_collator": "batches are packed by the engine, without padding: remove it; what is learned of a row its "
-    "columns say (prompt and completion: the completion; text: all of it)",
-    "preprocess_logits_for_metrics": "TRL's trainer has no such argument either",
+    "data_collator": "batches are packed by the engine, without padding: remove it; the columns of a row set its "
+    "loss (prompt and completion: on the completion; text: on all of it)",
+    "preprocess_logits_for_metrics": "TRL's trainer does not have this argument either",
     "formatting_func": "only SFTTrainer has it; format the rows before you pass them",
     "compute_loss_func": "the loss is inside the engine: choose one with loss_type",
     "value_model": "set value_model of PPOConfig to a directory",

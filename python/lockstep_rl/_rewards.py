@@ -61,8 +61,8 @@ class RewardSet:
         self.processing_classes: list = [None] * len(given) if processing_classes is None else classes
         if len(self.processing_classes) != len(given):
             raise ValueError(
-                f"`reward_processing_classes` has {len(self.processing_classes)}, and `reward_funcs` {len(given)}: "
-                "their numbers must match, with None for what is no model"
+                f"`reward_processing_classes` has {len(self.processing_classes)} entries and `reward_funcs` has "
+                f"{len(given)}: the numbers must match, with None for a reward that is not a model"
             )
         self.given = given
         self.names: list[str] = []
@@ -141,7 +141,7 @@ class RewardSet:
             own = {key: values[row] for key, values in arguments.items() if isinstance(values, list)}
             logger.warning(
                 "All reward functions returned None for the following kwargs:\n%s\nThis completion has no reward: at "
-                "least one function should give one.", own,
+                "least one function should return one.", own,
             )
 
     @property

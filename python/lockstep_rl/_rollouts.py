@@ -74,8 +74,8 @@ def _completions(output: Any, count: int) -> list[tuple]:
         if logps[i] is not None and len(logps[i]) == len(ids) and _are_placeholders(logps[i], mask):
             logps[i] = None
             warn_once(
-                "rollout_func: log-probabilities of a completion are all 0.0, which are placeholders: they are not "
-                "used, as in TRL without vLLM (None says the same)"
+                "rollout_func: log-probabilities of a completion are all 0.0, which are placeholders. They are not "
+                "used, as in TRL without vLLM (None has the same effect)"
             )
     columns = [{} for _ in range(count)]
     for name, values in fields.items():
@@ -102,8 +102,8 @@ def _lists(values: Any, name: str, count: int) -> list:
         raise TypeError(f"rollout_func: `{name}` must be a list with one element per completion, but is {values!r:.80}")
     if len(values) != count:
         raise ValueError(
-            f"rollout_func: `{name}` has {len(values)} elements for {count} prompts: one for each is expected (every "
-            "prompt is there as often as its group has completions)"
+            f"rollout_func: `{name}` has {len(values)} elements for {count} prompts: expected one for each (every "
+            "prompt occurs once for each completion of its group)"
         )
     return [_plain_ids(value) for value in values]
 
@@ -132,7 +132,7 @@ def _ids(values: Any, name: str) -> list[int]:
     except (TypeError, ValueError):
         raise TypeError(f"rollout_func: `{name}` must be token ids, but is {values!r:.80}") from None
     if any(id < 0 or id >= 1 << 32 for id in ids):
-        raise ValueError(f"rollout_func: `{name}` has ids from {min(ids)} to {max(ids)}, which are not all tokens")
+        raise ValueError(f"rollout_func: `{name}` has ids from {min(ids)} to {max(ids)}, which are not all token ids")
     return ids
 
 
@@ -141,7 +141,7 @@ def _json(columns: dict) -> str:
         if hasattr(value, "tolist"):
             return value.tolist()
         raise TypeError(
-            f"rollout_func: a field has {value!r:.80} ({type(value).__name__}), which rewards cannot be given: return "
+            f"rollout_func: a field has {value!r:.80} ({type(value).__name__}), which rewards cannot receive: return "
             "numbers, texts, lists or dicts"
         )
 

@@ -103,7 +103,7 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
     import datasets
 
     if not mixture_config.datasets:
-        raise ValueError("get_dataset: `datasets` has none")
+        raise ValueError("get_dataset: `datasets` is empty")
     parts = []
     for given in mixture_config.datasets:
         named = vars(given).copy()
@@ -124,7 +124,7 @@ def _shares(parts: list, fractions: list, streaming: bool) -> list:
     if None in fractions:
         raise ValueError("`datasets`: set fraction for all of them, or for none")
     if streaming:
-        raise ValueError("`datasets`: fraction needs the number of rows, and a stream has none: remove `streaming`")
+        raise ValueError("`datasets`: fraction needs the number of rows, unknown for a stream: remove `streaming`")
     if min(fractions) < 0 or sum(fractions) <= 0:
         raise ValueError(f"`datasets`: fractions {fractions}: expected numbers of 0 or more, one of them above 0")
     shares = [fraction / sum(fractions) for fraction in fractions]
@@ -261,7 +261,7 @@ def _hint_of(cls: type, field: Any) -> Any:
         return typing.get_type_hints(cls)[field.name]
     except NameError as error:
         raise RuntimeError(
-            f"{cls.__qualname__}.{field.name}: its type {field.type!r} is unknown: {error}: declare it at the top "
+            f"{cls.__qualname__}.{field.name}: its type {field.type!r} is unknown ({error}): declare it at the top "
             "level of the module"
         ) from None
 

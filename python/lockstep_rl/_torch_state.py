@@ -61,7 +61,7 @@ def _trains(model: Any, new_adapter: bool, without_dropout: bool) -> Iterator[st
         if "Dropout" in type(module).__name__ and ".lora_dropout" not in name and not without_dropout:
             if getattr(module, "p", 0):
                 yield (
-                    f"`model`: `{name}` is a dropout with p = {module.p}, and the engine has only that of an adapter "
+                    f"`model`: `{name}` is a dropout with p = {module.p}, but the engine has dropout only in adapters "
                     "(lora_dropout): set p = 0, or disable_dropout=True"
                 )
 
@@ -72,7 +72,7 @@ def _frozen(parameters: list, of_adapter: bool) -> Iterator[str]:
         if frozen:
             yield (
                 f"`model`: {len(frozen)} of {len(parameters)} parameters have requires_grad = False, such as "
-                f"`{frozen[0]}`, and the engine trains all weights of a model, or an adapter: set "
+                f"`{frozen[0]}`, but the engine trains either all weights of a model or an adapter: set "
                 "model.requires_grad_(True), or give peft_config"
             )
         return
@@ -85,8 +85,8 @@ def _frozen(parameters: list, of_adapter: bool) -> Iterator[str]:
             )
         if not is_adapter and parameter.requires_grad and not name.endswith(_SCORE):
             yield (
-                f"`model`: `{name}` below the adapter has requires_grad = True, and the engine trains the adapter "
-                "alone: set it to False, or merge the adapter and train all weights"
+                f"`model`: `{name}` below the adapter has requires_grad = True, but the engine trains only the "
+                "adapter: set it to False, or merge the adapter and train all weights"
             )
 
 
@@ -134,14 +134,14 @@ def _adapters(model: Any, modules: dict, argument: str) -> Iterator[str]:
                 right = alpha / (math.sqrt(rank) if getattr(config, "use_rslora", False) else rank)
                 if not math.isclose(scaling, right, rel_tol=1e-6):
                     yield (
-                        f"`{argument}`: the adapter of `{name}` is scaled by {scaling:g}, and its configuration "
+                        f"`{argument}`: the adapter of `{name}` is scaled by {scaling:g}, but its configuration "
                         f"(lora_alpha, r) says {right:g}: set one of them"
                     )
         for dropout in (getattr(module, "lora_dropout", None) or {}).values():
             p, right = getattr(dropout, "p", 0.0), getattr(config, "lora_dropout", 0.0)
             if p != right:
                 yield (
-                    f"`{argument}`: the dropout of the adapter of `{name}` is {p}, and its configuration says "
+                    f"`{argument}`: the dropout of the adapter of `{name}` is {p}, but its configuration says "
                     f"lora_dropout = {right}: set one of them"
                 )
 
@@ -198,7 +198,7 @@ def _structure(model: Any, argument: str) -> Iterator[str]:
         if ".lora_" in name or ".modules_to_save" in name or (root == "peft" and name):
             continue
         own[name.replace(".base_layer", "").replace(".original_module", "")] = module
-    says = "and the engine computes what the model's configuration says"
+    says = "but the engine computes what the model's configuration says"
     for name, right in twin.named_modules():
         module = own.pop(name, None)
         if module is None:
@@ -216,7 +216,7 @@ def _structure(model: Any, argument: str) -> Iterator[str]:
                 continue
             if getattr(module, key, value) != value:
                 yield (
-                    f"`{argument}`: {name}.{key} = {getattr(module, key)}, but {value} by the model's configuration, "
+                    f"`{argument}`: {name}.{key} = {getattr(module, key)}, but {value} in the model's configuration, "
                     "which the engine reads: change it there"
                 )
         if not _same_frequencies(module, right, inner.config):
@@ -248,14 +248,14 @@ def _ties(model: Any, argument: str) -> Iterator[str]:
         says = getattr(inner.config, "tie_word_embeddings", None)
         if says is not None and bool(says) != (head is embedding):
             yield (
-                f"`{argument}`: the weights of embedding and head are {'the same' if head is embedding else 'two'}, "
-                f"and its configuration says tie_word_embeddings = {bool(says)}: set it to {head is embedding}"
+                f"`{argument}`: embedding and head have {'the same' if head is embedding else 'separate'} weights, "
+                f"but its configuration says tie_word_embeddings = {bool(says)}: set it to {head is embedding}"
             )
     names: dict = {}
     for name, parameter in _all_parameters(inner):
         other = names.setdefault(id(parameter), name)
         if other != name and parameter is not embedding:
-            yield f"`{argument}`: `{other}` and `{name}` are one parameter, and two in its files: copy one of them"
+            yield f"`{argument}`: `{other}` and `{name}` are one parameter, but two in its files: copy one of them"
 
 
 def _all_parameters(model: Any) -> list:

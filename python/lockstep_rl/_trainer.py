@@ -96,7 +96,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         if not isinstance(args, self.config_class):
             raise TypeError(
                 f"`args` must be a {self.config_class.__name__} of lockstep_rl, but is {type(args).__module__}."
-                f"{type(args).__name__}: import it from here, too"
+                f"{type(args).__name__}: import it from lockstep_rl, too"
             )
         self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
         self._given_model = model = opened(model)
@@ -483,7 +483,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             self.dashboard_url = _native.show(directory, port)
             logger.warning("the run's page: %s", self.dashboard_url)
         except OSError as error:
-            logger.warning("no page: port %s: %s; `python -m lockstep_rl dashboard %s --port 0` shows the run, too",
+            logger.warning("no page on port %s: %s; `python -m lockstep_rl dashboard %s --port 0` shows the run, too",
                            port, error, directory)
 
     def _ended(self) -> None:

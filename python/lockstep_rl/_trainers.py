@@ -367,8 +367,8 @@ class SFTTrainer(OfflineTrainer):
     def _formatted(self, row: dict, place: str) -> dict:
         if "prompt" in row and "completion" in row:
             raise ValueError(
-                f"{place}: in rows with a prompt and a completion, only the completion is learned, but formatting_func "
-                "returns the whole text: remove it, or rename the columns"
+                f"{place}: in rows with a prompt and a completion, only the completion is in the loss, but "
+                "formatting_func returns the whole text: remove it, or rename the columns"
             )
         try:
             text = self.formatting_func(row)
@@ -376,7 +376,8 @@ class SFTTrainer(OfflineTrainer):
             note(error, f"formatting_func: {place}")
             raise
         if not isinstance(text, str):
-            raise TypeError(f"{place}: formatting_func must give a text, but gave {text!r:.80} ({type(text).__name__})")
+            raise TypeError(f"{place}: formatting_func must return a text, but returned {text!r:.80} "
+                            f"({type(text).__name__})")
         own = {key: value for key, value in row.items() if key not in self.columns}
         return {**own, self.args.dataset_text_field or "text": text}
 

@@ -58,7 +58,7 @@ impl LiveModel {
         });
         match saved {
             Some(saved) => saved.map_err(|error| exception(&error)),
-            None => Err(PyRuntimeError::new_err("the weights can be read only while a callback is called")),
+            None => Err(PyRuntimeError::new_err("the weights can be read only inside a callback")),
         }
     }
 }

@@ -62,7 +62,7 @@ impl RolloutEngine {
         let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sent = asks.is_some_and(|asks| asks.send(Asked { prompts, num_generations, sampling, answer }).is_ok());
         if !sent {
-            let text = "the engine can generate only while rollout_func is called";
+            let text = "the engine can generate only inside rollout_func";
             return Err(pyo3::exceptions::PyRuntimeError::new_err(text));
         }
         let groups = py.detach(move || answered.recv());

@@ -415,4 +415,4 @@ def test_the_dashboard_shows_a_run_while_it_trains(model, rows, tmp_path, caplog
         args = GRPOConfig("taken", dashboard=taken.getsockname()[1], max_steps=1, num_generations=2,
                           per_device_train_batch_size=4, max_completion_length=4)
         GRPOTrainer(model, vowels, args, rows).train()
-    assert "no page: port" in caplog.text
+    assert "no page on port" in caplog.text

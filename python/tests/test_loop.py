@@ -122,7 +122,7 @@ def test_a_step_raises_the_probability_of_the_better_completion(loaded):
     (lambda m: m.score([([], [1])]), ValueError, "a prompt is empty"),
     (lambda m: m.score([([1], [4000])]), ValueError, "4000 must be below the vocabulary size"),
     (lambda m: m.score([([1.5], [1])]), ValueError, "must be integers"),
-    (lambda m: m.score([([-1], [1])]), ValueError, "from 0 on"),
+    (lambda m: m.score([([-1], [1])]), ValueError, "of 0 or more"),
     (lambda m: m.score([([[1]], [1])]), ValueError, "2 dimensions"),
     (lambda m: m.score([([1], [1])], temperature=0), ValueError, "temperature"),
     (lambda m: Engine(m, max_num_seqs=0), ValueError, "max_num_seqs"),

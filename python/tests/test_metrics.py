@@ -318,7 +318,7 @@ def test_an_exception_in_compute_metrics_leaves_a_checkpoint(model):
 @pytest.mark.parametrize("given, kind, text", [
     (dict(compute_metrics=3), TypeError, "`compute_metrics` must be a function"),
     (dict(preprocess_logits_for_metrics="x"), TypeError, "`preprocess_logits_for_metrics` must be a function"),
-    (dict(compute_metrics=lambda prediction: None), TypeError, "must give a dict, but gave None"),
+    (dict(compute_metrics=lambda prediction: None), TypeError, "must return a dict, but returned None"),
     (dict(compute_metrics=print, include_for_metrics=["labels"]), ValueError, "`include_for_metrics` has 'labels'"),
     (dict(compute_metrics=print, per_device_eval_batch_size=0), ValueError, "per_device_eval_batch_size"),
     (dict(per_device_eval_batch_size="8"), TypeError, "per_device_eval_batch_size"),
@@ -337,7 +337,7 @@ def test_compute_metrics_with_logits_warns_as_in_trl(model):
 
 def test_grpo_refuses_compute_metrics(model, rows):
     for name in ("compute_metrics", "preprocess_logits_for_metrics"):
-        with pytest.raises(ValueError, match=f"{name}.*TRL's trainer has no such argument"):
+        with pytest.raises(ValueError, match=f"{name}.*TRL's trainer does not have this argument"):
             grpo(model, rows, trainer={name: print})
 
 
@@ -373,9 +373,9 @@ def test_formatting_func_makes_the_text_of_each_row(model):
 
 @pytest.mark.parametrize("function, rows, kind, said", [
     (3, SOLVED, TypeError, "`formatting_func` must be a function"),
-    (lambda row: ["ab"], [{"a": 1}], TypeError, "`train_dataset`, row 0: formatting_func must give a text, but gave"),
+    (lambda row: ["ab"], [{"a": 1}], TypeError, "`train_dataset`, row 0: formatting_func must return a text, but"),
     (lambda row: row["nowhere"], [{"a": 1}], KeyError, "nowhere"),
-    (lambda row: "ab", SOLVED, ValueError, "only the completion is learned"),
+    (lambda row: "ab", SOLVED, ValueError, "only the completion is in the loss"),
     (lambda row: "ab", "rows.jsonl", ValueError, "needs rows in memory"),
 ])
 def test_wrong_formatting_functions_raise_a_clear_error(model, function, rows, kind, said, place):

@@ -175,7 +175,7 @@ def changed(**fields):
         r"completion_ids\[3\] must have at least one token",
     ),
     (changed(completion_ids=[[999]] * 4, logprobs=None), ValueError, "token 999, but token ids must be below"),
-    (changed(completion_ids=[[-1]] * 4, logprobs=None), ValueError, "ids from -1 to -1, which are not all tokens"),
+    (changed(completion_ids=[[-1]] * 4, logprobs=None), ValueError, "ids from -1 to -1, which are not all token ids"),
     (changed(completion_ids=["ab"] * 4, logprobs=None), TypeError, "must be token ids, but is 'ab'"),
     (
         changed(logprobs=[[0.0]] * 4, completion_ids=[[1, 2]] * 4),
@@ -191,7 +191,7 @@ def changed(**fields):
         "differs from prompt_ids.0., but all completions of a group must share one",
     ),
     (changed(turns=[1]), ValueError, "`turns` has 1 values for 4 completions"),
-    (changed(thing=object()), TypeError, "which rewards cannot be given"),
+    (changed(thing=object()), TypeError, "which rewards cannot receive"),
     (lambda prompts, trainer: trainer.generate("ab"), TypeError, "must be a list, but is str"),
     (lambda prompts, trainer: trainer.generate(["ab"], 0), ValueError, "`num_generations` = 0"),
     (lambda prompts, trainer: trainer.generate(["ab"], beams=2), TypeError, "no argument `beams`"),
@@ -222,7 +222,7 @@ def test_rollout_func_is_refused_where_it_is_unsupported(model, rows):
         return by_the_engine(prompts, trainer)
 
     run(model, rows, kept, max_steps=1).train()
-    with pytest.raises(RuntimeError, match="can generate only while"):
+    with pytest.raises(RuntimeError, match="can generate only inside"):
         engines[0].generate(["ab"], 1, {})
 
 

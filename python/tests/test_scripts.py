@@ -125,7 +125,7 @@ def test_get_dataset_mixes_datasets_by_fractions(place):
     assert joined.column_names == ["text"] and joined["text"][2:4] == ["a2", "b0"] and len(joined) == 8
     split = get_dataset(DatasetMixtureConfig(datasets=parts, test_split_size=0.25))
     assert isinstance(split, datasets.DatasetDict) and (len(split["train"]), len(split["test"])) == (6, 2)
-    with pytest.raises(ValueError, match="has none"):
+    with pytest.raises(ValueError, match="`datasets` is empty"):
         get_dataset(DatasetMixtureConfig())
     # The smallest dataset limits the size: three quarters are rows of "a", which has 3.
     shares = [DatasetConfig(**part, fraction=fraction) for part, fraction in zip(parts, (1.5, 0.5))]
@@ -133,7 +133,7 @@ def test_get_dataset_mixes_datasets_by_fractions(place):
     for one, why in (({}, "set fraction for all of them"), ({"fraction": -1}, "expected numbers of 0 or more")):
         with pytest.raises(ValueError, match=why):
             get_dataset(DatasetMixtureConfig(datasets=[shares[0], {**parts[1], **one}]))
-    with pytest.raises(ValueError, match="a stream has none"):
+    with pytest.raises(ValueError, match="unknown for a stream"):
         get_dataset(DatasetMixtureConfig(datasets=shares, streaming=True))
     *_, named = parsed("--datasets", "a", '{"path": "b", "split": "test"}')
     assert named.datasets == [DatasetConfig("a"), DatasetConfig("b", split="test")]

@@ -205,7 +205,7 @@ pub fn run(
                 }
                 Some(2) if refused.is_none() => {
                     worker.done = true;
-                    report(&format!("{} was refused, so the run stops", worker.role.name));
+                    report(&format!("{} was refused: the run stops", worker.role.name));
                     refused = Some(2);
                 }
                 _ if refused.is_some() => worker.done = true,

@@ -23,7 +23,7 @@ impl Time {
             .filter_map(|report| Some((&*report.name, report.profile.as_ref().filter(|p| p.measured.steps > 0)?)))
             .collect();
         if profiles.is_empty() {
-            let none = "There is no profile.json with the times: the run is too short, or from an older version.";
+            let none = "No profile.json: the run is too short, or from an older version.";
             return Time { says: vec![none.to_owned()], rows: Vec::new() };
         }
         let says = profiles.iter().map(|(name, profile)| sentence(name, profile)).collect();

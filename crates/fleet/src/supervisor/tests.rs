@@ -96,7 +96,7 @@ fn repeated_failures_end_the_run() {
 #[test]
 fn the_run_ends_if_a_worker_is_refused_or_all_are_expelled() {
     let (code, reports) = run_of(&[WAITS], &[&["exit 2"], &["cat"]]);
-    assert_eq!((code, reports), (2, vec!["dev1 was refused, so the run stops".to_owned()]));
+    assert_eq!((code, reports), (2, vec!["dev1 was refused: the run stops".to_owned()]));
     // The exit code is the same if the stop signal kills the learner.
     assert_eq!(run_of(&["exec sleep 60"], &[&["exit 2"]]).0, 2);
     let expelled = |name: &str| format!("{name} was expelled and is not restarted");
