@@ -34,7 +34,7 @@ class AcceleratorConfig:
             raise TypeError(f"`accelerator_config` must be a dict, but is {value!r:.80} ({type(value).__name__})")
         known = {field.name for field in dataclasses.fields(cls)}
         for name in fields.keys() - known:
-            raise TypeError(f"`accelerator_config` has no field `{name}`: there are {', '.join(sorted(known))}")
+            raise TypeError(f"`accelerator_config` has no field `{name}`; its fields are {', '.join(sorted(known))}")
         return cls(**fields)
 
 

@@ -191,7 +191,7 @@ def _of_model_init_kwargs(value: Any) -> dict:
         if name in ("torch_dtype", "dtype"):
             dtype = str(item).removeprefix("torch.")
             if dtype == "float16":
-                raise ValueError(f"`model_init_kwargs`: {name} = {item}: compute is float32 or bfloat16 here")
+                raise ValueError(f"`model_init_kwargs`: {name} = {item}: use float32 or bfloat16")
             if dtype != "auto":
                 values["dtype"] = dtype
         elif name == "revision" and item in (None, "main"):

@@ -59,7 +59,7 @@ class WithDatasets:
         self._given_train, self._train = dataset, RowSet()
         if dataset is None and "dataset_name" not in self._values:
             raise ValueError(
-                "`train_dataset` is missing: pass a datasets.Dataset, a list of dicts, or a file's path"
+                "`train_dataset` is required: pass a datasets.Dataset, a list of dicts, or a file's path"
             )
         if dataset is not None:
             self._values["dataset_name"], self._train = self._rows(dataset, "train_dataset", "max_samples")

@@ -227,7 +227,7 @@ def load(name: str, trainer: Any, used: str) -> Any:
     classifier."""
     if not _has_packages():
         raise AttributeError(
-            f"`{used}` needs torch and transformers, which train nothing here: pip install torch transformers. "
+            f"`{used}` needs torch and transformers, though not for training: pip install torch transformers. "
             "Without them trainer.model has save_pretrained(DIRECTORY), and lockstep_rl.Model(DIRECTORY) generates "
             "and scores"
         )

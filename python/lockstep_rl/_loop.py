@@ -43,7 +43,7 @@ def _array(values: Any, dtype: str) -> Any:
             raise ValueError(f"token ids must be integers of 0 or more, but are {values!r:.100}")
     array = numpy.ascontiguousarray(values, dtype=dtype)
     if array.ndim != 1:
-        raise ValueError(f"expected a list of numbers, but it has {array.ndim} dimensions")
+        raise ValueError(f"expected a list of numbers, got {array.ndim} dimensions")
     return array
 
 

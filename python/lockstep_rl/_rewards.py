@@ -93,7 +93,7 @@ class RewardSet:
             else:
                 raise TypeError(
                     f"`reward_funcs` has {function!r:.100}: expected a function, a callable object, the name of a "
-                    "built-in reward, or a reward model: its directory, its Hub id, or loaded"
+                    "built-in reward, or a reward model (a directory, a Hub id or a loaded model)"
                 )
         self.sources: list[Source] = []
         self.state: Any = None

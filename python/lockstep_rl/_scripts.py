@@ -90,7 +90,7 @@ def _dataset_config(given: Any, place: str) -> DatasetConfig:
         return given
     known = [field.name for field in dataclasses.fields(DatasetConfig)]
     for name in given.keys() - set(known):
-        raise ValueError(f"{place}, has no field `{name}`: there are {', '.join(known)}")
+        raise ValueError(f"{place}, has no field `{name}`; its fields are {', '.join(known)}")
     if "path" not in given:
         raise ValueError(f"{place}: `path` is missing: a directory, a file type or a Hub id")
     return DatasetConfig(**given)

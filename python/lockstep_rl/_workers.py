@@ -114,10 +114,10 @@ class WorkerProcesses:
                 log = os.path.join(self.arguments[0], "fleet", f"{name}.log")
                 del self.processes[name]
                 if process.exitcode == 2 or len(lately) > self.restarts:
-                    logger.error("worker %s ended with code %s and is not restarted: %s", name, process.exitcode,
+                    logger.error("worker %s exited with code %s and is not restarted: see %s", name, process.exitcode,
                                  log)
                 elif not self.ends.is_set():
-                    logger.warning("worker %s ended with code %s and is restarted: %s", name, process.exitcode,
+                    logger.warning("worker %s exited with code %s and is restarted: see %s", name, process.exitcode,
                                    log)
                     self.processes[name] = self.start(name)
 

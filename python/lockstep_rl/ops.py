@@ -17,7 +17,7 @@ def masked_softmax(x: Any, lengths: Any = None, *, first: Any = None, scale: flo
     numpy = _numpy()
     x = _of_any(x)
     if x.ndim == 0 or x.dtype.kind != "f":
-        raise TypeError(f"masked_softmax: expected an array of floats, but it is {x.dtype} of {x.ndim} dimensions")
+        raise TypeError(f"masked_softmax: expected an array of floats, got {x.dtype} with {x.ndim} dimensions")
     columns = x.shape[-1]
     rows = x.size // columns if columns else 0
     end = _bounds("lengths", columns if lengths is None else lengths, x.shape[:-1], columns)

@@ -205,7 +205,7 @@ def check_package(reward: Any) -> None:
     package = getattr(reward, "requires", None) if getattr(reward, "__module__", None) == __name__ else None
     if package is not None and importlib.util.find_spec(package) is None:
         raise ImportError(
-            f"{reward.__name__} is TRL's reward, and needs the package {package} as it does there: pip install "
+            f"{reward.__name__} is TRL's reward and needs the package {package}, as in TRL: pip install "
             f"{package.replace('_', '-')}. rewards.builtin('math', column='solution') is the engine's own grader"
         )
 

@@ -129,7 +129,9 @@ impl Running<'_> {
         if self.restarted.len() as u32 >= most {
             let seconds = limits.window.as_secs();
             let often = format!("{} times in {seconds} s", self.restarted.len());
-            return Err(Error::Failed(format!("{name} was restarted {often} and exited again ({status}): see its log")));
+            return Err(Error::Failed(format!(
+                "{name} was restarted {often} and exited again ({status}): see its log"
+            )));
         }
         self.restarted.push(now);
         report(&format!("{name} ended ({status}): started again"));

@@ -238,8 +238,7 @@ impl CommandReward {
         };
         // The pipe of the Python adapter carries only answers, so the adapter needs no request numbers.
         let line = if process.has_unread_line(self.numbered || self.dialect == Dialect::Python) {
-            let message =
-                "the program printed a line that answers no request; print debugging output to standard error";
+            let message = "the program printed a line that is not an answer; print debugging output to standard error";
             Err((ProblemKind::BadAnswer, message.to_owned()))
         } else {
             process.send(request);

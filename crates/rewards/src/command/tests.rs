@@ -231,7 +231,7 @@ fn an_extra_line_is_not_used_as_the_next_answer() {
     let mut reward = reward(&script(dir.path(), body), 30.0, 3);
     assert_eq!(score(&mut reward).values, [Some(1.0), Some(2.0)]);
     testing::wait_until("a second line", || reward.process.as_mut().unwrap().has_unread_line(false));
-    assert!(failure(&score(&mut reward)).contains("answers no request"));
+    assert!(failure(&score(&mut reward)).contains("is not an answer"));
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn an_answer_to_another_request_is_an_error() {
                 assert!(scores.values[0].is_some(), "{body}: {:?}", scores.problems);
             } else {
                 let printed = failure(&scores);
-                assert!(printed.contains("request") || printed.contains("answers no request"), "{body}: {printed}");
+                assert!(printed.contains("request") || printed.contains("is not an answer"), "{body}: {printed}");
             }
         }
     }

@@ -87,7 +87,7 @@ impl Appended {
         if recorded > self.len {
             return Ok(Some(format!(
                 "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and now has {}; the run \
-                 appends to what is left",
+                 appends to the remaining bytes",
                 self.len
             )));
         }
@@ -163,7 +163,7 @@ mod tests {
             note,
             format!(
                 "{name} was deleted or shortened: it had 9 bytes at the checkpoint and now has 8; the run appends to \
-                 what is left"
+                 the remaining bytes"
             )
         );
         assert_eq!((file.len(), read().as_str()), (8, "aabbccdd"));
