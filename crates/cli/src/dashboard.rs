@@ -43,13 +43,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let needs_none = args.allow_run && args.runs.is_empty();
     for path in &runs {
         if !path.is_dir() && !needs_none {
-            bad_input!("{}: there is no such directory; name a run, or a directory with runs", path.display());
+            bad_input!("{}: no such directory; name a run or a directory of runs", path.display());
         }
     }
     let server = match Server::bind(&args.host, args.port, Runs::new(runs)) {
         Ok(server) => server,
         Err(error) => bad_input!(
-            "cannot listen on {} port {}: {error}; choose another port: --port {}, or --port 0 for any free port",
+            "cannot listen on {} port {}: {error}; try --port {}, or --port 0 for any free port",
             args.host,
             args.port,
             args.port.saturating_add(1)
@@ -63,7 +63,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         allowed: args.allow_run,
     }));
     output::mention(&server.url);
-    output::note("Ctrl-C stops the page; runs continue.");
+    output::note("Ctrl-C stops the dashboard; runs continue.");
     Ok(server.run()?)
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn beside(run: &Path, port: u16, console: &Console) {
     match page_of(run, port) {
         Ok(url) => console.info(&format!("watch it at {url}")),
         Err(error) => console.warn(&format!(
-            "no page: cannot listen on port {port}: {error}; `lockstep dashboard {} --port {}` shows this run",
+            "no dashboard: cannot listen on port {port}: {error}; `lockstep dashboard {} --port {}` shows this run",
             run.display(),
             port.saturating_add(1)
         )),
@@ -99,10 +99,10 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
-        let none = "/no/such: there is no such directory; name a run, or a directory with runs";
+        let none = "/no/such: no such directory; name a run or a directory of runs";
         assert_eq!([why(&["/no/such"], false), why(&["/", "/no/such"], true)], [none, none]);
         let listen = format!("cannot listen on 127.0.0.1 port {port}: ");
-        let other = format!("; choose another port: --port {}, or --port 0 for any free port", port + 1);
+        let other = format!("; try --port {}, or --port 0 for any free port", port + 1);
         for why in [why(&["/"], false), why(&[], true)] {
             assert!(why.starts_with(&listen) && why.ends_with(&other), "{why}");
         }

@@ -61,7 +61,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     RunDir::fresh(&root)?;
     // The demo also writes a model and data files, which the check for a fresh run directory ignores.
     if disk::read_dir(&root).is_ok_and(|entries| !entries.is_empty()) {
-        bad_input!("--out {}: the directory is not empty; give a new one", root.display());
+        bad_input!("--out {}: the directory is not empty; choose a new one", root.display());
     }
     let stop = stop_on_signals(&console, Promise::Stops("the demo stops"))?;
 

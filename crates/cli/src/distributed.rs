@@ -74,7 +74,7 @@ impl ServerArgs {
         };
         let token = Some(token.trim().to_owned()).filter(|token| !token.is_empty());
         if let Some(file) = self.nats_ca.as_ref().filter(|file| !file.is_file()) {
-            bad_input!("--nats-ca {}: there is no such file", file.display());
+            bad_input!("--nats-ca {}: no such file", file.display());
         }
         Ok(NatsServer { url, token, certificates: self.nats_ca.clone() })
     }
@@ -221,7 +221,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     };
     let (logs, dir) = (layout.root().join("dev1.log"), out.display());
     console.info(&format!(
-        "a learner and {} in {dir}; `lockstep status {dir}` shows them, their logs are {}, …",
+        "started a learner and {} in {dir}; see `lockstep status {dir}`, and the logs {}, …",
         telemetry::counted(workers.len(), "worker"),
         logs.display()
     ));
@@ -257,7 +257,7 @@ impl SharingArgs {
         let Some(dir) = &self.weights_dir else { return Ok(()) };
         let flag = || format!("--weights-dir {}", dir.display());
         if !dir.is_dir() {
-            bad_input!("{}: there is no such directory; give one that exists, such as /dev/shm", flag());
+            bad_input!("{}: no such directory; use an existing one, such as /dev/shm", flag());
         }
         let probe = dir.join(format!(".lockstep-{}.probe", telemetry::system::since_1970().as_nanos()));
         disk::Options::new().write().create_new().open(&probe).or_bad_input_in(flag())?;
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(of(Some(file), None).unwrap().token, None, "an empty file must count as no token");
         let none = dir.path().join("none");
         let why = of(None, Some(none.clone())).map(|_| ()).unwrap_err().to_string();
-        assert_eq!(why, format!("--nats-ca {}: there is no such file", none.display()));
+        assert_eq!(why, format!("--nats-ca {}: no such file", none.display()));
         assert!(of(Some(none), None).is_err());
     }
 }

@@ -198,8 +198,8 @@ impl Findings {
         let used = match (&self.refused, device) {
             (Some(why), _) => format!("none: {}", paragraph(why)),
             (None, Device::CudaEmulated) => format!(
-                "cuda-emulated: {by}. The CUDA kernels, compiled for this CPU, for tests; its figures are not those \
-                 of a GPU"
+                "cuda-emulated: {by}. CUDA kernels compiled for this CPU, for tests; the figures do not describe a \
+                 GPU"
             ),
             (None, device) => format!("{}: {by}", device.name()),
         };
@@ -230,7 +230,7 @@ impl Findings {
         };
         let peak = format!("{:.1} GFLOP/s (fused multiply-adds in registers{of}){peaks}", flops_per_s / 1e9);
         let balance = format!(
-            "{:.0} operations per byte read: work with fewer (such as decoding few sequences) is limited by memory",
+            "{:.0} operations per byte read: work with fewer (such as decoding few sequences) is memory-bound",
             flops_per_s / read_bytes_per_s
         );
         [
@@ -275,11 +275,11 @@ impl Findings {
             (
                 "compute",
                 format!(
-                    "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the bandwidth of weights",
+                    "f32, or bf16 (dtype = \"bf16\"; {}), which halves the memory and bandwidth of weights",
                     match (self.ctx.arithmetic(DType::Bf16), self.ceilings.pair_flops_per_s) {
-                        ("bf16-amx", _) => "its matmuls on tiles",
-                        (_, Some(_)) => "its dot products of pairs",
-                        _ => "by widening to f32",
+                        ("bf16-amx", _) => "matmuls on tiles",
+                        (_, Some(_)) => "dot products of pairs",
+                        _ => "widened to f32",
                     }
                 ),
             ),
@@ -301,7 +301,7 @@ impl Findings {
             let _ = writeln!(
                 text,
                 "warning: other processes used {:.0} % of the cores' time during the measurement: the machine is \
-                 faster than these figures",
+                 faster than these figures suggest",
                 100.0 * load
             );
         }

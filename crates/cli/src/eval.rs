@@ -271,9 +271,9 @@ impl Settings<'_> {
         let c = self.config;
         let adapter = self.adapter.as_ref().map_or(String::new(), |dir| format!(" with the adapter {dir}"));
         let template = match (self.template(), self.evaluator.template()) {
-            (Some(source), _) => format!("that of the model, {} characters", source.chars().count()),
+            (Some(source), _) => format!("from the model, {} characters", source.chars().count()),
             (None, Some(_)) => "not used: the prompts are plain text".to_owned(),
-            (None, None) => "none: the model has none, and the prompts are plain text".to_owned(),
+            (None, None) => "none: the model does not have one; the prompts are plain text".to_owned(),
         };
         let sampling = match c.eval_sampling {
             EvalSampling::Greedy => "greedy".to_owned(),

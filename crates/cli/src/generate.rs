@@ -156,10 +156,10 @@ fn check(args: &Args) -> anyhow::Result<()> {
     for (flag, value, most) in [("--n", args.n, MAX_COMPLETIONS), ("--max-new-tokens", args.max_new_tokens, usize::MAX)]
     {
         if value == 0 {
-            bad_input!("{flag} 0: give 1 or more");
+            bad_input!("{flag} 0: expected 1 or more");
         }
         if value > most {
-            bad_input!("{flag} {value}: give {most} or less");
+            bad_input!("{flag} {value}: expected at most {most}");
         }
     }
     if args.stop.iter().any(String::is_empty) {
@@ -201,7 +201,7 @@ fn sampling(args: &Args, policy: &Policy) -> SamplingParams {
 fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
     let Some(template) = policy.chat.as_ref().filter(|_| !args.raw) else {
         if args.system.is_some() {
-            bad_input!("--system: {} has no chat template to put it in", args.model.display());
+            bad_input!("--system requires a chat template, and {} has none", args.model.display());
         }
         return policy.tokenizer.encode(&args.prompt).or_bad_input_in("--prompt");
     };
@@ -231,7 +231,7 @@ fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Resu
 fn check_finite<'a>(logps: impl IntoIterator<Item = &'a f32>, policy: &Policy) -> anyhow::Result<()> {
     match logps.into_iter().find(|logp| !logp.is_finite()) {
         Some(logp) => anyhow::bail!(
-            "the model gives logits that are not finite (a token's log-probability is {logp}): {}",
+            "the model's logits are not finite (a token's log-probability is {logp}): {}",
             policy.why_not_finite()
         ),
         None => Ok(()),
@@ -283,9 +283,9 @@ mod tests {
             assert_eq!(checked(good), Ok(()), "{good:?}");
         }
         for (bad, why) in [
-            (&["--n", "0"], "--n 0: give 1 or more"),
-            (&["--n", "65537"], "--n 65537: give 65536 or less"),
-            (&["--max-new-tokens", "0"], "--max-new-tokens 0: give 1 or more"),
+            (&["--n", "0"], "--n 0: expected 1 or more"),
+            (&["--n", "65537"], "--n 65537: expected at most 65536"),
+            (&["--max-new-tokens", "0"], "--max-new-tokens 0: expected 1 or more"),
             (&["--temperature=-0.5", "--raw"], "--temperature -0.5: expected 0 (greedy) or more"),
             (&["--temperature", "NaN"], "--temperature NaN: expected 0 (greedy) or more"),
             (&["--temperature", "inf"], "--temperature inf: expected 0 (greedy) or more"),

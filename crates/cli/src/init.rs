@@ -44,7 +44,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let (ends, end) = (&config.eos_token_ids, made.eos_id());
         if ends.iter().any(|id| Some(*id) != end) {
             bad_input!(
-                "{}: eos_token_id is {ends:?}, but the <eos> of --characters is token {}: set it, or remove the field",
+                "{}: eos_token_id is {ends:?}, but the <eos> of --characters is token {}: change or remove the field",
                 args.config.display(),
                 end.unwrap_or_default()
             );
@@ -64,7 +64,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 /// A tokenizer with one token per character. Its end token is `<eos>`. Text with any other character is refused.
 fn of_characters(text: &str) -> anyhow::Result<Tokenizer> {
     if text.is_empty() {
-        bad_input!("--characters must not be empty: give every character of the prompts and the answers");
+        bad_input!("--characters must not be empty: list every character of the prompts and answers");
     }
     let special = SpecialTokens { pad: Some("<pad>".into()), eos: Some("<eos>".into()), ..SpecialTokens::default() };
     Tokenizer::characters(text.chars(), &special).or_bad_input_in("--characters")

@@ -19,14 +19,14 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
         Ok(mut entries) => {
             if entries.next().is_some() {
                 bad_input!(
-                    "--out {}: the directory exists and is not empty, and files are not overwritten",
+                    "--out {}: the directory is not empty; existing files are not overwritten",
                     out.display()
                 );
             }
         }
         Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => {}
         Err(e) if e.kind() == ErrorKind::NotFound => {
-            bad_input!("--out {}: is a symbolic link without a target", out.display())
+            bad_input!("--out {} is a symbolic link without a target", out.display())
         }
         Err(e) if e.kind() == ErrorKind::NotADirectory => {
             bad_input!(

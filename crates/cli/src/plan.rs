@@ -120,7 +120,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     let of = if config.dataset_name.is_some() || config.replay.is_some() {
         "the longest in the data"
     } else {
-        "the longest possible, since no data is given"
+        "the longest possible, since there is no dataset"
     };
     let longest = plan.longest;
     if args.planned.command == Command::Train {
@@ -137,7 +137,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         Ok(()) => text += &format!("fits: {}\n", all.join(", ")),
     }
     if let Some(Err(why)) = opened {
-        text += &format!("the memory of {} cannot be read here: {}\n", device.name(), error::paragraph(&why));
+        text += &format!("cannot read the memory of {} here: {}\n", device.name(), error::paragraph(&why));
     }
     ended(output::text(&text))
 }

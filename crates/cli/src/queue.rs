@@ -131,7 +131,7 @@ fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
                 let last = learner.batches.saturating_mul(learner.groups).saturating_sub(1);
                 format!("the last group of the run is {last:06}")
             } else if batch < now {
-                format!("its batch, {batch}, is trained on and in a checkpoint, so its files are deleted")
+                format!("its batch, {batch}, was trained on and is in a checkpoint, so its files were deleted")
             } else {
                 format!("it belongs to batch {batch} and is not in the queue; the run is at batch {now}")
             }

@@ -37,7 +37,7 @@ pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
     }
     let into = args.out.as_ref().or(args.runs.last()).expect("clap requires at least one run");
     if into.exists() && !into.is_dir() {
-        bad_input!("--out {}: is a file; give a directory", into.display());
+        bad_input!("--out {} is a file, not a directory", into.display());
     }
     std::fs::create_dir_all(into).or_bad_input_in(format_args!("--out {}", into.display()))?;
     for (name, text) in [("report.html", html(&reports)), ("report.md", markdown(&reports))] {

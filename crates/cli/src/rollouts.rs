@@ -49,12 +49,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let file = GroupFile::open(&path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound if path.with_extension("jsonl").exists() => BadInput::new(format!(
-            "{}: there is no such file; {}, written by an older version, is already in the JSON lines format",
+            "{}: no such file; {}, written by an older version, is already in the JSON lines format",
             path.display(),
             path.with_extension("jsonl").display()
         )),
         std::io::ErrorKind::NotFound => BadInput::new(format!(
-            "{}: there is no such file; a run with record_rollouts = true writes it",
+            "{}: no such file; only a run with record_rollouts = true writes it",
             path.display()
         )),
         std::io::ErrorKind::InvalidData => BadInput::new(error.to_string()),

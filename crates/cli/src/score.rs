@@ -107,7 +107,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let mut text = String::new();
         for scores in &scores {
             if let Some(logp) = scores.logps.iter().find(|logp| !logp.is_finite()) {
-                anyhow::bail!("{name}: the model gives logits that are not finite (a log-probability is {logp})");
+                anyhow::bail!("{name}: the model's logits are not finite (a log-probability is {logp})");
             }
             text += &serde_json::to_string(&Scored { logprobs: &scores.logps, entropies: &scores.entropies })?;
             text.push('\n');

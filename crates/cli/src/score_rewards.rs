@@ -54,15 +54,15 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Resolved { config, .. } = configuration(&args)?;
     if config.reward_funcs.is_empty() {
-        bad_input!("no reward is given: use --reward, or a configuration with reward_funcs");
+        bad_input!("no reward: use --reward, or a configuration with reward_funcs");
     }
     let input = utf8("--input", &args.input)?;
     if args.input.is_dir() {
-        bad_input!("--input {input}: is a directory; give a JSONL or Parquet file");
+        bad_input!("--input {input} is a directory; expected a JSONL or Parquet file");
     }
     let input = if input == "-" { "/dev/stdin".to_owned() } else { input };
     if !Path::new(&input).exists() {
-        bad_input!("--input {input}: there is no such file");
+        bad_input!("--input {input}: no such file");
     }
     let models = args.tokenizer.as_deref().into_iter().map(Input::Kept);
     let data = args.config.as_deref().into_iter().chain([&*args.input]).map(Input::Data);
@@ -74,7 +74,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let scored = score_file(&config, &input, args.tokenizer.as_deref(), &output::sinks(&console), &stop)?;
     let command = |spec: &RewardSpec| serde_json::to_value(spec).is_ok_and(|spec| spec.to_string().contains("command"));
     if scored.without_ids && config.reward_funcs.iter().any(command) {
-        output::note(format_args!("note: completion_ids are empty: {input} has none, and --tokenizer is not given"));
+        output::note(format_args!("note: completion_ids are empty: {input} has none, and --tokenizer is not set"));
     }
     if let Some(file) = &out_file {
         file.write(lines(&scored).as_bytes())?;

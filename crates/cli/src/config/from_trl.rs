@@ -18,7 +18,7 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     let trainer = rloo_trainer.or_else(|| first("GRPOTrainer"));
     if config.is_none() && trainer.is_none() {
         anyhow::bail!(
-            "the script must call GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer, and calls none of them"
+            "the script must call GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer, but calls none of them"
         );
     }
     let mut found: Vec<(&'static str, String)> = Vec::new();
@@ -388,7 +388,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         let why = translate(&[call("f", false, &[])]).unwrap_err().to_string();
         assert_eq!(
             why,
-            "the script must call GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer, and calls none of them"
+            "the script must call GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer, but calls none of them"
         );
         let bare = translate(&[call("RLOOTrainer", false, &[])]).unwrap();
         assert!(bare.contains("\nalgorithm = \"rloo\"\n"), "{bare}");

@@ -15,7 +15,7 @@ fn a_page_changes_no_bit_and_a_used_port_stops_no_run() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = format!("--dashboard={}", taken.local_addr().unwrap().port());
     let output = good(root, &[&arguments("train", "alone", &[])[..], &[&port]].concat());
-    assert!(output.err.contains("no page: cannot listen"), "{}", output.err);
+    assert!(output.err.contains("no dashboard: cannot listen"), "{}", output.err);
     same_but_workers(&root.join("plain"), &root.join("shown"));
     same_but_workers(&root.join("plain"), &root.join("alone"));
 }
@@ -74,7 +74,7 @@ fn the_page_shows_a_run_and_refuses_bad_requests() {
     let root = dir.path();
     good(root, &arguments("train", "runs/a", &["record_rollouts=true"]));
     let missing = lockstep(root, &["dashboard", "nowhere"]);
-    assert!(missing.code == Some(2) && missing.err.contains("nowhere: there is no such directory"), "{}", missing.err);
+    assert!(missing.code == Some(2) && missing.err.contains("nowhere: no such directory"), "{}", missing.err);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let output = lockstep(root, &["dashboard", "runs", "--port", &port]);

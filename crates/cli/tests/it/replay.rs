@@ -309,7 +309,7 @@ fn recorded_rollouts_are_printed_as_json_lines() {
 
     refused(root, &["rollouts", "run", "--group", "99"], &["has no group 99", "--index"]);
     refused(root, &["rollouts", "model"], &["model is not a run"]);
-    refused(root, &["rollouts", "of_file"], &["rollouts.bin: there is no such file", "record_rollouts = true"]);
+    refused(root, &["rollouts", "of_file"], &["rollouts.bin: no such file", "record_rollouts = true"]);
     let file = root.join("run/rollouts.bin");
     let mut bytes = fs::read(&file).unwrap();
     let last = bytes.len() - 1;

@@ -97,7 +97,7 @@ fn token_ids_come_from_the_file_or_from_a_tokenizer() {
 fn bad_input_is_refused_by_name() {
     let dir = solutions();
     let refused = |arguments: &[&str]| score(dir.path(), arguments).refused();
-    assert!(refused(&[]).contains("no reward is given"));
+    assert!(refused(&[]).contains("no reward: use --reward"));
     assert!(refused(&["--reward", "gsm8"]).contains("did you mean `gsm8k`?"));
     let missing = refused(&["--reward", "gsm8k:solution"]);
     assert!(missing.contains("`solution`") && missing.contains("c.jsonl, row 1"), "{missing}");
