@@ -18,10 +18,7 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
     match fs::read_dir(&path) {
         Ok(mut entries) => {
             if entries.next().is_some() {
-                bad_input!(
-                    "--out {}: the directory is not empty; existing files are not overwritten",
-                    out.display()
-                );
+                bad_input!("--out {}: the directory is not empty; existing files are not overwritten", out.display());
             }
         }
         Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => {}

@@ -53,10 +53,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             path.display(),
             path.with_extension("jsonl").display()
         )),
-        std::io::ErrorKind::NotFound => BadInput::new(format!(
-            "{}: no such file; only a run with record_rollouts = true writes it",
-            path.display()
-        )),
+        std::io::ErrorKind::NotFound => {
+            BadInput::new(format!("{}: no such file; only a run with record_rollouts = true writes it", path.display()))
+        }
         std::io::ErrorKind::InvalidData => BadInput::new(error.to_string()),
         _ => BadInput::new(format!("{}: {error}", path.display())),
     })?;

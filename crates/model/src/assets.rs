@@ -47,12 +47,12 @@ impl ModelAssets {
             (Head::Score(labels), Head::Lm) => Arc::new(config.with_score_head(labels)),
             (Head::Lm, Head::Score(_)) => {
                 return refused(
-                    "belongs to a sequence-classification model (…ForSequenceClassification), expected a language model"
+                    "this is a sequence-classification model (…ForSequenceClassification), expected a language model"
                         .into(),
                 );
             }
             (Head::Score(1), Head::Score(labels)) if labels != 1 => {
-                return refused(format!("belongs to a model with {labels} labels, but a reward model must have 1"));
+                return refused(format!("the model has {labels} labels, but a reward model must have 1"));
             }
             _ => Arc::new(config),
         };
@@ -122,12 +122,9 @@ mod tests {
             assert_eq!((own.config.head, own.head_is_new), (Head::Score(labels), false));
         }
         let three = refused(scores(3), Head::Score(1));
-        assert!(
-            three.ends_with("config.json: belongs to a model with 3 labels, but a reward model must have 1"),
-            "{three}"
-        );
+        assert!(three.ends_with("config.json: the model has 3 labels, but a reward model must have 1"), "{three}");
         let lm = refused(scores(1), Head::Lm);
-        let why = "belongs to a sequence-classification model (…ForSequenceClassification), expected a language model";
+        let why = "this is a sequence-classification model (…ForSequenceClassification), expected a language model";
         assert!(lm.ends_with(&format!("config.json: {why}")), "{lm}");
         let small = refused(json!({"vocab_size": 3}), Head::Lm);
         assert!(small.contains("the vocabulary has ids up to 3"), "{small}");
@@ -140,6 +137,6 @@ mod tests {
         assert!(load(dir.path(), Head::Lm).is_ok());
         std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();
         let error = load(dir.path(), Head::Lm).err().unwrap().to_string();
-        assert!(error.contains("chat_template.jinja: is not the file that was written at step"), "{error}");
+        assert!(error.contains("chat_template.jinja: not the file that was written at step"), "{error}");
     }
 }

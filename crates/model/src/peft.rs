@@ -95,7 +95,7 @@ pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     })?;
     let json: Value =
         serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
-    let Some(json) = json.as_object() else { return Err(Error::file(&path, "is not a JSON object")) };
+    let Some(json) = json.as_object() else { return Err(Error::file(&path, "expected a JSON object")) };
     parse(json).map_err(|message| Error::file(&path, message))
 }
 
@@ -196,7 +196,7 @@ pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapt
 /// Reads the weights of the PEFT directory `dir` into `adapter`.
 pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
     if !dir.join(WEIGHTS).exists() {
-        return Err(Error::file(dir, format!("has no {WEIGHTS} (other adapter formats are not supported)")));
+        return Err(Error::file(dir, format!("no {WEIGHTS} found (other adapter formats are not supported)")));
     }
     load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut adapter.params))
 }

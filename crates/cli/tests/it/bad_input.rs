@@ -185,7 +185,7 @@ fn invalid_model_directories_are_refused_by_file() {
     with("config.json", &compact("\"vocab_size\":40", "\"vocab_size\":20"), &["vocabulary", "20"]);
     with("config.json", &compact("\"intermediate_size\":24", "\"intermediate_size\":23"), &["mlp", "23"]);
     let hiden = compact("\"hidden_size\"", "\"hiden_size\"");
-    with("config.json", &hiden, &["`hidden_size`: is missing; did you misspell it as `hiden_size`?"]);
+    with("config.json", &hiden, &["`hidden_size`: missing; did you misspell it as `hiden_size`?"]);
     let huge = compact("\"vocab_size\":40", "\"vocab_size\":40000000000");
     with("config.json", &huge, &["`vocab_size` = 40000000000: expected at most"]);
     with("config.json", b"{", &["config.json: not JSON: EOF"]);

@@ -335,7 +335,7 @@ fn a_flipped_bit_in_a_checkpoint_is_detected() {
     bytes[last] ^= 1;
     fs::write(&model, bytes).unwrap();
     let printed = lockstep(root, &["generate", "--model", "run/model", "--prompt", "ab"]);
-    assert!(printed.code == Some(2) && printed.err.contains("model.safetensors: is damaged"), "{}", printed.err);
+    assert!(printed.code == Some(2) && printed.err.contains("safetensors: the file is damaged"), "{}", printed.err);
 }
 
 /// Paths in a file are relative to the file, and paths on the command line to the working directory. A run finds all of

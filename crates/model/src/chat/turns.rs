@@ -41,7 +41,7 @@ impl<'a> Conversation<'a> {
         self.at_the_end(i, before).or_else(|| self.within(i, before)).ok_or_else(|| {
             Error::Value(format!(
                 "message {} of the conversation: the tokens of this answer are unknown, because the chat template has \
-                 no {{% generation %}} and another answer changes more than the answer's own text: write {{% \
+                 no {{% generation %}} and replacing the answer changes more than the answer's own text: write {{% \
                  generation %}} and {{% endgeneration %}} around the assistant's text in the template, or train \
                  without assistant_only_loss",
                 i + 1

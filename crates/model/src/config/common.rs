@@ -143,7 +143,7 @@ pub(crate) fn only(f: &Fields<'_>, family: &Family, key: &str, value: bool) -> R
     if f.bool(key, value)? == value {
         Ok(())
     } else {
-        Err(f.error(key, format!("is not supported for {}; supported: {value}", family.model_type)))
+        Err(f.error(key, format!("not supported for {}; supported: {value}", family.model_type)))
     }
 }
 
@@ -152,13 +152,13 @@ fn refuse_unhonoured(f: &Fields<'_>) -> Result<()> {
         && act != "silu"
         && act != "swish"
     {
-        return Err(f.error("hidden_act", "is not supported; supported: silu"));
+        return Err(f.error("hidden_act", "not supported; supported: silu"));
     }
     for (key, neutral) in NEUTRAL {
         if let Some(v) = f.get(key)
             && !neutral.contains(&v.to_string().as_str())
         {
-            return Err(f.error(key, "is not supported"));
+            return Err(f.error(key, "not supported"));
         }
     }
     Ok(())
@@ -185,6 +185,6 @@ fn dtype(f: &Fields<'_>) -> Result<Option<FileDType>> {
         Some("float32" | "float64") => Ok(Some(FileDType::F32)),
         Some("bfloat16") => Ok(Some(FileDType::Bf16)),
         Some("float16") => Ok(Some(FileDType::F16)),
-        Some(_) => Err(f.error(key, "is not supported; supported: float32, bfloat16, float16")),
+        Some(_) => Err(f.error(key, "not supported; supported: float32, bfloat16, float16")),
     }
 }

@@ -24,7 +24,7 @@ impl<'a> Fields<'a> {
     fn missing(&self, key: &str) -> Error {
         let near = nearest(key, self.map.keys().map(String::as_str)).filter(|near| *near != key);
         let near = near.map_or_else(String::new, |near| format!("; did you misspell it as `{near}`?"));
-        self.error(key, format!("is missing{near}"))
+        self.error(key, format!("missing{near}"))
     }
     /// Reads a positive integer; returns `default` if the field is absent or null.
     pub fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
@@ -91,7 +91,7 @@ pub(crate) fn slides(f: &Fields<'_>, num_layers: usize) -> Result<Option<Vec<boo
     let slides = |kind: &Value| match kind.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") => Ok(true),
-        _ => Err(f.error("layer_types", "is not supported; supported: full_attention, sliding_attention")),
+        _ => Err(f.error("layer_types", "not supported; supported: full_attention, sliding_attention")),
     };
     types.iter().map(slides).collect::<Result<_>>().map(Some)
 }

@@ -40,13 +40,13 @@ pub(crate) fn rope(f: &Fields<'_>, max_position_embeddings: usize, default_theta
     let kind_key = if r.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = r.text(kind_key)?.unwrap_or("default");
     if !["default", "linear", "llama3", "yarn"].contains(&kind) {
-        return Err(r.error(kind_key, "is not supported; supported: default, linear, llama3, yarn"));
+        return Err(r.error(kind_key, "not supported; supported: default, linear, llama3, yarn"));
     }
     if let Some(key) = map.keys().find(|k| !KNOWN.contains(&k.as_str())) {
-        return Err(r.error(key, "is not supported"));
+        return Err(r.error(key, "not supported"));
     }
     if r.number("partial_rotary_factor")?.is_some_and(|p| p != 1.0) {
-        return Err(r.error("partial_rotary_factor", "is not supported; supported: 1"));
+        return Err(r.error("partial_rotary_factor", "not supported; supported: 1"));
     }
     let theta = match (r.number("rope_theta")?, f.number("rope_theta")?) {
         (Some(theta), _) | (None, Some(theta)) => theta,

@@ -21,12 +21,12 @@ const LOCAL_THETA: f64 = 10_000.0;
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     only(f, family, "use_bidirectional_attention", false)?;
     if f.text("hidden_activation")?.is_some_and(|name| name != "gelu_pytorch_tanh") {
-        return Err(f.error("hidden_activation", "is not supported for gemma3_text; supported: gelu_pytorch_tanh"));
+        return Err(f.error("hidden_activation", "not supported for gemma3_text; supported: gelu_pytorch_tanh"));
     }
     if let Some(Value::Object(kinds)) = f.get("rope_parameters")
         && let Some(other) = kinds.keys().find(|kind| !["full_attention", "sliding_attention"].contains(&kind.as_str()))
     {
-        let message = format!("has {other}; supported for gemma3_text: full_attention and sliding_attention");
+        let message = format!("{other} is not supported; expected full_attention and sliding_attention");
         return Err(f.error("rope_parameters", message));
     }
     // Gemma's field for the activation is `hidden_activation`; transformers does not read `hidden_act`.
@@ -71,7 +71,7 @@ fn windows(f: &Fields<'_>, c: &mut ModelConfig) -> Result<()> {
     };
     if slides.contains(&true) {
         if f.map.get("sliding_window") == Some(&Value::Null) {
-            return Err(f.error("sliding_window", "is null, but some layers use a sliding window"));
+            return Err(f.error("sliding_window", "null, but some layers use a sliding window"));
         }
         if f.number("rope_local_base_freq")?.is_some_and(|theta| theta <= 1.0) {
             return Err(f.error("rope_local_base_freq", "expected a number above 1"));

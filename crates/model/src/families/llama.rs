@@ -18,7 +18,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     c.attention_output_bias = c.attention_bias;
     c.mlp_bias = f.bool("mlp_bias", false)?;
     if slides(f, c.num_layers)?.is_some_and(|s| s.contains(&true)) {
-        return Err(f.error("layer_types", "is not supported for llama; supported: full_attention"));
+        return Err(f.error("layer_types", "not supported for llama; supported: full_attention"));
     }
     Ok(c)
 }

@@ -29,9 +29,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
         Some(_) => Some(f.size("sliding_window", None)?),
     };
     if slides(f, c.num_layers)?.is_some_and(|s| s.contains(&window.is_none())) {
-        return Err(
-            f.error("layer_types", "is not supported for mistral, whose layers must all have the same attention")
-        );
+        return Err(f.error("layer_types", "not supported for mistral, whose layers must all have the same attention"));
     }
     c.windows.fill(window);
     Ok(c)

@@ -53,18 +53,17 @@ impl ModelConfig {
         let f = Fields { map: &raw, prefix: "" };
         let supported = || FAMILIES.map(|family| family.model_type).join(", ");
         let Some(model_type) = f.text("model_type")? else {
-            return Err(f.error("model_type", format!("is missing; supported: {}", supported())));
+            return Err(f.error("model_type", format!("missing; supported: {}", supported())));
         };
         let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == model_type) else {
             // For example "gemma3", whose text model is supported as gemma3_text.
             if f.get("vision_config").is_some() {
                 let supported = supported();
-                let message = format!(
-                    "is a model of text and images (vision_config), which is not supported; supported: {supported}"
-                );
+                let message =
+                    format!("models of text and images (vision_config) are not supported; supported: {supported}");
                 return Err(f.error("model_type", message));
             }
-            return Err(f.error("model_type", format!("is not supported; supported: {}", supported())));
+            return Err(f.error("model_type", format!("not supported; supported: {}", supported())));
         };
         (family.read)(&f, family)
     }

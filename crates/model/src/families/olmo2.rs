@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     if f.get("layer_types").is_some() {
-        return Err(f.error("layer_types", "is not supported for olmo2"));
+        return Err(f.error("layer_types", "not supported for olmo2"));
     }
     like_olmo(f, family, 10_000.0)
 }

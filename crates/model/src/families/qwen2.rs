@@ -35,7 +35,7 @@ pub(super) fn windows(f: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<us
     match (slides(f, num_layers)?, window) {
         (None, window) => Ok((0..num_layers).map(|layer| window.filter(|_| layer as u64 >= first)).collect()),
         (Some(slides), None) if slides.contains(&true) => {
-            Err(f.error("layer_types", "contains sliding_attention, but use_sliding_window is not set"))
+            Err(f.error("layer_types", "sliding_attention requires use_sliding_window, which is not set"))
         }
         (Some(slides), window) => Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect()),
     }

@@ -37,7 +37,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
         None => c.layer_ropes.iter().map(|rope| *rope == LayerRope::Off && window.is_some()).collect(),
     };
     if window.is_none() && slides.contains(&true) {
-        return Err(f.error("layer_types", "contains sliding_attention, but use_sliding_window is not set"));
+        return Err(f.error("layer_types", "sliding_attention requires use_sliding_window, which is not set"));
     }
     c.windows = slides.into_iter().map(|slides| window.filter(|_| slides)).collect();
     Ok(c)

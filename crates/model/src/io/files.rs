@@ -67,14 +67,14 @@ impl FileList {
             }
             text => text.map_err(|e| Error::io(&path, e))?,
         };
-        serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(&path, format!("is damaged: {e}")))
+        serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(&path, format!("the list is damaged: {e}")))
     }
 
     /// Fails if a file in `dir` is missing or differs from the list. Only paths that `which` accepts are checked.
     pub fn check(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
         for (name, listed) in self.files.iter().filter(|(name, _)| which(name)) {
             if !is_below(name) {
-                return Err(Error::file(dir.join(FILE_LIST), format!("lists {name}, which is outside the directory")));
+                return Err(Error::file(dir.join(FILE_LIST), format!("{name} in the list is outside the directory")));
             }
             let path = dir.join(name);
             let difference = match ListedFile::with_length(&path, Some(listed.bytes)) {
@@ -87,7 +87,7 @@ impl FileList {
                 Ok(found) => format!("has the checksum (XXH3) {}, expected {}", found.xxh3, listed.xxh3),
             };
             let message = format!(
-                "is not the file that was written at step {}: it {difference} ({FILE_LIST} lists the files that belong \
+                "not the file that was written at step {}: it {difference} ({FILE_LIST} lists the files that belong \
                  together; delete {FILE_LIST} to change a file on purpose)",
                 self.step
             );
@@ -193,7 +193,7 @@ mod tests {
     fn a_damaged_list_is_an_error() {
         let dir = directory();
         fs::write(dir.path().join(FILE_LIST), "{\"step\": 7").unwrap();
-        assert!(FileList::read(dir.path()).unwrap_err().to_string().contains("files.json: is damaged"));
+        assert!(FileList::read(dir.path()).unwrap_err().to_string().contains("files.json: the list is damaged"));
         assert_eq!(FileList::read(&dir.path().join("config.json")).unwrap(), None);
     }
 }

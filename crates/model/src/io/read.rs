@@ -54,7 +54,7 @@ fn verify(path: &Path, map: &FileMap) -> Result<()> {
     if format!("{:016x}", hash.finish()).as_bytes() == &bytes[digits] {
         return Ok(());
     }
-    Err(Error::file(path, "is damaged: its bytes do not match their checksum (XXH3)"))
+    Err(Error::file(path, "the file is damaged: its bytes do not match their checksum (XXH3)"))
 }
 
 /// Reads a string entry from the metadata of a safetensors file.
@@ -109,7 +109,7 @@ impl Files {
     /// The elements of one tensor.
     pub(super) fn elements(&self, name: &str) -> Result<Vec<f32>> {
         let Some((file, entry)) = self.find(name) else {
-            return Err(Error::tensor(&self.listing, name, "is missing"));
+            return Err(Error::tensor(&self.listing, name, "missing"));
         };
         file.elements(entry)
     }
@@ -122,7 +122,7 @@ impl Files {
             (false, true) => Files::sharded(dir, index),
             (false, false) => Err(Error::file(
                 dir,
-                "has neither model.safetensors nor model.safetensors.index.json (other weight formats are not \
+                "found neither model.safetensors nor model.safetensors.index.json (other weight formats are not \
                  supported)",
             )),
         }
@@ -133,7 +133,7 @@ impl Files {
         let json: serde_json::Value =
             serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
         let Some(map) = json.get("weight_map").and_then(|m| m.as_object()) else {
-            return Err(Error::file(&index, "must have an object `weight_map`"));
+            return Err(Error::file(&index, "expected an object `weight_map`"));
         };
         let mut files: Vec<File> = Vec::new();
         let mut places = HashMap::new();
@@ -162,11 +162,7 @@ impl Files {
                 }
             };
             if !files[place].entries.contains_key(tensor) {
-                return Err(Error::tensor(
-                    &files[place].path,
-                    tensor,
-                    "is missing, but the index places it in this file",
-                ));
+                return Err(Error::tensor(&files[place].path, tensor, "missing, but the index places it in this file"));
             }
             places.insert(tensor.clone(), place);
         }
@@ -185,10 +181,10 @@ impl Files {
         for spec in specs {
             let name = alias(&spec.name);
             let Some((file, entry)) = self.find(&name) else {
-                return Err(Error::tensor(&self.listing, name, format!("is missing (shape {:?})", spec.shape)));
+                return Err(Error::tensor(&self.listing, name, format!("missing (shape {:?})", spec.shape)));
             };
             if entry.shape != spec.shape {
-                let message = format!("has shape {:?}, expected {:?}", entry.shape, spec.shape);
+                let message = format!("got shape {:?}, expected {:?}", entry.shape, spec.shape);
                 return Err(Error::tensor(&file.path, name, message));
             }
         }
@@ -210,7 +206,7 @@ impl Files {
                     0 => String::new(),
                     n => format!(" (and {n} more)"),
                 };
-                let message = format!("is unexpected: the model has no such tensor (shape {:?}){more}", entry.shape);
+                let message = format!("unexpected: the model has no such tensor (shape {:?}){more}", entry.shape);
                 Err(Error::tensor(&file.path, first.as_str(), message))
             }
         }
@@ -238,7 +234,7 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
         let equal = head.dtype == embedding.dtype && a == b;
         file.map.release(head.bytes.clone());
         if !equal {
-            let message = format!("differs from {EMBEDDING}, but config.json has `tie_word_embeddings` = true");
+            let message = format!("it differs from {EMBEDDING}, but config.json has `tie_word_embeddings` = true");
             return Err(Error::tensor(&file.path, HEAD, message));
         }
     }

@@ -63,18 +63,18 @@ fn bits(dtype: &str) -> Option<usize> {
 fn parsed_header(path: &Path, file: &[u8]) -> Result<(Map<String, Value>, usize)> {
     let bad = |message: String| Error::file(path, message);
     let Some(length) = file.first_chunk::<8>() else {
-        return Err(bad(format!("is truncated: {} bytes are too few for a safetensors file", file.len())));
+        return Err(bad(format!("truncated: {} bytes are too few for a safetensors file", file.len())));
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
-        return Err(bad(format!("is not a safetensors file: its header would take {length} bytes")));
+        return Err(bad(format!("not a safetensors file: its header would take {length} bytes")));
     }
     let start = 8 + length as usize;
     let Some(header) = file.get(8..start) else {
-        return Err(bad(format!("is truncated: the header takes {length} bytes, the file has {}", file.len())));
+        return Err(bad(format!("truncated: the header takes {length} bytes, but the file has only {}", file.len())));
     };
     let header = serde_json::from_slice(header)
-        .map_err(|e| bad(format!("is not a safetensors file: its header is not a JSON object ({e})")))?;
+        .map_err(|e| bad(format!("not a safetensors file: its header is not a JSON object ({e})")))?;
     Ok((header, start))
 }
 
@@ -102,7 +102,7 @@ pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
         }
     }
     if end != file.len() {
-        return Err(bad(format!("has {} bytes that belong to no tensor", file.len() - end)));
+        return Err(bad(format!("the file has {} bytes that belong to no tensor", file.len() - end)));
     }
     Ok(entries)
 }

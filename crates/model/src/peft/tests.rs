@@ -135,7 +135,7 @@ fn a_directory_with_an_adapter_config_is_an_adapter() {
     assert!(!is_adapter(path));
     let missing = load_adapter_config(path).unwrap_err().to_string();
     assert!(missing.ends_with("no such file; expected the directory of a PEFT adapter"), "{missing}");
-    for (text, why) in [("{", "adapter_config.json: not JSON: "), ("[]", "adapter_config.json: is not a JSON object")] {
+    for (text, why) in [("{", "config.json: not JSON: "), ("[]", "config.json: expected a JSON object")] {
         std::fs::write(path.join(ADAPTER_CONFIG), text).unwrap();
         let error = load_adapter_config(path).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -179,7 +179,7 @@ fn a_saved_adapter_has_pefts_format_and_loads() {
         assert!(load_adapter(&Memory::new(Device::Meta), dir.path(), weights).is_ok());
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();
         assert!(
-            error.ends_with("has no adapter_model.safetensors (other adapter formats are not supported)"),
+            error.ends_with("no adapter_model.safetensors found (other adapter formats are not supported)"),
             "{error}"
         );
         // An error in the settings uses PEFT's name of the key.

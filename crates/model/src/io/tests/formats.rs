@@ -269,10 +269,10 @@ fn the_error_for_unexpected_tensors_counts_them() {
         load(dir.path(), &config(true), &wanted).unwrap_err().to_string()
     };
     let one = error(&[("b", &[2, 3])]);
-    assert!(one.ends_with("tensor `b`: is unexpected: the model has no such tensor (shape [2, 3])"), "{one}");
+    assert!(one.ends_with("tensor `b`: unexpected: the model has no such tensor (shape [2, 3])"), "{one}");
     let three = error(&[("b", &[2]), ("a", &[1]), ("c", &[3])]);
     assert!(
-        three.ends_with("tensor `a`: is unexpected: the model has no such tensor (shape [1]) (and 2 more)"),
+        three.ends_with("tensor `a`: unexpected: the model has no such tensor (shape [1]) (and 2 more)"),
         "{three}"
     );
     save(&[norm, ("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])]);
@@ -287,7 +287,7 @@ fn the_error_for_unexpected_tensors_counts_them() {
     fails_with(load(dir.path(), &config(false), &wanted), &["lm_head.weight", "unexpected"]);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     std::fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
-    fails_with(load(dir.path(), &config(true), &wanted), &["index.json: must have an object `weight_map`"]);
+    fails_with(load(dir.path(), &config(true), &wanted), &["index.json: expected an object `weight_map`"]);
     std::fs::write(dir.path().join("model.safetensors.index.json"), r#"{"weight_map": {"x": 7}}"#).unwrap();
     fails_with(
         load(dir.path(), &config(true), &wanted),
