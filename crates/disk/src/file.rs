@@ -163,7 +163,7 @@ pub fn read_rest(file: &File, at: u64, most: u64) -> Result<Vec<u8>> {
     if length > most {
         return Err(Error::new(
             ErrorKind::InvalidData,
-            format!("the file has {length} bytes, more than the limit of {most}"),
+            format!("the file is {length} bytes, more than the limit of {most}"),
         ));
     }
     read_range(file, at, length)

@@ -88,7 +88,7 @@ fn refusal(directory: &impl AsFd, name: impl AsRef<Path>, shown: &Path, error: E
             ErrorKind::InvalidInput,
             format!(
                 "{} is a symbolic link. Links inside a run directory are not followed, since they may point outside: \
-                 replace the link by the file or directory itself",
+                 replace the link with the file or directory itself",
                 shown.display()
             ),
         )

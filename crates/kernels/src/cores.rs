@@ -120,7 +120,7 @@ impl Lease {
             move || shared.end_turns()
         });
         let keeper =
-            started.map_err(|e| error(&tokens.dir, format!("cannot be shared: failed to start a thread: {e}")))?;
+            started.map_err(|e| error(&tokens.dir, format!("failed to start the thread that shares them: {e}")))?;
         Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 
@@ -161,7 +161,7 @@ impl CoreTokens {
     /// Creates the lock files of `cores` ≥ 1 cores in the directory `dir`, and the directory if it is missing. Existing
     /// files are kept.
     pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
-        let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be created: {e}"));
+        let fail = |path: &Path, e: std::io::Error| error(path, format!("failed to create: {e}"));
         disk::create_private_dir_all(dir).map_err(|e| fail(dir, e))?;
         let tokens = CoreTokens { dir: dir.to_owned(), cores: cores.max(1) };
         for path in (0..tokens.cores).map(|core| tokens.core(core)).chain([tokens.gate()]) {
@@ -178,7 +178,7 @@ impl CoreTokens {
             tokens.cores += 1;
         }
         if tokens.cores == 0 {
-            return Err(error(dir, "has no lock files of cores: the learner creates them when it starts".into()));
+            return Err(error(dir, "found no lock files of cores; the learner creates them when it starts".into()));
         }
         Ok(tokens)
     }
@@ -192,7 +192,7 @@ impl CoreTokens {
     /// waiting.
     pub fn acquire(&self, at_most: usize) -> Result<HeldCores> {
         let gate = self.lock_file(&self.gate())?;
-        gate.lock().map_err(|e| error(&self.gate(), format!("cannot be locked: {e}")))?;
+        gate.lock().map_err(|e| error(&self.gate(), format!("failed to lock: {e}")))?;
         let gate = Locked(gate);
         let first = loop {
             match self.free(1)?.pop() {
@@ -233,7 +233,7 @@ impl CoreTokens {
         self.dir.join("gate")
     }
     fn lock_file(&self, path: &Path) -> Result<File> {
-        disk::open(path).map_err(|e| error(path, format!("cannot be opened: {e}")))
+        disk::open(path).map_err(|e| error(path, format!("failed to open: {e}")))
     }
 }
 
@@ -241,7 +241,7 @@ fn try_lock(file: File, path: &Path) -> Result<Option<Locked>> {
     match file.try_lock() {
         Ok(()) => Ok(Some(Locked(file))),
         Err(TryLockError::WouldBlock) => Ok(None),
-        Err(TryLockError::Error(e)) => Err(error(path, format!("cannot be locked: {e}"))),
+        Err(TryLockError::Error(e)) => Err(error(path, format!("failed to lock: {e}"))),
     }
 }
 

@@ -44,16 +44,16 @@ pub enum Error {
         most: usize,
     },
     /// A request uses the current weights, but the step got none.
-    #[error("a request names no version of the weights, but the step got no current weights")]
+    #[error("a request uses the current weights, but the step got no current weights")]
     NoCurrentWeights,
     /// A request names a version of the base weights that the step did not get.
-    #[error("a request names version {version} of the weights, which the step did not get")]
+    #[error("a request needs version {version} of the weights, which the step did not get")]
     NoSuchBase {
         /// The missing version of the base weights.
         version: model::Updates,
     },
     /// A request names a version of an adapter that the step did not get.
-    #[error("a request names version {version} of adapter {id}, which the step did not get")]
+    #[error("a request needs version {version} of adapter {id}, which the step did not get")]
     NoSuchAdapter {
         /// Id of the missing adapter.
         id: u64,

@@ -26,7 +26,7 @@ pub enum Error {
     /// An optimizer step was requested while a checkpoint is still using the optimizer's state.
     #[error(
         "cannot take an optimizer step while a checkpoint is still being written from the optimizer's state: wait for \
-         the checkpoint first"
+         the checkpoint to finish"
     )]
     Held,
     /// Three consecutive optimizer steps had a non-finite loss or gradient.

@@ -223,7 +223,7 @@ fn remembered(
             .map_err(|e| BadInput::new(format!("{}: {e}; delete the file to repeat this run", path.display())))?;
         if outcome.settings != settings {
             bad_input!(
-                "{} has the result of a run with other settings: choose another --out, or repeat the earlier --steps \
+                "{} is from a run with different settings: choose another --out, or repeat the earlier --steps \
                  and --sft-steps",
                 path.display()
             );

@@ -10,7 +10,7 @@ fn scratch(name: &str) -> PathBuf {
 #[cfg_attr(miri, ignore = "Miri cannot lock files")]
 fn a_core_is_reserved_by_one_process_at_a_time() {
     let dir = scratch("held");
-    assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("has no lock files of cores")));
+    assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("found no lock files of cores")));
     let tokens = CoreTokens::create(&dir, 3).unwrap();
     assert_eq!(CoreTokens::open(&dir).unwrap().cores(), 3);
     let one = tokens.acquire(1).unwrap();
@@ -124,19 +124,19 @@ fn lock_files_are_private_to_the_user_and_kept_by_the_next_run() {
     std::fs::remove_file(dir.join("core-1")).unwrap();
     let message = tokens.acquire(2).unwrap_err().to_string();
     let expected =
-        format!("cores in {}: cannot be opened: No such file or directory (os error 2)", dir.join("core-1").display());
+        format!("cores in {}: failed to open: No such file or directory (os error 2)", dir.join("core-1").display());
     assert_eq!(message, expected);
     std::fs::remove_file(dir.join("gate")).unwrap();
-    assert!(tokens.acquire(1).unwrap_err().to_string().contains("gate: cannot be opened"));
+    assert!(tokens.acquire(1).unwrap_err().to_string().contains("gate: failed to open"));
     std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();
     let message = CoreTokens::open(&dir).unwrap_err().to_string();
     assert_eq!(
         message,
-        format!("cores in {}: has no lock files of cores: the learner creates them when it starts", dir.display())
+        format!("cores in {}: found no lock files of cores; the learner creates them when it starts", dir.display())
     );
     let file = scratch("file");
     std::fs::write(&file, "").unwrap();
-    assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: cannot be created: "));
+    assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: failed to create: "));
     std::fs::remove_file(file).unwrap();
 }
 

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-const NOT_HAD: &str = "memory was used whose allocation failed: call `Memory::check` first";
+const NOT_HAD: &str = "memory was used although its allocation failed: call `Memory::check` first";
 
 pub(super) enum Storage {
     Meta,

@@ -28,13 +28,13 @@ fn weights_are_found_by_version_and_adapters_by_id_and_version() {
         assert!(std::ptr::eq(models.base(Updates(version)).unwrap(), found));
     }
     let error = models.base(Updates(4)).unwrap_err().to_string();
-    assert_eq!(error, "a request names version 4 of the weights, which the step did not get");
+    assert_eq!(error, "a request needs version 4 of the weights, which the step did not get");
     let of = |id, version| models.adapter(AdapterVersion { id, version: Updates(version) }).map_err(|e| e.to_string());
     for (id, version, found) in [(AdapterVersion::OF_VIEW, 7, &own), (4, 8, &a), (5, 8, &a), (4, 9, &b)] {
         assert!(std::ptr::eq(of(id, version).unwrap(), found));
     }
     for (id, version) in [(5, 9), (6, 8), (AdapterVersion::OF_VIEW, 8)] {
-        let why = format!("a request names version {version} of adapter {id}, which the step did not get");
+        let why = format!("a request needs version {version} of adapter {id}, which the step did not get");
         assert_eq!(of(id, version).err(), Some(why));
     }
     let view_adapter = AdapterVersion { id: AdapterVersion::OF_VIEW, version: Updates(7) };

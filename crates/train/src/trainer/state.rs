@@ -76,7 +76,7 @@ impl TrainState {
         }
         let adapter = config.adapter.as_ref();
         if !config.gradient_shares.is_power_of_two() {
-            let why = "the shares are added in pairs, so it must be a power of two";
+            let why = "must be a power of two, since the shares are added in pairs";
             return Err(Error::Config(format!("gradient_shares = {}: {why}", config.gradient_shares)));
         }
         let partial = || Params::trained(&memory.part("gradients"), model, adapter);

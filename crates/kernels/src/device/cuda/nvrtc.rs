@@ -112,9 +112,13 @@ impl Nvrtc {
         let log = text(take(f.log_size, f.log));
         let compiled = match code {
             0 => Ok(Compiled { cubin: take(f.cubin_size, f.cubin), ptx: text(take(f.ptx_size, f.ptx)), log }),
-            _ => {
-                Err(format!("NVRTC {}.{} refused {}.cu:\n{}", self.version.0, self.version.1, source.name, log.trim()))
-            }
+            _ => Err(format!(
+                "NVRTC {}.{} failed to compile {}.cu:\n{}",
+                self.version.0,
+                self.version.1,
+                source.name,
+                log.trim()
+            )),
         };
         // SAFETY: the program was created above, and is destroyed only here.
         unsafe { (f.destroy)(&mut program) };

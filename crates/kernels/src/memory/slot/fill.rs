@@ -27,11 +27,14 @@ impl SlotFiller {
     pub fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
         let writer = &self.0.0;
         if !Self::is_locked(&self.0) {
-            return Err(writer.place.error("must be locked before it is filled".into()));
+            return Err(writer.place.error("the slot must be locked before it is filled".into()));
         }
         if at.checked_add(bytes.len()).is_none_or(|end| end > writer.head.bytes) {
-            let message =
-                format!("has {} bytes: {} bytes from offset {at} on do not fit", writer.head.bytes, bytes.len());
+            let message = format!(
+                "the slot has {} bytes, so {} bytes from offset {at} do not fit",
+                writer.head.bytes,
+                bytes.len()
+            );
             return Err(writer.place.error(message));
         }
         // SAFETY: the range lies inside the mapping. No other code writes or references these bytes: this value owns

@@ -67,9 +67,9 @@ impl Head {
         let (header, contents) = read(file)?;
         let word = |at: usize| usize::try_from(number(&header, at)).map_err(invalid);
         let (data, bytes, length) = (word(8)?, word(16)?, word(24)?);
-        let end = data.checked_add(bytes).ok_or_else(|| invalid("its sizes are too large"))?;
+        let end = data.checked_add(bytes).ok_or_else(|| invalid("the sizes in the header are too large"))?;
         if length > data.saturating_sub(BYTES) || !data.is_multiple_of(PAGE) || end as u64 > file.metadata()?.len() {
-            return Err(invalid("it is shorter than its header says"));
+            return Err(invalid("the file is shorter than its header says"));
         }
         let mut layout = vec![0; length];
         file.read_exact_at(&mut layout, BYTES as u64)?;
@@ -80,7 +80,7 @@ impl Head {
             layout: String::from_utf8(layout).map_err(invalid)?,
         };
         if head.layout_hash() != number(&header, 32) {
-            return Err(invalid("its layout does not match the hash in its header"));
+            return Err(invalid("the layout does not match the hash in the header"));
         }
         Ok((head, contents))
     }
@@ -96,10 +96,10 @@ pub(super) fn read(file: &std::fs::File) -> Result<([u8; BYTES], Contents)> {
     let mut header = [0; BYTES];
     file.read_exact_at(&mut header, 0)?;
     if header[..8] != MAGIC {
-        return Err(invalid("it is not a weight slot of this version of Lockstep"));
+        return Err(invalid("not a weight slot of this version of Lockstep"));
     }
     if XxHash3_64::oneshot(&header[..120]) != number(&header, 120) {
-        return Err(invalid("its header does not match its checksum"));
+        return Err(invalid("the header does not match its checksum"));
     }
     let contents = Contents {
         number: number(&header, 72),

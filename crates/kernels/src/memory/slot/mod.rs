@@ -137,7 +137,10 @@ impl SlotWriter {
         let place = Place::create(&options, head.data + options.bytes)?;
         let map = place.map_to_write(&head)?;
         place.seal_after_mapping(options.sealed_later)?;
-        place.file.try_lock().map_err(|error| place.error(format!("its own writer cannot lock it: {error}")))?;
+        place
+            .file
+            .try_lock()
+            .map_err(|error| place.error(format!("the writer failed to lock its own slot: {error}")))?;
         let [locked, taken] = [true, false].map(AtomicBool::new);
         let writer = Writer { map, place, head, locked, live: AtomicUsize::new(0), taken };
         writer.write_head(&Contents { number: WRITING, ..Contents::default() }, true);
@@ -165,7 +168,7 @@ impl SlotWriter {
         match self.0.place.file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(false),
-            Err(TryLockError::Error(error)) => return Err(self.0.place.error(format!("cannot be locked: {error}"))),
+            Err(TryLockError::Error(error)) => return Err(self.0.place.error(format!("failed to lock: {error}"))),
         }
         self.0.write_head(&Contents { number: WRITING, ..Contents::default() }, false);
         self.0.locked.store(true, Ordering::SeqCst);
@@ -183,12 +186,12 @@ impl SlotWriter {
             return Err(writer.place.error(message));
         }
         if !writer.locked.load(Ordering::SeqCst) {
-            return Err(writer.place.error("must be locked before it is published".into()));
+            return Err(writer.place.error("the slot must be locked before it is published".into()));
         }
         // The caller's references are exclusive, so no other code is writing the slot, and from now on none can.
         writer.locked.store(false, Ordering::SeqCst);
         writer.write_head(&writer.summed(contents, checksum), false);
-        writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
+        writer.place.file.unlock().map_err(|error| writer.place.error(format!("failed to unlock: {error}")))
     }
 
     /// Publishes the slot and ends writing permanently; no tensor in the slot may still be alive. After that, no
@@ -196,12 +199,12 @@ impl SlotWriter {
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
         let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };
-        let writer = Arc::try_unwrap(self.0).map_err(|_| fail("cannot be sealed while it is in use"))?;
+        let writer = Arc::try_unwrap(self.0).map_err(|_| fail("cannot seal a slot that is in use"))?;
         writer.write_head(&writer.summed(contents, checksum), false);
         let Writer { map, place, .. } = writer;
         drop(map);
         place.seal_content()?;
-        place.file.unlock().map_err(|error| place.error(format!("cannot be unlocked: {error}")))?;
+        place.file.unlock().map_err(|error| place.error(format!("failed to unlock: {error}")))?;
         SlotReader::of(place)
     }
 }

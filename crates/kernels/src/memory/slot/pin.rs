@@ -58,12 +58,12 @@ impl SlotReader {
     }
 
     pub(super) fn of(place: Place) -> Result<SlotReader> {
-        let (head, _) = Head::read(&place.file).map_err(|e| place.error(format!("cannot be read: {e}")))?;
+        let (head, _) = Head::read(&place.file).map_err(|e| place.error(format!("failed to read: {e}")))?;
         let map = MmapOptions::new().map_raw_read_only(&place.file);
-        let map = map.map_err(|e| place.error(format!("cannot be mapped: {e}")))?;
+        let map = map.map_err(|e| place.error(format!("failed to map: {e}")))?;
         let _ = map.advise(memmap2::Advice::HugePage);
         if map.len() < head.data + head.bytes {
-            return Err(place.error("is shorter than its header says".into()));
+            return Err(place.error("the file is shorter than its header says".into()));
         }
         Ok(SlotReader(Arc::new(Reader { place, map, head })))
     }
@@ -104,7 +104,7 @@ impl SlotReader {
             }
         };
         Err(self.0.place.error(format!(
-            "contains weights with another layout: {:016x}, expected {:016x}; the first difference: `{other}`, \
+            "the weights have layout {:016x}, expected {:016x}; the first difference: `{other}`, \
              expected `{own}`. Reader and writer need the same model, dtype and program",
             hash(theirs),
             hash(layout)
@@ -121,14 +121,14 @@ impl SlotReader {
             Err(_) if is_in_place(&place.file, &place.path) => File::open(&place.path),
             opened => opened,
         };
-        let lock = lock.map_err(|e| fail("cannot be opened again", &e))?;
+        let lock = lock.map_err(|e| fail("failed to reopen", &e))?;
         match lock.try_lock_shared() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),
-            Err(TryLockError::Error(error)) => return Err(fail("cannot be locked", &error)),
+            Err(TryLockError::Error(error)) => return Err(fail("failed to lock", &error)),
         }
         // Read the contents only under the lock, because until then the writer can change them.
-        let (_, contents) = header::read(&lock).map_err(|e| fail("cannot be read", &e))?;
+        let (_, contents) = header::read(&lock).map_err(|e| fail("failed to read", &e))?;
         if contents.number == WRITING {
             return Ok(None); // its writer died while writing it
         }
@@ -153,13 +153,13 @@ impl Pin {
         let Reader { place, head, .. } = &*self.0.reader;
         if at.checked_add(out.len()).is_none_or(|end| end > head.bytes) {
             return Err(place.error(format!(
-                "has {} bytes: {} bytes from offset {at} on are out of range",
+                "the slot has {} bytes, so {} bytes from offset {at} are out of range",
                 head.bytes,
                 out.len()
             )));
         }
         let read = self.0.lock.read_exact_at(out, (head.data + at) as u64);
-        read.map_err(|e| place.error(format!("cannot be read: {e}")))
+        read.map_err(|e| place.error(format!("failed to read: {e}")))
     }
 
     /// Compares the slot's bytes with the checksum that the writer published. Fails if they differ, or if the checksum
@@ -178,7 +178,10 @@ impl Pin {
                     format!("its weights have the checksum {found:016x}, but were published with {checksum:016x}");
                 Err(place.error(message))
             }
-            None => Err(Error::Slot { path: place.path.clone(), message: "was published without a checksum".into() }),
+            None => Err(Error::Slot {
+                path: place.path.clone(),
+                message: "the weights were published without a checksum".into(),
+            }),
         }
     }
 }

@@ -30,7 +30,7 @@ impl Place {
             let available = available.unwrap_or(0);
             return Err(fail(format!(
                 "a weight slot takes {:.1} MB, but only {:.1} MB of memory are available: use a smaller max_staleness \
-                 (it has max_staleness + 1 slots), an adapter, or dtype = \"bf16\"",
+                 (there are max_staleness + 1 slots), an adapter, or dtype = \"bf16\"",
                 length as f64 / 1e6,
                 available as f64 / 1e6
             )));
@@ -44,7 +44,7 @@ impl Place {
                 let path = PathBuf::from(format!("/proc/{number}/fd/{}", file.as_raw_fd()));
                 if !is_in_place(&file, &path) {
                     return Err(fail(format!(
-                        "other processes cannot open it at {}, since /proc is missing or belongs to another pid \
+                        "other processes cannot open the slot at {}, since /proc is missing or belongs to another pid \
                          namespace: set --weights-dir to a directory, such as /dev/shm",
                         path.display()
                     )));
@@ -53,7 +53,7 @@ impl Place {
             }
             Some(dir) => {
                 let made = Owned::create(dir, &options.run);
-                let (file, owned) = made.map_err(|e| fail(format!("cannot create a file for weights here: {e}")))?;
+                let (file, owned) = made.map_err(|e| fail(format!("cannot create a file for weights: {e}")))?;
                 Place { file, path: owned.slot().to_owned(), is_memfd: false, owned: Some(owned) }
             }
         };
@@ -64,7 +64,7 @@ impl Place {
 
     /// Opens a memfd or file created by another process.
     pub fn open(path: &Path) -> Result<Place> {
-        let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
+        let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("failed to open: {e}") };
         // In another pid namespace the path of a memfd may be an open file of a different process, perhaps a pipe.
         // `disk` rejects a pipe instead of blocking on it.
         let file = disk::open(path).map_err(fail)?;
@@ -116,7 +116,7 @@ impl Place {
     pub fn seal_content(&self) -> Result<()> {
         if !self.is_memfd {
             let read_only = self.file.set_permissions(Permissions::from_mode(0o400));
-            return read_only.map_err(|e| self.error(format!("cannot be set to read-only: {e}")));
+            return read_only.map_err(|e| self.error(format!("failed to make read-only: {e}")));
         }
         self.seal(SealFlags::WRITE | SealFlags::SEAL)
     }
@@ -125,7 +125,7 @@ impl Place {
         if !self.is_memfd {
             return Ok(());
         }
-        fcntl_add_seals(&self.file, seals).map_err(|e| self.error(format!("cannot be sealed: {e}")))
+        fcntl_add_seals(&self.file, seals).map_err(|e| self.error(format!("failed to seal: {e}")))
     }
 
     pub fn error(&self, message: String) -> Error {

@@ -77,11 +77,11 @@ fn a_damaged_slot_header_is_refused_with_a_reason() {
     };
     let mut flipped = good;
     flipped[72] ^= 1;
-    let (short, sizes) = ("it is shorter than its header says", "its sizes are too large");
-    let other = "its layout does not match the hash in its header";
+    let (short, sizes) = ("the file is shorter than its header says", "the sizes in the header are too large");
+    let other = "the layout does not match the hash in the header";
     for (name, header, layout, length, message) in [
-        ("magic", changed(&[(0, 1)]), "one\n", 4288, "it is not a weight slot of this version of Lockstep"),
-        ("flipped", flipped, "one\n", 4288, "its header does not match its checksum"),
+        ("magic", changed(&[(0, 1)]), "one\n", 4288, "not a weight slot of this version of Lockstep"),
+        ("flipped", flipped, "one\n", 4288, "the header does not match its checksum"),
         ("short", good, "one\n", 4287, short),
         ("offset", changed(&[(8, 4097)]), "one\n", 9000, short),
         ("inside", changed(&[(8, 0)]), "one\n", 4288, short),
@@ -137,7 +137,7 @@ fn a_memfd_gets_the_seals_that_its_use_allows() {
     let path = later.path().to_owned();
     let second = later.clone();
     let message = later.seal(Contents::default(), false).err().unwrap().to_string();
-    assert_eq!(message, format!("weights in {}: cannot be sealed while it is in use", path.display()));
+    assert_eq!(message, format!("weights in {}: cannot seal a slot that is in use", path.display()));
     let reader = second.seal(Contents { number: 3, ..Contents::default() }, true).unwrap();
     let sealed = fcntl_get_seals(std::fs::File::open(reader.path()).unwrap()).unwrap();
     assert_eq!(sealed, length | SealFlags::WRITE | SealFlags::SEAL);
@@ -153,10 +153,10 @@ fn a_reader_names_the_first_difference_from_its_own_layout() {
     slot.write_at(0, &[1; 64]).unwrap();
     slot.write_at(64, &[2; 64]).unwrap();
     let says = |result: Result<()>| result.unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
-    assert_eq!(says(slot.write_at(65, &[0; 64])), "has 128 bytes: 64 bytes from offset 65 on do not fit");
+    assert_eq!(says(slot.write_at(65, &[0; 64])), "the slot has 128 bytes, so 64 bytes from offset 65 do not fit");
     assert_eq!(
         says(slot.write_at(usize::MAX, &[0; 2])),
-        format!("has 128 bytes: 2 bytes from offset {} on do not fit", usize::MAX)
+        format!("the slot has 128 bytes, so 2 bytes from offset {} do not fit", usize::MAX)
     );
     slot.publish(contents(None)).unwrap();
     let reader = SlotReader::open(slot.path()).unwrap();
@@ -171,7 +171,7 @@ fn a_reader_names_the_first_difference_from_its_own_layout() {
         ("a f32 [1]\nb f32 [2]", "", ""),
     ] {
         let expected = format!(
-            "contains weights with another layout: {:016x}, expected {:016x}; the first difference: `{theirs}`, \
+            "the weights have layout {:016x}, expected {:016x}; the first difference: `{theirs}`, \
              expected `{own}`. Reader and writer need the same model, dtype and program",
             hash("a f32 [1]\nb f32 [2]\n"),
             hash(layout)
@@ -179,11 +179,11 @@ fn a_reader_names_the_first_difference_from_its_own_layout() {
         assert_eq!(says(reader.expect_layout(layout)), expected);
     }
     let pin = reader.pin().unwrap().unwrap();
-    assert_eq!(says(pin.audit()), "was published without a checksum");
+    assert_eq!(says(pin.audit()), "the weights were published without a checksum");
     let mut two = [0; 2];
     pin.read_at(63, &mut two).unwrap();
     assert_eq!(two, [1, 2]);
-    assert_eq!(says(pin.read_at(127, &mut two)), "has 128 bytes: 2 bytes from offset 127 on are out of range");
+    assert_eq!(says(pin.read_at(127, &mut two)), "the slot has 128 bytes, so 2 bytes from offset 127 are out of range");
     assert!(!slot.try_lock().unwrap(), "pinned");
     drop(pin);
     assert!(slot.try_lock().unwrap());

@@ -160,7 +160,7 @@ fn the_number_share_gradients_must_be_a_power_of_two() {
         |gradient_shares| TrainerConfig { gradient_shares, ..trainer(&ctx, &model, 1, 9).state.config.clone() };
     for count in [0, 3, 6] {
         let error = Trainer::new(ctx.memory(), &model, config(count)).err().unwrap().to_string();
-        let why = "the shares are added in pairs, so it must be a power of two";
+        let why = "must be a power of two, since the shares are added in pairs";
         assert_eq!(error, format!("gradient_shares = {count}: {why}"));
     }
 }

@@ -84,7 +84,7 @@ fn files_are_written_read_and_listed() {
     let huge = File::create(at("huge")).unwrap();
     huge.set_len(disk::most::GROUPS + 1).unwrap();
     let why = read(&at("huge")).unwrap_err().to_string();
-    assert!(why.ends_with("huge: the file has 4294967297 bytes, more than the limit of 4294967296"), "{why}");
+    assert!(why.ends_with("huge: the file is 4294967297 bytes, more than the limit of 4294967296"), "{why}");
     assert_eq!(write(Path::new("/"), b"", false).unwrap_err().to_string(), "/ is not the path of a file");
     std::fs::write(at("json"), "{\"pid\": 3}").unwrap();
     assert_eq!(read_json::<std::collections::BTreeMap<String, u32>>(&at("json")).unwrap()["pid"], 3);

@@ -70,7 +70,7 @@ fn memory_copies_and_launches_call_the_driver_correctly() {
         assert!(missing.starts_with(&format!("cuda:1: kernel elsewhere of {name}.cu: unknown")), "{missing}");
         let broken = Source { name: "refused", text: "broken" };
         let message = cuda.launch(&broken, "there", grid, &args(0.5)).unwrap_err().to_string();
-        assert_eq!(message, "cuda:1: NVRTC 12.9 refused refused.cu:\na line of a log");
+        assert_eq!(message, "cuda:1: NVRTC 12.9 failed to compile refused.cu:\na line of a log");
         // Every later operation returns the same error.
         let failed = format!(
             "cuda:1: kernel there of {name}.cu: cuLaunchKernel: an illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS)"
