@@ -215,7 +215,7 @@ mod tests {
         assert!(has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
         drafts.add(0, (4, 8), &[5; 103], 0);
         assert!(!has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
-        assert_eq!(found(&drafts, 0, &[5; 3]).len(), LOOKED_AT, "the number of compared places is limited");
+        assert_eq!(found(&drafts, 0, &[5; 3]).len(), LOOKED_AT, "the number of compared positions is limited");
     }
 
     /// The fraction by which one more row for each sequence lengthens a step of `live` sequences.
@@ -258,7 +258,7 @@ mod tests {
         let lengths: Vec<usize> = (0..2 * UNTIL_NEXT_TRIAL + 2).map(|_| pace.length(GRAM, row(1), 15)).collect();
         assert_eq!(lengths.iter().filter(|&&length| length == 1).count(), 2);
         assert!(lengths.iter().all(|&length| length <= 1));
-        assert!(pace.length(LONG, row(1), 15) > 2, "long agreements have a separate success rate");
+        assert!(pace.length(LONG, row(1), 15) > 2, "long matches have a separate success rate");
         assert_eq!(pace.length(LONG, row(1), 0), 0);
     }
 

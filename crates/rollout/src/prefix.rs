@@ -180,7 +180,7 @@ mod tests {
         let other = ModelVersion { base: Updates(1), adapter: None };
         assert_eq!(cache.find(ROOT, other, &tokens(0)), None);
         assert_eq!(cache.find(ROOT, MODEL, &tokens(1)), None);
-        assert_eq!(cache.find(node, MODEL, &tokens(0)), None, "the same tokens after other tokens");
+        assert_eq!(cache.find(node, MODEL, &tokens(0)), None, "the same tokens after a different prefix");
         assert_eq!(cache.find(ROOT, MODEL, &tokens(0)[..BLOCK - 1]), None, "only full pages are found");
         assert_eq!(
             cache.insert(3, ROOT, MODEL, &tokens(0)),

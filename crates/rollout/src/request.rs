@@ -115,10 +115,12 @@ impl Request {
         let what = match all.find_map(|(place, c)| Some((place, wrong(c)?))) {
             _ if wanted != found => format!("expected {wanted} completions, got {found}"),
             _ if self.so_far.iter().enumerate().any(|(place, c)| c.generation != place) => {
-                "they must be in the order of their indices".to_owned()
+                "their indices are not in order".to_owned()
             }
             Some((place, what)) => format!("completion {place} {what}"),
-            None if !self.so_far.iter().any(Completion::is_unfinished) => "all of them have ended".to_owned(),
+            None if !self.so_far.iter().any(Completion::is_unfinished) => {
+                "all of them have already finished".to_owned()
+            }
             None => return Ok(()),
         };
         Err(Error::CannotContinue { group: self.group, what })

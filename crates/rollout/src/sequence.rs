@@ -182,7 +182,7 @@ impl Sequence {
     }
     /// The completion with its records, once it has ended. It has entropies only if they are wanted.
     pub(crate) fn into_completion(mut self, wants_entropies: bool) -> Completion {
-        let State::Finished(finish_reason) = self.state else { unreachable!("only ended completions are returned") };
+        let State::Finished(finish_reason) = self.state else { unreachable!("only finished completions are returned") };
         let generation = self.generation();
         let mut columns = Columns::of([(SAMPLER_LOGPS, self.logps)]);
         if wants_entropies && !self.entropies.is_empty() {

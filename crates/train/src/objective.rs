@@ -205,7 +205,7 @@ impl Objective {
         let bonus = self.entropy().is_on();
         for scored in group {
             let Scored { source, mask, logps, entropies, .. } = *scored;
-            let sample = source.sample().expect("a loss on samples gets samples");
+            let sample = source.sample().expect("losses on samples get samples");
             let d_logps = &mut *scored.d_logps;
             let sequence = || Sequence {
                 logps,

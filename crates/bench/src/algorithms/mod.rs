@@ -155,7 +155,7 @@ fn check_directory(out: &Path) -> anyhow::Result<()> {
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
     if !names.is_empty() && !names.iter().any(|name| name.to_string_lossy().starts_with("seed-")) {
         bad_input!(
-            "--out {}: the directory is not empty and has no results of this benchmark; choose another",
+            "--out {}: the directory is not empty and has no results of this benchmark; choose a different one",
             out.display()
         );
     }
@@ -256,7 +256,7 @@ fn learned(
     start: f64,
 ) -> anyhow::Result<Outcome> {
     let curve = curve(&telemetry::metrics::read(&finished.dir.metrics())?, start);
-    let last = *curve.last().expect("the curve has its start");
+    let last = *curve.last().expect("the curve includes its start");
     let end = examined(workspace, name, settings, &finished.policy)?;
     Ok(Outcome { curve, tokens: last.tokens, seconds: last.seconds, ..end })
 }

@@ -34,7 +34,9 @@ fn levels_give_the_same_results_at_different_speeds() {
             for same in sames.iter().map(|key| &step[key]) {
                 match level {
                     "none" => assert!(same.is_null() && step["same_weights"].is_null()),
-                    "bf16" => assert_eq!(*same, false, "bf16 must give other log-probabilities and values than f32"),
+                    "bf16" => {
+                        assert_eq!(*same, false, "bf16 must give different log-probabilities and values from f32")
+                    }
                     _ => assert!(*same == true || !is_first, "{step}"),
                 }
             }

@@ -66,7 +66,7 @@ fn a_lease_yields_at_the_end_of_its_turn_or_when_released() {
     testing::wait_until("the next turn", || threads() == Some(2));
     std::fs::remove_dir_all(&dir).unwrap();
     lease.release();
-    assert_eq!(threads(), Some(2), "cores are not shared any more");
+    assert_eq!(threads(), Some(2), "cores are no longer shared");
 }
 
 #[test]

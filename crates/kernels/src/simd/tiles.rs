@@ -221,7 +221,7 @@ mod tests {
         // to 1.
         let (tiny, x) = (f32::MIN_POSITIVE, 2.0f32.powi(-76));
         assert_eq!(fma(3.0 * x, -x, tiny), 0.0);
-        assert_eq!((3.0 * x).mul_add(-x, tiny), tiny, "plain rounding would keep it");
+        assert_eq!((3.0 * x).mul_add(-x, tiny), tiny, "plain rounding would keep the value");
         // tiny · (1 − 0.25 · 2⁻²⁴) rounds to the smallest normal number even with a full significand.
         assert_eq!(fma(x, -x, tiny), tiny);
     }

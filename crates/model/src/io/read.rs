@@ -201,7 +201,7 @@ impl Files {
         match unexpected.first() {
             None => Ok(()),
             Some(first) => {
-                let (file, entry) = self.find(first).expect("every place belongs to a tensor");
+                let (file, entry) = self.find(first).expect("every name in `places` has a tensor");
                 let more = match unexpected.len() - 1 {
                     0 => String::new(),
                     n => format!(" (and {n} more)"),

@@ -41,7 +41,7 @@ fn a_completion_is_whole_if_every_column_has_its_length() {
         assert_eq!(
             whole(&|c| c.columns.set(ENTROPIES, vec![0.5; 3])),
             entropies,
-            "entropies must exist only if wanted"
+            "entropies must exist only if requested"
         );
         assert!(!whole(&|c| c.columns.set(ENTROPIES, vec![0.5; 4])));
         for name in [TOP_IDS, TOP_LOGPS] {
@@ -60,7 +60,7 @@ fn a_completion_is_whole_if_every_column_has_its_length() {
         assert_eq!(
             (both(2, 6, 6), both(1, 3, 3)),
             (k == 2, k == 2),
-            "as many as wanted, or fewer with a small vocabulary"
+            "as many as requested, or fewer with a small vocabulary"
         );
         assert!(!both(3, 9, 9) && !both(2, 5, 6) && !both(2, 6, 7) && !both(2, 3, 3));
         let other = whole(&|c| {
@@ -93,8 +93,11 @@ fn completions_that_cannot_be_continued_are_refused() {
     assert_eq!(told([good(), good()].concat(), None, 100), "expected 3 completions, got 6");
     let mut swapped = good();
     swapped.swap(0, 2);
-    assert_eq!(told(swapped, None, 100), "they must be in the order of their indices");
-    assert_eq!(told(of([(2, stop), (5, stop), (1, FinishReason::Length)]), None, 100), "all of them have ended");
+    assert_eq!(told(swapped, None, 100), "their indices are not in order");
+    assert_eq!(
+        told(of([(2, stop), (5, stop), (1, FinishReason::Length)]), None, 100),
+        "all of them have already finished"
+    );
     let mut lacking = good();
     lacking[1].sampled.pop();
     assert_eq!(told(lacking, None, 100), "completion 1 has incomplete columns");
@@ -107,6 +110,6 @@ fn completions_that_cannot_be_continued_are_refused() {
     assert_eq!(
         check(of([(9, stop), (5, open), (1, open)]), Some(7), 100),
         Ok(()),
-        "an ended completion may exceed `until`"
+        "a finished completion may exceed `until`"
     );
 }

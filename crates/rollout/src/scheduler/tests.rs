@@ -164,7 +164,7 @@ fn an_extended_sequence_keeps_its_pages_until_others_need_them() {
     }
     assert_eq!((s.sequences[0].blocks.len(), s.blocks.available()), (1, 1));
     s.blocks.take();
-    assert_eq!(step(&mut s), [(1, 64, 65)], "the waiting sequence must give its page");
+    assert_eq!(step(&mut s), [(1, 64, 65)], "the waiting sequence must release its page");
     assert_eq!((s.sequences[0].blocks.len(), s.counters.preemptions), (0, 0));
     s.finish(1, FinishReason::Length);
     assert_eq!(step(&mut s), [(0, 0, 65)]);
@@ -180,7 +180,7 @@ fn a_step_uses_the_base_weights_of_the_oldest_running_sequence() {
     }
     assert_eq!(step(&mut s), [(0, 0, 10), (2, 0, 12)]);
     s.finish(0, FinishReason::Stop);
-    assert_eq!(step(&mut s), [(2, 12, 13)], "the other base waits until no sequence uses this one");
+    assert_eq!(step(&mut s), [(2, 12, 13)], "the second base waits until no sequence uses the first");
     s.finish(2, FinishReason::Stop);
     assert_eq!(step(&mut s), [(1, 0, 11)]);
 }

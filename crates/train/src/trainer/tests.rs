@@ -199,7 +199,11 @@ fn recorded_log_probabilities_are_compared_bit_for_bit() {
         measured.compare(sample, logps, Updates(7));
         (measured.compared, measured.mismatches, measured.max_difference)
     };
-    assert_eq!(compare(&sample(&[7, 7, 6], &[9.0; 3]), &[0.0; 3]), (0, 0, 0.0), "the sample comes from other weights");
+    assert_eq!(
+        compare(&sample(&[7, 7, 6], &[9.0; 3]), &[0.0; 3]),
+        (0, 0, 0.0),
+        "the sample comes from different weights"
+    );
     assert_eq!(
         compare(&sample(&[7; 3], &[-1.0, 5.0, -2.0]), &[-1.0, 6.0, -2.0]),
         (2, 0, 0.0),

@@ -134,7 +134,7 @@ impl Grid {
 /// Number of blocks for `count` elements, as a grid's first dimension. CUDA allows 2³¹ − 1 blocks: 2³⁹ elements, more
 /// than any device can store.
 fn blocks(count: usize) -> u32 {
-    i32::try_from(count).expect("the number of blocks fits 31 bits") as u32
+    i32::try_from(count).expect("the number of blocks fits in 31 bits") as u32
 }
 
 /// Handle of a kernel that a driver has loaded.

@@ -127,5 +127,5 @@ impl Nvrtc {
 }
 
 fn c_string(text: String) -> CString {
-    CString::new(text).expect("sources and options have no byte 0")
+    CString::new(text).expect("sources and options contain no NUL byte")
 }

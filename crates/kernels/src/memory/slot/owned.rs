@@ -226,7 +226,7 @@ mod tests {
             let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
             names.filter(|name| name.ends_with(end)).count()
         };
-        assert_eq!((of(".slot"), of(".lock")), (201, 1), "no lock file may be left under a name that was taken");
+        assert_eq!((of(".slot"), of(".lock")), (201, 1), "no lock file may remain under a name that was in use");
         drop(owned);
         assert!(Owned::create(&dir.join("none"), &[5; 16]).is_err());
         fs::remove_dir_all(&dir).unwrap();

@@ -195,7 +195,7 @@ fn bf16_moments_match_the_formula_on_every_instruction_set() {
         if len > 100 {
             let other = Rounding { key: rounding.key + 1, ..rounding };
             let got = bf16_steps(&Context::cpu(Isa::PORTABLE, 1), &start(), &grads, other);
-            assert!(got.m != m && got.v != v, "another key must give other bits");
+            assert!(got.m != m && got.v != v, "a different key must give different bits");
         }
     }
 }

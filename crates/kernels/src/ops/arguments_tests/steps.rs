@@ -28,7 +28,10 @@ fn row_gathers_refuse_wrong_arguments_and_count_their_work() {
     let rows = Tensor::from_u32(ctx.memory(), &[3], &[3, 4, 9]);
     let args = rows::ScatterAdd { d_out: d_out.view(), rows: rows.view(), d_x: d_x.view_mut() };
     let message = refused(rows::scatter_add(&ctx, args));
-    assert_eq!(message, "rows::scatter_add: rows[1] is 4, expected below 4", "the first of two wrong indices is named");
+    assert_eq!(
+        message, "rows::scatter_add: rows[1] is 4, expected below 4",
+        "the error names the first of two wrong indices"
+    );
     // bf16 rows take half as many bytes, and the output is bf16.
     let (x, mut out) = (zeros(&ctx, &[10, 3], Bf16), zeros(&ctx, &[3, 3], Bf16));
     let before = counted();

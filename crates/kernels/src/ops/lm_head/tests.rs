@@ -237,7 +237,10 @@ fn a_cut_between_segments_changes_no_bit_on_tiles() {
         for cut in starts {
             assert_eq!(case.backward_of(&ctx, cut, &starts, |_| {}), whole, "cut at {cut}");
         }
-        assert!(case.backward_of(&ctx, 0, &[1, 40, 75], |_| {}).1 != whole.1, "other segments must give other bits");
+        assert!(
+            case.backward_of(&ctx, 0, &[1, 40, 75], |_| {}).1 != whole.1,
+            "different segments must give different bits"
+        );
     }
 }
 

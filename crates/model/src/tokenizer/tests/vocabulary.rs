@@ -38,7 +38,7 @@ fn differs_in_names_the_first_different_token() {
     assert_eq!(
         abc.differs_in(&bac),
         text("id 0 is \"a\" in one tokenizer and \"b\" in the other"),
-        "the first difference is named"
+        "the error names the first difference"
     );
 }
 

@@ -37,7 +37,7 @@ fn completions_share_the_full_pages_of_their_prompt() {
         let mut own: Vec<u32> = (0..3).map(|id| pages(id)[len / BLOCK]).chain(pages(3)).collect();
         own.sort_unstable();
         own.dedup();
-        assert_eq!(own.len(), 3 + len.div_ceil(BLOCK), "no page may be given twice");
+        assert_eq!(own.len(), 3 + len.div_ceil(BLOCK), "no page may be allocated twice");
     }
 }
 

@@ -259,7 +259,7 @@ fn a_nan_reward_gives_its_completion_no_policy_gradient() {
             let words = gradient.len() / TOKENS;
             let own = &gradient[silent.start * words..silent.end * words];
             assert_eq!(own.iter().all(|&g| g == 0.0), !loss.pulls_else(), "{name}: {loss:?}");
-            assert!(gradient.iter().any(|&g| g != 0.0), "{name}: {loss:?}: the others must have a gradient");
+            assert!(gradient.iter().any(|&g| g != 0.0), "{name}: {loss:?}: the other completions must have a gradient");
         }
     }
 }
