@@ -198,8 +198,7 @@ impl Findings {
         let used = match (&self.refused, device) {
             (Some(why), _) => format!("none: {}", paragraph(why)),
             (None, Device::CudaEmulated) => format!(
-                "cuda-emulated: {by}. CUDA kernels compiled for this CPU, for tests; the figures do not describe a \
-                 GPU"
+                "cuda-emulated: {by}. CUDA kernels compiled for this CPU, for tests; its figures are not those of a GPU"
             ),
             (None, device) => format!("{}: {by}", device.name()),
         };

@@ -103,7 +103,7 @@ fn child() {
         }
         "attack" => {
             let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(&path) else {
-                return say("cannot open it");
+                return say("cannot open the slot");
             };
             let refused = [
                 memmap2::MmapOptions::new().map_raw(&file).is_err(),
@@ -282,7 +282,7 @@ fn a_flipped_bit_is_detected_and_another_layout_is_refused() {
     let message = reader.expect_layout("all bf16 [3]").unwrap_err().to_string();
     assert!(message.contains("`all f32 [262144]`, expected `all bf16 [3]`"), "{message}");
     file.write_all_at(&[9], 40).unwrap(); // the run, in the header
-    assert!(SlotReader::open(slot.path()).is_err_and(|e| e.to_string().contains("its header does not match its")));
+    assert!(SlotReader::open(slot.path()).is_err_and(|e| e.to_string().contains("the header does not match its")));
 }
 
 #[test]

@@ -264,7 +264,7 @@ fn other_directories_and_unknown_jobs_are_refused() {
     let show = |job: &str, words: &[&str]| refused(root, &["queue", "run", "show", job], words);
     show("9", &["job names look like 000123.0", "did you mean 000009.0?"]);
     show("nine", &["\"nine\" is not a job: job names look like 000123.0"]);
-    show("000001.0", &["its batch, 0, is trained on", "`lockstep queue run ls`"]);
+    show("000001.0", &["its batch, 0, was trained on", "`lockstep queue run ls`"]);
     show("000012.0", &["belongs to batch 6 and is not in the queue; the run is at batch 3"]);
     show("000016.0", &["the last group of the run is 000015"]);
     show("eval-000003.0", &["\"eval-000003.0\" is not a job"]);

@@ -154,7 +154,7 @@ fn invalid_lora_settings_are_refused() {
     let regex = |pattern: &str| LoraConfig { target_modules: TargetModules::Regex(pattern.into()), ..default.clone() };
     let none = |name: &str| {
         format!(
-            "`lora_target_modules`: the model has no linear layer named `{name}`; it has {known} (the head and the \
+            "`lora_target_modules`: the model has no linear layer named `{name}`; available: {known} (the head and the \
              embedding cannot be adapted)"
         )
     };
