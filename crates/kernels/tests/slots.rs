@@ -103,7 +103,7 @@ fn child() {
         }
         "attack" => {
             let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(&path) else {
-                return say("cannot open the slot");
+                return say("cannot open it");
             };
             let refused = [
                 memmap2::MmapOptions::new().map_raw(&file).is_err(),

@@ -95,8 +95,8 @@ impl LoraConfig {
             TargetModules::AllLinear => Ok(()),
             TargetModules::Names(list) => match list.iter().find(|n| !modules.iter().any(|m| names(n, m))) {
                 Some(name) => bad(format!(
-                    "`lora_target_modules`: the model has no linear layer named `{name}`; available: {known} (the head and \
-                     the embedding cannot be adapted)"
+                    "`lora_target_modules`: the model has no linear layer named `{name}`; available: {known} (the head \
+                     and the embedding cannot be adapted)"
                 )),
                 None if list.is_empty() => {
                     bad(format!("`lora_target_modules` is empty; name some of {known}, or all-linear"))
