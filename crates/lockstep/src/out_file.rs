@@ -43,13 +43,13 @@ impl OutFile {
             Ok(found) => Some(found),
             Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => None,
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                bad_input!("{flag} {name}: is a symbolic link without a target")
+                bad_input!("{flag} {name} is a symbolic link without a target")
             }
             Err(e) => bad_input!("{flag} {name}: {e}"),
         };
         let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if found.as_ref().is_some_and(|found| found.is_dir()) || path.file_name().is_none() || !directory.is_dir() {
-            bad_input!("{flag} {name}: must be a file in an existing directory");
+            bad_input!("{flag} {name} must be a file in an existing directory");
         }
         let is_special = found.as_ref().is_some_and(|found| !found.is_file());
         let directory = directory.canonicalize().or_bad_input_in(format!("{flag} {name}"))?;
@@ -78,11 +78,11 @@ impl OutFile {
             let is_input = same_file(&self.path, found, read);
             match input {
                 Input::Kept(_) if is_input => bad_input!(
-                    "{flag} {name}: belongs to {}, an input of this command, and is never overwritten",
+                    "{flag} {name} belongs to {}, an input of this command, and is never overwritten",
                     read.display()
                 ),
                 Input::Data(_) if is_input && !self.overwrite => bad_input!(
-                    "{flag} {name}: is an input of this command ({}): choose another file, or use --overwrite to \
+                    "{flag} {name} is an input of this command ({}): choose another file, or use --overwrite to \
                      replace it",
                     read.display()
                 ),
@@ -90,7 +90,7 @@ impl OutFile {
             }
         }
         if !self.overwrite {
-            bad_input!("{flag} {name}: already exists: choose another file, or use --overwrite to replace it");
+            bad_input!("{flag} {name} already exists: choose another file, or use --overwrite to replace it");
         }
         Ok(())
     }
@@ -246,16 +246,16 @@ mod tests {
             "--out must be a file, but is - (/dev/stdout is standard output)"
         );
         let no_file =
-            ["DIR/data", "DIR/none/o"].map(|name| format!("--out {name}: must be a file in an existing directory"));
+            ["DIR/data", "DIR/none/o"].map(|name| format!("--out {name} must be a file in an existing directory"));
         assert_eq!([message(&at("data"), true, &[]), message(&at("none/o"), true, &[])], no_file);
-        let other = "--out DIR/other: already exists: choose another file, or use --overwrite to replace it";
+        let other = "--out DIR/other already exists: choose another file, or use --overwrite to replace it";
         assert_eq!(message(&at("other"), false, &[]), other);
         let data = at("data");
         let (read, kept) = ([Input::Data(&data)], [Input::Kept(&data)]);
-        let words = "--out DIR/data/d.jsonl: is an input of this command (DIR/data): choose another file, or use \
+        let words = "--out DIR/data/d.jsonl is an input of this command (DIR/data): choose another file, or use \
                      --overwrite to replace it";
         assert_eq!(message(&at("data/d.jsonl"), false, &read), words);
-        let words = "--out DIR/data/d.jsonl: belongs to DIR/data, an input of this command, and is never overwritten";
+        let words = "--out DIR/data/d.jsonl belongs to DIR/data, an input of this command, and is never overwritten";
         assert_eq!(message(&at("data/d.jsonl"), true, &kept), words);
         assert_eq!(message(&at("data/d.jsonl"), false, &kept), words);
         fs::create_dir(at("data/below")).unwrap();

@@ -96,7 +96,7 @@ fn invalid_configurations_are_refused_by_key() {
     for optim in ["no_such_name", "adamw_8bit"] {
         set(&format!("optim={optim}"), &["`optim`: unknown optimizer", optim, "adamw_torch", "muon"]);
     }
-    set("stop_token_ids=[3, 40]", &["`stop_token_ids` has 40", "vocabulary ends before 40"]);
+    set("stop_token_ids=[3, 40]", &["`stop_token_ids` has 40", "below 40, the vocabulary size"]);
     set("optim_args=betas=0.5", &["optim_args: ", "no argument `betas`", "adam_beta1"]);
     set("beta", &["--set beta", "KEY=VALUE"]);
     write(dir.path(), "broken.toml", "beta = 0.1\nseed = \n");

@@ -156,7 +156,7 @@ fn wrong_servers_tokens_and_addresses_are_refused() {
     let mut open = arguments("train", "out", &[]);
     open[0] = "learner";
     open.extend(["--nats", &nobody, "--listen", "0.0.0.0:0"]);
-    refused(root, &open, &["to anybody"]);
+    refused(root, &open, &["to anyone"]);
 }
 
 /// A worker whose matmuls use a different arithmetic.

@@ -55,7 +55,7 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
         (c.num_generations, c.per_device_train_batch_size, c.gradient_accumulation_steps);
     let least = c.policy_gradient().least_generations(c);
     if g < least {
-        let why = "advantages compare a completion's reward with the others of its group";
+        let why = "advantages compare a completion's reward with the rest of its group";
         bad_input!(
             "`num_generations` must be at least {least}, but is {g}{}",
             if least == 1 { String::new() } else { format!(": {why}") }
@@ -63,7 +63,7 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     }
     if c.dynamic_sampling && g < 2 {
         bad_input!(
-            "`dynamic_sampling` needs num_generations of at least 2: a group of one cannot have different rewards"
+            "`dynamic_sampling` needs num_generations of at least 2: a group of one completion has only one reward"
         );
     }
     if c.generation_batch_size.is_some() && c.steps_per_generation.is_some() {
@@ -170,7 +170,7 @@ mod tests {
         let refused = |change: fn(&mut Config), words: &str| assert_eq!(config(change).as_deref(), Some(words));
         assert_eq!(config(|_| {}), None);
         let others = "`num_generations` must be at least 2, but is 1: advantages compare a completion's reward with \
-                      the others of its group";
+                      the rest of its group";
         refused(|c| c.num_generations = 1, others);
         refused(
             |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 0),
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(config(|c| (c.num_generations, c.dynamic_sampling) = (2, true)), None);
         refused(
             |c| (c.algorithm, c.num_generations, c.dynamic_sampling) = (Algorithm::ReinforcePlusPlus, 1, true),
-            "`dynamic_sampling` needs num_generations of at least 2: a group of one cannot have different rewards",
+            "`dynamic_sampling` needs num_generations of at least 2: a group of one completion has only one reward",
         );
         refused(
             |c| (c.generation_batch_size, c.steps_per_generation) = (Some(8), Some(2)),

@@ -131,8 +131,8 @@ fn terms_without_advantage(config: &Config) -> Option<&'static str> {
     (config.top_entropy_quantile < 1.0).then_some("top_entropy_quantile is computed from the entropies of all tokens")
 }
 
-const CENTERED: &str = "advantages are centred over the batch, so a group with equal rewards can have other advantages \
-    than 0";
+const CENTERED: &str = "advantages are centred over the batch, so a group with equal rewards can have nonzero \
+                        advantages";
 
 impl Config {
     /// The reason why the update computes every group, as a clause for a message; `None` if it skips groups without a

@@ -45,8 +45,8 @@ pub(super) fn adopt(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
         };
         if resolved.is_set(name) && !same {
             let fix = match name {
-                "use_peft" => "; to train all weights, make one model of it with `lockstep merge`",
-                "lora_dropout" => " (disable_dropout = true trains without)",
+                "use_peft" => "; to train all weights, merge the adapter into its base with `lockstep merge`",
+                "lora_dropout" => " (disable_dropout = true trains without dropout)",
                 _ => "",
             };
             bad_input!(

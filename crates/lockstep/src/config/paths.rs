@@ -73,7 +73,7 @@ fn located(key: &str, name: &str, origin: &Origin, working: &Path) -> anyhow::Re
     if working.join(path).exists() {
         bad_input!(
             "{origin}: `{key}` = {name}: paths in a file are relative to the file's directory, and {} does not exist, \
-             but the working directory has one: write {}, or set the key on the command line",
+             but {name} exists in the working directory: write {}, or set the key on the command line",
             beside.display(),
             working.join(path).display()
         );

@@ -50,8 +50,8 @@ pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> an
         bad_input!("{} has no data file{of} ({})", path.display(), DATA_ENDINGS.map(|e| format!(".{e}")).join(", "));
     }
     bad_input!(
-        "{} has no file of split `{split}`{of}; it has: {} (dataset_split, eval_dataset_split and dataset_config \
-         choose)",
+        "{} has no file of split `{split}`{of}; it has: {} (chosen by dataset_split, eval_dataset_split and \
+         dataset_config)",
         path.display(),
         present.join(", ")
     )

@@ -156,7 +156,7 @@ impl DatasetSpec {
             None => self.read_files(limit, &mut hash, take)?,
         };
         if taken == 0 {
-            bad_input!("the dataset {} is empty: it has no row", self.name);
+            bad_input!("the dataset {} is empty: it has no rows", self.name);
         }
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
@@ -234,8 +234,8 @@ impl DatasetSpec {
         let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         let Some(prompt) = row.get(&self.prompt_column) else {
             bad_input!(
-                "{}: no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the \
-                 prompt's column",
+                "{}: no column `{}` for the prompt; the columns are {}. Set prompt_column (or task) to the prompt's \
+                 column",
                 place(),
                 self.prompt_column,
                 present()
@@ -252,8 +252,8 @@ impl DatasetSpec {
                     .map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.completion_column)))?,
             ),
             None if self.needs_completion => bad_input!(
-                "{}: no column `{}` for the completion; the columns are {}: set completion_column to the \
-                 completion's column",
+                "{}: no column `{}` for the completion; the columns are {}. Set completion_column to the completion's \
+                 column",
                 place(),
                 self.completion_column,
                 present()

@@ -21,8 +21,8 @@ pub(super) fn refuse_columns(
     let found = row.iter().find(|(name, value)| is_media(name, value) && !is_nothing(value) && !is_renamed(name));
     let Some((name, value)) = found else { return Ok(()) };
     bad_input!(
-        "{}: `{name}` = {}, but models here read only text: remove the row or the column. If only reward functions \
-         need it, rename it, as in columns = {{ my_{name} = \"{name}\" }}",
+        "{}: `{name}` = {}, but Lockstep's models read only text: remove the row or the column. If only reward \
+         functions need it, rename it, as in columns = {{ my_{name} = \"{name}\" }}",
         place(),
         shortened(value)
     );
@@ -35,7 +35,7 @@ pub(super) fn refuse_parts(content: Content) -> Result<Content, String> {
         && let Some((i, kind)) = media_in(messages)
     {
         return Err(format!(
-            "message {} has a part of type `{kind}`, but models here read only text: remove the part or the row",
+            "message {} has a part of type `{kind}`, but Lockstep's models read only text: remove the part or the row",
             i + 1
         ));
     }

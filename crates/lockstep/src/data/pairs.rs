@@ -127,8 +127,8 @@ impl Preference {
             let column = named(name).unwrap_or_else(|| name.to_owned());
             let Some(value) = row.get(&column) else {
                 bad_input!(
-                    "no column `{column}`; a pair has the columns `chosen` and `rejected`, and may have `{}` \
-                     and `margin`; here are {}. Rename one with columns = {{ {name} = \"…\" }}",
+                    "no column `{column}`; a pair has the columns `chosen` and `rejected`, and may have `{}` and \
+                     `margin`; the row has {}. Rename one with columns = {{ {name} = \"…\" }}",
                     spec.prompt_column,
                     row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ")
                 );

@@ -19,7 +19,7 @@ pub(super) fn preferences(spec: &DatasetSpec, row: usize, columns: &Row) -> anyh
     let ours = match spec.split.as_str() {
         "train" => !held_out,
         "test" => held_out,
-        other => bad_input!("task gsm8k_solutions has the splits train and test, and no split {other}"),
+        other => bad_input!("task gsm8k_solutions has the splits train and test, but no split {other}"),
     };
     if !ours {
         return Ok(Vec::new());

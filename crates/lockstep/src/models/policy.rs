@@ -374,7 +374,7 @@ impl ModelSource {
             let (is, needed) = if adapter.scores {
                 ("a reward model (SEQ_CLS)", "a language model is needed here")
             } else {
-                ("a language model", "a reward model must begin from a reward model's adapter or from a whole model")
+                ("a language model", "a reward model must start from a reward model's adapter or from a full model")
             };
             bad_input!(
                 "{} is an adapter of {is}, but {needed}: merge it into its base model (`lockstep merge`)",
@@ -409,7 +409,7 @@ fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     if is_adapter(dir) {
         return Err(BadInput::new(format!(
             "{} is an adapter: use the model that it was trained on, and --adapter for the adapter (in generate, score \
-             and eval), or make one model of both with `lockstep merge`",
+             and eval), or merge the two with `lockstep merge`",
             dir.display()
         )));
     }

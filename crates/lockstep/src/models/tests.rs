@@ -146,8 +146,8 @@ fn models_and_adapters_are_distinguished() {
     assert_eq!(
         message(ModelSource::named(&a, Head::Score(1))),
         format!(
-            "{a} is an adapter of a language model, but a reward model must begin from a reward model's adapter or \
-             from a whole model: merge it into its base model (`lockstep merge`)"
+            "{a} is an adapter of a language model, but a reward model must start from a reward model's adapter or \
+             from a full model: merge it into its base model (`lockstep merge`)"
         )
     );
     let json = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
@@ -174,7 +174,7 @@ fn models_and_adapters_are_distinguished() {
     assert!(gone.ends_with("; set it to the model that the adapter was trained on"), "{gone}");
     let refused = format!(
         "{a} is an adapter: use the model that it was trained on, and --adapter for the adapter (in generate, score \
-         and eval), or make one model of both with `lockstep merge`"
+         and eval), or merge the two with `lockstep merge`"
     );
     assert_eq!(message(load_assets(&adapter, Head::Lm, ComputeDType::F32, PromptTime(0))), refused);
     assert_eq!(message(load_config(&adapter, kernels::DType::F32)), refused);

@@ -111,7 +111,7 @@ impl Replay {
                 }
             }
         }
-        let Some(last) = replay.groups.last() else { bad_input!("{file} is empty: it has no rollout") };
+        let Some(last) = replay.groups.last() else { bad_input!("{file} is empty: it has no rollouts") };
         if last.completions.len() < limits.num_generations {
             bad_input!(
                 "{last_place}: the last group has {}, but num_generations is {}",
@@ -326,7 +326,10 @@ fn check(
         }
         let length = line.prompt.len() + c.ids.len();
         if length > limits.context {
-            return Err(format!("prompt and completion have {length} tokens, but the context has {}", limits.context));
+            return Err(format!(
+                "prompt and completion have {length} tokens, but only {} fit into the context",
+                limits.context
+            ));
         }
         let expected = *functions.get_or_insert(c.rewards.len());
         if c.rewards.len() != expected {

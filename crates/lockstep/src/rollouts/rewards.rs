@@ -43,7 +43,8 @@ pub fn named_rewards(
             return place.map(|place| ConfiguredReward::Ready(injected.remove(place), Owner::Caller)).ok_or_else(
                 || {
                     BadInput::new(format!(
-                        "reward function:{function} is a function of another program: start the run from that program"
+                        "reward function:{function} must be passed by the calling program: start the run from that \
+                         program"
                     ))
                 },
             );

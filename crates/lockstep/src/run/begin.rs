@@ -87,7 +87,10 @@ impl TrainingRun {
         match resume_from {
             ResumeFrom::Nothing => drop(RunDir::fresh(dir.root())?),
             ResumeFrom::Beginning if checkpoint::latest(&dir).is_some() => {
-                bad_input!("{}: another process has begun this run meanwhile: resume it again", dir.root().display())
+                bad_input!(
+                    "{}: another process has started this run in the meantime: resume it again",
+                    dir.root().display()
+                )
             }
             _ => {}
         }

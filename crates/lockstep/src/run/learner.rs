@@ -76,7 +76,7 @@ impl Learner {
         let metrics = match stepped {
             Err(train::Error::NonFinite { .. }) if !self.policy.weights_are_finite() => {
                 let why = self.policy.why_not_finite();
-                bad_input!("{why}; this was so before training, since no loss or gradient was finite")
+                bad_input!("{why}; this was already the case before training, since no loss or gradient was finite")
             }
             stepped => stepped?,
         };

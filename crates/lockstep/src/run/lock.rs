@@ -119,8 +119,8 @@ impl RunLock {
                     None => ("another process".to_owned(), String::new()),
                 };
                 bad_input!(
-                    "{root} is in use: {who} is writing to it. Wait until it has ended, or stop it{kill} and resume it \
-                     with --resume {root}, or choose another directory with --out{more}"
+                    "{root} is in use: {who} is writing to it. Wait until that process has ended, or stop it{kill} and \
+                     resume it with --resume {root}, or choose another directory with --out{more}"
                 )
             }
         };
@@ -266,14 +266,14 @@ mod tests {
         let machine = |pid| own(Owner { pid, boot: "b".to_owned(), host: "there".to_owned(), ..here.clone() });
         let rows: Vec<(&str, String, bool, bool)> = vec![
             ("this process, with its lock", own(here.clone()), true, true),
-            ("this process, which has let it go", own(here.clone()), false, false),
+            ("this process, after releasing the lock", own(here.clone()), false, false),
             ("a living process of another container", container(gone), true, true),
-            ("the same, with the number of a process here", container(1), true, true),
-            ("a killed one of another container", container(gone), false, false),
-            ("a killed one whose number a process has here", container(1), false, false),
-            ("a killed one whose number this process has", container(here.pid), false, false),
+            ("the same, with the PID of a process here", container(1), true, true),
+            ("a killed process of another container", container(gone), false, false),
+            ("a killed process whose PID a process has here", container(1), false, false),
+            ("a killed process whose PID this process has", container(here.pid), false, false),
             ("a killed process", own(Owner { pid: gone, ..here.clone() }), false, false),
-            ("a later process with its number", own(Owner { started: Some(1), ..here.clone() }), false, false),
+            ("a later process with its PID", own(Owner { started: Some(1), ..here.clone() }), false, false),
             ("another machine, whose locks are seen", machine(gone), true, true),
             ("another machine, whose locks may not be seen", machine(1), false, true),
             ("an older version, this machine", older(here.pid, &here.host), false, false),

@@ -166,7 +166,7 @@ impl Models {
         let record = RunRecord::read(&run.record()).unwrap_or_default();
         let unchecked = (resumes && record.model.is_empty()).then(|| {
             format!(
-                "{} is missing or does not record the run's first model, so it is not checked that {} is the same",
+                "{} is missing or does not record the run's first model, so there is no check that {} is the same",
                 run.record().display(),
                 dir.display()
             )
@@ -175,7 +175,7 @@ impl Models {
         let older = older.then(|| {
             format!(
                 "{} is from an older version, which recorded no hashes of chat templates and tokenizer settings, so \
-                 changes of these are not noticed; from now on they are recorded, with the date of the prompts",
+                 changes to them go unnoticed; from now on they are recorded, with the date of the prompts",
                 run.record().display()
             )
         });
@@ -296,8 +296,8 @@ pub fn other_build(run: &RunDir) -> Option<String> {
         Some(before) => match before.is_same(&here) {
             Some(true) => None,
             Some(false) => Some(format!(
-                "the run is resumed by another build: {before} trained it so far, and this is {here}. The same bits \
-                 are promised only for one build; docs/versions.md lists the changes between versions"
+                "the run is resumed by another build: {before} trained it so far, and this is {here}. Identical bits \
+                 are promised only within one build; docs/versions.md lists the changes between versions"
             )),
             None if before == &here => None,
             None => Some(format!(
@@ -311,7 +311,7 @@ pub fn other_build(run: &RunDir) -> Option<String> {
 pub fn check_command(run: &RunDir, command: &str) -> anyhow::Result<()> {
     match RunRecord::read(&run.record()) {
         Ok(record) if !record.kind.is_empty() && record.kind != command => Err(BadInput::new(format!(
-            "{} is a run of `lockstep {}`: resume it with this command, not with `lockstep {command}`",
+            "{} is a run of `lockstep {}`: resume it with that command, not with `lockstep {command}`",
             run.root().display(),
             record.kind
         ))),

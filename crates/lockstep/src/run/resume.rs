@@ -92,7 +92,7 @@ fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
     let Some(named_run) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
     if named_run.canonicalize().is_ok_and(|named_run| named_run != root) {
         bad_input!(
-            "{}: a link leads out of the run {} to {}: name the checkpoint by a path in its own run",
+            "{}: a link leads out of the run {} to {}. Give the checkpoint's path inside its own run",
             named.display(),
             named_run.display(),
             root.display()
@@ -141,8 +141,8 @@ pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, 
     if !same && !config.allow_other_isa {
         let began = state.arithmetic.as_deref().unwrap_or("an older version's formula");
         return Err(BadInput::new(format!(
-            "the run's matmuls are {began} on {0}, but here they would be {arithmetic} on {isa}, with other bits. Set \
-             LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to resume with {isa}",
+            "the run's matmuls are {began} on {0}, but here they would be {arithmetic} on {isa}, with different bits. \
+             Set LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to resume with {isa}",
             state.isa
         )));
     }
@@ -328,8 +328,8 @@ mod tests {
         let older = refused(check(&state(|_| ()), &config));
         let words = |began: &str| {
             format!(
-                "the run's matmuls are {began} on another, but here they would be {own} on {isa}, with other bits. Set \
-                 LOCKSTEP_ISA=another if this machine has it, or allow_other_isa = true to resume with {isa}"
+                "the run's matmuls are {began} on another, but here they would be {own} on {isa}, with different bits. \
+                 Set LOCKSTEP_ISA=another if this machine has it, or allow_other_isa = true to resume with {isa}"
             )
         };
         assert_eq!(older, words("an older version's formula"));

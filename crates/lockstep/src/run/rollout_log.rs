@@ -66,7 +66,7 @@ impl RolloutLog {
     fn end(&mut self, why: &str) {
         self.ended = true;
         let path = self.log.path().display();
-        self.note = Some(format!("{path}: {why}; from here on no rollouts are recorded, and the run continues"));
+        self.note = Some(format!("{path}: {why}; the run continues without recording rollouts"));
     }
 
     fn failed(&self, action: &'static str) -> impl FnOnce(io::Error) -> Error + use<> {
@@ -110,8 +110,8 @@ impl Sink for RolloutLog {
         let path = self.log.path().display().to_string();
         if recorded > there {
             return Ok(Some(format!(
-                "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and has {there}; the run \
-                 resumes with the remaining groups"
+                "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and now has {there}; the \
+                 run resumes with the remaining groups"
             )));
         }
         let failed = self.failed("truncate");

@@ -62,8 +62,8 @@ impl RunDir {
         }
         if let Some(name) = in_the_way(root) {
             return Err(BadInput::new(format!(
-                "output_dir {} is not a run (it has no config.toml), and has `{name}`, a name that a run gives to its \
-                 own files and may replace or delete; move it, or give another --out",
+                "output_dir {} is not a run (it has no config.toml), and has `{name}`, which is also the name of a \
+                 run's own file and could be replaced or deleted; move it, or give another --out",
                 root.display()
             )));
         }
@@ -172,17 +172,16 @@ impl RunDir {
     pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
         let root = self.root.display();
         if !self.root.is_dir() {
-            anyhow::bail!("{root}, the run's directory, is gone: was it moved or deleted? Nothing is written any more");
+            anyhow::bail!("{root}, the run's directory, is gone: was it moved or deleted? Nothing more is written");
         }
         let mut notes = Vec::new();
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.as_ref().is_some_and(|lock| !lock.is_in_place(&self.root)) {
             // This error does not become a `BadInput`, since this run's input was valid.
-            let new = RunLock::take(&self.root).map_err(|e| {
-                anyhow::anyhow!("{root}/{} was deleted while this process held it: {}", lock::FILE, paragraph(&e))
-            })?;
+            let new = RunLock::take(&self.root)
+                .map_err(|e| anyhow::anyhow!("{root}/{} was deleted during the run: {}", lock::FILE, paragraph(&e)))?;
             *lock = Some(new);
-            notes.push(format!("{root}/{} was deleted while this process held it: it is locked again", lock::FILE));
+            notes.push(format!("{root}/{} was deleted during the run: the run is locked again", lock::FILE));
         }
         for (path, bytes) in self.written.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             if !path.exists() {
@@ -266,10 +265,10 @@ fn make(dir: &Path) -> anyhow::Result<()> {
     disk::create_dir_all(dir).map_err(|e| match e.kind() {
         AlreadyExists | InvalidFilename | InvalidInput | NotADirectory | NotFound | PermissionDenied
         | ReadOnlyFilesystem => {
-            BadInput::new(format!("cannot make {}: {e}. Give another directory with --out", dir.display()))
+            BadInput::new(format!("cannot create {}: {e}. Give another directory with --out", dir.display()))
         }
         // The disk is full or broken.
-        _ => anyhow::anyhow!("cannot make {}: {e}", dir.display()),
+        _ => anyhow::anyhow!("cannot create {}: {e}", dir.display()),
     })
 }
 
@@ -337,8 +336,8 @@ mod tests {
             );
         }
         fs::write(at("record.json"), "").unwrap();
-        let words = "output_dir DIR is not a run (it has no config.toml), and has `record.json`, a name that a run \
-                     gives to its own files and may replace or delete; move it, or give another --out";
+        let words = "output_dir DIR is not a run (it has no config.toml), and has `record.json`, which is also the \
+                     name of a run's own file and could be replaced or deleted; move it, or give another --out";
         assert_eq!(refused(dir.path()), words);
         fs::write(at("config.toml"), "").unwrap();
         assert_eq!(
@@ -394,7 +393,7 @@ mod tests {
         fs::remove_file(root.join(lock::FILE)).unwrap();
         let place = root.display();
         let notes = [
-            format!("{place}/run.lock was deleted while this process held it: it is locked again"),
+            format!("{place}/run.lock was deleted during the run: the run is locked again"),
             format!("{place}/config.toml was deleted during the run: it is written again"),
         ];
         assert_eq!(run.clone().check().unwrap(), notes);
@@ -406,7 +405,7 @@ mod tests {
         drop(other);
         fs::remove_dir_all(&root).unwrap();
         let gone = run.check().unwrap_err().to_string();
-        let words = "the run's directory, is gone: was it moved or deleted? Nothing is written any more";
+        let words = "the run's directory, is gone: was it moved or deleted? Nothing more is written";
         assert_eq!(gone, format!("{place}, {words}"));
     }
 }

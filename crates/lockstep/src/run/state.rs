@@ -125,7 +125,7 @@ impl RunState {
             bytes.strip_prefix(CHECKSUM.as_bytes()).and_then(|rest| rest.split_at_checked(16))
             && model::io::checksum(&[b"{", rest.get(2..).unwrap_or_default()].concat()).as_bytes() != checksum
         {
-            return Err(damaged(&"it does not have the checksum (XXH3) that was written with it"));
+            return Err(damaged(&"its checksum (XXH3) does not match"));
         }
         let Format { format } = serde_json::from_slice(&bytes).map_err(|e| damaged(&e))?;
         if !(OLDEST..=FORMAT).contains(&format) {
@@ -221,7 +221,7 @@ mod foreign {
         let again = RunState::read(dir.path()).unwrap();
         assert_eq!(serde_json::to_value(&again).unwrap(), serde_json::to_value(&state).unwrap());
         let damaged = format!("{} is damaged: ", path.display());
-        let checksum = "it does not have the checksum (XXH3) that was written with it";
+        let checksum = "its checksum (XXH3) does not match";
         for at in [CHECKSUM.len(), CHECKSUM.len() + 15, CHECKSUM.len() + 20, bytes.len() - 2, bytes.len() - 1] {
             let mut other = bytes.clone();
             other[at] ^= 1;

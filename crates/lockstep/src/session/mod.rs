@@ -99,7 +99,7 @@ impl Run {
         }
         let resolved = Layers { purpose, config: Some(config), ..Layers::default() }.resolve()?;
         let Some(out) = resolved.config.output_dir.clone() else {
-            return Err(BadInput::new("`output_dir` is missing: set the run's directory"));
+            return Err(BadInput::new("`output_dir` is missing: set it to the run's directory"));
         };
         let dir = RunDir::fresh(&out)?;
         Run::resolved(purpose, resolved, dir, ResumeFrom::Nothing, options)

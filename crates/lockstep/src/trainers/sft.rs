@@ -217,9 +217,8 @@ fn kept(
     }
     if rows.prompts_differ > 0 {
         sinks.info(&format!(
-            "{name}: {}: the prompt alone ends with other tokens than before its completion (a token spans the \
-             boundary, or the chat template renders it differently). As in TRL, the completion begins where the tokens \
-             differ",
+            "{name}: {}: the prompt's last tokens differ with and without its completion (a token spans the boundary, \
+             or the chat template renders it differently). As in TRL, the completion begins where the tokens differ",
             counted(rows.prompts_differ, "row")
         ));
     }

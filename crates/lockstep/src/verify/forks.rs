@@ -153,7 +153,7 @@ fn a_run_resumed_from_an_older_checkpoint_can_be_proven_and_forked() {
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
     let report = verified(&root);
     assert!(report.difference.is_none());
-    let why = "steps 1 to 3: the configuration was changed after step 2, which has no checkpoint any more";
+    let why = "steps 1 to 3: the configuration was changed after step 2, whose checkpoint no longer exists";
     assert_eq!(report.not_verified, [why]);
     let error = forked(dir.path(), "run", 3, "late", |_| {}).err().map(|error| error.to_string());
     assert!(error.is_none(), "{error:?}");

@@ -66,7 +66,7 @@ impl RecordedRun {
         let here = ctx.arithmetic(config.dtype.dtype());
         if !record.arithmetic.is_empty() && record.arithmetic != here {
             return missing(format!(
-                "the run's matmuls are {} on {}, but here they would be {here} on {}, with other bits. Set \
+                "the run's matmuls are {} on {}, but here they would be {here} on {}, with different bits. Set \
                  LOCKSTEP_ISA={} if this machine has it",
                 record.arithmetic,
                 record.isa,
@@ -191,7 +191,7 @@ impl RecordedRun {
             // The replay still compares the prompts' tokens.
             None => (options.say)(&format!(
                 "{} is from an older version, which recorded no hashes of chat templates and tokenizer settings, so \
-                 changes of these are not noticed",
+                 changes to them go unnoticed",
                 self.dir.record().display()
             )),
         }
@@ -295,7 +295,7 @@ impl RecordedRun {
         let [first, later] = [interval.from + 1, interval.to].map(|step| self.starts_of(step).len());
         let starts = &self.record.starts;
         if let Some((step, _)) = changes(&starts[..later]).find(|(_, start)| *start >= first) {
-            return Err(format!("the configuration was changed after step {step}, which has no checkpoint any more"));
+            return Err(format!("the configuration was changed after step {step}, whose checkpoint no longer exists"));
         }
         let mut config = self.config().clone();
         undo(&mut config, &lines(&starts[later..]))?;

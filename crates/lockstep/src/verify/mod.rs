@@ -96,7 +96,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     let all = run.intervals(report);
     if all.is_empty() {
         return missing(format!(
-            "{} has no two states to replay between: this needs checkpoints (save_strategy, save_steps, \
+            "{} has fewer than two states to replay between: this needs checkpoints (save_strategy, save_steps, \
              save_total_limit)",
             run.dir.root().display()
         ));

@@ -61,8 +61,8 @@ fn a_path_that_exists_only_in_the_working_directory_is_refused() {
     let working = std::env::current_dir().unwrap();
     let words = format!(
         "{0}/c.toml: `model_name_or_path` = Cargo.toml: paths in a file are relative to the file's directory, and \
-         {0}/Cargo.toml does not exist, but the working directory has one: write {1}/Cargo.toml, or set the key on the \
-         command line",
+         {0}/Cargo.toml does not exist, but Cargo.toml exists in the working directory: write {1}/Cargo.toml, or set \
+         the key on the command line",
         dir.path().display(),
         working.display()
     );
@@ -111,8 +111,8 @@ fn an_adapters_directory_sets_the_adapter_keys() {
         ("lora_r", "8", "4", ""),
         ("lora_alpha", "4.0", "6.0", ""),
         ("use_rslora", "false", "true", ""),
-        ("lora_dropout", "0.0", "0.25", " (disable_dropout = true trains without)"),
-        ("use_peft", "false", "true", "; to train all weights, make one model of it with `lockstep merge`"),
+        ("lora_dropout", "0.0", "0.25", " (disable_dropout = true trains without dropout)"),
+        ("use_peft", "false", "true", "; to train all weights, merge the adapter into its base with `lockstep merge`"),
     ] {
         let error = with(dir.path(), Purpose::Grpo, &[(key, value)]).unwrap_err();
         let words = format!(

@@ -144,12 +144,12 @@ fn a_row_with_media_is_refused_with_its_line_in_every_kind_of_run() {
 #[test]
 fn the_error_of_a_media_column_suggests_renaming_it_for_rewards() {
     let row = json!({"prompt": "a", "image": "x.png"});
-    let words = "d.jsonl, line 2: `image` = \"x.png\", but models here read only text: remove the row or the column. \
-                 If only reward functions need it, rename it, as in columns = { my_image = \"image\" }";
+    let words = "d.jsonl, line 2: `image` = \"x.png\", but Lockstep's models read only text: remove the row or the \
+                 column. If only reward functions need it, rename it, as in columns = { my_image = \"image\" }";
     assert_eq!(read(Kind::Online, &row, &[]).unwrap_err(), words);
     let parts = json!({"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}]});
-    let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, but models here read only text: \
-                 remove the part or the row";
+    let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, but Lockstep's models read only \
+                 text: remove the part or the row";
     assert_eq!(read(Kind::Online, &parts, &[]).unwrap_err(), words);
     // The first row does not have the column.
     let error = read(Kind::Online, &row, &[("my_image", "image")]).unwrap_err();

@@ -205,9 +205,8 @@ fn margins_are_read_and_missing_columns_named() {
     assert_eq!(texts, [["a", "b<e>", "<e>"].map(str::to_owned)], "an empty answer is the end token alone");
     refused(
         "{\"prompt\": \"a\", \"chosen\": \"b\"}",
-        &["line 1: no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have \
-             `prompt` \
-             and `margin`; here are `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
+        &["line 1: no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have `prompt` and \
+             `margin`; the row has `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
     );
     refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a string"]);
     // With a null prompt, the common beginning of both answers is the prompt.
@@ -255,7 +254,7 @@ fn solutions_that_form_no_pair_are_skipped_or_refused() {
     let both = json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "r")});
     assert_eq!(solve(&both.to_string(), "train"), None);
     let split = solve(&both.to_string(), "dev");
-    let words = ", line 1: task gsm8k_solutions has the splits train and test, and no split dev";
+    let words = ", line 1: task gsm8k_solutions has the splits train and test, but no split dev";
     assert_eq!(split.as_deref(), Some(words));
 }
 

@@ -40,7 +40,7 @@ fn the_files_of_a_split_are_found() {
     assert_eq!(
         found(&dir, None, "test").unwrap_err(),
         "DIR has no file of split `test`; it has: a/train/0.jsonl, dev.jsonl, train-1.jsonl, train.jsonl, \
-         train_2.jsonl, training.jsonl (dataset_split, eval_dataset_split and dataset_config choose)"
+         train_2.jsonl, training.jsonl (chosen by dataset_split, eval_dataset_split and dataset_config)"
     );
     // A file of any of these names marks the directory as split.
     for name in ["train", "test", "validation", "dev"] {
@@ -62,8 +62,8 @@ fn the_files_of_a_configuration_are_found_in_subdirectories() {
     let split = directory(&[("main/train.jsonl", ""), ("other/test.jsonl", "")]);
     assert_eq!(
         found(&split, Some("main"), "test").unwrap_err(),
-        "DIR has no file of split `test` of configuration `main`; it has: main/train.jsonl (dataset_split, \
-         eval_dataset_split and dataset_config choose)"
+        "DIR has no file of split `test` of configuration `main`; it has: main/train.jsonl (chosen by dataset_split, \
+         eval_dataset_split and dataset_config)"
     );
     // Files three directories down are found, those four directories down are not.
     let deep = directory(&[("a/b/c/3.jsonl", ""), ("a/b/c/d/4.jsonl", "")]);
@@ -155,7 +155,7 @@ fn files_are_read_in_order_up_to_the_limit() {
     assert!(message(&directory(&[("2.json", "\n{\"prompt\": 4}\n")])).starts_with("DIR/2.json, line 2: "));
     assert!(message(&directory(&[("2.jsonl", "{\"prompt\": 4}\n")])).starts_with("DIR/2.jsonl, line 1: "));
     let empty = directory(&[("1.jsonl", "\n")]);
-    assert_eq!(message(&empty), "the dataset DIR is empty: it has no row");
+    assert_eq!(message(&empty), "the dataset DIR is empty: it has no rows");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn rows_in_memory_are_counted_and_hashed() {
     assert_eq!(data.hash, sha256(b"{\"prompt\":\"a\"}\n{\"prompt\":\"b\",\"x\":1}\n"));
     assert!(of(None).load().unwrap_err().to_string().starts_with("memory, row 3: `prompt`: "));
     let none = DatasetSpec { rows: Some(Rows::try_from(vec![]).unwrap()), ..of(None) };
-    assert_eq!(none.load().unwrap_err().to_string(), "the dataset memory is empty: it has no row");
+    assert_eq!(none.load().unwrap_err().to_string(), "the dataset memory is empty: it has no rows");
     let refused = Rows::try_from(vec![json!({}), json!(3)]).unwrap_err();
     assert_eq!(refused.to_string(), "row 2 is not a JSON object such as {\"prompt\": \"…\"}: 3");
     let stop = StopSignal::new();

@@ -41,7 +41,7 @@ fn each_function_of_the_caller_must_be_named_once() {
     let found = named(&["function:y", "unique_chars", "function:x"], both()).unwrap();
     let expected = [("y", Owner::Caller), ("unique_chars", Owner::Configuration), ("x", Owner::Caller)];
     assert_eq!(found, expected.map(|(name, owner)| (name.to_owned(), owner)));
-    let own = "reward function:z is a function of another program: start the run from that program";
+    let own = "reward function:z must be passed by the calling program: start the run from that program";
     assert_eq!(named(&["function:z"], both()).unwrap_err(), own);
     let left = "the program passes the function `x`, but reward_funcs has no \"function:x\" (or two functions have \
         this name)";

@@ -172,8 +172,8 @@ pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
     }
     if version != VERSION {
         return Err(WireError::new(format!(
-            "the record has version {version} of the layout, but this program reads version {VERSION}: use {}",
-            if version > VERSION { "a newer one" } else { "the one that wrote it" }
+            "the record has layout version {version}, but this program reads version {VERSION}: use {}",
+            if version > VERSION { "a newer one" } else { "the program that wrote the record" }
         )));
     }
     let length = u32::from_le_bytes(header[4..8].try_into().expect("four bytes"));

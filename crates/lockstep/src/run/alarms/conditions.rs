@@ -35,7 +35,7 @@ macro_rules! conditions {
 
 conditions! {
     TRUNCATED "truncated" 0.95 3 Generation
-        "a higher max_completion_length; a warm-up (sft) that teaches the model to end; the right eos token";
+        "a higher max_completion_length; a warm-up (sft) that teaches the model to stop; the right eos token";
     ZERO_VARIANCE "zero_variance" 0.9 3 Generation
         "prompts that the model solves sometimes; a reward with partial credit; more num_generations; dynamic_sampling";
     NOTHING_LEARNED "nothing_learned" 1.0 1 Step
@@ -45,28 +45,29 @@ conditions! {
         "the model's vocabulary is larger than the tokenizer's: the right tokenizer, or a warm-up (sft) after which \
          the model does not sample such tokens";
     DIVERGED "diverged" 3.0 3 Step
-        "a lower learning_rate; longer warm-up; max_grad_norm; resume from a checkpoint before it began";
+        "a lower learning_rate; longer warm-up; max_grad_norm; resume from a checkpoint before the divergence";
     MARGIN "margin" 100.0 3 Step
         "a lower learning_rate; a higher beta, which keeps the policy near the reference; fewer epochs";
     ENTROPY "entropy_collapse" 0.1 5 Step
         "a lower learning_rate; epsilon_high = 0.28; an entropy bonus (entropy_coef); a higher temperature";
     KL "kl_blow_up" 1.0 3 Step
-        "a lower learning_rate; a higher beta (kl_coef); resume from a checkpoint before it began";
+        "a lower learning_rate; a higher beta (kl_coef); resume from a checkpoint before the KL divergence rose";
     STALE_REFERENCE "stale_reference" 0.3 3 Step
         "ref_model = the model from which the run begins, or ref_model unset; beta (kl_coef) = 0 if the reference \
          should be another model";
     GRAD_NORM "grad_norm" 10.0 3 Step
-        "a lower learning_rate or max_grad_norm; longer warm-up; read the completions of the step where it began";
+        "a lower learning_rate or max_grad_norm; longer warm-up; read the completions of the alarm's first step";
     NOT_FINITE "not_finite" 1.0 1 Step
         "the step was skipped: a lower learning_rate; dtype = \"f32\"; a reward without extreme values";
     UNSCORED "unscored" 0.05 1 Generation
-        "nothing is learned from them: find out with `lockstep score-rewards` why the reward cannot score them";
+        "nothing is learned from unscored completions: use `lockstep score-rewards` to find out why the reward cannot \
+         score them";
     CONSTANT "constant_reward" 1e-8 10 Generation
         "a reward that is equal for all completions teaches nothing: try it with `lockstep score-rewards`, or remove \
          it";
     NO_ANSWER "no_answer" 0.9 3 Generation
-        "the form is not learned yet, or the prompt does not ask for it: a prompt that describes the form; a warm-up \
-         (sft); an additional reward for the form; less `strict`";
+        "the model has not learned the format yet, or the prompt does not ask for it: a prompt that describes the \
+         format; a warm-up (sft); an additional reward for the format; less `strict`";
     OVERFLOW "reward_overflow" 1.0 1 Generation
         "scores of this size have no finite deviation, and so no advantage: scale the reward";
     NOISE "reward_is_noise" 4.0 5 Generation
@@ -97,13 +98,13 @@ conditions! {
     TIMED_OUT "reward_timed_out" 1.0 1 Generation
         "a longer timeout_s; smaller batches (by_group = true); a faster reward";
     CRASHED "reward_crashed" 1.0 1 Generation
-        "the message names the cause, for a program with the last lines of its standard error; run the reward alone \
+        "the message gives the cause (for a program, with the last lines of its standard error); run the reward alone \
          with `lockstep score-rewards`";
     BAD_ANSWER "reward_bad_answer" 1.0 1 Generation
         "the output must be one JSON line with a number or null per completion; print debugging output to standard \
          error";
     GIVEN_UP "reward_given_up" 1.0 1 Generation
-        "it is not called any more: fix it and resume (--resume), or raise max_restarts";
+        "the reward is no longer called: fix it and resume (--resume), or raise max_restarts";
     BAD_DATA "reward_bad_data" 1.0 1 Generation
         "the dataset's column lacks what the reward compares with: fix these rows, or set another column";
     NOT_A_NUMBER "reward_not_finite" 1.0 1 Generation

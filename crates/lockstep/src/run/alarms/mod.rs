@@ -330,9 +330,9 @@ impl History {
                 && !dependence.rises()
             {
                 let evidence = format!(
-                    "of {completions} completions in {generations} generations nothing correlates with the score: \
-                     neither length, repetition, log-probability nor any token (at most {strongest:.1} standard \
-                     deviations of chance), and it does not rise"
+                    "in {completions} completions of {generations} generations, nothing correlates with the score: not \
+                     length, repetition, log-probability or any token (at most {strongest:.1} standard deviations of \
+                     chance), and the score does not rise"
                 );
                 seen.push(Detection::new(&conditions::NOISE, evidence).about_reward(signs, k));
             }
@@ -366,8 +366,8 @@ impl History {
         let Some(correlation) = signs.length_and_total() else { return };
         if correlation >= conditions::LENGTH_PAID.threshold {
             let evidence = format!(
-                "nearly all completions are truncated, so tokens do not show it, but the reward goes with the length \
-                 in characters (correlation {correlation:.2} within groups)"
+                "nearly all completions are truncated, so lengths in tokens do not show it, but the reward grows with \
+                 the length in characters (correlation {correlation:.2} within groups)"
             );
             seen.push(Detection::new(&conditions::LENGTH_PAID, evidence).showing(signs.rows()));
         }
@@ -450,8 +450,9 @@ impl History {
             let Some((share, elsewhere)) = share(such.len(), winners.len()).zip(elsewhere) else { continue };
             if winners.len() >= FEWEST_WINNERS && share >= condition.threshold && share >= 2.0 * elsewhere {
                 let (share, elsewhere) = (share * 100.0, elsewhere * 100.0);
-                let evidence =
-                    format!("of the completions that earn most {share:.0} % {words}, of the others {elsewhere:.0} %");
+                let evidence = format!(
+                    "{share:.0} % of the completions that earn most {words}, and {elsewhere:.0} % of the others"
+                );
                 seen.push(Detection::new(condition, evidence).showing(such));
             }
         }
@@ -468,7 +469,7 @@ impl History {
         let share = rows.len() as f64 / winners.len() as f64;
         if prompts(&rows) > 1 && winners.len() > FEWEST_WINNERS && share >= conditions::ONE_TEXT_WINS.threshold {
             let evidence = format!(
-                "of the completions that earn most {:.0} % are the same text, for {} different prompts",
+                "{:.0} % of the completions that earn most are the same text, for {} different prompts",
                 share * 100.0,
                 prompts(&rows)
             );

@@ -34,7 +34,7 @@ fn zero_variance(share: Option<f64>, measured: &Measured<'_>) -> Option<Detectio
 /// A step without any token in the loss.
 pub(super) fn all_masked(sequences: u64, values: &BTreeMap<String, f64>) -> Detection {
     let why = match values.get("completions/clipped_ratio") {
-        Some(share) if *share >= 1.0 => ": all were cut at max_completion_length",
+        Some(share) if *share >= 1.0 => ": all were truncated at max_completion_length",
         _ => "",
     };
     let evidence = format!(
@@ -89,10 +89,10 @@ impl History {
             }
             let first = mean(self.entropies.iter().map(|e| e.0)).filter(|_| known);
             if let Some(first) = first.filter(|first| entropy < conditions::ENTROPY.threshold * first) {
-                let evidence = format!("the entropy of a token is {entropy:.3} nats; it began with {first:.3}");
+                let evidence = format!("the entropy of a token is {entropy:.3} nats; it began at {first:.3}");
                 seen.push(Detection::new(&conditions::ENTROPY, evidence));
             } else if entropy < CERTAIN {
-                let evidence = format!("the entropy of a token is {entropy:.5} nats: nothing but one text is sampled");
+                let evidence = format!("the entropy of a token is {entropy:.5} nats: only one text is sampled");
                 seen.push(Detection::new(&conditions::ENTROPY, evidence));
             }
         }
@@ -100,7 +100,7 @@ impl History {
         if let (None, Some(logp)) = (value("entropy"), value("logprob_p10").filter(|logp| *logp > -CERTAIN)) {
             let evidence = format!(
                 "no group teaches anything, and nine of ten tokens were drawn with a log-probability above {logp:.5}: \
-                 nothing but one text is sampled"
+                 only one text is sampled"
             );
             seen.push(Detection::new(&conditions::ENTROPY, evidence));
         }
@@ -120,8 +120,8 @@ impl History {
         let far = |kl: &f64| *kl >= conditions::STALE_REFERENCE.threshold;
         if let (Some(first), Some(kl)) = (self.first_kl.map(|kl| kl.0).filter(far), kl.filter(far)) {
             let evidence = format!(
-                "before it had learned anything, the policy was already {first:.3} nats per token from the reference \
-                 model, and it is now {kl:.3} from it: the run is pulled towards another model than it began with"
+                "in the first step, the policy was already {first:.3} nats per token from the reference model, and now \
+                 it is {kl:.3} nats away: the run is pulled towards a model that it did not start from"
             );
             seen.push(Detection::new(&conditions::STALE_REFERENCE, evidence));
         }
@@ -131,7 +131,7 @@ impl History {
             let median = norms.get(norms.len() / 2).copied().filter(|_| norms.len() * 2 >= REMEMBERED);
             if let Some(median) = median.filter(|median| norm > conditions::GRAD_NORM.threshold * median) {
                 let evidence =
-                    format!("the gradient's norm is {norm:.3}; the median of the steps before is {median:.3}");
+                    format!("the gradient's norm is {norm:.3}; the median of the previous steps is {median:.3}");
                 seen.push(Detection::new(&conditions::GRAD_NORM, evidence));
             }
             remember(&mut self.grad_norms, Bits64(norm));
@@ -151,10 +151,10 @@ impl History {
             }
             let first = mean(self.losses.iter().map(|loss| loss.0)).filter(|first| known && *first > 0.0);
             if value("grad_norm") == Some(0.0) && loss > LEARNED {
-                let evidence = format!("the gradient is exactly 0 (loss {loss:.4}): the model does not learn any more");
+                let evidence = format!("the gradient is exactly 0 (loss {loss:.4}): the model no longer learns");
                 seen.push(Detection::new(&conditions::DIVERGED, evidence));
             } else if let Some(first) = first.filter(|first| loss > conditions::DIVERGED.threshold * first) {
-                let evidence = format!("the loss is {loss:.4}; it began with {first:.4}");
+                let evidence = format!("the loss is {loss:.4}; it began at {first:.4}");
                 seen.push(Detection::new(&conditions::DIVERGED, evidence));
             }
         }

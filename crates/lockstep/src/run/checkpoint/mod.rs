@@ -143,7 +143,7 @@ fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
 pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     let Some(list) = FileList::read(dir).or_bad_input()? else {
         return Ok(Some(format!(
-            "{} has no {FILE_LIST} (older versions wrote none), so it is not checked that all files belong to the same \
+            "{} has no {FILE_LIST} (older versions wrote none), so there is no check that all files belong to the same \
              step",
             dir.display()
         )));
@@ -324,7 +324,7 @@ mod tests {
         assert!(crate::error::is_bad_input(&check(&checkpoint).unwrap_err()));
         fs::remove_file(checkpoint.join(FILE_LIST)).unwrap();
         let place = checkpoint.display();
-        let unlisted = "(older versions wrote none), so it is not checked that all files belong to the same step";
+        let unlisted = "(older versions wrote none), so there is no check that all files belong to the same step";
         assert_eq!(check(&checkpoint).unwrap(), Some(format!("{place} has no {FILE_LIST} {unlisted}")));
         let other = with_state(&run, 4);
         let error = check(&other).unwrap_err().to_string();

@@ -121,8 +121,8 @@ pub const ALL: &[Rule] = &[
         id: "zero_spread",
         says: "Most groups teach nothing: all of their rewards are equal.",
         remedy: "prompts that the model solves sometimes; a reward with partial credit; more num_generations; \
-                 dynamic_sampling; if rewards vary and only their sums are equal (the alarm zero_variance says so), \
-                 other reward_weights",
+                 dynamic_sampling; if rewards vary and only their sums are equal (see the alarm zero_variance), other \
+                 reward_weights",
         holds: zero_spread,
         gain_s: UNKNOWN,
     },

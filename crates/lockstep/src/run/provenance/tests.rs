@@ -99,7 +99,7 @@ fn a_resumed_run_with_another_model_is_refused() {
     let config = place.config();
     let missing = place.hashed(&config, Purpose::Sft, true).unwrap();
     let words = format!(
-        "{} is missing or does not record the run's first model, so it is not checked that {} is the same",
+        "{} is missing or does not record the run's first model, so there is no check that {} is the same",
         place.run.record().display(),
         place.at("model").display()
     );
@@ -263,7 +263,7 @@ fn a_run_of_another_command_is_not_resumed() {
     assert!(check_command(&place.run, "dpo").is_ok());
     let error = check_command(&place.run, "sft").unwrap_err();
     let root = place.run.root().display();
-    let words = format!("{root} is a run of `lockstep dpo`: resume it with this command, not with `lockstep sft`");
+    let words = format!("{root} is a run of `lockstep dpo`: resume it with that command, not with `lockstep sft`");
     assert_eq!((is_bad_input(&error), error.to_string()), (true, words));
     let unnamed = RunRecord { kind: String::new(), ..RunRecord::read(&place.run.record()).unwrap() };
     fs::write(place.run.record(), unnamed.to_bytes().unwrap()).unwrap();

@@ -276,7 +276,7 @@ fn a_worker_with_unreadable_answers_is_expelled() {
     found(Lie::Rubbish, 0, &["its answer to the job of group ", "cannot be read"]);
     found(Lie::Columns, 1, &["its answer to the job of group ", "lacks a column that its sampling"]);
     found(Lie::Empty, 0, &["its answer to the job of group ", "cannot be read: 0 bytes are not a record"]);
-    found(Lie::Vocabulary, 1, &["its answer to the job of group ", "has the token 40, and the vocabulary has 40"]);
+    found(Lie::Vocabulary, 1, &["its answer to the job of group ", "has the token 40, but the vocabulary has 40"]);
     found(Lie::Version, 2, &["its answer to the job of group ", "was sampled by weights of version 1, not 0"]);
     found(Lie::Group, 0, &["its answer to the job of group ", "cannot be read: the answer belongs to another job"]);
 }

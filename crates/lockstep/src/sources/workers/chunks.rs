@@ -90,7 +90,7 @@ impl Chunks {
             }
         };
         if answer.group.is_unfinished() != result.answer.more {
-            return Err("it contradicts itself about being continued".to_owned());
+            return Err("it is inconsistent about whether it continues".to_owned());
         }
         if GroupAnswer::fingerprint(&answer.group) != result.answer.fingerprint {
             return Err("its fingerprint does not match its tokens".to_owned());
@@ -102,7 +102,7 @@ impl Chunks {
             };
             if let Some(id) = completion.ids.iter().chain(top).find(|id| **id as usize >= self.vocabulary) {
                 let vocabulary = self.vocabulary;
-                return Err(format!("completion {place} has the token {id}, and the vocabulary has {vocabulary}"));
+                return Err(format!("completion {place} has the token {id}, but the vocabulary has {vocabulary}"));
             }
         }
         Ok(Link { job, answer })

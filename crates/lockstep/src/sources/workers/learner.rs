@@ -245,8 +245,8 @@ impl Fleet {
             } else if self.gave_up || lonely_since.elapsed() > LONELY_TIMEOUT {
                 if !std::mem::replace(&mut self.gave_up, true) {
                     warn(
-                        "no worker is left for the results that a checkpoint of this step needs: a resume repeats the \
-                         steps since the last checkpoint, whose batches are on disk",
+                        "no worker is left to compute the results that a checkpoint of this step needs: a resumed run \
+                         repeats the steps since the last checkpoint, whose batches are on disk",
                     );
                 }
                 return Err(Stopped.into());

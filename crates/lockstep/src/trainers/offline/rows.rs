@@ -92,9 +92,9 @@ impl RowsState {
         let began: RowsState = serde_json::from_value(state)?;
         Ok((began != *self).then(|| {
             format!(
-                "{name}: the rows have other tokens than when the run began: the tokenizer, the chat template or a key \
-                 that affects them has changed. The run continues with the new tokens; restore the old files for the \
-                 old tokens"
+                "{name}: the tokens of the rows have changed since the run began: the tokenizer, the chat template or \
+                 a key that affects them has changed. The run continues with the new tokens; restore the old files for \
+                 the old tokens"
             )
         }))
     }

@@ -62,7 +62,7 @@ fn a_resumed_run_reports_changed_tokens_of_its_rows() {
     ];
     for other in others {
         let words = RowsState::of(&other).differs_from(written(), "d").unwrap().expect("it differs");
-        assert!(words.starts_with("d: the rows have other tokens than when the run began"), "{words}");
+        assert!(words.starts_with("d: the tokens of the rows have changed since the run began"), "{words}");
     }
     // The hash does not depend on the end of the prompt.
     assert_eq!(RowsState::of(&[sample(&[1], &[2, 3, 4], &[false, false, true]), rows[1].clone()]), state);

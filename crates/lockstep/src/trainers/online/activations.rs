@@ -19,11 +19,14 @@ pub(super) fn refusal(builder: &Builder<'_>, inputs: PartInputs<'_>) -> Option<&
         (config.rollout_activations == RolloutActivations::Off, "rollout_activations is off"),
         (only_evaluates, "the run only evaluates"),
         (config.replay.is_some(), "the completions come from a file"),
-        (bounds.given, "a function of the calling program generates"),
-        (builder.sharing.is_some(), "workers generate"),
+        (bounds.given, "a function of the calling program generates the completions"),
+        (builder.sharing.is_some(), "workers generate the completions"),
         (config.max_staleness > 0, "max_staleness > 0: the weights change before the update"),
-        (config.partial_rollout_tokens.is_some(), "partial_rollout_tokens: several versions of the weights generate"),
-        (config.use_peft && config.lora_dropout > 0.0, "lora_dropout > 0: the update has another forward pass"),
+        (
+            config.partial_rollout_tokens.is_some(),
+            "partial_rollout_tokens: several versions of the weights generate a completion",
+        ),
+        (config.use_peft && config.lora_dropout > 0.0, "lora_dropout > 0: the update's forward pass differs"),
     ];
     cases.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
 }
@@ -58,12 +61,12 @@ pub(super) fn line(builder: &Builder<'_>, inputs: PartInputs<'_>) -> String {
             format!("activations of the rollout are not kept for the update: no room for {} MiB", mib(whole))
         }
         None if rows < whole => format!(
-            "activations kept for the update: of {} of at most {whole} ({} of {} MiB)",
+            "activations kept for the update: {} of at most {whole} ({} of {} MiB)",
             counted(rows, "token"),
             mib(rows),
             mib(whole)
         ),
-        None => format!("activations kept for the update: of all tokens (at most {} MiB)", mib(whole)),
+        None => format!("activations kept for the update: all tokens (at most {} MiB)", mib(whole)),
     }
 }
 

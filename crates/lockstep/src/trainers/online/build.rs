@@ -90,7 +90,7 @@ impl Prepared {
         }
         let vocabulary = assets.config.vocab_size;
         if let Some(id) = config.stop_token_ids.iter().find(|&&id| id >= vocabulary as u64) {
-            bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
+            bad_input!("`stop_token_ids` has {id}, but token ids must be below {vocabulary}, the vocabulary size");
         }
         let rewards = if inputs.injected.recorded_scores {
             rewards_of_record(&config, &inputs.stop)?
@@ -217,7 +217,7 @@ impl Prepared {
         let sizes = pipeline.sizes;
         inputs.sinks.info(&parts.learner.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
-            "a generation is {} × {} and serves {} of {} · prompts shared: {}",
+            "a generation has {} × {}, for {} of {} · prompts shared: {}",
             counted(sizes.generation / sizes.group, "prompt"),
             counted(sizes.group, "completion"),
             counted(sizes.steps() as usize, "optimizer step"),

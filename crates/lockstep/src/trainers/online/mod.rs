@@ -205,7 +205,7 @@ impl RolloutPipeline {
         let why = if self.has_workers() || config.max_staleness > 0 {
             "its next batches are already being generated (workers, max_staleness)"
         } else if config.record_rollouts {
-            "`lockstep verify` draws the recorded prompts again, and would draw others (record_rollouts)"
+            "`lockstep verify` draws the recorded prompts again, and would draw different ones (record_rollouts)"
         } else {
             return Ok(());
         };
@@ -235,7 +235,7 @@ impl RolloutPipeline {
         self.state.lineage = state.lineage;
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());
-            let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;
+            let samples = samples.context("the checkpoint's generation batch refers to a missing prompt")?;
             self.state.batch = GenerationBatch { used, samples: samples.into() };
         }
         if let Some(BatchPlace { used, samples: expected }) = state.batch {

@@ -77,8 +77,8 @@ fn lines_with_the_same_prompt_form_a_group() {
 fn errors_of_invalid_lines_name_the_line() {
     let refused = |lines: &[String], generations: usize| load(lines.concat(), generations).err().expect("refused");
     let good = || line("[9]", "[4]", "1");
-    assert_eq!(refused(&[], 1), "FILE is empty: it has no rollout");
-    assert_eq!(refused(&["\n".into()], 1), "FILE is empty: it has no rollout");
+    assert_eq!(refused(&[], 1), "FILE is empty: it has no rollouts");
+    assert_eq!(refused(&["\n".into()], 1), "FILE is empty: it has no rollouts");
     assert_eq!(refused(&[good()], 2), "FILE, line 1: the last group has 1 completion, but num_generations is 2");
     let other = "FILE, line 4: a new prompt begins after a group of 2 completions, but num_generations is 3";
     assert_eq!(refused(&[good(), "\n".into(), good(), line("[8]", "[4]", "1")], 3), other);
@@ -90,7 +90,7 @@ fn errors_of_invalid_lines_name_the_line() {
     let long =
         "FILE, line 1: a completion has 4 tokens, more than max_completion_length = 3: raise max_completion_length";
     assert_eq!(refused(&[line("[9]", "[1, 2, 3, 4]", "1")], 1), long);
-    let context = "FILE, line 1: prompt and completion have 6 tokens, but the context has 5";
+    let context = "FILE, line 1: prompt and completion have 6 tokens, but only 5 fit into the context";
     assert_eq!(refused(&[line("[7, 8, 9]", "[1, 2, 3]", "1")], 1), context);
     let rewards = "FILE, line 2: `rewards` has 2 numbers, but earlier lines have 1";
     assert_eq!(refused(&[good(), line("[9]", "[4]", "[1, 2]")], 1), rewards);

@@ -78,7 +78,7 @@ fn a_fully_masked_step_is_reported_once_and_not_as_a_collapse() {
         found.extend(alarms.end_step(step, &metrics).into_iter().map(|alarm| (step, alarm.id, alarm.evidence)));
     }
     let masked = "no token of the step's 8 sequences is in the loss: every one is masked, and nothing was learned: all \
-                  were cut at max_completion_length";
+                  were truncated at max_completion_length";
     let ids: Vec<_> = found.iter().map(|(step, id, _)| (*step, id.as_str())).collect();
     assert_eq!(ids, [(3, "nothing_learned"), (3, "truncated")]);
     assert_eq!(found[0].2, masked);

@@ -122,7 +122,7 @@ fn each_chunk_must_continue_the_answer_before() {
         let wrong = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), more);
         on.chain(&whole(7), &[&wrong]).err().map(|error| format!("{error:#}"))
     };
-    let words = "worker w's answer to the job 000007.0: it contradicts itself about being continued";
+    let words = "worker w's answer to the job 000007.0: it is inconsistent about whether it continues";
     assert_eq!((refused(true), refused(false).as_deref()), (None, Some(words)));
     let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
     assert!(format!("{broken:#}").starts_with("worker w's answer to the job 000007.0: "), "{broken:#}");

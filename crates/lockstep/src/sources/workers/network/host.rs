@@ -262,7 +262,7 @@ impl Copies<'_> {
         };
         let about: AboutSlot = serde_json::from_value(head.about.clone()).with_context(|| blob.to_owned())?;
         if about.run != *run {
-            bail!("{blob} belongs to another run than the learner's state");
+            bail!("{blob} and the learner's state belong to different runs");
         }
         let bytes = usize::try_from(head.bytes)?;
         let mut copy = match free.filter(|copy| copy.layout == about.layout && copy.bytes == bytes) {

@@ -75,7 +75,7 @@ impl Network {
     pub fn check(&self) -> anyhow::Result<()> {
         if self.server.token.is_none() && !self.listen.ip().is_loopback() {
             return Err(BadInput::new(format!(
-                "--listen {} would show the weights to anybody: set a token on the NATS server, and pass it to the \
+                "--listen {} would show the weights to anyone: set a token on the NATS server, and pass it to the \
                  learner and its workers with --nats-token-file or LOCKSTEP_NATS_TOKEN",
                 self.listen
             )));

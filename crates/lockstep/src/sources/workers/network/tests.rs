@@ -198,7 +198,7 @@ fn a_public_server_without_a_token_is_refused() {
     let listen = ([0, 0, 0, 0], 7070).into();
     let network = Network { server: server(None), listen, advertise: None };
     let error = network.check().unwrap_err();
-    assert!(crate::error::is_bad_input(&error) && error.to_string().contains("to anybody"), "{error:#}");
+    assert!(crate::error::is_bad_input(&error) && error.to_string().contains("to anyone"), "{error:#}");
     // The advertised address: this machine's address, a name, or a name with a port.
     let of = |advertise: Option<&str>, bound: SocketAddr| {
         let network = Network { advertise: advertise.map(str::to_owned), ..network.clone() };

@@ -106,8 +106,8 @@ type Change = fn(&mut GroupAnswer);
 
 /// A name, a change of an answer, and the reason why the changed answer does not match its job.
 const NONE: [(&str, Change, &str); 20] = [
-    ("a token beyond the vocabulary", |a| a.group.completions[1].ids[0] = 40, "completion 1 has the token 40, and"),
-    ("the largest token", |a| a.group.completions[0].ids[2] = u32::MAX, "completion 0 has the token 4294967295, and"),
+    ("a token beyond the vocabulary", |a| a.group.completions[1].ids[0] = 40, "completion 1 has the token 40, but"),
+    ("the largest token", |a| a.group.completions[0].ids[2] = u32::MAX, "completion 0 has the token 4294967295, but"),
     ("another version", |a| a.group.completions[0].versions = vec![Updates(8); 3], "weights of version 8, not 7"),
     (
         "another version of one token",
@@ -174,7 +174,7 @@ fn an_invalid_answer_is_not_accepted() {
         checked(&JobResult { answer, ..right }, &[])
     };
     assert_eq!(more(false, 0), Ok(()));
-    assert_eq!(more(true, 0), Err("it contradicts itself about being continued".to_owned()));
+    assert_eq!(more(true, 0), Err("it is inconsistent about whether it continues".to_owned()));
     assert_eq!(more(false, 1), Err("its fingerprint does not match its tokens".to_owned()));
     // An earlier learner's answer is checked when its batch is complete.
     let empty = |number, chunk| JobResult { bytes: Vec::new(), ..result(number, chunk, &answer()) };
@@ -205,7 +205,7 @@ fn the_first_invalid_result_of_a_batch_is_reported() {
     };
     assert_eq!((found(&right[..1], true), found(&right[1..], true)), (missing(1, 0), missing(0, 0)));
     let wrong = [of(0, |_| {}), of(1, |answer| answer.group.completions[0].ids[0] = 40)];
-    let why = "worker w's answer to the job 000001.0: completion 0 has the token 40, and the vocabulary has 40";
+    let why = "worker w's answer to the job 000001.0: completion 0 has the token 40, but the vocabulary has 40";
     assert_eq!(found(&wrong, true), Some((why.to_owned(), name(1, 0))));
     // The first chunk of a group is missing.
     let later = JobResult { job: name(0, 1), ..of(0, |_| {}) };
