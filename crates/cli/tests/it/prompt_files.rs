@@ -109,7 +109,7 @@ fn changes(model: &Path) -> Vec<Change> {
     }
     let added = model.join("additional_chat_templates/rag.jinja");
     let name = "additional_chat_templates/rag.jinja".to_owned();
-    all.push((name, Box::new(move || fs::write(&added, "x").unwrap()), "this file did not exist"));
+    all.push((name, Box::new(move || fs::write(&added, "x").unwrap()), "this file is new"));
     all
 }
 

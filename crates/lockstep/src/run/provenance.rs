@@ -253,7 +253,7 @@ fn check_prompt_files(dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> 
     let is_in = |files: &[FileHash], file: &FileHash| files.iter().any(|other| other.name == file.name);
     if let Some(new) = found.iter().find(|file| !is_in(recorded, file)) {
         bad_input!(
-            "{}: the model has changed since the run began: this file did not exist (record.json), but affects \
+            "{}: the model has changed since the run began: this file is new (not in record.json), but affects \
              prompts. Remove it, or start a new run",
             dir.join(&new.name).display()
         );

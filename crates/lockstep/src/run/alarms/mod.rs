@@ -495,8 +495,8 @@ impl History {
         let Some(share) = share(short.len(), signs.rows().count()) else { return };
         if share >= conditions::CUT_SHORT.threshold {
             let evidence = format!(
-                "{:.0} % of the completions were truncated and earned nothing, while most complete ones, for the same \
-                 prompts, earned much",
+                "{:.0} % of the completions were truncated and earned nothing, while most untruncated ones for the \
+                 same prompts earned much",
                 share * 100.0
             );
             seen.push(Detection::new(&conditions::CUT_SHORT, evidence).showing(short));

@@ -159,8 +159,9 @@ impl History {
             }
         }
         if let Some(margin) = value("rewards/margins").filter(|margin| margin.abs() >= conditions::MARGIN.threshold) {
-            let evidence =
-                format!("the margin between chosen and rejected answers is {margin:.0}; of a few the loss is 0");
+            let evidence = format!(
+                "the margin between chosen and rejected answers is {margin:.0}; a margin of a few makes the loss 0"
+            );
             seen.push(Detection::new(&conditions::MARGIN, evidence));
         }
     }

@@ -260,13 +260,13 @@ fn long_tail(m: &Measured) -> Option<String> {
     let alone = over(m.tail.alone as f64, m.tail.steps)?;
     let (n, all) = (m.tail.longest, m.tail.completions);
     (takes_much(m) && alone >= ALONE)
-        .then(|| format!("{n} of {all} completions took {} of the decode steps alone.", percent(alone)))
+        .then(|| format!("{n} of {all} completions were decoded alone in {} of the decode steps.", percent(alone)))
 }
 
 fn kv_preemption(m: &Measured) -> Option<String> {
     let (times, all) = (m.count("preemptions"), m.tail.completions);
     (all > 0 && times > 0.0 && times >= PREEMPTED * all as f64 && m.stage("rollout") >= LEAST_S)
-        .then(|| format!("{times:.0} times one of {all} completions was preempted before it ended."))
+        .then(|| format!("{times:.0} preemptions interrupted the {all} completions."))
 }
 
 fn zero_spread(m: &Measured) -> Option<String> {

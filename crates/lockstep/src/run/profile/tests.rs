@@ -104,11 +104,11 @@ fn each_rule_can_hold_and_none_holds_for_a_fast_run() {
         m.counts.insert("decode_passes".into(), 3000.0);
     });
     // If others have ended, a small number of sequences is reported as a tail.
-    only("long_tail", "40 of 640 completions took 60 % of the decode steps alone", |m| {
+    only("long_tail", "40 of 640 completions were decoded alone in 60 % of the decode steps", |m| {
         m.tail.alone = 600;
         m.counts.insert("decode_passes".into(), 3000.0);
     });
-    only("kv_preemption", "40 times one of 640", |m| {
+    only("kv_preemption", "40 preemptions interrupted the 640", |m| {
         m.counts.insert("preemptions".into(), 40.0);
     });
     only("zero_spread", "In 80 % of the groups", |m| m.zero_spread = (8.0, 10));

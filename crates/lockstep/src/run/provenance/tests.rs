@@ -163,7 +163,7 @@ fn changed_files_that_affect_prompts_are_refused() {
     }
     let new = model.join("tokenizer_config.json");
     fs::write(&new, "{}").unwrap();
-    let did_not_exist = "this file did not exist (record.json), but affects prompts. Remove it, or start a new run";
+    let did_not_exist = "this file is new (not in record.json), but affects prompts. Remove it, or start a new run";
     let same = "the model has changed since the run began";
     assert_eq!(why(), format!("{}: {same}: {did_not_exist}", new.display()));
     // The record of an older version lacks these files: a note is returned, and later starts compare them.

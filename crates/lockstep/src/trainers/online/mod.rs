@@ -210,7 +210,7 @@ impl RolloutPipeline {
             return Ok(());
         };
         Err(BadInput::new(format!(
-            "the epoch cannot end before its last step (should_epoch_stop): {why}: end training with \
+            "the epoch cannot end before its last step (should_epoch_stop): {why}. End training with \
              should_training_stop, or change this setting"
         )))
     }
