@@ -40,9 +40,15 @@ fn what(line: &str) -> usize {
     if is_prose && !line.contains('?') { found } else { 0 }
 }
 
+/// Counts "is no …". "There is no …" and "is no longer …" are idiomatic.
 fn is_no(line: &str) -> usize {
     let all: Vec<&str> = line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
-    all.windows(2).filter(|pair| ["is", "are", "was", "were"].contains(&pair[0]) && pair[1] == "no").count()
+    let counts = |at: usize| {
+        let follows = |word: &str| at > 0 && all[at - 1].eq_ignore_ascii_case(word);
+        let is_verb = ["is", "are", "was", "were"].contains(&all[at]);
+        is_verb && all[at + 1] == "no" && all.get(at + 2) != Some(&"longer") && !follows("there")
+    };
+    (0..all.len().saturating_sub(1)).filter(|&at| counts(at)).count()
 }
 
 /// Counts words in prose and parts of identifiers.
@@ -157,6 +163,7 @@ mod tests {
             ("let What = 1;", [0; 4]),
             ("/// A row that is no number, and rows that were no objects.", [0, 2, 0, 0]),
             ("/// There is nothing, and no row is read.", [0; 4]),
+            ("/// There is no row, and the file is no longer read.", [0; 4]),
             ("let said = run(); assert!(said.contains(\"x\"), \"{said}\"); // is_said", [0, 0, 4, 0]),
             ("let of_step = steps_of(of_name, of, prof_of_x);", [0, 0, 0, 2]),
         ] {
