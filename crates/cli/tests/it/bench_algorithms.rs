@@ -40,7 +40,7 @@ fn a_benchmark_of_two_seeds_continues_without_repeating_runs() {
     assert_eq!(serde_json::from_str::<Value>(&output.out).unwrap(), json);
     assert_eq!(begun(1).modified().unwrap(), before);
     let output = lockstep(dir.path(), &[&base[..], &["--steps", "2"]].concat());
-    assert!(output.code == Some(2) && output.err.contains("other settings"), "{}", output.err);
+    assert!(output.code == Some(2) && output.err.contains("different settings"), "{}", output.err);
 }
 
 #[test]

@@ -231,7 +231,7 @@ fn a_stopped_worker_is_killed_after_the_limit_and_not_before() {
         }
         assert_eq!(wait(&mut learner, out).code(), Some(0), "{}", log(out));
         assert_eq!(wait(&mut other, out).code(), Some(0), "the other worker was killed\n{}", log(out));
-        assert_eq!(log(out).contains("worker dev1 made no progress"), is_killed, "{}", log(out));
+        assert_eq!(log(out).contains("worker dev1 was killed: it made no progress"), is_killed, "{}", log(out));
         check_end(out, batches);
     }
 }

@@ -88,7 +88,7 @@ fn flags_out_of_range_are_refused() {
         (&["--prompt", "hi", "--temperature", "-1"][..], "--temperature -1"),
         (&["--prompt", "hi", "--top-p", "0"], "--top-p 0"),
         (&["--prompt", "hi", "--n", "0"], "--n 0"),
-        (&["--prompt", "hi", "--system", "x"], "no chat template"),
+        (&["--prompt", "hi", "--system", "x"], "--system requires a chat template"),
         (&["--prompt", &"a".repeat(200)], "context of 128"),
         (&["--prompt", "Ä"], "'Ä'"),
     ] {

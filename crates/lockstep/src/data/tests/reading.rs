@@ -72,7 +72,7 @@ fn the_files_of_a_configuration_are_found_in_subdirectories() {
     let many: Vec<String> = (10..23).map(|i| format!("test-{i}.jsonl")).collect();
     let dir = directory(&many.iter().map(|name| (name.as_str(), "")).collect::<Vec<_>>());
     let message = found(&dir, None, "train").unwrap_err();
-    assert!(message.contains("test-21.jsonl (dataset_split") && !message.contains("test-22"), "{message}");
+    assert!(message.contains("test-21.jsonl (chosen by dataset_split") && !message.contains("test-22"), "{message}");
     let nowhere = files(Path::new("no/such"), None, "train").unwrap_err();
     assert!(nowhere.to_string().starts_with("cannot list no/such: "), "{nowhere}");
 }
