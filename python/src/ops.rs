@@ -98,6 +98,8 @@ pub fn fused_sample<'py>(
             ids: ids.view_mut(),
             logps: logps.view_mut(),
             truncated_logps: Some(truncated.view_mut()),
+            lse: None,
+            entropies: None,
         };
         sample::forward(&ctx, args).map(|()| (ids.view().to_vec_u32(), logps.to_vec_f32(), truncated.to_vec_f32()))
     });

@@ -150,7 +150,10 @@ fn invalid_completions_are_refused() {
     refused(|request| request.so_far.truncate(2), "expected 3 completions, got 2");
     refused(|request| request.so_far.swap(0, 1), "order");
     refused(|request| request.until = Some(4), "maximum length");
-    refused(|request| request.so_far.iter_mut().for_each(|c| c.finish_reason = FinishReason::Stop), "have already finished");
+    refused(
+        |request| request.so_far.iter_mut().for_each(|c| c.finish_reason = FinishReason::Stop),
+        "have already finished",
+    );
     refused(|request| request.so_far[1].columns = Default::default(), "completion 1 has");
     refused(|request| request.so_far[2].versions.truncate(3), "completion 2 has");
     assert!(engine.is_idle());
