@@ -131,7 +131,7 @@ def test_a_step_raises_the_probability_of_the_better_completion(loaded):
     (lambda m: Engine(m).generate(["ab"], Sampling(top_p=2.0)), ValueError, "top_p"),
     (lambda m: Engine(m, max_model_len=4).generate(["ab sun"]), ValueError, "4"),
     (lambda m: Trainer(m, SFTConfig()), TypeError, "GRPOConfig"),
-    (lambda m: Trainer(m, GRPOConfig(use_peft=True)), ValueError, "adapters"),
+    (lambda m: Trainer(m, GRPOConfig(use_peft=True)), ValueError, "adapter"),
     (lambda m: Trainer(m).step([]), ValueError, "no completion"),
     (lambda m: Trainer(m).step([Group([1], [Completion([1], [-1.0])])]), ValueError, "has no advantage"),
     (lambda m: Trainer(m).step([Group([1], [Completion([1, 2], [-1.0], advantage=1)])]), ValueError, "1 numbers for 2"),

@@ -159,7 +159,7 @@ REFUSED = {
     "merged": (Adapted, of_layer(merged=True), r"merged into `layers.1.attn`: call model.unmerge_adapter\(\)"),
     "disabled": (Adapted, of_layer(disable_adapters=True), "of `layers.1.attn` is disabled"),
     "scaled": (Adapted, of_layer(scaling={"default": 3.0}),
-        r"scaled by 3, and its configuration \(lora_alpha, r\) says 2"),
+        r"scaled by 3, but its configuration \(lora_alpha, r\) says 2"),
     "an adapter's dropout": (Adapted, dropped(0.3),
         "dropout of the adapter of `layers.1.attn` is 0.3.*lora_dropout = 0.0"),
     "a hook in an adapter": (Adapted, hooked("_forward_hooks", "layers.1.attn"), "module `layers.1.attn` has the hook"),
