@@ -7,7 +7,6 @@
 use crate::scheduler::{Chunk, Scheduler};
 use crate::sequence::Role;
 use model::kept::{KeptGroup, KeptRollout, NO_ROW, RolloutActivations};
-use model::net::HeadColumns;
 use model::weights::Version;
 use std::collections::HashMap;
 
@@ -118,11 +117,7 @@ impl Keeper {
             for (completion, &member) in kept.completions.iter_mut().zip(&group.members) {
                 let sequence = &scheduler.sequences[member];
                 completion.ids.extend_from_slice(sequence.completion());
-                completion.head = HeadColumns {
-                    logps: sequence.logps.clone(),
-                    lse: sequence.lse.clone(),
-                    entropies: sequence.entropies.clone(),
-                };
+                completion.head = sequence.head.clone();
             }
             self.activations.lock().insert(group.request.group, kept);
         }

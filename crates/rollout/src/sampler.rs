@@ -78,10 +78,11 @@ impl SamplerBuffers {
         )?;
         self.params = reused(params);
         self.sampled.rows(0..WORDS * n).copy_to_u32(&mut self.words[..WORDS * n]);
-        let (words, float) = (&self.words, |at: usize| f32::from_bits(self.words[at]));
-        let record = |i: usize| TokenRecord { logp: float(n + i), lse: float(2 * n + i), entropy: float(3 * n + i) };
-        self.records[..n].iter_mut().enumerate().for_each(|(i, to)| *to = record(i));
-        Ok(Sampled { ids: &words[..n], records: &self.records[..n], alternatives: &[] })
+        let float = |column: usize, i: usize| f32::from_bits(self.words[column * n + i]);
+        for (i, record) in self.records[..n].iter_mut().enumerate() {
+            *record = TokenRecord { logp: float(1, i), lse: float(2, i), entropy: float(3, i) };
+        }
+        Ok(Sampled { ids: &self.words[..n], records: &self.records[..n], alternatives: &[] })
     }
 }
 

@@ -6,6 +6,7 @@ use crate::prefix::{Node, ROOT};
 use crate::request::{Completion, FinishReason};
 use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::kv::BLOCK;
+use model::net::HeadColumns;
 use model::{Columns, Updates};
 
 /// The role of a sequence in its group.
@@ -56,14 +57,11 @@ pub(crate) struct Sequence {
     /// The number of pages of `blocks` that are in the prefix cache, and the node of the last one.
     pub(crate) cached: usize,
     pub(crate) node: Node,
-    /// The log-probability of each token after the prompt.
-    pub(crate) logps: Vec<f32>,
+    /// The results of the head for each token after the prompt. For a token that was not sampled: log-probability and
+    /// entropy 0, log-sum-exp NaN.
+    pub(crate) head: HeadColumns,
     pub(crate) sampled: Vec<bool>,
     pub(crate) versions: Vec<Updates>,
-    /// The log-sum-exp of the logits at each token after the prompt; NaN where no token was sampled.
-    pub(crate) lse: Vec<f32>,
-    /// The entropy at each token after the prompt; 0 where no token was sampled.
-    pub(crate) entropies: Vec<f32>,
     pub(crate) top: Alternatives,
 }
 
@@ -122,11 +120,9 @@ impl Sequence {
             blocks: Vec::with_capacity((prompt.len() + room).div_ceil(BLOCK)),
             cached: 0,
             node: ROOT,
-            logps: Vec::with_capacity(room),
+            head: HeadColumns::with_capacity(room),
             sampled: Vec::with_capacity(room),
             versions: Vec::with_capacity(room),
-            lse: Vec::with_capacity(room),
-            entropies: Vec::with_capacity(room),
             top: Alternatives::default(),
         }
     }
@@ -134,12 +130,12 @@ impl Sequence {
     pub(crate) fn continue_from(&mut self, so_far: &Completion) {
         let Completion { ids, sampled, versions, columns, finish_reason, .. } = so_far;
         self.tokens.extend_from_slice(ids);
-        self.logps.extend_from_slice(so_far.logps());
+        self.head.logps.extend_from_slice(so_far.logps());
         self.sampled.extend_from_slice(sampled);
         self.versions.extend_from_slice(versions);
-        self.lse.resize(ids.len(), f32::NAN);
-        self.entropies.extend_from_slice(columns.f32(ENTROPIES).unwrap_or_default());
-        self.entropies.resize(ids.len(), 0.0);
+        self.head.lse.resize(ids.len(), f32::NAN);
+        self.head.entropies.extend_from_slice(columns.f32(ENTROPIES).unwrap_or_default());
+        self.head.entropies.resize(ids.len(), 0.0);
         if let (Some(ids), Some(logps)) = (columns.get(TOP_IDS), columns.get(TOP_LOGPS))
             && let (Values::U32(top_ids), Values::F32(top_logps)) = (&ids.values, &logps.values)
         {
@@ -184,9 +180,10 @@ impl Sequence {
     pub(crate) fn into_completion(mut self, wants_entropies: bool) -> Completion {
         let State::Finished(finish_reason) = self.state else { unreachable!("only finished completions are returned") };
         let generation = self.generation();
-        let mut columns = Columns::of([(SAMPLER_LOGPS, self.logps)]);
-        if wants_entropies && !self.entropies.is_empty() {
-            columns.set(ENTROPIES, self.entropies);
+        let HeadColumns { logps, entropies, .. } = self.head;
+        let mut columns = Columns::of([(SAMPLER_LOGPS, logps)]);
+        if wants_entropies && !entropies.is_empty() {
+            columns.set(ENTROPIES, entropies);
         }
         self.top.into_columns(&mut columns);
         Completion {
@@ -210,9 +207,9 @@ impl Sequence {
             self.tokens.push(id);
         }
         let TokenRecord { logp, lse, entropy } = record.unwrap_or(TokenRecord::NOT_SAMPLED);
-        self.logps.push(logp);
-        self.lse.push(lse);
-        self.entropies.push(entropy);
+        self.head.logps.push(logp);
+        self.head.lse.push(lse);
+        self.head.entropies.push(entropy);
         self.sampled.push(record.is_some());
         if record.is_none() {
             self.top.pad();

@@ -59,10 +59,14 @@ fn scored_tokens<'a>(loss: &Objective, ids: &'a [u32]) -> (Cow<'a, [u32]>, Vec<b
     (Cow::Owned(followed), mask)
 }
 
-/// Groups consecutive sequences that share a prompt (the same `Arc`).
+/// The runs of consecutive sequences that share a prompt (the same `Arc`).
+pub(crate) fn prompt_runs<'s, 'a>(sequences: &'s [Sequence<'a>]) -> impl Iterator<Item = &'s [Sequence<'a>]> {
+    sequences.chunk_by(|a, b| Arc::ptr_eq(a.prompt, b.prompt))
+}
+
+/// Groups consecutive sequences that share a prompt.
 pub(crate) fn groups<'a>(model: &ModelConfig, sequences: &'a [Sequence<'_>]) -> Result<Vec<PromptGroup<'a>>> {
-    let groups: Vec<PromptGroup<'a>> = sequences
-        .chunk_by(|a, b| Arc::ptr_eq(a.prompt, b.prompt))
+    let groups: Vec<PromptGroup<'a>> = prompt_runs(sequences)
         .map(|group| PromptGroup {
             prompt: &group[0].prompt.ids,
             completions: group.iter().map(|s| s.completion.as_ref()).collect(),

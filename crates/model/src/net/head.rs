@@ -61,6 +61,14 @@ pub struct HeadColumns {
     pub entropies: Vec<f32>,
 }
 
+impl HeadColumns {
+    /// Empty columns with room for `tokens` tokens.
+    pub fn with_capacity(tokens: usize) -> HeadColumns {
+        let column = || Vec::with_capacity(tokens);
+        HeadColumns { logps: column(), lse: column(), entropies: column() }
+    }
+}
+
 /// Replaces [`head_forward`] if its results for the batch's scored tokens are already known. It leaves the same
 /// contents on the tape.
 pub fn head_restore(

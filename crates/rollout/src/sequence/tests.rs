@@ -31,7 +31,7 @@ fn a_right_draft_token_is_kept_and_a_wrong_one_drops_the_rest() {
     assert!(!s.push(5, record(-2.0), Updates(5)), "another");
     assert_eq!((&s.tokens[..], s.drafted, s.computed), (&[1, 2, 7, 8, 5][..], 0, 4));
     assert_eq!(
-        (&s.logps[..], &s.sampled[..], &s.versions[..]),
+        (&s.head.logps[..], &s.sampled[..], &s.versions[..]),
         (&[-0.5, -1.0, -2.0][..], &[true; 3][..], &[4, 4, 5].map(Updates)[..])
     );
     // Inserted tokens have no alternatives.
@@ -76,7 +76,7 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
     let mut again = sequence(&[1, 2]);
     again.continue_from(&completion);
     assert_eq!((again.completion(), again.state, again.uncomputed()), (&[7, 8, 3][..], State::Waiting, 5));
-    assert_eq!((again.entropies.len(), again.top.width, again.top.ids.len()), (3, 2, 6));
+    assert_eq!((again.head.entropies.len(), again.top.width, again.top.ids.len()), (3, 2, 6));
     again.state = State::Finished(FinishReason::Unfinished);
     assert_eq!(again.into_completion(true), completion);
     let mut ended = sequence(&[1, 2]);

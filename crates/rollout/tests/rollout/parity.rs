@@ -99,9 +99,11 @@ fn matrix_on<'a>(
     compared
 }
 
-/// Whether to run the full matrix on an instruction set: on the best one, or on all (`cargo xtask nightly parity`).
+/// Whether to run the full matrix on an instruction set: on the best one, or on all (`cargo xtask nightly parity`), but
+/// never on portable code, which is slow.
 fn is_full(isa: Isa) -> bool {
-    isa == Isa::best() || std::env::var_os("PARITY").is_some_and(|which| which == "all")
+    let is_chosen = isa == Isa::best() || std::env::var_os("PARITY").is_some_and(|which| which == "all");
+    is_chosen && isa != Isa::PORTABLE
 }
 
 /// Runs the matrix on every instruction set. Portable code, which emulates fused products slowly, gets fewer tokens.

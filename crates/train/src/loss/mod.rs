@@ -77,8 +77,7 @@ impl Normalizer {
             sequences += 1;
             tokens += mask.iter().filter(|&&m| m).count();
         }
-        let (entropy_threshold, entropy_coef) = (None, 0.0);
-        Normalizer { groups: 0, sequences, tokens, entropy_threshold, entropy_tokens: tokens, entropy_coef }
+        Normalizer { sequences, tokens, entropy_tokens: tokens, ..Normalizer::default() }
     }
 
     /// Whether the entropy threshold keeps a token with this entropy. NaN is kept, so that it makes the loss

@@ -107,22 +107,19 @@ impl Planned<'_> {
         let mut head = HeadColumns::default();
         self.rows.iter().for_each(|sequence| sequence.append_to(&mut head));
         if self.origin == Origin::Kept {
-            let Compute { passes, ctx, .. } = compute;
-            let (tape, _) = passes.parts();
-            net::restore(ctx, kept, tensors, tape)?;
-            net::head_restore(ctx, &head, tensors, net::inv_temperature(temperature), tape)?;
+            let (tape, _) = compute.passes.parts();
+            net::restore(compute.ctx, kept, tensors, tape)?;
+            net::head_restore(compute.ctx, &head, tensors, net::inv_temperature(temperature), tape)?;
             sums.kept_rows += rows;
             return Ok(Outputs { logps: head.logps, entropies: head.entropies, slots: Some(slots) });
         }
         let outputs = compute.forward(tensors, temperature, is_of_scores)?;
         let (tape, _) = compute.passes.parts();
         let mut differs = net::differing_rows(compute.ctx, &memory, kept, tape)?;
-        let kept_head = head.lse.iter().zip(&head.entropies);
-        for ((&row, computed), kept) in
-            packed.score_rows.iter().zip(tape.lse().to_vec_f32().iter().zip(&outputs.entropies)).zip(kept_head)
-        {
-            let bits = |(lse, entropy): (&f32, &f32)| [lse.to_bits(), entropy.to_bits()];
-            differs[row as usize] |= bits(computed) != bits(kept);
+        let lse = tape.lse().to_vec_f32();
+        for (i, &row) in packed.score_rows.iter().enumerate() {
+            let (computed, kept) = ([lse[i], outputs.entropies[i]], [head.lse[i], head.entropies[i]]);
+            differs[row as usize] |= computed.map(f32::to_bits) != kept.map(f32::to_bits);
         }
         sums.compared_rows += rows;
         sums.mismatched_rows += differs.into_iter().filter(|&differs| differs).count() as u64;

@@ -9,6 +9,7 @@
 //!
 //! With one share, the gradient is a single sequential sum.
 
+use crate::{Error, Result};
 use kernels::Context;
 use model::{Grads, Params};
 
@@ -23,9 +24,12 @@ pub(super) struct Shares {
 
 impl Shares {
     /// `count` shares, a power of two. `zeros` allocates the gradients of all trained parameters.
-    pub(super) fn new(count: usize, zeros: impl Fn() -> Params) -> Shares {
-        assert!(count.is_power_of_two(), "{count} shares");
-        Shares { count, complete: 0, partial: (0..count.ilog2()).map(|_| zeros()).collect() }
+    pub(super) fn new(count: usize, zeros: impl Fn() -> Params) -> Result<Shares> {
+        if !count.is_power_of_two() {
+            let why = "must be a power of two, since the shares are added in pairs";
+            return Err(Error::Config(format!("gradient_shares = {count}: {why}")));
+        }
+        Ok(Shares { count, complete: 0, partial: (0..count.ilog2()).map(|_| zeros()).collect() })
     }
 
     /// The share of group `group` of a step with `groups` groups.

@@ -18,7 +18,7 @@ use crate::loss::entropy::{EntropyControl, quantile, with_bonus};
 use crate::loss::sampling::SamplingSums;
 use crate::objective::{Objective, Scored};
 use crate::optimizer::{GradNorm, Optimizer};
-use crate::optimizer_batch::{Sequence, groups, sequences};
+use crate::optimizer_batch::{Sequence, groups, prompt_runs, sequences};
 use crate::{Error, Means, Result, Samples, UpdateMetrics};
 use kernels::mean::over;
 use kernels::{Context, Memory};
@@ -75,15 +75,11 @@ impl TrainState {
             return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
         }
         let adapter = config.adapter.as_ref();
-        if !config.gradient_shares.is_power_of_two() {
-            let why = "must be a power of two, since the shares are added in pairs";
-            return Err(Error::Config(format!("gradient_shares = {}: {why}", config.gradient_shares)));
-        }
         let partial = || Params::trained(&memory.part("gradients"), model, adapter);
         Ok(TrainState {
             grads: Grads::trained(memory, model, adapter),
-            shares: Shares::new(config.gradient_shares, partial),
-            optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
+            shares: Shares::new(config.gradient_shares, partial)?,
+            optimizer: Optimizer::new(memory, model, adapter, config.optimizer),
             entropy: EntropyControl::new(&config.objective.entropy()),
             memory: memory.clone(),
             config,
@@ -217,11 +213,11 @@ impl TrainState {
     ) -> Result<(Normalizer, Ahead)> {
         let sequences = sequences(loss, samples)?;
         let entropy_coef = self.entropy.applied(&loss.entropy());
-        let groups = groups(compute.model.config(), &sequences)?;
         let counts = Normalizer::of(sequences.iter().map(|s| &s.mask));
-        let mut normalizer = Normalizer { entropy_coef, groups: groups.len(), ..counts };
+        let mut normalizer = Normalizer { entropy_coef, groups: prompt_runs(&sequences).count(), ..counts };
         let mut ahead = Ahead::default();
         let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
+        let groups = groups(compute.model.config(), &sequences)?;
         let activations = compute.passes.activations.clone();
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
@@ -261,8 +257,8 @@ impl TrainState {
         let activations = compute.passes.activations.clone();
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
-        let before = self.accumulated.as_ref().map_or(0, |accumulated| accumulated.groups);
-        let share = |group: usize| self.shares.index(before + group, normalizer.groups);
+        let groups_before = self.accumulated.as_ref().map_or(0, |accumulated| accumulated.groups);
+        let share = |group: usize| self.shares.index(groups_before + group, normalizer.groups);
         let planned = compute.plan(&self.config, &sequences, &groups, kept, share);
         let computed = self.reserve_for(compute, &planned, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {

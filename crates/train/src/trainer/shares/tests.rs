@@ -21,7 +21,7 @@ fn model_of(tied: bool, compute: DType) -> Arc<ModelConfig> {
 fn the_groups_of_a_step_are_cut_into_even_runs() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let indices = |count: usize, groups: usize| {
-        let shares = Shares::new(count, || Params::zeros(ctx.memory(), &model_of(true, DType::F32)));
+        let shares = Shares::new(count, || Params::zeros(ctx.memory(), &model_of(true, DType::F32))).unwrap();
         (0..groups).map(|group| shares.index(group, groups)).collect::<Vec<_>>()
     };
     assert_eq!(indices(1, 3), [0, 0, 0]);
@@ -35,7 +35,7 @@ fn the_groups_of_a_step_are_cut_into_even_runs() {
 fn sum_of(numbers: [Option<f32>; 4]) -> f32 {
     let (ctx, model) = (Context::cpu(Isa::best(), 1), model_of(true, DType::F32));
     let mut grads = Grads::zeros(ctx.memory(), &model);
-    let mut shares = Shares::new(4, || Params::zeros(ctx.memory(), &model));
+    let mut shares = Shares::new(4, || Params::zeros(ctx.memory(), &model)).unwrap();
     // The sums of an earlier step must not be added.
     for step in 0..2 {
         shares.begin(&ctx, &mut grads);
