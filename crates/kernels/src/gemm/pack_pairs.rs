@@ -62,7 +62,7 @@ impl Matmul<'_> {
                     }
                 }
                 Right::Transposed(Elements::Bf16(data)) => {
-                    // `depth` starts at a multiple of 32, which is a panel of the weight.
+                    // `depth` starts at a multiple of 32, so at the start of a panel of the weight.
                     for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL / 2 * PANEL)) {
                         let of = |column: usize| (source * self.n + column) * PANEL;
                         transpose::<V>(&data[of(columns.start)..of(columns.end)], to);

@@ -26,7 +26,7 @@ impl Scratch {
         }
         (&mut self.buffer[..len], &mut self.ids)
     }
-    /// `len` f32 elements with unspecified contents, and another scratch for functions that are called while these are
+    /// `len` f32 elements with unspecified contents, and scratch for functions that are called while the elements are
     /// in use.
     pub fn split(&mut self, len: usize) -> (&mut [f32], &mut Scratch) {
         if self.buffer.len() < len {

@@ -218,7 +218,7 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
         "Tokens whose recorded log-probability was compared with the trainer's, in the groups whose forward pass is \
          computed in any case (one in 64).",
     )
-    .healthy("above 0 in one of 64 groups on policy"),
+    .healthy("above 0 in on-policy steps with such a group"),
     row(
         "sampling/max_logp_difference",
         "nats",

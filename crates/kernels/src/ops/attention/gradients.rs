@@ -18,7 +18,7 @@ pub(super) fn rows_of_tile(g: &Geometry) -> usize {
     (TILE / g.group()).max(1)
 }
 
-/// Prepares a part of the work under kv head `head`. Sets `delta` to Σ d_out · out for each query (row, query head). If
+/// Prepares one part of the work for kv head `head`. Sets `delta` to Σ d_out · out for each query (row, query head). If
 /// this part is the first for these rows, sets the gradients of their queries to 0.
 #[inline(always)]
 pub(super) fn begin<V: Simd, E: Element>(

@@ -115,7 +115,7 @@ fn only_scores_of_rewards_that_are_called_again_are_compared() {
     let a_differs =
         "completion 0, score of `a`: the worker sent none, but the repeated job gives 0.5 (0x3fe0000000000000)";
     assert_eq!(reported(&["a", "b"], lie(0, 0, None)).as_deref(), Some(a_differs));
-    // Scores are compared bit by bit.
+    // Scores must match bit for bit.
     let zero = |given: &mut GroupAnswer| given.scores[0].scores.values[0] = Some(-0.0);
     let mut again = remade(&["a"]);
     again.1.scores[0].scores.values[0] = Some(0.0);
