@@ -189,6 +189,6 @@ await test("two runs get a table of results, and the list of differing keys need
 await test("runs with and without evaluations are compared by training prompts", async () => {
   const page = await open("#/c/overview?vs=a");
   await page.waitForSelector(".then .pair");
-  assert.match(await page.textContent(".then"), /Of the prompts of training,/);
+  assert.match(await page.textContent(".then"), /The training prompts whose reward/);
   await page.close();
 });

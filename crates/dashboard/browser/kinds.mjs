@@ -49,7 +49,7 @@ await test("the table of runs can be sorted, filtered and compared, and the URL 
 await test("a missing run is reported", async () => {
   const page = await open("#/gone/overview");
   await page.waitForSelector("[role=alert]");
-  assert.equal(await page.textContent("main"), "The run gone is not here. All runs");
+  assert.equal(await page.textContent("main"), "The run gone was not found. All runs");
   await page.close();
 });
 

@@ -176,7 +176,7 @@ await ask("What differs between two runs?", THREE, async (at, run) => {
   const named = await at.page.$$eval(".results > p code", (all) => all.map((one) => one.textContent));
   assert.ok(named.every((key) => differ.includes(key)), `${named}`);
   if (differ.length <= 12) assert.deepEqual([...new Set(named)].sort(), [...differ].sort());
-  assert.match(await at.page.textContent(".results .warn"), /These runs differ in .*reward_funcs.*not of the same task/);
+  assert.match(await at.page.textContent(".results .warn"), /These runs differ in .*reward_funcs.*not for the same task/);
   const rows = await at.page.$$eval(".results tbody tr", (all) => all.map((row) => [...row.children].map((cell) => cell.textContent)));
   const reached = [run, other].map((one) => {
     const rewards = metrics(one).flatMap((line) => line.reward ?? []);

@@ -42,7 +42,8 @@ pub enum EventKind {
         /// Number of completions to show on a console.
         shown: usize,
     },
-    /// The distributions of some values of a step, such as rewards: all values for each name. The values are finite.
+    /// The distributions of some quantities of a step, such as rewards: every value, under the quantity's name. All
+    /// values are finite.
     Distributions { step: u64, values: Vec<(String, Vec<f64>)> },
     /// Recorded groups of completions, as the bytes that are appended to `rollouts.bin`.
     Rollout {
@@ -74,8 +75,8 @@ pub enum EventKind {
         /// Bytes of memory traffic of the stage.
         bytes: f64,
     },
-    /// Progress of a phase: `done` of `total` units. The first event of a label reports the units that were already
-    /// done before, for example by an earlier start.
+    /// Progress of a phase: `done` of `total` units. The first event with a label reports the units that were done
+    /// before the phase began, for example by an earlier start of the run.
     Progress { label: String, done: u64, total: u64, note: String },
     /// A message for people.
     Message {

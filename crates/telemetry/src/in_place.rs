@@ -27,8 +27,9 @@ pub fn same_file(_: &fs::Metadata, _: &fs::Metadata) -> bool {
     false
 }
 
-/// Restores the first `len` bytes of the open file at `path`, where the file was deleted or replaced. A replacement is
-/// kept, with `.replaced` added to its name. Returns the new file, positioned at its end, and a message for people.
+/// Writes the first `len` bytes of the open file to `path` again, after the file there was deleted or replaced. A
+/// replacement is kept, with `.replaced` added to its name. Returns the new file, positioned at its end, and a message
+/// for people.
 pub fn write_again(path: &Path, file: &File, len: u64) -> io::Result<(File, String)> {
     let name = path.display();
     let note = if path.symlink_metadata().is_ok() {

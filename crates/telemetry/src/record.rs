@@ -107,8 +107,8 @@ pub struct Start {
     pub time_s: u64,
     /// The step after which the run continues; 0 at the first start.
     pub step: u64,
-    /// The time that `strftime_now` returns in chat templates, in seconds since 1970: that of the run's first start. 0
-    /// in a record of an older version, which used the time of each start.
+    /// The time that `strftime_now` returns in chat templates, in seconds since 1970: the time of the run's first
+    /// start. It is 0 in a record of an older version, which used the time of each start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub prompt_time_s: u64,
     /// The instruction set used from this start on.

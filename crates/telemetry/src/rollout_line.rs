@@ -208,7 +208,7 @@ impl RecordedCompletion {
     }
 }
 
-/// An f32 as JSON, with the fewest digits that still give the same f32 if the number is parsed as f64 and rounded.
+/// An f32 as JSON, with the fewest digits that give the same f32 when the number is parsed as f64 and rounded.
 pub fn number(x: f32) -> Value {
     let short = x.to_string().parse::<f64>().ok().filter(|&d| (d as f32).to_bits() == x.to_bits());
     Value::from(short.unwrap_or(f64::from(x)))

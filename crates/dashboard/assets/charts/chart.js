@@ -67,7 +67,7 @@ export function chart(key, runs, options = {}) {
       ["s", "bytes", "date"].includes(options.unit) ? "" : options.unit,
       options.range && !now.isLog ? "one scale for all rewards" : "",
       options.log && !now.isLog ? "not above 0: linear" : "",
-      now.leftOut ? "without values up to 0" : "",
+      now.leftOut ? "values up to 0 are left out" : "",
       last(now.rows[0][1]) === undefined && now.rows.length < 2 ? "no value in this part" : "",
     ];
     scale.textContent = notes.filter(Boolean).join(" · ");

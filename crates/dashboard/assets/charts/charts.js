@@ -58,7 +58,7 @@ export function charts(run) {
     fill(all, words.metrics || words.filter ? "The main metrics" : `All metrics (${facts.keys.length})`);
     refill(explained, JSON.stringify([other?.id, width, marks.map(({ kind }) => kind)]), () => [
       other ? h("span", { class: "key" }, h("i", { class: "line a" }), run, h("i", { class: "line b" }), other.id) : null,
-      width > 1 ? h("span", {}, `A point is ${width} steps; the band is their least and greatest value.`) : null,
+      width > 1 ? h("span", {}, `Each point covers ${width} steps; the band shows their minimum and maximum.`) : null,
       legend(marks),
     ]);
     const step = [...figures.values()].map((one) => one.step()).find((step) => step !== null);

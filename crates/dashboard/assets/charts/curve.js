@@ -87,7 +87,7 @@ export function curve(key, runs, { smooth = 0, log = false, unit = "" } = {}) {
   };
 }
 
-/** The position of a step on the x axis: that of the run's last line up to it; none outside the visible part. */
+/** The position of a step on the x axis: that of the last line at or before it; none if the step is not visible. */
 export function placeOf(step, { series }) {
   const at = series.steps.findLastIndex((known) => known <= step);
   if (at < 0 || step >= series.steps.at(-1) + series.width) return undefined;

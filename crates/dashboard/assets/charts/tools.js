@@ -57,7 +57,7 @@ export function chartTools() {
     max: 0.99,
     step: 0.01,
     "aria-label": "Smoothing",
-    title: "Mean of the points so far; each point back counts so many times as much",
+    title: "Exponential moving average: the weight of an earlier point, relative to the next",
     oninput: () => {
       amount.textContent = Number(smooth.value) ? smooth.value : "off";
       later({ smooth: Number(smooth.value) || "" });
@@ -77,7 +77,7 @@ export function chartTools() {
     "p",
     { class: "tools" },
     h("label", {}, "x ", axis),
-    h("label", { title: "Or draw the pointer over a chart; a double click shows the whole run" }, unit, ends[0], " – ", ends[1]),
+    h("label", { title: "Or drag the pointer over a chart; a double click shows the whole run" }, unit, ends[0], " – ", ends[1]),
     whole,
     h("label", {}, "Smoothing ", smooth, amount),
     h("label", {}, log, " log axis"),

@@ -63,7 +63,7 @@ export async function home(main) {
     fill(
       head,
       h("h1", {}, counted(runs.length, "run")),
-      h("p", {}, says(runs), " Choose up to eight to lay their curves over each other."),
+      h("p", {}, says(runs), " Choose up to eight to overlay their curves."),
     );
     const heading = (id, name) =>
       h(
@@ -148,7 +148,7 @@ function says(runs) {
   return `${parts.join(", ")}.${gamed ? ` ${gamed} gamed.` : ""}`;
 }
 
-/** Runs whose configurations differ only in the seed: mean and spread of their results. */
+/** Groups of runs whose configurations differ only in the seed, with mean and spread of their results. */
 function groups(runs) {
   const all = new Map();
   for (const one of runs) all.set(one.group, [...(all.get(one.group) ?? []), one]);

@@ -40,7 +40,7 @@ export function namedLevels(named, rows, canRun, run) {
   const line = ({ id, says, level }) => {
     const row = rows.findLast((row) => row.stage === id);
     const fast = row && row !== rows[0] ? `, ${number(row.speedup)} × as fast as the first level` : "";
-    const upTo = row && row.id !== level ? ` (as far as ${row.name})` : "";
+    const upTo = row && row.id !== level ? ` (up to level ${row.name})` : "";
     return h(
       "tr",
       { "data-named": id },
@@ -135,9 +135,9 @@ export function result(stages, rows) {
     h(
       "p",
       { class: "legend" },
-      `${sames.join(", ")}: step 1 beside that of the level before, bit for bit. `,
-      "Where the updated weights differ by rounding, later steps may draw other tokens. ",
-      "The seconds are those of the median step; × is a ratio of this run.",
+      `${sames.join(", ")}: step 1, compared bit for bit with step 1 of the previous level. `,
+      "Where the updated weights differ by rounding, later steps may sample other tokens. ",
+      "The seconds are those of the median step; × compares levels of this run.",
     ),
   ];
 }

@@ -91,7 +91,7 @@ export async function levels(main) {
     const groups = [...new Set(list.map((level) => level.stage))];
     fill(
       ideas,
-      h("summary", {}, "Their ideas, one after the other: choose which are run"),
+      h("summary", {}, "The optimizations, one by one: choose which to run"),
       groups.map((stage) => [
         h("h2", {}, stage),
         h("ul", { class: "levels" }, list.filter((level) => level.stage === stage).map(idea)),
@@ -174,9 +174,9 @@ export async function levels(main) {
     const done = rows.find((row) => row.id === running)?.steps.length ?? 0;
     const last = rows.at(-1);
     const sentence = {
-      running: now ? `Measuring ${now}, step ${done + 1} of ${start.steps}.` : "Measuring what this machine reaches.",
+      running: now ? `Measuring ${now}, step ${done + 1} of ${start.steps}.` : "Measuring the peak speed of this machine.",
       done: last && `A step takes ${seconds(last.step_s)}; the first level takes ${number(last.speedup)} times as long.`,
-      stopped: "Stopped. What was measured until then stays.",
+      stopped: "Stopped. The results so far are kept.",
       failed: `It failed: ${job?.why}`,
     };
     fill(
@@ -214,7 +214,7 @@ const notAllowed = () =>
     { class: "none" },
     "This page is not allowed to start measurements. Start it with ",
     h("code", {}, "lockstep dashboard --allow-run"),
-    ", or measure the same in a terminal with ",
+    ", or run the same measurement in a terminal with ",
     h("code", {}, "lockstep bench levels"),
     ".",
   );

@@ -165,7 +165,7 @@ function left(facts, series) {
   return `About ${seconds(mean * (facts.total - facts.step))} are left.`;
 }
 
-/** What it means that all completions of a group have the same reward depends on that reward. */
+/** The mean reward when equal rewards raised an alarm, which shows whether all completions failed or all succeeded. */
 function solved({ id, since }, series) {
   if (!["zero_variance", "entropy_collapse", "constant_reward"].includes(id)) return null;
   const at = series.steps.findLastIndex((step, i) => step <= since && (series.keys.reward?.mean[i] ?? null) !== null);

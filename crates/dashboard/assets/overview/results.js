@@ -45,7 +45,7 @@ export function differing([a, b]) {
   const task = OF_TASK.filter((key) => differ.includes(key));
   const names = (keys) => keys.flatMap((one, i) => [i ? ", " : "", key(one)]);
   return [
-    task.length ? h("p", { class: "warn" }, "⚠ These runs differ in ", names(task), ": their results are not of the same task.") : null,
+    task.length ? h("p", { class: "warn" }, "⚠ These runs differ in ", names(task), ": their results are not for the same task.") : null,
     h("p", {}, differ.length ? ["Keys that differ: ", names(differ.slice(0, 12)), differ.length > 12 ? ", …" : "", "."] : "No key differs."),
   ];
 }

@@ -27,13 +27,13 @@ export async function thenAndNow(run, vs, of) {
     if (pairs.length === PAIRS) break;
   }
   if (!pairs.length) return null;
-  const what = of ? "held-out prompts" : "prompts of training";
+  const what = of ? "held-out prompts" : "training prompts";
   return [
     h("h2", {}, vs ? `The latest completions of ${run} and ${vs}` : "Then and now"),
     h(
       "p",
       {},
-      `Of the ${what}, those whose reward rose and fell most. `,
+      `The ${what} whose reward rose and fell most. `,
       h("a", { href: address(run, "rollouts", { by: "prompts", of }) }, "All prompts"),
     ),
     ...pairs,

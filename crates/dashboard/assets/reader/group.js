@@ -28,7 +28,7 @@ function lesson(data, config) {
   if (!all.length || all.some((x) => x !== null && Math.abs(x) > 1e-8)) return "";
   const penalty = config.algorithm === "ppo" ? 0 : config.beta;
   return penalty > 0
-    ? ", so only the divergence from the reference model is learned from it"
+    ? ", so only the divergence from the reference model has a gradient"
     : ", so nothing is learned from it";
 }
 
@@ -189,12 +189,12 @@ function absent(color, data, run) {
     return "Entropies are not recorded: record_entropies = true records them.";
   if (color !== "ratio" || data.completions.some((c) => c.new_logprobs)) return null;
   const near = data.nearest_scored;
-  if (!near) return "This group was not scored after its step, and no other one was.";
+  if (!near) return "This group was not scored after its step, and neither was any other.";
   const there = { color, step: near.step, g: near.place };
   return [
-    "This group was not scored after its step. Nearest that was: ",
+    "This group was not scored after its step. The nearest scored group: ",
     h("a", { href: address(run, "rollouts", there) }, `a group of step ${near.step}`),
-    ". The filter “scored after the step” lists all.",
+    ". The filter “scored after the step” lists all of them.",
   ];
 }
 

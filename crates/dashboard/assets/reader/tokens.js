@@ -29,7 +29,7 @@ export const COLORS = {
         : c.new_logprobs[t] - c.logprobs[t],
   },
   value: {
-    says: "What PPO's value model expected before the token; blue is above 0, orange below; full at 2.",
+    says: "Value: the estimate of PPO's value model before the token; blue is above 0, orange below; full at 2.",
     full: 2,
     of: (c, t) => c.values?.[t] ?? null,
   },

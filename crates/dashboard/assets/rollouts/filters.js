@@ -112,7 +112,7 @@ export function filters(view) {
     return h(
       "span",
       {},
-      h("button", { type: "button", id: "step-before", onclick: go(step - 1), "aria-label": "The step before" }, "←"),
+      h("button", { type: "button", id: "step-before", onclick: go(step - 1), "aria-label": "The previous step" }, "←"),
       h(
         "label",
         {},

@@ -77,7 +77,7 @@ export function groupMap({ run, of, compares, open }) {
     const groups = cells.cells.flat().length;
     drawing.setAttribute(
       "aria-label",
-      `Map of ${groups} groups, rewards ${range}. The arrow keys move from group to group, Enter reads one.`,
+      `Map of ${groups} groups, rewards ${range}. The arrow keys move from group to group, Enter opens one.`,
     );
     legend.textContent = `Steps ${cells.steps[0]} – ${last}, ${cells.width > 1 ? `${cells.width} in a column` : "one in a column"}; its groups from the best to the worst. Full colour is a high reward (${range})${compares ? "; a thin cell has no spread" : ""}.`;
   }

@@ -15,7 +15,7 @@ export const fallen = ({ fell, total }) =>
     ? `The reward of ${fell} of ${counted(total, "prompt")} fell by more than noise.`
     : "No prompt's reward fell by more than noise.";
 
-/** The best reward and its step; a prompt that always earned the same has none. */
+/** The best reward and its step; none for a prompt whose reward never changed. */
 const bestOf = ({ best, least, groups }) =>
   best[1] === null
     ? "no score"
@@ -79,7 +79,7 @@ function drawn(one) {
       viewBox: `0 0 ${wide} ${high}`,
       role: "application",
       tabindex: 0,
-      "aria-label": `Rewards from ${number(low)} to ${number(top)}, steps ${steps[0]} to ${steps.at(-1)}. The arrow keys move from point to point, Enter reads the group of one.`,
+      "aria-label": `Rewards from ${number(low)} to ${number(top)}, steps ${steps[0]} to ${steps.at(-1)}. The arrow keys move from point to point, Enter opens a point's group.`,
     },
     [
       [top, edge + 4],

@@ -40,9 +40,10 @@ export async function rollouts(main, run, words) {
   const view = { run, of, facts, steps: stepsOf(facts), pinned: stepsOf(facts)[1], list: { groups: [] } };
   // The number of groups when the newest step was displayed, and the number of groups now.
   let [seen, count] = [countOf(facts), countOf(facts)];
-  // The newest step, and the number of groups, when the message of new groups was last written.
+  // The newest step and the number of groups at the time of the last message about new groups.
   let told = { step: view.pinned, count };
-  // The number of groups when a message named a step: its link may be followed after a later message.
+  // For each step that a message named, the number of groups at that time: the reader may follow the link of an older
+  // message.
   const counts = new Map();
   // The prompt whose curve is shown, with its points.
   let traced = null;
@@ -74,7 +75,7 @@ export async function rollouts(main, run, words) {
   async function draw(words, isNews) {
     if (isNews) return news();
     const turns = ++draws;
-    // The message whose link may have led here: another one may be written while this step loads.
+    // The last message, whose link may have led here. A new message may be written while this step loads.
     const leading = told;
     const isLate = () => turns !== draws;
     if (!words.step && !words.prompt && !isAll(words)) words = { ...words, step: view.pinned };
@@ -110,10 +111,10 @@ export async function rollouts(main, run, words) {
     }
     if (read.group) return group(read, run, read.group, words, facts.config);
     read.shows = null;
-    fill(read, h("p", { class: "none" }, "This group is not here."));
+    fill(read, h("p", { class: "none" }, "This group does not exist."));
   }
 
-  /** The newest step is displayed, with which there are `upTo` groups: those that arrive after them count as new. */
+  /** Called when the newest step is displayed, with its number of groups. Groups that arrive later count as new. */
   function look(upTo) {
     seen = Math.min(upTo, count);
     tell();

@@ -2,7 +2,7 @@
 import { lasted } from "/overview/results.js";
 import { change, counted, fill, get, h, key, number, reportLink, seconds, titleOf } from "/lib/lib.js";
 
-// A number of steps that no run reaches: the largest number of 32 bits, or more.
+// A number of steps that no run reaches: 2³² − 1, or more.
 const NEVER = 2 ** 32 - 1;
 
 export async function run(main, name, words, runs) {

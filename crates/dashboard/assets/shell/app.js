@@ -17,11 +17,11 @@ const FREE = { runs: ["Runs", async () => (await import("/home/home.js")).home],
 const KEYS = [
   ["0", "all runs"],
   ["1 – 5", "Overview, Rollouts, Time, Run, Levels"],
-  ["[ and ]", "the run before, the next one"],
-  ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
-  ["J and K", "Rollouts: the next group, the one before"],
-  ["← and →", "Rollouts: the step before, the next one; on a chart, the map, a curve or a text: its parts"],
-  ["+ and −, Escape", "on a chart: nearer, farther, the whole run"],
+  ["[ and ]", "previous run, next run"],
+  ["j and k", "Rollouts: next completion, previous completion; after the last one, the next group"],
+  ["J and K", "Rollouts: next group, previous group"],
+  ["← and →", "Rollouts: previous step, next step; on a chart, the map, a curve or a text: move between its parts"],
+  ["+ and −, Escape", "on a chart: zoom in, zoom out, show the whole run"],
   ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"],
   ["v", "Rollouts: completions as tokens, as text, as Markdown"],
   ["s, f", "Rollouts: visible spaces; thinking open or folded"],
@@ -29,7 +29,7 @@ const KEYS = [
   ["y", "Rollouts: copy the chosen completion as JSON"],
   ["h", "Rollouts: the history of this prompt"],
   ["p", "Rollouts: the list of prompts, which fell, rose, or were never solved"],
-  ["b, w, z, t", "Rollouts: best, worst, no spread, cut; in the list of prompts, b and w: what rose most, what is worst"],
+  ["b, w, z, t", "Rollouts: best, worst, no spread, cut; in the list of prompts, b and w: largest rise, worst"],
   ["/", "Rollouts: search"],
   ["d", "light or dark"],
   ["T", "a tour of the run in five steps"],
@@ -75,9 +75,9 @@ async function show() {
         h(
           "p",
           { class: "none" },
-          "No run is here yet. This page shows it as soon as there is one. ",
+          "There is no run yet. The first one appears here when it starts. ",
           h("a", { href: address("", "levels") }, "Levels"),
-          " measures this machine meanwhile.",
+          " measures this machine in the meantime.",
         ),
       );
     if (!now.run && !FREE[now.view]) {
@@ -93,7 +93,7 @@ async function show() {
       head();
       return fill(
         main,
-        h("p", { class: "none", role: "alert" }, `The run ${now.run} is not here. `, h("a", { href: address("", "runs") }, "All runs")),
+        h("p", { class: "none", role: "alert" }, `The run ${now.run} was not found. `, h("a", { href: address("", "runs") }, "All runs")),
       );
     }
     const views = free ? FREE : VIEWS;

@@ -20,7 +20,7 @@ export function notices() {
     button.textContent = refused ? "Notices refused" : isOn() ? "Notices on" : "Notices off";
     button.setAttribute("aria-pressed", isOn());
     button.title = refused
-      ? "The browser's settings for this page refuse notices"
+      ? "The browser's settings block notices from this page"
       : "The browser shows a notice when an alarm is raised or a run ends, while this page is open";
   }
 

@@ -20,7 +20,7 @@ function verdict(run, facts) {
       `This sentence answers it, from the ${counted(facts.step, "step")} so far. It compares the beginning with the ` +
         `last ${tenth}, and a difference counts only where it is larger than the noise.`,
       `Below it: the numbers, and ${alarms ? counted(alarms, "active alarm") : "alarms, of which none is active"}. ` +
-        "An alarm opens with what was measured and what helps.",
+        "Open an alarm to see its measurements and the usual remedy.",
     ],
   };
 }
@@ -32,7 +32,7 @@ async function flat(run, facts) {
     const { completions, reward } = await get(`runs/${run}/groups/${place}`);
     const all = completions.flatMap((one) => one.advantages ?? one.advantage ?? []);
     if (completions.length < 2 || !all.length || all.some((x) => Math.abs(x) > 1e-8)) continue;
-    const penalty = facts.config.beta > 0 ? " Only the divergence from the reference model still pushes." : "";
+    const penalty = facts.config.beta > 0 ? " Only the divergence from the reference model still has a gradient." : "";
     return {
       hash: address(run, "rollouts", { step, g: place }),
       find: () => document.querySelector(".read header"),
@@ -75,10 +75,10 @@ async function token(run, facts) {
         "The model drew ",
         quoted(one.pieces[t]),
         ` with probability ${percent(Math.exp(one.logprobs[t]))}: a surprise of ${number(-one.logprobs[t])} nats, ` +
-          `which is its colour.${entropy}`,
+          `which its colour shows.${entropy}`,
       ],
       `Its advantage is ${number(own)}, so the step makes it ${way}.${since} ` +
-        "Rest on any token to read its numbers; c changes the colour.",
+        "Point at any token to read its numbers; c changes the colour.",
     ],
   };
 }
@@ -88,10 +88,10 @@ function whole(run, facts) {
   if (!facts.profile?.measured?.steps && !STAGES.some(([key]) => facts.keys.includes(key))) return null;
   const findings = facts.findings?.length ?? 0;
   const helps = findings
-    ? `What would help is beside the table: ${counted(findings, "finding")}, those that cost most first.`
+    ? `Remedies are beside the table: ${counted(findings, "finding")}, the most expensive first.`
     : facts.profile
       ? "No rule about wasted time holds for this run; such findings would be beside the table."
-      : "What would help is beside the table, once a run took 10 seconds.";
+      : "Remedies appear beside the table for runs of at least 10 seconds.";
   return {
     hash: address(run, "time"),
     find: () => document.querySelector(".whole"),
@@ -112,7 +112,7 @@ function thenAndNow(run, facts) {
     title: "What does it write now?",
     says: [
       `${facts.evaluated ? "A held-out prompt" : "A prompt"} with its first and its latest completion side by side. ` +
-        "What the other one lacks is marked, and the reward is beside the step.",
+        "Text that only one of them has is marked, and the reward is beside the step.",
       "That was the tour. The button ? lists the keys.",
     ],
   };

@@ -43,7 +43,7 @@ export function wholeStep({ whole, steps, parts }, all) {
           h(
             "p",
             { class: "legend" },
-            "Beside the learner at the same time, on the same scale:",
+            "Work beside the learner at the same time, on the same scale:",
             beside.map((one) => h("span", {}, h("i", { class: color(one.stage) }), `${one.name} ${seconds(one.took)} per step`)),
           ),
           bar(beside, scale, `Beside the learner, per step: ${others}`),
@@ -75,7 +75,7 @@ export function ahead(series) {
   const [wait, ready, lag] = ["async/learner_wait_s", "async/queue_complete", "async/lag_mean"].map(mean);
   const says = [];
   if (wait !== null) says.push("Workers generate beside the learner: its rollout is the wait for them.");
-  if (ready !== null) says.push(`On average ${number(ready)} groups are there before they are needed.`);
-  if (lag !== null) says.push(`The weights that sampled a token are ${number(lag)} versions old when it is learned from.`);
+  if (ready !== null) says.push(`On average ${number(ready)} groups are complete before they are needed.`);
+  if (lag !== null) says.push(`The weights that sampled a token are ${number(lag)} versions old when the token is trained on.`);
   return says.join(" ");
 }

@@ -59,9 +59,9 @@ export function inside({ profile, busy_cores: busy }) {
       `${number(busy)} of ${measured.cores} cores were busy`,
       measured.waited_s === null
         ? "."
-        : `; in all of these steps together threads waited ${seconds(measured.waited_s)} for a core.`,
+        : `; in all these steps together, threads waited ${seconds(measured.waited_s)} for a core.`,
       ceilings
-        ? ` This machine does ${number(ceilings.flops_per_s / 1e9)} GFLOP/s and reads ${number(ceilings.bytes_per_s / 1e9)} GB/s.`
+        ? ` This machine reaches ${number(ceilings.flops_per_s / 1e9)} GFLOP/s and reads ${number(ceilings.bytes_per_s / 1e9)} GB/s.`
         : ` ${measured.without_ceilings ?? ""}`,
     ),
     h(
@@ -127,6 +127,6 @@ function memory(measured) {
         counted ? row("program, tokenizer, data", undefined, Math.max(0, whole - touched)) : null,
       ),
     ),
-    h("p", {}, "Pages that nothing has touched are allocated and not resident."),
+    h("p", {}, "Pages that were never touched are allocated but not resident."),
   ];
 }

@@ -99,7 +99,7 @@ function pace(series) {
   // With workers, the learner's generation time is the time for which it waited for them.
   const ofWorkers = ahead(series);
   if (ofWorkers) says.push(ofWorkers);
-  else if (makes) says.push(`Generation makes ${number(makes)} tokens per second.`);
-  if (learns) says.push(`The update learns ${number(learns)} tokens per second.`);
+  else if (makes) says.push(`Generation produces ${number(makes)} tokens per second.`);
+  if (learns) says.push(`The update processes ${number(learns)} tokens per second.`);
   return says.join(" ");
 }

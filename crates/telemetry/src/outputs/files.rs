@@ -92,8 +92,8 @@ pub const FILES: &[RunFile] = &[
     file(
         "checkpoints/step-<step>/",
         "`save_strategy` is not \"no\"",
-        "A model directory that loads anywhere, and beside it the state of the run; `files.json` binds its files to \
-         each other.",
+        "A model directory that loads anywhere, and beside it the state of the run; `files.json` lists the files with \
+         their checksums.",
     ),
     file("model/", "runs that have ended", "The result: weights or adapter, configuration, tokenizer."),
     file(

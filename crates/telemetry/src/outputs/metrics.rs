@@ -28,7 +28,7 @@ const REWARD: &[Metric] = &[
         .remedy("read the rollouts; `lockstep score-rewards`; a higher learning_rate if the reward does not change"),
     row("reward_std", "", "Standard deviation over the batch of the weighted sum of the rewards.")
         .healthy("above 0")
-        .remedy("a reward with partial credit; prompts that are solved sometimes"),
+        .remedy("a reward with partial credit; prompts that the model sometimes solves"),
     row("reward_p<percent>", "", "The 10th, 50th and 90th percentile of the weighted sum of the rewards.")
         .healthy("p90 above p10")
         .remedy("as `reward_std`"),
@@ -47,7 +47,7 @@ const REWARD: &[Metric] = &[
         .remedy("test the reward on recorded completions: `lockstep score-rewards`"),
     row("rewards/<name>/std", "", "Standard deviation of one reward over the batch, without its weight.")
         .healthy("above 0")
-        .remedy("a reward that differs between completions: from equal scores nothing is learned"),
+        .remedy("a reward that differs between completions: equal scores teach nothing"),
     row("rewards/<name>/no_answer", "share", "Completions in which a grader found no answer at all.")
         .healthy("below 0.9, and falling")
         .remedy("a prompt that states the format of the answer; a warm-up (sft)"),
@@ -98,7 +98,7 @@ const COMPLETIONS: &[Metric] = &[
     row(
         "dynamic_sampling/groups_without_spread",
         "groups",
-        "Groups whose rewards are all equal, but which are in the batch nevertheless.",
+        "Groups that stayed in the batch although their rewards are all equal.",
     )
     .healthy("0")
     .remedy("more dynamic_sampling_max_rounds"),
@@ -215,8 +215,8 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
     row(
         "sampling/logp_compared_tokens",
         "tokens",
-        "Tokens whose recorded log-probability was compared with the trainer's, in the groups whose forward pass is \
-         computed in any case (one in 64).",
+        "Tokens whose recorded log-probability was compared with the trainer's. They are in groups that always get a \
+         forward pass (one in 64).",
     )
     .healthy("above 0 in on-policy steps with such a group"),
     row(

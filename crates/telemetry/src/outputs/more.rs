@@ -109,7 +109,7 @@ pub(super) const DEVICES: &[Metric] = &[
     row("device/<stage>/launches", "", "Kernels that a stage launched."),
     row("device/<stage>/copies_in", "", "Copies from the host to the device in a stage."),
     row("device/<stage>/copies_out", "", "Copies from the device to the host in a stage."),
-    row("device/<stage>/waits", "", "Times that the host waited for the device in a stage.").healthy("few"),
+    row("device/<stage>/waits", "", "Number of times that the host waited for the device in a stage.").healthy("few"),
     row("device/peak_bytes", "bytes", "Peak memory of the device.")
         .healthy("below what `lockstep plan` says")
         .remedy("a smaller micro-batch; bf16; LoRA"),
@@ -196,8 +196,8 @@ pub(super) const EVALUATION: &[Metric] = &[
     row(
         "eval_calibration_error",
         "",
-        "Mean difference between the probability that the model assigns to the chosen answer, and how often the model \
-         is right.",
+        "Mean difference between the probability that the model assigns to the chosen answer and the share of pairs \
+         that it ranks correctly.",
     )
     .healthy("below 0.1")
     .remedy("fewer epochs"),

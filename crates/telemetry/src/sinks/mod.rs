@@ -24,8 +24,8 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) stored; empty
-    /// in a new run. The sink discards its events after `step`, because it will receive them again. Returns a message
+    /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) stored (none
+    /// in a new run). The sink discards its events after `step`, because it will receive them again. Returns a message
     /// for people, if any. A file that has changed since the checkpoint must not end the run.
     fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         Ok(None)

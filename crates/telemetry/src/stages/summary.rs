@@ -108,7 +108,7 @@ impl Summary {
         shown.map(|((name, _), share)| format!("{name} {share} %")).collect::<Vec<_>>().join(", ")
     }
 
-    /// The stage that takes the most time without its nested stages, and the resource that limits it, in words. `None`
+    /// Describes the stage that takes the most time without its nested stages, and the resource that limits it. `None`
     /// if the stage's operations and bytes, or the machine's peaks, are unknown.
     pub fn bottleneck(&self, ceilings: &Ceilings) -> Option<String> {
         // A nested stage without operations and bytes is treated as part of the stage that encloses it.

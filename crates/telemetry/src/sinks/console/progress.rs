@@ -54,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// Sets the number of units done. `note` is shown after it, for example `reward 0.53, 812 tok/s`.
+    /// Sets the number of units done. `note` is shown after the number, for example `reward 0.53, 812 tok/s`.
     pub fn set(&mut self, done: u64, note: &str) {
         self.done = done;
         let left = self.remaining_s().map(|left| format!("{} left", duration(left))).unwrap_or_default();
