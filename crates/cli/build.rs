@@ -1,9 +1,9 @@
-//! Finds the identity of the build: the commit, and a hash of the changes to it. Only this crate depends on it, so that
-//! a commit rebuilds nothing else. Nothing here fails: without git the identity is unknown.
+//! Finds the identity of the build: the commit, and a hash of the changes to it. Only this crate depends on this
+//! identity, so a new commit rebuilds nothing else. Nothing here fails: without git the identity is unknown.
 //!
-//! The first source that exists gives the commit: the variable LOCKSTEP_BUILD_COMMIT (for container images, which are
-//! built without `.git`), the repository, the file that `cargo package` adds to a crate, the file COMMIT that `git
-//! archive` fills in.
+//! The commit comes from the first of these sources that exists: the variable LOCKSTEP_BUILD_COMMIT (for container
+//! images, which are built without `.git`), the repository, the file that `cargo package` adds to a crate, the file
+//! COMMIT that `git archive` fills in.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -40,7 +40,7 @@ fn main() {
     println!("cargo::rustc-env=GIT_CHANGES_OF_BUILD={modified}");
 }
 
-/// Lets cargo run this script again when `path` changes. A missing path would make it run at every build.
+/// Makes cargo run this script again when `path` changes. A missing path would make it run at every build.
 fn watch(path: &Path) {
     if path.exists() {
         println!("cargo::rerun-if-changed={}", path.display());

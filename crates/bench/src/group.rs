@@ -20,7 +20,8 @@ use std::time::Instant;
 /// The prompt and the completions.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// The group sizes to time, for example 1, 8 and 64. If empty, decode steps of separate prompts are timed instead.
+    /// The group sizes to time, for example 1, 8 and 64. Without any, decode steps of separate prompts are timed
+    /// instead.
     pub completions: Vec<usize>,
     /// A Hugging Face model directory; if not set, random weights of the shape are used.
     pub model: Option<PathBuf>,
@@ -164,7 +165,7 @@ fn rollout(
         "got {tokens} tokens, expected {}",
         workload.generated_tokens()
     );
-    // Each step after the prompt's adds one token to every completion, so the last `new_tokens` steps generate all
+    // Each step after the prefill adds one token to every completion, so the last `new_tokens` steps generate all
     // tokens.
     let first = ends.len() - workload.new_tokens;
     Ok((ends[ends.len() - 1], ends[ends.len() - 1] - ends[first]))

@@ -1,6 +1,6 @@
 //! `lockstep bench memory`: the memory of a step by component, as counted by the memory ledger, and the process's
-//! resident memory. The benchmark also measures the memory that the computation of log-probabilities takes in addition
-//! to its inputs and outputs, in which stored [tokens, vocabulary] logits would show.
+//! resident memory. The benchmark also measures the memory that computing log-probabilities takes in addition to its
+//! inputs and outputs. If [tokens, vocabulary] logits were stored, they would show there.
 
 use super::report::column;
 use super::workload::Bench;

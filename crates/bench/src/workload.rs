@@ -1,5 +1,5 @@
-//! A GRPO step without data: prompts of random token ids, completions of a fixed length (they never end early), and
-//! random rewards. Everything else runs the code of a training run.
+//! A GRPO step without data. Prompts are random token ids, completions have a fixed length (they never end early), and
+//! rewards are random. Everything else runs the code of a training run.
 
 use kernels::Context;
 use kernels::rng::Stream;

@@ -14,9 +14,9 @@ Examples:
   lockstep bench gemm                     the matmuls of a linear layer, GFLOP/s and share of the peak
   lockstep bench step --shape 7m          a whole GRPO step, its stages, its roofline
   lockstep bench rollout --completions 8  a group of eight completions of a shared prompt
-  lockstep bench levels --shape 7m        the same step, from nothing to everything on
+  lockstep bench levels --shape 7m        the same step at each level of optimization
   lockstep bench levels --algorithm ppo --shape tiny --steps 10
-Quote ratios from one run: machines differ, and so do their days.")]
+Compare only figures of one run: speed differs between machines, and from day to day.")]
 pub struct Args {
     /// The benchmark to run.
     #[command(subcommand)]

@@ -165,8 +165,8 @@ fn this_program() -> Command {
     command
 }
 
-/// The command that starts this program if it runs inside a Python interpreter: the interpreter and its first
-/// arguments.
+/// The first words of the command line that starts this program inside Python: the interpreter and its arguments. Unset
+/// for the native program.
 pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Starts a learner and its workers, restarts processes that are killed, and returns when all have exited.

@@ -1,5 +1,5 @@
-//! `lockstep doctor`: reports the hardware, the parts that the program will use, and why. All figures are measured or
-//! read from the system.
+//! `lockstep doctor`: reports the hardware, which parts of it the program will use, and why. All figures are measured
+//! or read from the system.
 
 use crate::options::{device, threads};
 use crate::output;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use telemetry::CpuTimes;
 use telemetry::system::{MemoryLimit, memory_limits};
 
-/// Reports this machine's hardware, the parts that will be used, and why.
+/// Reports this machine's hardware, which parts of it will be used, and why.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -42,7 +42,7 @@ struct Findings {
     cores: usize,
     present: Vec<Isa>,
     ctx: Context,
-    /// Why the requested device cannot be used; the figures are then those of the CPU.
+    /// The reason why the requested device cannot be used, if there is one; the figures are then those of the CPU.
     refused: Option<anyhow::Error>,
     cuda: CudaProbe,
     threads: usize,
@@ -221,7 +221,7 @@ impl Findings {
         let of_bf16 = |flops: Option<f64>, kind: &str| {
             flops.map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 matmuls {kind})", flops / 1e9))
         };
-        let peaks = of_bf16(tile_flops_per_s, "on tiles") + &of_bf16(pair_flops_per_s, "in pairs");
+        let peaks = of_bf16(tile_flops_per_s, "on tiles") + &of_bf16(pair_flops_per_s, "by dot products");
         let (of, read) = match self.ctx.memory().device() {
             Device::CudaEmulated => (" of the emulator: not meaningful", "emulated: not meaningful"),
             Device::Cuda(_) => (" of the device", "a copy of 256 MiB on the device, bytes read plus bytes written"),
@@ -277,7 +277,7 @@ impl Findings {
                     "f32, or bf16 (dtype = \"bf16\"; {}), which halves the memory and bandwidth of weights",
                     match (self.ctx.arithmetic(DType::Bf16), self.ceilings.pair_flops_per_s) {
                         ("bf16-amx", _) => "matmuls on tiles",
-                        (_, Some(_)) => "dot products of pairs",
+                        (_, Some(_)) => "dot-product instructions",
                         _ => "widened to f32",
                     }
                 ),

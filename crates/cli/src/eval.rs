@@ -168,7 +168,8 @@ fn all_scored(outcome: &Outcome) -> anyhow::Result<()> {
     }
 }
 
-/// The first reward among `failed` that scored no completion; or the first of all rewards, if none of them scored any.
+/// The first reward among `failed` that scored no completion; or the first of all rewards, if no reward scored any
+/// completion.
 fn first_unscored<'a>(scored: &'a [(String, usize)], failed: &[&str]) -> Option<&'a str> {
     let nobody = scored.iter().all(|(_, n)| *n == 0);
     let found = scored.iter().find(|(name, n)| *n == 0 && (nobody || failed.contains(&name.as_str())))?;
@@ -220,8 +221,8 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     Layers { purpose: Purpose::Eval, config, file, set, ..Layers::default() }.with_environment()?.resolve()
 }
 
-/// The configuration file of `path`. If `path` is a training run, also its model: the final model, or that of the
-/// newest checkpoint.
+/// Returns the configuration file of `path`. If `path` is a training run, also returns its final model, or else the
+/// model in its newest checkpoint.
 fn source(path: &Path) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
     if !path.is_dir() {
         return Ok((Some(path.to_owned()), None));

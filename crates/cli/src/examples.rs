@@ -30,7 +30,7 @@ pub const WORKER: &str = "\
 Example:
   lockstep worker --join runs/a --name dev1 --threads 1
 A worker waits for its learner (`lockstep learner CONFIG --out runs/a`), and exits
-with the run.";
+at the end of the run.";
 
 pub const SFT: &str = "\
 Examples:
@@ -49,7 +49,7 @@ Examples:
     --reward model:runs/reward/model
 
 Data: a `chosen` and a `rejected` column, both text or both chat messages, and
-optionally a `prompt` (else the prefix that both share) and a `margin`.
+optionally a `prompt` (by default, their common prefix) and a `margin`.
 --task gsm8k_solutions reads GSM8K's labelled solutions: it pairs each correct one
 with each incorrect one of its problem, and holds out every fifth problem (split
 `test`). A language model gets a head with one output; a reward model keeps its head.
@@ -64,12 +64,12 @@ Examples:
   lockstep dpo --model runs/warm-up/model --dataset pairs.jsonl --out runs/dpo
   lockstep dpo examples/dpo.toml --model DIR --set beta=0.3 --steps 100
 
-Data: rows of `chosen` and `rejected`, both text or both chat messages, and a
-`prompt`; without it, the prefix that both answers share.
+Data: a `chosen` and a `rejected` column, both text or both chat messages, and
+optionally a `prompt` (by default, their common prefix).
 The reference is the model before training: start from one that was fine-tuned on
 answers like the chosen ones (`lockstep sft`).
 Watch rewards/margins and rewards/accuracies rise; if logps/chosen falls much,
-lower learning_rate or raise beta. A batch counts pairs.";
+lower learning_rate or raise beta. Batch sizes count pairs.";
 
 pub const DEMO: &str = "\
 Examples:
@@ -161,12 +161,12 @@ Batches: `training` is being trained on, `synced` has all its results on disk; f
 the others, the number of jobs in each state.
 Counts since this learner started: remade, jobs queued again because their worker
 exited or a file was lost; twice, second results with equal bits; differing, second
-results with other bits; refused, results that were not requested; corrupt, files
+results with different bits; refused, results that were not requested; corrupt, files
 that could not be read; died, workers that exited unexpectedly; killed, workers that
 made no progress.
 Workers: profiles, current job, jobs done, time spent waiting for jobs. `silent` is
-the time since the last report. The job of a DEAD worker is repeated by another
-one, with the same bits.";
+the time since the last report. Another worker repeats the job of a DEAD one, with
+the same bits.";
 
 pub const VERIFY: &str = "\
 Examples:
@@ -176,8 +176,8 @@ Examples:
   lockstep verify runs/a --seed 7 --json | jq .difference
 
 Steps are replayed between checkpoints, in a directory for temporary files
-(TMPDIR); the run is not changed. Any number of threads, and each instruction set
-with the run's arithmetic (record.json), computes the same bits.
+(TMPDIR); the run is not changed. The bits are the same for any number of threads,
+and on every instruction set with the run's arithmetic (record.json).
 Exit codes: 0 proven; 1 something differs, and the first difference is printed; 2
 the run cannot be verified, and the reason is printed.";
 
@@ -187,8 +187,9 @@ Examples:
   lockstep fork runs/a --at 120 --set learning_rate=1e-6 --out runs/c
   lockstep rollouts runs/a --index           lists the groups
 
-Up to that step the new run equals the old one, bit for bit: it is resumed from the
-checkpoint at or before the step. Without a change the two are equal to the end.
+Up to the step of --at, the new run equals the old one bit for bit: it resumes from
+the checkpoint at or before that step. Without a change, the two runs are equal to
+the end.
 --set takes the keys that may change on resume. record.json has the old run's
 directory, the step and the lineage.";
 
@@ -199,17 +200,17 @@ Examples:
   lockstep queue runs/a show 000123.0
 
 A job goes from pending to processing (a worker took it) to complete (its result
-is there). Once the results of a batch are complete they become one file, synced to
-disk before the step that trains on them. The next checkpoint deletes that file. All
+has arrived). When all results of a batch are complete, they become one file, synced
+to disk before the step that trains on them. The next checkpoint deletes that file. All
 results of a job have the same fingerprint, whichever worker computed them.";
 
 pub const EVAL: &str = "\
 Examples:
   lockstep eval runs/first                   a run's model, evaluated as in the run
-  lockstep eval runs/first/checkpoints/step-000100     the same of a checkpoint
+  lockstep eval runs/first/checkpoints/step-000100     the same for a checkpoint
   lockstep eval my.toml --model DIR          another model, with this configuration
   lockstep eval --model DIR --task gsm8k --dataset test.jsonl         greedy
-  lockstep eval --model DIR --task gsm8k --dataset test.jsonl --n 8   and pass@k
+  lockstep eval --model DIR --task gsm8k --dataset test.jsonl --n 8   with pass@k
   lockstep eval runs/first --dataset easy=a.jsonl --dataset hard=b.jsonl
 
 Columns, system prompt and rewards have no defaults: they come from the run, --task

@@ -67,8 +67,8 @@ pub struct Args {
     /// A string that ends a completion, which includes the string; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// auto: speculative decoding; drafts tokens from the text so far and verifies them in one pass. The text is the
-    /// same.
+    /// auto: speculative decoding; drafts tokens from the text so far and verifies them in one pass. The completions
+    /// are the same.
     #[arg(long, value_name = "auto|off", value_parser = ["auto", "off"], default_value = "off")]
     pub speculative: String,
     /// The seed.
@@ -238,7 +238,7 @@ fn check_finite<'a>(logps: impl IntoIterator<Item = &'a f32>, policy: &Policy) -
     }
 }
 
-/// Returns a decoder that has read the prompt, since the text of a token can depend on the token before it (leading
+/// Returns a decoder that has read the prompt, since the text of a token can depend on the previous token (leading
 /// spaces).
 fn begun(tokenizer: &Tokenizer, prompt: &[u32]) -> anyhow::Result<TextStream> {
     let mut stream = TextStream::new(true);

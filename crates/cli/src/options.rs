@@ -104,7 +104,7 @@ impl ConfigArgs {
 #[derive(Clone, Debug, Default)]
 pub struct FlagKeys {
     set: Vec<(String, String)>,
-    /// The flags that were given, with their keys. Values that only follow from another flag are not listed: `--set`
+    /// The flags that were given, with their keys. Values that are only implied by another flag are not listed: `--set`
     /// may override them.
     flags: Vec<(&'static str, String)>,
 }

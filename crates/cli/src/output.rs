@@ -95,7 +95,7 @@ impl Display for NotPrinted {
 impl std::error::Error for NotPrinted {}
 
 impl NotPrinted {
-    /// Whether the reader of standard output has closed the pipe (`lockstep … | head`), which is not a failure.
+    /// Whether the reader of standard output has closed the pipe (`lockstep … | head`). That is not a failure.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }

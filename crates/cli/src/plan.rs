@@ -56,7 +56,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The purpose for which the command reads the configuration.
+    /// The purpose that this command passes when it reads the configuration.
     pub fn purpose(self) -> Purpose {
         match self {
             Command::Train => Purpose::Grpo,

@@ -114,14 +114,14 @@ fn parse(text: &str) -> anyhow::Result<JobName> {
     })
 }
 
-/// The job meant by a name without leading zeros or chunk: `123`, `123.0`.
+/// The job that is probably meant by a name without leading zeros or without a chunk: `123`, `123.0`.
 fn nearly(text: &str) -> Option<JobName> {
     let text = text.trim();
     let (group, chunk) = text.split_once('.').unwrap_or((text, "0"));
     Some(JobName { group: GroupId(group.parse().ok()?), chunk: chunk.parse().ok()? })
 }
 
-/// The error for a job that is in no file, with the likely reason.
+/// The error for a job that is not in any file, with the likely reason.
 fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
     let run = run.display();
     let why = match &status.learner {
@@ -141,7 +141,7 @@ fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
     BadInput::new(format!("{run} has no job {job}: {why}; `lockstep queue {run} ls` lists its jobs"))
 }
 
-/// A state that the job is in, with its worker.
+/// A state of the job, with its worker.
 #[derive(serde::Serialize)]
 struct Place {
     state: &'static str,

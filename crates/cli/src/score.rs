@@ -47,7 +47,7 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// Maximum number of tokens per forward pass. Lines are read, computed and written in portions of about this size.
+/// Maximum number of tokens per forward pass. Lines are computed and written in portions of about this size.
 const MAX_TOKENS: usize = 4096;
 
 /// One line of the input.

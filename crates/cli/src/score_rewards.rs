@@ -14,7 +14,7 @@ use telemetry::{Align, Console, ConsoleOptions, Table, counted};
 
 /// How many characters of an example are shown, counted from its end.
 const SHOWN: usize = 300;
-/// Up to this number of different scores are counted one by one; more scores are counted in ten bins.
+/// The maximum number of different scores that are counted one by one; if there are more, they are counted in ten bins.
 const FEW: usize = 10;
 
 /// Runs rewards on a file of completions, without a model: distribution of scores, missing scores, examples.
@@ -168,7 +168,7 @@ impl<'a> Summary<'a> {
         (0..FEW).map(|i| (edge(i), edge(i + 1), count(i))).collect()
     }
 
-    /// Examples, each with a label: rows with the highest scores, with the lowest scores, and without a score.
+    /// Examples, each with a label: rows with the highest scores, the lowest scores, and no score.
     fn examples(&self, most: usize) -> Vec<(&'static str, &'a ScoredRow)> {
         let few = self.with_score.len().min(most);
         let rest = &self.with_score[few..];

@@ -30,7 +30,7 @@ pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
     run_on(purpose, args, console, stop, None)
 }
 
-/// How the learner of a distributed run shares its weights.
+/// The way in which the learner of a distributed run shares its weights.
 pub struct Distribution {
     /// The directory of the weight files; `None` for memfds.
     pub weights_dir: Option<PathBuf>,

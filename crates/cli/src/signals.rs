@@ -27,7 +27,7 @@ use telemetry::Console;
 const STOP_TIMEOUT: Duration = Duration::from_millis(1000);
 
 /// A signal repeated within this time is treated as the same signal. The message is printed after this time, so that a
-/// signal that the user sends in response is treated as the second.
+/// signal that the user sends in response to it counts as the second one.
 const SAME: Duration = Duration::from_millis(50);
 
 /// The number of the first signal; 0 if none has arrived.
@@ -99,8 +99,8 @@ impl Rules {
     }
 }
 
-/// Calls `hear` with each request that signals to this process make from now on. `is_supervised` is set in a process
-/// whose supervisor decides when to exit at once.
+/// Calls `hear` with the request of each signal that this process receives from now on. `is_supervised` is set in a
+/// process whose supervisor decides when to exit at once.
 fn listen(is_supervised: bool, mut hear: impl FnMut(Asked) + Send + 'static) -> std::io::Result<()> {
     let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1].into_iter().chain(hang_up))?;
@@ -109,7 +109,7 @@ fn listen(is_supervised: bool, mut hear: impl FnMut(Asked) + Send + 'static) -> 
     std::thread::Builder::new().name("signals".to_owned()).spawn(heard).map(drop)
 }
 
-/// Returns a channel with the requests that signals to this process make from now on, for a supervisor.
+/// Returns a channel with the requests of all signals that this process receives from now on, for a supervisor.
 pub fn requests() -> std::io::Result<Receiver<Asked>> {
     let (sender, requests) = channel();
     // An error means that the supervisor is exiting and no longer listens.
@@ -117,8 +117,8 @@ pub fn requests() -> std::io::Result<Receiver<Asked>> {
     Ok(requests)
 }
 
-/// Returns a stop request that signals to this process set from now on. The first signal prints the message of
-/// `promise` on the console.
+/// Returns a stop signal that is set as soon as a signal arrives at this process. The first signal prints the message
+/// of `promise` on the console.
 pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<StopSignal> {
     let (stop, console) = (StopSignal::new(), console.clone());
     NOTHING_TO_SAVE.store(!matches!(promise, Promise::Stops(_)), Ordering::Relaxed);

@@ -4,7 +4,7 @@
 use lockstep::RunResult;
 use telemetry::{Console, Level, LogFormat, Record, duration};
 
-/// Which run of a command is summarised.
+/// The run that a summary is about.
 #[derive(Clone, Copy, Debug)]
 pub enum Whose {
     /// The only run of the command.
@@ -15,7 +15,7 @@ pub enum Whose {
     Named(&'static str),
 }
 
-/// Prints where the time of a run went. `device` is its GPU, with the peak number of bytes in use.
+/// Prints where the time of a run went. `device` is the run's GPU, with the peak number of bytes in use.
 pub fn print(console: &Console, finished: &RunResult, whose: Whose, device: Option<(&str, u64)>) {
     let summary = &finished.summary;
     let of = match whose {

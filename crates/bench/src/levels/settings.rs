@@ -193,7 +193,7 @@ impl Preset {
 }
 
 impl Settings {
-    /// The settings in words, for a sentence.
+    /// Describes the settings in words.
     pub fn says(&self) -> String {
         let Settings { prompts, prompt_tokens, generations, new_tokens, slots, learning_rate, ppo } = self;
         let completions = match generations {

@@ -1,9 +1,10 @@
-"""Reads a Python script on standard input and prints its calls as JSON. Parses it and runs nothing of it.
+"""Reads a Python script from standard input and prints its calls as JSON. The script is parsed, but not executed.
 
-A call is {"name", "method", "line", "arguments"}: the function's own name (`trl.GRPOConfig` is `GRPOConfig`, and so is
-`Cfg` after `import GRPOConfig as Cfg` or `Cfg = GRPOConfig`), whether it stands behind a dot, its line, and pairs of a
-keyword ("" for a positional argument) and {"value": …}, {"none": null} or, for what is no literal, {"text": "the
-expression"}. A name stands for the literal that the script gave it last before the call.
+A call is {"name", "method", "line", "arguments"}. The name is the function's own: `trl.GRPOConfig` is `GRPOConfig`, and
+so is `Cfg` after `import GRPOConfig as Cfg` or `Cfg = GRPOConfig`. `method` is whether the name follows a dot. Each
+argument is a pair of a keyword ("" for a positional argument) and a value: {"value": …} for a literal, {"none": null},
+or {"text": "the expression"} for any other expression. A variable has the literal that was last assigned to it before
+the call.
 """
 
 import ast
@@ -30,12 +31,12 @@ def main():
 
 
 def place(function):
-    """Where the function's name ends: in a chain of methods each has a line of its own."""
+    """Returns the end of the function's name. In a chain of methods, each name may be on its own line."""
     return function.end_lineno, function.end_col_offset
 
 
 class Scope:
-    """What names stand for: other names of functions, and values with the lines that gave them."""
+    """The names in a script: aliases of functions, and variables with the lines and values of their assignments."""
 
     def __init__(self, tree):
         self.aliases, self.values = {}, {}
@@ -52,7 +53,7 @@ class Scope:
                         if isinstance(node.value, (ast.Name, ast.Attribute)):
                             self.aliases[target.id] = own_name(node.value)
         for node in ast.walk(tree):
-            # A loop, a parameter, `+=`, …: what it holds is not known.
+            # The value of a name that a loop, a parameter, `+=`, … binds is unknown.
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in literal_targets:
                 self.bind(node.id, node.lineno, None)
             elif isinstance(node, ast.arg):
@@ -69,7 +70,7 @@ class Scope:
         return name
 
     def value(self, name, line):
-        """The value that the script gave `name` last before `line`; of one that is given later only, the first."""
+        """Returns the value last assigned to `name` before `line`; if all assignments come later, the first one."""
         given = sorted(self.values.get(name, []), key=lambda bound: bound[0])
         before = [bound for bound in given if bound[0] < line]
         at, node = before[-1] if before else given[0] if given else (0, None)
@@ -110,13 +111,13 @@ def call(node, scope, text):
 
 
 def expression(node, text):
-    """The expression as it is written, or on one line as Python would write it."""
+    """Returns the source text of an expression. If it has several lines, Python writes it on one line."""
     written = ast.get_source_segment(text, node)
     return ast.unparse(node) if written is None or "\n" in written else written
 
 
 def literal(node, scope, line, inside=False):
-    """The value of a literal in `line`, as TOML can hold it: `inside` a list or a dictionary there is no None."""
+    """Returns the value of a literal in `line`, if TOML can hold it. None is not allowed `inside` a list or a dict."""
     if isinstance(node, ast.Constant):
         value = node.value
         is_known = isinstance(value, (bool, str)) or value is None and not inside

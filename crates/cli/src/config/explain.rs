@@ -30,7 +30,7 @@ pub(super) fn explain(name: &str) -> anyhow::Result<String> {
     Ok(format!("{name} ({})\n  {}\n\n{lines}", key.section, key.meaning()))
 }
 
-/// The answer for a TRL key that Lockstep does not have.
+/// Describes a TRL key that Lockstep does not have.
 fn answer(name: &str) -> Option<String> {
     let (_, answer) = unsupported_keys().find(|(names, _)| names.iter().any(|n| n == name))?;
     Some(match answer {

@@ -88,7 +88,7 @@ const DATA: [&str; 9] = [
     "remove_columns",
 ];
 
-/// Whether a call with this name affects training. A call that does is listed in a comment if it is not translated.
+/// Whether a call with this name affects training. If such a call is not translated, a comment lists it.
 fn is_listed(name: &str) -> bool {
     ["load_dataset", "set_seed", "get_peft_model", "get_peft_config"].contains(&name)
         || ["Config", "Trainer", "Arguments", "Callback", "Parser"].iter().any(|end| name.ends_with(end))

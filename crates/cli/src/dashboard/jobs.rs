@@ -13,7 +13,7 @@ const MOST_STEPS: u64 = 200;
 /// The number of bytes of a failed job's standard error that are shown.
 const SHOWN_ERROR_BYTES: u64 = 4000;
 
-/// Which jobs the page may start.
+/// The jobs that the page may start.
 #[derive(Clone, Debug)]
 pub(super) struct Runnable {
     /// Path of the `lockstep` program.
@@ -161,7 +161,7 @@ fn id(known: &Value) -> &str {
     known["id"].as_str().unwrap_or_default()
 }
 
-/// The entry of `all` that the request names; `None` if the request names none.
+/// The entry of `all` that the request names; `None` if the request does not name any.
 fn named<'a>(what: &str, all: &'a [Value], asked: &Value) -> Result<Option<&'a Value>, String> {
     if asked.is_null() {
         return Ok(None);

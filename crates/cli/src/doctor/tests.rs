@@ -88,7 +88,7 @@ fn missing_hardware_is_reported_and_too_many_threads_give_a_warning() {
         (
             "peak, measured",
             "250.0 GFLOP/s (fused multiply-adds in registers), 2000.0 GFLOP/s (bf16 matmuls on tiles), 500.0 GFLOP/s \
-             (bf16 matmuls in pairs)",
+             (bf16 matmuls by dot products)",
         ),
     ] {
         assert_eq!(lines.get(name).map(String::as_str), Some(text), "{name}");

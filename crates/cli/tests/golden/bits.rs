@@ -23,7 +23,7 @@ impl Hash {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
-    /// Numbers are hashed by their bits, so that their notation in JSON does not matter.
+    /// Hashes numbers by their bits, so that their notation in JSON does not matter.
     fn add_value(&mut self, value: &Value) {
         match value {
             Value::Number(number) => self.add(&number.as_f64().unwrap().to_bits().to_le_bytes()),

@@ -1,6 +1,6 @@
 //! Golden bits: results of short runs of every kind, hashed by name and compared with `bits.txt`. A change that should
-//! not affect results must leave the file unchanged; a change that must affect results rewrites the file and documents
-//! the reason.
+//! not affect results must leave the file unchanged. A change that affects results on purpose rewrites the file and
+//! documents the reason.
 //!
 //! These tests use no types of the library: the program creates the models, trains, is interrupted and resumed, and the
 //! tests read its run directory. Hashes cover values of tensors, metrics and columns; they do not cover file encodings,

@@ -22,7 +22,8 @@ const PPO: &[&str] =
     &["algorithm=ppo", "num_generations=1", "num_mini_batches=2", "num_ppo_epochs=4", "per_device_train_batch_size=4"];
 const KEPT: [(&str, &[&str]); 3] = [("grpo", GRPO), ("grpo-lora", GRPO), ("ppo", PPO)];
 
-/// A run of ebc6ed8, the last commit in which batches had several sources: its command, keys and number of workers.
+/// A run of ebc6ed8, the last commit in which batches had several sources: the run's command, keys and number of
+/// workers.
 struct Kept {
     name: &'static str,
     command: &'static str,
@@ -201,7 +202,7 @@ fn runs_are_kept() {
     }
 }
 
-/// The names with a hash that differs from the file `expected`. A newer build may write more names.
+/// The names whose hashes differ from those in the file `expected`. A newer build may write more names.
 fn differing(expected: &Path, found: &Bits) -> Vec<String> {
     let text = fs::read_to_string(expected).unwrap();
     let rows: Vec<(&str, &str)> = text.lines().map(|line| line.rsplit_once(' ').unwrap()).collect();

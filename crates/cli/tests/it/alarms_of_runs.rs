@@ -1,4 +1,4 @@
-//! Faulty runs of every kind raise the intended alarm, and healthy runs raise none.
+//! Faulty runs of every kind raise the expected alarm, and healthy runs raise none.
 
 use crate::alarms::{alarms, arguments, directory};
 use crate::support::lockstep;

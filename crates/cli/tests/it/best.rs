@@ -38,8 +38,9 @@ fn the_lowest_loss_is_the_best() {
     }
 }
 
-/// All evaluations have the same reward, so the first evaluation after a step is the best. Its weights are saved
-/// although no checkpoint is due. The evaluation before the first step is ignored, since it does not have a checkpoint.
+/// All evaluations have the same reward, so the first evaluation after a step is the best. Its weights are saved,
+/// although no checkpoint is due at that step. The evaluation before the first step is ignored, since it does not have
+/// a checkpoint.
 #[test]
 fn the_best_evaluation_always_has_a_checkpoint() {
     let dir = directory();
@@ -72,7 +73,7 @@ fn early_stopping_state_survives_a_resume() {
     let constant = reward(root, "0");
     let set = [&*constant, "early_stopping_patience=2", "metric_for_best_model=reward", "eval_on_start=true"];
     good(root, &arguments("train", "run", &[&set[..], &["max_steps=10"]].concat()));
-    // Two evaluations in a row are not better: at step 8, and after the resume at step 12.
+    // Two evaluations in a row are not better than the best one: at step 8, and after the resume at step 12.
     let output = good(root, &["train", "--resume", "run", "--set", "max_steps=20"]);
     assert!(output.err.contains("stopped early after step 12"), "{}", output.err);
     assert_eq!(of_lines(&root.join("run"), "eval_reward").len(), 4, "steps 0, 4, 8 and 12");

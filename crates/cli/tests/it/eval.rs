@@ -1,5 +1,4 @@
-//! `lockstep eval` gives the same numbers as a run's evaluations with the same settings, and does not add implicit
-//! settings.
+//! `lockstep eval` gives the same numbers as a run's evaluations with the same settings, and uses no implicit settings.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics, of_lines};
@@ -26,7 +25,7 @@ fn logged(run: &Path, step: u64) -> Map<String, Value> {
     line
 }
 
-/// Asserts that every number of `expected` equals the one in `found`, to the last digit.
+/// Asserts that every number of `expected` equals the number of the same name in `found`, to the last digit.
 #[track_caller]
 fn agrees(expected: &Map<String, Value>, found: &Map<String, Value>) {
     assert!(expected.contains_key("eval_reward") && expected.contains_key("eval_pass@2"), "{expected:?}");

@@ -13,7 +13,7 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
     (child.wait().unwrap().code(), printed)
 }
 
-/// These files are required for a resume. A run without them used to exit with code 0, and could not be resumed.
+/// A resume needs these files. A run that had lost them used to exit with code 0, although it could not be resumed.
 #[test]
 fn deleted_files_are_rewritten_and_reported() {
     let dir = directory();
@@ -64,7 +64,7 @@ fn a_run_that_loses_its_lock_to_another_process_ends() {
     let pid = format!("process {}", second.id());
     let mut outcomes = [ended(first), ended(second)];
     outcomes.sort();
-    // The first process that checks the lock takes it back, or finds the other process in it.
+    // The first process that checks the lock takes it back, or finds the other process's entry in it.
     let [(done, _), (failed, printed)] = &outcomes;
     assert!(*done == Some(0) && matches!(failed, Some(1 | 2)), "{outcomes:?}");
     assert!(printed.contains("is in use: process") || printed.contains(&pid), "{printed}");

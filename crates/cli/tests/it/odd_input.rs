@@ -20,7 +20,8 @@ fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Megabytes of text are rejected as too long without being tokenised, which would take sixty times their memory.
+/// Megabytes of text are rejected as too long before they are tokenised: tokenising would take sixty times their
+/// memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_far_too_long_row_is_refused_without_tokenising_it() {

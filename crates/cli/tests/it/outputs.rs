@@ -5,7 +5,8 @@ use crate::support::{command, refused};
 use std::fs::{self, File};
 use std::process::Stdio;
 
-/// Commands that overwrote an input once destroyed the dataset, the scored file and the model, with exit code 0.
+/// Before this check, commands destroyed the dataset, the scored file or the model by overwriting them, with exit code
+/// 0.
 #[test]
 fn an_output_never_overwrites_an_input() {
     let dir = directory();

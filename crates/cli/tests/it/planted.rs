@@ -1,4 +1,4 @@
-//! Runs with planted failures: the page's overview shows the right alarm within twenty steps, with evidence and a
+//! Runs with planted failures: the page's overview shows the expected alarm within twenty steps, with evidence and a
 //! remedy. The test reads the output of `lockstep report`, which uses the same lines of metrics.jsonl as the overview.
 
 use crate::alarms;

@@ -40,7 +40,7 @@ fn doctor_prints_its_measurements() {
     // Either AMX is listed as present, or the reason is printed.
     assert_eq!(found["amx"] == "usable", present.contains(&"amx".into()), "{found}");
     assert_eq!(found["tile_flops_per_s"].is_number(), found["isa"] == "amx", "{found}");
-    // The same holds for dot products of pairs. If they are present but unused, they were measured to be slow.
+    // The same holds for AVX-512 BF16's dot products. If they are present but unused, they were measured to be slow.
     assert_eq!(found["bf16_pairs"] == "usable", present.contains(&"avx512-bf16".into()), "{found}");
     assert_eq!(found["pair_flops_per_s"].is_number(), found["isa"] == "avx512-bf16", "{found}");
     assert_eq!(found["bf16_pairs_gain"].is_number(), found["bf16_pairs"] == "usable", "{found}");

@@ -1,6 +1,6 @@
-//! Ends every kind of run with workers in every way, and continues it: a promised checkpoint exists, the final bits are
-//! the same, and no process waits forever. CI runs a tenth of the table; `cargo xtask nightly fleet_ends` runs all of
-//! it.
+//! Ends every kind of run with workers in every way, and continues it. The promised checkpoint must exist, the final
+//! bits must be the same, and no process may wait forever. CI runs a tenth of the table; `cargo xtask nightly
+//! fleet_ends` runs all of it.
 
 mod answers;
 mod kinds;
@@ -144,7 +144,7 @@ impl Row<'_> {
     /// Continues the run, and compares it with an uninterrupted run.
     fn go_on(&self, way: Way) {
         let mut all: Vec<&str> = vec!["train", "--resume", &self.out];
-        // Rows alternate between continuing the run in one process and with workers.
+        // About half of the rows continue the run in one process, the others with workers.
         if self.out.len().is_multiple_of(2) || way == (Way::Raised { by_workers: false }) {
             all.extend(["--distributed", "--workers", "2"]);
         }
