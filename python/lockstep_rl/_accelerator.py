@@ -57,7 +57,7 @@ class OneProcess:
 
     @contextlib.contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Any:
-        """Gives all inputs to this process."""
+        """Passes all inputs to this process."""
         yield inputs
 
     def _decorator(self, function: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -66,11 +66,11 @@ class OneProcess:
     on_main_process = on_local_main_process = on_last_process = _decorator
 
     def on_process(self, function: Any = None, process_index: int | None = None) -> Any:
-        """Returns the function, which is called, since this process is the first one."""
+        """Returns the function unchanged: this process is the first one, so the function may be called."""
         return self._on(function, process_index)
 
     def on_local_process(self, function: Any = None, local_process_index: int | None = None) -> Any:
-        """Returns the function, which is called, since this process is the first one."""
+        """Returns the function unchanged: this process is the first one, so the function may be called."""
         return self._on(function, local_process_index)
 
     def _on(self, function: Any, index: int | None) -> Any:

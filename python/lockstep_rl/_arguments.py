@@ -84,15 +84,15 @@ _LOG_LEVELS = {"detail": 5, "debug": 10, "info": 20, "warning": 30, "error": 40,
 
 
 class Computed(int):
-    """A number that was computed from other arguments, and that `dataclasses.replace` passes on."""
+    """A number that was computed from other arguments. `dataclasses.replace` copies it with this mark."""
 
 
 class ComputedText(str):
-    """The same for a string."""
+    """A string that was computed from other arguments."""
 
 
 def plain_of(value: Any) -> Any:
-    """Removes the mark that a value was computed."""
+    """Returns a plain value, without the mark that it was computed."""
     if isinstance(value, Computed):
         return int(value)
     return str(value) if isinstance(value, ComputedText) else value
@@ -111,15 +111,15 @@ class ArgumentMethods:
     _fields: dict
 
     def forget(self) -> None:
-        """Sets the fields that were computed from others to their defaults: here, or in the arguments of which these
-        are a changed copy."""
+        """Resets computed fields to their defaults. They were computed here, or in the arguments from which these were
+        copied."""
         before = vars(self).get("_derived", {})
         for name, value in list(vars(self).items()):
             if isinstance(value, (Computed, ComputedText)) or (name in before and value == before[name]):
                 setattr(self, name, self._fields[name].default)
 
     def derive(self) -> dict:
-        """Sets the fields that transformers and TRL compute from others where a script left them out, and returns their
+        """Sets the fields that a script left out and that transformers and TRL compute from other fields. Returns their
         values."""
         self.forget()
         values: dict = {}

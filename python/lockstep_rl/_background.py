@@ -45,7 +45,7 @@ class BackgroundRun:
         self._trainer.stop()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits until training has ended. Returns what `train` returns, or raises what it raised; raises TimeoutError
+        """Waits until training has ended. Returns the result of `train`, or raises its exception. Raises TimeoutError
         after `timeout` seconds."""
         self._thread.join(timeout)
         if self._thread.is_alive():

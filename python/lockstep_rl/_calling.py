@@ -200,8 +200,7 @@ def plain(value):
 
 
 def note(error, text):
-    """Adds a line to what the traceback of an exception shows. Before Python 3.11, the line is added to the exception's
-    message."""
+    """Adds a line to the traceback of an exception; before Python 3.11, to the exception's message."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     elif not error.args:
@@ -210,9 +209,9 @@ def note(error, text):
         error.args = (f"{error.args[0]} ({text})", *error.args[1:])
 
 
-# The rest of this file calls a reward function of a file, in an interpreter without the package.
+# The rest of this file calls a reward function that is defined in a file, in an interpreter without the package.
 
-# Most lines of a traceback that a message shows.
+# The maximum number of traceback lines in a message.
 _MOST_LINES = 30
 
 
@@ -253,7 +252,7 @@ def _channels():
 
 
 def _function_of(path, name):
-    """Imports a file as Python imports a script, and returns a function of it. The file may import files beside it."""
+    """Imports a file like a script, and returns one of its functions. The file may import files beside it."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     stem = os.path.splitext(os.path.basename(path))[0]
     module = types.ModuleType(stem if stem not in sys.modules else f"reward_{stem}")
@@ -285,8 +284,8 @@ def _words(error):
 
 
 def _serve(path, name):
-    """Answers batches until the input ends. Each batch and each answer is a line of JSON. The first answer says whether
-    the file could be imported, or why not."""
+    """Answers batches until the input ends. Each batch and each answer is a line of JSON. The first answer
+    reports whether the file could be imported, with the reason if not."""
     batches, answers = _channels()
 
     def answer(value):

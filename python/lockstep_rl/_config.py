@@ -1,7 +1,7 @@
 """TRL's configuration classes, generated from the engine's table of keys, which `lockstep config explain` prints.
 
-Each field of TRL's classes and of transformers' TrainingArguments is supported, accepted without effect (a warning says
-so once), or refused with a message that says what to do instead.
+Each field of TRL's classes and of transformers' TrainingArguments is supported, accepted without effect (with one
+warning), or refused with a message that names an alternative.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _joined(key: str, one: Any, other: Any, field: str, other_field: str) -> Any
         if not clash:
             return {**one, **other}
     if key == "dtype":
-        # bf16 compute with float32 weights is bf16 with f32 master weights, whichever field sets which.
+        # bf16 compute with float32 weights means bf16 with f32 master weights, in either order of the fields.
         return one if one in ("bf16", "bfloat16") else other
     if one != other:
         raise ValueError(f"`{field}` and `{other_field}` both set {key}, to {one!r} and {other!r}: keep one of them")
@@ -136,7 +136,7 @@ class Field:
 
 
 _TEXT = {"type": "string"}
-# Default values of fields that only this package reads; the engine does not have most of them under TRL's name.
+# JSON Schemas of fields that only this package reads; the engine does not have most of them under TRL's name.
 _READ_AS = {
     "bf16": {"type": "boolean"},
     "report_to": {"anyOf": [{"type": "array", "items": _TEXT}, _TEXT]},
@@ -336,7 +336,7 @@ class _Config(ArgumentMethods):
             if field is None:  # a field that a subclass added
                 continue
             if name in ("loss_type", "sft_loss_type") and value == "chunked_nll":
-                value = "nll"  # TRL's old name of it
+                value = "nll"  # TRL's old name
             if value == field.default:
                 continue
             if name in {**OF_METRICS, **OF_WORKERS, **OF_PAGES, **OF_FLOW} and field.status == "supported":

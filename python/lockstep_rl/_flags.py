@@ -32,7 +32,7 @@ def add_flag(
 
 
 def value_of(text: Any, schema: dict) -> Any:
-    """Converts the string of a flag or of a file as its schema requires. A string that does not fit is returned
+    """Converts a string of a flag or of a file to the type in its schema. A string that does not fit is returned
     unchanged, and refused later. Other values of a file are returned unchanged."""
     possible = kinds(schema)
     if isinstance(text, list):

@@ -1,4 +1,4 @@
-"""Files of models and tokenizers that a trainer is given as objects in memory, so that the engine can read them.
+"""Files of models and tokenizers that a trainer receives as objects in memory, so that the engine can read them.
 
 They are written into a new directory `given-…` in the run's directory, so existing files are never overwritten. They
 stay there for resuming, and for loading the run's adapter with its base model.

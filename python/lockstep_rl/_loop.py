@@ -1,5 +1,5 @@
-"""Classes for a training loop of your own: a model in memory generates, scores and is trained, without files in
-between.
+"""Classes for custom training loops. A model in memory generates completions, computes log-probabilities and is
+trained, without files in between.
 
     model = Model("dir")
     engine, trainer = Engine(model), Trainer(model, GRPOConfig(learning_rate=1e-5))

@@ -17,8 +17,8 @@ PADDING = -100
 
 class EvalPrediction:
     """The argument of `compute_metrics` if transformers is not imported; otherwise transformers' own class is used. Its
-    fields are `predictions`, `label_ids`, and, if `include_for_metrics` names them, `inputs` and `losses`. Used as a
-    sequence, it has those fields that are not None."""
+    fields are `predictions`, `label_ids`, and, if `include_for_metrics` names them, `inputs` and `losses`. As a
+    sequence, it contains the fields that are not None."""
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None):
         self.predictions = predictions

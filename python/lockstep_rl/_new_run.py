@@ -1,4 +1,4 @@
-"""Defaults of a new run that are TRL's and not the engine's."""
+"""Defaults of a new run, which are TRL's instead of the engine's."""
 
 from __future__ import annotations
 

@@ -14,25 +14,26 @@ def _own(name: str, default: Any, doc: str, **schema: Any) -> dict:
 OF_METRICS = {
     row["name"]: row
     for row in (
-        _own("per_device_eval_batch_size", 8, "Rows whose outputs compute_metrics, preprocess_logits_for_metrics and "
-             "predict are given at once. (Memory of the evaluation itself: max_tokens_per_micro_batch.)",
+        _own("per_device_eval_batch_size", 8, "Number of rows whose outputs compute_metrics, "
+             "preprocess_logits_for_metrics and predict receive at once. (max_tokens_per_micro_batch limits the memory "
+             "of the evaluation itself.)",
              type="integer"),
         _own("batch_eval_metrics", False, "compute_metrics is called with each batch, and compute_result=True with the "
              "last.", type="boolean"),
-        _own("include_for_metrics", [], "What compute_metrics is given beside predictions and labels: inputs (token "
-             "ids), loss (of each batch).", type="array", items={"type": "string"}),
-        _own("prediction_loss_only", False, "compute_metrics is not called, and predict gives metrics alone.",
+        _own("include_for_metrics", [], "Values that compute_metrics receives in addition to predictions and labels: "
+             "inputs (token ids), loss (of each batch).", type="array", items={"type": "string"}),
+        _own("prediction_loss_only", False, "compute_metrics is not called, and predict returns only metrics.",
              type="boolean"),
-        _own("eval_do_concat_batches", True, "Outputs of batches are joined, padded with -100; else compute_metrics "
-             "and predict have a list of them.", type="boolean"),
+        _own("eval_do_concat_batches", True, "Outputs of batches are concatenated, padded with -100; otherwise "
+             "compute_metrics and predict receive a list of them.", type="boolean"),
     )
 }
 # Fields of every trainer that this package reads.
 OF_PAGES = {
     row["name"]: row
     for row in (
-        _own("dashboard", False, "A page at http://127.0.0.1:7860 that shows the run while it trains: True, or another "
-             "port.", anyOf=[{"type": "boolean"}, {"type": "integer"}], type="boolean"),
+        _own("dashboard", False, "Whether a page at http://127.0.0.1:7860 shows the run while it trains; a number is "
+             "another port.", anyOf=[{"type": "boolean"}, {"type": "integer"}], type="boolean"),
     )
 }
 # Fields of every trainer about the actions after a step, which this package handles.
@@ -49,10 +50,10 @@ OF_FLOW = {
 OF_WORKERS = {
     row["name"]: row
     for row in (
-        _own("num_workers", 1, "Processes of this machine that the trainer starts to generate and score. 0: workers "
-             "join by hand, `python -m lockstep_rl worker --join OUTPUT_DIR --name NAME --setup setup.py`.",
+        _own("num_workers", 1, "Number of worker processes that the trainer starts on this machine. With 0, start "
+             "workers by hand: `python -m lockstep_rl worker --join OUTPUT_DIR --name NAME --setup setup.py`.",
              type="integer"),
-        _own("max_restarts", 10, "Workers that end by themselves are started again, so often in a minute.",
+        _own("max_restarts", 10, "Maximum number of restarts per minute of workers that exited unexpectedly.",
              type="integer"),
     )
 }
@@ -74,16 +75,16 @@ WITH_METRICS = ("sft", "dpo", "reward")
 OF_REFERENCE = {
     name: {"name": name, "status": status, "doc": doc}
     for name, status, doc in (
-        ("sync_ref_model", "refused", "the reference of DPO is what training begins with, or ref_model, and stays it"),
-        ("ref_model_mixup_alpha", "ignored", "it is sync_ref_model's, which is refused"),
-        ("ref_model_sync_steps", "ignored", "it is sync_ref_model's, which is refused"),
+        ("sync_ref_model", "refused", "the reference of DPO is the initial model, or ref_model, and stays the same"),
+        ("ref_model_mixup_alpha", "ignored", "it belongs to sync_ref_model, which is refused"),
+        ("ref_model_sync_steps", "ignored", "it belongs to sync_ref_model, which is refused"),
     )
 }
 # Fields of trainers that generate completions in evaluations.
 WITHOUT_METRICS = {
     "per_device_eval_batch_size": {
         "name": "per_device_eval_batch_size", "status": "ignored",
-        "doc": "how many completions are generated or scored at once the engine decides: max_tokens_per_micro_batch",
+        "doc": "the engine decides how many completions are generated or scored at once: max_tokens_per_micro_batch",
     },
 }
 
@@ -92,17 +93,17 @@ def _without_patience(row: dict) -> dict:
     """Returns the field `reward_patience` with the default None: as in TRL, a reward that scores nothing causes
     warnings and does not end training."""
     schema = {"anyOf": [row["schema"], {"type": "null"}]}
-    doc = f"{row['doc']} Not set: for ever, with a warning each time."
+    doc = f"{row['doc']} Not set: no limit, and a warning for each such batch."
     return {**row, "default": None, "schema": schema, "doc": doc}
 
 
 def _of_the_model(row: dict) -> dict:
-    """Returns the field `ref_adapter` with the default None: then the model says it."""
+    """Returns the field `ref_adapter` with the default None: the model then determines it."""
     return {**row, "default": None, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
 
 
 def _kept_as_in_trl(row: dict) -> dict:
-    """Returns the field `dataloader_drop_last` with TRL's default. The engine's own is that of older runs."""
+    """Returns the field `dataloader_drop_last` with TRL's default. The engine keeps the default of older runs."""
     return {**row, "default": False}
 
 
@@ -113,9 +114,9 @@ def _as_it_was_given(row: dict) -> dict:
 
 
 def _with_services(row: dict) -> dict:
-    """Returns the field `report_to`, whose services Python knows, too."""
+    """Returns the field `report_to`, with the services that Python packages provide."""
     doc = (
-        "Where metrics go: TensorBoard's files (on by itself) by the engine; wandb, trackio and mlflow through their "
+        "Destinations of metrics: TensorBoard's files (the default); wandb, trackio and mlflow through their "
         "own packages; and receivers of each logged line of metrics and each alarm, as JSON: "
         "\"command:PROGRAM ARGUMENTS\" reads lines on its standard input, \"http://HOST/PATH\" and "
         "\"https://HOST/PATH\" get POST requests (docs/runs.md)."
@@ -123,8 +124,8 @@ def _with_services(row: dict) -> dict:
     return {**row, "doc": doc}
 
 
-# Fields whose default or meaning here is another than the engine's: most defaults are None, which no value of the
-# engine's key means.
+# Fields whose default or meaning differs from the engine's. Most of these defaults are None, which is not a value of
+# the engine's key.
 OWN_DEFAULTS = {
     "reward_patience": _without_patience, "ref_adapter": _of_the_model, "dataloader_drop_last": _kept_as_in_trl,
     "save_dtype": _as_it_was_given, "report_to": _with_services,

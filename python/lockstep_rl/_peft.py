@@ -85,7 +85,7 @@ def save_below(model: Any, target: str) -> None:
 
 
 def is_new_adapter(model: Any) -> bool:
-    """Whether `wrapped` added the adapter to this model. Training then starts with an adapter that the engine
+    """Whether `wrapped` added the adapter to this model. Training then begins with a new adapter, which the engine
     initialises."""
     return bool(getattr(model, _NEW, False))
 

@@ -43,9 +43,9 @@ class ScriptMethods:
         revision: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Uploads the model with huggingface_hub, where that is installed: to `repo_id`, else `hub_model_id` of the
-        arguments, else a repository with the name of `output_dir`. What TRL writes of `kwargs` into a model card is not
-        used."""
+        """Uploads the model with the package huggingface_hub. The repository is `repo_id`, else `hub_model_id` of the
+        arguments, else one with the name of `output_dir`. Values of `kwargs` that TRL writes into a model card are
+        ignored."""
         try:
             import huggingface_hub
         except ImportError:
@@ -89,7 +89,7 @@ class ScriptMethods:
 
     def save_state(self) -> None:
         """Writes `trainer.state` to `trainer_state.json` in `output_dir`. Resuming does not need this file: each
-        checkpoint has one of its own."""
+        checkpoint has its own."""
         os.makedirs(self._values["output_dir"], exist_ok=True)
         self.state.save_to_json(os.path.join(self._values["output_dir"], STATE_FILE))
 
@@ -108,5 +108,5 @@ class ScriptMethods:
 
     @property
     def hub_model_id(self) -> str | None:
-        """The repository of `push_to_hub`, with its owner's name once that has been called."""
+        """The repository of `push_to_hub`. The name includes the owner once `push_to_hub` has been called."""
         return self._hub_name or self.args.hub_model_id

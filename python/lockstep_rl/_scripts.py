@@ -59,8 +59,8 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class DatasetConfig:
-    """A dataset of a mixture: what `datasets.load_dataset` is given, the columns to keep, and the share of the mixture
-    that it shall have."""
+    """A dataset of a mixture: arguments of `datasets.load_dataset`, the columns to keep, and the dataset's share of the
+    mixture."""
 
     path: str
     name: str | None = None
@@ -73,7 +73,7 @@ class DatasetConfig:
 
 @dataclasses.dataclass
 class DatasetMixtureConfig:
-    """Datasets to join, as TRL's `--config` files have them: each a DatasetConfig, a dict of its fields, or a path."""
+    """Datasets to join, as in TRL's `--config` files. Each is a DatasetConfig, a dict of its fields, or a path."""
 
     datasets: list[dict | str] = dataclasses.field(default_factory=list)
     streaming: bool = False
@@ -97,9 +97,9 @@ def _dataset_config(given: Any, place: str) -> DatasetConfig:
 
 
 def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
-    """The datasets, read with the package `datasets` and joined, as the split `train`; with `test_split_size` a part of
-    them is the split `test`. With `fraction` each has its first rows, as many as its share of the largest mixture that
-    repeats none."""
+    """Reads datasets with the package `datasets`, and joins them to the split `train`. With `test_split_size`, a part
+    of the rows becomes the split `test`. With `fraction`, only the first rows of each dataset are used: as many as its
+    fraction of the largest mixture without repeated rows."""
     import datasets
 
     if not mixture_config.datasets:
@@ -152,7 +152,7 @@ def get_peft_config(model_args: ModelConfig) -> dict | None:
 
 
 def get_quantization_config(model_args: ModelConfig) -> None:
-    """Returns None, because quantised weights are not supported. Raises a ValueError if the arguments ask for them."""
+    """Returns None, because quantised weights are not supported. Raises a ValueError if the arguments request them."""
     for name in ("load_in_4bit", "load_in_8bit"):
         if getattr(model_args, name):
             raise ValueError(f"--{name}: weights are not quantised in this build: remove it; bf16 halves them (--bf16)")

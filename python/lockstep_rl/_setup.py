@@ -1,5 +1,5 @@
-"""`python -m lockstep_rl train setup.py` trains with the trainer that a file makes. `worker --setup setup.py` generates
-for its training run, with its reward functions.
+"""`python -m lockstep_rl train setup.py` trains with the trainer that a file creates. `worker --setup setup.py` starts
+a worker of this training run, with the file's reward functions.
 
     # setup.py
     def get_trainer():
@@ -27,7 +27,7 @@ def takes(arguments: list[str]) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Trains, or works for a training run; returns the exit code."""
+    """Trains, or runs a worker; returns the exit code."""
     try:
         _train(arguments[1:]) if arguments[0] == "train" else _work(arguments[1:])
     except (ValueError, TypeError, OSError, ImportError) as error:

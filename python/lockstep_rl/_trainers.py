@@ -107,7 +107,7 @@ class GRPOTrainer(Trainer):
 
     @property
     def reward_func_names(self) -> list[str]:
-        """The names of the rewards, as metrics have them."""
+        """The names of the rewards in the metrics."""
         return self._reward_set.names
 
     @property
@@ -121,7 +121,7 @@ class GRPOTrainer(Trainer):
 
     @property
     def rollout_func(self) -> Callable | None:
-        """The function that makes the completions instead of the engine."""
+        """The function that generates completions instead of the engine."""
         return self._rollout_func
 
     @rollout_func.setter
@@ -167,8 +167,8 @@ class GRPOTrainer(Trainer):
     @property
     def ref_model(self) -> Any:
         """The reference model, if `beta` is not 0: the initial model or, with `sync_ref_model`, the reference model in
-        the newest checkpoint. None with an adapter, as in TRL: the reference is then the base model, or the adapter as
-        it was."""
+        the newest checkpoint. None with an adapter, as in TRL: the reference is then the base model, or the adapter
+        before training."""
         if not self.args.beta or self._values.get("use_peft") or is_adapter(self._given_model):
             return None
         return self._reference.get()
@@ -250,8 +250,8 @@ class RLOOTrainer(GRPOTrainer):
 
 
 class PPOTrainer(GRPOTrainer):
-    """Proximal policy optimization with a value model. TRL no longer has this trainer. Its arguments are GRPOTrainer's
-    and two of TRL's last PPOTrainer: `reward_model` (a reward function) and `ref_model`."""
+    """Proximal policy optimization with a value model. TRL no longer has this trainer. It takes GRPOTrainer's
+    arguments, and two arguments of TRL's last PPOTrainer: `reward_model` (a reward function) and `ref_model`."""
 
     config_class = PPOConfig
 
@@ -327,8 +327,9 @@ _RENAMED = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_id
 
 class SFTTrainer(OfflineTrainer):
     """TRL's SFTTrainer. In rows with a prompt and a completion, the completion is learned; in rows with a `text`, or a
-    conversation in `messages`, the whole row. `formatting_func` makes the text of each row. `compute_metrics` receives
-    logits `[rows, tokens, vocabulary]` and labels `[rows, tokens]`, which are -100 where nothing is learned."""
+    conversation in `messages`, the whole row. `formatting_func` returns the text of each row. `compute_metrics`
+    receives logits `[rows, tokens, vocabulary]` and labels `[rows, tokens]`, which are -100 where nothing is
+    learned."""
 
     config_class = SFTConfig
     columns = ("prompt", "completion", "text", "messages", "input_ids")
@@ -345,7 +346,7 @@ class SFTTrainer(OfflineTrainer):
 
     @property
     def formatting_func(self) -> Callable | None:
-        """The function that makes the text of each row. It may be set until training begins."""
+        """The function that returns the text of each row. It may be set until training begins."""
         return self._formatting_func
 
     @formatting_func.setter

@@ -1,5 +1,4 @@
-"""Worker processes, which generate and score completions for a training run. A trainer starts them, or the user
-does."""
+"""Worker processes, which generate and score completions for a training run. A trainer or the user starts them."""
 
 from __future__ import annotations
 

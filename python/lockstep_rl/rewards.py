@@ -5,7 +5,7 @@
     rewards.gsm8k(completions=["so 4 + 4 is 8"], answer=["#### 8"])        # [1.0]
     GRPOTrainer(model, [rewards.math, rewards.builtin("length", max=512, margin=128)], ...)
 
-docs/rewards.md says what each grader scores, and which options it has. Rewards that TRL has, too, have TRL's names.
+docs/rewards.md describes each grader and its options. A reward that TRL also has is named as in TRL.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def get_cosine_scaled_reward(
 
 
 def think_format_reward(completions: list, **kwargs: Any) -> list[float]:
-    """Scores 1 if the completion begins with `<think>`, has it only there, and contains `</think>`; else 0."""
+    """Scores 1 if the completion begins with `<think>`, contains it only once, and contains `</think>`; else 0."""
     form = re.compile(r"<think>(?!.*<think>)(.*?)</think>.*", re.DOTALL)
     return [float(form.fullmatch(_text(completion)) is not None) for completion in completions]
 
