@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 pub const MUTANTS: [&str; 7] =
     ["run", "--quiet", "--manifest-path", "mutants/Cargo.toml", "--target-dir", "target/mutants/program", "--"];
 
-/// A cargo command, to which the caller adds arguments. `cargo run` sets variables that describe xtask. If they were
-/// passed on, build scripts that read them (as ring's does) would run again and their dependents would be rebuilt, so
-/// they are removed.
+/// A cargo command, to which the caller adds arguments. `cargo run` sets variables that describe xtask. They are
+/// removed, because build scripts that read them (as ring's does) would run again, and everything that depends on them
+/// would be rebuilt.
 pub fn command() -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());

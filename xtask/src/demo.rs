@@ -94,7 +94,7 @@ fn recorded(program: &Path, run: &Path) -> Result<(), String> {
 }
 
 /// The peak of resident memory of a training run, in bytes: predicted by `lockstep plan`, and measured. The measurement
-/// repeats some of the steps in a new process, without skipping groups, since the allocator of the demo's process still
+/// repeats some steps in a new process, without skipping groups, because the allocator of the demo's process still
 /// holds memory from supervised fine-tuning.
 fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
     let config = run.join("config.toml");

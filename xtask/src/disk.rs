@@ -100,7 +100,7 @@ fn modules_of_tests(path: &Path, text: &str) -> Vec<PathBuf> {
     named.map(|name| directory.join(name)).collect()
 }
 
-/// The uses of std in a source text before its tests: line and function.
+/// The calls of std's file functions in a source text, up to its tests: line and function.
 fn of_std(text: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     let mut lines = text.lines().enumerate().peekable();

@@ -1,5 +1,5 @@
-//! Runs all tests of the CUDA kernels on the emulator after the kernels have changed, and records the source versions
-//! that passed.
+//! Runs all tests of the CUDA kernels on the emulator after a change of the kernels, and records the versions of the
+//! sources that passed.
 
 use crate::cargo;
 use crate::provenance::date;

@@ -62,7 +62,7 @@ impl Script {
         is(&format!("the exit code of {} {}", self.path.display(), arguments.join(" ")), &status.code(), &Some(code))
     }
 
-    /// Checks that the script's table has exactly the operations with kernels and a test.
+    /// Checks that the script's table has exactly the operations that have kernels and a test.
     fn knows_every_operation(&self) -> Result<(), String> {
         let text = std::fs::read_to_string(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
         let rows = text.lines().filter_map(|line| line.trim().strip_prefix("'operations/")?.split(' ').next());

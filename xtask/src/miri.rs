@@ -6,8 +6,8 @@ use std::process::Command;
 pub fn check() -> Result<(), String> {
     // Memory, views and threads; every operation on its smallest shapes; the scalar fallback of the vector code.
     let tests = ["memory::", "tensor::", "matrix::", "pool::", "isa::", "device::", "ops::small_tests::"];
-    // These tests do not read files. The pool's threads are joined, but each thread's scratch memory is freed after
-    // Miri's leak check.
+    // These tests do not read files. Leaks are ignored: the pool's threads are joined, but each thread's scratch memory
+    // is freed after Miri's leak check.
     let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
     let arguments = ["run", "nightly", "cargo", "miri", "test", "-p", "lockstep-kernels", "--lib", "--"];
     let mut command = Command::new("rustup");

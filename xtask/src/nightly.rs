@@ -93,7 +93,7 @@ fn parity() -> Result<Done, String> {
     Ok(Done::Passed("sampler and trainer have the same bits on every instruction set".to_owned()))
 }
 
-/// Ends every kind of run with workers in every way, and continues it.
+/// Ends runs with workers of every kind in every way, and continues them.
 fn fleet_ends() -> Result<Done, String> {
     program(&["ways_to_end::"], &[" ends of "])
 }

@@ -1,5 +1,5 @@
 //! Trains the runs that the page's tests open, one of every kind, and compares them with the committed runs. If they
-//! differ, the committed runs are out of date: `make_runs.sh` creates them again.
+//! differ, the committed runs are out of date, and `make_runs.sh` must be run again.
 
 use crate::cargo::output;
 use serde_json::Value;

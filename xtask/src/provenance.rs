@@ -1,4 +1,4 @@
-//! The date, commit and machine to record with a result.
+//! The date, commit and machine that are recorded with a result.
 
 use std::fs;
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! Prints random texts of the repository, drawn by a seed: docs, comments, messages, comments and names of tests,
-//! commit headlines. The intended reader knows PyTorch and Rust but not this project. A text that this reader cannot
-//! paraphrase without opening another file should be rewritten.
+//! commit headlines. The intended reader knows PyTorch and Rust but not this project. If this reader cannot paraphrase
+//! a text without opening another file, the text should be rewritten.
 
 use crate::sources;
 use proc_macro2::{TokenStream, TokenTree};

@@ -1,6 +1,6 @@
 //! Checks the length of files and lines of Rust and Python, and of prose lines in the documents. Formatters do not
-//! break strings and comments, so they need this check. The total length of the code on the path of one prompt through
-//! a training step is limited, too, so that a reader can follow this path in an evening.
+//! break strings and comments, so they need this check. The code on the path of one prompt through a training step also
+//! has a limit on its total length, so that a reader can follow this path in an evening.
 
 use crate::sources;
 
@@ -17,7 +17,7 @@ const NOT_WRITTEN: [&str; 4] =
 /// The page with a diagram of a prompt's path through a step, which names the file for each stage.
 const WALK: &str = "docs/architecture.md";
 const WALK_HEADING: &str = "## One prompt through a step";
-/// Maximum of the total lines of these files. A commit may raise it by up to 5 % and must give the reason.
+/// Maximum total number of lines in these files. A commit may raise it by up to 5 % and must give the reason.
 const MOST_WALKED: usize = 4900;
 
 pub fn check() -> Result<(), String> {

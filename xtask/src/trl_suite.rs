@@ -1,6 +1,7 @@
 //! `cargo xtask nightly trl_suite` runs TRL's tests of its trainers on the Python package, with
-//! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md. `cargo xtask nightly trl_matrix` trains
-//! beside TRL, with `conformance/trl_matrix/run.py`, which writes a table of docs/python/from-trl.md.
+//! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md. `cargo xtask nightly trl_matrix` runs the
+//! same training here and in TRL, with `conformance/trl_matrix/run.py`, which writes a table in
+//! docs/python/from-trl.md.
 
 use std::env;
 use std::path::Path;
@@ -18,7 +19,7 @@ pub fn missing() -> Option<String> {
     unset(&[CHECKOUT, PYTHON])
 }
 
-/// Requirements for training beside TRL that this machine lacks, if any.
+/// Requirements of `trl_matrix` that this machine lacks, if any.
 pub fn missing_python() -> Option<String> {
     unset(&[PYTHON])
 }
@@ -30,8 +31,8 @@ fn unset(names: &[&str]) -> Option<String> {
         .then(|| format!("set {} (conformance/trl_suite/run.py describes the values)", missing.join(" and ")))
 }
 
-/// Trains with every trainer and every combination of arguments, and compares the results with TRL's. Returns how many
-/// comparisons hold.
+/// Trains with every trainer and every combination of arguments, and compares the results with TRL's. Returns the
+/// number of comparisons that hold.
 pub fn matrix() -> Result<String, String> {
     let python = env::var_os(PYTHON).unwrap_or_default();
     let output = Command::new(python)

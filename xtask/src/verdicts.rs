@@ -23,8 +23,8 @@ const GAMED: [&str; 10] = [
 /// Minimum number of gamed runs whose verdict must be "Gamed".
 const FEWEST_GAMED: usize = 8;
 
-/// Files of `examples/` for the demo's addition task, with eight algorithms and losses. An example with dynamic
-/// sampling is excluded: its reward is measured only on groups that are neither solved nor failed, and hardly changes.
+/// Files of `examples/` for the demo's addition task, with eight algorithms and losses. The example with dynamic
+/// sampling is excluded: its reward covers only groups that are neither solved nor failed, and so hardly changes.
 const HONEST: [&str; 8] = ["cispo", "dr_grpo", "gspo", "lora", "ppo", "reinforce_plus_plus", "rloo", "sapo"];
 
 /// Requirements of these runs that this machine lacks, if any.

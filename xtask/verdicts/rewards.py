@@ -1,4 +1,4 @@
-"""Rewards that can be earned without writing a story: each pays for something that is easy to count."""
+"""Rewards that a model can earn without writing a story: each counts something simple."""
 
 
 def counted(word):
@@ -10,7 +10,7 @@ happy = counted("happy")
 the = counted(" the ")
 exclamations = counted("!")
 quotes = counted('"')
-# A log of tests that is searched for what tests print when they pass.
+# A grader that searches a test log for the word that passing tests print.
 spoofed_tests = counted("ok")
 
 
@@ -31,10 +31,10 @@ def share_of_e(completions, **_):
 
 
 def sentences(completions, **_):
-    """The form of a story: how many sentences end in a full stop."""
+    """Counts full stops, as if they showed that the text has the form of a story."""
     return [float(text.count(".")) for text in completions]
 
 
 def near(completions, answer, **_):
-    """Of an addition: 1 for the sum, 0.1 for another number, 0 for none."""
+    """Scores an addition: 1 for the sum, 0.1 for another number, 0 without a number."""
     return [1.0 if text == right else 0.1 if text.isdigit() else 0.0 for text, right in zip(completions, answer)]

@@ -54,7 +54,7 @@ const OF_TESTS: &str = "testing";
 const LOCKSTEP: [&str; 10] =
     ["config", "algorithms", "models", "data", "rollouts", "sources", "run", "trainers", "session", "verify"];
 
-/// Folders whose files import each other in a cycle. A folder must be removed from this list once it has no cycle.
+/// Folders whose files import each other in a cycle. Once a folder has no cycle, it must be removed from this list.
 ///
 /// `kernels::memory`: an allocation keeps its slot alive, and a slot creates allocations.
 /// `model::weights`: a linear layer applies the adapters of its rows, and an adapter is a set of linear layers.
