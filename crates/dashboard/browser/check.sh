@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The page in headless Chromium: what `.ci/run` runs of it. Runs that tests compare with the program's output, or that
-# grow, are trained here; those of every kind are unpacked from runs/ (make_runs.sh). Needs Chromium, Node.js with npm, and
-# the built program (`cargo build -p lockstep-cli`, or LOCKSTEP=PROGRAM). Screenshots of every view: SHOTS=DIR. The
-# README's pictures: PICTURES=DIR.
+# Tests the page in headless Chromium, as `.ci/run` does. This script trains the runs that the tests compare with the
+# program's output, and the runs that grow during a test. A run of every other kind is unpacked from runs/ (see
+# make_runs.sh). Needs Chromium, Node.js with npm, and the built program (`cargo build -p lockstep-cli`, or
+# LOCKSTEP=PROGRAM). SHOTS=DIR writes screenshots of every view, PICTURES=DIR the README's pictures.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -12,7 +12,7 @@ work="$(mktemp -d)"
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
 npm ci --silent --no-audit --no-fund --prefix . >/dev/null
 
-# A model of random weights with a letter for each token, and rows with texts that a page must not run.
+# A model with random weights and one token per letter, and rows with text that a page must not execute.
 node model.mjs "$work"
 train() {
   "$lockstep" train --model "$work/model" --dataset "$work/rows.jsonl" --reward unique_chars --set num_generations=4 \
@@ -21,9 +21,9 @@ train() {
 }
 train --out "$work/runs/a" --set max_steps=40
 train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
-# Long enough for some groups to be scored after their step.
+# The run is long enough for some groups to be scored after their step.
 train --out "$work/runs/c" --set max_steps=200 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=100
-# Checkpoints that are written beside the learner; its model was deleted afterwards.
+# The run writes checkpoints in the background. Its final model is deleted afterwards.
 train --out "$work/runs/saved" --set max_steps=40 --set save_strategy=steps --set save_steps=5 --set "run_name=Checkpoints <b>beside</b>"
 rm -r "$work/runs/saved/model"
 mkdir "$work/kinds" "$work/sweep"
@@ -40,7 +40,7 @@ for run in grpo gamed constant; do
   [ "$run" = constant ] || "$lockstep" rollouts "$work/kinds/$run" --of evaluations >"$work/$run.evaluations.jsonl"
   "$lockstep" rollouts "$work/kinds/$run" --index >"$work/$run.index.jsonl"
 done
-# show FILE DIRECTORY…: a page of these runs, whose address is written to the file.
+# show FILE DIRECTORY…: serves a page of these runs, and writes its address to the file.
 show() {
   "$lockstep" dashboard "${@:2}" --port 0 --allow-run >"$1" 2>/dev/null &
   until [ -s "$1" ]; do sleep 0.05; done
@@ -48,7 +48,7 @@ show() {
 show "$work/url" "$work/runs" "$work/kinds/ppo"
 show "$work/url.kinds" "$work/kinds" "$work/sweep"
 export CHROMIUM="$chromium" LOCKSTEP="$lockstep"
-# Both at once: each waits most of the time.
+# Both run at the same time, since each waits most of the time.
 node runs.mjs "$(cat "$work/url.kinds")" "$work" >"$work/runs.log" 2>&1 &
 runs=$!
 node check.mjs "$(cat "$work/url")" "$work"

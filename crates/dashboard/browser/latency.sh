@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# How long a step takes from the file to the screen, and which share of a core the page's server needs meanwhile: a run
-# of a step a second is trained and watched for a minute (or the seconds of the first argument). Needs what check.sh
-# needs, and Python 3. LOCKSTEP=PROGRAM is the program to measure: a release build, if the share is to be that of users.
+# Measures the time from a step's line in the file to its display, and the share of a core that the page's server uses
+# meanwhile. A run with one step per second is trained and watched for a minute (or for the seconds in the first
+# argument). Needs Python 3 and the requirements of check.sh. LOCKSTEP=PROGRAM is the program to measure; only a release
+# build gives the share that users see.
 set -euo pipefail
 cd "$(dirname "$0")"
 export LOCKSTEP="${LOCKSTEP:-$(cd ../../.. && pwd)/target/release/lockstep}"
@@ -11,7 +12,7 @@ trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
 npm ci --silent --no-audit --no-fund --prefix . >/dev/null
 node model.mjs "$work" >/dev/null
 
-# Steps of uneven length, so that they do not fall into the rhythm in which the server looks.
+# Steps have different lengths, so that they do not synchronise with the server's polling.
 cat >"$work/reward.py" <<'PYTHON'
 import random, time
 
