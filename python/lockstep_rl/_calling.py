@@ -1,4 +1,4 @@
-"""How TRL calls a reward function: its keyword arguments, and what it may return.
+"""How TRL calls a reward function: its keyword arguments, and its possible results.
 
 The package calls reward functions through this module. For `reward_funcs = ["python:FILE:FUNCTION"]`, the engine does
 so without the package: it runs the text of this file in a separate interpreter (crates/rewards/src/python/mod.rs).
@@ -63,8 +63,8 @@ class RewardFunction:
         return {"rewards": rewards, "extra": plain(self.extra), "metrics": metrics}
 
     def loggers(self):
-        """Returns TRL's arguments `log_extra` and `log_metric`, and discards what they logged for the previous
-        batch."""
+        """Returns TRL's arguments `log_extra` and `log_metric`, and discards the values that they logged for the
+        previous batch."""
         self.extra, self.metrics = {}, {}
         return {"log_extra": self._log_extra, "log_metric": self._log_metric}
 
@@ -107,7 +107,7 @@ class RewardFunction:
         }
 
     def rewards(self, given, count):
-        """Checks what a reward function returned. Returns a number, None or a list of step scores for each
+        """Checks the result of a reward function. Returns a number, None or a list of step scores for each
         completion."""
         if hasattr(given, "tolist"):
             given = given.tolist()
@@ -185,7 +185,7 @@ def _step(step):
 
 
 def plain(value):
-    """Converts a value to what JSON can hold. NaN, infinities and objects of unknown types become None."""
+    """Converts a value to a JSON value. NaN, infinities and objects of unknown types become None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     elif hasattr(value, "item"):

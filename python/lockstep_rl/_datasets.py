@@ -106,7 +106,7 @@ class WithDatasets:
         return "memory", RowSet(rows, json_of(rows, name, self.columns))
 
     def _not_dispatched(self) -> None:
-        """Sets what transformers also sets for a streamed dataset: `dispatch_batches` is False, and there are no data
+        """Applies transformers' settings for a streamed dataset: `dispatch_batches` is False, and there are no data
         loader workers."""
         config = self.args.accelerator_config
         if config.dispatch_batches:

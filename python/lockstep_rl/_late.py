@@ -159,7 +159,7 @@ class ReadLate:
         state.train_batch_size = args.per_device_train_batch_size
 
     def _state_at(self, step: int) -> TrainerState:
-        """Returns the state after `step`: that of the checkpoint, or else what `metrics.jsonl` contains."""
+        """Returns the state after `step`, from the checkpoint or else from `metrics.jsonl`."""
         root = self._values["output_dir"]
         named = [] if self._resumes_from is None else [self._resumes_from, os.path.dirname(
             os.path.dirname(os.path.realpath(self._resumes_from)))]

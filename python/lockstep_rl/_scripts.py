@@ -195,7 +195,7 @@ class TrlParser(argparse.ArgumentParser):
         fail_with_unknown_args: bool = True,
     ) -> tuple:
         """Returns an object of each class. With `return_remaining_strings`, a list of the unknown arguments comes last.
-        Otherwise unknown arguments are an error (those of the file only with `fail_with_unknown_args`)."""
+        Otherwise unknown arguments are an error (in the file, only with `fail_with_unknown_args`)."""
         given, unknown = self.parse_known_args(sys.argv[1:] if args is None else list(args))
         values = vars(given)
         file = read_file(values.pop("config")) if "config" in values else {}

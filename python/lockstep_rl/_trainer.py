@@ -239,8 +239,8 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
     def predict(
         self, test_dataset: Any, ignore_keys: Any = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Returns the metrics of a dataset, without logging them. `predictions` and `label_ids` are what
-        `compute_metrics` receives (dicts by name, for a dict of datasets). They are None in trainers that generate
+        """Returns the metrics of a dataset, without logging them. `predictions` and `label_ids` are the values
+        that `compute_metrics` receives (dicts by name, for a dict of datasets). They are None in trainers that generate
         completions, and with `prediction_loss_only`."""
         if test_dataset is None:
             raise ValueError("predict: `test_dataset` is missing")
@@ -276,7 +276,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             values.pop("metric_for_best_model", None), values.pop("early_stopping_patience", None)
             self._run(values=values, evaluation=data, only_evaluate=metrics, eval_metrics=own)
         if "eval_num_tokens" in metrics:
-            # The number of tokens that were trained on, not those of this evaluation.
+            # The number of tokens that were trained on, which this evaluation does not change.
             metrics["eval_num_tokens"] = 0 if self._result is None else self._result["num_tokens"]
         if metric_key_prefix != "eval":
             metrics = {metric_key_prefix + key.removeprefix("eval"): value for key, value in metrics.items()}

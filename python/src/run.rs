@@ -256,7 +256,7 @@ impl Job {
         run.finish()
     }
 
-    /// The branch to create, if the run is resumed from a run other than the one in its own directory.
+    /// The branch to create, if training resumes from a run in another directory.
     fn branch(&self, resume: &str) -> anyhow::Result<Option<lockstep::directory::Branch>> {
         let out = self.layers.clone().resolve()?.config.output_dir;
         out.map_or(Ok(None), |out| lockstep::directory::Branch::find(resume, &out))

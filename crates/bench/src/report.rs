@@ -29,7 +29,7 @@ impl Machine {
         Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings, load })
     }
 
-    /// Replaces the peak by that of matmuls in `dtype`: the peak of AMX tiles, if these matmuls use AMX.
+    /// Replaces the peak by the peak of matmuls in `dtype`, which is the peak of AMX tiles if these matmuls use AMX.
     pub fn with_dtype(self, dtype: DType) -> Machine {
         Machine { ceilings: self.ceilings.for_dtype(dtype), ..self }
     }

@@ -19,10 +19,10 @@ pub struct LevelsFlags {
     /// basic (threads), advanced (fused) and optimal (bf16). A step at level baseline takes many minutes.
     #[arg(long, value_name = "NAME", value_parser = levels::PRESETS.map(|preset| preset.id))]
     pub preset: Option<String>,
-    /// The size of the model (random weights); by default that of the preset, or 7m.
+    /// The size of the model (random weights); by default the preset's size, or 7m.
     #[arg(long, value_enum)]
     pub shape: Option<ShapeFlag>,
-    /// The levels to run, in this order; by default those of the preset, or all. Each level adds one optimization to
+    /// The levels to run, in this order; by default the preset's levels, or all. Each level adds one optimization to
     /// the level before: none, cache (KV cache), vectors, threads, batching, fused (lm head), shared (prompt; GRPO
     /// only), bf16.
     #[arg(long, value_name = "LEVEL,…", value_delimiter = ',')]

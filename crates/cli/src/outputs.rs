@@ -68,7 +68,7 @@ pub(super) fn page() -> String {
     }
     for Section { title, of, metrics } in SECTIONS {
         let _ = write!(page, "\n## {title}\n\nOf: {}.\n\n", cell(of));
-        page.push_str("| metric | unit | meaning | healthy | what helps where it is not |\n|---|---|---|---|---|\n");
+        page.push_str("| metric | unit | meaning | healthy | remedy otherwise |\n|---|---|---|---|---|\n");
         for Metric { name, unit, meaning, healthy, remedy } in *metrics {
             let _ = writeln!(page, "| `{name}` | {unit} | {} | {} | {} |", cell(meaning), cell(healthy), cell(remedy));
         }

@@ -20,8 +20,8 @@ pub struct ReportArgs {
     /// The run; with two runs, the first is the baseline.
     #[arg(value_name = "RUN", required = true, num_args = 1..=2)]
     pub runs: Vec<PathBuf>,
-    /// The directory for report.html and report.md, created if needed; by default that of the (second) run. Files of an
-    /// earlier report are overwritten.
+    /// The directory for report.html and report.md, created if needed; by default the (second) run's directory. Files
+    /// of an earlier report are overwritten.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Prints the Markdown report and writes no files.

@@ -1,4 +1,4 @@
-// Views besides a run's own: home, a missing run, two texts of one prompt, and a growing run.
+// Views beyond those of a single run: home, a missing run, two completions of one prompt, and a growing run.
 import assert from "node:assert/strict";
 import { appendFileSync, mkdirSync, writeFileSync } from "node:fs";
 import { base, lines, listed, open, test, work } from "./page.mjs";

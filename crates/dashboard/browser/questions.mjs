@@ -145,7 +145,7 @@ await ask("Where does the time go, and what helps?", [...THREE, "slow"], async (
     const whole = measured.seconds + (outer.find((one) => one.path === "evaluation")?.seconds ?? 0);
     names = Object.fromEntries(outer.map((one) => [one.path, one.seconds / whole]));
   } catch (error) {
-    // A run of a few seconds has no profile; its steps have their own times.
+    // A run of a few seconds has no profile, but its metrics have the times of its steps.
     assert.equal(error.code, "ENOENT");
     const steps = metrics(run).filter((line) => line.step_time !== undefined);
     const total = (key) => steps.reduce((sum, line) => sum + (line[key] ?? 0), 0);

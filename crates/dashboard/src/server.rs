@@ -334,7 +334,7 @@ async fn stages(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     answer(&lock(&run).traced().json(number(&words(&uri), "px", 240).clamp(1, 4000)))
 }
 
-/// The report of `lockstep report` as a downloadable file: of the run, or of two runs if `vs` is given.
+/// The report of `lockstep report` on one run, or on two runs if `vs` is given, as a downloadable file.
 async fn report_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let words = words(&uri);
     let names = std::iter::once(name.as_str()).chain(words.get("vs").map(String::as_str));

@@ -13,8 +13,8 @@ use std::path::{Component, Path, PathBuf};
 pub struct MemoryLimit {
     /// The limit in bytes.
     pub bytes: u64,
-    /// Bytes charged to this limit that the system cannot reclaim: those of this process, or of the whole control
-    /// group.
+    /// Bytes that count towards this limit and that the system cannot reclaim: memory of this process, or of its whole
+    /// control group.
     pub used: u64,
     /// The file that sets the limit, or the name of the resource limit.
     pub source: String,

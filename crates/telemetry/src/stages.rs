@@ -190,8 +190,8 @@ impl Stages {
         *lock(&self.inner).counts.entry(name.to_owned()).or_default() += n;
     }
 
-    /// Returns the totals of the spans that ended since the last call, and the counts since then: those of one step.
-    /// The totals of the whole run are kept.
+    /// Returns the totals of the spans that ended since the last call, and the counts since then. It is called once per
+    /// step. The totals of the whole run are kept.
     pub fn take_step(&self) -> StepTotals {
         let mut inner = lock(&self.inner);
         inner.time_device();

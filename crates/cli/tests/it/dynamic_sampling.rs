@@ -1,5 +1,5 @@
-//! Dynamic sampling in whole runs: its counts, the groups that it drops, and that neither kills nor the number of
-//! threads change a bit.
+//! Dynamic sampling in whole runs: its counts and the groups that it drops. Neither kills nor the number of threads
+//! change a bit.
 
 use crate::support::runs::{arguments, directory, good, metrics, rollouts, same};
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! Runs with workers that are stopped by signals: the rules are those of a single process, for any process that gets
-//! the signal and any number of signals. (`terminals` tests Ctrl-C and closing terminals.)
+//! Runs with workers that are stopped by signals: the rules of a single process hold, whichever process gets the signal
+//! and however many signals arrive. (`terminals` tests Ctrl-C and closing terminals.)
 
 use super::distributed::{distributed, pids};
 use super::stopping::{signal, start, wait_for};

@@ -293,7 +293,7 @@ fn each_step_is_replayed_with_its_own_configuration() {
     good(root, &["fork", "run", "--at", "3", "--set", "epsilon=0.1", "--out", "fork"]);
     let fork = proven(root, "fork", &["--all"], "");
     assert_eq!(fork["proven"].as_array().unwrap().len(), 4, "its six steps: {fork}");
-    // The configuration file is not the one that the run used.
+    // The configuration file differs from the one that the run used.
     let config = root.join("run/config.toml");
     let text = fs::read_to_string(&config).unwrap();
     assert!(text.contains("temperature = 1.0"), "{text}");

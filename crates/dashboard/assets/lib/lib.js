@@ -1,4 +1,4 @@
-// Shared by all views: elements, responses of the server, the URL, numbers.
+// Helpers of all views: elements, responses of the server, the URL, numbers.
 
 /** Creates an element with attributes, listeners (`onclick`), and children. Strings become text, never markup. */
 export function h(tag, attributes = {}, ...children) {

@@ -1,4 +1,4 @@
-// A line without axes.
+// Sparklines: line charts without axes.
 import { h } from "/lib/lib.js";
 
 export function sparkline(values, width = 96, height = 22) {

@@ -1,4 +1,4 @@
-// A tour of a run in five steps: a dialog beside the element that each step explains. Its numbers are those of the run.
+// A tour of a run in five steps: a dialog beside the element that each step explains. Its numbers come from the run.
 import { address, counted, get, h, number, percent } from "/lib/lib.js";
 import { STAGES } from "/time/stages.js";
 

@@ -74,7 +74,7 @@ export function ahead(series) {
   };
   const [wait, ready, lag] = ["async/learner_wait_s", "async/queue_complete", "async/lag_mean"].map(mean);
   const says = [];
-  if (wait !== null) says.push("Workers generate beside the learner: its rollout is the wait for them.");
+  if (wait !== null) says.push("Workers generate while the learner trains: its rollout time is the wait for them.");
   if (ready !== null) says.push(`On average ${number(ready)} groups are complete before they are needed.`);
   if (lag !== null) says.push(`The weights that sampled a token are ${number(lag)} versions old when the token is trained on.`);
   return says.join(" ");

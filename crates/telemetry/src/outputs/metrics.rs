@@ -143,7 +143,7 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
         "kl",
         "nats",
         "Mean KL divergence to the reference model per token, with the estimator of the loss (k3); in RLOO and \
-         REINFORCE++, with that of the reward.",
+         REINFORCE++, with the reward's estimator.",
     )
     .healthy("below 1")
     .remedy("a higher beta; a lower learning_rate"),
