@@ -19,7 +19,7 @@ const NOT_READ: [&str; 6] = [
 /// The number of newest headlines to draw from.
 const HEADLINES: &str = "-200";
 
-/// A text with its place: file and line, or commit.
+/// A text with its location: file and line, or commit.
 type Text = (String, String);
 
 #[derive(Default)]

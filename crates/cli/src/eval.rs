@@ -43,7 +43,8 @@ pub struct Args {
     pub task: Option<String>,
     #[command(flatten)]
     pub rewards: RewardArgs,
-    /// Completions per prompt; more than one are sampled (num_generations_eval). Without a configuration: 1, greedy.
+    /// Completions per prompt; if more than one, they are sampled (num_generations_eval). Without a configuration: 1,
+    /// greedy.
     #[arg(long, value_name = "N")]
     pub n: Option<usize>,
     /// The sampling temperature; 0: greedy.

@@ -107,7 +107,8 @@ fn new_name() -> String {
     format!("run-{}-{:06}-{}", now.as_secs(), now.subsec_micros(), std::process::id())
 }
 
-/// Prepares to resume a run: its recorded configuration, with changes on the command line that resuming allows.
+/// Prepares to resume a run with its recorded configuration, and with the changes on the command line that resuming
+/// allows.
 fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console) -> anyhow::Result<Session> {
     let output_dir = match (&args.out, &args.file) {
         (Some(out), _) => Some(out.clone()),

@@ -41,7 +41,7 @@ await test("a metric with few values is drawn as a line", async () => {
 await test("the cursor shows the same step in all charts of both runs", async () => {
   const page = await open("#/a/overview?vs=b");
   await page.waitForSelector(".u-over");
-  // It is displayed above the charts, but read after them.
+  // This section is displayed above the charts, but loaded after them.
   await page.waitForSelector(".pair");
   await page.locator(".u-over").first().scrollIntoViewIfNeeded();
   await page.waitForTimeout(300);

@@ -27,7 +27,7 @@ export const noise = [];
 export async function open(address, { width = 1280, height = 900, scheme = "light", hasTouch = false, script } = {}) {
   const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme, hasTouch });
   if (script) await page.addInitScript({ path: script });
-  // Only a page that hangs reaches this, however busy the machine is.
+  // Only a page that hangs reaches this timeout, however busy the machine is.
   page.setDefaultTimeout(120_000);
   page.on("console", (message) => noise.push(`${address}: ${message.text()}`));
   page.on("pageerror", (error) => noise.push(`${address}: ${error.message}`));

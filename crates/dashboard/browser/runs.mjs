@@ -59,7 +59,7 @@ for (const [run, headline] of Object.entries(RUNS))
     assert.deepEqual(keys.filter((key) => !names.has(key)), []);
     headline.forEach((part) => assert.match(verdict.says, part));
     await page.goto(`${base}/#/${run}/overview?metrics=all`);
-    // A server that has just started may not have read every file when it is asked for the first time.
+    // A server that has just started may not have read every file at the first request.
     const agrees = async (run) => {
       const { verdict } = await (await fetch(`/api/runs/${run}`)).json();
       return document.querySelector(".verdict h1")?.textContent === verdict.says;

@@ -166,7 +166,7 @@ fn median_step(steps: &[Step]) -> Option<&Step> {
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
-/// A line with time and optimizations for each named level, if any of its levels was measured.
+/// Describes each named level of which at least one level was measured: one line with its time and optimizations.
 fn named_lines(algorithm: Algorithm, runs: &[(Level, Vec<Step>)]) -> Vec<String> {
     let seconds = |steps: &[Step]| median_step(steps).map(Step::seconds);
     let first = runs.first().and_then(|(_, steps)| seconds(steps)).unwrap_or(f64::NAN);

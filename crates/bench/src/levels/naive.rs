@@ -203,7 +203,7 @@ impl Naive {
     }
 
     /// Computes the loss. Overwrites the softmax p in `d_logits` with the gradient of the loss, which is 0 for padding.
-    /// With J the loss, H the entropy and v a vocabulary index it is:
+    /// For the loss J, the entropy H and a vocabulary index v, the gradient is:
     ///
     /// (1[v = token] − p_v) ∂J/∂log p − p_v (log p_v + H) ∂J/∂H
     #[allow(clippy::disallowed_methods)] // reference code; no result depends on its bits

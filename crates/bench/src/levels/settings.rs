@@ -177,7 +177,7 @@ impl Preset {
         PRESETS.into_iter().find(|preset| preset.id == id)
     }
 
-    /// The levels that run by default: the named ones, from the baseline on.
+    /// The levels that run by default: the named levels, starting with the baseline.
     pub fn levels(&self) -> Vec<Level> {
         self.algorithm.named().iter().map(|named| named.level).collect()
     }

@@ -1,4 +1,4 @@
-//! Tests of the configuration of an evaluation, which its flags set.
+//! Tests of the configuration that the flags of an evaluation set.
 
 use super::*;
 use clap::Parser as _;

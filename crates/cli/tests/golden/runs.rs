@@ -270,8 +270,8 @@ impl Site {
         directory
     }
 
-    /// The hashes of `run`; asserts that they stay equal if the run is interrupted and resumed on the instruction set
-    /// `resumed`.
+    /// Returns the hashes of `run`, and asserts that they stay equal if the run is interrupted and resumed on the
+    /// instruction set `resumed`.
     pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
         let directory = self.directory(&format!("{}-{isa}-{column}", run.name));
         if run.name == "replay" {

@@ -87,7 +87,7 @@ fn diverging_runs_raise_an_alarm() {
     }
 }
 
-/// Runs of the same kinds and of further kinds, with an ordinary learning rate.
+/// The same and further kinds of runs, with an ordinary learning rate.
 #[test]
 fn healthy_runs_raise_no_alarm() {
     let dir = runs::directory();

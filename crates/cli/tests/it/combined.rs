@@ -1,5 +1,5 @@
-//! Combinations of features: an adapter with bf16 moments and dropout, recorded rollouts and dynamic sampling; a run
-//! that combines them resumes exactly.
+//! A run that combines an adapter with bf16 moments and dropout, recorded rollouts and dynamic sampling resumes and
+//! replays exactly.
 
 use crate::support::runs::{arguments, directory, good};
 use std::fs;

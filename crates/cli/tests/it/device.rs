@@ -217,8 +217,8 @@ fn the_planned_device_memory_matches_the_used_memory() {
     assert_eq!((&small["fits"], &small["device"]["available_bytes"]), (&false.into(), &100_000.into()));
 }
 
-/// If another process takes memory after planning, the error names the failed part and the settings that lower it. The
-/// same command runs once the memory is free again.
+/// If another process takes memory after planning, the error names the part that does not fit and the settings that
+/// make it smaller. The same command runs once the memory is free again.
 #[test]
 fn a_device_that_runs_out_of_memory_names_the_part_and_the_remedy() {
     let dir = directory();

@@ -47,7 +47,7 @@ fn a_student_approaches_its_teacher_and_resumes() {
         "no reward exists, so no completion may count as unscored"
     );
 
-    // Batches are used twice, so that checkpoints store per-token advantages; one completion per prompt.
+    // Each batch is used twice, so that checkpoints store per-token advantages. Each prompt has one completion.
     let set = [&ALONE[..], &["num_generations=1", "num_iterations=2", "save_steps=1", "threads=1"]].concat();
     good(dir.path(), &arguments("train", "whole", &set));
     let again = [&set[..3], &["num_generations=1", "num_iterations=2", "save_steps=1", "threads=2"]].concat();

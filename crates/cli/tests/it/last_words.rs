@@ -20,7 +20,7 @@ enum How {
 }
 
 /// The command, its keys, how the run is executed, the metric for the verdict, and the number of its values: one per
-/// step that has a value. (In the older version's part: one per logged step.)
+/// step that has a value. (In the steps that an older version trained: one per logged step.)
 type Row = (&'static str, &'static [&'static str], How, &'static str, usize);
 
 #[rustfmt::skip]

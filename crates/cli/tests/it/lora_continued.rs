@@ -36,8 +36,8 @@ fn from_reference(run: &Path) -> Vec<f64> {
     ["kl", "objective/kl", "rewards/margins"].iter().flat_map(|name| of_lines(run, name)).collect()
 }
 
-/// `ref_adapter` and `ref_model` with every method that has a reference: which runs get the same weights, and whether
-/// the policy initially equals its reference.
+/// Tests `ref_adapter` and `ref_model` with every method that has a reference: which runs get the same weights, and
+/// whether the policy initially equals its reference.
 #[test]
 fn the_reference_of_a_continued_adapter_follows_ref_adapter_and_ref_model() {
     let dir = with_two_adapters();

@@ -135,8 +135,8 @@ fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
     child.wait().unwrap();
 }
 
-/// Kills `kills` commands `verify` and `fork` midway. The original run must stay unchanged, and a fork is restarted or
-/// continues, to the same bits.
+/// Kills `kills` commands `verify` and `fork` midway. The original run must stay unchanged, and a fork that is
+/// restarted or continued must have the same bits.
 fn killed_readers(root: &Path, kills: u32, seed: u64) {
     let set = ["record_rollouts=true", "save_steps=4", "eval_strategy=no", "logging_steps=1"];
     good(root, &arguments("train", "original", &set));

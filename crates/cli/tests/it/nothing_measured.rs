@@ -1,5 +1,6 @@
-//! Metrics over no values are missing, for every kind of run and every way in which values can be missing: which
-//! metrics must be absent from every line, which must be present, and the printed messages.
+//! Metrics over no values are missing, in every kind of run and for every way in which values can be missing. The
+//! tables list the metrics that must be absent from every line, the metrics that must be present, and the printed
+//! messages.
 
 use crate::support::runs::{arguments, directory, good};
 use serde_json::{Map, Value};

@@ -56,7 +56,7 @@ fn runs_that_start_together_stay_separate() {
         codes.sort();
         codes
     };
-    // Of three runs with the same directory, only one gets it.
+    // Only one of three runs gets the directory that all of them name.
     assert_eq!(together(&arguments("sft", "run", &[])), [Some(0), Some(2), Some(2)]);
     same(&root.join("whole"), &root.join("run"));
     // Without an explicit directory, each run gets its own.

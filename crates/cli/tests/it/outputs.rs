@@ -57,7 +57,7 @@ fn a_directory_that_cannot_be_created_is_an_error_with_the_reason() {
     }
 }
 
-/// A closed pipe is not a failure. A full disk is one, and is reported. Nothing panics.
+/// A closed pipe is not a failure. A full disk is a failure, and is reported. Nothing panics.
 #[test]
 fn no_command_panics_if_standard_output_is_closed_or_full() {
     let dir = directory();

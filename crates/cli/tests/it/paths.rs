@@ -8,7 +8,8 @@ use std::fs;
 #[test]
 fn paths_in_lists_and_tables_are_relative_to_their_file() {
     let dir = directory();
-    // The path as the configuration resolves it, and as the program reports its working directory.
+    // The canonical path, to which the configuration resolves paths, and which the program reports as its working
+    // directory.
     let root = &dir.path().canonicalize().unwrap();
     let (configs, elsewhere) = (root.join("configs"), root.join("else where"));
     for made in ["configs/scorer", "configs/my rewards", "else where"] {

@@ -260,7 +260,7 @@ fn opened(watched: &[&Path], run: impl FnOnce()) -> BTreeSet<String> {
     found
 }
 
-/// No command opens a file of a model's directory that is not listed.
+/// No command opens an unlisted file in a model's directory.
 #[test]
 fn only_listed_files_and_weights_are_opened() {
     let dir = conversations();

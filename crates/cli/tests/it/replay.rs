@@ -1,4 +1,5 @@
-//! Replaying recorded rollouts gives the same bits; rollouts from other programs; and refused files.
+//! Replaying recorded rollouts gives the same bits. Other tests replay rollouts from other programs, and files that
+//! must be refused.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, rollouts, same};
 use crate::support::{lockstep, refused};

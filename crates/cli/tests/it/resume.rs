@@ -32,7 +32,8 @@ fn has_checkpoint(directory: &Path) -> bool {
     saved.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("step-"))
 }
 
-/// Starts the program and kills it with SIGKILL at `moment`. Returns true if the program ended successfully before.
+/// Starts the program and kills it with SIGKILL at `moment`. Returns true if the program ended successfully before that
+/// moment.
 fn kill_at(directory: &Path, arguments: &[&str], moment: Moment<'_>) -> bool {
     let log = fs::File::create(directory.join("said.txt")).unwrap();
     let mut child = command(directory, arguments).stdout(Stdio::null()).stderr(log).spawn().unwrap();

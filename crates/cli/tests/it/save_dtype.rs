@@ -193,7 +193,7 @@ fn results_of_every_kind_have_the_dtype_of_their_loaded_models() {
     println!("{} results have the dtype that they should have", all_right(ROWS.into_iter()));
 }
 
-/// Training has the bits of the same model in f32, and so does a resume; `verify` detects a changed result.
+/// Training gives the same bits as with the model in f32, also after a resume; `verify` detects a changed result.
 #[test]
 fn the_dtype_of_the_result_changes_no_bit_of_training() {
     let dir = loaded("BF16");

@@ -98,8 +98,8 @@ impl Row<'_> {
         self.root().join(format!("slow-{}", self.out))
     }
 
-    /// Starts the run, with these words before the program's, and waits until its first step is logged. Its rewards are
-    /// slow until [`Row::hurry`].
+    /// Starts the run with the words `before` in front of the program's words, and waits until the first step is
+    /// logged. Its rewards are slow until [`Row::hurry`].
     fn begin(&self, before: &[&str]) -> Child {
         fs::write(self.slow(), "").unwrap();
         let all = self.arguments(&[]);

@@ -12,8 +12,8 @@ export const isThere = (x) => x !== null && x !== undefined;
 
 /**
  * The mean of the values so far, in which each earlier value counts `weight` times as much as the next (0 ≤ weight <
- * 1). Divided by the sum of the weights, so that the first values are not biased towards 0 (Kingma and Ba 2015, section
- * 3).
+ * 1). The mean is divided by the sum of the weights, so that the first values are not biased towards 0 (Kingma and Ba
+ * 2015, section 3).
  */
 export function smoothed(values, weight) {
   let [mean, sum] = [0, 0];

@@ -1,4 +1,4 @@
-// Sections of charts by family of metric. Sections can be closed, and the browser remembers which are.
+// Sections of charts by family of metric. Sections can be closed, and the browser remembers the closed ones.
 import { fill, h } from "/lib/lib.js";
 
 // The first sections, in this order. Other metrics form sections by the part of the name before "/".

@@ -3,7 +3,7 @@ import { sections } from "/charts/families.js";
 import { get, isReward } from "/lib/lib.js";
 import { unitOf } from "/charts/units.js";
 
-// The main charts of a run: the first of these metrics that it has.
+// The main charts show the first of these metrics that the run has.
 const CHARTS = [
   "reward",
   "loss",

@@ -37,10 +37,10 @@ export function ticks(values, unit, digits = 3) {
   return values.map((x) => number(x, digits));
 }
 
-/** A value with its unit, if numbers of this unit are shown with one. */
+/** Formats a value, with its unit if numbers in this unit are shown with one. */
 export const text = (x, unit) => (x === null || x === undefined || Number.isNaN(x) ? "–" : ticks([x], unit)[0]);
 
-/** Steps between ticks that are round numbers in the unit. */
+/** Intervals between ticks that are round numbers in the unit. */
 export function increments(unit) {
   if (unit === "bytes") return Array.from({ length: 50 }, (_, power) => 2 ** power);
   if (unit === "date") return [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];

@@ -44,8 +44,8 @@ export function compared(a, b) {
 }
 
 /**
- * Both texts as rows `{same, left, right}`: common lines are beside each other, and lines of only one text in between,
- * as pieces like those of `compared`.
+ * Both texts as rows `{same, left, right}`. Common lines are side by side, with the lines of only one text between
+ * them. A line consists of pieces as in `compared`.
  */
 export function aligned(a, b) {
   const [left, right] = [a.split("\n"), b.split("\n")];

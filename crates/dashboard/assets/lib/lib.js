@@ -20,7 +20,7 @@ const there = (children) =>
 /** Replaces the contents of an element. */
 export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
-/** Replaces the contents of an element only if they have changed, so that the focus stays otherwise. */
+/** Replaces the contents of an element only if they have changed; otherwise the focus stays. */
 export function refill(element, what, make) {
   if (element.shows === what) return;
   element.shows = what;

@@ -52,7 +52,7 @@ function shade(color, completion, t) {
 export const colorsOf = (data) =>
   Object.keys(COLORS).filter((name) => name !== "value" || data?.completions.some((one) => one.values));
 
-/** The colours, and the values at which they are full. */
+/** A legend of the colours, with the values at which they are full. */
 export const legend = (color) =>
   h(
     "span",

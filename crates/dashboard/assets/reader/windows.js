@@ -1,4 +1,4 @@
-// Completions that are longer than one response of the server: their tokens are loaded in windows, one after the other.
+// Completions that are longer than one response of the server: their tokens are loaded in windows, one at a time.
 import { get } from "/lib/lib.js";
 
 const OF_TOKENS = ["ids", "pieces", "logprobs", "new_logprobs", "entropies", "values", "advantages", "mask"];

@@ -97,7 +97,7 @@ function whole(run, facts) {
     find: () => document.querySelector(".whole"),
     title: "Where does the time go?",
     says: [
-      "The bar is a whole step, to the last per cent; its parts are the rows of the table below it.",
+      "The bar is a whole step: its parts sum to 100 %, and are the rows of the table below it.",
       `${helps} Click a step in the chart to see its spans.`,
     ],
   };
@@ -185,7 +185,7 @@ export async function tour(run) {
     dialog.querySelector("[autofocus]").focus();
   }
 
-  // A view that is redrawn, when text or a step arrives, replaces its elements.
+  // A view replaces its elements when it is redrawn, for example when a step arrives.
   const renewed = setInterval(() => {
     const element = at >= 0 && marked && !marked.isConnected ? steps[at]?.find() : null;
     if (!element) return;

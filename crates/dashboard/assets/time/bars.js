@@ -1,4 +1,4 @@
-// The time of a whole step by stage, complete to the last per cent, and the work in parallel with the learner.
+// The time of a whole step by stage, whose shares sum to 100 %, and the work in parallel with the learner.
 import { h, number, percent, seconds } from "/lib/lib.js";
 import { color, fitNames, inBucket, stepsIn } from "/time/stages.js";
 

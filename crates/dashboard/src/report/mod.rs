@@ -42,7 +42,7 @@ const CHARACTERS: usize = 600;
 pub struct Report {
     /// The name of the run's directory.
     pub name: String,
-    /// Whether the run learns, in one sentence.
+    /// The verdict on the run, in one sentence.
     pub verdict: Verdict,
     /// Facts about the run (model, data, …): name and value.
     pub facts: Vec<(&'static str, String)>,

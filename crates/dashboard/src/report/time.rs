@@ -51,7 +51,7 @@ impl Time {
 }
 
 /// The findings, the most expensive first, each with the seconds per step that could be saved, as text; the text is
-/// empty if they are unknown.
+/// empty if the saving is unknown.
 pub fn gains(profile: &ProfileRecord) -> Vec<(&Finding, String)> {
     let words = |seconds: f64| format!(", up to {} s of a step", number(seconds));
     profile

@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::runs::{metrics, rollouts};
 
-/// Seconds since 1970 of days in February and December 1970.
+/// Days in February and December 1970, in seconds since 1970.
 const PAST: u64 = 40 * 86_400;
 const LATER: u64 = 800 * 86_400;
 

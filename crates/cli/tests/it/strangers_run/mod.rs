@@ -23,7 +23,8 @@ const NOISE: u64 = 24 << 20;
 /// How much additional memory a sparse or irregular file may cost.
 const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
-/// Runs that together have every file to be changed: by one process, in chunks, and with workers that were killed.
+/// Runs that together have every file to be changed: a run of one process, a run in chunks, and a run with workers that
+/// were killed.
 const BASES: [(&str, &[&str]); 3] = [
     ("one", &["max_staleness=1", "num_iterations=2", "steps_per_generation=2"]),
     ("chunks", &["max_staleness=2", "partial_rollout_tokens=2"]),

@@ -1,5 +1,5 @@
-//! Results on disk that do not match their jobs, as an earlier learner may have accepted them: a resumed run
-//! regenerates them.
+//! A resumed run regenerates results on disk that do not match their jobs. An earlier learner may have accepted such
+//! results.
 
 use super::kinds::{KINDS, Runs};
 use super::{Row, USUAL};
@@ -99,7 +99,7 @@ fn try_all(rows: &[(&str, Change)]) {
             copy(&row.run(), &run);
             let files = batches(&run);
             assert!(files.len() >= 2, "{what}: {files:?}");
-            // Alternately the last file, and a file that is followed by others.
+            // Half of the rows change the last file, the others a file that is followed by other files.
             let place = if number % 2 == 0 { files.len() - 1 } else { 1 };
             let read = |file: &Path| batch_from_bytes(&fs::read(file).unwrap()).unwrap();
             let (before, (batch, mut all)) = (read(&files[place - 1]).1, read(&files[place]));
