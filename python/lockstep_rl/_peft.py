@@ -43,7 +43,7 @@ def save_base(model: Any, target: str) -> str:
     save_below(model, below)
     model.save_pretrained(target)
     set_base(target, target, below)
-    # The hash is that of the original base model files, which have other bytes.
+    # The hash belongs to the original files of the base model, whose bytes differ.
     forget_hash(os.path.join(target, "adapter_model.safetensors"))
     if has_scores(model.get_base_model()):
         _add_scores(model, target)

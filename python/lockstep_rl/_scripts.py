@@ -120,7 +120,7 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
 
 
 def _shares(parts: list, fractions: list, streaming: bool) -> list:
-    """The first rows of each dataset, by its fraction of the largest mixture without repeated rows."""
+    """Returns the first rows of each dataset: as many as its fraction of the largest mixture without repeated rows."""
     if None in fractions:
         raise ValueError("`datasets`: set fraction for all of them, or for none")
     if streaming:
@@ -159,8 +159,8 @@ def get_quantization_config(model_args: ModelConfig) -> None:
 
 
 class TrlParser(argparse.ArgumentParser):
-    """Parses the fields of dataclasses from the command line, and from the YAML file that `--config` names. A field
-    that several classes have belongs to a class of the script, rather than to a configuration class."""
+    """Parses the fields of dataclasses from the command line, and from the YAML file that `--config` names. If
+    several classes have a field, it belongs to a class of the script rather than to a configuration class."""
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any):
         super().__init__(**{"allow_abbrev": False, "argument_default": argparse.SUPPRESS, **kwargs})

@@ -119,8 +119,8 @@ class DeviceBatch:
 
 def h2d_once(arrays: dict[str, Any]) -> DeviceBatch:
     """Copies several arrays from the host to a device in a single copy, instead of one copy for each. In this build the
-    device is the CPU, which shares the host's memory; copies are counted on a second CPU device with memory of its
-    own."""
+    device is the CPU, which shares the host's memory; copies are counted on a second CPU device that has its own
+    memory."""
     return DeviceBatch(arrays)
 
 

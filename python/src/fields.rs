@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use serde_json::Value;
 
-/// The command and the algorithm of a method's name.
+/// The command and the algorithm for the name of a method.
 pub fn method(name: &str) -> PyResult<(Purpose, Algorithm)> {
     Ok(match name {
         "grpo" => (Purpose::Grpo, Algorithm::Grpo),

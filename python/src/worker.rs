@@ -13,9 +13,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Works for the run in this directory until the run ends or `stop` is set. `rewards` are `(name, function, by_group)`.
-/// `profiles` are the sampling profiles whose groups it generates; if empty, all. `allow_other_build` accepts a learner
-/// from another build. `waits` also waits for the learner of a run that has ended or had no workers. Messages for the
-/// user go to `say`.
+/// `profiles` are the sampling profiles whose groups this worker generates; if empty, all. `allow_other_build` accepts
+/// a learner from another build. `waits` also waits for the learner of a run that has ended or had no workers. Messages
+/// for the user go to `say`.
 #[pyfunction]
 #[pyo3(signature = (
     run, name, *, rewards, stop, say, threads=None, profiles=Vec::new(), allow_other_build=false, waits=false

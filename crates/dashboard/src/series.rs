@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// The bits of the NaN that marks a line without the metric; no metric has these bits.
 const MISSING: u64 = 0x7ff8_dead_beef_0001;
 
-/// A horizontal axis of charts other than the steps.
+/// A horizontal axis of charts, other than the axis of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// Minutes of training since the first logged step: the sum of `step_time`, without evaluations and without the

@@ -224,7 +224,8 @@ pub struct Moved {
     /// The mean of the last tenth.
     pub to: f64,
     /// The step at which half of the change was reached; `None` if the metric did not move significantly. It is the
-    /// first step whose neighbourhood (five values; in long runs, a twentieth of all values) has such a mean.
+    /// first step whose neighbourhood (five values; in long runs, a twentieth of all values) has a mean at least
+    /// half-way from `from` to `to`.
     pub half: Option<u64>,
 }
 

@@ -92,7 +92,7 @@ export function address(run, view, words = {}) {
 /** The parameters of a URL that the next view keeps: the other run, and chart settings. */
 export const kept = ({ vs, smooth, log, x }) => ({ vs, smooth, log, x });
 
-/** Changes parameters of the URL; without a new history entry if only these change. */
+/** Changes parameters of the URL, without a new history entry. */
 export function change(words) {
   const now = place();
   const all = { ...now.words, ...words };

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use testing::wait_until;
 
-/// The marked pages: those whose commands all take seconds, and the slow ones.
+/// The marked pages: the quick ones, whose commands take only seconds, and the slow ones.
 const QUICK: [&str; 2] = ["on-a-cluster.md", "the-result.md"];
 const LONG: [&str; 3] = ["from-nothing.md", "tutorial.md", "writing-a-reward.md"];
 

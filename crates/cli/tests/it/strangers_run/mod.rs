@@ -201,7 +201,7 @@ fn last(text: &str) -> String {
     lines[lines.len().saturating_sub(6)..].iter().map(|line| format!("    {line}\n")).collect()
 }
 
-/// The file that matches a pattern; `*` is the first name.
+/// The file at a path in `run`; a last component `*` stands for the first file of the directory, by name.
 fn find(run: &Path, pattern: &str) -> PathBuf {
     match pattern.strip_suffix("/*") {
         None => run.join(pattern),
