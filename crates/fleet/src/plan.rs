@@ -1,4 +1,4 @@
-//! The sizes and limits of a run: the number of batches, the staleness, the number of jobs at once. Also the formula
+//! The sizes and limits of a run (the number of batches, the staleness, the number of jobs at once), and the formula
 //! for the version of the weights that samples a chunk of a batch.
 
 use crate::ids::{BatchId, GroupId, Version};

@@ -20,7 +20,7 @@ pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 /// The exit code of a worker that the learner has expelled. Such a worker is not started again.
 pub const EXPELLED: u8 = 4;
 
-/// A stop request that was made by a signal of this number.
+/// A stop request, with the number of the signal that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Save the work, then end.
@@ -160,10 +160,10 @@ fn is_crash(status: ExitStatus) -> bool {
 }
 
 /// Runs a learner and its workers until the learner ends, and returns its exit code. A killed learner is restarted, and
-/// so is a failed worker. A learner that crashed or failed ends the run. A worker that exits with code 2 (another
-/// model, another program) ends the run with that code. A worker that exits with [`EXPELLED`] is not restarted; once
-/// all workers have done so, the run ends. `asked` returns each request once. A stop request is forwarded to the
-/// learner as its signal, and the learner ends the workers. A request to end at once kills all children.
+/// so is a failed worker. A learner that crashed or failed ends the run. A worker that exits with code 2 (its model or
+/// program differs) ends the run with that code. A worker that exits with [`EXPELLED`] is not restarted; once all
+/// workers have done so, the run ends. `asked` returns each request once. A stop request is forwarded to the learner as
+/// its signal, and the learner ends the workers. A request to end at once kills all children.
 pub fn run(
     learner: Role<'_>,
     workers: Vec<Role<'_>>,

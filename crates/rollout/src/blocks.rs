@@ -7,8 +7,8 @@ use crate::prefix::PrefixCache;
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     blocks: usize,
-    /// Free pages without cached contents, except those never used; the last one is taken next, and never-used pages
-    /// after all of them.
+    /// Pages that were used, are free again and have no cached contents. The last one is taken next. Pages that were
+    /// never used are not listed here, and are taken once this list is empty.
     free: Vec<u32>,
     /// The number of sequences that use each page, for all pages that have been used so far.
     holders: Vec<u32>,

@@ -100,7 +100,7 @@ impl Balance {
         let expected = match (*without, drawn_with_guesses) {
             (Some(expected), _) => expected,
             (None, None) => *without.insert(seconds),
-            // Without a measured step without draft tokens, the gain is unknown.
+            // No step without draft tokens was measured, so the gain is unknown.
             (None, Some(_)) => return,
         };
         let seconds = seconds.min(2.0 * INTERRUPTED * expected);

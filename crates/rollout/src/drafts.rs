@@ -1,7 +1,7 @@
 //! Draft tokens for speculative decoding. The next tokens of a sequence are guessed from existing tokens: its prompt,
 //! its own completion, and the other completions of its group.
 //!
-//! An index of fixed size maps three consecutive tokens to the places in texts that follow them (as in LZ77); the
+//! An index of fixed size maps three consecutive tokens to the places right after them in the texts (as in LZ77). The
 //! oldest places are dropped first. This file also decides how many tokens to guess.
 
 /// The number of consecutive tokens that must match before a guess.
@@ -72,8 +72,8 @@ impl Drafts {
         }
     }
 
-    /// The places in this group's texts that follow the same three tokens as those at the end of `tokens`, newest
-    /// first. Hashes collide, so the caller must compare the tokens.
+    /// The places in this group's texts that follow the last three tokens of `tokens`, newest first. Hashes collide, so
+    /// the caller must compare the tokens.
     pub(crate) fn places(&self, group: u64, tokens: &[u32]) -> impl Iterator<Item = Place> {
         let gram = tokens.len().checked_sub(GRAM).map(|from| hash(group, &tokens[from..]));
         let (mut number, mut age) = (gram.map_or(self.next, |hash| self.heads[hash]), 0);

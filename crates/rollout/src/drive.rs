@@ -120,13 +120,14 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
         self.engine.borrow().drawn()
     }
 
-    /// Resumes a paused completion after `tokens` that the model did not sample. Returns false if it is not paused.
+    /// Appends `tokens`, which the model did not sample, to a paused completion, and resumes it. Returns false if the
+    /// completion is not paused.
     pub fn extend(&mut self, sequence: SequenceId, tokens: &[u32]) -> bool {
         self.paused.retain(|paused| *paused != sequence);
         self.engine.borrow_mut().extend(sequence, tokens)
     }
 
-    /// Ends a paused completion. Returns false if it is not paused.
+    /// Ends a paused completion. Returns false if the completion is not paused.
     pub fn finish(&mut self, sequence: SequenceId) -> bool {
         self.paused.retain(|paused| *paused != sequence);
         self.engine.borrow_mut().finish(sequence)

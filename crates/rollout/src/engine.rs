@@ -101,8 +101,8 @@ impl Engine {
         self.stopped = stopped;
     }
 
-    /// Starts to keep, in `activations`, the activations of rows that the current weights compute, for the first update
-    /// on their tokens; `None` stops it. The completions have the same bits either way.
+    /// From now on, stores the activations of rows that the current weights compute in `activations`, for the first
+    /// update on their tokens. `None` stops storing them. The completions have the same bits either way.
     pub fn keep_activations(&mut self, activations: Option<RolloutActivations>) {
         self.keeper = activations.map(Keeper::new);
     }
@@ -327,9 +327,9 @@ impl Engine {
         self.scheduler.paused().iter().map(of).collect()
     }
 
-    /// Resumes a paused completion after `tokens` that the model did not sample (their mask is false); only these are
-    /// computed. If they fill the completion, it ends at once. Returns false if the completion is not paused or no
-    /// longer exists.
+    /// Appends `tokens`, which the model did not sample (their mask is false), to a paused completion, and resumes it.
+    /// Only these tokens are computed. If they fill the completion, it ends at once. Returns false if the completion is
+    /// not paused or no longer exists.
     pub fn extend(&mut self, id: SequenceId, tokens: &[u32]) -> bool {
         let found = self.find_paused(id);
         found.inspect(|&index| self.scheduler.extend(index, tokens)).is_some()

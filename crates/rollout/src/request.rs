@@ -76,9 +76,9 @@ pub struct Request {
     /// The version of the weights to sample with. Every step must then get these weights. `None`: the current weights
     /// of each step.
     pub model: Option<ModelVersion>,
-    /// The completions so far; empty if all completions begin here. [`Unfinished`](FinishReason::Unfinished)
-    /// completions continue as if they had never stopped: keys and values are recomputed, and the records of their
-    /// tokens are kept. Other completions are not changed.
+    /// The completions that this request continues; empty if it begins all of them.
+    /// [`Unfinished`](FinishReason::Unfinished) completions continue as if they had never stopped: keys and values are
+    /// recomputed, and the records of their tokens are kept. Other completions are not changed.
     pub so_far: Vec<Completion>,
     /// A completion that reaches this many tokens before it ends is returned as
     /// [`Unfinished`](FinishReason::Unfinished).

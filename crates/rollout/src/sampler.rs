@@ -44,8 +44,8 @@ impl SamplerBuffers {
         }
     }
 
-    /// Samples a token for each draw. `hidden`: `[rows, hidden size]` is the model's output
-    /// for the rows of the step, and `step` has the indices of the rows to sample from.
+    /// Samples a token for each draw. `hidden` (`[rows, hidden size]`) is the model's output for the rows of the step,
+    /// and `step` has the indices of the rows to sample from.
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,

@@ -57,16 +57,16 @@ pub(crate) struct Sequence {
     /// The number of pages of `blocks` that are in the prefix cache, and the node of the last one.
     pub(crate) cached: usize,
     pub(crate) node: Node,
-    /// The results of the head for each token after the prompt. For a token that was not sampled: log-probability and
-    /// entropy 0, log-sum-exp NaN.
+    /// The lm head's results for each token after the prompt. A token that was not sampled has log-probability 0,
+    /// entropy 0 and log-sum-exp NaN.
     pub(crate) head: HeadColumns,
     pub(crate) sampled: Vec<bool>,
     pub(crate) versions: Vec<Updates>,
     pub(crate) top: Alternatives,
 }
 
-/// The most likely tokens at each position, in descending order; the same number at each position. Empty unless
-/// requested.
+/// The most likely tokens at each position, in descending order. All positions have the same number of them. Empty
+/// unless requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Alternatives {
     pub(crate) width: usize,

@@ -159,7 +159,7 @@ fn a_decode_step_allocates_nothing_and_requests_leak_nothing() {
     let named: Vec<(u64, &Adapter)> = adapters.iter().enumerate().map(|(i, a)| (i as u64, a)).collect();
     let counts = serving(&ctx, &base, &named);
     if counts.iter().any(|&n| n > 0) {
-        wrong.push(format!("adapters of each sequence and the prefix cache: {counts:?}"));
+        wrong.push(format!("one adapter per sequence, with the prefix cache: {counts:?}"));
     }
     assert!(wrong.is_empty(), "allocations of each step:\n{}", wrong.join("\n"));
     requests_leave_nothing(&ctx, &base);

@@ -12,8 +12,8 @@
 //! δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1},  R_t = A_t + V_t
 //!
 //! A completion is an episode, and V after its last token is 0. This also holds for a completion that reached the
-//! length limit: the text was scored as it is, so the value of a possible continuation would be counted in addition.
-//! (TRL and InstructGPT do the same. A missing-EOS penalty gives the policy a reason to end.)
+//! length limit: the score rates the truncated text, and the value of a possible continuation would be added to that
+//! score. (TRL and InstructGPT do the same. A missing-EOS penalty gives the policy a reason to end.)
 //!
 //! Tokens outside the mask (such as tool output) are not actions, but part of the transition between two actions. The
 //! recursion skips them. Arithmetic is f64.

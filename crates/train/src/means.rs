@@ -1,9 +1,9 @@
-//! Metrics that single losses report.
+//! Metrics that only some losses report.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Means over an optimizer batch, by name: metrics that only some losses have.
+/// Means over an optimizer batch, by name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Means {
     sums: BTreeMap<String, (f64, u64)>,

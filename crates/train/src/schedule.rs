@@ -11,7 +11,7 @@
 //! - cosine_warmup_with_min_lr: the same, shifted by one step, with a warm-up that does not begin at 0,
 //! - polynomial: (e + (η − e) (1 − p)^power) / η, from η = the learning rate to e = lr_end,
 //! - inverse_sqrt: 1 / √((s + t − w) / t) with t = timescale,
-//! - warmup_stable_decay: 1, then num_decay_steps from 1 to min_lr_ratio.
+//! - warmup_stable_decay: 1, then a decay from 1 to min_lr_ratio in num_decay_steps.
 
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;

@@ -283,8 +283,8 @@ impl Coordinator {
         self.offer_again(ms, out);
     }
 
-    /// Offers the jobs that only this worker is doing to other workers. This worker makes no progress and cannot be
-    /// killed. If it resumes later, the first result is used.
+    /// Offers to other workers the jobs that only this worker is doing, because it makes no progress and cannot be
+    /// killed. If it resumes later, the first result of a job is used.
     pub(super) fn offer_those_of(&mut self, worker: &WorkerName, out: &mut Vec<Action>) {
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
         let mut again = Vec::new();

@@ -33,9 +33,10 @@ impl fmt::Display for Unproven {
 }
 
 impl Locks {
-    /// A handle of process `pid`, which according to the lock file at `path` holds the lock. Fails if this is not
-    /// proven: `owner` (which older versions do not write) must be a process of this PID namespace with the same start
-    /// time. The process must have the file open, and if `owner` does not name it, it must also hold the lock.
+    /// Opens a handle to process `pid`, which the lock file at `path` names as the holder of its lock. Fails unless
+    /// this is proven. `owner`, which older versions do not write, must be in this PID namespace and must have the
+    /// start time of the process. The process must have the file open. If no start time is known, it must also hold the
+    /// lock.
     pub fn handle(&self, pid: u32, owner: Option<&Owner>, path: &Path) -> Result<OwnedFd, Unproven> {
         let here = self.this_process();
         if owner.is_some_and(|owner| !owner.is_in_namespace_of(&here)) {

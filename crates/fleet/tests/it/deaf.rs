@@ -1,5 +1,5 @@
-//! Streams that do not answer requests for messages: nats-server 2.9.10, restarted on an emptied store, sometimes has
-//! one.
+//! Tests with streams that do not answer requests for messages. nats-server 2.9.10 sometimes has such a stream after a
+//! restart on an emptied store.
 
 use crate::fake::{learn, sequential, slots};
 use crate::nats::{options_of, plan, work};
@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use testing::{NATS_TOKEN, NatsServer};
 
-/// A proxy between clients and a server. It drops the clients' requests for messages from some streams, for each stream
-/// until the stream is deleted.
+/// A proxy between clients and a server. It drops the clients' requests for messages from some streams. Once such a
+/// stream is deleted, its requests pass.
 struct Proxy {
     port: u16,
     /// The streams whose requests are dropped.

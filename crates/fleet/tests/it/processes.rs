@@ -38,7 +38,7 @@ fn plan() -> Plan {
     }
 }
 
-/// A worker that a certain job kills.
+/// Work that aborts the process when it begins the job with this name.
 struct Fragile(FakeWork, Option<String>);
 
 impl Work for Fragile {

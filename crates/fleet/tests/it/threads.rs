@@ -35,7 +35,7 @@ fn any_number_of_workers_reproduces_the_sequential_run() {
         });
         let mut plain = plan.clone();
         plain.max_staleness += 1;
-        assert_ne!(sequential(&plan), sequential(&plain), "the weights depend on k");
+        assert_ne!(sequential(&plan), sequential(&plain), "the weights must depend on k");
     }
 }
 

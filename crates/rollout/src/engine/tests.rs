@@ -162,9 +162,9 @@ fn paused_completions_are_listed_extended_and_ended() {
     assert_eq!((engine.drawn()[0].group, engine.drawn()[0].index), (GroupId(7), 2));
 }
 
-/// Room for the first step of one group, and for another group as a whole.
+/// The store has room for the first step of one group and for all of another group.
 #[test]
-fn the_next_group_is_kept_in_the_room_of_a_cancelled_one() {
+fn a_group_is_kept_in_the_space_of_a_cancelled_one() {
     let (ctx, weights) = model();
     let mut engine = Engine::new(&ctx, &weights.config, EngineConfig::new(2, 10)).unwrap();
     let activations = RolloutActivations::new(ctx.memory(), &weights.config, 4 + 4 + 5, 4, 4 + 4 + 5);

@@ -109,8 +109,8 @@ impl Scheduler {
         }
     }
 
-    /// Resumes a paused completion after `tokens` that were not sampled, or ends it if they fill it. While it waits for
-    /// a slot, it keeps its KV-cache pages unless other sequences need them.
+    /// Appends `tokens`, which were not sampled, to a paused completion, and resumes it, or ends it if it is then full.
+    /// A completion that waits for a slot keeps its KV-cache pages unless other sequences need them.
     pub(crate) fn extend(&mut self, id: usize, tokens: &[u32]) {
         let version = self.model_of(id).map_or(Updates(0), ModelVersion::trained);
         let s = &mut self.sequences[id];

@@ -1,5 +1,5 @@
-//! Shows that the parity test detects faults. The trainer's forward pass, reimplemented here, gives the sampler's bits,
-//! but not with any of three faults that look harmless.
+//! Shows that the parity test detects faults. The trainer's forward pass, reimplemented here, gives the sampler's bits.
+//! With any of three faults that look harmless, it gives other bits.
 
 #![allow(clippy::disallowed_methods)]
 

@@ -175,15 +175,15 @@ fn trained(weights: &Weights) {
 /// that flushes denormals to zero.
 #[test]
 fn parity_holds_for_awkward_shapes() {
-    bites(&qwen3(&portable(), 600, 1, 3 * 512 + 77));
+    check_awkward_shapes(&qwen3(&portable(), 600, 1, 3 * 512 + 77));
 }
 
 #[test]
 fn parity_holds_for_awkward_shapes_in_bf16() {
-    bites(&in_bf16(&portable(), &qwen3(&portable(), 600, 1, 3 * 512 + 77)));
+    check_awkward_shapes(&in_bf16(&portable(), &qwen3(&portable(), 600, 1, 3 * 512 + 77)));
 }
 
-fn bites(weights: &Weights) {
+fn check_awkward_shapes(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
         with_flush_to_zero(|| {

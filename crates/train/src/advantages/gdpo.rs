@@ -8,7 +8,8 @@
 //! A_i  = (z_i − mean of z) / (s + 1e-4)                    over the whole batch
 //! ```
 //!
-//! A function that scored only one sample of a group has no deviation in that group, and contributes nothing there.
+//! If a function scored only one sample of a group, its rewards have no deviation in that group, and it contributes
+//! nothing there.
 
 use super::{Advantages, RewardMatrix, SMALL, ZeroStd, deviation, exact, given, mean, metrics, per_sequence};
 

@@ -13,10 +13,10 @@
 //! A sample that no reward function scored is left out of every mean and deviation, and gets advantage 0. A NaN score
 //! counts as missing, as in TRL. An infinite score is kept, so that it makes the loss non-finite.
 //!
-//! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division by the deviation: Liu et al. 2025 (Dr. GRPO),
-//! arXiv:2503.20783. Several rewards, each normalised first: [`gdpo`]. Baseline from the other completions of the
-//! group: [`rloo`]. Per token, normalised over the batch: [`reinforce_plus_plus`]. Rewards of steps: [`process`].
-//! (PPO's advantages are in [`crate::gae`].)
+//! GRPO is from Shao et al. 2024, arXiv:2402.03300; Dr. GRPO (Liu et al. 2025, arXiv:2503.20783) does not divide by the
+//! deviation. [`gdpo`] normalises each of several rewards first. [`rloo`] takes the baseline from the other completions
+//! of the group. [`reinforce_plus_plus`] computes advantages per token and normalises them over the batch. [`process`]
+//! uses rewards of steps. (PPO's advantages are in [`crate::gae`].)
 
 pub mod gdpo;
 pub mod process;
@@ -147,8 +147,8 @@ impl RewardMatrix {
     }
 }
 
-/// Counts the samples in groups of zero standard deviation. As in TRL, a group of several samples of which fewer than
-/// two are scored counts as one with differing rewards. The count is known only if there are other groups.
+/// Counts the samples in groups of zero standard deviation. As in TRL, a group of several samples with fewer than two
+/// scores counts as a group with differing rewards. If all groups are like this, the count is unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct ZeroStd {
     zero: usize,

@@ -77,7 +77,7 @@ fn whitened_tokens_have_variance_1() {
     let mut kept_mean = rows.clone();
     whiten(&mut kept_mean, &masks, false);
     close(&kept_mean[2], &[3.0, 3.0 + 3.0 * scale]);
-    // Values without variance are not blown up. One value, or none, is not changed.
+    // Equal values become 0, not NaN. A single value is not changed.
     let mut equal = vec![vec![5.0, 5.0]];
     whiten(&mut equal, &[vec![true; 2]], true);
     assert_eq!(equal, [[0.0, 0.0]]);

@@ -117,7 +117,7 @@ struct Extremes {
 impl Extremes {
     fn add(&mut self, x: f64) {
         let first = self.count == 0;
-        // Once NaN, it stays NaN.
+        // A NaN extreme stays NaN.
         self.min = if first || x < self.min || x.is_nan() { x } else { self.min };
         self.max = if first || x > self.max || x.is_nan() { x } else { self.max };
         self.sum += x;

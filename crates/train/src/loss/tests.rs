@@ -156,11 +156,11 @@ fn the_surrogate_is_clipped_on_both_sides() {
         assert!((term.value - value).abs() < 1e-12 && (term.d_log_ratio - slope).abs() < 1e-12, "{term:?}");
         assert_eq!((term.low, term.high), (low, high));
     };
-    close(one(1.5, 2.0, None), -2.6, 0.0, false, true); // too likely already: clipped at 1.3
-    close(one(1.5, -2.0, None), 3.0, 3.0, false, false); // pushed down, however far up
-    close(one(0.5, 2.0, None), -1.0, -1.0, false, false); // pushed up, however far down
-    close(one(0.5, -2.0, None), 1.6, 0.0, true, false); // too unlikely already: clipped at 0.8
-    close(one(1.1, 2.0, None), -2.2, -2.2, false, false); // inside
+    close(one(1.5, 2.0, None), -2.6, 0.0, false, true); // A > 0, above the range: clipped at 1.3
+    close(one(1.5, -2.0, None), 3.0, 3.0, false, false); // A < 0, above the range: not clipped
+    close(one(0.5, 2.0, None), -1.0, -1.0, false, false); // A > 0, below the range: not clipped
+    close(one(0.5, -2.0, None), 1.6, 0.0, true, false); // A < 0, below the range: clipped at 0.8
+    close(one(1.1, 2.0, None), -2.2, -2.2, false, false); // inside the range
     close(one(5.0, -2.0, Some(4.0)), 8.0, 0.0, false, false); // δ bounds the pessimistic side
     close(one(3.0, 0.0, None), 0.0, 0.0, false, false); // no advantage, no loss
     assert!(one(f64::NAN, 1.0, None).value.is_nan() && one(f64::NAN, -1.0, Some(2.0)).value.is_nan());

@@ -238,8 +238,8 @@ pub struct SavedTree<'a> {
 }
 
 impl Optimizer {
-    /// An optimizer with zero state, for all parameters or, if there is an adapter, for the adapter only. The memory is
-    /// booked under "optimizer".
+    /// An optimizer with zero state, for all parameters or, if there is an adapter, for the adapter only. The memory
+    /// ledger counts it as "optimizer".
     pub fn new(
         memory: &Memory,
         model: &ModelConfig,

@@ -167,7 +167,7 @@ impl Rule for Muon {
         let parts: Vec<Part> = matrices.flat_map(|(spec, _)| spec.parts.clone()).collect();
         let mut iterations = self.iterations.take().expect("reserved");
         for Part { name, shape, .. } in parts {
-            let read = |params: &Params| params.read(&name).expect("every parameter has a tensor of its name");
+            let read = |params: &Params| params.read(&name).expect("each parameter must have a tensor with its name");
             let (mut buffer, mut update) = (read(buffers), read(grads));
             for g in &mut update {
                 *g *= clip;

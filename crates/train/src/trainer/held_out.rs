@@ -13,7 +13,7 @@ use model::net::Scores;
 pub struct HeldOut {
     /// The loss, with its entropy bonus.
     pub loss: f64,
-    /// Metrics of the loss, with TRL's names: `entropy`, `kl`, `clip_ratio/…` and those of single losses.
+    /// Metrics of the loss, with TRL's names: `entropy`, `kl`, `clip_ratio/…` and those that only some losses report.
     pub metrics: Vec<(String, f64)>,
 }
 

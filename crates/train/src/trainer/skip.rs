@@ -50,7 +50,7 @@ impl Skipped {
         skipped
     }
 
-    /// The groups to compute, with placeholders without completions at the indices of skipped groups.
+    /// The groups to compute. At the index of each skipped group is a placeholder without completions.
     pub(crate) fn others<'g, 'a>(&self, groups: &'g [PromptGroup<'a>]) -> Cow<'g, [PromptGroup<'a>]> {
         if self.groups.is_empty() {
             Cow::Borrowed(groups)

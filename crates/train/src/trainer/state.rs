@@ -202,9 +202,9 @@ impl TrainState {
         })
     }
 
-    /// As [`normalizer`](Self::normalizer), but also returns the forward passes that can be reused: that of the only
-    /// micro-batch, whose activations are still on the tape, or with dropout all of them, since a second pass follows
-    /// anyway.
+    /// As [`normalizer`](Self::normalizer), but also returns the forward passes that can be reused. The pass of a
+    /// single micro-batch can be reused because its activations are still on the tape. With dropout all passes can be
+    /// reused, since a second pass follows anyway.
     fn normalize(
         &mut self,
         compute: &mut Compute<'_>,

@@ -250,7 +250,8 @@ fn the_held_out_loss_equals_the_loss_of_one_batch() {
         sample.advantage = Advantage::Sequence(2.0);
     }
     let given = [scores(&[-1.0, -2.0, -3.0], &[1.0, 4.0, 2.0]), scores(&[-6.0], &[3.0])];
-    // The two of four tokens above the median 2.5 are kept: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
+    // Two of the four tokens are above the median 2.5 and are kept. Each adds −A / 4 to the loss, and the bonus adds
+    // −0.5 · (4 + 3) / 2.
     let held_out = policy.held_out(&samples, &given).unwrap().unwrap();
     assert_eq!(held_out.loss, -2.0 * 2.0 / 4.0 - 0.5 * 3.5);
     // The entropy covers all tokens, and the loss without the bonus is a metric.

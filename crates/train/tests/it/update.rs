@@ -162,8 +162,8 @@ fn an_update_makes_a_fixed_number_of_copies_per_micro_batch() {
     assert_eq!([per_micro_batch, others], [copies(4, 2), copies(1, 1)]);
 }
 
-/// In addition, each layer copies the lists of rows that see a page, for the gradients of keys and values. The host
-/// waits for the device whenever something is copied back.
+/// On emulated CUDA, each layer also copies the lists of rows that see a page, for the gradients of keys and values.
+/// The host waits for the device whenever something is copied back.
 #[test]
 fn an_update_on_emulated_cuda_has_fixed_copies_launches_and_waits() {
     let Ok(ctx) = Context::cuda_emulated() else {

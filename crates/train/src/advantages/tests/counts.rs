@@ -49,7 +49,7 @@ fn samples_in_groups_without_deviation_are_counted() {
         for ((name, way), expected) in ways().into_iter().zip(expected) {
             let found = metric(&way(&matrix), "frac_reward_zero_std");
             if name == "gdpo" {
-                // The batch has a deviation or not: the fraction is 0 or 1.
+                // GDPO uses the deviation of the whole batch, so the fraction is 0 or 1.
                 assert!(found == Some(0.0) || found == Some(1.0), "{rewards:?}: {found:?}");
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Tests of reward metrics: they are missing without a value to average, and deviations of equal rewards are
+//! Tests of reward metrics: a metric without a value to average is missing, and the deviation of equal rewards is
 //! exactly 0.
 
 use super::*;

@@ -154,10 +154,10 @@ fn the_value_loss_is_clipped_on_both_sides() {
         let ok = (got.0 - expected.0).abs() < 1e-12 && (got.1 - expected.1).abs() < 1e-12 && got.2 == expected.2;
         assert!(ok, "{got:?} {expected:?}");
     };
-    close(one(1.1, 1.0, 2.0), (0.405, -0.9, 0.0)); // inside
-    close(one(1.5, 1.0, 2.0), (0.32, 0.0, 1.0)); // went up enough: held at 1.2
-    close(one(0.5, 1.0, 0.0), (0.32, 0.0, 1.0)); // went down enough: held at 0.8
-    close(one(0.5, 1.0, 2.0), (1.125, -1.5, 0.0)); // went the wrong way: pulled back
+    close(one(1.1, 1.0, 2.0), (0.405, -0.9, 0.0)); // inside the range
+    close(one(1.5, 1.0, 2.0), (0.32, 0.0, 1.0)); // above the range, towards R: clipped at 1.2
+    close(one(0.5, 1.0, 0.0), (0.32, 0.0, 1.0)); // below the range, towards R: clipped at 0.8
+    close(one(0.5, 1.0, 2.0), (1.125, -1.5, 0.0)); // below the range, away from R: not clipped
     close(one(1.0, 1.0, 1.0), (0.0, 0.0, 0.0));
     assert!(one(f64::NAN, 1.0, 1.0).0.is_nan() && one(1.0, 1.0, f64::NAN).0.is_nan());
 }

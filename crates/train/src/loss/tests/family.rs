@@ -53,8 +53,8 @@ fn cispo_matches_hand_computed_values() {
     for (ratio, advantage, slope, high) in [
         (1.0, 0.5, -0.5, false),
         (1.5, 0.5, -0.75, false),
-        (4.0, 0.5, -1.0, true),     // bounded at 2, and still pulling
-        (4.0, -0.5, 1.0, false),    // bounded too; only A > 0 is called clipped
+        (4.0, 0.5, -1.0, true),     // bounded at 2, with a gradient
+        (4.0, -0.5, 1.0, false),    // also bounded, but only A > 0 counts as clipped
         (0.01, 0.5, -0.005, false), // no lower bound
         (3.0, 0.0, 0.0, false),
     ] {

@@ -1,4 +1,4 @@
-//! The gradient of a step in shares, compared with the tree of the gradients of its shares.
+//! Tests that the gradient of a step in shares is the sum, as a tree, of the gradients of its shares.
 
 use super::super::{Trainer, TrainerConfig};
 use super::Shares;
@@ -140,7 +140,7 @@ fn a_gradient_in_shares_is_the_tree_of_their_gradients() {
                     trainer.gradient(&ctx, weights.view(), &samples[..]).unwrap();
                     assert!(bits(&gradient(&trainer)) == bits(&expected), "{case}, micro-batches of {budget}");
                 }
-                // In two parts, whose groups are numbered consecutively.
+                // Accumulate the batch in two parts, whose groups are numbered consecutively.
                 let half = groups[..n / 2].iter().map(|group| group.len()).sum();
                 trainer.state.discard();
                 for part in [&samples[..half], &samples[half..]] {
@@ -154,7 +154,7 @@ fn a_gradient_in_shares_is_the_tree_of_their_gradients() {
 }
 
 #[test]
-fn the_number_share_gradients_must_be_a_power_of_two() {
+fn the_number_of_gradient_shares_must_be_a_power_of_two() {
     let (ctx, model) = (Context::cpu(Isa::PORTABLE, 1), model_of(true, DType::F32));
     let config =
         |gradient_shares| TrainerConfig { gradient_shares, ..trainer(&ctx, &model, 1, 9).state.config.clone() };

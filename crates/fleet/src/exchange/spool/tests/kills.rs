@@ -73,8 +73,8 @@ fn only_a_process_proven_to_hold_the_lock_is_killed() {
     let rows: Vec<(&str, Text, Opened, bool)> = vec![
         ("the worker", |pid, own| with(pid, own.clone()), Locked, true),
         ("a worker of an older version", |pid, _| format!("{pid} 3\n"), Locked, true),
-        ("the same without an end of the line", |pid, _| format!("{pid} 3"), Locked, true),
-        ("no start", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Locked, true),
+        ("the same without a newline", |pid, _| format!("{pid} 3"), Locked, true),
+        ("no start time", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Locked, true),
         ("another machine's name", |pid, own| with(pid, Owner { host: "there".into(), ..own.clone() }), Locked, true),
         (
             "another container",
@@ -83,7 +83,7 @@ fn only_a_process_proven_to_hold_the_lock_is_killed() {
             false,
         ),
         (
-            "another container's number",
+            "a PID from another container",
             |pid, own| with(pid, Owner { namespace: "pid:[1]".into(), ..own.clone() }),
             Not,
             false,
@@ -91,7 +91,7 @@ fn only_a_process_proven_to_hold_the_lock_is_killed() {
         ("no namespace", |pid, own| with(pid, Owner { namespace: String::new(), ..own.clone() }), Locked, false),
         ("another boot", |pid, own| with(pid, Owner { boot: "b".into(), ..own.clone() }), Locked, false),
         ("no boot", |pid, own| with(pid, Owner { boot: String::new(), ..own.clone() }), Locked, false),
-        ("an owner without all", |pid, _| with(pid, Owner { pid, ..Owner::default() }), Locked, false),
+        ("an owner with only a PID", |pid, _| with(pid, Owner { pid, ..Owner::default() }), Locked, false),
         (
             "a later process",
             |pid, own| with(pid, Owner { started: own.started.map(|at| at - 1), ..own.clone() }),
@@ -104,11 +104,11 @@ fn only_a_process_proven_to_hold_the_lock_is_killed() {
             Locked,
             false,
         ),
-        ("an innocent that is named in full", |pid, own| with(pid, own.clone()), Not, false),
-        ("an innocent, no start", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Not, false),
-        ("an innocent, an older version", |pid, _| format!("{pid} 3\n"), Not, false),
+        ("another process, named with its owner", |pid, own| with(pid, own.clone()), Not, false),
+        ("another process, no start time", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Not, false),
+        ("another process, an older version", |pid, _| format!("{pid} 3\n"), Not, false),
         ("a reader, an older version", |pid, _| format!("{pid} 3\n"), Reads, false),
-        ("a reader, no start", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Reads, false),
+        ("a reader, no start time", |pid, own| with(pid, Owner { started: None, ..own.clone() }), Reads, false),
         (
             "a reader, another container",
             |pid, own| with(pid, Owner { namespace: "pid:[1]".into(), ..own.clone() }),
@@ -116,7 +116,7 @@ fn only_a_process_proven_to_hold_the_lock_is_killed() {
             false,
         ),
         (
-            "half a text",
+            "half of the content",
             |pid, own| {
                 let text = with(pid, own.clone());
                 text[..text.len() / 2].to_owned()
@@ -124,11 +124,11 @@ fn only_a_process_proven_to_hold_the_lock_is_killed() {
             Not,
             false,
         ),
-        ("no number", |_, _| "x 3\n".to_owned(), Locked, false),
-        ("number 0", |_, own| with(0, own.clone()), Locked, false),
-        ("the largest number", |_, own| with(u32::MAX, own.clone()), Locked, false),
-        ("the first process", |_, _| "1 3\n".to_owned(), Locked, false),
-        ("nothing", |_, _| String::new(), Locked, false),
+        ("not a PID", |_, _| "x 3\n".to_owned(), Locked, false),
+        ("PID 0", |_, own| with(0, own.clone()), Locked, false),
+        ("the largest PID", |_, own| with(u32::MAX, own.clone()), Locked, false),
+        ("PID 1", |_, _| "1 3\n".to_owned(), Locked, false),
+        ("an empty file", |_, _| String::new(), Locked, false),
     ];
     let mut wrong = Vec::new();
     for (what, text, opened, is_killed) in &rows {
