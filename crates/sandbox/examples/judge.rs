@@ -43,7 +43,7 @@ fn judge(language: &str, program: &str, tests: &str) -> Result<Verdict, String> 
     // Runs every test, not only those up to the first failure.
     let options = Options { partial: true, ..Options::new(language) };
     let mut judge = Judge::new(options).map_err(|error| error.to_string())?;
-    let tests = judge.tests(|column| row.get(column)).ok_or_else(|| format!("{tests}: no tests that can be read"))?;
+    let tests = judge.tests(|column| row.get(column)).ok_or_else(|| format!("{tests}: contains no readable tests"))?;
     let submission = Submission { text: &text, prompt: "", tests: &tests };
     judge.judge(&[submission]).remove(0).map_err(|error| error.to_string())
 }

@@ -230,7 +230,7 @@ impl Judge {
     fn try_out(&self) -> std::result::Result<(), String> {
         let what = match &self.options.language {
             LanguageOption::Named(name) => format!("`{name}`"),
-            LanguageOption::Own(language) => format!("the language of `{}`", language.file),
+            LanguageOption::Own(language) => format!("the language with file `{}`", language.file),
         };
         let by = self.sandbox.name();
         let refuse = |why: String| format!("{what} does not work here (isolation: {by}): {why}");
@@ -380,7 +380,7 @@ impl Judge {
             ocaml::Built::Programs { solution, judge, of, warnings, weak } => {
                 let mut verdict = ocaml::run(solution.path(), judge.path(), *of, self.run_limits, &self.sandbox)?;
                 if *weak {
-                    let words = "weaker guarantee: names of the standard library are the solution's";
+                    let words = "weaker guarantee: the solution redefines names of the standard library";
                     verdict.failure = format!("{} ({words})", verdict.failure).trim_start().to_owned();
                 }
                 let staged = Staged::tested(verdict.passed, *of, *warnings, source);

@@ -2,7 +2,7 @@
 //!
 //! A [`Judge`] is built once from [`Options`] (language, limits, isolation). It then runs any number of
 //! [`Submission`]s, texts that contain a program, each with its [`Tests`]. For each it returns a [`Verdict`]: the
-//! number of tests that passed, and the reason of the first failure. **A failure of the machine is never a failed
+//! number of tests that passed, and the reason for the first failure. **A failure of the machine is never a failed
 //! test**: it is an [`Error`]. If no isolation works, no judge is built, unless the options allow programs without
 //! isolation. This crate does not depend on rewards or models, and knows only the test formats of datasets. It judges
 //! only on Linux.

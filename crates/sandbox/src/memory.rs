@@ -4,8 +4,8 @@
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
 //! files of `/tmp` if `/tmp` is in memory, and the most that their sockets can hold. A shared-memory object is counted
-//! once, with its full size, touched or not, since pages that only one process touched are in no other resident set.
-//! Pages of files are not counted, as the kernel can drop them.
+//! once and with its full size, even for pages that no process has touched, since a page is in the resident set only of
+//! processes that touched it. Pages of files are not counted, as the kernel can drop them.
 
 use rustix::process::{Pid, Signal};
 use std::collections::{HashMap, HashSet};
@@ -21,8 +21,8 @@ const AT_LEAST: Duration = Duration::from_millis(50);
 /// The maximum number of times that a measurement is repeated, with the processes stopped, because some ended during
 /// it: another process may have taken over their memory.
 const TRIES: usize = 3;
-/// The suspicion at which the program is considered over its limit: that of three measurements in a row above the
-/// limit.
+/// The program counts as over its limit once `suspicion` reaches this value, as it does after three measurements in a
+/// row above the limit.
 const SURE: u32 = 12;
 /// The time between two measurements of file descriptors and shared memory.
 const SELDOM: Duration = Duration::from_millis(50);
@@ -337,7 +337,7 @@ impl Table {
     }
 }
 
-/// Reads a process's row of the table, and when the process started.
+/// Reads a process's row of the table and its start time.
 fn stat(process: u32) -> Option<(Row, u64)> {
     let text = fs::read(format!("/proc/{process}/stat")).ok()?;
     // The process's name may contain any character, so fields are read after the last `)`.

@@ -135,8 +135,8 @@ impl Sandbox {
             return sandbox.check(programs).map(|()| sandbox);
         }
         Err(format!(
-            "{}. Where all programs may do what you may do, and only there, `unsafe_no_sandbox = true` in the reward's \
-             table runs them without isolation",
+            "{}. Only if all programs may do everything that you may do, set `unsafe_no_sandbox = true` in the reward's \
+             table: it runs them without isolation",
             refusals.join(". ")
         ))
     }
@@ -147,7 +147,7 @@ impl Sandbox {
         if self.cgroups.is_ok() {
             match self.check(&[]) {
                 Ok(()) => return Ok(self),
-                Err(_) => self.cgroups = Err("programs do not start in one"),
+                Err(_) => self.cgroups = Err("programs do not start in a cgroup"),
             }
         }
         self.check(&[]).map(|()| self)
@@ -176,7 +176,7 @@ impl Sandbox {
         match (outcome, self.isolation) {
             (Ok(Outcome { end: End::Exit(0), .. }), _) => Ok(()),
             (Ok(Outcome { end: End::Exit(3), stdout, .. }), _) => Err(format!(
-                "`{}` is not installed under /usr, all that programs can see of this machine",
+                "`{}` is not installed under /usr, the only part of this machine that programs can see",
                 String::from_utf8_lossy(&stdout).trim()
             )),
             (Ok(Outcome { end: End::TimedOut, .. }), _) => Err(format!(

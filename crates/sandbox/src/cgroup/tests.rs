@@ -125,8 +125,12 @@ echo 104857600 >memory.peak";
     let (inside, own) = lines[0].split_once(' ').unwrap();
     assert!(inside == own && own.parse::<u32>().is_ok(), "{text}");
     assert_eq!(lines[1..], [&(300 << 20).to_string(), "0", "1", "28"]);
-    assert_eq!(sandbox.peak.load(Ordering::Relaxed), 100 << 20, "what the kernel measured");
-    assert_eq!((tree.ended("cgroup.kill"), tree.names()), (vec!["1".to_owned()], vec![]), "killed and removed");
+    assert_eq!(sandbox.peak.load(Ordering::Relaxed), 100 << 20, "the peak that the kernel measured");
+    assert_eq!(
+        (tree.ended("cgroup.kill"), tree.names()),
+        (vec!["1".to_owned()], vec![]),
+        "the cgroup must be killed and removed"
+    );
     // The line that opens the gate is not passed to the program, and no program waits forever.
     let outcome = run(&sandbox, &tree, LIMITS, "cat; echo end");
     assert_eq!(String::from_utf8(outcome.stdout).unwrap(), format!("{}\nend\n", tree.parent().display()));
@@ -173,7 +177,7 @@ fn a_kill_for_memory_is_the_memory_limit() {
     let outcome = killed("max 9\\noom 1\\noom_kill 1\\n", "kill -9 $$");
     assert_eq!(outcome.end, End::TooMuchMemory(300));
     assert_eq!(outcome.words(), "used more than 300 MiB of memory");
-    assert_eq!(killed("oom_kill 1\\n", "exit 0").end, End::TooMuchMemory(300), "only one of its processes");
+    assert_eq!(killed("oom_kill 1\\n", "exit 0").end, End::TooMuchMemory(300), "the kernel may kill only one process");
     assert_eq!(killed("oom 0\\noom_kill 0\\n", "kill -9 $$").end, End::Exit(137));
     // The kernel killed the process because the whole machine ran out of memory.
     assert_eq!(killed("oom 0\\noom_kill 1\\n", "kill -9 $$").end, End::Exit(137));
@@ -189,7 +193,7 @@ fn scored(sandbox: Sandbox, source: &str, tests: Value) -> (Option<f64>, String,
 
 /// The message is the same as for watched memory, for programs and for functions, and the measured memory is reported.
 #[test]
-fn a_judge_names_the_limit_and_reports_what_was_measured() {
+fn a_judge_names_the_limit_and_reports_the_measured_memory() {
     if !installed(&["prlimit", "python3"]) {
         return;
     }
@@ -245,7 +249,7 @@ fn programs_of_each_isolation_start_in_cgroups() {
         if isolation == "landlock" {
             assert_eq!(end, End::TooManyProcesses(5));
         } else {
-            assert_eq!(end, End::Exit(2), "the kernel refuses a sixth");
+            assert_eq!(end, End::Exit(2), "the kernel must refuse a sixth process");
         }
         let options = json!({"language": "python", "isolation": isolation});
         let row = json!({"tests": ["assert f(2) == 4"]});
@@ -255,7 +259,7 @@ fn programs_of_each_isolation_start_in_cgroups() {
         let most = tree.ended("memory.max");
         assert!([512, 2048].iter().all(|mb: &u64| most.contains(&(mb << 20).to_string())), "{isolation}: {most:?}");
         assert!(tree.ended("cgroup.procs").iter().all(|process| process.parse::<u32>().is_ok()));
-        assert_eq!(tree.names(), [""; 0], "{isolation}: one is left");
+        assert_eq!(tree.names(), [""; 0], "{isolation}: a cgroup is left");
     }
 }
 
@@ -270,11 +274,11 @@ fn cgroups_of_a_killed_process_are_removed() {
     let lock = locked(&tree.parent().join(left[1])).unwrap();
     assert!(locked(&tree.parent().join(left[1])).is_none());
     tree.cgroups();
-    assert_eq!(tree.names(), left[1..], "those that are used, and what is not ours, stay");
+    assert_eq!(tree.names(), left[1..], "cgroups in use and other directories must stay");
     assert_eq!(tree.ended("cgroup.kill"), ["1"]);
     drop(lock);
     // A process that another test is starting also holds the lock, until it executes its program.
-    testing::wait_until("the rest is removed", || {
+    testing::wait_until("the unused cgroup is removed", || {
         tree.cgroups();
         tree.names() == left[2..]
     });
@@ -330,7 +334,7 @@ fn without_one_of_the_conditions_memory_is_watched() {
         // The parent of the cgroups has vanished, or programs cannot wait in it.
         let cgroups = Tree::new().cgroups();
         let watched = sandbox(Ok(cgroups));
-        assert!(watched.name().ends_with("memory watched (programs do not start in one)"), "{}", watched.name());
+        assert!(watched.name().ends_with("memory watched (programs do not start in a cgroup)"), "{}", watched.name());
     }
 }
 
@@ -342,7 +346,7 @@ fn make_without(path: &Path, name: &str) -> Result<()> {
 
 /// A cgroup that can no longer be created is not a failure of a program.
 #[test]
-fn a_lost_cgroup_gives_no_zero() {
+fn a_program_without_its_cgroup_is_not_scored_0() {
     let tree = Tree::new();
     let sandbox = tree.sandbox(Isolation::Nothing);
     fs::remove_dir_all(tree.parent()).unwrap();
@@ -352,7 +356,7 @@ fn a_lost_cgroup_gives_no_zero() {
 
 /// The search for cgroups on this machine leaves nothing behind, whatever it finds.
 #[test]
-fn this_machine_is_looked_at() {
+fn the_search_on_this_machine_leaves_no_cgroup() {
     if let Ok(cgroups) = Cgroups::find(&Roots::this_process()) {
         let cgroup = cgroups.cgroup(64, 8).unwrap();
         let path = cgroup.path.clone();

@@ -133,7 +133,7 @@ fn every_language_runs_right_and_wrong_programs() {
 }
 
 #[test]
-fn a_language_of_ones_own_and_all_or_nothing() {
+fn a_user_defined_language_is_scored_all_or_nothing() {
     if !installed(&["bwrap", "awk"]) {
         return;
     }
@@ -145,7 +145,7 @@ fn a_language_of_ones_own_and_all_or_nothing() {
 
 /// Each attack scores 0, ends in time, and leaves the machine as it was.
 #[test]
-fn attacks_are_worth_nothing_and_leave_nothing() {
+fn attacks_score_0_and_leave_nothing_behind() {
     if installed(&["bwrap", "python3"]) {
         attack("bwrap");
     }
@@ -153,7 +153,7 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
 
 /// Without bubblewrap, landlock and seccomp stop the same attacks.
 #[test]
-fn attacks_earn_nothing_even_without_bubblewrap() {
+fn attacks_score_0_even_without_bubblewrap() {
     if confines() {
         attack("/no/such/bwrap");
     }
@@ -217,7 +217,7 @@ fn attack(bwrap: &str) {
         ("sleep", "import time\ntime.sleep(1000)"),
         ("shadow", "print(open('/etc/shadow').read() and 8)"),
         ("home", "import os\nprint(8 if os.listdir('/root') or os.listdir('/home') else 1)"),
-        ("a file of ours", &read_secret),
+        ("a file of the parent", &read_secret),
         ("writing outside", &write_outside),
         ("localhost", &connect),
         ("resolver", "import socket\nsocket.create_connection(('1.1.1.1', 53), 2)\nprint(8)"),
@@ -308,11 +308,11 @@ fn a_source_is_compiled_once() {
     assert_eq!(ask(&mut judge), [Some(1.0); 2]);
     assert_eq!((judge.cache.len(), directory(&judge)), (1, first.clone()));
     drop(judge);
-    assert!(!first.exists(), "its directory is removed");
+    assert!(!first.exists(), "the judge must remove the directory");
 }
 
 #[test]
-fn a_program_that_cannot_be_judged_gives_no_zero() {
+fn a_program_without_readable_tests_is_not_scored_0() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
@@ -355,7 +355,7 @@ fn forbidden_bwrap(directory: &Path) -> String {
 
 /// Without bubblewrap the message names a remedy, and landlock and seccomp are used if they exist.
 #[test]
-fn without_bubblewrap_there_is_landlock_or_nothing_is_run() {
+fn without_bubblewrap_landlock_is_used_or_nothing_is_run() {
     let check = |bwrap: &str| Sandbox::with(bwrap, Isolation::Bubblewrap).check(&[]).unwrap_err();
     let missing = check("/no/such/bwrap");
     assert!(missing.contains("apt install bubblewrap"), "{missing}");
@@ -404,7 +404,7 @@ fn confined_programs_run() {
 
 /// Isolation that stops working during a run is not a failure of a program.
 #[test]
-fn lost_isolation_gives_no_zero() {
+fn lost_isolation_is_not_scored_0() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }

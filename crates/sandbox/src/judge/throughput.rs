@@ -10,7 +10,7 @@ use testing::installed;
 const ROUNDS: usize = 60;
 const PROGRAMS: usize = 48;
 
-/// The median and the 10th percentile of a hundred times, in milliseconds.
+/// The median and the 10th percentile of `times`, in milliseconds.
 fn spread(mut times: Vec<f64>) -> String {
     times.sort_by(f64::total_cmp);
     format!("median {:.1} ms, tenth percentile {:.1} ms", times[times.len() / 2], times[times.len() / 10])
@@ -57,13 +57,13 @@ fn overhead_and_throughput_in(isolation: &str) {
         let more = bare.iter().zip(&isolated).map(|(bare, isolated)| isolated - bare).collect();
         println!("{isolation}: {language}, bare: {}", spread(bare));
         println!("{isolation}: {language}, isolated: {}", spread(isolated));
-        println!("{isolation}: {language}, isolated less bare, of neighbours: {}", spread(more));
+        println!("{isolation}: {language}, isolated minus bare, pair by pair: {}", spread(more));
     }
     let streams = json!({"tests": doubled()});
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     for (what, options, source, row) in [
         (
-            "Python, two tests of streams",
+            "Python, two tests with input and output",
             json!({"language": "python", "isolation": isolation}),
             "print(2 * int(input())) # ",
             streams.clone(),
@@ -75,7 +75,7 @@ fn overhead_and_throughput_in(isolation: &str) {
             json!({"tests": ["assert f(1) == 2", "assert f(2) == 4", "assert f(3) == 6"]}),
         ),
         (
-            "OCaml, compiled, two tests of streams",
+            "OCaml, compiled, two tests with input and output",
             json!({"language": "ocaml", "isolation": isolation}),
             "let () = print_int (2 * read_int ()) let _ = ",
             streams,

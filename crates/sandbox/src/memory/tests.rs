@@ -87,7 +87,7 @@ fn sockets_are_counted() {
 
 /// Only the sandbox's `/tmp` is counted, not other file systems.
 #[test]
-fn files_count_where_the_size_is_the_sandboxs() {
+fn files_are_counted_only_in_the_sandboxs_tmp() {
     let tmp = rustix::fs::statvfs("/tmp").unwrap();
     let (size, own) = (tmp.f_blocks * tmp.f_frsize, std::process::id());
     assert!(files(&[u32::MAX, own], size) > 0);
@@ -149,7 +149,7 @@ fn threads_and_groups_are_those_of_the_program_alone() {
 
 /// Three measurements in a row must exceed the limit; a measurement below it resets the count.
 #[test]
-fn memory_above_the_limit_is_believed_at_the_third_time() {
+fn memory_above_the_limit_counts_at_the_third_measurement() {
     let shell = Waiting::new("");
     for members in [Members::Group(shell.id()), Members::Tree(shell.id())] {
         let mut watch = watch(members, 0, None);
@@ -173,7 +173,7 @@ fn memory_above_the_limit_is_believed_at_the_third_time() {
 }
 
 #[test]
-fn threads_above_the_limit_are_believed_at_the_second_time() {
+fn threads_above_the_limit_count_at_the_second_measurement() {
     let shell = Waiting::new("sleep 1000 >/dev/null & sleep 1000 >/dev/null &");
     let excess = |most: Option<u64>| {
         let mut watch = watch(Members::Group(shell.id()), 1 << 20, most);

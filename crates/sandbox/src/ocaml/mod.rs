@@ -280,7 +280,7 @@ fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> 
     let end = || match (&outcome.end, &gone) {
         (End::Exit(_), Some(why)) if last_words.is_empty() => why.clone(),
         (End::Exit(_), Some(why)) => format!("{why}: {last_words}"),
-        (End::Exit(_), None) => "the tests end before it".to_owned(),
+        (End::Exit(_), None) => "the tests' process ended too early".to_owned(),
         _ => outcome.words(),
     };
     let timed_out = outcome.end == End::TimedOut;

@@ -123,7 +123,7 @@ fn style_and_degenerate_completions_cost() {
     let (scores, failures) = scored(staged(30.0), &rows);
     for (i, (name, _, score)) in cases.iter().enumerate() {
         let value = scores.values[i].unwrap();
-        assert!((value - score).abs() < 1e-6, "{name}: {value} and not {score}, {}", failures[i]);
+        assert!((value - score).abs() < 1e-6, "{name}: {value}, expected {score}: {}", failures[i]);
     }
 }
 
@@ -333,7 +333,7 @@ fn nothing_is_earned_by_all_attacks() {
 }
 
 #[test]
-fn a_name_of_the_standard_library_can_be_asked_for() {
+fn a_task_may_redefine_a_name_of_the_standard_library() {
     if !installed(&["bwrap", "ocamlc"]) {
         return;
     }
@@ -349,7 +349,7 @@ fn a_name_of_the_standard_library_can_be_asked_for() {
 
 /// Each row has a label, the solution, the dataset row, and the score if the solution gets one.
 #[test]
-fn scores_are_of_the_solution_and_of_all_that_decides_it() {
+fn scores_depend_on_the_solution_and_on_each_column_of_its_tests() {
     if !installed(&["bwrap", "ocamlc"]) {
         return;
     }
@@ -381,7 +381,7 @@ fn scores_are_of_the_solution_and_of_all_that_decides_it() {
         ),
         ("neither", identity, listed(&["assert (max 1 2 = 2)"]), Some(0.0)),
         ("a check", identity, json!({"tests": check, "entry_point": "f"}), Some(1.0)),
-        ("a check of what is wrong", "let f x = -x", json!({"tests": check, "entry_point": "f"}), Some(0.0)),
+        ("`check` with a wrong solution", "let f x = -x", json!({"tests": check, "entry_point": "f"}), Some(0.0)),
         ("assertions of a block", identity, json!({"tests": block}), Some(2.0 / 3.0)),
         ("the same in a list", identity, listed(&[block]), Some(2.0 / 3.0)),
         ("ill-typed", "let f x = x + true", listed(&["f 1 = 1"]), Some(0.0)),
@@ -390,19 +390,24 @@ fn scores_are_of_the_solution_and_of_all_that_decides_it() {
         ("tests that fit nothing", identity, listed(&["assert (f 1 = \"a\" + 1)"]), None),
         ("tests that fit nothing, ill-typed", "let f x = x + true", listed(&["assert (f 1 = \"a\" + 1)"]), None),
         ("tests that do not parse", identity, listed(&["assert (f 1 = 1))"]), None),
-        ("tests that do not parse, nor it", "let f x =", listed(&["assert (f 1 = 1))"]), None),
-        ("tests that ask nothing", identity, listed(&["assert (1 + 1 = 2)"]), None),
+        ("neither tests nor solution parse", "let f x =", listed(&["assert (f 1 = 1))"]), None),
+        ("tests that do not call the solution", identity, listed(&["assert (1 + 1 = 2)"]), None),
         ("a test that fails by itself", identity, listed(&["assert (1 = 2 && f 1 = 1)"]), None),
         ("physical equality", identity, listed(&["let l = [ 1 ] in assert (f l == l)"]), None),
-        ("of numbers", identity, listed(&["assert (f 1 == 1)", "let a = [| 1 |] in assert (f a == a)"]), Some(1.0)),
+        (
+            "`==` of numbers",
+            identity,
+            listed(&["assert (f 1 == 1)", "let a = [| 1 |] in assert (f a == a)"]),
+            Some(1.0),
+        ),
         (
             "a functor",
             "module F (X : sig val x : int end) = struct let y = X.x end",
             listed(&["let module M = F (struct let x = 2 end) in assert (M.y = 2)"]),
             None,
         ),
-        ("an object nobody wants", "let f x = object method m = x end", listed(&["ignore (f 1); true"]), Some(0.0)),
-        ("its own operators", vectors, listed(&[sum]), None),
+        ("an unused object", "let f x = object method m = x end", listed(&["ignore (f 1); true"]), Some(0.0)),
+        ("the solution's operators", vectors, listed(&[sum]), None),
     ];
     let rows: Vec<_> = cases.iter().map(|case| (case.1, with_columns(&case.2))).collect();
     let options = |strict: bool| json!({"language": "ocaml", "partial": true, "strict": strict});
@@ -410,7 +415,7 @@ fn scores_are_of_the_solution_and_of_all_that_decides_it() {
     for (i, (name, _, _, score)) in cases.iter().enumerate() {
         let value = scores.values[i];
         let same = value.zip(*score).map_or(value == *score, |(a, b): (f64, f64)| (a - b).abs() < 1e-9);
-        assert!(same, "{name}: {value:?} and not {score:?}, {}, {:?}", failures[i], scores.problems);
+        assert!(same, "{name}: {value:?}, expected {score:?}: {}, {:?}", failures[i], scores.problems);
     }
     let (scores, failures) = scored(options(false), &[(vectors, with_columns(&listed(&[sum])))]);
     assert_eq!((scores.values[0], failures[0].contains("weaker guarantee")), (Some(1.0), true), "{failures:?}");

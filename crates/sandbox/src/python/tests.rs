@@ -82,7 +82,7 @@ def f(x): return 0"#;
             "forged result lines",
             "print('PASSED 2/2')\nimport sys\nsys.stderr.write('{\"failure\": null}\\n' * 2)\nf = print",
         ),
-        ("looking for the tests", search),
+        ("a search for the tests", search),
         ("overwriting the tests", "open('/job/tests.json', 'w').write('{}')\ndef f(x): return 2 * x"),
         ("overwriting the runner", "open('/job/program.py', 'w').write('')\ndef f(x): return 2 * x"),
         ("a value within itself", "def f(x):\n    x = []\n    x.append(x)\n    return x"),
@@ -159,7 +159,7 @@ if __name__ == '__main__': 1 / 0";
 
 /// If tests cannot be run, the program has no score.
 #[test]
-fn broken_tests_give_no_zero() {
+fn broken_tests_are_not_scored_0() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }

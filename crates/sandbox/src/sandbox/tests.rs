@@ -124,12 +124,13 @@ fn the_requested_isolation_is_used_or_nothing_runs() {
     };
     let refusal = find(Isolation::Bubblewrap, false).unwrap_err();
     let begins = "bubblewrap is not installed, and nothing is run without it: install it (apt install bubblewrap). \
-                  Where all programs may do what you may do, and only there, `unsafe_no_sandbox = true`";
+                  Only if all programs may do everything that you may do, set `unsafe_no_sandbox = true`";
     assert!(refusal.starts_with(begins), "{refusal}");
     if testing::program("prlimit").is_some() {
         assert_eq!(find(Isolation::Bubblewrap, true), Ok(Isolation::Nothing));
         let sandbox = Sandbox::with("/no/such/bwrap", Isolation::Nothing);
-        let missing = "`no-such-program` is not installed under /usr, all that programs can see of this machine";
+        let missing =
+            "`no-such-program` is not installed under /usr, the only part of this machine that programs can see";
         assert_eq!(sandbox.check(&["sh", "no-such-program", "other"]), Err(missing.to_owned()));
         // A program without isolation still has its streams, its exit code and its limits.
         let job = tempfile::tempdir().unwrap();

@@ -54,7 +54,7 @@ pub(super) fn tests(cell: &Value, column: &dyn Fn(&str) -> Option<String>) -> Te
     let Some(name) = name().filter(|name| is_name(name)) else {
         return Tests::Refused(
             "its tests call a function, and neither they nor a column `fn_name`, `entry_point`, `metadata` or \
-             `starter_code` says which"
+             `starter_code` names it"
                 .to_owned(),
         );
     };

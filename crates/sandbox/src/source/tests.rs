@@ -82,7 +82,7 @@ fn tests_are_read_in_the_formats_of_data_sets() {
 }
 
 #[test]
-fn an_assertion_goes_on_to_the_next() {
+fn an_assertion_extends_to_the_next() {
     let text = "x = 1\ny = 2\nassert x\n  and y\nlet () = z\n\nassert z";
     let (setup, tests) = assertions(text);
     assert_eq!(setup, "x = 1\ny = 2\n");

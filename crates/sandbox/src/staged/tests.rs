@@ -22,7 +22,7 @@ fn a_solution_that_does_not_build_scores_its_types() {
 }
 
 #[test]
-fn a_tested_solution_scores_its_share_less_its_style() {
+fn a_tested_solution_scores_its_passed_share_minus_style() {
     let long = "x".repeat(101);
     let fits = "é".repeat(100);
     for (passed, of, warnings, solution, score) in [
@@ -50,7 +50,7 @@ fn a_tested_solution_scores_its_share_less_its_style() {
 }
 
 #[test]
-fn a_degenerate_completion_is_named() {
+fn a_degenerate_completion_has_its_reason() {
     let good = "let f x = x";
     let fences = |count: usize| "```\nx\n".repeat(count) + good;
     let words = |repeats: usize| {

@@ -64,7 +64,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 bad = []
 
 def refused(name, call):
-    """Adds the name of what is not refused."""
+    """Records the call if it is not refused."""
     ctypes.set_errno(0)
     result = call()
     if result != -1 or ctypes.get_errno() not in (1, 38):
@@ -116,7 +116,7 @@ def ioctls(high, fd):
         refused(f"{name} {high}", lambda: syscall(16, fd, high | request, process))
 
 def fire(r, w):
-    """What a program would do next."""
+    """Triggers the event for which a call may have set up a signal."""
     try:
         fcntl.fcntl(r, fcntl.F_SETFL, fcntl.fcntl(r, fcntl.F_GETFL) | os.O_ASYNC)
     except OSError:

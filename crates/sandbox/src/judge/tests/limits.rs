@@ -56,7 +56,7 @@ time.sleep(1000)",
         // not in the child's resident set until the child uses it. A fork fails while too many ended processes have not
         // been reaped.
         (
-            "hoppers",
+            "processes that fork and exit at once",
             "import mmap, os, time
 for _ in range(4):
     if os.fork() == 0:
@@ -69,7 +69,7 @@ for _ in range(4):
 time.sleep(1000)",
         ),
         (
-            "what is in sockets",
+            "data in sockets",
             "import os, socket, time
 for _ in range(12):
     if os.fork() == 0:
@@ -138,7 +138,7 @@ print(2 * int(input()))";
 
 /// Without namespaces all programs run as one user, but processes of one program do not reduce the limit of others.
 #[test]
-fn a_program_that_starts_too_many_takes_nothing_from_others() {
+fn a_program_with_too_many_processes_takes_none_from_others() {
     if !installed(&["python3"]) {
         return;
     }
@@ -201,7 +201,7 @@ fn the_limit_of_output_is_inclusive() {
 
 /// A program that is killed by a signal has failed, regardless of its output.
 #[test]
-fn a_right_answer_and_then_a_signal_is_worth_nothing() {
+fn a_right_answer_followed_by_a_signal_scores_0() {
     if !installed(&["python3"]) {
         return;
     }
@@ -222,7 +222,7 @@ ctypes.string_at(0)",
 
 /// The process that starts a run may have left a descriptor open in it, such as a log, a lock or a terminal.
 #[test]
-fn no_descriptor_of_ours_is_inherited() {
+fn no_descriptor_of_this_process_is_inherited() {
     if !installed(&["python3"]) {
         return;
     }
@@ -261,7 +261,7 @@ fn a_language_that_does_not_work_is_refused() {
         }
         // The path exists, but is not a program.
         let language = json!({"file": "x.l", "run": ["/usr/bin/../share", "{source}"]});
-        refused(json!({"language": language}), &["the language of `x.l` does not work here", "exit code 126"]);
+        refused(json!({"language": language}), &["the language with file `x.l` does not work here", "exit code 126"]);
     }
 }
 
@@ -318,7 +318,7 @@ sleep {mark}"
         run.kill().unwrap();
         run.wait().unwrap();
         assert!(none_is_left(&mark), "{isolation}: a program continues");
-        assert!(left() > 0, "{isolation}: nothing shows that the next run cleans up");
+        assert!(left() > 0, "{isolation}: the killed run must leave files for the next run to remove");
         // Files of other programs stay.
         std::fs::write(files.path().join("lockstep-codes"), "").unwrap();
         assert!(again(isolation, "0", files.path()).status().unwrap().success());

@@ -73,20 +73,20 @@ fn a_verdict_has_the_passed_count_and_the_first_failure() {
         ("P 0\nF 1 it is not\nE", good.clone(), "", own(1, "test 2: it is not", false)),
         ("F 0 it is not\nP 1\nE", good.clone(), "", own(1, "test 1: it is not", false)),
         ("F 0 a\nF 1 b\nE", good.clone(), "", own(0, "test 1: a", false)),
-        ("P 0\nP 2\nP x\nE", good.clone(), "", own(1, "test 2: the tests end before it", false)),
+        ("P 0\nP 2\nP x\nE", good.clone(), "", own(1, "test 2: the tests' process ended too early", false)),
         ("P 0\nG it ended", good.clone(), "", own(1, "test 2: it ended", false)),
         ("P 0\nG it ended", bad.clone(), "a\nlast ", own(1, "test 2: it ended: last", false)),
-        ("P 0", bad.clone(), "last", own(1, "test 2: the tests end before it", false)),
+        ("P 0", bad.clone(), "last", own(1, "test 2: the tests' process ended too early", false)),
         ("P 0", End::TimedOut, "", own(1, "test 2: timed out", true)),
-        ("P 0\nP 1", good.clone(), "", own(1, "the tests end before it", false)),
-        ("P 0\nP 1\nE", bad.clone(), "", own(1, "the tests end before it", false)),
+        ("P 0\nP 1", good.clone(), "", own(1, "the tests' process ended too early", false)),
+        ("P 0\nP 1\nE", bad.clone(), "", own(1, "the tests' process ended too early", false)),
         ("P 0\nP 1\nE", End::TimedOut, "", own(1, "timed out", true)),
         ("P 0\nP 1", End::TooMuchMemory(3), "", own(1, "used more than 3 MiB of memory", false)),
         ("P 0\nB no such value", good.clone(), "", Err("no such value".to_owned())),
-        ("", good, "", own(0, "test 1: the tests end before it", false)),
+        ("", good, "", own(0, "test 1: the tests' process ended too early", false)),
     ] {
         assert_eq!(judged(text, 2, end, stderr), expected, "{text}");
     }
     let nothing = judged("", 0, bad, "");
-    assert_eq!(nothing, Ok((0, 0, "the tests end before it".to_owned(), false)));
+    assert_eq!(nothing, Ok((0, 0, "the tests' process ended too early".to_owned(), false)));
 }
