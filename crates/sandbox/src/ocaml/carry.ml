@@ -69,14 +69,14 @@ let put_string b s = put b (String.length s); Buffer.add_string b s
 type cursor = { text : string; mutable at : int }
 
 let byte c =
-  if c.at >= String.length c.text then wrong "too short an answer";
+  if c.at >= String.length c.text then wrong "the answer is too short";
   c.at <- c.at + 1;
   Char.code c.text.[c.at - 1]
 
 let get c =
   let rec go shift n =
     let b = byte c in
-    if shift > 56 then wrong "too long a number";
+    if shift > 56 then wrong "a number is too long";
     let n = n lor ((b land 127) lsl shift) in
     if b >= 128 then go (shift + 7) n else n
   in
@@ -85,7 +85,7 @@ let get c =
 
 let get_size c =
   let n = get c in
-  if n < 0 || n > String.length c.text - c.at then wrong "too short an answer";
+  if n < 0 || n > String.length c.text - c.at then wrong "the answer is too short";
   n
 
 let get_string c =
@@ -96,7 +96,7 @@ let get_string c =
 let put_bits b n = Buffer.add_int64_le b n
 
 let get_bits c =
-  if String.length c.text - c.at < 8 then wrong "too short an answer";
+  if String.length c.text - c.at < 8 then wrong "the answer is too short";
   c.at <- c.at + 8;
   String.get_int64_le c.text (c.at - 8)
 
@@ -138,7 +138,7 @@ let refer b ty v =
 
 let begin_round () =
   incr round;
-  (* Only some of the values used in earlier rounds are checked for changes, so that rounds do not become slower and
+  (* Only some of the values used in earlier rounds are checked for changes, so that rounds do not become ever
      slower. *)
   let rec some budget = function
     | o :: rest when budget > 0 -> o :: some (budget - 1 - Obj.size o.value) rest
@@ -163,7 +163,7 @@ let fresh table value =
 
 let first n list = List.filteri (fun i _ -> i < n) list
 
-let depth = ref 0  (* how many calls are inside each other now *)
+let depth = ref 0  (* the current nesting depth of calls *)
 let statics : Obj.t array ref = ref [||]
 
 (* The types that each table begins with: arguments of the standard library's exceptions. *)
@@ -210,7 +210,7 @@ let rec encode b ty (v : Obj.t) =
       else begin
         let last = Array.length block.fields - 1 in
         for i = 0 to last - 1 do encode b block.fields.(i) (Obj.field v i) done;
-        if Buffer.length b > longest then cannot "so large a value";
+        if Buffer.length b > longest then cannot "a value that is too large";
         encode b block.fields.(last) (Obj.field v last)
       end
     end
@@ -235,8 +235,8 @@ let rec encode b ty (v : Obj.t) =
   | Opaque -> encode_opaque b v
   | Nothing -> cannot "a value of any type"
 
-(* Encodes a value of an abstract type by its structure. The tests' process sends a copy of a value of the solution by
-   the number of that value. *)
+(* Encodes a value of an abstract type by its structure. To send back a copy of a value of the solution, the tests'
+   process sends the number of that value. *)
 and encode_opaque b v =
   if Obj.is_int v then (put b 0; put b (Obj.obj v))
   else if !judging then
@@ -252,7 +252,7 @@ and encode_opaque b v =
   end
 
 and structure b most v =
-  if Buffer.length b > most then cannot "so large a value";
+  if Buffer.length b > most then cannot "a value that is too large";
   if Obj.is_int v then (put b 0; put b (Obj.obj v))
   else
     let tag = Obj.tag v in
@@ -272,7 +272,7 @@ and structure b most v =
       for i = 0 to last - 1 do structure b most (Obj.field v i) done;
       if last >= 0 then structure b most (Obj.field v last)
     end
-    else if !judging then cannot "a function, an object or a lazy value of no known type"
+    else if !judging then cannot "a function, an object or a lazy value of unknown type"
     else put b 5
 
 and encode_exn b e =
@@ -286,7 +286,7 @@ and encode_exn b e =
     | Foreign (id, _) -> put b 1; put b id
     | _ -> put b 0; put b (fresh raised e); put_string b (try Printexc.to_string e with _ -> "an exception")
 
-(* Decodes a value of type `ty`. Anything that is no value of this type is refused, since nothing else checks it. *)
+(* Decodes a value of type `ty`. Anything else is refused here, since no other code checks it. *)
 let rec decode c ty : Obj.t =
   let number = Obj.repr in
   match desc ty with
@@ -398,7 +398,7 @@ and decode_structure c kind =
       own
     end
   | 5 ->
-    (* A function, since what it stands for cannot be compared either. *)
+    (* Decoded as a function: like the original, it cannot be compared. *)
     let unknown = ref 0 in
     Obj.repr (fun () -> !unknown)
   | _ -> wrong "no such structure"
@@ -447,7 +447,7 @@ and fill o text =
      else
        for i = 0 to Obj.size v - 1 do
          let x = decode c t in
-         if Obj.is_block x && Obj.tag x = Obj.double_tag then wrong "a number in no array of numbers";
+         if Obj.is_block x && Obj.tag x = Obj.double_tag then wrong "a number outside of an array of numbers";
          Obj.set_field v i x
        done
    | Floats (n, _) -> for i = 0 to n - 1 do Obj.set_double_field v i (get_float c) done
@@ -477,7 +477,7 @@ and allocate id ty tag size =
     | Buffer -> Obj.repr (Buffer.create 16)
     | _ -> wrong "no such object"
   in
-  if id land 1 = Bool.to_int !judging || Hashtbl.mem objects id then wrong "no new object";
+  if id land 1 = Bool.to_int !judging || Hashtbl.mem objects id then wrong "not a new object";
   enter { id; value; ty; last = ""; round = -1 }
 
 and send say =
@@ -505,7 +505,7 @@ and send say =
       put head (Obj.tag o.value);
       put head (match desc o.ty with Bytes -> Bytes.length (Obj.obj o.value) | _ -> Obj.size o.value);
       change o;
-      if Buffer.length changed > longest then cannot "so large a value";
+      if Buffer.length changed > longest then cannot "a value that is too large";
       rest ()
   in
   rest ();
@@ -517,7 +517,7 @@ and send say =
   put whole !changes;
   Buffer.add_buffer whole changed;
   Buffer.add_buffer whole said;
-  if Buffer.length whole > longest then cannot "so large a value";
+  if Buffer.length whole > longest then cannot "a value that is too large";
   try
     output_binary_int !output (Buffer.length whole);
     Buffer.output_buffer !output whole;
@@ -528,7 +528,7 @@ and receive () =
   let text =
     try
       let n = input_binary_int !input in
-      if n < 0 || n > longest + 64 then gone "too long an answer";
+      if n < 0 || n > longest + 64 then gone "an answer is too long";
       really_input_string !input n
     with End_of_file | Sys_error _ -> gone "the program ended"
   in
@@ -563,9 +563,9 @@ and ask say into =
   match wait () with
   | v -> decr depth; v
   | exception Carried e -> decr depth; raise e
-  | exception Malformed why when !judging -> gone ("an answer to no call: " ^ why)
+  | exception Malformed why when !judging -> gone ("an invalid answer: " ^ why)
 
-(* If a test passes a value that cannot be carried, the test is broken, whatever the solution. *)
+(* If a test passes a value that cannot be carried, the test is broken for every solution. *)
 and post say = try send say with Cannot what when !judging -> !give_up ("?the test gives the solution " ^ what); end_now 1
 
 and ask_function id arg into =

@@ -1,7 +1,7 @@
-(* Parses the tests, cuts them into assertions that count one by one, and finds which names mean the solution's. *)
+(* Parses the tests, cuts them into assertions that count separately, and finds the names that mean the solution's. *)
 open Parsetree
 
-exception Broken of string  (* the tests cannot be run, whatever the solution *)
+exception Broken of string  (* the tests cannot be run with any solution *)
 
 let contains text part =
   let n = String.length part in
@@ -49,7 +49,7 @@ let asserts e =
 
 let is_false e = match e.pexp_desc with Pexp_construct ({ txt = Lident "false"; _ }, None) -> true | _ -> false
 
-(* How many assertions of an expression look at something. *)
+(* The number of assertions in an expression, without `assert false`. *)
 let looking e =
   let found = ref 0 in
   let expr it e =
@@ -98,8 +98,8 @@ let helpers items =
   let item found i = match i.pstr_desc with Pstr_value (_, bindings) -> List.fold_left add found bindings | _ -> found in
   List.fold_left item [] items
 
-(* Makes each assertion that an expression is sure to reach a check of its own, numbered from `next`. The second result
-   says whether the expression contains anything else. *)
+(* Turns each assertion that an expression always reaches into a separate check, numbered from `next`. The second result
+   is whether the expression contains anything else. *)
 let rec cut judge next e =
   let more = ref false in
   let rec spine e =
@@ -132,7 +132,7 @@ let rec cut judge next e =
   let cut = spine e in
   (cut, !more)
 
-(* Makes an expression a test, with its assertions as checks. `helpers` are functions with assertions. *)
+(* Turns an expression into a test, with its assertions as checks. `helpers` are functions with assertions. *)
 and test judge next conditions helpers e =
   let first = !next in
   let has = asserts e in
@@ -145,7 +145,7 @@ and test judge next conditions helpers e =
     end
     else (e, true)
   in
-  (* Whether its only assertions are some that the solution may keep it from reaching. *)
+  (* Whether the solution may keep the test from reaching any of its assertions. *)
   let open_ = !next = first && (all > 0 || helped) in
   let whole = if more || !next = first then (incr next; !next - 1) else -1 in
   let whole = if whole < 0 then ident (judge ^ ".none") else number whole in
@@ -239,8 +239,9 @@ let shared env items =
   let values, _, bound, _, _ = names items in
   List.sort_uniq compare (List.filter (fun name -> standard_value env name && not (List.mem name bound)) values)
 
-(* Names of the standard library that must be the solution's here: the tests pass a constructor or record that the
-   standard library does not have to a function that there takes a type without parameters. *)
+(* Names of the standard library that must mean the solution's here: the tests pass a constructor or record that the
+   standard library lacks to the function of that name, whose argument in the standard library has a type without
+   parameters. *)
 let evident env items =
   let found = ref [] in
   let unknown e =
@@ -276,8 +277,8 @@ type plan = {
 }
 
 (* Finds the names of the standard library that mean the solution's in these tests: names in the column `entry_point`,
-   and modules of which the tests use something that the standard library's do not have. If the tests use nothing else
-   of the solution, also the functions that they call and the solution defines. *)
+   and modules of which the tests use an item that the standard library's module lacks. If the tests use nothing else of
+   the solution, also the functions that the tests call and the solution defines. *)
 let plan env defined entry items =
   let values, modules, bound, called, leaves = names items in
   let entry = List.filter (fun name -> name <> "") (String.split_on_char ' ' (String.map (fun c -> if c = ',' then ' ' else c) entry)) in

@@ -40,7 +40,7 @@ let declaration env path = try Some (Env.find_type path env) with Not_found -> N
 let apply env params body args =
   try Ctype.apply env params body args with Ctype.Cannot_apply -> uncarried "a type that cannot be expanded"
 
-(* Expands a type: replaces abbreviations, private ones too, and unboxed types by what they stand for. *)
+(* Expands a type: replaces abbreviations (also private ones) and unboxed types by their definitions. *)
 let rec expand steps env ty =
   if steps > 100 then uncarried "an endless abbreviation";
   let ty = Btype.repr ty in
@@ -73,7 +73,7 @@ let rec key env ty =
   | Tobject _ -> uncarried "an object"
   | Tpackage _ -> uncarried "a module as a value"
   | Tunivar _ | Tpoly _ -> uncarried "a polymorphic field or argument"
-  | _ -> uncarried "a type of no known form"
+  | _ -> uncarried "a type of unknown form"
 
 let block ?(mutates = false) ?(received = true) fields = Carry.{ fields = Array.of_list fields; mutates; received }
 
@@ -84,7 +84,7 @@ let rec place env ty =
   | Some place -> place
   | None ->
     let place = Hashtbl.length table in
-    if place > 400 then uncarried "a type of endless instances";
+    if place > 400 then uncarried "a type with endless instances";
     Hashtbl.replace places name place;
     Hashtbl.replace table place Carry.Opaque;
     Hashtbl.replace table place (describe env ty);

@@ -24,7 +24,7 @@ let give_up text =
 
 let failed k reason =
   (* A test that fails before it has called the solution would fail for every solution: the tests are broken. *)
-  if !calls = 0 then (tell "B" ("a test fails that has called nothing of the solution: " ^ reason); Carry.end_now 0);
+  if !calls = 0 then (tell "B" ("a test fails before it calls the solution: " ^ reason); Carry.end_now 0);
   tell "F" (string_of_int k ^ " " ^ reason)
 
 let start text count exceptions =
@@ -55,12 +55,12 @@ let check k test =
   | false -> settle k (Some "false")
   | exception e -> settle k (Some (why e))
 
-(* How many assertions were reached that are no checks of their own. *)
+(* The number of reached assertions that are not separate checks. *)
 let reached = ref 0
 let note () = incr reached
 
 (* Runs code that contains assertions k to l. An exception fails those that have no verdict yet, or the last one.
-   `whole` is the number under which the rest of the code, which is no assertion, gets a verdict, or -1. If `open_`, all
+   `whole` is the number under which the rest of the code, which is not an assertion, gets a verdict, or -1. If `open_`, all
    assertions of the code are in the rest, and one of them must be reached. *)
 let item k l whole open_ (work : unit -> unit) =
   let before = !reached and calls_before = !calls in

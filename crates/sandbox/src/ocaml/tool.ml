@@ -184,7 +184,7 @@ let judged stdenv plan allow_shadows judge_use structure =
       in
       (match Hashtbl.find Describe.table (Describe.place env arg) with
        | desc when immediate desc -> ()
-       | _ -> Describe.uncarried "physical equality of what is copied")
+       | _ -> Describe.uncarried "physical equality of copied values")
     | _ -> ()
   in
   (* An alias of a module needs no value at run time. *)
@@ -295,7 +295,7 @@ let unfit_any any tests =
   match fit true with None -> None | Some words -> (match fit false with None -> None | Some _ -> Some words)
 
 (* Types the tests, with calls in place of the solution's values. Tries ways with a strong guarantee first, then ways in
-   which the solution can decide more. *)
+   which the solution can influence its tests more. *)
 let tests_for text signature entry weak (setup, tests) =
   begin_unit "tests";
   let stdenv = Compmisc.initial_env () in
@@ -351,9 +351,9 @@ let tests_for text signature entry weak (setup, tests) =
   | Ok (_, _) when !uses = [] ->
     let _, _, _, called, _ = names all in
     if List.exists word called then raise (Status ("tests", "it defines nothing that the tests call"))
-    else raise (Broken "the tests ask nothing of the solution")
+    else raise (Broken "the tests do not use the solution")
   | Ok (structure, count) ->
-    if count = 0 then raise (Broken "there is no assertion that is sure to be run");
+    if count = 0 then raise (Broken "no assertion is certain to be run");
     { structure; count; guarantee = "strong" }, plan
   | Error errors ->
     let pick f = List.find_map f errors in
@@ -361,7 +361,7 @@ let tests_for text signature entry weak (setup, tests) =
     let unfit_any any = unfit_any any (setup, tests) in
     (match pick (function `Uncarried what -> Some what | _ -> None) with
      | Some (("an object" | "a module as a value" | "a class of the solution") as what) when not (higher all) ->
-       raise (Status ("tests", "its type has " ^ what ^ ", which the tests do not ask for"))
+       raise (Status ("tests", "its type has " ^ what ^ ", which the tests do not expect"))
      | Some what -> raise (Status ("uncarried", what))
      | None ->
        let words = List.filter (fun name -> word name && List.mem name defined) (shared stdenv all) in
@@ -404,7 +404,7 @@ let exceptions env signature =
       | _ -> ());
   List.rev !found
 
-(* The libraries beside the standard one that solutions and tests may use; what is not used is not linked. *)
+(* The libraries besides the standard one that solutions and tests may use. An unused library is not linked. *)
 let libraries () =
   List.filter (fun name -> match Load_path.find name with _ -> true | exception Not_found -> false)
     [ "unix.cma"; "str.cma" ]

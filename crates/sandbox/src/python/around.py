@@ -1,5 +1,5 @@
-# What tests change or look at outside their own interpreter: it acts on the program's side, too, or the test gives no
-# score, since the program has other files, other logs and other modules.
+# Handles what tests change or look at outside their own interpreter: a change also acts on the program's side, or the
+# test gives no score, since the program has other files, other logs and other modules.
 
 # Files that the judge's interpreter reads itself.
 READABLE = ("/usr/", "/lib", "/job/", "/etc/", "/proc/", "/dev/null", "/dev/urandom")
@@ -52,7 +52,7 @@ def looking(function):
 
 
 def watch_patches():
-    """Patches of modules act in the program's interpreter, too."""
+    """Makes patches of modules act in the program's interpreter, too."""
     from unittest import mock
 
     enter, leave = mock._patch.__enter__, mock._patch.__exit__
@@ -105,7 +105,7 @@ def watch_surroundings(reading):
 
 
 def seed_both():
-    """A seed of numpy's random numbers acts in the program, too; what the program draws stays there."""
+    """Makes a seed of numpy's random numbers act in the program, too. Draws of the program do not affect the tests."""
     numpy = __import__("numpy")
     own = numpy.random.seed
 
@@ -118,20 +118,20 @@ def seed_both():
 
 
 def size(value):
-    """How many members an array or a list has; None for anything else, and for single numbers."""
+    """The number of members of an array or a list; None for anything else, and for single numbers."""
     if type(value).__module__ == "numpy":
         return value.size if value.ndim else None
     return len(value) if type(value) in (list, tuple) else None
 
 
 def is_empty_beside(left, right):
-    """Whether one of two arrays is empty and the other is not. numpy compares nothing then, and finds all equal."""
+    """Whether one of two arrays is empty and the other is not. numpy then compares no members, and finds them equal."""
     sizes = size(left), size(right)
     return None not in sizes and 0 in sizes and any(sizes)
 
 
 def same(left, right):
-    """`left == right`, where all members of an empty array do not equal those of another."""
+    """`left == right`, but an empty array does not equal one that is not empty."""
     equal = left == right
     if type(equal).__module__ == "numpy" and is_empty_beside(left, right):
         return sys.modules["numpy"].array(False)

@@ -1,10 +1,10 @@
-# Which assertions of the tests look at something that the program answered. A test passes only if one of them was
-# evaluated, whatever its form: `assert`, a method of unittest, `pytest.raises`, a `raise` behind an `if`. The syntax
-# trees say which names may hold what the program answered (in any order of statements, so rather too many names), and
-# each such assertion is compiled with a call that notes its evaluation.
+# Finds the assertions of the tests that look at an answer of the program. A test passes only if one of them was
+# evaluated, whatever its form: `assert`, a method of unittest, `pytest.raises`, a `raise` after an `if`. The syntax
+# trees show which names may hold an answer (in any order of statements, so rather too many names), and each such
+# assertion is compiled with a call that records its evaluation.
 import _ast
 
-# No name that tests can have.
+# These are not identifiers, so tests cannot have such names.
 NOTE = " decided"
 SAME = " same"
 # Attributes that hold what functions printed, or how they were called.
@@ -12,7 +12,7 @@ OBSERVED = {"stdout", "stderr", "getvalue", "readouterr", "called", "call_count"
 OBSERVED |= {"call_args_list", "records", "output", "import_module"}
 # Functions that may reach what belongs to the program without its name.
 REACHING = {"eval", "exec", "globals", "locals", "vars", "__import__"}
-# Assertions about their first argument alone.
+# Assertions that check only their first argument.
 UNARY = {"assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone", "assert_", "failIf", "failUnless"}
 CONTEXTS = {"raises", "warns", "deprecated_call"}
 FAILS = {"fail", "exit", "_exit", "quit"}
@@ -73,7 +73,7 @@ class Contents(dict):
 
 
 def called_name(node):
-    """The name of the function that a call calls: `f` of f(x), `g` of m.g(x)."""
+    """The name of the function in a call: `f` of f(x), `g` of m.g(x)."""
     if not isinstance(node, _ast.Call):
         return None
     return getattr(node.func, "id", None) or getattr(node.func, "attr", None)
@@ -100,7 +100,7 @@ def is_failure(node):
 
 
 def is_constant(node):
-    """Whether the truth of an expression is the same whatever the program answers, since of its form."""
+    """Whether the form of an expression fixes its truth, whatever the program answers."""
     if isinstance(node, (_ast.Constant, _ast.Lambda, _ast.GeneratorExp)):
         return True
     if isinstance(node, _ast.JoinedStr):
@@ -164,7 +164,7 @@ def looked_at(node):
 
 class Deciding:
     """Finds the assertions in the syntax trees of the tests that look at an answer. `program` are the names that belong
-    to the program, `outside` all that the tests do not bind."""
+    to the program, `outside` the names that the tests use and do not bind."""
 
     def __init__(self, trees, program, outside, arrays=False):
         # arrays: whether the tests use numpy.
@@ -177,7 +177,7 @@ class Deciding:
         self.classes = {node.name: node for node in nodes if isinstance(node, _ast.ClassDef)}
         kinds = BLOCKS + CODE + (_ast.ClassDef, _ast.Call, _ast.Assign, _ast.AnnAssign, _ast.AugAssign)
         kinds += (_ast.NamedExpr, _ast.comprehension)
-        # Names that stand for no value of the program, however they are used.
+        # Names that never hold a value of the program.
         self.never = {"self", "cls"} | {name for name in dir(builtins) if name not in self.names}
         for node in nodes:
             if isinstance(node, (_ast.Import, _ast.ImportFrom)):
@@ -198,17 +198,17 @@ class Deciding:
             stack.extend(child for child in children(node) if self.contents.of(child) is not EMPTY)
 
     def depends(self, node):
-        """Whether an expression or a block uses what the program answered."""
+        """Whether an expression or a block uses an answer of the program."""
         names, attributes = self.contents.of(node)
         return not names.isdisjoint(self.names) or not attributes.isdisjoint(self.attributes)
 
     def add(self, node, loads=True):
-        """Takes the names in a target, or in an argument that the program may change, as depending on it."""
+        """Marks the names in a target, or in an argument that the program may change, as dependent on the program."""
         for part in walk(node):
             if isinstance(part, _ast.Name) and (loads or not isinstance(part.ctx, _ast.Load)):
                 self.names |= {part.id} - self.never
                 if not isinstance(part.ctx, _ast.Load):
-                    # In a class it is an attribute.
+                    # In the body of a class, the name is an attribute.
                     self.attributes |= {part.id} - self.never
             elif isinstance(part, _ast.Attribute) and not isinstance(part.ctx, _ast.Load):
                 self.attributes.add(part.attr)
@@ -216,7 +216,7 @@ class Deciding:
                 self.names |= {part.arg} - self.never
 
     def bound(self, node):
-        """Takes everything that a block binds or changes."""
+        """Marks everything that a block binds or changes."""
         for part in walk(node):
             if isinstance(part, (_ast.Assign, _ast.AnnAssign, _ast.AugAssign, _ast.For, _ast.NamedExpr)):
                 for target in getattr(part, "targets", None) or [part.target]:
@@ -227,7 +227,7 @@ class Deciding:
                 self.names.add(part.name)
 
     def methods(self, kind):
-        """Takes the arguments of a class's methods."""
+        """Marks the arguments of a class's methods."""
         for part in kind.body:
             if isinstance(part, CODE):
                 self.add(part.args)
@@ -299,12 +299,12 @@ class Deciding:
         if isinstance(node.func, _ast.Attribute):
             self.add_roots(node.func.value)
         name = called_name(node)
-        # The program may call the methods of what it is given.
+        # The program may call the methods of its arguments.
         for kind in {part.id for argument in arguments for part in walk(argument) if isinstance(part, _ast.Name)}:
             if kind in self.classes and self.depends(node.func):
                 self.methods(self.classes[kind])
         if name in self.classes and any(map(self.depends, arguments)):
-            # What its instances are made of.
+            # Instances are made from the arguments of special methods, and from fields.
             for part in self.classes[name].body:
                 if isinstance(part, CODE) and part.name.startswith("__"):
                     self.add(part.args)
@@ -322,7 +322,7 @@ class Deciding:
                     self.bound(part)
 
     def draws_questions(self, trees):
-        """Whether the tests ask the program about random numbers that they draw. Then no draw of the program may
+        """Whether the tests pass random numbers that they draw to the program. Draws of the program must then not
         decide which numbers these are."""
         nodes = [node for tree in trees for node in self.walk(tree)]
         drawn = {"random"} | {name.asname or name.name for node in nodes for name in getattr(node, "names", ())
@@ -359,7 +359,7 @@ class Deciding:
         return False
 
     def instrument(self, tree):
-        """Compiles notes into the tree of a test, which is run as a script: `__name__` is `__main__`."""
+        """Adds calls that record evaluations to a test, which is run as a script: `__name__` is `__main__`."""
         self.change(tree, (), any(map(is_failure, getattr(tree, "body", ()))))
         return tree
 
@@ -408,7 +408,7 @@ class Deciding:
         elif before and isinstance(node, _ast.Assert):
             node.test = call(NOTE, node.test)
         elif before:
-            # Noted before it is evaluated, since it may fail, as some tests expect.
+            # The evaluation is recorded first, since it may fail, as some tests expect.
             return at(_ast.BoolOp(_ast.Or(), [call(NOTE, at(_ast.Constant(False), node)), node]), node)
         elif isinstance(node, (_ast.If, _ast.While, _ast.IfExp)) and self.depends(node.test):
             if fails or any(map(is_failure, walk(node))):
@@ -442,7 +442,7 @@ class Deciding:
                     self.reach(child)
 
     def refuses(self, handler):
-        """Whether an `except` fails the test itself."""
+        """Whether the body of an `except` makes the test fail."""
         return any(is_failure(part) or isinstance(part, _ast.Assert) for node in handler.body for part in walk(node))
 
     def change_try(self, node, swallowed, caught, fails):
@@ -461,7 +461,7 @@ class Deciding:
 
 
 def names_caught(handler):
-    """The names of the exceptions that an `except` catches of those with which tests fail."""
+    """The names of the exceptions that an `except` catches."""
     if handler.type is None:
         return wider("BaseException")
     parts = handler.type.elts if isinstance(handler.type, _ast.Tuple) else [handler.type]

@@ -10,19 +10,19 @@ for descriptor in range(3):
     os.dup2(null, descriptor)
 # Methods of built-in types whose result is a comparison or a test of membership.
 PREDICATES = {"startswith", "endswith", "issubset", "issuperset", "isdisjoint"}
-# Requests whose answer says what the program computes.
+# Requests whose answers show results of the program.
 ANSWERING = {"special", "getattr", "isinstance", "issubclass", "copy", "deepcopy", "dir"}
 # Attributes and methods of numbers, time differences and sequences.
 NUMERIC = {"real", "imag", "numerator", "denominator", "is_integer", "conjugate", "days", "seconds", "microseconds"}
 NUMERIC |= {"total_seconds", "is_zero", "count", "index"} | PREDICATES
-# Random numbers of 32 bits that a program may draw in one call and have the tests continue after them.
+# The maximum number of 32-bit random numbers that a program may draw in one call. The tests' generator then skips them.
 MOST_DRAWN = 1 << 22
-# How a mirror came about. MADE: the tests called a class of the program. MIXED: an operator combined an object of the
+# The origin of a mirror. MADE: the tests called a class of the program. MIXED: an operator combined an object of the
 # program with a plain value, which may have been the expected value.
 MADE, MIXED = "made", "mixed"
 
 
-# What tests may change around the program.
+# The surroundings of the program that tests may change.
 SURROUNDINGS = {
     "environ": lambda: dict(os.environ),
     "decimal": lambda: [named("decimal.getcontext")().prec, named("decimal.getcontext")().rounding],
@@ -38,14 +38,14 @@ class Raised(Exception):
 
 
 class RaisedBase(BaseException):
-    """The same for exceptions such as SystemExit, which `except Exception` does not catch."""
+    """As `Raised`, for exceptions such as SystemExit, which `except Exception` does not catch."""
 
 
-# Exceptions that the machinery of tests takes for something else than a failure.
+# Exceptions that test runners do not treat as failures.
 ENDING = {"StopIteration", "StopAsyncIteration"}
 CONTROL = ENDING | {"GeneratorExit", "SystemExit", "KeyboardInterrupt", "CancelledError"}
 STANDARD_ERRORS = {"builtins", "asyncio.exceptions", "concurrent.futures._base"}
-# Modules whose exceptions a program cannot raise: for a test they mean that it is skipped.
+# Modules whose exceptions a program cannot raise: a test that raises them is skipped.
 RUNNERS = {"unittest", "pytest", "_pytest", "tests"}
 
 
@@ -62,28 +62,28 @@ class Judge(Port):
         # Functions of the tests that the program may call, and objects that it may read attributes of, by id().
         self.callable, self.open, self.iterators, self.opaque = set(), {}, {}, False
         self.classes, self.named, self.guards, self.random = set(), set(), [], None
-        # Whether the tests' random numbers continue behind those that the program draws.
+        # Whether the tests' random numbers continue after those that the program draws.
         self.follows = True
         self.broken = self.failed = None
-        # What tests may change around the program, as the program last heard of it.
+        # The surroundings as they were last sent to the program.
         self.watched = {}
         self.uses_files = self.uses_data = False
-        # How many requests the program got, and how many of them it answered with more than a function of its own.
+        # The number of requests to the program, and the number of answers other than a function of the program.
         self.asked = self.answers = 0
         self.weak = False
         # A name that the program does not define, and whether a test function reached none of its assertions.
         self.missing, self.unreached = None, False
 
     def begins(self, uses_data):
-        """Notes that a test begins, and whether it reads what an earlier one may have got from the program."""
+        """Records that a test begins, and whether it reads values that an earlier test may have from the program."""
         self.uses_data, self.asked_before, self.answers_before = uses_data, self.asked, self.answers
         self.missing, self.unreached = None, False
 
     def judge_own(self, error):
-        """Finds out whether an error of a test's own code has nothing to do with the program: it came before the
+        """Decides whether an error in a test's own code is unrelated to the program, because it occurred before the
         program was used."""
         before = self.asked == self.asked_before
-        # An argument of the first call may fail (`f(1 / 0)`). What the program calls its function may be no function.
+        # An argument of the first call may fail (`f(1 / 0)`). The program's `f` may not be a function.
         if not isinstance(error, (AssertionError, TypeError)):
             before = self.answers == self.answers_before
         if before and not self.uses_data and not isinstance(error, Refused) and self.failed is None:
@@ -94,7 +94,7 @@ class Judge(Port):
         if self.uses_files and isinstance(error, PermissionError):
             self.broken = self.broken or "it uses files, but the program runs with files of its own"
 
-    # Encoding of what the tests pass to the program.
+    # Encoding of the values that the tests pass to the program.
 
     def break_off(self, why):
         self.broken = self.broken or why
@@ -256,14 +256,14 @@ class Judge(Port):
         """Waits until the program is loaded."""
         message = self.receive()
         if message["id"] != "start":
-            raise ValueError("no start")
+            raise ValueError("not the start message")
         if "error" in message:
             raise Gone(words(self.unwrap(message, "error")))
         self.unwrap(message, "value")
 
     def got(self, target, name, value):
         if self.how(target) is MIXED and name in NUMERIC:
-            raise Refused("what an object of the program's made of a plain value is no value")
+            raise Refused("the result of combining an object of the program with a plain value is not a value")
         if name in ("send", "throw") and type(target).__name__ == "generator":
             self.mark(value, "generator")
         elif name in PREDICATES and not self.tested(target):
@@ -279,8 +279,8 @@ class Judge(Port):
             self.draw_as(self.decode(message["random"]))
 
     def draw_as(self, state):
-        """Advances the tests' random numbers by as many as the program drew. The generator's state is never the
-        program's: one that no drawing leads to is ignored."""
+        """Advances the tests' random numbers by as many draws as the program made. The program's state is never copied:
+        a state that draws cannot reach is ignored."""
         copy = named("random.Random")()
         copy.setstate(self.random)
         words, place = tuple(state[1][:-1]), state[1][-1]
@@ -337,27 +337,27 @@ class Judge(Port):
             return getattr(base, name, lambda *both: NotImplemented)(me, *args)
         if how is MIXED and name not in BINARY:
             if name in COERCIONS:
-                raise Refused("what an object of the program's made of a plain value is no value")
-            self.break_off("it looks at what an object of the program's made of a plain value")
+                raise Refused("the result of combining an object of the program with a plain value is not a value")
+            self.break_off("it uses the result of combining an object of the program with a plain value")
         if name == "__bool__":
             first = self.ask("special", name, me)
             if self.ask("special", name, me) is not first:
-                raise Refused("the program's answer is true at one time and false at another")
+                raise Refused("the truth of the program's answer changes")
             return first
         if name == "__contains__" and plain and not self.tested(me):
             if not has(type(me), "__iter__") and not has(type(me), "__getitem__"):
-                self.break_off("it asks what is in an object of the program's, which alone decides it")
+                self.break_off("it tests membership in an object of the program, which alone decides the result")
             return any(item is args[0] or item == args[0] for item in me)
         if name in ("__exit__", "__aexit__"):
             return self.leave(name, me, args)
         if name == "__call__" and how in PREDICATES and args:
-            raise Refused("an object of the program's has `" + how + "` and is not a value")
+            raise Refused("an object of the program has a method `" + how + "`, but is not a plain value")
         value = self.ask("special", name, me, *args, **named_args)
         if name in BINARY and plain and how is not MADE:
             if not is_mirror(value):
                 if self.tested(me):
-                    self.break_off("an object of the program's and a plain value make a plain value")
-                raise Refused("an object of the program's makes a value of a plain one")
+                    self.break_off("combining an object of the program with a plain value gives a plain value")
+                raise Refused("combining an object of the program with a plain value gives a plain value")
             return self.mark(value, None if self.tested(me) else MIXED)
         return value
 
@@ -379,8 +379,8 @@ class Judge(Port):
         if base is not None:
             return getattr(base, name)(me, other)
         if self.tested(me):
-            self.break_off("an object of the program's, which it made itself, is compared with a plain value")
-        raise Refused("an object of the program's is compared with a plain value")
+            self.break_off("an object that the program itself created is compared with a plain value")
+        raise Refused("an object of the program is compared with a plain value")
 
     def leave(self, name, me, args):
         error = args[1] if len(args) > 1 else None

@@ -1,7 +1,7 @@
 # Mirrors of the other side's objects. Each class of the other side is mirrored by a class here, so that isinstance,
-# issubclass, `except`, `type(x) is C` and hash tables work as usual, and its instances by instances of that class. A
-# special method that the original class defines asks the other side, and so does every other attribute. What the
-# original class inherits from a built-in class runs here.
+# issubclass, `except`, `type(x) is C` and hash tables work as usual, and its instances by instances of that class.
+# Special methods that the original class defines, and all other attributes, are requests to the other side. Methods
+# that the original class inherits from a built-in class run here.
 
 LOCAL = {"_place", "_how", "_port", "_names", "_lost", "_from_program"}
 

@@ -2,7 +2,7 @@
 # that waits for an answer also answers the other end's requests, since a program may call a function of the tests while
 # the tests call the program. An object that is not a plain value stays on its side; the other side has a mirror of it
 # (mirrors.py), which forwards each use. A mutable container exists on both sides under one number, and each message
-# carries what changed since the message before. A container to which only this table refers is dropped.
+# carries the changes since the previous message. A container to which only this table refers is dropped.
 
 
 class Gone(BaseException):
@@ -17,7 +17,7 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, Arithm
 
 
 class Port:
-    # Most bytes of one message and of all messages received, and the bytes received so far.
+    # The maximum number of bytes of one message and of all received messages, and the bytes received so far.
     longest, most, received = 1 << 24, 1 << 28, 0
 
     def __init__(self, reader, writer, first):
@@ -76,7 +76,7 @@ class Port:
         return self.other(kind)
 
     def kind_of_row(self, kind, name):
-        """The same for a class that the row defines."""
+        """As `kind_of`, for a class that the row defines."""
         base = built_in_base(kind)
         if type(kind) is not type:
             return lambda value: ["member", name, self.encode(value.value)]
@@ -103,7 +103,7 @@ class Port:
         return self.share(value, "numpy.ndarray")
 
     def encode_item(self, value):
-        """Encodes a number of numpy."""
+        """Encodes a numpy scalar."""
         if value.dtype.kind not in PLAIN_ITEMS:
             return self.encode(value.item())
         return ["numpy", value.dtype.str, value.tobytes().hex()]
@@ -129,7 +129,7 @@ class Port:
         return self.own_class(kind)
 
     def own_class(self, kind):
-        """Encodes a class of this side, of which the other side makes a mirror."""
+        """Encodes a class of this side. The other side makes a mirror of it."""
         known = id(kind) in self.places
         place = self.keep(kind)
         if not known:
@@ -137,7 +137,7 @@ class Port:
         return ["class", place]
 
     def describe(self, kind, place):
-        """Puts what the other side needs for a mirror of a class into the next message."""
+        """Adds the description of a class, from which the other side makes a mirror, to the next message."""
         bases = [self.encode_class(base) for base in kind.__bases__]
         own = vars(kind)
         special = [("-" if own[name] is None else "") + name for name in own if name in SPECIAL]
@@ -165,7 +165,7 @@ class Port:
     def decode(self, value):
         if type(value) is not list:
             if type(value) is dict:
-                raise ValueError("no value")
+                raise ValueError("not a value")
             return value
         tag = value[0]
         if tag == "tuple":
@@ -182,7 +182,7 @@ class Port:
             make = STANDARD[tag][1]
             for part in parts if tag not in ANY_PARTS else ():
                 if type(part) not in NUMBERS and type(part) is not tuple and path_of(type(part)) not in STANDARD:
-                    raise ValueError("a part of " + tag)
+                    raise ValueError("an invalid part of " + tag)
             return kind(*parts) if make is None else make(kind, *parts)
         if tag == "type":
             return self.decode_type(value[1])
@@ -198,7 +198,7 @@ class Port:
                 return kind(part)
             base = built_in_base(kind)
             if tag == "member" or base not in IMMUTABLE or type(part) is not base:
-                raise ValueError("no value of its class")
+                raise ValueError("not a value of its class")
             return base.__new__(kind, part)
         if tag == "error":
             return self.decode_error(*value[1:])
@@ -216,7 +216,7 @@ class Port:
         if kind is None and (path in STANDARD or path in CONTAINERS):
             kind = named(path)
         if not isinstance(kind, type):
-            raise ValueError("no type")
+            raise ValueError("not a type")
         return kind
 
     def decode_object(self, tag, place, kind, *base):
@@ -224,17 +224,17 @@ class Port:
             return self.theirs[place]
         kind = self.decode(kind)
         if not isinstance(kind, Mirror):
-            raise ValueError("no class")
+            raise ValueError("not a class")
         built_in = built_in_base(kind)
         if tag == "value" and built_in in IMMUTABLE:
             value = self.decode(base[0])
             if type(value) is not built_in:
-                raise ValueError("no value of its class")
+                raise ValueError("not a value of its class")
             made = built_in.__new__(kind, value)
         elif tag == "mine" and built_in is None:
             made = object.__new__(kind)
         else:
-            raise ValueError("no value: " + str(tag))
+            raise ValueError("not a value: " + str(tag))
         object.__setattr__(made, "_place", place)
         self.theirs[place] = made
         return self.adopted(made)
@@ -250,7 +250,7 @@ class Port:
             return self.theirs[place]
         kind, args, details = self.decode(kind), self.decode_all(args), self.decode(details)
         if not issubclass(kind, BaseException):
-            raise ValueError("no exception")
+            raise ValueError("not an exception")
         try:
             error = kind.__new__(kind, *args) if isinstance(kind, Mirror) or kind in ROW_NAMES else kind(*args)
         except TypeError:
@@ -266,7 +266,7 @@ class Port:
         if cause is not None:
             cause = self.decode(cause)
             if not isinstance(cause, BaseException):
-                raise ValueError("no cause")
+                raise ValueError("the cause is not an exception")
             error.__context__ = cause
             if is_cause:
                 error.__cause__ = cause
@@ -275,9 +275,9 @@ class Port:
     def make_mirror(self, place, bases, special, names, also):
         bases = tuple(map(self.decode, bases))
         if index(place) in self.theirs or not all(isinstance(base, type) for base in bases):
-            raise ValueError("no class")
+            raise ValueError("not a class")
         if not all(name.lstrip("-") in SPECIAL for name in special) or not all(isinstance(n, str) for n in names):
-            raise ValueError("no class")
+            raise ValueError("not a class")
         self.theirs[place] = mirror(self, place, self.replaced(bases, also), special, names, also)
 
     def replaced(self, bases, also):
@@ -292,7 +292,7 @@ class Port:
         return True
 
     def section(self):
-        """Returns the part of a message that says what changed since the message before: classes and containers."""
+        """Returns the part of a message with the classes and containers that changed since the previous message."""
         new, entries, gone = set(self.pending), [], []
         waiting = list(self.shared)
         while waiting:
@@ -306,7 +306,7 @@ class Port:
                 new.add(number)
             elif self.references(number) <= self.alone and self.releasable(number):
                 gone.append(number)
-                # What only this container referred to.
+                # Nothing else may refer to the items of this container, so they are checked next.
                 waiting += [self.numbers[id(item)] for item in content if id(item) in self.numbers]
                 self.drop(number)
             del content
@@ -336,12 +336,12 @@ class Port:
             if header is not None:
                 path, kind, parameters, place = header
                 if index(number) in self.shared or path not in CONTAINERS:
-                    raise ValueError("no container")
+                    raise ValueError("not a container")
                 base = class_at(path)
                 kind = base if kind is None else self.decode(kind)
                 own = isinstance(kind, Mirror) or kind in ROW_NAMES
                 if kind is not base and not (own and built_in_base(kind) is base):
-                    raise ValueError("no container of its class")
+                    raise ValueError("not a container of its class")
                 value = empty(path, kind, self.decode_all(parameters))
                 if kind is not base and isinstance(kind, Mirror):
                     object.__setattr__(value, "_place", index(place))
@@ -371,13 +371,13 @@ class Port:
     def receive(self):
         line = self.reader.readline(self.longest)
         if not line.endswith(b"\n"):
-            raise Gone("the program ended" if len(line) < self.longest else "too long an answer")
+            raise Gone("the program ended" if len(line) < self.longest else "an answer is too long")
         self.received += len(line)
         if self.received > self.most:
-            raise Gone("too many answers")
+            raise Gone("the answers are too long in total")
         message = json.loads(line)
         if type(message) is not dict:
-            raise ValueError("no message")
+            raise ValueError("not a message")
         return message
 
     def unwrap(self, message, what):
@@ -402,17 +402,17 @@ class Port:
                 message = self.receive()
                 if "do" not in message:
                     if message["id"] != asked:
-                        raise ValueError("an answer to no call")
+                        raise ValueError("an answer to another call")
                     failed = "error" in message
                     value = self.unwrap(message, "error" if failed else "value")
                     break
                 request = self.request(message)
             except MALFORMED as error:
-                raise Gone("an answer to no call") from error
+                raise Gone("an invalid answer") from error
             self.answer(*request)
         if failed:
             if not isinstance(value, BaseException):
-                raise Gone("an answer to no call")
+                raise Gone("an invalid answer")
             raise value
         return value
 
@@ -450,5 +450,5 @@ def perform(name, target, /, *args, **named_args):
 
 def index(value):
     if type(value) is not int or value < 0:
-        raise ValueError("no index")
+        raise ValueError("not an index")
     return value

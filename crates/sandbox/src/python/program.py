@@ -55,7 +55,7 @@ BASE_VALUES = {
 
 class Program(Port):
     longest, most = 1 << 30, 1 << 60
-    # Number of the judge's requests that are being answered. Only meanwhile may the program ask the judge.
+    # Number of the judge's requests that are being answered. The program may ask the judge only if it is above 0.
     asked = 0
     loop = None
 

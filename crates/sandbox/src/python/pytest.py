@@ -1,4 +1,4 @@
-# Stands for pytest, which the sandbox does not have: fixtures, parameters, marks, raises, approx, and how pytest finds
+# Replaces pytest, which the sandbox does not have: fixtures, parameters, marks, raises, approx, and how pytest finds
 # and runs tests.
 
 
@@ -254,7 +254,7 @@ class Capture:
 
 
 class Patches:
-    """The fixture `monkeypatch`, for what the tests themselves and the program's objects have."""
+    """The fixture `monkeypatch`, for attributes of the tests and of the program's objects."""
 
     def __init__(self):
         self.undone = []
@@ -294,7 +294,7 @@ class Patches:
 
 
 class Fixtures:
-    """The fixtures of one test: their values, and what runs after it."""
+    """The fixtures of one test: their values, and the code that runs after it."""
 
     def __init__(self, scope, owner, test, params):
         self.scope, self.owner, self.test, self.params = scope, owner, test, params

@@ -15,7 +15,7 @@ class Reading:
         self.imported = set()
         for self.test, tree in enumerate(self.trees):
             self.visit(tree)
-        # Classes whose instances are used in a way in which plain values are not.
+        # Classes whose instances are used in ways that plain values do not support.
         self.classes |= {name for variable, name in self.made.items() if variable in self.used}
         if "candidate" in self.classes and candidate:
             self.classes.add(candidate)
@@ -84,7 +84,7 @@ class Reading:
             return own
         if len(self.called) > 1:
             raise Broken("its tests call only built-in functions, " + " and ".join(sorted(self.called))
-                         + ": a column `entry_point` can say which is the program's")
+                         + ": a column `entry_point` can name the program's")
         return set(self.called)
 
 

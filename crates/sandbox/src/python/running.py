@@ -7,8 +7,8 @@ class Scope(dict):
 
     def __init__(self, remote, asserted):
         super().__init__(__name__="tests", __file__="tests.py")
-        # remote: names that are the program's even if a built-in function has the same name. own: what the row's own
-        # code defines for the tests.
+        # remote: names that are the program's even if a built-in function has the same name. own: the names that the
+        # row's own code defines for the tests.
         self.remote, self.own, self.functions, self.read, self.asserted = remote, {}, {}, set(), asserted
 
     def __missing__(self, name):
@@ -49,7 +49,7 @@ class Scope(dict):
 
 def own_nodes(source, entry_point, completed):
     """Returns the syntax trees of the imports, functions, classes and constants that the row's own code (prompt or
-    setup) defines. The tests have them for themselves, since the program may have patched them in its interpreter."""
+    setup) defines. The tests get their own copies, since the program may have patched its copies."""
     for whole in (source, source + "\n    pass\n"):
         try:
             body = compile(whole, "tests", "exec", ONLY_AST).body
@@ -77,7 +77,7 @@ def own_nodes(source, entry_point, completed):
 
 
 def constants(prompt):
-    """The constants of a prompt that is code: a tolerance that the tests read is not the program's."""
+    """The constants in the code of a prompt, so that the program cannot change a tolerance that the tests read."""
     return [node for node in own_nodes(prompt, None, True) if isinstance(node, _ast.Assign)
             and all(isinstance(target, _ast.Name) and target.id.isupper() for target in node.targets)]
 
@@ -93,7 +93,7 @@ def is_stub(node):
 
 
 def defined(nodes):
-    """Runs such code for the tests; returns its namespace."""
+    """Runs these nodes for the tests. Returns their namespace."""
     found = Scope(set(), False)
     for node in nodes:
         try:
@@ -105,7 +105,7 @@ def defined(nodes):
 
 def share_classes(names, own, nodes):
     """Makes instances of the row's classes exist on both sides, so that the program cannot change the classes of the
-    tests. Those that inherit from a class that cannot, or have a metaclass, remain the program's."""
+    tests. A class remains the program's if it has a metaclass, or if it inherits from a class that cannot be shared."""
     def can(name):
         bases = own[name].__mro__[1:-1]
         return all(base.__module__ != "tests" or ROW_NAMES.get(base) for base in bases) and define_row(name, own[name])
@@ -125,21 +125,21 @@ def share_classes(names, own, nodes):
 
 
 class Undecided(Exception):
-    """A test that evaluated no assertion on what the program answered."""
+    """A test that evaluated no assertion on an answer of the program."""
 
 
 class Unreached(Exception):
-    """A test that asked the program, and reached none of its assertions because of what the program answered."""
+    """A test that called the program, and reached none of its assertions because of the program's answers."""
 
 
 def note(value):
-    """Is called where an assertion looks at an answer (deciding.py)."""
+    """Records that an assertion looks at an answer. deciding.py inserts the calls."""
     NOTED.append(True)
     return value
 
 
 def has_notes(code, scope, owner=None, seen=()):
-    """Whether code of the tests, or a function of theirs that it names, has an assertion that looks at an answer."""
+    """Whether code of the tests, or a test function that it names, has an assertion that looks at an answer."""
     if NOTE in code.co_names:
         return True
     named = [dict.get(scope, name) or getattr(owner, name, None) for name in code.co_names]
@@ -149,7 +149,7 @@ def has_notes(code, scope, owner=None, seen=()):
 
 
 class reaching:
-    """Notes whether a test function that asks the program reaches an assertion."""
+    """Records whether a test function that calls the program reaches an assertion."""
 
     def __init__(self, test, scope, owner=None):
         self.code, self.scope, self.owner = getattr(test, "__code__", None), scope, owner
@@ -171,7 +171,7 @@ setattr(builtins, SAME, same)
 
 def run(code, scope, reading, uses_data):
     """Runs a test. Returns None, or why it failed. Raises Undecided, Unreached, or an error of the test itself, which
-    is no failure of the program."""
+    is not a failure of the program."""
     known = dict(scope)
     NOTED.clear()
     port.begins(uses_data)
@@ -208,7 +208,7 @@ def run(code, scope, reading, uses_data):
 
 def run_defined(names, scope, reading):
     """Runs tests that are defined but not called: classes of `unittest`, functions and classes as pytest finds them,
-    and a function `check` that takes the function asked for."""
+    and a function `check` that takes the function under test."""
     for name in names:
         value = scope[name]
         if UNITTEST and isinstance(value, type) and issubclass(value, UNITTEST[0].TestCase):
@@ -341,7 +341,7 @@ def judge(job):
     try:
         port.starts()
     except MALFORMED as error:
-        raise Gone("an answer to no call") from error
+        raise Gone("an invalid answer") from error
     if nodes:
         scope.own = defined(nodes)
         classes = [node.name for node in nodes if isinstance(node, _ast.ClassDef)]
@@ -380,7 +380,7 @@ def judge(job):
         if failure is not None and not job["all"]:
             break
     if not decided:
-        raise Broken("no assertion looks at what the program answers, so every program would pass")
+        raise Broken("no assertion looks at an answer of the program, so every program would pass")
 
 
 sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))

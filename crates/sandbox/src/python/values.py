@@ -141,7 +141,7 @@ def refill_array(value, parts):
 
 
 # Mutable containers. For each: functions that return the arguments for an empty one, return its content, and replace
-# its content. They call methods of the built-in class by name, so that what a derived class overrides does not matter.
+# its content. They call methods of the built-in class by name, so that overrides in a derived class do not matter.
 nothing = lambda value: []
 of_dict = (nothing, lambda value: flat(dict.items(value)), refill_dict)
 of_file = (nothing, lambda value: [value.getvalue(), value.tell()], refill_file)
@@ -169,7 +169,7 @@ PLAIN_ITEMS = set("biufcSUmM")
 def numpy_items(dtype, content):
     dtype = named("numpy.dtype")(str(dtype))
     if dtype.kind not in PLAIN_ITEMS:
-        raise ValueError("no plain items")
+        raise ValueError("the items are not plain bytes")
     return named("numpy.frombuffer")(bytes(content), dtype) if dtype.itemsize else named("numpy.empty")((0,), dtype)
 
 
@@ -181,7 +181,7 @@ CONTAINERS["numpy.ndarray"] = (lambda value: [value.dtype.str, value.shape], lam
                                refill_numpy)
 
 
-# Containers whose content is a new object each time it is read: it is compared by value, not by identity.
+# Containers whose content is a new object each time it is read. They are compared by value, not by identity.
 BY_VALUE = {"builtins.bytearray", "array.array", "_io.StringIO", "_io.BytesIO", "numpy.ndarray"}
 # Immutable built-in types. An instance of a class derived from one of them is sent with its value of that type.
 IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset)
@@ -191,7 +191,7 @@ def attributes_of(value):
     """The attributes of an instance of a class that the row defines, as a list of names and values."""
     kind, found = type(value), []
     for name in [*getattr(value, "__dict__", ()), *slots_of(kind)]:
-        # What the class itself defines, such as its methods, is the class's.
+        # Methods and descriptors of the class are left out.
         own = getattr(kind, name, None)
         if name in slots_of(kind) or not (callable(own) or hasattr(type(own), "__get__")):
             try:
@@ -217,7 +217,7 @@ def refill_attributes(value, parts):
     for name, item in given.items():
         own = getattr(kind, name, None)
         if type(name) is not str or name.startswith("__"):
-            raise ValueError("no attribute")
+            raise ValueError("not the name of an attribute")
         if hasattr(kind, name) and name not in slots and name not in FIELDS.get(kind, (name,)):
             # A constant of the class.
             continue
@@ -235,7 +235,7 @@ FIELDS = {}
 
 
 def define_row(name, kind):
-    """Takes a class that the row defines; returns whether its instances can exist on both sides."""
+    """Registers a class that the row defines. Returns whether its instances can exist on both sides."""
     import enum
 
     if not isinstance(kind, type) or type(kind) not in (type, type(enum.Enum)):
@@ -301,7 +301,7 @@ SPECIAL = {
 SPECIAL.update(BINARY)
 SPECIAL.update(COMPARISONS)
 SPECIAL.update(COERCIONS)
-# Special methods that no function stands for: they are looked up in the object's class.
+# Special methods without such a function. They are looked up in the object's class.
 for word in "call enter exit await aiter anext aenter aexit missing length_hint instancecheck subclasscheck".split():
     SPECIAL["__" + word + "__"] = None
 WAITED = {"__anext__", "__aenter__", "__aexit__"}
