@@ -279,7 +279,7 @@ mod tests {
     /// A problem that lists its completions keeps its list. The other problems get the remaining completions without a
     /// score.
     #[test]
-    fn unlisted_completions_without_a_score_belong_to_unspecific_problems() {
+    fn unlisted_completions_without_a_score_belong_to_problems_without_a_list() {
         let (named, unlisted) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));
         let scores = Scores {
             problems: vec![named.clone(), unlisted.clone()],
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_tell_wrong_answers_from_missing_ones() {
+    fn wrong_answers_and_missing_answers_have_different_verdicts() {
         let verdict = |answer, right: bool| {
             let Verdict { score, answered } = Verdict::of::<u8>(answer, |given| (given == 5) == right);
             (score, answered)

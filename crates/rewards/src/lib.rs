@@ -5,9 +5,9 @@
 //! `None` and a [`Problem`] with the reason. The trainer, not this crate, combines the scores of several rewards with
 //! their weights. This crate does not depend on the trainer or the policy.
 //!
-//! Read first: [`RewardBatch`] and [`Scores`] (input and output), then any file of `builtin/`; `command/` (a program in
-//! any language), `python/`, `http/`, `function` (a closure), `reward_model`; `registry` builds rewards from their
-//! names, and `manager` calls them all.
+//! Read first: [`RewardBatch`] and [`Scores`] (input and output), then any file of `builtin/`. Other kinds of rewards
+//! are in `command/` (a program in any language), `python/`, `http/`, `function` (a closure) and `reward_model`.
+//! `registry` builds rewards from their names, and `manager` calls them all.
 
 mod batch;
 mod builtin;

@@ -105,7 +105,7 @@ pub struct GivenScores {
     pub seconds: f64,
 }
 
-/// Scores one group with the rewards at the indices `asked`. Each of these must [score groups
+/// Scores one group with the rewards whose indices are in `asked`. Each of these must [score groups
 /// separately](Reward::scores_by_group).
 pub fn score_group(
     rewards: &mut [Box<dyn Reward>],
@@ -186,7 +186,7 @@ struct EarlyScores {
 }
 
 impl<'a> RewardManager<'a> {
-    /// Starts scoring a batch before its groups are generated. Other processes call the rewards at the indices
+    /// Starts scoring a batch before its groups are generated. Other processes call the rewards whose indices are in
     /// `elsewhere`; their scores are passed to [`finish`](RewardJob::finish).
     pub fn start<'scope>(
         self,

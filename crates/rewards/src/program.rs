@@ -1,4 +1,4 @@
-//! A program that this process starts, and that never outlives this process.
+//! A program that this process starts, and that is killed at the latest when this process ends.
 //!
 //! On Unix the program has its own process group, so that its descendants can be killed too, and so that Ctrl-C in the
 //! terminal reaches only this process. If this process is killed, the pipe to a guard shell closes, and the shell kills

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_a_line_with_the_other_columns() {
+    fn a_request_is_one_line_of_json_with_the_dataset_columns() {
         let given = [
             ("answer", json!(5)),
             ("prompt", json!("left out")),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_with_a_name_of_the_request_is_refused() {
+    fn a_column_with_the_name_of_a_request_key_is_refused() {
         let all = ["prompts", "completions", "trainer_state"];
         for (columns, named) in [
             (&all[..1], "prompts"),

@@ -104,7 +104,7 @@ fn math500() -> Vec<Case> {
     cases
 }
 
-/// Whether the case's grader accepts its completion.
+/// Whether the grader of a case accepts the completion of the case.
 fn accepts(case: &Case) -> bool {
     let mut reward = build(&case.grader.as_str().into(), "r".into()).unwrap();
     let completion = [Content::from(case.completion.as_str())];

@@ -126,7 +126,7 @@ mod tests {
         let target = LengthOptions { target: Some(4), unit: Unit::Chars, ..LengthOptions::default() };
         assert_eq!(scores(target), [Some(0.0), Some(0.5), Some(1.0), Some(0.0)]);
         let short = LengthOptions { target: Some(2), unit: Unit::Chars, ..LengthOptions::default() };
-        assert_eq!(scores(short), [Some(0.0), Some(1.0), Some(0.0), Some(0.0)], "never below 0");
+        assert_eq!(scores(short), [Some(0.0), Some(1.0), Some(0.0), Some(0.0)], "a score must not be below 0");
         let max = LengthOptions { max: Some(9), margin: 2, ..LengthOptions::default() };
         assert_eq!(scores(max), [Some(0.0), Some(-1.0), Some(-0.5), Some(0.0)]);
         let hard = LengthOptions { max: Some(8), ..LengthOptions::default() };

@@ -3,8 +3,8 @@
 //! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or the index of the choice as a number, from 0. The
 //! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else the letter after its
 //! last "answer is", "answer:" or "I choose"; else (unless `strict`) a separate letter at the end or the beginning of
-//! the completion, such as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I", which are also
-//! words, only with a mark. A letter that is denied ("not B", "B is wrong") or is one of several ("B or C") is ignored.
+//! the completion, such as `B`, `B)` or `(B)`. In running text only capitals count. "A" and "I" are also words, so they
+//! count only with a mark. A letter that is denied ("not B", "B is wrong") or is one of several ("B or C") is ignored.
 //! The texts of the choices are not compared.
 
 use std::sync::LazyLock;

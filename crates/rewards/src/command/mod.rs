@@ -10,11 +10,11 @@
 //! answer `{"error": "message"}` reports an error. If the program fails, the last lines of its standard error are
 //! shown.
 //!
-//! If a batch takes longer than `timeout_s`, the program crashes, its answer is invalid, or the number of scores is
-//! wrong, the whole batch gets `None`, never 0, and a [`Problem`] holds the reason. After a crash, a timeout or a line
-//! that is not JSON, the program is restarted for the next batch, at most `max_restarts` times without a successful
-//! batch in between. The next failure is fatal, and is reported for every later batch. The program runs in its own
-//! process group, which is killed when the reward is dropped.
+//! The whole batch gets `None`, never 0, and a [`Problem`] holds the reason, if the batch takes longer than
+//! `timeout_s`, if the program crashes, or if the answer is invalid or has the wrong number of scores. After a crash, a
+//! timeout or a line that is not JSON, the program is restarted for the next batch, at most `max_restarts` times
+//! without a successful batch in between. The next failure is fatal, and is reported for every later batch. The program
+//! runs in its own process group, which is killed when the reward is dropped.
 //!
 //! By default a batch contains all completions of a generation batch, so that the program can compare completions with
 //! each other. With `by_group = true` a batch is one group (the completions of one prompt). A group is sent as soon as

@@ -44,7 +44,7 @@ fn has_ended(file: &Path) -> bool {
 
 /// The message of a batch that failed as a whole.
 fn failure(scores: &Scores) -> &str {
-    assert_eq!(scores.values, [None, None], "never 0");
+    assert_eq!(scores.values, [None, None], "a failed batch must not score 0");
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 2));
     &scores.problems[0].message
 }
@@ -197,7 +197,7 @@ fn a_stop_ends_the_wait_and_does_not_count_as_a_failure() {
     reward.stop_with(stop.clone());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            testing::wait_until("the program is asked", || asked.exists());
+            testing::wait_until("the program gets the request", || asked.exists());
             stop.store(true, Ordering::Relaxed);
         });
         let scores = score(&mut reward);
@@ -257,7 +257,7 @@ fn a_program_that_cannot_run_is_an_error_when_the_reward_is_built() {
     assert!(message.contains("not executable"), "{message}");
     // The interpreter starts, and on a busy machine may still run when the start is checked.
     let mut message = None;
-    testing::wait_until("the interpreter ends while it is watched", || {
+    testing::wait_until("the interpreter ends before the check of its start is over", || {
         message = start(Words::from("/bin/sh /no/such/script.sh"));
         message.is_some()
     });

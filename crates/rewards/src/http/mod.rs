@@ -6,10 +6,10 @@
 //! flight at once.
 //!
 //! A request is retried if the connection fails, no response comes within `timeout_s`, or the status is 5xx, 408 or
-//! 429. There are up to `retries` retries, after pauses of `backoff_s`, twice that, four times that, … seconds (at most
-//! 30), or after the time that the service asks for (`Retry-After`, at most five minutes). Any other status except 2xx
-//! is not retried, nor is an invalid response. The completions of a failed request get `None`, never 0, and a
-//! [`Problem`] holds the reason.
+//! 429. There are up to `retries` retries. The pause before the first retry is `backoff_s` seconds, and each further
+//! pause is twice as long (at most 30 seconds). If the service requests a pause (`Retry-After`), that pause is used (at
+//! most five minutes). Any other status except 2xx is not retried, nor is an invalid response. The completions of a
+//! failed request get `None`, never 0, and a [`Problem`] holds the reason.
 
 mod address;
 mod certificates;

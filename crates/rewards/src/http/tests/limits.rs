@@ -45,7 +45,7 @@ fn http_options_have_limits_and_defaults() {
 }
 
 #[test]
-fn the_status_decides_about_retries_and_200_bytes_are_shown() {
+fn the_status_decides_whether_to_retry_and_200_bytes_are_shown() {
     for (status, requests) in
         [(399, 1), (400, 1), (407, 1), (408, 2), (409, 1), (428, 1), (429, 2), (430, 1), (499, 1), (500, 2), (599, 2)]
     {

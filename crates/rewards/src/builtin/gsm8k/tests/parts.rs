@@ -1,4 +1,4 @@
-//! Tests of the single functions that search for a number.
+//! Tests of each function that searches for a number.
 
 use super::*;
 

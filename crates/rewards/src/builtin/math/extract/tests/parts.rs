@@ -1,4 +1,4 @@
-//! Tests of the single functions that search for an answer.
+//! Tests of each function that searches for an answer.
 
 use super::super::*;
 
