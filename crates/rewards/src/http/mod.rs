@@ -7,7 +7,7 @@
 //!
 //! A request is retried if the connection fails, no response comes within `timeout_s`, or the status is 5xx, 408 or
 //! 429. There are up to `retries` retries. The pause before the first retry is `backoff_s` seconds, and each further
-//! pause is twice as long (at most 30 seconds). If the service requests a pause (`Retry-After`), that pause is used (at
+//! pause is twice as long (at most 30 seconds). If the service requests a longer pause (`Retry-After`), it is used (at
 //! most five minutes). Any other status except 2xx is not retried, nor is an invalid response. The completions of a
 //! failed request get `None`, never 0, and a [`Problem`] holds the reason.
 

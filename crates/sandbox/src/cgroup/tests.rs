@@ -167,7 +167,7 @@ fn a_program_waits_until_it_has_been_moved() {
 }
 
 #[test]
-fn a_kill_for_memory_is_the_memory_limit() {
+fn a_kill_for_memory_is_reported_as_the_memory_limit() {
     let tree = Tree::new();
     let sandbox = tree.sandbox(Isolation::Nothing);
     let killed = |events: &str, how: &str| {
@@ -295,7 +295,7 @@ fn cgroups_of_a_killed_process_are_removed() {
 
 /// Each case breaks one condition, and has a part of the reason that a run records.
 #[test]
-fn without_one_of_the_conditions_memory_is_watched() {
+fn memory_is_watched_if_a_condition_for_cgroups_is_missing() {
     type Change = fn(&mut Tree);
     fn own(tree: &Tree, name: &str, text: &str) {
         fs::write(tree.parent().join("own").join(name), text).unwrap();

@@ -121,7 +121,7 @@ fn a_program_is_a_group_or_a_tree_of_processes() {
 
 /// A new table contains the memory of the members, and excludes processes that are older than this process.
 #[test]
-fn the_table_has_the_processes_that_are_there() {
+fn a_new_table_has_the_running_processes() {
     let (shell, other) = (Waiting::new(""), Waiting::new(""));
     let mut table = Table { rows: Vec::new(), older: HashSet::new(), taken: None };
     let (rows, _) = table.members(Members::Group(shell.id()), true);

@@ -93,7 +93,7 @@ fn stages(every: usize) {
 }
 
 #[test]
-fn style_and_degenerate_completions_cost() {
+fn bad_style_and_degenerate_completions_cost_points() {
     if !installed(&["bwrap", "ocamlc"]) {
         return;
     }

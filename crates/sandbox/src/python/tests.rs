@@ -131,7 +131,7 @@ def f(x): return 0"#;
 }
 
 #[test]
-fn tests_may_use_what_the_program_defines_and_what_python_has() {
+fn tests_may_use_names_of_the_program_and_of_python() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
@@ -258,7 +258,7 @@ fn mbpp(every: usize) {
 
 /// Rows of APPS, TACO, LiveCodeBench and others that give a function's arguments and value.
 #[test]
-fn tests_of_a_function_by_its_arguments_are_run() {
+fn tests_with_arguments_and_values_of_a_function_are_run() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }

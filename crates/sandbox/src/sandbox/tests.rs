@@ -52,7 +52,7 @@ fn arguments(command: &Command) -> String {
 }
 
 #[test]
-fn the_kernel_is_told_the_limits() {
+fn limits_become_arguments_of_prlimit() {
     let kernel = "--core=1 --nofile=256 --fsize=6291456 --cpu=5 --as=3145728";
     assert_eq!(prlimits(limits()).join(" "), kernel);
     let user = User::new();
@@ -75,7 +75,7 @@ fn the_kernel_is_told_the_limits() {
 }
 
 #[test]
-fn bubblewrap_is_told_all_that_isolates() {
+fn bubblewrap_gets_the_arguments_for_isolation() {
     let directory = tempfile::tempdir().unwrap();
     let bwrap = directory.path().join("bwrap");
     let sandbox = Sandbox::with(bwrap.to_str().unwrap(), Isolation::Bubblewrap);

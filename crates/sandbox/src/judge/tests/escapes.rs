@@ -157,7 +157,7 @@ print("refused")
 
 /// Under landlock, programs cannot signal the process that starts them or its other children.
 #[test]
-fn no_way_to_signal_a_process_outside_is_left() {
+fn no_program_under_landlock_signals_a_process_outside() {
     if !confines() || !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
         return;
     }
@@ -202,7 +202,7 @@ fn no_program_under_landlock_watches_files_of_others() {
 
 /// Each isolation refuses system calls that no program needs, since these have had bugs in the kernel.
 #[test]
-fn calls_that_are_not_listed_do_not_exist() {
+fn system_calls_outside_the_list_are_refused() {
     if !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
         return;
     }
