@@ -145,7 +145,7 @@ struct Group<'a>(Vec<Running<'a>>);
 impl Drop for Group<'_> {
     fn drop(&mut self) {
         let mut children: Vec<Child> = self.0.iter_mut().filter_map(|running| running.child.take()).collect();
-        // By now each child has ended by itself, or is killed.
+        // Each child has ended by now, or is killed here.
         for child in &mut children {
             let _ = child.kill();
         }

@@ -377,7 +377,7 @@ mod tests {
         assert_eq!((failed.values, failed.problems), (vec![None, None], vec![Problem::new("r", 2, "why")]));
     }
 
-    /// Two groups of different sizes: the indices of the second group are shifted by the size of the first.
+    /// The two groups have different sizes. The indices of the second group are shifted by the size of the first.
     #[test]
     fn counts_of_groups_are_summed_and_indices_are_shifted() {
         let problem = |reward: &str, message: &str| Problem::new(reward, 1, message);

@@ -354,7 +354,7 @@ fn score_groups(
 /// The name under which a training run logs a metric that a reward reports.
 fn metric_name(reward: &str, metric: &str) -> String {
     match metric {
-        // The training run already logs these two names itself.
+        // The training run already logs metrics with these two names.
         "mean" | "std" => format!("rewards/{reward}/metric_{metric}"),
         _ => format!("rewards/{reward}/{metric}"),
     }

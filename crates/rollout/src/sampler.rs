@@ -19,7 +19,7 @@ pub(crate) struct SamplerBuffers {
     pub(crate) capacity: usize,
     hidden: Tensor,
     /// The sampled ids, followed by the bits of their log-probabilities, log-sum-exps and entropies. They are in one
-    /// tensor, so that one copy brings all to the host.
+    /// tensor, so that a single copy transfers all of them to the host.
     sampled: Tensor,
     /// The parameters of each row. Empty between calls.
     params: Vec<sample::RowParams<'static>>,

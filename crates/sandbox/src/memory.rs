@@ -209,7 +209,7 @@ fn is_running(process: u32, thread: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
 }
 
-/// The time at which the measurement after the one that began at `start` is due.
+/// The time of the next measurement, after a measurement that began at `start`.
 fn due(start: Instant) -> Instant {
     Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST)
 }
@@ -366,9 +366,9 @@ fn memory(process: u32, exact: bool) -> Option<u64> {
     }
 }
 
-/// The bytes that these processes hold. Memory shared by several processes is counted once: pages by their proportional
-/// share, and the memory of a parent that waits in `vfork`, since its child uses that memory until it executes another
-/// program.
+/// The bytes that these processes hold. Memory shared by several processes is counted once: each process counts its
+/// proportional share of a page. A parent that waits in `vfork` counts once together with its child, which uses the
+/// parent's memory until it executes another program.
 fn held_together(rows: &[Row]) -> Option<u64> {
     let waiting = || -> Vec<HashSet<(u32, u64)>> { rows.iter().map(|row| waits(row.process)).collect() };
     let before = waiting();

@@ -112,8 +112,9 @@ impl Sandbox {
         }
     }
 
-    /// The best isolation that works with this `bwrap`, or the one in `asked`, in which each of `programs` can run. If
-    /// none works, the result is [`Isolation::Nothing`] if that is allowed, otherwise an error with a remedy.
+    /// Finds the best isolation that works with this `bwrap` (or only tries the isolation in `asked`) and in which each
+    /// of `programs` can run. If none works, the result is [`Isolation::Nothing`] if that is allowed, otherwise an
+    /// error with a remedy.
     pub fn find(
         bwrap: &str,
         asked: Option<Isolation>,
@@ -135,8 +136,8 @@ impl Sandbox {
             return sandbox.check(programs).map(|()| sandbox);
         }
         Err(format!(
-            "{}. Only if all programs may do everything that you may do, set `unsafe_no_sandbox = true` in the reward's \
-             table: it runs them without isolation",
+            "{}. Only if all programs may do everything that you may do, set `unsafe_no_sandbox = true` in the \
+             reward's table: it runs them without isolation",
             refusals.join(". ")
         ))
     }

@@ -86,7 +86,7 @@ impl UpdateMetrics {
         self.loss_tokens > 0
     }
 
-    /// The metrics of the loss itself, which an evaluation also reports.
+    /// The metrics of the loss, which an evaluation also reports.
     pub(crate) fn loss_entries(&self) -> Vec<(&'static str, f64)> {
         let clip = self.clip.iter().flat_map(|clip| {
             let shares = [clip.low_mean, clip.low_min, clip.high_mean, clip.high_max, clip.region_mean];

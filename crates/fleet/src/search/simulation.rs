@@ -67,7 +67,7 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
         let chunks = random.next().is_multiple_of(2);
         let plan = Plan {
             chunks,
-            // A worker is not considered stalled at once, and a lost job is soon offered again.
+            // A worker counts as stalled only after a while, but a lost job is soon offered again.
             stale_after_ms: 20,
             straggler_after_ms: Some(8),
             failures_per_job: 100,

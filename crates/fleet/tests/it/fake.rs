@@ -1,6 +1,6 @@
-//! A run without a model. Weights are a number; a job's result is a hash of the job's name and of the weights of its
-//! version; a batch's update is a hash of the weights and of all results. So the last number shows whether every job
-//! was done with the right weights and every batch was trained on once, in order.
+//! A run without a model, for tests. Weights are a number; a job's result is a hash of the job's name and of the
+//! weights of its version; a batch's update is a hash of the weights and of all results. So the last number shows
+//! whether every job was done with the right weights and every batch was trained on once, in order.
 
 use fleet::batches::BatchFiles;
 use fleet::exchange::Exchange;

@@ -1,4 +1,5 @@
-//! A small run whose weights are one number, over the real exchanges: in threads, and in processes that are killed.
+//! Tests of a small run, whose weights are one number, over the real exchanges: in threads, and in processes that are
+//! killed.
 
 #[cfg(feature = "nats")]
 mod deaf;

@@ -1,5 +1,5 @@
-//! Learner and workers over a real NATS server, which is killed and loses its data. Needs `nats-server` (the Debian
-//! package of that name).
+//! Tests of learner and workers over a real NATS server, which is killed and loses its data. Needs `nats-server` (the
+//! Debian package of that name).
 
 use crate::fake::{FakeWork, check_log, learn, sequential, slots};
 use fleet::Error;

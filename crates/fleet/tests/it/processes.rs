@@ -1,5 +1,5 @@
-//! Learner, workers and supervisor as processes that are killed. Each process is this test program, started again with
-//! only the test [`a_process`].
+//! Tests of learner, workers and supervisor as processes that are killed. Each process is this test program, started
+//! again with only the test [`a_process`].
 
 use crate::fake::{FakeWork, check_log, count_kill, learn, sequential, slots};
 use fleet::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
@@ -179,7 +179,7 @@ fn two_hundred_kills_change_no_bit() {
     kill_at_random(200, 200);
 }
 
-/// `cargo xtask nightly fleet_kills`.
+/// Run by `cargo xtask nightly fleet_kills`.
 #[test]
 #[ignore = "minutes: the nightly check runs it"]
 fn two_thousand_kills_change_no_bit() {

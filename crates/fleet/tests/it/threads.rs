@@ -1,4 +1,4 @@
-//! Learner and workers as threads of one process.
+//! Tests of learner and workers as threads of one process.
 
 use crate::fake::{FakeWork, check_log, learn, sequential, slots};
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};

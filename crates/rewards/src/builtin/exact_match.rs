@@ -32,7 +32,7 @@ pub(crate) struct ExactMatchOptions {
     /// match) at the last match. Without a match the score is 0.
     pub extract: Option<String>,
     /// If `extract` is not set: whether the marked answer of a completion (`<answer>`, `\boxed{}`, `####`, "Answer:")
-    /// is also compared by itself.
+    /// is also compared alone.
     pub marked: bool,
 }
 

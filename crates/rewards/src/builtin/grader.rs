@@ -34,8 +34,8 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     /// The scores of a batch, for a reward with the name `name`.
     fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
         score_rows(self, name, batch, |cells, completion| {
-            // The answer is searched for after the thoughts of a completion, and if there is none, in the whole
-            // completion.
+            // The text after the thoughts of a completion is searched first. If it has no answer, the whole completion
+            // is searched.
             let after = thought_before(completion).filter(|_| Self::SKIPS_THOUGHTS);
             let after = after.map(|answer| self.grade(cells, answer));
             match after {

@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(answer_of("it is \\boxed{5}", true), number("5"));
     }
 
-    /// Numbers in different notations, after different marks, or retracted by the text around them.
+    /// The texts have numbers in different notations, after different marks, or retracted by the text around them.
     #[test]
     fn numbers_in_common_notations_are_found_unless_retracted() {
         for (text, expected) in [

@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// The properties that the trainer reads before it calls a reward.
+    /// Tests the properties that the trainer reads before it calls a reward.
     #[test]
     fn rewards_declare_their_columns_and_score_by_group() {
         for (spec, columns, reads_ids) in [

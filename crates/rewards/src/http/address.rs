@@ -96,8 +96,8 @@ impl Address {
         request.send(body)
     }
 
-    /// Sends a JSON body and ignores the content of the response. An error is a message (without any content of the
-    /// response), and whether a retry may succeed.
+    /// Sends a JSON body and ignores the content of the response. An error has a message (without any content of the
+    /// response), and a flag that is true if a retry may succeed.
     pub fn notify(&self, body: &[u8], authorization: Option<&str>) -> Result<(), (String, bool)> {
         let response = self.post(body, authorization);
         let mut response = response.map_err(|error| (self.explain(&error), may_pass(&error)))?;

@@ -152,7 +152,7 @@ fn requests_and_answers_have_the_format_of_reward_programs() {
 #[test]
 fn only_transient_failures_are_retried() {
     let status = |status| Deed::Answer(status, "try later".into());
-    // The failed responses before the successful one, and the number of requests.
+    // Each row has the failed responses before the successful one, and the number of requests.
     for (deeds, requests) in [
         (vec![status(503), status(500)], 3),
         (vec![status(429), status(408)], 3),
@@ -294,7 +294,7 @@ fn redirects_are_reported_and_not_followed() {
     assert!(asked.lock().unwrap().requests.is_empty());
 }
 
-/// Runs itself in a second process, whose environment names a proxy that does not respond.
+/// Runs this test again in a second process, whose environment names a proxy that does not respond.
 #[test]
 fn requests_to_this_machine_bypass_the_proxy() {
     const CHILD: &str = "LOCKSTEP_TEST_WITHIN_PROXY";

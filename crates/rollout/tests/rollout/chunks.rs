@@ -1,5 +1,5 @@
-//! Completions generated in chunks. With unchanged weights they have the bits of completions generated at once, for any
-//! sampling and load. With changing weights, each token is sampled with the weights of its chunk.
+//! Tests of completions generated in chunks. With unchanged weights they have the bits of completions generated without
+//! chunks, for any sampling and load. With changing weights, each token is sampled with the weights of its chunk.
 
 use crate::engine::{Letters, VOCAB, sampling, small};
 use crate::serving::{caching, run};

@@ -1,4 +1,4 @@
-//! Copies between the host and a device. The checked device counts all of them.
+//! Tests of the copies between the host and a device. The checked device counts all of them.
 
 use crate::*;
 use kernels::Copies;

@@ -1,4 +1,4 @@
-//! One engine with several owners: requests arrive, end and pause, and each owner gets only its own outcomes.
+//! Tests of one engine with several owners: requests arrive, end and pause, and each owner gets only its own outcomes.
 
 use crate::engine::{VOCAB, sampling, small};
 use crate::serving::request;

@@ -136,8 +136,8 @@ fn parity_holds_for_a_random_qwen3_in_bf16() {
     all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
 }
 
-/// Matmuls on tiles, in plain Rust. This is slow, so the load is small. Chunks of a prompt are longer than a tile has
-/// rows, and completions cross a page. Heads of 24 are padded to a step of 32 when they are read; heads of 64 are
+/// Runs matmuls on tiles in plain Rust. This is slow, so the load is small. Chunks of a prompt are longer than a tile
+/// has rows, and completions cross a page. Heads of 24 are padded to a step of 32 when they are read; heads of 64 are
 /// stored in pages in the layout that the instruction reads.
 #[test]
 fn parity_holds_on_emulated_tiles() {
@@ -170,9 +170,9 @@ fn trained(weights: &Weights) {
     }
 }
 
-/// K that spans three depth blocks of the matmul and is not a multiple of 32, a vocabulary of three chunks with a
-/// ragged tail, a prompt that ends inside a page, completions that cross two pages, pages filled with NaN, and a caller
-/// that flushes denormals to zero.
+/// In this test, K spans three depth blocks of the matmul and is not a multiple of 32; the vocabulary has three chunks
+/// with a ragged tail; a prompt ends inside a page; completions cross two pages; pages are filled with NaN; and the
+/// caller flushes denormals to zero.
 #[test]
 fn parity_holds_for_awkward_shapes() {
     check_awkward_shapes(&qwen3(&portable(), 600, 1, 3 * 512 + 77));
@@ -196,7 +196,8 @@ fn check_awkward_shapes(weights: &Weights) {
     }
 }
 
-/// Prefill in chunks or at once, decoding alone or with others, on pages that are shared, copied or evicted.
+/// Tests prefill in chunks or in one step, and decoding alone or with others, on pages that are shared, copied or
+/// evicted.
 #[test]
 fn parity_holds_on_emulated_cuda() {
     let Some(ctx) = emulated() else { return };

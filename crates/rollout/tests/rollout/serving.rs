@@ -1,5 +1,5 @@
-//! The engine as a server uses it: requests arrive and end, with several adapters and versions at once, cached
-//! prefixes, and conversations of several turns. The bits stay the same.
+//! Tests of the engine as a server uses it: requests arrive and end, with several adapters and versions in one batch,
+//! cached prefixes, and conversations of several turns. The bits stay the same.
 
 use crate::engine::{VOCAB, sampling, small};
 use crate::*;

@@ -103,8 +103,8 @@ fn drafts_from_the_caller_change_only_the_number_of_steps() {
     assert_eq!(generate(&stopping, roomy(128), &too_long).0, cut);
 }
 
-/// Draft tokens together with stop strings, adapters of several versions, changing weights and turns, with many and
-/// with few pages and rows.
+/// Tests draft tokens together with stop strings, adapters of several versions, changing weights and turns, with many
+/// and with few pages and rows.
 #[test]
 fn drafts_work_with_stops_adapters_new_weights_and_turns() {
     let (ctx, weights) = small();

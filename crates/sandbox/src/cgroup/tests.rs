@@ -191,7 +191,7 @@ fn scored(sandbox: Sandbox, source: &str, tests: Value) -> (Option<f64>, String,
     (scores.values[0], failures[0].clone(), judge.peak_bytes() as f64 / f64::from(1 << 20))
 }
 
-/// The message is the same as for watched memory, for programs and for functions, and the measured memory is reported.
+/// For programs and for functions, the message is the same as with watched memory. The measured memory is reported.
 #[test]
 fn a_judge_names_the_limit_and_reports_the_measured_memory() {
     if !installed(&["prlimit", "python3"]) {

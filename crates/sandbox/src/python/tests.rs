@@ -256,7 +256,7 @@ fn mbpp(every: usize) {
     assert!(wrong.is_empty(), "{wrong:?} {:?}", scores.problems);
 }
 
-/// Rows of APPS, TACO, LiveCodeBench and others that give a function's arguments and value.
+/// Tests with rows of APPS, TACO, LiveCodeBench and others that give a function's arguments and value.
 #[test]
 fn tests_with_arguments_and_values_of_a_function_are_run() {
     if !installed(&["bwrap", "python3"]) {

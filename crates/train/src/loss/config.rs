@@ -27,8 +27,8 @@ pub struct LossConfig {
     pub importance_sampling_level: ImportanceSamplingLevel,
     /// Clip range of the importance ratio below 1.
     pub epsilon: f64,
-    /// Clip range of the importance ratio above 1; `None` means the same as below. In `cispo`, the maximum ratio
-    /// itself.
+    /// Clip range of the importance ratio above 1; `None` means the same as below. For `cispo`, this is the maximum
+    /// ratio.
     pub epsilon_high: Option<f64>,
     /// Upper bound δ of the unclipped ratio (two-sided clipping, INTELLECT-2, arXiv:2505.07291).
     pub delta: Option<f64>,

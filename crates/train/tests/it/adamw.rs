@@ -1,4 +1,4 @@
-//! The optimizer's arithmetic compared with torch: four steps, two of them clipped, one with a zero gradient.
+//! Compares the optimizer's arithmetic with torch: four steps, two of them clipped, one with a zero gradient.
 
 use crate::common::{Fixture, get, model::context};
 use kernels::ops::{adamw, grad_norm};

@@ -1,5 +1,5 @@
-//! Steps on an adapter with dropout: log-probabilities are compared without dropout, the gradient uses dropout, and the
-//! noise depends only on the seed and the step.
+//! Tests of steps on an adapter with dropout: log-probabilities are compared without dropout, the gradient uses
+//! dropout, and the noise depends only on the seed and the step.
 
 use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::check::{normal, relative_error};

@@ -1,4 +1,4 @@
-//! PPO's rewards, advantages, losses, gradients and metrics compared with `conformance/ppo_reference.py`, a slow
+//! Compares PPO's rewards, advantages, losses, gradients and metrics with `conformance/ppo_reference.py`, a slow
 //! reference in f64.
 
 use kernels::check::relative_error;

@@ -1,5 +1,5 @@
-//! Groups that an update skips because their gradient is known to be 0: weights, moments, gradient norm and loss keep
-//! their bits, metrics of other groups keep their values, and skipped tokens do not count as compared.
+//! Tests of groups that an update skips because their gradient is known to be 0: weights, moments, gradient norm and
+//! loss keep their bits, metrics of other groups keep their values, and skipped tokens do not count as compared.
 
 use crate::common::model::{bits, context, context_of, policy};
 use kernels::check::normal;
@@ -414,7 +414,7 @@ fn the_samplers_distance_includes_skipped_tokens() {
     assert!(skipped[0].entropy.is_some() && skipped[0].entropy != all[0].entropy);
 }
 
-/// An optimizer batch in several parts, one of which has nothing to compute.
+/// The optimizer batch is accumulated in several parts, one of which has nothing to compute.
 #[test]
 fn accumulated_parts_with_skipped_groups_equal_the_whole_batch() {
     let ctx = context(1);

@@ -1,5 +1,5 @@
-//! Updates that write to another slot because all versions are held give the same bits as updates in place, and copy
-//! nothing.
+//! Tests that updates into another slot, which are made while the current version is in use, give the same bits as
+//! updates in place, and copy nothing.
 
 use crate::common::model::{context_of, policy};
 use kernels::{Context, DType, Isa};

@@ -1,4 +1,4 @@
-//! A step on preference pairs, through the model, compared with TRL 1.16's `DPOTrainer`. TRL's numbers come from
+//! Compares a step on preference pairs, through the model, with TRL 1.16's `DPOTrainer`. TRL's numbers come from
 //! `conformance/dpo_fixtures.py`.
 
 use crate::common::model::{bits, context, policy, scaled};

@@ -1,4 +1,4 @@
-//! Whole optimizer steps, through the model, compared with TRL 1.16: losses other than the clipped surrogate, masks,
+//! Compares whole optimizer steps, through the model, with TRL 1.16: losses other than the clipped surrogate, masks,
 //! corrections and bonuses, GDPO's advantages, and RLOOTrainer. TRL's numbers come from
 //! `conformance/trl_family_fixtures.py`.
 

@@ -1,4 +1,4 @@
-//! Advantages, losses, gradients with respect to log-probabilities, metrics, AdamW and the schedules compared with TRL
+//! Compares advantages, losses, gradients with respect to log-probabilities, metrics, AdamW and the schedules with TRL
 //! 1.16 and torch, given TRL's log-probabilities. `trl_step.rs` makes the same comparison through the model.
 
 use crate::common::{Fixture, close, distance, get};

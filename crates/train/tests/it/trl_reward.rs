@@ -1,4 +1,4 @@
-//! A step of a reward model, trunk and head, compared with TRL 1.16's `RewardTrainer`. TRL's numbers come from
+//! Compares a step of a reward model, trunk and head, with TRL 1.16's `RewardTrainer`. TRL's numbers come from
 //! `conformance/reward_fixtures.py`.
 
 use crate::common::model::{bits, config, context, policy};

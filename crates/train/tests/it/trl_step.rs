@@ -1,4 +1,4 @@
-//! A whole optimizer step, through the model, compared with TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and
+//! Compares a whole optimizer step, through the model, with TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and
 //! weights. TRL's numbers come from `conformance/trl_fixtures.py`.
 
 use crate::common::model::{context, elements, policy, scaled};

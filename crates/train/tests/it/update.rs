@@ -1,5 +1,5 @@
-//! Properties of an optimizer step other than its results: the same bits for any micro-batches, exact resumption,
-//! skipped steps.
+//! Tests of properties of an optimizer step other than its results: the same bits for any micro-batches, exact
+//! resumption, skipped steps.
 
 use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::rng::Stream;

@@ -97,7 +97,7 @@ fn quoted_words_are_kept_together() {
     }
 }
 
-/// Each kind of failure, and the number of starts that it leads to.
+/// Each row has a kind of failure, and the number of starts that it leads to.
 #[test]
 fn a_failed_program_is_restarted_unless_it_reported_an_error() {
     let dir = tempfile::tempdir().unwrap();

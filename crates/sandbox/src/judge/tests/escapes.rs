@@ -1,4 +1,4 @@
-//! Attacks on processes outside of the sandbox, in each isolation that is available here.
+//! Tests with attacks on processes outside of the sandbox, in each isolation that is available here.
 
 use super::*;
 use crate::user::users;

@@ -1,5 +1,4 @@
-//! Tests, in each isolation, of the memory of all processes, of output, of descriptors, and of the files of a killed
-//! run.
+//! Tests of limits in each isolation: the memory of all processes, output, descriptors, and the files of a killed run.
 
 use super::escapes::isolations;
 use super::*;

@@ -42,7 +42,7 @@ fn samples_in_groups_without_deviation_are_counted() {
         // fraction (NaN).
         (&[a, b], 1, [1.0, 0.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
         (&[a], 1, [1.0, 1.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
-        // A group with only one score has no deviation, so the deviation is not 0.
+        // A group with only one score has no deviation, so it does not count as a group with deviation 0.
         (&[a, c, b, b], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
     ] {
         let matrix = one_function(rewards, size);

@@ -1,6 +1,6 @@
-//! Edge cases of every policy loss, through the logits: ratio 1, each side of the clip, advantage 0, all tokens masked,
-//! a group of one, a NaN reward. In each case the gradient must equal the slope of the plain formula, and be exactly 0
-//! where it should be.
+//! Tests of edge cases of every policy loss, through the logits: ratio 1, each side of the clip, advantage 0, all
+//! tokens masked, a group of one, a NaN reward. In each case the gradient must equal the slope of the plain formula,
+//! and be exactly 0 where it should be.
 
 use super::*;
 use crate::advantages::reinforce_plus_plus::{self, Baseline};

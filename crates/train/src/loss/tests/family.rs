@@ -1,4 +1,4 @@
-//! Edge cases of the losses other than the clipped surrogate, computed by hand.
+//! Tests of edge cases, computed by hand, of the losses other than the clipped surrogate.
 
 use super::*;
 use crate::loss::entropy::{EntropyConfig, EntropyControl, quantile};

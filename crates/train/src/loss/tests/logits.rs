@@ -1,5 +1,5 @@
-//! Gradients through the logits: log-probabilities and entropies of a softmax, with each loss and the entropy bonus on
-//! top. The backward pass of the lm head from ∂J/∂log π and ∂J/∂H is implemented here in f64.
+//! Tests of gradients through the logits: a softmax gives log-probabilities and entropies, from which each loss and the
+//! entropy bonus are computed. The backward pass of the lm head from ∂J/∂log π and ∂J/∂H is implemented here in f64.
 
 use super::*;
 use crate::loss::rloo::{RlooConfig, rloo};

@@ -1,5 +1,5 @@
-//! Edge cases of the losses on pairs and scores: DPO through the logits, the value loss and Bradley–Terry through the
-//! score head.
+//! Tests of edge cases of the losses on pairs and scores: DPO through the logits, the value loss and Bradley–Terry
+//! through the score head.
 
 use super::*;
 use crate::loss::bradley_terry::{RankingConfig, ranking};

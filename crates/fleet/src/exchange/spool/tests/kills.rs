@@ -1,4 +1,4 @@
-//! A learner may kill a stalled worker, but never another process that has the same PID.
+//! Tests that a learner kills a stalled worker, but never another process that has the same PID.
 
 use crate::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
 use crate::exchange::{Exchange, WorkerStatus};

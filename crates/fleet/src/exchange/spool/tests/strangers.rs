@@ -1,5 +1,5 @@
-//! A run directory from an untrusted source: its files and directories may be links out of the run, named pipes,
-//! devices or sparse files.
+//! Tests with a run directory from an untrusted source, whose files and directories may be links out of the run, named
+//! pipes, devices or sparse files.
 
 use super::{job, result};
 use crate::batches::BatchFiles;

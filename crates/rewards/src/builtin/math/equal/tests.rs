@@ -121,7 +121,7 @@ fn rounding_errors_of_zero_count_as_zero() {
     }
 }
 
-/// Pairs of a dataset's answer and a completion's answer, compared only in this direction.
+/// Each pair has a dataset's answer and a completion's answer, compared only in this direction.
 #[test]
 fn answers_with_the_same_meaning_are_equal() {
     for (gold, given) in [

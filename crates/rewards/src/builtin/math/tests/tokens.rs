@@ -1,5 +1,5 @@
-//! Tests of the splitting of answers into tokens. They are written with `#` before a number, `\` before a command, and
-//! quotes around a text.
+//! Tests of the splitting of answers into tokens. In the expected tokens, `#` precedes a number, `\` precedes a
+//! command, and quotes enclose a text.
 
 use super::super::lex::{Token, tokens};
 

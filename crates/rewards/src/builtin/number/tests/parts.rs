@@ -68,7 +68,7 @@ fn numbers_include_their_sign_and_end_before_other_text() {
     }
 }
 
-/// Numbers with several parts. The value is missing if it is undefined or overflows.
+/// The numbers have several parts. The value is missing if it is undefined or overflows.
 #[test]
 fn fractions_exponents_and_mixed_numbers_are_single_numbers() {
     for (text, expected) in [
@@ -130,7 +130,7 @@ fn fractions_exponents_and_mixed_numbers_are_single_numbers() {
     }
 }
 
-/// Texts in which the number 42 is or is not the whole answer.
+/// In some of these texts the number 42 is the whole answer, in others it is not.
 #[test]
 fn a_number_inside_a_longer_expression_is_not_an_answer() {
     let meant = |text: &str| {
