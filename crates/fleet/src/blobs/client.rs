@@ -160,7 +160,7 @@ impl Client {
             (200 | 206, _) => Ok(Got::Cut("a response was truncated".to_owned())),
             (404, _) => Ok(Got::Gone),
             (401, _) => Err(Error::Refused(format!(
-                "{} refuses the token: learner and workers must use the same one",
+                "{} refuses the token: learner and workers must use the same token",
                 self.url
             ))),
             // The server's weights are being overwritten, or its disk fails. The server logs the reason.
