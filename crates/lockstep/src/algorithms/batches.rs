@@ -83,7 +83,7 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     if !size.is_multiple_of(g) {
         let steps = c.steps_per_generation();
         let formula = format!("per_device_train_batch_size × steps_per_generation = {per_device} × {steps} = {size}");
-        // Values of per_device_train_batch_size that divide into groups with these steps.
+        // Groups are complete if per_device_train_batch_size is a multiple of `unit`.
         let unit = g / gcd(g, steps);
         bad_input!(
             "the generation batch ({formula} completions) must be a multiple of num_generations = {g}, so that groups \
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::config::Algorithm;
 
-    /// Each size is a power of another prime, so that a result shows its factors.
+    /// Each size is a different prime, or 6 = 2 · 3, so that the factors of a result show which sizes are in it.
     #[test]
     fn batch_sizes_and_steps_match_trl() {
         let config = Config {
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!((config.generation_batch(), config.steps_per_generation()), (30, 6));
         assert_eq!((config.prompts_per_generation(), config.completions_per_step()), (15, 15));
         assert_eq!((config.steps_per_pass(), config.passes()), (2, 7));
-        // 11 · 2 · 7 = 154 steps an epoch; half an epoch is rounded up.
+        // 11 · 2 · 7 = 154 steps per epoch; half an epoch is rounded up.
         assert_eq!((config.total_steps(11), config.total_steps(1)), (231, 21));
         assert_eq!(Config { num_train_epochs: 0.51, ..config.clone() }.total_steps(1), 8);
         assert_eq!(Config { max_steps: 1, ..config.clone() }.total_steps(11), 1);

@@ -40,7 +40,7 @@ impl PolicyGradient for Ppo {
     fn check(&self, c: &Config) -> anyhow::Result<()> {
         if c.num_iterations != 1 {
             bad_input!(
-                "`num_iterations` is a key of GRPO; PPO's passes over a generation are num_ppo_epochs (now {})",
+                "`num_iterations` is a key of GRPO; in PPO, set num_ppo_epochs (now {}) instead",
                 c.num_ppo_epochs
             );
         }

@@ -86,7 +86,7 @@ fn configurations_that_an_algorithm_cannot_train_are_refused() {
     refused(
         Ppo,
         |c| (c.num_iterations, c.num_ppo_epochs) = (2, 3),
-        "`num_iterations` is a key of GRPO; PPO's passes over a generation are num_ppo_epochs (now 3)",
+        "`num_iterations` is a key of GRPO; in PPO, set num_ppo_epochs (now 3) instead",
     );
     for name in ["generation_batch_size", "steps_per_generation"] {
         let words = format!(

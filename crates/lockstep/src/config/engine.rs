@@ -5,7 +5,7 @@ use super::values::EvalSampling;
 use rollout::{EngineConfig, SamplingParams};
 use train::{Objective, TrainerConfig};
 
-/// Inputs of a run's memory besides its configuration: lengths and counts that come from the data.
+/// Lengths and counts from the data that determine a run's memory together with its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkloadBounds {
     /// Tokens of the longest prompt.

@@ -126,7 +126,7 @@ impl Key {
         self.row.on_resume
     }
 
-    /// The other key, and the value as TOML that it must have, for this key to have an effect.
+    /// Another key and its value in TOML. This key has an effect only if the other key has this value.
     pub fn needs(&self) -> Option<(&'static str, &'static str)> {
         self.row.needs
     }

@@ -25,7 +25,8 @@ pub(super) fn complete(resolved: &mut Resolved, table: &toml::Table, path: &Path
         resolved.origins.insert("reward_model_end_token", Origin::File(path.to_owned()));
     }
     if is_of_run && !table.contains_key("save_dtype") {
-        // The dtype that kept every bit, read from the run's own file, whose values are not merged yet.
+        // Older versions saved the dtype that keeps every bit. It follows from `table`, whose values are not merged
+        // yet.
         let is_bf16 = table.get("dtype").and_then(toml::Value::as_str).is_some_and(|dtype| dtype.starts_with("b"));
         let adapts = table.get("use_peft").and_then(toml::Value::as_bool).unwrap_or(false);
         resolved.config.save_dtype = if is_bf16 && !adapts { SaveDType::Bf16 } else { SaveDType::F32 };

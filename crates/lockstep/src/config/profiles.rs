@@ -78,8 +78,8 @@ impl SamplingPlan {
         Ok(SamplingPlan { all: Arc::new(all), profiles })
     }
 
-    /// The sampling parameters outside any profile, whose temperature applies to all groups, and whose completion
-    /// length is a maximum for every profile.
+    /// The sampling parameters outside any profile. Their temperature applies to all groups, and their completion
+    /// length is the maximum for every profile.
     pub fn common(&self) -> &Arc<SamplingParams> {
         &self.all
     }

@@ -12,7 +12,7 @@ pub struct Resolved {
     pub config: Config,
     /// The origin of each key that some layer set; a key that is not in the map has its default.
     pub(super) origins: BTreeMap<&'static str, Origin>,
-    /// Notes to print at the start of a run: keys without meaning here, doubtful values.
+    /// Notes to print at the start of a run, on keys without effect and on doubtful values.
     pub notes: Vec<String>,
 }
 

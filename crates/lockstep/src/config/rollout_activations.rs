@@ -1,4 +1,4 @@
-//! The value of the key `rollout_activations`: how much memory keeps activations of the rollout for the update.
+//! The value of the key `rollout_activations`: the memory in which activations of the rollout are kept for the update.
 
 use super::values::{KeyValue, expected};
 use serde_json::{Value as Json, json};

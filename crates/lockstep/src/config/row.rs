@@ -1,5 +1,5 @@
 //! The end of a key's row, after name, type and default: a [`Row`] has TRL's counterpart, the methods that read the
-//! key, its range.
+//! key, and its range.
 
 use super::methods::{ALL, Methods};
 use serde_json::{Value as Json, json};

@@ -136,7 +136,7 @@ impl KeyValue for String {
         value.as_str().map(str::to_owned).ok_or_else(|| expected("a string in quotes", value))
     }
     fn read_text(text: &str) -> Result<Self, String> {
-        // `--set run_name=3` sets the string "3". Quotes are TOML's.
+        // `--set run_name=3` sets the string "3". A value in quotes is a TOML string.
         match toml_of_text(text) {
             Value::String(inner) => Ok(inner),
             _ => Ok(text.to_owned()),

@@ -34,11 +34,11 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// partial_rollout_tokens⌋, 0, b). Not set: one version samples the whole completion.
     partial_rollout_tokens: Option<usize> = None
         => OURS.range(at_least(1.0).at_most(LONG)).read_by(ONLINE);
-    /// Distributed runs: unfinished jobs on offer, per worker.
+    /// Distributed runs: the most unfinished jobs, pending or in progress, per worker.
     max_inflight_tasks: usize = 1024
         => OURS.trl_has("AsyncGRPOConfig.max_inflight_tasks, for all workers").range(at_least(1.0).at_most(MAX_COUNT))
             .read_by(ONLINE).on_resume(Free);
-    /// Distributed runs: results for batches after the next one that may wait, per worker.
+    /// Distributed runs: the most results that wait for batches after the next one, per worker.
     queue_maxsize: usize = 1024
         => OURS.trl_has("AsyncGRPOConfig.queue_maxsize, for all workers").range(at_least(0.0).at_most(MAX_COUNT))
             .read_by(ONLINE).on_resume(Free);
@@ -53,7 +53,7 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Distributed runs: if this many workers in a row fail on the same job, the run ends.
     max_failures_per_job: usize = 3 => OURS.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE).on_resume(Free);
     /// Distributed runs: the same limit for workers that vanish (kill -9, out of memory) while this is their only job.
-    /// Something else may have killed them.
+    /// The limit is higher, since the job may not be the cause.
     max_kills_per_job: usize = 30 => OURS.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE).on_resume(Free);
     /// Distributed runs: the share of the groups sampled with older weights whose log-probabilities the learner
     /// recomputes, before it overwrites these weights. async/logp_mismatch_tokens counts the tokens that differ, and

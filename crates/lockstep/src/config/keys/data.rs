@@ -23,8 +23,8 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// Supervised fine-tuning: learn only completions, not the prompts before them. Not set: true if rows have a prompt
     /// and a completion. In rows of token ids, `completion_mask` has an effect only if this is true.
     completion_only_loss: Option<bool> = None => TRL.read_by(SFT);
-    /// Supervised fine-tuning on conversations: learn only the assistant's messages. Docs/algorithms.md describes which
-    /// tokens these are if the chat template has no {% generation %}.
+    /// Supervised fine-tuning on conversations: learn only the assistant's messages. If the chat template has no {%
+    /// generation %}, docs/algorithms.md describes how these tokens are found.
     assistant_only_loss: bool = false => TRL.read_by(SFT);
     /// Renamed columns, new = "old": rewards read the new names. For example { answer = "ground_truth" }.
     columns: Map<String, Json> = Map::new() => OURS;

@@ -1,4 +1,4 @@
-//! Configuration keys of what a run logs and prints.
+//! Configuration keys of logging and printing.
 
 macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Logging" {
     /// Optimizer steps between two lines of metrics, which average over these steps.

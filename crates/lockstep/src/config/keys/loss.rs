@@ -201,7 +201,7 @@ pub(crate) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     }
     if c.loss_type == LossType::Vespo && sequence {
         notes.push(
-            "loss_type \"vespo\" uses the sequence's ratio itself: importance_sampling_level affects only the KL term"
+            "loss_type \"vespo\" always uses the sequence's ratio: importance_sampling_level affects only the KL term"
                 .to_owned(),
         );
     }

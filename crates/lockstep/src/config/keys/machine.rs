@@ -1,4 +1,4 @@
-//! Configuration keys of how a run uses the machine: device, threads, memory and batching of computations.
+//! Configuration keys of the machine: device, threads, memory and batching of computations.
 
 use crate::config::keys::Config;
 
@@ -38,7 +38,7 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
         => OURS.read_by(ONLINE).on_resume(Free);
     /// Keep the activations of generated tokens, so that the first update on them needs no forward pass: auto (as much
     /// as fits into half of the memory that the run leaves free), off, or a size such as 2GB. Groups that do not fit
-    /// are computed. No bit depends on it.
+    /// are computed again. No bit depends on it.
     rollout_activations: RolloutActivations = RolloutActivations::Auto => OURS.read_by(ONLINE).on_resume(Free);
     /// The most tokens of prompt + completion; not set: the model's context, or less if no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);

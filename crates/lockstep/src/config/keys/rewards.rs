@@ -1,4 +1,4 @@
-//! Configuration keys of reward functions, and of how rewards become advantages.
+//! Configuration keys of reward functions, and of the computation of advantages from rewards.
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -61,7 +61,7 @@ pub(crate) fn unweighted(c: &Config) -> Option<String> {
     })
 }
 
-/// Checks the reward keys. `without` says that the algorithm can learn without rewards.
+/// Checks the reward keys. `without` is true if the algorithm can learn without rewards.
 pub(crate) fn check(c: &Config, without: bool) -> anyhow::Result<()> {
     if let Some(range) = &c.reward_clip_range
         && !matches!(range.as_slice(), [low, high] if low < high)

@@ -1,4 +1,4 @@
-//! Configuration keys of how completions are sampled.
+//! Configuration keys of sampling completions.
 
 use crate::bad_input;
 use crate::config::keys::Config;
@@ -14,12 +14,12 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
     /// Sample from the most likely tokens whose probabilities reach this sum; 1: all. Below 1, a training run's
     /// gradient is biased (docs/algorithms.md, truncated sampling).
     top_p: f64 = 1.0 => TRL.range(above(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
-    /// Sample from this many most likely tokens; 0: all. Otherwise the gradient is biased, as with top_p.
+    /// Sample from this many most likely tokens; 0: all. Above 0, the gradient is biased, as with top_p.
     top_k: usize = 0 => TRL.read_by(ONLINE).on_resume(Warn);
     /// Exclude tokens less likely than this times the most likely token. Above 0, the gradient is biased, as with
     /// top_p.
     min_p: Option<f64> = None => TRL.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
-    /// Makes tokens that already occur in the text less likely (> 1) or more likely (< 1). Other than 1, the gradient
+    /// Makes tokens that already occur in the text less likely (> 1) or more likely (< 1). Unless it is 1, the gradient
     /// is biased, as with top_p.
     repetition_penalty: f64 = 1.0 => TRL.range(above(0.0)).read_by(ONLINE).on_resume(Warn);
     /// Draw fresh prompts in place of groups whose rewards are all equal (DAPO's dynamic sampling).
@@ -86,8 +86,7 @@ pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Refuses settings that cannot work when batches are generated before the weights that train on them
-/// (`max_staleness`).
+/// Refuses settings that do not work if batches are generated ahead of the updates (`max_staleness`).
 fn check_staleness(c: &Config) -> anyhow::Result<()> {
     let k = c.max_staleness;
     if let (0, Some(tokens)) = (k, c.partial_rollout_tokens) {

@@ -146,7 +146,7 @@ fn contradictory_loss_settings_are_refused() {
     assert_eq!(notes(&[("loss_type", "luspo")]), [luspo]);
     assert_eq!(notes(&[("loss_type", "luspo"), sequence]), [""; 0]);
     let vespo =
-        "loss_type \"vespo\" uses the sequence's ratio itself: importance_sampling_level affects only the KL term";
+        "loss_type \"vespo\" always uses the sequence's ratio: importance_sampling_level affects only the KL term";
     assert_eq!(notes(&[("loss_type", "vespo"), sequence]), [vespo]);
     assert_eq!(notes(&[("loss_type", "vespo")]), [""; 0]);
 }

@@ -75,7 +75,7 @@ fn profiles_replace_the_parameters_that_they_name() {
         ..all.clone()
     };
     assert_eq!((plan.ways(), &**plan.common()), (vec![&own, &all], &all));
-    // Groups 0 and 1 are at 0 and at the golden ratio's 0.618.
+    // The hashes of groups 0 and 1 are 0 and 0.618, the golden ratio modulo 1.
     assert_eq!((plan.profile(GroupId(0)), plan.profile(GroupId(1))), (Some("a"), Some("b")));
     assert_eq!((&**plan.of(GroupId(0)), &**plan.of(GroupId(1))), (&own, &all));
     // The group whose hash is nearest to 1: the rounding gap belongs to the last profile.
@@ -214,7 +214,7 @@ fn optimizers_and_schedules_follow_the_configuration() {
     let arguments = ScheduleArguments { num_cycles: 1.5, ..ScheduleArguments::of(kind) };
     let schedule = Schedule { kind, arguments, learning_rate: 0.01, warmup_steps: 3, total_steps: 50 };
     assert_eq!(config.schedule(50), schedule);
-    // Warm-up: a number of steps, a share of all steps below 1, and the ratio if steps are 0.
+    // A warmup_steps below 1 is a share of all steps; if it is 0, warmup_ratio is the share.
     let steps = |warmup_steps: f64, warmup_ratio| Config { warmup_steps, warmup_ratio, ..Config::default() }.warmup(30);
     assert_eq!((steps(1.0, None), steps(2.5, Some(0.5)), steps(0.99, None), steps(0.5, Some(0.1))), (1, 2, 30, 15));
     assert_eq!(
