@@ -5,7 +5,7 @@
 //! cargo run --release -p lockstep-rl --example dense_reward -- runs/dense
 //! ```
 //!
-//! A prompt is the first two terms, `a` and `a + d` with d of 1 to 3; the answer is the next eight. A random answer,
+//! A prompt is the first two terms, `a` and `a + d` with d from 1 to 3; the answer is the next eight. A random answer,
 //! like every constant answer, has one correct digit in ten.
 
 use lockstep::config::Algorithm;

@@ -1,8 +1,8 @@
 //! Reinforcement-learning post-training for language models, as a library. The library parses no command line, and
 //! prints only to the console sink that the caller passes in.
 //!
-//! A program creates a [`Config`] and [`RunOptions`] and drives a [`Run`]; see `examples/reward_closure.rs`, in thirty
-//! lines.
+//! A program creates a [`Config`] and [`RunOptions`] and drives a [`Run`]; `examples/reward_closure.rs` does so in
+//! thirty lines.
 //!
 //! | what | where |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Notices before a run about a dataset's conversations: counts rows whose content the chat template drops or changes.
-//! The run still uses these rows, as TRL does.
+//! Notices about a dataset's conversations, logged before the run: the number of rows whose content the chat template
+//! drops or changes. The run still uses these rows, as TRL does.
 
 use super::supervised::OfTemplate;
 use super::{Dataset, Example};
@@ -167,7 +167,7 @@ impl Notices {
         format!("{}: {} of {} rows", self.dataset, counted.rows, self.rows)
     }
 
-    /// Notices about rows that are encoded as in transformers, which may surprise the user.
+    /// Notices about rows whose encoding may surprise the user, although it is the same as in transformers.
     fn info(&self) -> Option<String> {
         let spelled = self.spelled.as_ref()?;
         let rows = self.of(spelled);

@@ -55,7 +55,7 @@ pub struct Pairs {
     pub hash: String,
     /// The number of pairs that were skipped because an answer is too long.
     pub left_out: usize,
-    /// Facts about the pairs that the user should know.
+    /// Notices for the user about the pairs.
     pub notices: Notices,
 }
 

@@ -1,5 +1,6 @@
 //! Reads Parquet files as rows. The `parquet` crate decompresses Snappy, gzip and LZ4 data pages. Zstandard and Brotli
-//! pages are decompressed here, because the crate needs a C compiler or an unused compressor for them.
+//! pages are decompressed here, because for them the crate would need a C compiler, or a compressor that nothing here
+//! uses.
 
 use super::Row;
 use crate::bad_input;

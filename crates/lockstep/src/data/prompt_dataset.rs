@@ -18,7 +18,7 @@ pub struct PromptDataset {
     pub hash: String,
     /// Rows that were skipped because their prompt has more than `max_prompt_length` tokens.
     pub left_out: usize,
-    /// Facts about the prompts for the log.
+    /// Notices about the prompts, for the log.
     pub notices: Notices,
 }
 
@@ -44,7 +44,7 @@ impl PromptDataset {
     }
 }
 
-/// The encoder of prompts as token ids, by the configuration and the model's chat template.
+/// The encoder that turns prompts into token ids, with the configuration and the model's chat template.
 pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> anyhow::Result<PromptEncoder<'a>> {
     if let (Some(system), None) = (&config.system_prompt, &assets.chat) {
         bad_input!(

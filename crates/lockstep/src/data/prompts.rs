@@ -33,7 +33,7 @@ pub struct Encoded {
     pub prompts: Vec<Arc<Prompt>>,
     /// The number of prompts that were skipped because they have more than `max_prompt_length` tokens.
     pub left_out: usize,
-    /// Facts about the prompts for the log.
+    /// Notices about the prompts, for the log.
     pub notices: Notices,
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The end of an error about a line that ends within an object: often one object was written over several lines.
+/// The end of the error for a line that ends within an object. Often the cause is an object written over several lines.
 pub const WHOLE_LINES: &str = ": each line must hold one whole JSON object, so write the object on a single line";
 
 /// Dataset rows in the caller's memory. Clones share the rows.

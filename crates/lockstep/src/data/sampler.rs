@@ -70,13 +70,13 @@ impl Sampler {
         self.take(if self.keeps_last && left > 0 { self.chunk.min(left) } else { self.chunk })
     }
 
-    /// The next `count` row indices, besides the chunks; `count` is at most the size of a chunk.
+    /// The next `count` row indices, drawn outside the chunks; `count` is at most the size of a chunk.
     pub fn take_extra(&mut self, count: usize) -> Vec<usize> {
         self.state.extra = self.state.extra.saturating_add(count as u64);
         self.take(count)
     }
 
-    /// Ends the epoch: the next chunk is the first of the next epoch. `steps` of this epoch are skipped.
+    /// Ends the epoch: the next chunk is the first of the next epoch. `steps` is the number of steps that this skips.
     pub fn end_epoch(&mut self, steps: u64) {
         self.state.cursor = self.rows;
         self.state.skipped_steps = self.state.skipped_steps.saturating_add(steps);

@@ -177,7 +177,7 @@ fn prompts_and_completions_are_encoded_as_ids() {
     );
 }
 
-/// A row's tools and arguments reach the template if `template_columns` names them; rewards read both in any case.
+/// A row's tools and arguments reach the template if `template_columns` names them; rewards always read both.
 #[test]
 fn tools_and_arguments_of_a_prompts_row_reach_the_template() {
     let tokenizer = tokenizer();

@@ -353,7 +353,7 @@ impl ModelSource {
     pub fn of(config: &Config, head: Head) -> anyhow::Result<ModelSource> {
         let name = config.model_name_or_path.as_deref().unwrap_or_default();
         let source = ModelSource::named(name, head)?;
-        // Only a local adapter directory was read into the configuration's adapter keys.
+        // The configuration takes its adapter keys only from a local directory, not from a Hub id.
         if let Some(dir) = source.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
             bad_input!(
                 "the model {name} is an adapter: to continue its training, use its directory, {}",

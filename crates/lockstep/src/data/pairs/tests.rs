@@ -83,7 +83,7 @@ fn columns_are_renamed_and_long_pairs_skipped() {
     };
     let (texts, pairs) = load(text, false, renamed).unwrap();
     assert_eq!((texts[0][1].as_str(), texts.len(), pairs.left_out), ("c<e>", 1, 1));
-    // These pairs are exactly as long as allowed, with the end token: 2 + 38.
+    // The limit is 40 tokens: a prompt of 2, an answer of 37, and the end token.
     for (length, all) in [(37, 1), (38, 0)] {
         let row = json!({"prompt": "ab", "chosen": "d", "rejected": "c".repeat(length)}).to_string();
         let fits = load(&row, false, |_| ());

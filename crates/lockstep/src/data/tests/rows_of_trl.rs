@@ -177,8 +177,8 @@ fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
 
 #[test]
 fn rows_have_the_ids_and_labels_of_trl() {
-    // Decision 0047 explains these. Four of the nine tokenizers have no start token. The rows "parts" are in decision
-    // 0051: the fixture's templates do not print a list of parts as text.
+    // Decision 0047 explains these refusals. Four of the nine tokenizers have no start token. Decision 0051 explains
+    // the rows "parts": the fixture's templates do not print a list of parts as text.
     let refused = [
         ("ids: labels of others: `labels` must equal `input_ids`, or", 3),
         ("pair: letters join: the prompt has no tokens:", 6),
