@@ -25,7 +25,7 @@ const EVALUATION: GroupId = GroupId(1 << 62);
 /// A completion is correct if the reward `eval_pass_at_k_reward` is at least this, regardless of its weight.
 const RIGHT: f64 = 1.0;
 
-/// Names of the length metrics of an evaluation.
+/// The metric of the mean completion length.
 const MEAN_LENGTH: &str = "completions/mean_length";
 const CLIPPED_RATIO: &str = "completions/clipped_ratio";
 /// Further length metrics, with TRL's names.

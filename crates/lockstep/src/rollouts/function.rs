@@ -254,8 +254,8 @@ impl FunctionRollouts {
     }
 }
 
-/// Converts a function's completion to the engine's type. `scores` are log-probabilities under the current policy, of
-/// version `version`, for tokens without them.
+/// Converts a function's completion to the engine's type. `scores` are log-probabilities under the current policy
+/// (version `version`), for tokens for which the function gave none.
 fn completion(
     generation: usize,
     given: &GivenCompletion,

@@ -10,7 +10,7 @@ use rewards::Problem;
 #[error("{0}")]
 pub struct RewardFailed(String);
 
-/// For how many batches each reward function has not returned a score.
+/// Counts the batches in a row in which a reward function returned no score.
 #[derive(Clone, Default)]
 pub struct RewardHealth {
     /// For each reward function, the number of batches in a row without a score.
@@ -18,8 +18,8 @@ pub struct RewardHealth {
 }
 
 impl RewardHealth {
-    /// Counts one batch; `problems` are its errors of reward functions. The returned error is the reason why the run
-    /// must end.
+    /// Counts one batch, in which reward functions reported the errors `problems`. The returned error is the reason why
+    /// the run must end.
     ///
     /// A reward function without scores is silent if it reported a failure, or if no other reward function scored
     /// anything either. One of several reward functions may leave a whole batch without scores (`None` in TRL).

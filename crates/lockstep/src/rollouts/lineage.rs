@@ -1,5 +1,5 @@
-//! The lineage of weights: 16 bytes that identify their origin. Two versions with the same number have the same
-//! weights if their lineages are equal.
+//! The lineage of weights: a 16-byte hash of everything that determined them. Weights with the same version number and
+//! the same lineage are equal.
 //!
 //! Before the first step, the lineage is the first 16 bytes of a SHA-256 over the model's files, the data, the settings
 //! and the arithmetic version (which changes when this program's kernels compute different bits). Training on a
@@ -33,7 +33,7 @@ impl Lineage {
         Lineage(hash.finalize()[..16].try_into().expect("32 bytes"))
     }
 
-    /// The lineage of the weights after they learned from a generation batch with this hash.
+    /// The lineage of the weights after training on a generation batch with this hash.
     pub fn advance(&self, batch: &[u8; 16]) -> Lineage {
         Lineage::of(&[&self.0, batch])
     }

@@ -1,5 +1,4 @@
-//! Reads the generation batch in the run_state.json of format 2, which older versions wrote. This version does not
-//! write the format.
+//! Reads the generation batch in a run_state.json of format 2, which only older versions write.
 //!
 //! (Rollouts that those versions recorded are JSON lines, which [`replay`](super::replay) reads.)
 

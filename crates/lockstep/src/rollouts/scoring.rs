@@ -39,7 +39,7 @@ pub struct ScoredRollouts {
     pub problems: Vec<Problem>,
     /// Metrics that reward functions log.
     pub metrics: Vec<(String, f64)>,
-    /// Start and seconds of each call for scores that overlapped with generation.
+    /// The start and the duration in seconds of each scoring call that overlapped with generation.
     pub overlapped: Vec<(Instant, f64)>,
     /// The seconds that each reward function took.
     pub seconds: Vec<f64>,

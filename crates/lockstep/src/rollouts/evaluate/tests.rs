@@ -119,8 +119,8 @@ fn metrics_of_a_set_use_only_its_scored_completions() {
     let mut rollouts = round(&[(3, [Some(1.0), Some(0.5)]), (5, [None, Some(2.0)])]);
     rollouts.reward_names = vec!["a".into(), "b".into()];
     rollouts.reward_weights = vec![1.0, 0.0];
-    // The second reward, with weight 0, decides pass@k: one of the first two completions is right, and the single one
-    // is, too.
+    // The second reward, with weight 0, decides pass@k. It counts one of the first group's two completions as right,
+    // and the only scored completion of the second group.
     let second = [Some(1.0), Some(0.99), None, Some(1.5)];
     for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
         c.rewards.push(second[place]);

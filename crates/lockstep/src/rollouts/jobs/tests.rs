@@ -186,7 +186,7 @@ fn a_worker_scores_with_the_rewards_that_its_job_names() {
     assert!(scored(&job, &stop).is_err(), "scores after a stop request may be wrong");
 }
 
-/// All workers must compute these bytes, and they must never change: a run may resume with answers from before.
+/// All workers must compute these bytes. They must never change, since a resumed run may use earlier answers.
 #[test]
 fn a_fingerprint_covers_tokens_and_log_probabilities() {
     let bytes: Vec<u8> = [

@@ -1,5 +1,5 @@
-//! The bytes of batches that are generated in chunks of tokens. A batch is a first record, followed by the answer to
-//! the latest job of each group ([`GroupAnswer`]).
+//! The bytes of batches that are generated in chunks of tokens. The bytes of a batch are a first record, followed by
+//! the answer to the latest job of each group ([`GroupAnswer`]).
 //!
 //! | column of the first record | kind | values |
 //! |---|---|---|
@@ -91,7 +91,7 @@ pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<HeadOfBegun>, WireE
         heads.push(([step, first], batch_head.uints("rows")?.unwrap_or_default()));
         bytes = rest;
         for _ in 0..size("begun", count)? {
-            // The answer, then its group.
+            // Skips the group's answer, which is two records.
             let (_, rest) = RecordReader::take(bytes)?;
             let (_, rest) = RecordReader::take(rest)?;
             bytes = rest;

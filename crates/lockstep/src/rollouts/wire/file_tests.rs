@@ -163,7 +163,7 @@ fn index_entries_with_later_fields_are_read() {
     let index = fs::read(index_path(&path)).unwrap();
     let with = |more: usize, tokens: u32| {
         let entry = |(place, entry): (usize, &[u8])| {
-            // A recomputed entry would have another number.
+            // A recomputed entry would have the correct number of tokens.
             let tokens = if place == 2 { tokens.to_le_bytes().to_vec() } else { entry[60..].to_vec() };
             [&entry[..60], &tokens, &vec![0xff; more]].concat()
         };

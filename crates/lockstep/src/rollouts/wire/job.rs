@@ -167,8 +167,8 @@ impl GroupAnswer {
         }
     }
 
-    /// Reads the answer to any job of a group; `whole` is the job for the whole group. The tokens that a partial
-    /// completion must have are not checked.
+    /// Reads the answer to any job of a group; `whole` is the job for the whole group. A partial completion is not
+    /// checked for the tokens that its job requires.
     pub fn believed(bytes: &[u8], whole: &GroupJob) -> Result<GroupAnswer, WireError> {
         match answered(bytes, whole, false)? {
             (answer, []) => Ok(answer),

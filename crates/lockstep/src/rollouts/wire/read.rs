@@ -290,7 +290,7 @@ impl Fields<'_> {
         let mut next = scores.iter();
         let mut score = |scored: &u64| {
             Ok(if flag_of("scored", *scored)? {
-                Some(*next.next().ok_or_else(|| wrong("scores", "has fewer scores than `scored` says"))?)
+                Some(*next.next().ok_or_else(|| wrong("scores", "has fewer scores than `scored` requires"))?)
             } else {
                 None
             })
@@ -299,7 +299,7 @@ impl Fields<'_> {
         let all = all.collect::<Result<_, _>>()?;
         match next.next() {
             None => Ok(all),
-            Some(_) => Err(wrong("scores", "has more scores than `scored` says")),
+            Some(_) => Err(wrong("scores", "has more scores than `scored` allows")),
         }
     }
 
@@ -454,7 +454,7 @@ fn flag_of(name: &str, flag: u64) -> Result<bool, WireError> {
     }
 }
 
-/// Calls `give` for each completion with its values of a column with one value per token.
+/// Calls `give` with each completion and its values, for a column with one value per token.
 fn split<T>(values: &[T], with: &mut [&mut Completion], mut give: impl FnMut(&mut Completion, &[T])) {
     let mut rest = values;
     for c in with {

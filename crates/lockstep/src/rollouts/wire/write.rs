@@ -29,7 +29,7 @@ impl Group {
 }
 
 impl GroupView<'_> {
-    /// Appends the group to `to` as one record; as [`Group::write`].
+    /// Appends the group to `to` as one record, like [`Group::write`].
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         let mut record = RecordWriter::new();
         record.must_be_known().uints("group", 1, [self.group.0]);

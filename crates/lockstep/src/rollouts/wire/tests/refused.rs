@@ -97,8 +97,8 @@ fn columns_must_have_one_value_per_completion() {
         refused("", &|r| r.runs(name, flags.clone()), &format!("`{name}` must contain only 0 and 1"));
     }
     refused("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` must contain only 0 and 1");
-    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` says");
-    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` says");
+    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` requires");
+    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` allows");
     let does_not_fit = "`step_scores` does not fit the completions and `reward_names`";
     for steps in
         [["[null]", "[]"], ["[]", "[null, null, null]"], ["[[[2, 1.0]], null]", "[]"], ["[]", "[null, [[1, 1.0]]]"]]
