@@ -72,7 +72,7 @@ impl TrainingRun {
         if let (Some(from), Some(found), false) =
             (resume_from.checkpoint(), &policy.base_sha256, config.allow_other_base)
         {
-            // If the adapter does not record its base, the run's record may.
+            // An adapter that does not record its base causes a warning only if the run's record lacks the base, too.
             let warn = |what: &str| models.unchecked.iter().for_each(|_| sinks.warn(what));
             compare_base(from, &policy.dir, || Ok(found.clone()), warn)?;
         }

@@ -24,8 +24,8 @@ impl DataPosition {
         DataPosition { hash, sampler, steps_per_epoch: steps_per_epoch.max(1), num_tokens: 0 }
     }
 
-    /// The epochs after `step`, counting steps and prompts drawn as replacements. An epoch that ended early counts as a
-    /// full epoch.
+    /// The number of epochs read after `step`, by steps and by prompts drawn as replacements. An epoch that ended early
+    /// counts as a full epoch.
     pub fn epoch(&self, step: u64) -> f64 {
         self.steps_of_epochs(step) as f64 / self.steps_per_epoch as f64 + self.sampler.extra_epochs()
     }

@@ -55,7 +55,7 @@ impl Evaluations {
                 let names: Vec<&str> = metrics.iter().map(|(name, _)| name.as_str()).collect();
                 return Err(no_such_metric(name, &names)).context(MetricsFailed);
             }
-            // The name is known, so nothing was scored.
+            // The metric exists, so it is missing only because nothing was scored.
             sinks.warn(&format!("step {step}: this evaluation has no {name} and does not count"));
             return Ok(false);
         };

@@ -200,7 +200,7 @@ pub enum Follow {
     Save,
     /// The run waits until the checkpoint that it has begun is complete. Otherwise the next step is prepared meanwhile.
     Complete,
-    /// The epoch ends, and its remaining rows are skipped. (The epoch's last step ends it in any case.)
+    /// The epoch ends, and its remaining rows are skipped. (The epoch's last step always ends it.)
     EndEpoch,
 }
 

@@ -1,4 +1,4 @@
-//! The lineage, a hash of everything that made the weights, at the start of a training run.
+//! Computes the lineage, a hash of everything that determined the weights, at the start of a training run.
 
 use super::inputs::ResumeFrom;
 use super::training::TrainingRun;

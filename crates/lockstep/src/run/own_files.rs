@@ -51,8 +51,8 @@ pub(super) fn in_the_way(root: &Path) -> Option<String> {
         |entry: &disk::Entry| entry.is_dir() && disk::read_dir(entry.path()).is_ok_and(|entries| entries.is_empty());
     let in_the_way = |entry: &disk::Entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        // A run deletes the temporary files that killed processes left behind, including those of its lock and
-        // configuration.
+        // A run deletes all files with names of temporary files, so such a file of the user's is in the way. A
+        // temporary file of the configuration is not: a run that was killed before it began may have left it.
         let is_of_killed = is_temporary(&name) && !name.starts_with(".config.toml.");
         ((belongs_to_run(&name) && !is_empty(entry)) || is_of_killed).then_some(name)
     };

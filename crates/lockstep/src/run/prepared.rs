@@ -1,4 +1,4 @@
-//! A prepared step is a value outside the run, and holds the changes to the run from making the step's batch.
+//! A prepared step collects the changes to a run that follow from making the step's batch. It is not part of the run.
 //!
 //! While a task makes a batch, it can only read the run. The rows of the batch, its metrics and its observations are
 //! recorded here, and applied to the run when the step is taken. If the value is dropped instead (after a stop request

@@ -80,7 +80,8 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if begins || record.prompt_files.is_none() {
         record.prompt_files = Some(metadata.models.prompt_files.clone());
     }
-    // A resumed run has the same reference model, but the adapter of a run that it continues may have a different path.
+    // A resumed run has the same reference model, but if this is the adapter from which training began, its path may
+    // have changed.
     if begins || !metadata.models.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }

@@ -76,8 +76,8 @@ fn named_checkpoint(path: &Path) -> anyhow::Result<Option<(RunDir, PathBuf)>> {
     Ok(Some((RunDir::open(root)?, real)))
 }
 
-/// The run's directory, if the absolute `path` is one of its checkpoints. When the state is read, it must be a regular
-/// file.
+/// The run's directory, if the absolute `path` is one of its checkpoints. (The state is later read only if it is a
+/// regular file.)
 fn run_of(path: &Path) -> Option<&Path> {
     path.join(state::FILE)
         .symlink_metadata()

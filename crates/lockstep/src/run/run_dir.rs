@@ -5,7 +5,7 @@
 //!     record.json              versions, ISA, seed, hashes of model and data
 //!     metrics.jsonl            one line per logged step, TRL's names
 //!     steps.jsonl              one line per step: the values by which the run is judged
-//!     tensorboard/             the same for TensorBoard
+//!     tensorboard/             the metrics for TensorBoard
 //!     rollouts.bin             the groups that were trained on, if configured (rollouts.idx has their offsets)
 //!     updates.bin              the effect of steps on the tokens of some groups
 //!     evaluations.bin          the groups of evaluations
@@ -17,7 +17,7 @@
 //!     lockstep-0.log           the log of process 0
 //!     run.lock                 the process that writes into this directory
 //!     given-1b2c3d4e/          objects passed to the Python package in memory: models, tokenizers
-//!     abandoned/               files after the checkpoint of an earlier step from which the run was resumed
+//!     abandoned/               later steps that a resume from an older checkpoint set aside
 //! ```
 
 use super::lock::{self, RunLock};

@@ -30,9 +30,10 @@ use telemetry::Alarm;
 
 /// An alarm ends after this many checks in a row in which its condition does not hold.
 const OVER_AFTER: u32 = 5;
-/// The number of last steps and generations that are kept.
+/// How many of the latest steps and generations are kept.
 const REMEMBERED: usize = 20;
-/// The number of generations in each of two compared means: one over the first kept generations, one over the last.
+/// The number of generations in each of the two means that are compared: that of the first kept generations, and that
+/// of the last.
 const COMPARED: usize = 5;
 /// The number of completions that an alarm shows as examples.
 const EXAMPLES: usize = 3;

@@ -1,5 +1,5 @@
-//! Why the totals of groups are equal: all rewards are equal, or varying rewards cancel in the weighted sum, or varying
-//! rewards have a weight of 0. Each cause has a different remedy.
+//! Finds the cause of equal totals in groups: all rewards are equal, or varying rewards cancel in the weighted sum, or
+//! varying rewards have a weight of 0. Each cause has a different remedy.
 
 use super::conditions;
 use crate::rollouts::{Rollouts, ScoredCompletion};

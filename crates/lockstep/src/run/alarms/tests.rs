@@ -166,7 +166,7 @@ fn one_winning_text_for_every_prompt_raises_an_alarm() {
 }
 
 #[test]
-fn rewards_by_themselves() {
+fn constant_contradictory_and_missing_scores_raise_alarms() {
     let one = |text| (text, Some(0.25), false);
     let mut alarms = Alarms::default();
     assert_eq!(steps(&mut alarms, 1..13, &[&[one("a"), one("b")]]), [(10, "constant_reward".to_owned())]);

@@ -18,7 +18,7 @@ const EVERY_S: f64 = 0.5;
 /// The maximum number of measurements in a run.
 const MOST_TRIES: u32 = 3;
 
-/// The sentences that replace the ceilings.
+/// The sentences that are reported in place of ceilings.
 pub(super) const BUSY: &str = "The machine was too busy to measure its ceilings, so stages are not compared with them.";
 pub(super) const UNKNOWN: &str =
     "This system does not report the machine's load, so stages are not compared with measured ceilings.";

@@ -28,7 +28,7 @@ pub const FILE: &str = "profile.json";
 const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
 /// A rule is reported after it holds in this many windows in a row.
 const MIN_WINDOWS: u32 = 2;
-/// In seconds. A shorter run reports no findings at its end, because its timings are too noisy.
+/// A run shorter than this many seconds reports no findings at its end, because its timings are too noisy.
 const WORTH_JUDGING_S: f64 = 10.0;
 /// How long the machine's peak speeds are measured. The measurement starts only after [`CEILINGS_AFTER_S`] seconds, so
 /// that it is a small part of the run.
@@ -56,7 +56,7 @@ impl ProfileRecord {
         serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
 
-    /// The findings with the most seconds that each could save, summed over the measured steps: the largest gain first,
+    /// The findings, each with the most seconds that it could save over all measured steps: the largest gain first,
     /// unknown gains last.
     fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
         let gain = |finding: &Finding| {

@@ -26,7 +26,7 @@ fn course(steps: &[Metrics<'_>]) -> Vec<(u64, String)> {
     found
 }
 
-/// The metric of each condition holds, is missing for a while, and holds again. The gaps change only the step of the
+/// Each condition holds by its metric, which is then missing for a while, and holds again. The gaps only delay the
 /// alarm, and a raised alarm does not end in a gap.
 #[test]
 fn a_missing_metric_neither_holds_nor_ends() {

@@ -1,4 +1,4 @@
-//! The smallest time that a finding is about.
+//! The smallest time for which a finding is reported.
 
 use super::*;
 
