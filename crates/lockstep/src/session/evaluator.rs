@@ -71,7 +71,7 @@ impl Evaluator {
         let again = |changed: &Config| {
             let assets = assets.clone().computing_in(changed.dtype.dtype()).or_bad_input()?;
             let plan = planned(&builder.with(changed), &assets.config, longest, |meta| {
-                // The caller's policy.
+                // Counts the policy, which the caller loads.
                 let weights = load_weights(&meta.part(""), model, &assets.config)?;
                 Ok((weights, build(meta, &assets)?))
             })?;

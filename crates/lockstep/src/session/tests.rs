@@ -403,7 +403,7 @@ fn a_failed_step_is_repeated_with_the_same_bits() {
     let whole = Run::new(Purpose::Grpo, config("whole"), options()).unwrap().run().unwrap();
     let asked = AtomicUsize::new(0);
     let failing = RunOptions::new().context(one_thread()).train_rows(rows()).reward("vowels", move |sample| {
-        // The first attempt of all completions of the fourth step.
+        // Fails once for each completion of the fourth step.
         let fails = (12..16).contains(&asked.fetch_add(1, Ordering::Relaxed));
         let vowels = sample.completion_text().chars().filter(|c| "aeiou".contains(*c)).count();
         (!fails).then_some(vowels as f64)

@@ -96,7 +96,8 @@ pub(super) fn work_as<W: Work>(
     let (files, parts) = loop {
         let Some(state) = awaited.learner(worker.exchange())? else { return Ok(()) };
         match wanted.prepare(run, host.as_ref(), &state) {
-            // One learner's state does not match the files of the next learner, which has started in the meantime.
+            // The next learner has started in the meantime: the state is the old learner's, but the files are the new
+            // one's.
             Err(_) if !awaited.is_of_learner(&state)? => {}
             prepared => break prepared?,
         }

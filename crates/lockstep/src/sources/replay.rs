@@ -32,7 +32,7 @@ impl ReplaySource {
 impl BatchSource for ReplaySource {
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
         let picked = data.next_batch();
-        // As if they had been generated: this number selects PPO's mini-batches.
+        // Numbers the groups as if they had been generated, since the first number selects PPO's mini-batches.
         let first = next.next_group;
         next.next_group = first.after(picked.len());
         let _span = now.watch.stages.span("replay");

@@ -27,7 +27,7 @@ const BEGUN: &str = "frontier.begun.bin";
 pub struct SourceState {
     /// The next group, whose number and the seed select the random stream of each sample.
     pub next_group: GroupId,
-    /// For how long each reward has not scored.
+    /// For each reward, the number of batches in a row without a score.
     pub health: RewardHealth,
     /// Complete later batches, the next one first.
     pub ahead: VecDeque<Arc<Ahead>>,

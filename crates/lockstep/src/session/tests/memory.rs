@@ -65,7 +65,7 @@ fn a_run_allocates_its_planned_memory() {
         },
         Config { use_peft: true, beta: 0.1, ..base("lora") },
         Config { optim: "muon".parse().ok(), ..base("muon") },
-        // The loss of its completions needs a scorer.
+        // The loss of an evaluation's completions needs a scorer.
         Config {
             eval_dataset_name: Some(data.clone()),
             eval_sampling: greedy,

@@ -162,7 +162,7 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
 fn a_batch_is_sampled_with_the_weights_of_the_kth_batch_before() {
     proven(1, false, |_| {});
     proven(2, false, |_| {});
-    // More batches than the run has.
+    // The staleness exceeds the number of batches.
     proven(9, false, |_| {});
 }
 

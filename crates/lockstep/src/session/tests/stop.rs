@@ -61,7 +61,7 @@ pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
             bytes = Value::from(state).to_string().into_bytes();
         }
         if name.ends_with("files.json") {
-            // The checksum of that file.
+            // Removes the checksum of the changed state.
             let mut list: Value = serde_json::from_slice(&bytes).unwrap();
             list["files"].as_object_mut().unwrap().remove("run_state.json").unwrap();
             bytes = list.to_string().into_bytes();
@@ -108,17 +108,17 @@ pub(super) fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn(
         let out = format!("stopped-{look}");
         let (run, _) = build(&out, look);
         let stopped = run.run().unwrap();
-        assert_eq!(stopped.stop_reason, StopReason::Interrupted, "at look {look} of {looks}");
-        assert!(stopped.step < total || more.eval_strategy != Strategy::No, "at look {look} of {looks}");
+        assert_eq!(stopped.stop_reason, StopReason::Interrupted, "at check {look} of {looks}");
+        assert!(stopped.step < total || more.eval_strategy != Strategy::No, "at check {look} of {looks}");
         let saved = stopped.dir.checkpoint(stopped.step).is_dir();
-        assert_eq!(saved, stopped.step > 0, "at look {look} of {looks}");
+        assert_eq!(saved, stopped.step > 0, "at check {look} of {looks}");
         steps.push(stopped.step);
         let resumed = Run::resume(purpose, &dir.path().join(&out), options()).unwrap().run().unwrap();
         assert_eq!((resumed.stop_reason, resumed.num_tokens), (StopReason::Completed, whole.num_tokens));
         let found = files(resumed.dir.root(), total);
-        assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "at look {look} of {looks}");
+        assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "at check {look} of {looks}");
         let other: Vec<&String> = expected.keys().filter(|name| expected[*name] != found[*name]).collect();
-        assert!(other.is_empty(), "stopped at look {look} of {looks}, after step {}: {other:?}", stopped.step);
+        assert!(other.is_empty(), "stopped at check {look} of {looks}, after step {}: {other:?}", stopped.step);
         std::fs::remove_dir_all(dir.path().join(&out)).unwrap();
     }
     steps
@@ -140,8 +140,7 @@ fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
 }
 
-/// Rolls back the second step on a generation, which must be kept. The generation's completions must be reported only
-/// once.
+/// Rolls back the second step on a generation. The generation must be kept, and its completions reported only once.
 #[test]
 fn a_later_step_on_a_generation_is_rolled_back() {
     let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };

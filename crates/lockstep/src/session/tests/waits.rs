@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Takes all cores of a run except one, until the result is dropped. The run has created its directory, and has not
-/// begun.
+/// Takes all cores of a run except one, until the result is dropped. Called after the run has created its directory and
+/// before it begins.
 pub(super) fn all_cores_but_one(out: &Path) -> Option<HeldCores> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let tokens = CoreTokens::create(&cores_of(out), cores).unwrap();

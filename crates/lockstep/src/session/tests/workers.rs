@@ -43,7 +43,7 @@ impl Reward for Talks {
         // The problem is reported with the first of all completions that have it.
         scores.values[1] = Some(if batch.rows[0] == 2 { f64::NEG_INFINITY } else { f64::INFINITY });
         scores.timed_out = batch.rows[0] % 3;
-        // The first group to end is not the first in order.
+        // Groups end in a different order from that of their numbers.
         sleep(Duration::from_millis(5 * (batch.rows[0] as u64 % 3)));
         scores
     }

@@ -38,7 +38,7 @@ impl Missing {
 mod tests {
     use super::*;
 
-    /// (The missing workers at each check, the message.)
+    /// Each row has the missing workers at a check, and the message.
     #[test]
     fn missing_workers_are_reported_whenever_they_change() {
         let mut missing = Missing::new();

@@ -60,8 +60,8 @@ impl Feed for Payloads {
     fn check(&mut self, result: &JobResult, before: &[JobResult]) -> Result<(), String> {
         let (group, chunk) = (group_of(result.job), result.job.chunk);
         let offered = self.lock();
-        // An earlier learner's result whose batch is not offered yet, or whose preceding chunk has not arrived. The
-        // result is checked when the batch is complete.
+        // The result was accepted by an earlier learner, and its batch is not offered yet or its preceding chunk has
+        // not arrived. It is checked when the batch is complete.
         let Some(whole) = offered.jobs.get(&group).filter(|_| before.len() == chunk as usize) else { return Ok(()) };
         let all: Vec<&JobResult> = before.iter().chain([result]).collect();
         match offered.chunks.chain(whole, &all) {

@@ -346,7 +346,7 @@ impl Work for WorkerWork {
         let computed = match self.compute() {
             Ok(computed) => computed,
             Err(error) => {
-                // The error is reported for the first job. A job that ends every worker is identified when it runs
+                // The error is reported for the first job. A job on which every worker fails is identified when it runs
                 // alone.
                 let why = paragraph(&error);
                 ended.extend(self.begun.keys().next().map(|job| (*job, Err(why))));

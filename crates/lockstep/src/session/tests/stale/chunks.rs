@@ -66,11 +66,11 @@ fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) 
 }
 
 #[test]
-fn a_token_is_sampled_with_the_weights_of_its_position() {
+fn the_position_of_a_token_decides_which_weights_sample_it() {
     proven(1, 4, false, |_| {});
     proven(2, 3, false, |_| {});
     proven(2, 1, false, corrected);
-    // More batches than the run has.
+    // The staleness exceeds the number of batches.
     proven(9, 1, false, |_| {});
 }
 

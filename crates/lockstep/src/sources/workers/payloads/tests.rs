@@ -104,7 +104,7 @@ fn checked(result: &JobResult, before: &[JobResult]) -> Result<(), String> {
 
 type Change = fn(&mut GroupAnswer);
 
-/// A name, a change of an answer, and the reason why the changed answer does not match its job.
+/// Each row has a name, a change of an answer, and the reason why the changed answer does not match its job.
 const NONE: [(&str, Change, &str); 20] = [
     ("a token beyond the vocabulary", |a| a.group.completions[1].ids[0] = 40, "completion 1 has the token 40, but"),
     ("the largest token", |a| a.group.completions[0].ids[2] = u32::MAX, "completion 0 has the token 4294967295, but"),
