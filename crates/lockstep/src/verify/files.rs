@@ -44,7 +44,7 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
     names.extend(in_recorded.union(&in_remade).cloned());
     // Older versions did not copy files in subdirectories of the model.
     let is_in_folder = |name: &str| name.contains('/') && is_listed(name);
-    // PPO's value model is in a subdirectory itself.
+    // PPO's value model is in a subdirectory, so its own subdirectories are one level deeper.
     let is_in_subfolder =
         |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
     let left_out = |name: &String| is_in_subfolder(name) && !in_recorded.contains(name);
@@ -389,7 +389,7 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
         return Ok(Some(found));
     }
     let rest = |tensors: Tensors| tensors.file.bytes().take(1).collect::<std::io::Result<Vec<u8>>>();
-    Ok(bytes(&rest(a)?, &rest(b)?).map(|found| Difference { place: Some("behind the last tensor".into()), ..found }))
+    Ok(bytes(&rest(a)?, &rest(b)?).map(|found| Difference { place: Some("after the last tensor".into()), ..found }))
 }
 
 /// A number of 4 or 2 bytes as text, with its bits.

@@ -217,7 +217,7 @@ fn steps(
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {
             if recorded.is_empty() {
-                return missing(format!("{interval} was not recorded: record_rollouts was false then"));
+                return missing(format!("{interval}: no groups were recorded (record_rollouts was false then)"));
             }
             return Ok(Some(found));
         }

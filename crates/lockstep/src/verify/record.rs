@@ -190,7 +190,7 @@ impl Record {
         Ok(last.map(|last| Difference {
             kind: "order of the groups".into(),
             recorded: format!("record {place}"),
-            remade: format!("behind record {last}"),
+            remade: format!("after record {last}"),
             ..base
         }))
     }

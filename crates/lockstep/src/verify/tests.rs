@@ -167,7 +167,7 @@ fn duplicate_and_missing_groups_are_reported() {
     record(&root, &recorded[..4]);
     let report = verified(&root);
     assert_eq!((report.proven, report.difference), (vec![interval(0, 2)], None));
-    assert_eq!(report.not_verified, ["steps 3 to 4 was not recorded: record_rollouts was false then"]);
+    assert_eq!(report.not_verified, ["steps 3 to 4: no groups were recorded (record_rollouts was false then)"]);
     // There are steps after the last checkpoint.
     record(&root, &recorded);
     fs::remove_dir_all(root.join("checkpoints/step-000004")).unwrap();

@@ -1,4 +1,4 @@
-//! Checks that `updates.bin` matches the recorded groups. Which groups it has depends on timing, and its
+//! Checks that `updates.bin` matches the recorded groups. The choice of its groups depends on timing. Its
 //! log-probabilities are not recomputed, since no step depends on them.
 
 use super::record::Record;

@@ -1,4 +1,4 @@
-//! How many activations of a generation are kept for its first update (`rollout_activations`).
+//! Decides how many activations of a generation are kept for its first update (`rollout_activations`).
 
 use super::inputs::PartInputs;
 use crate::config::{Config, RolloutActivations};
@@ -51,7 +51,7 @@ pub(super) fn rows(builder: &Builder<'_>, inputs: PartInputs<'_>, plan: &MemoryP
     fitting(&inputs.assets.config, bytes).min(whole(builder.config, inputs))
 }
 
-/// The line at the start of a run about its kept activations.
+/// The message at the start of a run about the activations that it keeps.
 pub(super) fn line(builder: &Builder<'_>, inputs: PartInputs<'_>) -> String {
     let (whole, rows) = (whole(builder.config, inputs), inputs.kept_rows);
     let mib = |rows: usize| (rows * RowStore::row_bytes(&inputs.assets.config)).div_ceil(1 << 20);

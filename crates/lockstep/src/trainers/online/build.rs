@@ -51,7 +51,7 @@ use telemetry::counted;
 pub struct Prepared {
     pipeline: RolloutPipeline,
     parts: RunParts,
-    /// The line about kept activations that the run reports when it begins.
+    /// The message for the start of the run about the activations that it keeps.
     activations_line: String,
 }
 
@@ -374,7 +374,8 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }
 
-/// Prints notes about the generation and scoring of completions; a replay does neither.
+/// Logs notes about the prompts of evaluations, and about tags that rewards look for but cannot see. A replay has no
+/// training prompts to search.
 fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out: &[EvalSet]) -> anyhow::Result<()> {
     let (config, sinks) = (inputs.config(), &inputs.sinks);
     for set in held_out {

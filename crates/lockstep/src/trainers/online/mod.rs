@@ -199,8 +199,8 @@ impl RolloutPipeline {
         self.source.end()
     }
 
-    /// Returns an error if an epoch cannot end early, because its next batches are already being generated, or a
-    /// recording of the rollouts would not show the early end.
+    /// Returns an error if an epoch cannot end early, because its next batches are already being generated, or because
+    /// recorded rollouts would not show the early end.
     pub fn check_ends_epochs(&self, config: &Config) -> anyhow::Result<()> {
         let why = if self.has_workers() || config.max_staleness > 0 {
             "its next batches are already being generated (workers, max_staleness)"

@@ -32,7 +32,8 @@ pub struct Parts<T> {
     pub(super) reference: Option<Reference>,
     /// Scores the completions of a replayed file.
     pub(super) replay_scorer: Option<SharedScorer>,
-    /// Scores completions of a rollout function, of older weights, and for an evaluation's loss.
+    /// Scores completions of a rollout function, completions sampled with older weights, and completions of an
+    /// evaluation for its loss.
     pub(super) scorer: Option<SharedScorer>,
     pub(super) engine: Option<Engine>,
     /// The activations that the engine keeps for the trainer.

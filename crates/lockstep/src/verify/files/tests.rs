@@ -420,16 +420,16 @@ fn a_result_must_have_exactly_the_files_of_the_model() {
     }
 }
 
-/// A header may have other offsets than those between two tensors, and a file may have bytes after the last tensor.
+/// A changed offset in a header is reported, and so are bytes after the last tensor.
 #[test]
 fn all_bytes_and_offsets_of_tensors_are_compared() {
     let two = Two::new();
     let name = "model.safetensors";
     let good = safetensors(&[("a", "U8", &[1, 2]), ("b", "U8", &[1, 2])]);
     two.write(name, [&good[..], b"x"].concat(), &good);
-    assert_eq!(two.found(), two.at(name, "behind the last tensor", "byte", "0x78", "the end"));
+    assert_eq!(two.found(), two.at(name, "after the last tensor", "byte", "0x78", "the end"));
     two.write(name, &good, [&good[..], b"x"].concat());
-    assert_eq!(two.found(), two.at(name, "behind the last tensor", "byte", "the end", "0x78"));
+    assert_eq!(two.found(), two.at(name, "after the last tensor", "byte", "the end", "0x78"));
     let at = good.windows(5).position(|bytes| bytes == b"[2,4]").unwrap();
     let mut lied = good.clone();
     lied[at + 1] = b'0';

@@ -61,7 +61,7 @@ const OF_RECORD: [(&str, Gives); 51] = [
     ("/build/commit", Gives::Nothing),
     ("/build/features", Gives::Nothing),
     ("/starts/_/time_s", Gives::Nothing),
-    // The second start, before which the steps had the old value.
+    // The old value applies to the steps before the second start.
     ("/starts/_/step", Gives::Kind("lineage")),
     ("/starts/_/prompt_time_s", Gives::Nothing),
     ("/starts/_/isa", Gives::Nothing),
@@ -99,7 +99,7 @@ fn full(record: RunRecord, file: &Path) -> RunRecord {
         starts,
         ..
     } = record;
-    // The build of this process, since values that another build may compute differently would not be compared.
+    // Keeps the build of this process: with another build, values that may legitimately differ would not be compared.
     let build_of = |build: Option<Build>| {
         let Build { version, commit, modified, features } = build.unwrap_or_default();
         Some(Build { version, commit, modified, features })
