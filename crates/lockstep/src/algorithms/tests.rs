@@ -165,7 +165,7 @@ fn advantages_follow_the_configured_formula() {
     // In a group of two the baseline is the other completion.
     assert_eq!(of(Algorithm::Rloo, |_| {}), sequence([-2.0, 2.0, -4.0, 4.0]));
     assert_eq!(of(Algorithm::Rloo, |c| c.reward_clip_range = Some(vec![2.0, 6.0])), sequence([-1.0, 1.0, -1.0, 1.0]));
-    // A KL divergence of 0.5 per token, times beta.
+    // Rewards are reduced by beta times the KL divergence, which is 0.5 per token.
     assert_eq!(of(Algorithm::Rloo, |c| c.beta = 1.0), sequence([-1.5, 1.5, -3.5, 3.5]));
     let (batch_mean, group_mean) =
         (of(Algorithm::ReinforcePlusPlus, |_| {}), of(Algorithm::ReinforcePlusPlusBaseline, |_| {}));

@@ -47,16 +47,16 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
         => OURS.trl_has("AsyncGRPOConfig.heartbeat_stale_after_s: 120").range(at_least(0.1)).read_by(ONLINE)
             .on_resume(Free);
     /// Distributed runs: the workers that `lockstep train --distributed` starts, instead of --workers: entries with
-    /// `count` (1), `threads` (the run's) and `profiles`, the sampling_profiles whose groups they generate (all). No
-    /// bit depends on it.
+    /// `count` (default 1), `threads` (default: the run's) and `profiles`, the sampling_profiles whose groups they
+    /// generate (default: all). No bit depends on it.
     workers: Vec<Map<String, Json>> = Vec::new() => OURS.read_by(ONLINE).on_resume(Free);
     /// Distributed runs: if this many workers in a row fail on the same job, the run ends.
     max_failures_per_job: usize = 3 => OURS.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE).on_resume(Free);
     /// Distributed runs: the same limit for workers that vanish (kill -9, out of memory) while this is their only job.
     /// The limit is higher, since the job may not be the cause.
     max_kills_per_job: usize = 30 => OURS.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE).on_resume(Free);
-    /// Distributed runs: the share of the groups sampled with older weights whose log-probabilities the learner
-    /// recomputes, before it overwrites these weights. async/logp_mismatch_tokens counts the tokens that differ, and
+    /// Distributed runs: among groups sampled with older weights, the share whose log-probabilities the learner
+    /// recomputes before it overwrites these weights. async/logp_mismatch_tokens counts the tokens that differ, and
     /// should be 0.
     audit_stale: f64 = 0.0 => OURS.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Free);
     /// Distributed runs: whether the learner trusts all workers ("workers"), or regenerates a share of each worker's

@@ -24,8 +24,9 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// sampled rows through the lm head; no bit of the run depends on it.
     record_entropies: bool = false
         => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
-    /// Also record, in updates.bin, the log-probabilities after each optimizer step of the tokens that it learned from.
-    /// Only a sample of the groups is recorded, so that this takes about a hundredth of the run's processor time.
+    /// Also record in updates.bin, after each optimizer step, the new log-probabilities of the tokens that the step
+    /// learned from. Only a sample of the groups is recorded, so that this takes about a hundredth of the run's
+    /// processor time.
     record_updates: bool = true
         => OURS.read_by(ONLINE).needs("record_rollouts", "true").on_resume(Free);
     /// The optimizer steps whose spans go to trace.json, as "3-5" or "3-5,100"; not set: all, until the file has 32

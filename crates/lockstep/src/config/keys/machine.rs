@@ -32,8 +32,8 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     kv_cache_blocks: Option<usize> = None
         => OURS.range(at_least(1.0).at_most(67_108_863.0)).read_by(ONLINE).on_resume(Free);
     /// Speculative decoding. auto: while few completions are still being generated, draft their next tokens from
-    /// existing text (the prompt, the group, earlier epochs) and verify several in one pass, as many as were accepted
-    /// before. No bit depends on it.
+    /// existing text (the prompt, the group, earlier epochs) and verify several in one pass: as many as earlier passes
+    /// accepted. No bit depends on it.
     speculative: Speculative = Speculative::Off
         => OURS.read_by(ONLINE).on_resume(Free);
     /// Keep the activations of generated tokens, so that the first update on them needs no forward pass: auto (as much
@@ -42,9 +42,10 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     rollout_activations: RolloutActivations = RolloutActivations::Auto => OURS.read_by(ONLINE).on_resume(Free);
     /// The most tokens of prompt + completion; not set: the model's context, or less if no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
-    /// Resume on a machine whose matmuls use another formula: bf16 with and without AMX (the last bits differ).
+    /// Resume even if this machine's matmuls use another formula, as in bf16 with and without AMX; the last bits then
+    /// differ.
     allow_other_isa: bool = false => OURS.on_resume(Free);
-    /// Use an adapter on a model with other weights than those recorded in the adapter's files.
+    /// Use an adapter even if the model's weights differ from those recorded in the adapter's files.
     allow_other_base: bool = false => OURS.on_resume(Free);
 } } } }
 pub(in crate::config) use machine_keys;

@@ -19,8 +19,8 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     warmup_ratio: Option<f64> = None
         => OURS.trl_has("the same in transformers 4, now warmup_steps below 1")
             .range(at_least(0.0).at_most(1.0)).on_resume(Warn);
-    /// The optimizer. Names with adamw all mean the same AdamW; muon orthogonalises the momentum of each matrix in a
-    /// layer and uses AdamW for the rest; not set: AdamW.
+    /// The optimizer. All names that contain adamw mean the same AdamW; muon orthogonalises the momentum of each matrix
+    /// in a layer and uses AdamW for the rest; not set: AdamW.
     optim: Option<OptimizerName> = None => TRL;
     /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` for
     /// muon.

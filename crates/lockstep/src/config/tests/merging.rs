@@ -134,7 +134,8 @@ fn each_task_has_a_preset_for_its_columns_and_rewards() {
     let set = |task| [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", task)];
     let prompts = resolve(Purpose::Grpo, &set("prompt_answer")).unwrap();
     assert_eq!(prompts.config.reward_funcs, ["exact_match".into()]);
-    // The preset's column equals the default, and the preset has no system prompt: the origin of both is not the task.
+    // The preset's column equals the default, and the preset has no system prompt, so the task is the origin of
+    // neither.
     assert_eq!(
         (prompts.origin("prompt_column"), prompts.origin("system_prompt")),
         (&Origin::Default, &Origin::Default)
@@ -161,7 +162,7 @@ fn origins_of_values_are_printed_by_name() {
         [Origin::Task, Origin::Adapter, Origin::Program].map(|o| o.to_string()),
         ["task", "the adapter", "program"]
     );
-    // A method without an algorithm does not mention one.
+    // For a method without an algorithm, the origin of a default does not name one.
     let sft = resolve(Purpose::Sft, &REQUIRED[..2]).unwrap();
     assert_eq!((sft.config.learning_rate, sft.origin("learning_rate")), (2e-5, &Origin::Default));
 }

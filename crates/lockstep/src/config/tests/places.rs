@@ -101,7 +101,7 @@ fn an_adapters_directory_sets_the_adapter_keys() {
         assert_eq!(*resolved.origin(key), Origin::Adapter, "{key}");
     }
     assert_eq!(*resolved.origin("disable_dropout"), Origin::Default);
-    // The same values may be repeated, the modules in any order.
+    // Keys may repeat the adapter's values, with the modules in any order.
     let same = [("lora_r", "4"), ("lora_target_modules", "[\"q_proj\", \"v_proj\"]"), ("disable_dropout", "true")];
     assert_eq!(with(dir.path(), Purpose::Grpo, &same).unwrap().config.adapter().map(|lora| lora.dropout), Some(0.0));
     // An evaluation uses the adapter as it is.

@@ -78,7 +78,7 @@ fn profiles_replace_the_parameters_that_they_name() {
     // The hashes of groups 0 and 1 are 0 and 0.618, the golden ratio modulo 1.
     assert_eq!((plan.profile(GroupId(0)), plan.profile(GroupId(1))), (Some("a"), Some("b")));
     assert_eq!((&**plan.of(GroupId(0)), &**plan.of(GroupId(1))), (&own, &all));
-    // The group whose hash is nearest to 1: the rounding gap belongs to the last profile.
+    // The hash of this group is the nearest to 1. The gap that rounding leaves below 1 belongs to the last profile.
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     let mut inverse = golden;
     (0..6).for_each(|_| inverse = inverse.wrapping_mul(2u64.wrapping_sub(golden.wrapping_mul(inverse))));

@@ -76,7 +76,7 @@ fn documented_trl_names_and_defaults_match_trl() {
 fn same(toml: &str, json: &Json) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
     match json {
-        // Python's None: an unset key, or an empty list or table.
+        // None in Python means an unset key, or an empty list or table.
         Json::Null => ["none", "[]", "{}"].contains(&toml),
         Json::Number(n) => number(toml).is_some_and(|x| Some(x) == n.as_f64()),
         Json::Array(items) if items.len() == 1 => same(toml, &items[0]),
