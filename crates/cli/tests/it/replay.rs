@@ -345,7 +345,7 @@ fn a_damaged_generation_batch_is_refused() {
     }
     let first = 16 + u32::from_le_bytes(whole[4..8].try_into().unwrap()) as usize;
     fs::write(&file, &whole[..first]).unwrap();
-    refused(root, &resume, &["has 2 samples, but the run left off with 4"]);
+    refused(root, &resume, &["has 2 samples, but run_state.json records 4"]);
     fs::remove_file(&file).unwrap();
     refused(root, &resume, &["generation_batch.bin"]);
     fs::write(&file, &whole).unwrap();

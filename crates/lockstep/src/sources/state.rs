@@ -124,11 +124,11 @@ fn read_ahead(
     }
     let ahead = read_all(spec, file, |bytes, like, row| Collected::take(bytes, like, row))?;
     if ahead.len() != batches {
-        bad_input!("{} has {} batches, but the run left off with {batches}", file.display(), ahead.len());
+        bad_input!("{} has {} batches, but run_state.json records {batches}", file.display(), ahead.len());
     }
     let groups = ahead.iter().flat_map(|batch| &batch.scored.rollouts.groups).map(|group| group.group);
     if !groups.eq(first.and_after().take(batches * spec.sizes.groups())) {
-        bad_input!("{} does not have the groups from number {first} on, which come next", file.display());
+        bad_input!("{} does not have the next groups, from number {first} on", file.display());
     }
     let batch = |(collected, &lineage): (_, &_)| Arc::new(Ahead { collected, lineage });
     Ok(ahead.into_iter().zip(lineages).map(batch).collect())
@@ -148,7 +148,7 @@ fn read_begun(
     let groups = begun.iter().flat_map(|batch| batch.prompts.keys().copied());
     if begun.len() != batches || !groups.eq(first.and_after().take(batches * spec.sizes.groups())) {
         bad_input!(
-            "{} does not have the {batches} batches with the groups from number {first} on, which come next",
+            "{} does not have the next {batches} batches, with the groups from number {first} on",
             file.display()
         );
     }

@@ -244,7 +244,7 @@ impl RolloutPipeline {
                 Group::read_all(&disk::read(&file, disk::most::GROUPS).with_context(|| file.display().to_string())?);
             let samples = Group::into_samples(groups.with_context(|| file.display().to_string())?);
             if samples.len() != expected {
-                bad_input!("{} has {} samples, but the run left off with {expected}", file.display(), samples.len());
+                bad_input!("{} has {} samples, but run_state.json records {expected}", file.display(), samples.len());
             }
             self.state.batch = GenerationBatch { used, samples: samples.into() };
         }

@@ -43,7 +43,7 @@ fn begun_batches_in_a_checkpoint_must_be_the_next_ones() {
     let (checkpoint, name) = (root.join("checkpoints/step-000002"), "frontier.begun.bin");
     let bytes = std::fs::read(checkpoint.join(name)).unwrap();
     let all = batches(&bytes, |head| 2 * head.uints("begun").unwrap().unwrap()[2]);
-    let words = "frontier.begun.bin does not have the 2 batches with the groups from number 4 on, which come next";
+    let words = "frontier.begun.bin does not have the next 2 batches, with the groups from number 4 on";
     assert_eq!(all.len(), 2);
     assert_eq!(refused(&checkpoint, name, &[&all[1][..], &all[0]].concat()), words);
     assert_eq!(refused(&checkpoint, name, &all[0]), words);
@@ -58,11 +58,11 @@ fn batches_ahead_in_a_checkpoint_must_be_the_next_ones() {
     let bytes = std::fs::read(checkpoint.join(name)).unwrap();
     let all = batches(&bytes, |head| head.uints("groups").unwrap().unwrap()[0]);
     assert_eq!(all.len(), 2);
-    let words = "frontier.bin does not have the groups from number 4 on, which come next";
+    let words = "frontier.bin does not have the next groups, from number 4 on";
     assert_eq!(refused(&checkpoint, name, &[&all[1][..], &all[0]].concat()), words);
-    let fewer = "frontier.bin has 1 batches, but the run left off with 2";
+    let fewer = "frontier.bin has 1 batches, but run_state.json records 2";
     assert_eq!(refused(&checkpoint, name, &all[0]), fewer);
-    let more = "frontier.bin has 3 batches, but the run left off with 2";
+    let more = "frontier.bin has 3 batches, but run_state.json records 2";
     assert_eq!(refused(&checkpoint, name, &[&bytes[..], &all[0]].concat()), more);
 }
 
@@ -78,7 +78,7 @@ fn the_current_batch_must_have_the_expected_samples() {
     for group in &groups {
         group.write(&mut fewer);
     }
-    let words = "generation_batch.bin has 3 samples, but the run left off with 4";
+    let words = "generation_batch.bin has 3 samples, but run_state.json records 4";
     assert_eq!(refused(&checkpoint, name, &fewer), words);
     let error = refused(&checkpoint, name, &bytes[..bytes.len() - 1]);
     assert!(error.starts_with("generation_batch.bin: record 1, at byte "), "{error}");
