@@ -321,7 +321,7 @@ fn parquet_is_read_in_every_compression() {
     let error = read("image.parquet", 2).unwrap_err();
     let reported = error.to_string();
     assert!(is_bad_input(&error) && reported.contains("row 2") && reported.contains("`image`"), "{reported}");
-    // Damaged pages of the compressions that are unpacked here.
+    // Damages pages in the compressions that are unpacked by this crate.
     for name in ["zstd-1.parquet", "brotli-2.parquet"] {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(fixtures.join(name)).unwrap();

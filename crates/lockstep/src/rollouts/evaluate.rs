@@ -223,7 +223,7 @@ impl Evaluation {
         let completions = || rollouts.completions().map(|c| &c.completion);
         let lengths = rollout::length_metrics(completions());
         metrics.extend(find(&lengths, MEAN_LENGTH).map(|mean| (prefix.clone() + MEAN_LENGTH, mean)));
-        // Computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
+        // The share is computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
         let cut = share(cut, completions().count());
         metrics.extend(cut.map(|share| (prefix.clone() + CLIPPED_RATIO, share)));

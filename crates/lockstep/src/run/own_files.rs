@@ -20,7 +20,7 @@ const OF_A_RUN: [&str; 21] = [
     "evaluations.idx",
     "completions",
     "checkpoints",
-    // Links from the Python package to checkpoints.
+    // Links to checkpoints, which the Python package creates.
     "checkpoint-*",
     "model",
     "trace.json",

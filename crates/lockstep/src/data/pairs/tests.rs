@@ -61,7 +61,7 @@ fn conversation_pairs_are_rendered_by_the_template() {
     let assistant = |text: &str| json!({"role": "assistant", "content": text});
     let whole = json!({"chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
     let apart = json!({"prompt": [user], "chosen": [assistant("yo")], "rejected": [assistant("no")]});
-    // A text prompt before conversations is their common beginning.
+    // If a text prompt comes with conversations, the prompt is their common beginning.
     let repeated = json!({"prompt": "hi", "chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
     let (texts, _) = load(&format!("{whole}\n{apart}\n{repeated}\n"), true, |_| {}).unwrap();
     for pair in texts {

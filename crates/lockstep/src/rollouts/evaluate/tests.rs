@@ -153,7 +153,7 @@ fn metrics_of_a_set_use_only_its_scored_completions() {
     assert_eq!(plain.metric("reward"), find(&plain.metrics, "eval_reward"));
     assert!(plain.metric("reward").is_some());
 
-    // A set without rewards, and a set without completions.
+    // Checks a set without rewards, and then one without completions.
     (rollouts.reward_names, rollouts.reward_weights) = (Vec::new(), Vec::new());
     rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).for_each(|c| c.rewards.clear());
     let bare = of("", &rollouts);

@@ -67,7 +67,7 @@ fn an_index_that_does_not_match_is_recomputed() {
 }
 
 #[test]
-fn a_kill_during_a_write_loses_only_that_group() {
+fn a_kill_during_a_write_loses_only_the_group_being_written() {
     let (_dir, path, log) = three();
     drop(log);
     let whole = fs::read(&path).unwrap();

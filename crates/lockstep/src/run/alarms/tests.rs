@@ -296,7 +296,7 @@ fn a_property_must_be_shared_by_two_winners_and_half_of_all() {
     // A completion wins if its reward is at least the middle of the range.
     assert_eq!(raised(5, &[&[("", Some(0.5), false), good("a"), none("b")]]), ["empty_answer_wins"]);
     assert_eq!(raised(5, &[&[("", Some(0.49), false), good("a"), good("b")]]), NOTHING);
-    // The share among winners must be twice that among losers, and here as many losers are empty.
+    // The share among winners must be twice that among losers, but here as many losers as winners are empty.
     assert_eq!(raised(5, &[&[empty, good("a"), none(" "), none("c")]]), NOTHING);
     // Truncated completions may have unmatched brackets.
     let open = |cut: bool| [("f(", Some(1.0), cut), ("g(", Some(1.0), cut), none("b")];

@@ -81,7 +81,7 @@ impl History {
             let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
             seen.push(Detection::new(&conditions::NO_ANSWER, evidence).of(reward));
         }
-        // Only for sampled completions, since low entropy is the goal of supervised training.
+        // Entropy is checked only for sampled completions, since low entropy is the goal of supervised training.
         if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
             let known = self.entropies.len() >= COMPARED;
             if !known {

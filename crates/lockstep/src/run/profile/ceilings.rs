@@ -240,7 +240,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_measurement_counts_once_two_quiet_seconds_have_passed() {
+    fn a_measurement_counts_after_two_quiet_seconds() {
         let (mut quiet, machine) = quiet(0.1);
         quiet.begin(|| panic!("nothing is known of the two seconds before"));
         assert_eq!(steps(&mut quiet, &machine, 7), None);

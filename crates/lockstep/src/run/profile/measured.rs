@@ -179,7 +179,7 @@ impl Measured {
     pub(super) fn os(&mut self, before: &OsCounters, ctx: &Context) {
         let now = OsCounters::now();
         self.cpu_s += now.cpu_s - before.cpu_s;
-        // Seconds of threads that have ended are lost.
+        // The count loses the seconds of threads that have ended, so it may fall.
         self.waited_s = now.waited_s.zip(before.waited_s).map(|(now, before)| (now - before).max(0.0));
         self.threads = ctx.threads();
         self.cores = std::thread::available_parallelism().map_or(self.threads, usize::from);

@@ -182,7 +182,7 @@ fn reward_bound(m: &Measured) -> Option<String> {
     }
     let slowest = m.rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
     let of = slowest.map_or_else(String::new, |(name, s)| format!(", most of it for `{name}` ({s:.1} s)"));
-    // The number of workers that would keep the update busy. Workers generate and score.
+    // Computes how many workers, which generate and score, would keep the update busy.
     let update = m.stage("update") + m.stage("value update") + m.stage("reference");
     let made = m.stage("rollout") + m.stage("rewards");
     let workers = (made / update.max(f64::MIN_POSITIVE)).ceil().clamp(1.0, 64.0);

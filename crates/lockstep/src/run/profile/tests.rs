@@ -103,7 +103,7 @@ fn each_rule_can_hold_and_none_holds_for_a_fast_run() {
     only("small_batch", "has 3.0 sequences", |m| {
         m.counts.insert("decode_passes".into(), 3000.0);
     });
-    // If others have ended, a small number of sequences is reported as a tail.
+    // If the other completions have ended, a small number of sequences is reported as a tail.
     only("long_tail", "40 of 640 completions were decoded alone in 60 % of the decode steps", |m| {
         m.tail.alone = 600;
         m.counts.insert("decode_passes".into(), 3000.0);
@@ -135,7 +135,7 @@ fn each_rule_can_hold_and_none_holds_for_a_fast_run() {
 #[test]
 fn decode_steps_of_the_tail_follow_from_the_lengths() {
     let mut measured = Measured::default();
-    // The longest two of 32 completions are alone in 900 of 1000 steps.
+    // The longest two of 32 completions are alone in 897 of 997 steps.
     measured.lengths((0..32).map(|i| if i % 16 == 3 { 1000 - i } else { 100 - i }));
     assert_eq!(measured.tail, Tail { completions: 32, longest: 2, steps: 997, alone: 897 });
     measured.lengths([7, 7, 7].into_iter());

@@ -29,7 +29,7 @@ fn course(steps: &[Metrics<'_>]) -> Vec<(u64, String)> {
 /// Each condition holds by its metric, which is then missing for a while, and holds again. The gaps only delay the
 /// alarm, and a raised alarm does not end in a gap.
 #[test]
-fn a_missing_metric_neither_holds_nor_ends() {
+fn a_missing_metric_neither_raises_nor_ends_an_alarm() {
     let mut wrong = Vec::new();
     for (id, name, bad, good, patience) in [
         ("truncated", "completions/clipped_ratio", 1.0, 0.0, 3),
@@ -49,7 +49,7 @@ fn a_missing_metric_neither_holds_nor_ends() {
         steps.extend([none; 9]);
         steps.extend([good; 5]);
         let over = steps.len() as u64;
-        // Conditions on a generation's rewards are measured by the generation, too.
+        // Each generation also measures the conditions on its rewards, even if the metric is missing.
         let spread = id == "zero_variance";
         let expected = if spread { vec![] } else { vec![(raised, id.to_owned()), (over, format!("-{id}"))] };
         let found = course(&steps);
