@@ -19,7 +19,7 @@ impl BatchSource for AheadSource {
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
         let AheadSource(local) = self;
         next.note_published(now.policy.weights.version(), local.spec.config.max_staleness);
-        // The position in the data after the existing batches.
+        // Finds the position in the data after the existing batches.
         let (mut rows, mut first) = (data.clone(), next.next_group);
         for batch in &next.ahead {
             rows.next_batch();

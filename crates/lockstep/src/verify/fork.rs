@@ -64,7 +64,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let mut record = run.record.clone();
     record.starts = run.starts_of(*at).to_vec();
     if record.starts.is_empty() {
-        // A fork at the beginning also has the prompts of the first start.
+        // A fork at step 0 keeps the first start, which has the time with which prompts are rendered.
         record.starts.extend(run.record.starts.first().cloned());
     }
     write_atomically(&dir.record(), &record.to_bytes()?)?;

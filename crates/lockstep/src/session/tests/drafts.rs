@@ -62,7 +62,7 @@ fn keeping_or_losing_drafts_changes_no_bit() {
         match what {
             "kept" => {}
             "lost" => std::fs::remove_file(file).unwrap(),
-            // Texts from another time, truncated in the middle.
+            // The texts of the finished run, truncated in the middle.
             "others" => std::fs::write(file, &kept[..kept.len() * 2 / 3]).unwrap(),
             _ => std::fs::write(file, b"no words that anybody wrote").unwrap(),
         }

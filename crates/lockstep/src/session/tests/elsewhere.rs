@@ -43,7 +43,7 @@ impl Elsewhere {
     fn start(mut collector: Collector, seen: Seen) -> Elsewhere {
         let (jobs, work) = channel::<(Job, Sender<Answer>)>();
         std::thread::spawn(move || {
-            // Kept until the next weights arrive, so that the optimizer writes to another slot until then.
+            // Keeps the weights until the next ones arrive, so that the optimizer writes to another slot until then.
             let mut before = None;
             for (
                 Job { weights, prompts, num_generations, sampling, reward_weights, step, refuse_non_finite },
@@ -268,6 +268,6 @@ fn a_run_stopped_during_a_collection_elsewhere_resumes_to_the_same_bits() {
         assert_eq!((resumed.stop_reason, resumed.num_tokens), (StopReason::Completed, whole.num_tokens));
         same(whole.dir.root(), resumed.dir.root(), whole.step);
     }
-    // Stops in the first generation, in an evaluation, and in the second generation.
+    // The stops were in the first generation, in an evaluation, and in the second generation.
     assert!(steps.contains(&0) && steps.contains(&2), "{steps:?}");
 }

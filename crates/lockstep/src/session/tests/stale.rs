@@ -173,7 +173,7 @@ fn staleness_counts_a_batch_of_several_steps_once() {
 }
 
 #[test]
-fn lora_and_bf16_runs_sample_with_the_kth_batch_before() {
+fn lora_and_bf16_runs_sample_with_weights_k_batches_old() {
     proven(1, false, lora);
     proven(2, false, |config| {
         lora(config);
@@ -196,7 +196,7 @@ fn the_policy_scores_tokens_of_older_weights() {
 }
 
 #[test]
-fn other_algorithms_sample_with_the_kth_batch_before() {
+fn other_algorithms_sample_with_weights_k_batches_old() {
     proven(2, false, |config| (config.algorithm, config.beta) = (Algorithm::Rloo, 0.1));
     proven(1, false, |config| (config.algorithm, config.beta) = (Algorithm::ReinforcePlusPlus, 0.1));
     proven(2, false, ppo);
@@ -332,7 +332,7 @@ fn a_damaged_frontier_is_refused() {
     let bytes = std::fs::read(&file).unwrap();
     let message = |damaged: &[u8]| {
         std::fs::write(&file, damaged).unwrap();
-        // Without the list of files, which would report the damage first.
+        // Removes the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));
         let error = Run::resume(Purpose::Grpo, &checkpoint, options(&config, false)).err().expect("refused");
         format!("{error:#}")

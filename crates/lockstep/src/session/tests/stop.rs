@@ -164,7 +164,7 @@ fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
         adap_kl_ctrl: true,
         kl_coef: 0.3,
         logging_steps: 1,
-        // The saved state is from after the stop, not from the step before.
+        // No checkpoint is due during the run, so the saved state is from after the stop.
         save_steps: 100,
         ..small()
     };

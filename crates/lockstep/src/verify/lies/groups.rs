@@ -163,7 +163,7 @@ fn a_group_recorded_twice_or_out_of_order_is_reported() {
     write(&path, &good);
     proven(&root, "the record as it was");
 
-    // The index, from which lists are printed without reading the groups.
+    // Changes the index, from which lists are printed without reading the groups.
     let index = root.join("rollouts.idx");
     let bytes = fs::read(&index).unwrap();
     // An entry has group, step, hash of the prompt, reward, its deviation, completions and tokens. An index with a

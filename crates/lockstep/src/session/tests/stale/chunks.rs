@@ -154,7 +154,7 @@ fn a_damaged_frontier_is_refused() {
     flipped[bytes.len() / 2] ^= 1;
     for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "truncated"), (&[], "2 batches")] {
         std::fs::write(&file, damaged).unwrap();
-        // Without the list of files, which would report the damage first.
+        // Removes the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));
         let error = Run::resume(Purpose::Grpo, &checkpoint, options(&config, false)).err().expect("refused");
         let message = format!("{error:#}");

@@ -70,7 +70,7 @@ fn callbacks_of_every_kind_end_the_run() {
         ("log", sft().on_log(move |log| at(log.step == 2)), 2),
         ("event of a step", event(|event| matches!(event, RunEvent::Step(4))), 4),
         ("event of a log", event(|event| matches!(event, RunEvent::Log(log) if log.get("loss").is_some())), 1),
-        // The checkpoint is complete before the next step, which ends the run.
+        // The checkpoint of step 2 is complete only when step 3 is prepared, so step 3 is the last.
         ("checkpoint", sft().on_checkpoint(move |step, _| at(step == 2)), 3),
         ("event of a checkpoint", event(|event| matches!(event, RunEvent::Checkpoint(2, _))), 3),
     ] {

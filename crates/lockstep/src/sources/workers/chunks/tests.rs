@@ -55,7 +55,7 @@ fn chunks_of_a_group_become_jobs_with_their_versions() {
         let job = on.job(name(7, chunk), &whole(7), so_far.clone()).unwrap();
         assert_eq!(job, GroupJob { updates: Updates(updates), until, so_far: so_far.clone(), ..whole(7) });
     }
-    // The chunks of batch 2 need the versions 0, which was not published, 1 and 2.
+    // The chunks of batch 2 need the versions 0, 1 and 2. Version 0 was not published.
     assert!(on.job(name(4, 0), &whole(4), Vec::new()).is_none() && on.job(name(4, 1), &whole(4), Vec::new()).is_some());
     // The next version drops versions that no batch needs: the current version needs the two before it.
     on.published(Version(4), Updates(40));
@@ -126,7 +126,8 @@ fn each_chunk_must_continue_the_answer_before() {
     assert_eq!((refused(true), refused(false).as_deref()), (None, Some(words)));
     let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
     assert!(format!("{broken:#}").starts_with("worker w's answer to the job 000007.0: "), "{broken:#}");
-    // With weights from before this learner's start, the answer is accepted and continues itself.
+    // The weights of this answer were published before this learner started. Its job is then taken to continue the
+    // answer's own completions.
     let believed = chunks(true).chain(&whole(7), &[&second]).unwrap();
     assert_eq!(
         (believed[0].job.until, believed[0].job.so_far.clone()),
