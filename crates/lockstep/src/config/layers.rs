@@ -219,7 +219,8 @@ impl Resolved {
         Ok(())
     }
 
-    /// The key of this name. `None`, with a note, for a TRL key without a meaning here; an error for any other name.
+    /// The key `name`. If it is a TRL key without effect here, adds a note and returns `None`. Any other name is an
+    /// error.
     fn find(&mut self, name: &str, value: &Value, place: &str) -> anyhow::Result<Option<&'static Key>> {
         if let Some(key) = Config::key(name) {
             return Ok(Some(key));

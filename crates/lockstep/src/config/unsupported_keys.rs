@@ -1,5 +1,5 @@
 //! Keys of TRL and of transformers' TrainingArguments that this program does not have, listed in
-//! `unsupported_keys.toml`. Keys without a meaning here are accepted, with a note. Keys of a missing feature are
+//! `unsupported_keys.toml`. Keys that have no effect here are accepted, with a note. Keys of a missing feature are
 //! errors, unless their value switches the feature off. A test proves that every field of TRL's configuration classes
 //! (GRPO, RLOO, SFT, DPO, Reward, Model, Script) is either one of this program's configuration keys or in this list.
 

@@ -89,7 +89,7 @@ pub fn score(
 ) -> anyhow::Result<Vec<GivenScores>> {
     let place = |name: &String| {
         let found = rewards.iter().position(|reward| reward.name() == name && reward.scores_by_group());
-        found.with_context(|| format!("this worker has no reward `{name}` that scores a group by itself"))
+        found.with_context(|| format!("this worker has no reward `{name}` that scores each group separately"))
     };
     let asked = job.rewards.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
     let prompts = Prompts::from([(job.group, Arc::new(job.prompt.clone()))]);

@@ -102,8 +102,8 @@ fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
 }
 
 /// The configuration with which `run` is resumed: the file in `layers`, or else the run's own `config.toml`, overridden
-/// by the other settings in `layers`. A change of a fixed key is an error. The returned texts describe changes that the
-/// user should know about.
+/// by the other settings in `layers`. A change of a fixed key is an error. The returned messages describe changes that
+/// the user should know about.
 pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved, Vec<String>)> {
     let began = Layers { purpose: layers.purpose, file: Some(run.config()), ..Layers::default() }.resolve()?;
     let now = Layers { file: layers.file.clone().or(Some(run.config())), ..layers }.resolve()?;

@@ -50,9 +50,10 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// Additional values for the chat template, for example { enable_thinking = false }.
     chat_template_kwargs: Map<String, Json> = Map::new() => TRL;
     /// The columns of a prompt's row that are passed to the chat template: tools (a list of JSON schemas) and
-    /// chat_template_kwargs (values that override those of the key). Rewards can read both columns, too. TRL's trainers
-    /// that generate completions pass neither column; [] does the same. Runs from versions without this key resume with
-    /// []. Supervised fine-tuning, preference pairs and reward models always pass both, as in TRL.
+    /// chat_template_kwargs (values that override those of the key chat_template_kwargs). Rewards can read both
+    /// columns, too. TRL's trainers that generate completions pass neither column; [] does the same. Runs from versions
+    /// without this key resume with []. Supervised fine-tuning, preference pairs and reward models always pass both, as
+    /// in TRL.
     template_columns: Vec<String> = TEMPLATE_COLUMNS.map(str::to_owned).to_vec() => OURS.read_by(ONLINE);
 } } } }
 pub(in crate::config) use data_keys;

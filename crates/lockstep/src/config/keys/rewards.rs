@@ -18,8 +18,8 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Remove special tokens from the completions that rewards read and logs show, as TRL does. False keeps them,
     /// except end and padding tokens: for models whose think or answer tags are special tokens.
     skip_special_tokens: bool = true => OURS.read_by(ONLINE).on_resume(Warn);
-    /// Give a reward model a text prompt and its completion as in its training, with the tokenizer's special tokens and
-    /// the end token. False: the text alone, as in TRL. Conversations always use the chat template.
+    /// Encode a text prompt and its completion as in the reward model's training, with the tokenizer's special tokens
+    /// and the end token. False: the text alone, as in TRL. Conversations always use the chat template.
     reward_model_end_token: bool = false => OURS.read_by(ONLINE).on_resume(Warn);
     /// What a run does if a reward no longer scores: write a checkpoint and end with the error, or continue without
     /// this reward.

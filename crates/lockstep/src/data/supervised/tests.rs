@@ -40,7 +40,7 @@ fn learned_tokens_of_texts_and_conversations_are_marked() {
     assert_eq!(show(ALL, talk.clone(), Value::Null), "UX.!AY.!");
     assert_eq!(show(assistant, talk.clone(), Value::Null), "ux.aY.!");
     // If the row has a completion, only the completion's assistant tokens are learned; if the prompt is learned too,
-    // those of both.
+    // the assistant tokens of both are.
     assert_eq!(show(assistant, talk.clone(), more.clone()), "ux.ay.uz.aW.!");
     assert_eq!(show(Learned { assistant_only: true, ..everything }, talk, more), "ux.aY.!uz.aW.!");
     let refused = shown(assistant, json!("ab"), Value::Null, json!({})).unwrap_err().to_string();

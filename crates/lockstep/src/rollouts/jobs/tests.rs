@@ -29,7 +29,7 @@ impl Reward for Whole {
     }
 }
 
-/// A reward that scores a group by itself, with the length of the completion times `factor`.
+/// A reward that scores each group separately: a completion's score is its length times `factor`.
 fn length(name: &str, factor: f64) -> Box<dyn Reward> {
     Box::new(FunctionReward::new(name, move |input| Some(factor * input.completion_ids().len() as f64)))
 }
@@ -180,7 +180,7 @@ fn a_worker_scores_with_the_rewards_that_its_job_names() {
     assert_eq!(scored(&job, &stop).unwrap(), expected);
     for name in ["whole", "other"] {
         let error = scored(&GroupJob { rewards: vec![name.into()], ..job.clone() }, &stop).unwrap_err();
-        assert_eq!(error.to_string(), format!("this worker has no reward `{name}` that scores a group by itself"));
+        assert_eq!(error.to_string(), format!("this worker has no reward `{name}` that scores each group separately"));
     }
     stop.request();
     assert!(scored(&job, &stop).is_err(), "scores after a stop request may be wrong");

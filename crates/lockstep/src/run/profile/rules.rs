@@ -9,7 +9,7 @@ use kernels::mean::over;
 /// A rule of the profile.
 pub struct Rule {
     pub id: &'static str,
-    /// The meaning of the finding, as one sentence for the user.
+    /// One sentence for the user that describes the finding.
     pub says: &'static str,
     pub remedy: &'static str,
     /// Returns the evidence if the rule holds on these measurements.
@@ -189,7 +189,7 @@ fn reward_bound(m: &Measured) -> Option<String> {
     let waited = m.stage("rewards");
     let share = percent(share);
     Some(format!(
-        "{waited:.1} of {:.1} s ({share}) were spent waiting for rewards{of}; {workers} workers would overlap this.",
+        "{waited:.1} of {:.1} s ({share}) were spent waiting for rewards{of}; {workers} workers would avoid this wait.",
         m.seconds
     ))
 }
@@ -305,7 +305,7 @@ fn evaluation_bound(m: &Measured) -> Option<String> {
     let evaluation = m.stage("evaluation");
     let share = evaluation / (evaluation + m.seconds).max(f64::MIN_POSITIVE);
     (share >= EVALUATING && evaluation >= LEAST_S)
-        .then(|| format!("{evaluation:.1} s of evaluations, and {:.1} s of steps.", m.seconds))
+        .then(|| format!("Evaluations took {evaluation:.1} s, and steps took {:.1} s.", m.seconds))
 }
 
 fn oversubscribed(m: &Measured) -> Option<String> {

@@ -120,7 +120,7 @@ fn each_rule_can_hold_and_none_holds_for_a_fast_run() {
         stage(m, "checkpoint").seconds = 20.0;
         stage(m, "update").seconds = 22.0;
     });
-    only("evaluation_bound", "100.0 s of evaluations", |m| stage(m, "evaluation").seconds = 100.0);
+    only("evaluation_bound", "Evaluations took 100.0 s", |m| stage(m, "evaluation").seconds = 100.0);
     only("oversubscribed", "8 threads on 2 cores waited 60.0 s", |m| (m.threads, m.waited_s) = (8, Some(60.0)));
     only("cores_shared", "waited 60.0 s for a core, and computed 195.0 s", |m| m.waited_s = Some(60.0));
     assert_eq!(found(|m| m.waited_s = None), []);

@@ -93,8 +93,8 @@ impl RowsState {
         Ok((began != *self).then(|| {
             format!(
                 "{name}: the tokens of the rows have changed since the run began: the tokenizer, the chat template or \
-                 a key that affects them has changed. The run continues with the new tokens; restore the old files for \
-                 the old tokens"
+                 a key that affects them has changed. The run continues with the new tokens; restore the old files to \
+                 keep the old tokens"
             )
         }))
     }
