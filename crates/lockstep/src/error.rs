@@ -66,7 +66,8 @@ pub fn paragraph(error: &anyhow::Error) -> String {
     telemetry::visible(&one_line(&text)).into_owned()
 }
 
-/// If `cause` is a failed allocation: the configuration keys that lower the memory of the part that failed.
+/// The configuration keys that lower the memory of the part whose allocation failed; `None` if `cause` is another
+/// error.
 fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     // The other crates' errors wrap the kernel's out-of-memory error.
     let model_part = |error: &'_ model::Error| match error {

@@ -75,8 +75,8 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
     Ok(all)
 }
 
-/// If the variable must name a configuration key: the part of its name after `LOCKSTEP_`. An empty variable is treated
-/// as unset.
+/// The part of the variable's name after `LOCKSTEP_`, if it must be the name of a configuration key. An empty variable
+/// is treated as unset.
 fn key_of_variable<'a>(variable: &'a str, text: &str) -> Option<&'a str> {
     let name = variable.trim_start_matches("LOCKSTEP_");
     let for_tests = name.starts_with("TEST_") || name.starts_with("EMULATOR_");

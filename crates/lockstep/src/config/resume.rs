@@ -15,8 +15,8 @@ fn line(key: &Key, began: &Config, now: &Config) -> String {
     format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now))
 }
 
-/// Restores in `config` the old values recorded by these lines of [`changes`], the last line first, for keys that
-/// affect the weights' bits. Returns an error for a line that cannot be parsed.
+/// Restores old values in `config` from these lines of [`changes`], the last line first. Only keys that affect the
+/// weights' bits are restored. Returns an error for a line that cannot be parsed.
 pub(crate) fn undo(config: &mut Config, changes: &[&str]) -> Result<(), String> {
     for change in changes.iter().rev() {
         let Some((name, values)) = change.split_once(" was ") else { continue };

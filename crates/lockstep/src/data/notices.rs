@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use telemetry::Sinks;
 
-/// Counts of rows, each with the first row counted.
+/// Numbers of rows of each kind, each with a description of the first such row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Notices {
     /// The name of the dataset.

@@ -43,8 +43,8 @@ impl LearnedRow {
 }
 
 impl Learned {
-    /// The token ids of a row, each with whether it is learned: TRL's `input_ids` and `labels`. (The first token is
-    /// never learned, even if it is marked, because nothing predicts it.)
+    /// The token ids of a row, and for each id whether it is learned: TRL's `input_ids` and `labels`. (The first token
+    /// is never learned, even if it is marked, because nothing predicts it.)
     pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         if example.columns.contains_key(INPUT_IDS) {
             return self.id_row(&example.columns, encoder.tokenizer.vocab_size());

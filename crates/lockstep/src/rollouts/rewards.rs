@@ -27,7 +27,8 @@ pub enum Owner {
     Caller,
 }
 
-/// Builds the configured reward functions, and checks everything that takes no memory.
+/// Builds the configured reward functions without the weights of reward models, and checks everything that does not
+/// need these weights.
 ///
 /// `injected` are functions of the calling program; the configuration refers to them as `function:NAME`. Once `stop` is
 /// set, this function no longer waits for reward programs to start.

@@ -253,7 +253,8 @@ mod tests {
         assert!(killed.contains(&format!("process {pid} on")), "{killed}");
     }
 
-    /// The writer of a run, by lock and text. Process numbers of other containers belong to other processes here.
+    /// The writer of a run for each combination of lock and text. The number of a process in another container belongs
+    /// to a different process here.
     #[test]
     fn the_lock_decides_whether_a_run_is_written_not_the_process_number() {
         let here = Locks::system().this_process();

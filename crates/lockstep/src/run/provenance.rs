@@ -248,7 +248,7 @@ pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Resu
     check_prompt_files(dir, recorded, &hashes_of(files.prompt_files()))
 }
 
-/// Refuses a file that affects prompts if its hash differs from the record, it is missing, or it did not exist.
+/// Refuses a file that affects prompts if, compared with the record, it has changed, is missing, or is new.
 fn check_prompt_files(dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> anyhow::Result<()> {
     check_unchanged("model", dir, recorded, found)?;
     let is_in = |files: &[FileHash], file: &FileHash| files.iter().any(|other| other.name == file.name);
@@ -308,7 +308,7 @@ pub fn other_build(run: &RunDir) -> Option<String> {
     }
 }
 
-/// Refuses to resume a run of another subcommand, because its checkpoints have a different meaning.
+/// Refuses to resume a run of another subcommand, because its checkpoints have a different kind of state.
 pub fn check_command(run: &RunDir, command: &str) -> anyhow::Result<()> {
     match RunRecord::read(&run.record()) {
         Ok(record) if !record.kind.is_empty() && record.kind != command => Err(BadInput::new(format!(

@@ -37,7 +37,7 @@ pub struct Group {
     /// The weight of each reward function.
     pub reward_weights: Vec<f64>,
     /// The reasons why completions have no score, as JSON objects with `reward`, `kind`, `message`, `rows`, `fatal`,
-    /// `example` (or null), and `completions`, the indices in the group of the completions concerned.
+    /// `example` (or null), and `completions`, the indices of these completions in the group.
     pub problems: Vec<Value>,
     /// The completions of the prompt.
     pub completions: Vec<Completion>,

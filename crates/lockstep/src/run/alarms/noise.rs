@@ -5,7 +5,7 @@
 //! Score and feature are centred by their group's means and multiplied. If the reward does not depend on the text, the
 //! sum of these products over all completions is 0 apart from chance: divided by its standard deviation under random
 //! scores within groups, it is a standard normal number. If the reward depends on the text, that number soon becomes
-//! large for at least one feature. The thresholds are elsewhere.
+//! large for at least one feature. The alarm's thresholds are in `mod.rs` and `conditions.rs`.
 
 use super::repetition::repetition;
 use crate::rollouts::{Rollouts, ScoredCompletion};

@@ -1,5 +1,5 @@
-//! Extracts the input of the alarms from a generation: properties of its rewards and completions. The thresholds are
-//! elsewhere.
+//! Extracts the input of the alarms from a generation: properties of its rewards and completions. The alarms'
+//! thresholds are in `conditions.rs`.
 
 use super::noise::Portion;
 use super::repetition::repetition;

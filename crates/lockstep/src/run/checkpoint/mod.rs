@@ -215,7 +215,8 @@ pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Renames a checkpoint back if it was moved aside for a newer one of the same step that was never completed.
+/// Renames a checkpoint back if it was moved aside for a newer checkpoint of the same step, and the newer one was never
+/// completed.
 pub fn put_back(run: &RunDir) -> anyhow::Result<()> {
     for (name, path) in unfinished(run) {
         if let Some(original) = name.strip_suffix(".old").map(|name| run.checkpoints().join(name))
