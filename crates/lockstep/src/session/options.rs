@@ -132,14 +132,14 @@ impl RunOptions {
         self
     }
 
-    /// Moves the collector to another thread or process by `place`.
+    /// Moves the collector to another thread or process with `place`.
     #[cfg(test)]
     pub(crate) fn collect_with(mut self, place: PlaceCollector) -> Self {
         self.injected.collect_with = Some(place);
         self
     }
 
-    /// Trains on the batches of the source that `wrap` returns for the run's own source.
+    /// Replaces the run's source of batches by the source that `wrap` makes from it.
     #[cfg(test)]
     pub(crate) fn wrap_source(
         mut self,
@@ -193,8 +193,8 @@ impl RunOptions {
         self
     }
 
-    /// Marks the run as a profile of where its time goes. The machine's speed is measured at its end, and findings are
-    /// reported, even if the run is short.
+    /// Declares that the purpose of the run is to measure where its time goes. The machine's speed is measured at its
+    /// end, and findings are reported, even if the run is short.
     pub fn profiled(mut self) -> Self {
         self.injected.profiled = true;
         self

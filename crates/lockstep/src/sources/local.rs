@@ -62,7 +62,7 @@ impl LocalSource {
 
 impl BatchSource for LocalSource {
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
-        // The rows of an earlier batch, or of an earlier attempt, are obsolete.
+        // The activations of an earlier batch, or of an earlier attempt, are obsolete.
         self.activations.iter().for_each(|activations| activations.lock().clear());
         let collected = self.more(next, &data.next_batch(), now)?;
         Ok(Batch::Generated { collected, sampled_by: now.lineage, metrics: Vec::new() })

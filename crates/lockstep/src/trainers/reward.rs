@@ -62,7 +62,7 @@ impl Offline for RewardModel {
         Some(format!("{} to learn from{held_out}", counted(train, "pair")))
     }
 
-    /// Metrics of how the model ranks held-out pairs: the loss, TRL's training metrics, and the calibration of its
+    /// Metrics of the model's ranking of held-out pairs: the loss, TRL's training metrics, and the calibration of its
     /// probabilities.
     fn evaluate(
         config: &Config,

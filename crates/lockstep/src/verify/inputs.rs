@@ -83,8 +83,8 @@ impl RecordedRun {
         &self.resolved.config
     }
 
-    /// The configuration for the replay of an interval, without everything that does not affect the bits of the
-    /// weights.
+    /// The configuration for the replay of an interval, without evaluations, checkpoints and logs, on which no bit of
+    /// the weights depends.
     pub fn replay_config(&self, interval: Interval) -> anyhow::Result<Resolved> {
         let mut resolved = self.resolved_of(interval)?;
         let config = &mut resolved.config;

@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use std::io::{ErrorKind, Result};
 use std::path::Path;
 
-/// The first group in the file `updates` that occurs twice, or does not match the recorded group with its number: token
-/// by token, with one log-probability per token and nothing else. Groups of steps that were not recorded are skipped.
+/// The first group in the file `updates` that occurs twice, or does not match the recorded group with its number. A
+/// group matches if it has the same tokens, one log-probability per token, and nothing else. Groups of steps that were
+/// not recorded are skipped.
 pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>> {
     let file = match GroupFile::open(updates) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

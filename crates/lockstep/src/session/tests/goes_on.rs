@@ -1,5 +1,6 @@
-//! Runs with workers that are stopped, or have done all steps, and continue: with various configurations, stops, and
-//! processes that did the steps before. A stop leaves a checkpoint of the last step. Learner and workers are threads.
+//! Runs with workers that continue after a stop or after their last step. The tests vary the configuration, the time of
+//! the stop, and whether workers or a single process did the steps before. A stop leaves a checkpoint of the last step.
+//! Learner and workers are threads.
 
 use super::super::worker::{WorkerOptions, work};
 use super::{config, directory, rows};

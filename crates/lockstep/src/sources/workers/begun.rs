@@ -1,4 +1,4 @@
-//! Converts batches that workers generate in chunks, between two chunks, to the form in checkpoints and back.
+//! Converts a batch that workers generate in chunks, between two of its chunks, to its form in checkpoints and back.
 
 use super::learner::Arrived;
 use super::source::WorkerSource;

@@ -57,7 +57,7 @@ impl<T> Parts<T> {
         let weights = trained_weights(builder, source, model)?;
         let whole = activations::whole(config, inputs);
         let kept_rows = if activations::refusal(builder, inputs).is_some() { 0 } else { inputs.kept_rows.min(whole) };
-        // Later steps on a generation need forward passes.
+        // Only the first step on a generation can use kept activations. Later steps need forward passes.
         let keeps = kept_rows == whole && completions == step.completions && config.passes() == 1;
         let mut trainer = builder.trainer("training", model, config.objective(), step, keeps)?;
         let own = own(builder, inputs, LargestWork { step, generation })?;
