@@ -52,8 +52,8 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     workers: Vec<Map<String, Json>> = Vec::new() => OURS.read_by(ONLINE).on_resume(Free);
     /// Distributed runs: if this many workers in a row fail on the same job, the run ends.
     max_failures_per_job: usize = 3 => OURS.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE).on_resume(Free);
-    /// Distributed runs: the same limit for workers that vanish (kill -9, out of memory) while this is their only job.
-    /// The limit is higher, since the job may not be the cause.
+    /// Distributed runs: like max_failures_per_job, for workers that vanish (kill -9, out of memory) while this is
+    /// their only job. The limit is higher, since the job may not be the cause.
     max_kills_per_job: usize = 30 => OURS.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE).on_resume(Free);
     /// Distributed runs: among groups sampled with older weights, the share whose log-probabilities the learner
     /// recomputes before it overwrites these weights. async/logp_mismatch_tokens counts the tokens that differ, and

@@ -29,7 +29,7 @@ pub(super) fn model_file_name(name: &str) -> String {
     format!("model-{}", name.bytes().map(escaped).collect::<String>())
 }
 
-/// The URL name of the weights with a version number.
+/// The URL name of the weights with the version `number`.
 pub(super) fn slot_name(number: u64) -> String {
     format!("slot-{number}")
 }
