@@ -64,7 +64,7 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// `n` standard normal random numbers of seed `seed`.
+/// `n` standard normal random numbers from the seed `seed`.
 pub fn normal<T: Float>(seed: u64, n: usize) -> Vec<T> {
     let mut stream = Stream::new(0x6c6f_636b, seed);
     (0..n).map(|_| T::of(stream.next_normal())).collect()
@@ -101,7 +101,7 @@ pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64
 }
 
 /// Runs `f` on a thread that flushes denormals to zero. Other libraries may leave the caller's thread in this state,
-/// and the results of kernels must not change.
+/// which must not change the results of kernels.
 pub fn with_flush_to_zero<T>(f: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]
     let _restored = {

@@ -59,7 +59,7 @@ impl Context {
         Context::of(cuda)
     }
 
-    /// Opens the device for code that chose the number of threads itself. Panics on failure.
+    /// Opens the device for a caller that chose the number of threads. Panics on failure.
     fn given(device: Device, isa: Isa, threads: usize) -> Context {
         Context::on(device, isa, threads).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -178,7 +178,7 @@ impl Context {
         &self.memory
     }
 
-    /// The backend, by which an operation chooses its implementation.
+    /// The backend, which determines the implementation of an operation.
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
     }

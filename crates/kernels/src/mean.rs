@@ -24,13 +24,13 @@ impl Mean {
         self.count += count;
     }
 
-    /// The mean; `None` without a value.
+    /// The mean; `None` if no value was added.
     pub fn get(&self) -> Option<f64> {
         over(self.sum, self.count)
     }
 }
 
-/// The mean of values, summed in their order; `None` without a value.
+/// The mean of values, summed in their order; `None` if there are no values.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     // The sum starts at -0.0, as in `Iterator::sum`, because 0.0 + -0.0 would lose the sign.
     let (sum, count) = values.into_iter().fold((-0.0, 0), |(sum, count), value| (sum + value, count + 1));

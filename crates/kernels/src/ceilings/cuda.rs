@@ -8,7 +8,7 @@ use crate::{Device, Result};
 use std::time::{Duration, Instant};
 
 const SOURCE: Source = source!("ceilings");
-/// Threads of a block and chains of multiply-adds of a thread, as in `ceilings.cu`.
+/// Threads per block, and chains of multiply-adds per thread, as in `ceilings.cu`.
 const THREADS: u32 = 256;
 const CHAINS: f64 = 8.0;
 

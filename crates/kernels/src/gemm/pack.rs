@@ -56,7 +56,7 @@ impl Matmul<'_> {
         let panel = depth.len().next_multiple_of(PANEL) * PANEL;
         for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
             let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
-            // `depth` starts at a multiple of 32, which is a panel of the weight.
+            // `depth` starts at a multiple of 32, so at the start of a panel of the weight.
             for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL * PANEL)) {
                 let from = &data[(source * self.n + columns.start) * PANEL..(source * self.n + columns.end) * PANEL];
                 transpose::<V, E>(from, to);

@@ -78,8 +78,8 @@ impl Matmul<'_> {
         (to.as_ptr(), pitch)
     }
 
-    /// Packs the rows `depth` of a row-major right operand into words; `depth.start` is even. `to` are the panels from
-    /// `first` on, `[⌈rows/2⌉][32]` words each.
+    /// Packs the rows `depth` of a row-major right operand into words; `depth.start` is even. `to` contains the panels
+    /// from `first` on, `[⌈rows/2⌉][32]` words each.
     #[inline(always)]
     pub(super) fn zip<V: Simd>(&self, depth: Range<usize>, first: usize, to: &mut [&mut [f32]]) {
         let columns = first * PANEL..self.n.min((first + to.len()) * PANEL);

@@ -12,16 +12,16 @@ use std::ops::Range;
 /// Maximum number of rows in a task. Their packed block of about 1 MiB just fits into the second-level cache. With more
 /// rows, the right operand is packed and read less often.
 const ROWS: usize = 480;
-/// Number of tasks per thread: several, so that a preempted thread delays the others only a little.
+/// Number of tasks per thread. There are several, so that a preempted thread delays the others only a little.
 const TASKS_PER_THREAD: usize = 4;
-/// Maximum number of elements of a right operand (2 MiB in f32) that is so small that every thread may read all of it.
+/// Maximum number of elements of a small right operand (2 MiB in f32). Every thread may read all of a small operand.
 const SMALL: usize = 1 << 19;
 /// Range of rows per thread in which every thread reads all of a small weight for its own rows. With fewer rows, a
 /// thread would spend more time waiting for the weight than multiplying.
 const OWN_ROWS: Range<usize> = 8..65;
-/// Used if each task computes all panels for a block of rows, so that no task reads rows packed by another core (which
-/// would take longer than packing them): the number of blocks per thread, and the minimum number of rows for which
-/// packing the panels pays off.
+/// The number of blocks per thread, and the minimum number of rows for which packing the panels pays off, if each task
+/// computes all panels for a block of rows. Such a task reads no rows packed by another core, which would take longer
+/// than packing them.
 const BLOCKS_OF_THREAD: usize = 3;
 const ROWS_OF_BLOCK: usize = 64;
 /// Minimum number of multiply-adds in a task that is worth handing to another thread.

@@ -67,7 +67,7 @@ impl Matmul<'_> {
         let (data, at, pitch, jump) = match self.right {
             Right::Panels(data) => (data, (panel * self.depth + depth.start) * PANEL, PANEL, PANEL * PANEL),
             Right::Transposed(data) => {
-                // `depth` starts at a multiple of 32, which is a panel of the weight.
+                // `depth` starts at a multiple of 32, so at the start of a panel of the weight.
                 (data, (depth.start * self.n) + panel * PANEL * PANEL, PANEL, self.n * PANEL)
             }
             Right::Rows(data, stride) => (data, depth.start * stride + panel * PANEL, stride, stride * PANEL),

@@ -39,8 +39,8 @@ const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
 /// Minimum number of multiply-adds for which packing ahead is worth a parallel region.
 const MIN_MULTIPLY_ADDS: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 
-/// Numbers of packed elements of rows, without AMX tiles. Below `LEAST_SHARED`, a thread packs the elements faster than
-/// it fetches them from the core that packed them. At most `MOST_SHARED` are packed at once.
+/// Limits on the number of elements in packed rows, without AMX tiles. Below `LEAST_SHARED`, a thread packs the
+/// elements faster than it fetches them from the core that packed them. At most `MOST_SHARED` are packed at once.
 const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 const MOST_SHARED: usize = 1 << 22;
 

@@ -29,7 +29,7 @@ const SPAN: usize = if cfg!(test) { 1 << 10 } else { 1 << 16 };
 const STEPS: usize = 8 * LANES;
 /// Number of panels of the weight by which prefetching runs ahead of the multiply-adds.
 const PANELS_AHEAD: usize = 2;
-/// Number of tasks per thread: several, so that threads finish at about the same time.
+/// Number of tasks per thread. There are several, so that threads finish at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Tasks that compute the outputs of one span of the depth, each a group of columns.

@@ -26,7 +26,7 @@ pub(super) enum Storage {
         at: Address,
         mirror: Mirror,
     },
-    /// Memory of this device whose allocation failed.
+    /// A failed allocation on this device.
     Refused(Device),
 }
 
@@ -256,8 +256,8 @@ impl Buffer {
         }
     }
 
-    /// Lets `write` change some of elements `range`. If the host cannot access the device's memory, they are copied to
-    /// the host and back.
+    /// Lets `write` change some of the elements `range`. If the host cannot access the device's memory, they are copied
+    /// to the host and back.
     ///
     /// # Safety
     /// Same as for [`Buffer::upload`].

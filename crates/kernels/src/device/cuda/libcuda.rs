@@ -1,5 +1,5 @@
-//! An NVIDIA GPU, through NVIDIA's driver library (libcuda). This has not run on a GPU yet (docs/cuda.md): the tests
-//! use a library that has the driver's functions and computes nothing.
+//! An NVIDIA GPU, through NVIDIA's driver library (libcuda). This code has not run on a GPU yet (docs/cuda.md): the
+//! tests use a fake library, which has the driver's functions but computes nothing.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::library::{functions, open};
@@ -142,7 +142,7 @@ unsafe impl Sync for LibCuda {}
 pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
     let functions = Functions::get()?;
     let (nvrtc, shipped) = (Nvrtc::get(), sources::shipped());
-    // A machine with a driver but no compiler must report this error before it loads a model.
+    // If a machine has the driver but no compiler, this must be reported before a model is loaded.
     if shipped.is_empty() {
         nvrtc.clone()?;
     }

@@ -121,7 +121,7 @@ impl Operands {
         operands
     }
 
-    /// Compares the device's results `got` with the formula. Any NaN equals any other.
+    /// Compares the device's results `got` with the formula. All NaNs count as equal.
     fn judge(&self, family: Family, got: &[f32], report: &mut Report) {
         for (i, (&got, &c)) in got.iter().zip(&self.c).enumerate() {
             let (a, b) = (&self.a[i / COLUMNS * DEPTH..][..DEPTH], &self.b[i % COLUMNS * DEPTH..][..DEPTH]);

@@ -1,7 +1,7 @@
 //! The formula of tensor cores, by family. It gives the bits of `mma.sync` with f16 or bf16 factors and f32 sums.
 //!
 //! NVIDIA does not document the rounding. The formula comes from published measurements: MMA-Sim (Xie et al., arXiv
-//! 2511.10909, whose code gives the exponent of zeros), which agrees with "Numerical behavior of NVIDIA tensor cores"
+//! 2511.10909; its code gives the exponent of zeros). MMA-Sim agrees with "Numerical behavior of NVIDIA tensor cores"
 //! (Fasi et al., PeerJ CS 2021) on V100, T4 and A100, and with "Accurate Models of NVIDIA Tensor Cores" (Khattak and
 //! Mikaitis, arXiv 2512.07004) on the widths of V100 to B200. One step adds `depth` products to the sum c at once:
 //!

@@ -20,7 +20,7 @@ mod self_test;
 mod stream;
 pub(crate) mod tensor_core;
 
-/// The emulator with this schedule. Without a C++ compiler: `None` and a printed line, or an error in CI.
+/// The emulator with this schedule. Without a C++ compiler, prints a line and returns `None`, or fails in CI.
 pub(crate) fn emulated(schedule: u32) -> Option<Cuda> {
     emulated_with(|driver| driver.schedule = schedule)
 }
@@ -76,7 +76,7 @@ pub(crate) fn with_tensor_cores(schedule: u32) -> Vec<(Cuda, Family)> {
     all.into_iter().flatten().collect()
 }
 
-/// Contexts for tests in f32: every instruction set with each of these numbers of threads, and the emulator.
+/// Contexts for tests in f32: every instruction set with each of these thread counts, and the emulator.
 pub(crate) fn contexts(threads: &[usize]) -> Vec<Context> {
     let on_cpu = Isa::present().into_iter().flat_map(|isa| threads.iter().map(move |&n| Context::cpu(isa, n)));
     on_cpu.chain(emulated(0).map(Context::cuda)).collect()
@@ -92,10 +92,10 @@ pub(crate) fn full() -> bool {
     std::env::var_os("LOCKSTEP_EMULATOR_FULL").is_some_and(|value| !value.is_empty())
 }
 
-/// The results of an operation, by name, as bits.
+/// The results of an operation: the bits of each tensor, by name.
 pub(crate) type Results = Vec<(&'static str, Vec<u32>)>;
 
-/// The [`Results`] of these tensors, under the test's names for them.
+/// The [`Results`] of these tensors, named by the test's expressions.
 macro_rules! results {
     ($($tensor:expr),* $(,)?) => {
         vec![$((stringify!($tensor), $tensor.to_vec_f32().into_iter().map(f32::to_bits).collect::<Vec<u32>>())),*]
@@ -104,7 +104,8 @@ macro_rules! results {
 pub(crate) use results;
 
 /// Checks that `run` gives the same bits on the CPU and on the emulator (or on the GPU that `LOCKSTEP_DEVICE` names),
-/// for each of `cases`. All cases are tried; the failure lists the cases that differ, each with its first difference.
+/// for each of `cases`. All cases are tried; the failure message lists the cases that differ, each with its first
+/// difference.
 #[track_caller]
 pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C, &Context) -> crate::Result<Results>) {
     let mut wrong = Vec::new();
@@ -130,8 +131,8 @@ pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C
     assert!(wrong.is_empty(), "bits differ from the CPU's:\n{}", wrong.join("\n"));
 }
 
-/// The first element in which the results differ, and the number of such elements. Any NaN equals any other, because
-/// the processor decides which NaN an operation gives.
+/// The first element in which the results differ, and the number of such elements. All NaNs count as equal, because the
+/// processor decides which NaN an operation gives.
 fn difference(expected: &Results, got: &Results) -> Option<String> {
     let is_nan = |bits: u32| f32::from_bits(bits).is_nan();
     let differs = |(&a, &b): (&u32, &u32)| a != b && !(is_nan(a) && is_nan(b));

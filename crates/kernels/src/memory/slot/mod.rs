@@ -13,8 +13,8 @@
 //!   `publish` takes the slot's tensors by exclusive reference, so no other code is still writing to them.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
-//! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent
-//! truncation, and all writes except those through the writer's own mapping.
+//! writer) can change the numbers that a reader sees. With a memfd, only a debugger can do this: the seals prevent
+//! truncation and all writes, except those through the writer's own mapping.
 
 mod fill;
 mod header;

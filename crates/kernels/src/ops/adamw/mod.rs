@@ -74,7 +74,7 @@ impl Rounding {
 pub struct Step<'a> {
     /// The parameter: *updated*, or *overwritten* if `from` is set. Nothing is written if the gradients are not finite.
     pub param: ViewMut<'a>,
-    /// The parameter before the step, if it must stay unchanged. The step then goes from one slot of the weights to
+    /// The parameter before the step, if it must stay unchanged. The step then reads one slot of the weights and writes
     /// another, with the same bits as a step in place.
     pub from: Option<View<'a>>,
     /// The copy that matmuls read, if `param` is an f32 master weight: *overwrites* with `param` rounded to bf16. A

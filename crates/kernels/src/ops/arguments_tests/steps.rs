@@ -233,7 +233,7 @@ fn residual_additions_refuse_wrong_arguments_and_count_their_work() {
     }
 }
 
-/// Two query heads and a key head of 3, and a value head.
+/// The rows have two query heads, a key head and a value head, of 3 elements each.
 #[test]
 fn qk_norms_refuse_wrong_arguments_and_count_their_work() {
     // A weight that is not as long as a head must be as long as all heads together.

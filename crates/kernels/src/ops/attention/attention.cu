@@ -29,7 +29,7 @@ KERNEL(attention_copy_page, 256, float* keys, float* values, u64 from, u64 to, u
     values[to * count + i] = values[from * count + i];
 }
 
-// The positions that a row attends to: from `first` to its own position. Of KV-cache page `block` of its sequence, the
+// The positions that a row attends to: from `first` to its own position. In KV-cache page `block` of its sequence, the
 // row attends to slots start(block) .. end(block).
 struct Sight {
     u32 first, own;
@@ -225,7 +225,8 @@ KERNEL(attention_backward_pages, BLOCK, const float* qkv, const u32* positions, 
 }
 
 // Adds the gradients d_k and d_v of each written slot to the row that was written there, in the order of the list of
-// writes. A thread has one dimension of a kv head, and the rows whose index modulo gridDim.y is its blockIdx.y.
+// writes. A thread computes one dimension of a kv head, for the rows whose index equals its blockIdx.y modulo
+// gridDim.y.
 KERNEL(attention_gather, 128, const u32* rows, const u32* slots, const float* d_keys, const float* d_values, float* d_qkv,
        u32 heads, u32 kv_heads, u32 hd, u64 writes, u64 all) {
     u64 i = thread_of_grid(), of_row = (u64)kv_heads * hd;

@@ -27,7 +27,7 @@ struct BackwardTasks<'a, E> {
     of: Operands<'a, E>,
 }
 
-/// Buffers of a task: one KV-cache page under one kv head, and a tile of rows that attend to it. `pairs` in a shape
+/// Buffers of a task: one KV-cache page for one kv head, and a tile of rows that attend to it. `pairs` in a shape
 /// counts the tile's queries (row, query head).
 struct PageScratch<'s> {
     /// The page's keys: `[64, hd]`.
@@ -68,7 +68,7 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
         let mut page = PageScratch { keys, values, q, d_out, d_q, p, d_s, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-            // SAFETY: no other task accesses the part's pages under this kv head.
+            // SAFETY: no other task accesses the part's pages for this kv head.
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
@@ -120,7 +120,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             {
                 E::rounded(load::<V>(from, 0)).store_partial(to, from.len());
             }
-            // SAFETY: no other task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries for this kv head.
             w.d_q[here].copy_from_slice(unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
 
@@ -192,7 +192,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             .compute::<E>(self.isa);
         });
         for (i, row) in tile.enumerate() {
-            // SAFETY: no other task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries for this kv head.
             unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) }
                 .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
         }

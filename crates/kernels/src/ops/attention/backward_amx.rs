@@ -1,6 +1,6 @@
 //! The backward pass of attention in bf16 on AMX tiles, for CPUs that have them.
 //!
-//! A task is a group of rows (a prompt with its completions) under one kv head, as in `backward.rs`. Its queries (row,
+//! A task is a group of rows (a prompt with its completions) for one kv head, as in `backward.rs`. Its queries (row,
 //! query head), row by row, are cut into steps of 32 from the group's first query, the same steps for every KV-cache
 //! page. So the gradient of a page is a sum over these steps, and does not depend on the rows of other groups. Scores
 //! and their gradients are computed transposed, with keys as rows and queries as columns, because the matmuls that sum
@@ -151,7 +151,7 @@ impl Tasks for BackwardTasks<'_> {
         }
         for row in rows.clone() {
             let at = row * g.width() + head * per * hd;
-            // SAFETY: no other task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries for this kv head.
             unsafe { self.of.d_qkv.slice(at..at + per * hd) }.fill(0.0);
         }
 
@@ -186,7 +186,7 @@ impl Tasks for BackwardTasks<'_> {
                 }
                 if loaded {
                     for (i, pair) in batch_pairs.enumerate() {
-                        // SAFETY: no other task accesses this row's queries under this kv head.
+                        // SAFETY: no other task accesses this row's queries for this kv head.
                         unsafe { self.of.d_qkv.slice(self.query(rows.start, head, pair)) }
                             .copy_from_slice(&batch.d_q[i * padded..i * padded + hd]);
                     }
@@ -214,7 +214,7 @@ impl BackwardTasks<'_> {
         at..at + hd
     }
 
-    /// Gradients of the keys and values of the visited page under kv head `head`.
+    /// Gradients of the keys and values of the visited page for kv head `head`.
     ///
     /// # Safety
     /// Only the task of this group and head may call this function, and only while it holds no other slice of the page.
@@ -311,7 +311,7 @@ impl BackwardTasks<'_> {
         for (i, pair) in pairs.clone().enumerate() {
             batch.lse[i] = self.of.lse[(group_start + pair / per) * g.heads + head * per + pair % per];
             batch.delta[i] = deltas[pair];
-            // SAFETY: no other task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries for this kv head.
             let from = unsafe { self.of.d_qkv.slice(self.query(group_start, head, pair)) };
             batch.d_q[i * padded..i * padded + hd].copy_from_slice(from);
         }
@@ -431,8 +431,8 @@ impl BackwardTasks<'_> {
     }
 
     /// Backward pass of the softmax for one step of 32 queries. Scores become probabilities p = exp(z − lse), and d_out
-    /// · v becomes p · (d_out · v − delta) · scale. Both are rounded to bf16, and 0 at masked keys. `whole`: no key is
-    /// masked.
+    /// · v becomes p · (d_out · v − delta) · scale. Both are rounded to bf16, and 0 at masked keys. `whole` means that
+    /// no key is masked.
     #[inline(always)]
     fn gradients<V: Simd>(&self, b: &mut Batch<'_>, step: usize, whole: bool) {
         let (scale, zero) = (V::splat(self.of.geometry.scale), V::splat(0.0));

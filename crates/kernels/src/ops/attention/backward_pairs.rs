@@ -33,7 +33,7 @@ pub(super) struct BackwardTasks<'a> {
     pub of: Operands<'a, bf16>,
 }
 
-/// Buffers of a task: one KV-cache page under one kv head, and a tile of rows that attend to it. `pairs` in a shape
+/// Buffers of a task: one KV-cache page for one kv head, and a tile of rows that attend to it. `pairs` in a shape
 /// counts the tile's queries (row, query head).
 struct PageScratch<'s> {
     /// The page's keys: `[64/2][hd][2]`.
@@ -102,7 +102,7 @@ impl Tasks for BackwardTasks<'_> {
         };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-            // SAFETY: no other task accesses the part's pages under this kv head.
+            // SAFETY: no other task accesses the part's pages for this kv head.
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
@@ -147,7 +147,7 @@ impl BackwardTasks<'_> {
             {
                 load::<V>(from, 0).rounded_to_bf16().store_partial(to, from.len());
             }
-            // SAFETY: no other task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries for this kv head.
             w.d_q[here].copy_from_slice(unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
         words_of_rows::<V>(&w.q[..pairs * hd], hd, hd, w.q_of_rows);
@@ -202,7 +202,7 @@ impl BackwardTasks<'_> {
                 .compute::<bf16>(self.isa);
         });
         for (i, row) in tile.enumerate() {
-            // SAFETY: no other task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries for this kv head.
             unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) }
                 .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
         }

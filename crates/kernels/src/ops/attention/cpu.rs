@@ -1,7 +1,7 @@
 //! The forward pass of attention on the CPU, and copying a KV-cache page. (`backward.rs` contains the backward pass,
 //! and `writes.rs` writes the pages.)
 //!
-//! A task is a tile of consecutive rows under one kv head. It goes through the blocks of 64 keys in ascending order.
+//! A task is a tile of consecutive rows for one kv head. It goes through the blocks of 64 keys in ascending order.
 //! The rows of the tile that attend to the same KV-cache page are computed as one matmul. Each query has an
 //! online-softmax state (m, l, O): m is the largest score so far; l is 16 partial sums of exp(z − m), one for each
 //! vector lane (lane = slot mod 16); O is the unnormalised weighted sum of values. The rescaling rule: if a block's

@@ -18,7 +18,7 @@ impl Geometry {
     fn arguments(&self) -> [Arg; 3] {
         [self.heads, self.kv_heads, self.head_dim].map(|n| Arg::U32(n as u32))
     }
-    /// The sliding window as a kernel argument. 0 means no window, also for a window that exceeds u32.
+    /// The sliding window as a kernel argument. 0 means no window; a window that exceeds u32 becomes 0, too.
     fn window_argument(&self) -> Arg {
         Arg::U32(self.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)))
     }
@@ -147,9 +147,9 @@ mod tests {
     use crate::Tensor;
     use crate::device::cuda::tests::{random, results, same};
 
-    /// Runs write, copy, forward and backward, for these heads (query heads, kv heads, head_dim), this window and this
-    /// number of shared pages, on sequences of these lengths, whose pages are scattered among pages of NaN. All
-    /// sequences but the first share their first pages with the first.
+    /// Runs write, copy, forward and backward on sequences whose pages are scattered among pages of NaN. Each case has
+    /// the heads (query heads, kv heads, head_dim), the window, the number of shared pages, and the lengths of the
+    /// sequences. All sequences share their first pages with the first sequence.
     #[test]
     fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [

@@ -37,7 +37,7 @@ pub(super) fn begin<V: Simd, E: Element>(
         }
         if part.begins {
             let at = row * g.width() + head * per * hd;
-            // SAFETY: no other task accesses this row's queries under this kv head.
+            // SAFETY: no other task accesses this row's queries for this kv head.
             unsafe { d_qkv.slice(at..at + per * hd) }.fill(0.0);
         }
     }
@@ -72,9 +72,9 @@ pub(super) struct Operands<'a, E> {
     pub d_values: Disjoint<'a, f32>,
 }
 
-/// Backward pass of the softmax for one query. On entry `p` are the scores and `d_s` is d_out · v for each key. On
-/// return `p` are the probabilities exp(z − lse), and `d_s` the gradients of the scores, p · (d_s − delta) · scale.
-/// Both are 0 outside `slots`, and rounded to the dtype in which the values are stored.
+/// Backward pass of the softmax for one query. On entry, `p` contains the scores and `d_s` contains d_out · v, for each
+/// key. On return, `p` contains the probabilities exp(z − lse), and `d_s` the gradients of the scores, p · (d_s −
+/// delta) · scale. Both are 0 outside `slots`, and rounded to the dtype in which the values are stored.
 #[inline(always)]
 pub(super) fn gradients<V: Simd, E: Element>(
     p: &mut [f32],

@@ -1,6 +1,6 @@
 //! Memory layouts of KV-cache pages in bf16: as AMX tiles, or as pairs of terms.
 //!
-//! If matmuls run on AMX tiles and hd (the head dimension) is a multiple of 32, a page (64 positions under one kv head)
+//! If matmuls run on AMX tiles and hd (the head dimension) is a multiple of 32, a page (64 positions for one kv head)
 //! is stored in the layout that the instruction needs for its right operand, so the matmul reads the KV cache without
 //! repacking:
 //!
@@ -47,13 +47,13 @@ pub(super) fn in_pairs(isa: Isa, dtype: DType, hd: usize) -> bool {
     isa.has_dots() && dtype == DType::Bf16 && hd.is_multiple_of(2)
 }
 
-/// Index in a page of dimension `i` of the key in slot `slot`.
+/// The index, within a page, of dimension `i` of the key in slot `slot`.
 #[inline(always)]
 pub(super) fn key(pairs: bool, slot: usize, i: usize) -> usize {
     if pairs { (i / 2 * BLOCK + slot) * 2 + i % 2 } else { i * BLOCK + slot }
 }
 
-/// Index in a page of dimension `i` of the value in slot `slot`.
+/// The index, within a page, of dimension `i` of the value in slot `slot`.
 #[inline(always)]
 pub(super) fn value(pairs: bool, hd: usize, slot: usize, i: usize) -> usize {
     if pairs { (slot / 2 * hd + i) * 2 + slot % 2 } else { slot * hd + i }
@@ -62,14 +62,14 @@ pub(super) fn value(pairs: bool, hd: usize, slot: usize, i: usize) -> usize {
 /// Elements of one line of a tile pair: 32 pairs of bf16.
 const PAIRS: usize = 2 * DEPTH;
 
-/// Index in a page stored as tiles of the first two dimensions of the key in slot `slot`. The next two dimensions
-/// follow one line (64 elements) later, and the next 32 dimensions two tiles later.
+/// The index, within a page stored as tiles, of the first two dimensions of the key in slot `slot`. The next two
+/// dimensions follow one line (64 elements) later, and the next 32 dimensions two tiles later.
 fn key_at(hd: usize, slot: usize) -> usize {
     slot / DEPTH * DEPTH * hd + slot % DEPTH * 2
 }
 
-/// Index in a page stored as tiles of dimension 0 of the value in slot `slot`. The next dimension follows two elements
-/// later; each group of 32 dimensions has separate tiles.
+/// The index, within a page stored as tiles, of dimension 0 of the value in slot `slot`. The next dimension follows two
+/// elements later; each group of 32 dimensions has separate tiles.
 fn value_at(slot: usize) -> usize {
     slot / 2 * PAIRS + slot % 2
 }
@@ -95,7 +95,7 @@ impl Tasks for WriteTasks<'_> {
             let start = (page * kv_heads + head) * BLOCK * hd;
             let key = row as usize * self.geometry.width() + (heads + head) * hd;
             let value = key + kv_heads * hd;
-            // SAFETY: no other task accesses the part's pages under this head.
+            // SAFETY: no other task accesses the part's pages for this head.
             let (keys, values) =
                 unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (step, from) in self.qkv[key..key + hd].chunks_exact(DEPTH).enumerate() {

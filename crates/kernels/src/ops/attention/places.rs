@@ -103,7 +103,7 @@ impl<E: Element> Outputs<'_, E> {
     /// partial sums `l`, unnormalised output `o`. `pair` is the index row · nh + query head.
     ///
     /// # Safety
-    /// No other task accesses this row under this head.
+    /// No other task accesses this row for this head.
     #[inline(always)]
     pub unsafe fn write<V: Simd>(&self, pair: usize, o: &[f32], m: f32, l: &[f32]) {
         let (hd, l) = (o.len(), V::load(l).sum());

@@ -1,6 +1,6 @@
-//! Reference attention for tests: unfused and slow, from the masked softmax. It computes the scores of a row against
-//! every key, the softmax, and the weighted sum of values. It has no KV-cache pages: it reads the keys and values from
-//! the rows of the batch that computed them.
+//! Reference attention for tests, unfused and slow. It computes the scores of a row against every key, the masked
+//! softmax, and the weighted sum of values. It has no KV-cache pages: it reads the keys and values from the rows of the
+//! batch that computed them.
 
 use super::Geometry;
 use crate::check::Float;
@@ -14,7 +14,7 @@ fn part(g: &Geometry, row: usize, head: usize) -> usize {
     (row * (g.heads + 2 * g.kv_heads) + head) * g.head_dim
 }
 
-/// Attention probabilities of row `row` under query head `head` over positions 0 to its own (0 outside the sliding
+/// Attention probabilities of row `row` for query head `head` over positions 0 to its own (0 outside the sliding
 /// window), and the log-sum-exp of the scores.
 fn probabilities<F: Float>(g: &Geometry, qkv: &[F], keys: &Keys, row: usize, head: usize) -> (Vec<F>, F) {
     let (hd, kv) = (g.head_dim, g.heads + head / (g.heads / g.kv_heads));

@@ -305,7 +305,7 @@ fn the_oracles_gradients_match_finite_differences() {
         let f = |x: &[f64]| reference::forward(&g, x, &l.keys).0.iter().zip(&d_out).map(|(o, d)| o * d).sum();
         let mut d = reference::backward(&g, &qkv, &l.keys, &d_out);
         assert!(directional_error(&qkv, &d, f) < 1e-7, "{g:?}");
-        // The last value is changed; the gradient of a first row's query is 0, so scaling it would change nothing.
+        // Changes the last element. (The gradient of a first row's query is 0, so scaling it would have no effect.)
         *d.last_mut().unwrap() *= 1.01;
         assert!(directional_error(&qkv, &d, f) > 1e-7, "a wrong gradient passes, {g:?}");
     }
@@ -384,7 +384,7 @@ fn copy_block_copies_a_whole_page() {
     assert!(copy_block(&ctx, 3, 0, pages).is_err());
 }
 
-/// A caller that flushes denormals does not change a bit.
+/// A caller that flushes denormals does not change a bit of the result.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_callers_float_settings_do_not_change_attention() {

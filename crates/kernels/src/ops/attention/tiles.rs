@@ -2,8 +2,8 @@
 //! backward pass.)
 //!
 //! Tasks, the order of blocks, the online-softmax state of a row and its rescaling rule are those of `cpu.rs`. Each
-//! block of 64 keys needs two matmuls, computed on tiles ([`crate::simd::tiles`]) in steps of 32 terms. A query is one
-//! (row, query head):
+//! block of 64 keys needs two matmuls, computed on tiles ([`crate::simd::tiles`]) in steps of 32 terms. A query is a
+//! pair (row, query head):
 //!
 //! | matmul  | left operand A                      | right operand B   | steps of 32 terms                                 |
 //! |---------|-------------------------------------|-------------------|---------------------------------------------------|
@@ -51,7 +51,8 @@ struct ForwardTasks<'a> {
     rows_of_tile: usize,
 }
 
-/// Buffers of a task: its queries and their online-softmax state. A pair is one query, (row, query head), row by row.
+/// Buffers of a task: its queries and their online-softmax state. `pairs` in a shape counts the queries (row, query
+/// head), row by row.
 struct Tile<'s> {
     pairs: usize,
     /// Queries: `[steps of 32 dimensions][pairs][32]`.

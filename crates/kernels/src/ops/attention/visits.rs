@@ -32,7 +32,7 @@ pub(super) struct Page {
     pub end: usize,
 }
 
-/// Rows and the KV-cache pages that they attend to, in order. One part under one kv head is one task of the thread
+/// Rows and the KV-cache pages that they attend to, in order. One part for one kv head is one task of the thread
 /// pool.
 pub(super) struct Part {
     pub rows: Range<usize>,

@@ -34,7 +34,7 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
             let start = (page * kv_heads + head) * BLOCK * hd;
             let key = row as usize * width + (heads + head) * hd;
             let value = key + kv_heads * hd;
-            // SAFETY: no other task accesses the part's pages under this head.
+            // SAFETY: no other task accesses the part's pages for this head.
             let (keys, values) =
                 unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (i, &k) in self.qkv[key..key + hd].iter().enumerate() {

@@ -4,8 +4,8 @@ KERNEL(embedding_forward, 256, const u32* ids, const float* table, float scale, 
     if (i < tokens * hidden) out[i] = scale * table[panel_at(hidden, ids[i / hidden], i % hidden)];
 }
 
-// Gradient of the table: d_table[ids[t],h] += scale * d_out[t,h], over ascending t. A thread has one column h, and the
-// token ids that modulo gridDim.y are its blockIdx.y.
+// Gradient of the table: d_table[ids[t],h] += scale * d_out[t,h], over ascending t. A thread computes one column h, for
+// the token ids that equal its blockIdx.y modulo gridDim.y.
 KERNEL(embedding_backward, 128, const u32* ids, const float* d_out, float scale, float* d_table, u64 tokens, u64 hidden) {
     u64 h = thread_of_grid();
     if (h >= hidden) return;

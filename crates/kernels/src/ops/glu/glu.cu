@@ -36,8 +36,8 @@ KERNEL(glu_forward, 256, const float* gate_up, float* kept, float* y, u32 gelu, 
     }
 }
 
-// Gradients of gate and up; if y is set, also the output of the forward pass again. Row t of gate_up is its row from[t]
-// if `from` is set.
+// Gradients of gate and up; if y is set, also the output of the forward pass again. If `from` is set, row t reads row
+// from[t] of gate_up.
 KERNEL(glu_backward, 256, const float* gate_up, const u32* from, const float* d_y, float* d_gate_up, float* y, u32 gelu, u64 rows, u64 width) {
     u64 i = thread_of_grid();
     if (i >= rows * width) return;

@@ -187,7 +187,7 @@ fn a_gradient_can_be_written_in_bf16() {
     }
 }
 
-/// With `rows`, a row reads the gates of the row that they name; other rows are not read.
+/// With `rows`, row t reads the gates of row `rows[t]`; no other rows are read.
 #[test]
 fn rows_choose_the_gates_of_each_gradient() {
     let (t, from, f) = (37, 50, 24);

@@ -72,7 +72,7 @@ fn on_tensor_cores(cuda: &Cuda, first: View<'_>, second: View<'_>, rounds: bool)
     cuda.tensor_cores().map(|_| true)
 }
 
-/// Address of the gradient `d_y`, and which of the two kernels handles its dtype.
+/// The address of the gradient `d_y`, and the kernel that handles its dtype.
 fn gradient_at(cuda: &Cuda, d_y: View<'_>, kernels: [&'static str; 2]) -> Result<(Arg, &'static str)> {
     match d_y.dtype() {
         DType::Bf16 => Ok((d_y.bf16_at(cuda), kernels[0])),

@@ -31,8 +31,8 @@ KERNEL(lm_head_statistics, 128, float* logits, float* partials, const u32* targe
     kept[2] = slope;
 }
 
-// Combines the statistics of each row's chunks, a thread for each row: log-probability, log-sum-exp and entropy.
-// `logps` has the targets' scaled logits before, and their log-probabilities afterwards.
+// Combines the statistics of each row's chunks, a thread for each row: log-probability, log-sum-exp and entropy. On
+// entry, `logps` contains the targets' scaled logits; on return, their log-probabilities.
 KERNEL(lm_head_combine, 128, const float* partials, float* logps, float* lse, float* entropies, u64 rows, u64 chunks) {
     u64 row = thread_of_grid();
     if (row >= rows) return;

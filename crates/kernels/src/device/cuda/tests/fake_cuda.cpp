@@ -1,5 +1,5 @@
-// The functions of NVIDIA's driver and compiler that are called, on the host's memory. Nothing is computed: a launch writes
-// what it was given to its first argument. For the test of the calls themselves.
+// Fakes of the functions of NVIDIA's driver and compiler that Lockstep calls. They use the host's memory and compute
+// nothing: a launch writes its grid and arguments to its first argument. They serve to test the calls.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +22,7 @@ API cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = 3ull << 30, *t
 API cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
     return *(unsigned long long*)value = 12345, pool == (void*)0xb0 && attribute == 8 ? 0 : 1;
 }
-// Events happen half a second after each other.
+// Each event happens half a second after the previous one.
 static float now = 0;
 API cuEventCreate(void** event, unsigned flags) { return live++, *event = malloc(sizeof(float)), flags; }
 API cuEventRecord(void* event, void* stream) { return *(float*)event = now += 500, stream != (void*)0x50; }
@@ -40,7 +40,7 @@ API cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
 }
 API cuStreamCreate(void** stream, unsigned flags) { return live++, *stream = (void*)0x50, flags != 1; }
 API cuStreamDestroy_v2(void*) { return live--, 0; }
-// A kernel that is launched with 0.25 fails as on a GPU: the next wait reports it, once here.
+// A launch with the argument 0.25 fails as on a GPU: the next wait reports the fault (here only once).
 static bool fault = false;
 API cuStreamSynchronize(void* stream) {
     int code = fault ? 700 : stream != (void*)0x50;

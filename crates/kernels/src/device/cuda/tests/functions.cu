@@ -1,4 +1,4 @@
-// Kernels that apply the functions of kernel.cuh, so that a test compares their results with the CPU's bits.
+// Kernels that apply the functions of kernel.cuh, so that a test can compare their results with the CPU's bits.
 
 KERNEL(functions, 256, const float* x, float* exps, float* lns, float* sigmoids, float* rounded, u64 count) {
     u64 i = thread_of_grid();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 const SOURCE: Source = source!("planted");
 const COUNT: usize = 256;
 
-/// The kernel's results for 256 numbers, together with these numbers, or the error.
+/// Runs the kernel on 256 numbers. Returns these numbers and the kernel's results, or the error.
 fn run(cuda: &Cuda, kernel: &'static str, more: &[Arg]) -> Result<(Vec<f32>, Vec<f32>), String> {
     let ctx = Context::cuda(cuda.clone());
     let x: Vec<f32> = normal(1, COUNT);

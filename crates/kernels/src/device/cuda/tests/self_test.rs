@@ -34,8 +34,8 @@ fn a_device_that_differs_from_the_formula_is_refused() {
     }
 }
 
-/// For a machine with a GPU: compares as many dot products as `LOCKSTEP_PRODUCTS` says, split over several seeds, on
-/// the device that `LOCKSTEP_DEVICE` names, and prints the mismatches.
+/// For a machine with a GPU: compares `LOCKSTEP_PRODUCTS` dot products, split over several seeds, on the device that
+/// `LOCKSTEP_DEVICE` names, and prints the mismatches.
 #[test]
 fn the_requested_dot_products_equal_the_formula() {
     let number = |name: &str, default: usize| match std::env::var(name) {
@@ -64,8 +64,8 @@ fn the_requested_dot_products_equal_the_formula() {
     assert_eq!(report.differ, 0);
 }
 
-/// Lists formulas with the number of dot products that differ from them in `instructions` instructions, the closest
-/// formula first. The list shows how to correct a family.
+/// Tries formulas on `instructions` instructions, and lists each formula with the number of dot products that differ
+/// from it, the closest formula first. The list shows how to correct a family.
 fn closest(cuda: &Cuda, family: Family, instructions: usize) -> Vec<(usize, Family)> {
     let zeros = [VOLTA.zero, AMPERE.zero, HOPPER.zero, -126];
     let parameters = (23..=30).flat_map(|fraction| [4, 8, 16].map(|depth| (fraction, depth)));

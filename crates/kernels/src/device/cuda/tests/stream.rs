@@ -30,7 +30,7 @@ fn stream_memory_is_zeroed_copied_filled_and_counted() {
     assert_eq!(memory.usage()["weights"].bytes, 0);
 }
 
-/// Copies more bytes than the staging memory has, in one copy and in many copies for which the host does not wait.
+/// Copies more bytes than the staging memory holds, in one copy and in many copies for which the host does not wait.
 #[test]
 fn copies_larger_than_the_staging_memory_arrive_whole() {
     let Some(cuda) = emulated(0) else { return };

@@ -120,7 +120,7 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
     f32::from_bits(low | u32::from(negative) << 31)
 }
 
-/// A random number of the format: of ordinary size, of any size, near the denormals, or 0, by `kind`.
+/// A random number in the format of `factor`. `kind` chooses its size: ordinary, any, near the denormals, or 0.
 pub(crate) fn number(stream: &mut Stream, factor: Factor, kind: u64) -> f32 {
     let random = stream.next_u64();
     let bits = match (factor, kind) {

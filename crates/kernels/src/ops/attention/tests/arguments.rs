@@ -93,7 +93,7 @@ fn run_of(
     )
 }
 
-/// Which of the three functions take this argument.
+/// Whether each of the three functions takes this argument.
 fn takers(name: &str) -> [bool; 3] {
     match name {
         "qkv" | "keys" | "values" => [true, true, true],

@@ -109,7 +109,7 @@ impl State {
     }
 }
 
-/// The attention output and log-sum-exp of one row under one head.
+/// The attention output and log-sum-exp of one row for one head.
 pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a: Arithmetic) -> (Vec<f32>, f32) {
     let (row, mut state) = (*keys.last().unwrap(), State::new(g));
     for (_, slots) in seen(g, keys) {

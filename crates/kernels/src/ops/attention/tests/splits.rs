@@ -1,5 +1,5 @@
-//! Keys in splits of fixed length, merged in order (docs/decisions/0005-key-splits.md): a rule for future bf16 kernels
-//! on GPUs, implemented one number at a time. No kernel implements it yet.
+//! Implements, one number at a time, a rule for future bf16 kernels on GPUs (docs/decisions/0005-key-splits.md): keys
+//! are cut into splits of fixed length, and the splits are merged in order. No kernel implements the rule yet.
 
 use super::formula::{Arithmetic, F32, State, emulated, seen};
 use super::*;
@@ -45,7 +45,7 @@ impl Partial {
     }
 }
 
-/// A row under one head.
+/// One row of one head.
 struct Row<'a> {
     g: &'a Geometry,
     qkv: &'a [f32],
