@@ -443,8 +443,8 @@ fn at(view: &View<'_>, cuda: &Cuda, writes: bool) -> Result<Arg> {
 #[cfg(target_os = "linux")]
 impl SlotWriter {
     /// Ends writing to the slot: records `contents` in its header and releases the exclusive lock. From then on readers
-    /// can pin the slot, and it cannot be written until [`try_lock`](Self::try_lock). `tensors` are all tensors that
-    /// live in the slot. With `checksum`, which costs a pass over the slot,
+    /// can pin the slot, and it cannot be written until [`try_lock`](Self::try_lock). `tensors` must contain all
+    /// tensors that live in the slot. With `checksum`, which costs a pass over the slot,
     /// [`Pin::audit`](crate::memory::slot::Pin::audit) can detect a flipped bit.
     pub fn publish(&self, tensors: &mut [&mut Tensor], contents: Contents, checksum: bool) -> crate::Result<()> {
         let buffers: Vec<&Buffer> = tensors.iter().map(|tensor| tensor.buffer()).collect();

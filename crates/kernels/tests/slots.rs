@@ -174,7 +174,7 @@ fn a_writer_must_hold_the_lock_to_write_its_slot() {
     assert!(slot.publish(&mut [&mut tensor], Contents::default(), false).is_err(), "twice");
     assert!(slot.try_lock().unwrap() && !refused(&mut tensor));
     assert!(pin(slot.path()).is_none(), "it is being written");
-    // A live tensor, which other code may still be writing, is missing in the call.
+    // The call omits a live tensor, which other code may still be writing.
     let message = slot.publish(&mut [], Contents::default(), false).unwrap_err().to_string();
     assert!(message.contains("published with 0 tensors, but has 1 live tensors"), "{message}");
     publish(&slot, &mut tensor, 2);

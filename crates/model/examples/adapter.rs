@@ -1,4 +1,5 @@
-//! Writes adapters for `conformance/lora_fixtures.py`: a PEFT directory, and the logits that it gives here.
+//! Writes adapters for `conformance/lora_fixtures.py`: a PEFT directory, and the logits that this crate computes with
+//! it.
 //!
 //! ```text
 //! adapter MODEL OUT RANK MODULE…     an adapter of these modules (or all-linear) in OUT/adapter,

@@ -60,7 +60,7 @@ pub struct KeptGroup {
     pub prompt: Arc<Prompt>,
     /// The temperature at which the completions were sampled.
     pub temperature: f64,
-    /// The row in the store of each token of the prompt.
+    /// For each token of the prompt, its row in the store.
     pub prompt_rows: Vec<u32>,
     /// The completions of the group.
     pub completions: Vec<KeptCompletion>,
@@ -71,7 +71,7 @@ pub struct KeptGroup {
 pub struct KeptCompletion {
     /// The token ids of the completion.
     pub ids: Vec<u32>,
-    /// The row in the store of each token except the last one, which is never computed.
+    /// For each token except the last one, which is never computed, its row in the store.
     pub rows: Vec<u32>,
     /// The results of the head for each token. The log-sum-exp of a token that was not sampled is NaN.
     pub head: HeadColumns,
@@ -191,7 +191,7 @@ mod tests {
         };
         assert_eq!(find(1, 4, &[1, 2], &[7, 8]), Some(vec![0, 1, 2]));
         assert_eq!(find(1, 4, &[1, 2], &[5]), Some(vec![0, 1]));
-        // A completion that was cut off has the rows of its first tokens.
+        // A truncated completion has the rows of its first tokens.
         assert_eq!(find(1, 4, &[1, 2], &[7, 9]), Some(vec![0, 1, 3]));
         for (why, found) in [
             ("a row is missing", find(1, 4, &[1, 2], &[7, 9, 9])),

@@ -46,7 +46,7 @@ impl<'a> PromptGroup<'a> {
     }
 
     /// A placeholder for a group that is skipped in the update. It has the same prompt and as many completions, all
-    /// empty, so that all sequences keep their indices but none of this group is computed.
+    /// empty, so that all sequences keep their indices but nothing of this group is computed.
     pub fn left_out(&self) -> PromptGroup<'a> {
         PromptGroup { prompt: self.prompt, completions: vec![&[]; self.completions.len()] }
     }

@@ -173,9 +173,9 @@ impl Watch {
         }
     }
 
-    /// Reads the clocks of all workers. Gain is the work since the last comparison done by the workers (of `limit`
-    /// threads) that shared a core, or by all workers if none did. Cost is the time that these workers cost the other
-    /// threads.
+    /// Reads the clocks of all workers. Gain is the work that the workers among the first `limit` threads did since the
+    /// last comparison. Only workers that shared a core count, or all of them if none did. Cost is the time that these
+    /// workers cost the other threads.
     fn read(&mut self, governor: &Governor, limit: usize, window: Duration) -> Balance {
         let (mut sharing, mut delays, mut theirs, mut all) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for (i, (worker, before)) in governor.workers.iter().zip(&mut self.readings).enumerate() {

@@ -3,7 +3,7 @@
 //!
 //! Stable Rust has no intrinsics for AMX, so this is inline assembly. The tile registers and their configuration live
 //! from `ldtilecfg` to `tilerelease`, both inside one `asm!` block: the compiler, which knows nothing of that state,
-//! never runs in between, and the system never has to save the tiles of an idle thread.
+//! places no code in between, and the system never has to save the tiles of an idle thread.
 
 use super::tiles::{self, Rows, SIDE, TILE, TileMatmul};
 use half::bf16;

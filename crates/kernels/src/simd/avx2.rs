@@ -17,8 +17,8 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// Runs register-only intrinsics, which `unsafe` allows for this reason: a value of the vector type exists only while
-/// [`run`] runs, and its caller has checked with CPUID that the processor has the instructions.
+/// Runs register-only intrinsics. This is sound: a value of the vector type exists only while [`run`] runs, and the
+/// caller of `run` has checked with CPUID that the processor has the instructions.
 macro_rules! both {
     ($f:ident, $($a:expr),+) => {{
         // SAFETY: the intrinsic only uses registers, and runs inside `run` (see the macro's comment).

@@ -50,8 +50,8 @@ impl Drop for FloatEnvironment {
     }
 }
 
-/// Calls `run` with a control word by which vector operations treat denormal inputs and results as zeros of their sign
-/// (tininess is detected after rounding).
+/// Calls `run` with a control word that makes vector operations treat denormal inputs and results as zeros of their
+/// sign (tininess is detected after rounding).
 ///
 /// # Safety
 /// Same as for `run`.

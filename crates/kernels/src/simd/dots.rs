@@ -164,8 +164,8 @@ mod tests {
     use crate::Isa;
 
     /// Two multiply-adds that flush denormals pass the self-test on every instruction set. Three wrong variants fail
-    /// it: denormals kept, pairs in the other order, and results flushed that only rounding to a denormal's precision
-    /// would make normal.
+    /// it: one keeps denormals, one adds the pairs in the other order, and one keeps results that are normal only
+    /// because they were rounded to a denormal's precision.
     #[test]
     fn the_self_test_detects_wrong_results() {
         for isa in Isa::present() {

@@ -12,8 +12,8 @@
 //! c    = c + (even + odd)
 //! ```
 //!
-//! Each operation is rounded to nearest even, and treats denormal inputs and results as zeros, whatever the thread's
-//! control word says.
+//! Each operation is rounded to nearest even, and treats denormal inputs and results as zeros, regardless of the
+//! thread's control word.
 //!
 //! `amx.rs` computes this with the instructions. Neither file knows the layouts of weights or how a large matmul is
 //! split.

@@ -1,7 +1,7 @@
 //! Finds the tokens of a conversation that the assistant wrote. The chat template marks them with `{% generation %}`.
-//! For well-known templates without such marks, the [training](super::training) version of the template marks them. In
-//! any other template they are the printed part of an assistant's message after the header of an answer
-//! ([`super::turns`]).
+//! For well-known templates without such marks, the [training](super::training) version of the template marks them. For
+//! any other template, they are the part of an assistant's message that the template prints after the header of an
+//! answer ([`super::turns`]).
 
 use super::environment::{MARKS, marked};
 use super::prompt::{border, no_template};

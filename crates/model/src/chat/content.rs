@@ -50,7 +50,7 @@ impl Content {
         }
     }
 
-    /// Puts a system message or text before a prompt, unless the prompt has a system message itself.
+    /// Puts a system message or text before a prompt, unless the prompt already has a system message.
     pub fn after_system(self, system: &str) -> Content {
         let message = |role: &str, text: &str| serde_json::json!({"role": role, "content": text});
         match self {

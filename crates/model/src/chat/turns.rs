@@ -1,5 +1,6 @@
-//! Finds the printed text of one message in a chat template without marks. It compares the rendered conversation with
-//! two others: the conversation up to the message, and the conversation with a different message in its place.
+//! Finds the text of one message in a conversation rendered by a chat template without marks. It compares the rendered
+//! conversation with two others: the conversation up to the message, and the conversation with a different message in
+//! its place.
 
 use super::environment::MARKS;
 use super::{Chat, ChatTemplate};
@@ -70,8 +71,8 @@ impl<'a> Conversation<'a> {
         Some(Turn { own: begin..end, behind: end..with.len() })
     }
 
-    /// Finds a message that the template renders differently from a message at the end of a conversation: the text that
-    /// changes if a different message takes its place.
+    /// Finds a message that the template renders differently from a message at the end of a conversation. It is the
+    /// text that changes if a different message takes its place.
     fn within(&self, i: usize, before: usize) -> Option<Turn> {
         let own = self.replaced(i).filter(|own| before <= own.start)?;
         let rest = &self.text[own.end..];

@@ -177,7 +177,7 @@ fn errors_name_the_file() {
     assert!(message().starts_with(&format!("{}: `model_type` = \"bert\"", path.display())), "{}", message());
 }
 
-/// A valid config with odd values in its fields or other bytes in its text gives an error or a config, never a panic.
+/// A valid config in which field values or bytes of the text were changed gives an error or a config, never a panic.
 #[test]
 fn a_corrupt_config_does_not_panic() {
     let rows: Vec<Value> = serde_json::from_str(include_str!("../../tests/fixtures/config.json")).unwrap();

@@ -71,8 +71,8 @@ pub(super) fn restore_layer<'a>(
     pairs.try_for_each(|(from, to)| gather(ctx, from, slots, to, n))
 }
 
-/// Whether each row of the tape's last [`forward`](super::forward) pass differs in any bit from the kept one. With
-/// checkpointing, only the inputs of layers and the hidden states are compared.
+/// For each row of the tape's last [`forward`](super::forward) pass, whether it differs in any bit from the kept row.
+/// With checkpointing, only the inputs of layers and the hidden states are compared.
 pub fn differing_rows(
     ctx: &Context,
     memory: &Memory,

@@ -46,7 +46,7 @@ pub fn infer<'a>(
     infer_from(ctx, model.into(), rope, rows, kv, (activations, 0), (scratch, adapters))
 }
 
-/// Computes `rows` into `activations`, from the row `first` of its tensors on.
+/// Computes `rows` and writes them to the tensors of `activations`, from row `first` on.
 fn infer_from(
     ctx: &Context,
     ModelView { weights, adapters }: ModelView<'_>,
@@ -191,7 +191,7 @@ pub fn backward_from(
         let (pages, scratch) = (tape.pages.layer_mut(l), &mut tape.scratch.layers);
         let mut buffers = Buffers { x: &mut a.inputs[x], saved: &mut a.saved[s], gates: None, pages, scratch };
         if let Some(kept) = kept {
-            // The buffers of one layer serve all, so that they stay in the cache.
+            // All layers use the same buffers, so that these stay in the cache.
             keep::restore_layer(&pass, kept, l, &mut buffers)?;
         } else if shares {
             // With checkpointing, only the layer's input was kept. Recomputing the layer gives the same bits.

@@ -161,8 +161,8 @@ pub(super) struct Buffers<'a> {
     /// The layer's input, a residual stream `[T, H]`.
     pub x: &'a mut Tensor,
     pub saved: &'a mut LayerActivations,
-    /// Kept gate and up projections, and the index in them of each row of the pass, if the backward pass reads them
-    /// instead of those in `saved`.
+    /// Kept gate and up projections that the backward pass reads instead of those in `saved`, and for each row of the
+    /// pass its index in them.
     pub gates: Option<(View<'a>, View<'a>)>,
     pub pages: &'a mut LayerPages,
     pub scratch: &'a mut LayerScratch,

@@ -46,7 +46,7 @@ pub(super) struct PassScratch {
 }
 
 impl PassScratch {
-    /// Scratch of passes of up to `rows` rows, with `gates` for passes that keep gate and up projections.
+    /// Scratch for passes of up to `rows` rows; with `gates`, for passes that keep gate and up projections.
     fn new(memory: &Memory, c: &ModelConfig, rows: usize, gates: bool) -> PassScratch {
         PassScratch {
             delta: Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32),

@@ -20,7 +20,7 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// LoRA matrices of zeros for these parts of a fused weight; `None` without parts.
+    /// LoRA matrices of zeros for these parts of a fused weight; `None` if there are no parts.
     pub(super) fn zeros(memory: &Memory, lora: &LoraConfig, parts: &[Part]) -> Option<LowRank> {
         let cols = parts.first()?.shape[1];
         let b = parts.iter().map(|p| Matrix::zeros(memory, p.rows.len(), lora.r));

@@ -12,7 +12,7 @@ use kernels::{Tensor, View, ViewMut};
 pub struct NextParams<'a> {
     from: Option<&'a Params>,
     to: &'a mut Params,
-    /// For each tensor, which of its parts were written.
+    /// For each tensor, whether each of its parts was written.
     written: Vec<Vec<bool>>,
     /// Number of bytes that were copied.
     copied: u64,

@@ -191,7 +191,7 @@ pub(crate) struct LowRankRows<'a> {
     pub linear: usize,
     /// Dropout on the inputs of the adapters.
     pub dropout: Option<lora::Dropout<'a>>,
-    /// Index in the pass of the first of these rows.
+    /// The index, within the pass, of the first of these rows.
     pub first: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Damaged files of a model directory. Loading returns an error or a value; it does not panic, and does not allocate
-//! memory because a damaged number asks for it.
+//! Damaged files of a model directory. Loading returns an error or a value. It does not panic, and a damaged number
+//! does not make it allocate a lot of memory.
 
 use model::chat::PromptTime;
 use model::io::{ModelFiles, TensorSink, TensorSpec, load_tensors};

@@ -7,8 +7,8 @@ KERNEL(lora_scale, 256, float* x, float scale, u64 count) {
 }
 
 // Applies dropout to the input x of block `block` of an adapter: factors[row, col] is 0 or `kept` = 1/(1 - p), and
-// dropped = factors * x. A thread has four columns that are 16 apart, for which one Philox counter gives the four
-// random words.
+// dropped = factors * x. A thread computes four columns that are 16 apart; one Philox counter gives the four random
+// words.
 KERNEL(lora_drop, 256, const float* x, const u32* samples, const u32* positions, float* factors, float* dropped, u64 key,
        u32 threshold, float kept, u32 block, u64 rows, u64 k) {
     u64 i = thread_of_grid(), counters = (k + 4 * LANES - 1) / (4 * LANES) * LANES, row = i / counters, c = i % counters;

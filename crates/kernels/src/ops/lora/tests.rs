@@ -311,7 +311,7 @@ fn a_range_of_dropout_rows_uses_their_samples_and_positions() {
     assert_eq!([0.0, 0.75, 0.5].map(|p| of(p).kept()), [1.0, 4.0, 2.0]);
 }
 
-/// Factors or inputs whose length differs from the output's cause a panic, not a read past the end.
+/// If factors or inputs differ in length from the output, the function panics and does not read past their end.
 #[test]
 fn dropout_multiplication_panics_on_different_lengths() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);

@@ -72,8 +72,8 @@ pub struct Backward<'a> {
     pub d_y: View<'a>,
     /// Gradient of the input: `[T, A·hd]`, *overwrites*.
     pub d_x: ViewMut<'a>,
-    /// Gradients of the query weight and the key weight, of their shapes: *accumulates into*. `None` if the weights are
-    /// frozen.
+    /// Gradients of the query weight and the key weight, with the shapes of these weights: *accumulates into*. `None`
+    /// if the weights are frozen.
     pub d_weights: Option<(ViewMut<'a>, ViewMut<'a>)>,
     /// First row of each of the S segments, then T: u32 `[S + 1]`. Splitting a batch between segments into several
     /// calls does not change a bit. `None` means one segment.
@@ -103,11 +103,11 @@ impl Parts {
     fn normed(self) -> usize {
         self.q + self.k
     }
-    /// Index in a row of the first value element.
+    /// The index, within a row, of the first value element.
     fn values(self) -> usize {
         self.q * self.q_dim + self.k * self.k_dim
     }
-    /// Range in a row of normalised part `a`.
+    /// The range, within a row, of normalised part `a`.
     fn part(self, a: usize) -> std::ops::Range<usize> {
         let (start, dim) = match a.checked_sub(self.q) {
             None => (a * self.q_dim, self.q_dim),

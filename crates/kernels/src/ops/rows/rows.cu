@@ -4,8 +4,8 @@ KERNEL(rows_gather, 256, const float* x, const u32* rows, float* out, u64 chosen
     if (i < chosen * hidden) out[i] = x[rows[i / hidden] * hidden + i % hidden];
 }
 
-// Backward pass of rows_gather: d_x[rows[r],h] += d_out[r,h], over ascending r. A thread has one column h, and the rows
-// of x whose index modulo gridDim.y is its blockIdx.y.
+// Backward pass of rows_gather: d_x[rows[r],h] += d_out[r,h], over ascending r. A thread computes one column h, for the
+// rows of x whose index equals its blockIdx.y modulo gridDim.y.
 KERNEL(rows_scatter_add, 128, const float* d_out, const u32* rows, float* d_x, u64 chosen, u64 hidden) {
     u64 h = thread_of_grid();
     if (h >= hidden) return;

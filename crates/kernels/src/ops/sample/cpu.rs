@@ -66,7 +66,8 @@ struct Draws<'a> {
 }
 
 impl Draws<'_> {
-    /// Draws all rows. Consecutive rows that need whole rows of logits, or that do not, are drawn together.
+    /// Draws all rows. Consecutive rows are drawn together if all of them need whole rows of logits, or none of them
+    /// does.
     fn run(&self, cpu: &Cpu) {
         let mut start = 0;
         for run in self.rows.chunk_by(|a, b| a.needs_logits() == b.needs_logits()) {

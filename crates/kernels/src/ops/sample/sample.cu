@@ -27,9 +27,9 @@ struct Params {
     }
 };
 
-// What inverse_cdf finds. `at`: the first index whose cumulated weight exceeds the fraction u of the sum of all weights
-// (0 if no index has weight). `left`: how far into its own weight that point lies, from 0 to 1. `all`: the sum of all
-// weights.
+// The result of inverse_cdf. `at`: the first index whose cumulative weight exceeds the fraction u of the sum of all
+// weights (0 if no index has weight). `left`: how far into its own weight that point lies, from 0 to 1. `all`: the sum
+// of all weights.
 struct Found {
     u64 at;
     double left, all;
@@ -47,13 +47,13 @@ DEVICE Found inverse_cdf(u64 count, Weight weight, double u) {
         if (mine > 0.0) last = i;
         below = below + mine;
     }
-    // Rounding left the point behind all weights: take the last index that has weight.
+    // Rounding put the point past all weights: take the last index that has weight.
     return Found{last, 1.0 - 2.220446049250313e-16, all};
 }
 
 // Draws the tokens of rows without truncation and penalty, a thread for each row. The random number chooses a chunk of
-// the vocabulary, then a token in it. A greedy row takes the largest logit, and of equal ones the lowest id. Row 0 of
-// this launch is row `first` of the `all` rows in `words`.
+// the vocabulary, then a token in it. A greedy row takes the token with the largest logit; ties go to the lowest id.
+// Row 0 of this launch is row `first` of the `all` rows in `words`.
 KERNEL(sample_plain, 32, const float* logits, const float* partials, const u32* words, u32* ids, float* logps,
        float* truncated_logps, float* lse, float* entropies, u64 rows, u64 first, u64 all, u64 vocab, u64 chunk,
        u64 chunks) {
@@ -123,7 +123,8 @@ struct Least {
     DEVICE_METHOD u32 operator()(u32 a, u32 b) const { return b < a ? b : a; }
 };
 
-// Folds the values of all threads of a block into one, which all of them get. All threads must call it.
+// Folds the values of all threads of a block into one value, and returns it to all of them. All threads must call this
+// function.
 template <class T, class Fold>
 DEVICE T fold_of_block(T mine, Fold fold) {
     SHARED(T, of, ROW_THREADS);
@@ -138,7 +139,7 @@ DEVICE T fold_of_block(T mine, Fold fold) {
     return all;
 }
 
-// Returns the value of the block's first thread. All threads must call it.
+// Returns the value of the block's first thread. All threads must call this function.
 template <class T>
 DEVICE T of_first_thread(T mine) {
     SHARED(T, first, 1);
@@ -221,7 +222,7 @@ struct Row {
     u64* sorted;
     u64 vocab;
 
-    // A number by which tokens sort: the most likely one first, of equal logits the lowest id first.
+    // The sort key of a token: the most likely token comes first; ties go to the lowest id.
     DEVICE_METHOD u64 place(u32 id) const { return (u64)descending(z[id]) << 32 | id; }
 
     // top-p: goes through the first `count` ids from the most likely one on, and keeps each id before which the weights
@@ -255,7 +256,7 @@ struct Row {
         return of_first_thread(last);
     }
 
-    // Sets `ids` to the tokens that top-k, top-p and min-p keep, ascending. Returns how many they are.
+    // Sets `ids` to the tokens that top-k, top-p and min-p keep, ascending. Returns their number.
     DEVICE_METHOD u64 keep(u32 top_k, double top_p, double min_p) const {
         bool by_rank = top_k > 0 && top_k < vocab, by_mass = top_p < 1.0;
         float least = 0.0f;

@@ -92,7 +92,7 @@ fn descending(z: f32) -> u32 {
 const DIGITS: [u32; 3] = [12, 10, 10];
 
 /// Finds, without sorting, the key and id of the last token that [`sorted_nucleus`] keeps. Returns `None` if the
-/// rounding of sums could decide which it is.
+/// rounding of sums could change the result.
 ///
 /// This is a radix select by weight. Each pass takes the keys that agree in the digits found so far, sums their weights
 /// by the next digit, and chooses the digit in which the cumulative sum reaches `goal`. The sum of `n` non-negative

@@ -5,7 +5,7 @@ use super::*;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// `target_modules` of a LoraConfig: a text is a regular expression, a list has names.
+/// `target_modules` of a LoraConfig: a string is a regular expression, a list contains names.
 fn targets(target: &Value) -> TargetModules {
     match target {
         Value::String(all) if all.eq_ignore_ascii_case("all-linear") => TargetModules::AllLinear,
