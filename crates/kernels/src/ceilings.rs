@@ -26,8 +26,8 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// The peaks for matmuls of `dtype`. For bf16, `flops_per_s` is the peak of tiles or of dot products of pairs if
-    /// matmuls run on them.
+    /// The peaks for matmuls of `dtype`. If bf16 matmuls run on tiles or on dot products of pairs, `flops_per_s` is the
+    /// peak of these.
     pub fn for_dtype(self, dtype: DType) -> Ceilings {
         let own = self.tile_flops_per_s.or(self.pair_flops_per_s).filter(|_| dtype == DType::Bf16);
         Ceilings { flops_per_s: own.unwrap_or(self.flops_per_s), ..self }
@@ -89,7 +89,7 @@ fn tile_flops(_cpu: &Cpu, _time: Duration) -> Option<f64> {
     None
 }
 
-/// Seconds of the fastest call made within `time`; at least two calls are made.
+/// Calls `call` repeatedly for `time`, at least twice. Returns the seconds that the fastest call took.
 fn best(time: Duration, mut call: impl FnMut()) -> f64 {
     call();
     let begin = Instant::now();

@@ -90,7 +90,7 @@ impl Context {
     }
 
     /// The name of the computing hardware, as a training run records it. On a CPU it is the instruction set. Two runs
-    /// have the same bits only if they have the same name.
+    /// give the same bits only if these names are equal.
     pub fn describe(&self) -> &'static str {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.isa().name(),

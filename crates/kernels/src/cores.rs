@@ -142,7 +142,7 @@ impl Lease {
         (Some(count), running)
     }
 
-    /// Releases the cores at once, not at the end of the turn.
+    /// Releases the cores immediately, not at the end of the turn.
     pub(crate) fn release(&self) {
         self.shared.lock().held = None;
     }

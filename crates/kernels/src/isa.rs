@@ -237,9 +237,9 @@ impl Isa {
     }
 
     /// Like [`run_flushing`](Self::run_flushing), but for a kernel that multiplies two terms at once
-    /// ([`Simd::dot`](crate::simd::Simd::dot)), on an instruction set that [can](Self::has_dots). The dot product
-    /// itself flushes denormals. Set `adds` if the kernel's other operations must flush them too, which requires
-    /// setting a control word and costs time.
+    /// ([`Simd::dot`](crate::simd::Simd::dot)), on an instruction set that [supports this](Self::has_dots). The dot
+    /// product itself flushes denormals. Set `adds` if the kernel's other operations must flush them too, which
+    /// requires setting a control word and costs time.
     pub(crate) fn run_dots<K: Kernel>(self, kernel: K, adds: bool) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]

@@ -231,7 +231,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a region after the first `seen` ones is opened, or the pool stops.
+    /// Waits until more than `seen` regions have been opened, or the pool stops.
     fn wait(&self, seen: u64) {
         let come = || self.region.opened() != seen || self.stops();
         let start = Instant::now();

@@ -26,8 +26,7 @@ macro_rules! ids {
 
 ids! {
     /// The index of a group (the completions of one prompt) in its training run. Groups are counted from 0, in the
-    /// order of the prompts. Together with the seed, the index selects the random numbers with which the group is
-    /// sampled.
+    /// order of the prompts. Together with the seed, the index selects the random numbers for sampling the group.
     GroupId
     /// A version of the weights: the number of optimizer updates applied to them. (The number of batches that they were
     /// trained on is a different count, which other crates keep.)

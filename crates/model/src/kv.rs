@@ -46,7 +46,7 @@ impl LayerPages {
 
 impl KvCache {
     /// A KV cache with `blocks` pages in every layer, for sequences that grow from step to step (decoding). Its memory
-    /// is booked under "kv cache".
+    /// is charged to "kv cache".
     pub fn new(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
         let memory = memory.part("kv cache");
         KvCache { layers: (0..config.num_layers).map(|_| LayerPages::zeros(&memory, config, blocks)).collect() }

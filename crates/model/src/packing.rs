@@ -104,7 +104,7 @@ pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, shari
     micro_batches_by(groups, max_tokens, sharing, |_| ()).into_iter().map(|((), micro)| micro).collect()
 }
 
-/// As [`micro_batches`], but groups of different kinds never share a micro-batch. `kind` maps a group's index to its
+/// Like [`micro_batches`], but groups of different kinds never share a micro-batch. `kind` maps a group's index to its
 /// kind. Returns the kind of each micro-batch.
 pub fn micro_batches_by<'a, K: PartialEq>(
     groups: &'a [PromptGroup<'a>],

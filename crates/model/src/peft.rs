@@ -255,7 +255,7 @@ impl HeldWeights {
         }
     }
 
-    /// As [`save`](Self::save), but weights are rounded to the given dtype.
+    /// Like [`save`](Self::save), but weights are rounded to the given dtype.
     pub fn save_in(&self, dtype: FileDType, dir: &Path, base: BaseModel<'_>, copied: &ModelFiles) -> Result<()> {
         if let Some(adapter) = &self.adapter {
             save_adapter_in(dir, adapter, base, dtype)?;

@@ -63,7 +63,7 @@ impl Scorer {
         self.values_of_groups(ctx, model, &PromptGroup::by_prompt(sequences))
     }
 
-    /// As [`values`](Self::values), for groups that the caller has formed. The results are in the order of the
+    /// Like [`values`](Self::values), for groups that the caller has formed. The results are in the order of the
     /// sequences over all groups.
     pub fn values_of_groups<'a>(
         &mut self,
@@ -113,7 +113,7 @@ impl Scorer {
         self.score_groups(ctx, model, &PromptGroup::by_prompt(sequences), temperature)
     }
 
-    /// As [`score`](Self::score), for groups that the caller has formed. The results are in the order of the sequences
+    /// Like [`score`](Self::score), for groups that the caller has formed. The results are in the order of the sequences
     /// over all groups.
     pub fn score_groups<'a>(
         &mut self,

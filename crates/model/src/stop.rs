@@ -1,4 +1,4 @@
-//! Cancels a forward or backward pass between two layers, once its result is not needed any more.
+//! Cancels a forward or backward pass between two layers, once its result is no longer needed.
 
 use crate::{Error, Result};
 use std::sync::Arc;

@@ -6,8 +6,7 @@ use crate::pool::{Pool, Tasks};
 use crate::{Error, Isa, Result};
 use std::sync::Arc;
 
-/// The backend with which operations compute on the CPU. Accessing a tensor's elements requires the backend as an
-/// argument.
+/// The backend for operations on the CPU. Accessing a tensor's elements requires the backend as an argument.
 #[derive(Clone)]
 pub(crate) struct Cpu {
     isa: Isa,

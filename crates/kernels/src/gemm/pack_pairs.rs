@@ -1,7 +1,7 @@
 //! Packs the operands of a matmul into words. A word has two consecutive bf16 terms of a sum in one 32-bit lane, the
 //! first term in the upper half.
 //!
-//! A sum with an odd number of terms ends with the term −0 · 0, which does not change a bit: x + −0 is x, also for x =
+//! A sum with an odd number of terms ends with the term −0 · 0, which does not change a bit: x + −0 is x, even for x =
 //! −0.
 
 use super::pack::OfWeight;

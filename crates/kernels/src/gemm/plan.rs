@@ -16,8 +16,8 @@ const ROWS: usize = 480;
 const TASKS_PER_THREAD: usize = 4;
 /// Maximum number of elements of a small right operand (2 MiB in f32). Every thread may read all of a small operand.
 const SMALL: usize = 1 << 19;
-/// Range of rows per thread in which every thread reads all of a small weight for its own rows. With fewer rows, a
-/// thread would spend more time waiting for the weight than multiplying.
+/// The numbers of rows per thread for which every thread reads all of a small weight for its own rows. With fewer rows,
+/// a thread would spend more time waiting for the weight than multiplying.
 const OWN_ROWS: Range<usize> = 8..65;
 /// The number of blocks per thread, and the minimum number of rows for which packing the panels pays off, if each task
 /// computes all panels for a block of rows. Such a task reads no rows packed by another core, which would take longer

@@ -24,7 +24,8 @@ impl Prefetch {
     pub(super) const NOTHING: Prefetch = Prefetch { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
 
     /// Starts prefetching during a tile of `steps` steps. Returns the address that the tile prefetches at its first
-    /// step, and the number of bytes between steps. Rows that are not contiguous with the first are prefetched at once.
+    /// step, and the number of bytes between steps. Rows that are not contiguous with the first are prefetched
+    /// immediately.
     #[inline(always)]
     pub(super) fn begin<V: Simd>(&self, steps: usize) -> (*const u8, usize) {
         let Range { start, end } = self.rows;

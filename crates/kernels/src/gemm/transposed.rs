@@ -1,7 +1,7 @@
-//! Matmuls of few rows with the transpose of an f32 weight (`d_x = d_y W`), without transposing the weight first.
+//! Matmuls of few rows with the transpose of an f32 weight (`d_x = d_y W`). The weight is not transposed first.
 //!
-//! Other matmuls read the right operand in panels, so a transposed weight must first be transposed into panels. For few
-//! rows that takes longer than the multiplication. Here rows and columns change roles: a register tile has a few
+//! Other matmuls read the right operand in panels, so the transpose of a weight must first be written into panels. For
+//! few rows, this takes longer than the multiplication. Here rows and columns change roles: a register tile has a few
 //! columns of the output, and its vector lanes are 16 rows. Each element of the weight, read as stored, is broadcast to
 //! a vector and multiplied with one term of 16 rows. Only the left operand is packed, as `[depth][rows]`, which is
 //! small.

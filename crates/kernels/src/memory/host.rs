@@ -8,7 +8,7 @@ pub(super) const MAP_FROM: usize = 1 << 16;
 
 /// Zeroed bytes of host memory, aligned to 64.
 ///
-/// All accesses go through the pointer `start`, so that disjoint ranges may be borrowed at once.
+/// All accesses go through the pointer `start`, so that disjoint ranges may be borrowed at the same time.
 pub(super) struct HostBytes {
     pub(super) start: NonNull<u8>,
     owner: Owner,

@@ -219,12 +219,12 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a prefetch is only a hint. It does not fault, whatever the address.
+        // SAFETY: a prefetch is only a hint. It never faults, even if the address is invalid.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
     #[inline(always)]
     fn prefetch_near<T>(at: *const T) {
-        // SAFETY: a prefetch is only a hint. It does not fault, whatever the address.
+        // SAFETY: a prefetch is only a hint. It never faults, even if the address is invalid.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]

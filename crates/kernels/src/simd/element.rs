@@ -17,7 +17,7 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
     fn store<V: Simd>(v: V, to: &mut [Self]);
     /// Stores the first `n` ≤ 16 lanes of `v` in the first `n` elements of `to`.
     fn store_partial<V: Simd>(v: V, to: &mut [Self], n: usize);
-    /// [`store`](Self::store) of lanes that [`Element::rounded`] returned, which need no rounding.
+    /// Like [`store`](Self::store), for lanes that [`Element::rounded`] returned and that need no rounding.
     fn store_rounded<V: Simd>(v: V, to: &mut [Self]);
     /// The lanes of `v` as they would be loaded after a [`store`](Self::store).
     fn rounded<V: Simd>(v: V) -> V;

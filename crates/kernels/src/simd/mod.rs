@@ -84,7 +84,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_bf16(self, to: &mut [bf16]) {
         to[..LANES].iter_mut().zip(self.to_array()).for_each(|(to, x)| *to = bf16::narrow(x));
     }
-    /// [`Simd::store_bf16`] of lanes that bf16 represents exactly, which need no rounding.
+    /// Like [`Simd::store_bf16`], for lanes that bf16 represents exactly and that need no rounding.
     #[inline(always)]
     fn store_exact_bf16(self, to: &mut [bf16]) {
         self.store_bf16(to);

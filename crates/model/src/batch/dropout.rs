@@ -26,7 +26,7 @@ pub struct Dropout {
 impl Dropout {
     /// Each input is dropped with probability `p` in [0, 1). `seed` and `step` determine the noise. For each branch
     /// (completion) of `batch`, in the given order, `samples` contains its index in the optimizer batch. Memory is
-    /// booked under "workspace".
+    /// charged to "workspace".
     pub fn new(memory: &Memory, p: f64, seed: u64, step: u64, batch: &Batch, samples: &[u32]) -> Dropout {
         let row_samples: Vec<u32> = batch.branches_of_rows.iter().map(|&b| samples[b as usize]).collect();
         let samples = Tensor::from_u32(&memory.part("workspace"), &[row_samples.len()], &row_samples);

@@ -276,7 +276,7 @@ pub struct BatchTensors {
 }
 
 impl BatchTensors {
-    /// Copies a batch to the device. Memory is booked under "workspace".
+    /// Copies a batch to the device. Memory is charged to "workspace".
     pub fn new(memory: &Memory, batch: &Batch) -> BatchTensors {
         let tables = batch.tables.len().checked_div(batch.table_len).unwrap_or(0);
         let room = [batch.ids.len(), batch.write_rows.len(), 0];

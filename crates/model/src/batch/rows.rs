@@ -59,7 +59,7 @@ pub struct StepRows<'a> {
 
 impl InferRows {
     /// Buffers for up to `max_rows` rows and as many writes, `max_sequences` block tables of `table_len` pages, and
-    /// `max_sequences` rows to sample from, with token histories up to the length of a table. Memory is booked under
+    /// `max_sequences` rows to sample from, with token histories up to the length of a table. Memory is charged to
     /// "workspace".
     pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
         InferRows::with_room(memory, [max_rows, max_rows, max_sequences], max_sequences, table_len)

@@ -69,7 +69,7 @@ impl PromptEncoder<'_> {
     }
 
     /// Token ids of the prompt of a training row, as TRL encodes it to find where the answer begins. A conversation is
-    /// followed by the header of an answer, whatever the role of its last message.
+    /// followed by the header of an answer, regardless of the role of its last message.
     fn encode_prompt(&self, prompt: &Content) -> Result<Vec<u32>> {
         match (prompt, self.template) {
             (Content::Text(text), _) => self.tokenizer.encode_row(text),

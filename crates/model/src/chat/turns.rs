@@ -26,7 +26,7 @@ pub(super) struct Conversation<'a> {
 pub(super) struct Turn {
     /// The text of the message itself, without the header of an answer.
     pub(super) own: Range<usize>,
-    /// The text that the template prints after every message, whatever the message's content.
+    /// The text that the template prints after every message, regardless of the message's content.
     pub(super) behind: Range<usize>,
 }
 

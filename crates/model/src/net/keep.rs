@@ -16,7 +16,7 @@ use kernels::{Context, Memory, Result, Tensor, View};
 /// Rows that are compared at once.
 const COMPARED_AT_ONCE: usize = 64;
 
-/// As [`infer`](super::infer), but also keeps the activations of the pass in `store`, in the rows from `first` on.
+/// Like [`infer`](super::infer), but also keeps the activations of the pass in `store`, in the rows from `first` on.
 /// [`RowStore::hidden`] then contains the hidden states.
 pub fn infer_keeping<'a>(
     ctx: &Context,

@@ -39,7 +39,7 @@ impl<'a> Pass<'a> {
     pub fn kept<'t>(&self, tensor: &'t Tensor) -> View<'t> {
         tensor.rows(self.first..self.first + self.rows.len())
     }
-    /// As [`kept`](Self::kept), writable.
+    /// Like [`kept`](Self::kept), writable.
     pub fn kept_mut<'t>(&self, tensor: &'t mut Tensor) -> ViewMut<'t> {
         tensor.rows_mut(self.first..self.first + self.rows.len())
     }
@@ -121,7 +121,7 @@ impl LayerActivations {
         let gate_up = gate_up.iter().filter(move |_| gates);
         [attend_rstd, qkv, attended, lse, mid, mlp_rstd].into_iter().chain(pairs).chain(gate_up)
     }
-    /// As [`tensors`](Self::tensors).
+    /// Like [`tensors`](Self::tensors).
     pub fn tensors_mut(&mut self, gates: bool) -> impl Iterator<Item = &mut Tensor> {
         let LayerActivations { attend_rstd, raw_qkv, qkv, attended, lse, mid, mlp_rstd, gate_up, .. } = self;
         let pairs = [raw_qkv, &mut self.attention_out, &mut self.mlp_out].into_iter().flatten();

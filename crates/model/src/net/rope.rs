@@ -12,7 +12,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Computes the tables of `config`'s rotary frequencies. Their memory is booked under "workspace".
+    /// Computes the tables of `config`'s rotary frequencies. Their memory is charged to "workspace".
     pub fn new(memory: &Memory, config: &ModelConfig, max_positions: usize) -> Rope {
         let memory = memory.part("workspace");
         let mut tables: Vec<(LayerRope, rope::Table)> = Vec::new();

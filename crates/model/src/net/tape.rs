@@ -104,7 +104,7 @@ impl Activations {
     }
 }
 
-/// Buffers for inference: one set that all layers use. Their memory is booked under "workspace".
+/// Buffers for inference: one set that all layers use. Their memory is charged to "workspace".
 pub struct Workspace {
     pub(super) activations: Activations,
     pub(super) scratch: PassScratch,
@@ -126,8 +126,8 @@ impl Workspace {
 }
 
 /// The activations of rows that [`infer_keeping`](super::infer_keeping) computed in many passes: everything that the
-/// backward pass reads. [`restore`](super::restore) and the backward pass copy its rows to a tape. Memory is booked
-/// under "rollout activations".
+/// backward pass reads. [`restore`](super::restore) and the backward pass copy its rows to a tape. Memory is charged
+/// to "rollout activations".
 pub struct RowStore {
     pub(super) activations: Activations,
     /// The first row of the last pass.
@@ -181,7 +181,7 @@ pub(super) struct TapeBackward {
 }
 
 /// Buffers for training: the activations of every layer (with checkpointing, the input of every layer and the
-/// activations of one), the KV-cache pages of one layer, and the gradients of activations. Memory is booked under
+/// activations of one), the KV-cache pages of one layer, and the gradients of activations. Memory is charged to
 /// "activations" (if it is kept for the backward pass) and "workspace".
 pub struct Tape {
     pub(super) activations: Activations,
@@ -201,7 +201,7 @@ impl Tape {
     pub fn new(memory: &Memory, config: &ModelConfig, capacity: Capacity, checkpointing: bool) -> Tape {
         Tape::with_restored(memory, config, capacity, capacity.tokens, checkpointing)
     }
-    /// As [`new`](Self::new), but batches of more than `forwarded` rows are only restored from kept rows
+    /// Like [`new`](Self::new), but batches of more than `forwarded` rows are only restored from kept rows
     /// ([`restore`](super::restore)), which takes the buffers of a single layer.
     pub fn with_restored(
         memory: &Memory,

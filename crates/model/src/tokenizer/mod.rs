@@ -124,7 +124,7 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), offsets))
     }
 
-    /// As [`encode_offsets`](Self::encode_offsets), with ranges of characters instead of bytes.
+    /// Like [`encode_offsets`](Self::encode_offsets), with ranges of characters instead of bytes.
     pub(crate) fn encode_characters(&self, text: &str) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
         let encoding = self.inner.encode_char_offsets(text, false).map_err(failed)?;
         let offsets = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();

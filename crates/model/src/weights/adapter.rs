@@ -24,7 +24,7 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// A new adapter with random A and zero B, so that it does not change the model yet. Its memory is booked under
+    /// A new adapter with random A and zero B, so that it does not change the model yet. Its memory is charged to
     /// "adapter".
     pub fn new(memory: &Memory, base: &Weights, lora: &LoraConfig, seed: u64) -> Result<Adapter> {
         let mut adapter = Adapter::zeros(memory, base, lora)?;
@@ -34,7 +34,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// An adapter of zeros, with a copy of the score head of `base` if it has one. Its memory is booked under
+    /// An adapter of zeros, with a copy of the score head of `base` if it has one. Its memory is charged to
     /// "adapter".
     pub fn zeros(memory: &Memory, base: &Weights, lora: &LoraConfig) -> Result<Adapter> {
         lora.check(&base.config)?;

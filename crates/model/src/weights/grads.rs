@@ -23,12 +23,12 @@ pub struct Grads {
 }
 
 impl Grads {
-    /// Zero gradients for training every parameter. Their memory is booked under "gradients".
+    /// Zero gradients for training every parameter. Their memory is charged to "gradients".
     pub fn zeros(memory: &Memory, config: &ModelConfig) -> Grads {
         Grads::trained(memory, config, None)
     }
-    /// Zero gradients for training every parameter, or only the adapter if `lora` is given. Their memory is booked
-    /// under "gradients".
+    /// Zero gradients for training every parameter, or only the adapter if `lora` is given. Their memory is charged
+    /// to "gradients".
     pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Grads {
         let memory = memory.part("gradients");
         let tied = config.head_rows().is_none() && lora.is_none();

@@ -49,7 +49,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Weights of zeros, with version 0. Their memory is booked under "weights".
+    /// Weights of zeros, with version 0. Their memory is charged to "weights".
     pub fn zeros(memory: &Memory, config: &Arc<ModelConfig>) -> Weights {
         Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: Updates(0) }
     }

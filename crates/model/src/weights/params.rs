@@ -209,7 +209,7 @@ impl Params {
             Slot::Vector(v) => (rows.end <= v.shape()[0]).then(|| v.rows(rows).to_vec_f32())?,
         })
     }
-    /// As [`Params::read`], but passes the tensor to `take` in pieces that fit into the CPU cache.
+    /// Like [`Params::read`], but passes the tensor to `take` in pieces that fit into the CPU cache.
     pub fn read_pieces(&self, name: &str, take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Option<Result<()>> {
         let (index, rows) = self.find(name)?;
         match self.slots()[index] {

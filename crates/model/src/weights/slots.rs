@@ -121,7 +121,7 @@ impl<T: Versioned> WeightSlots<T> {
     }
 
     /// Slots in shared memory, which other processes also read. `first` is copied into the first slot. The bytes of
-    /// slots are booked in `memory`.
+    /// slots are charged to `memory`.
     pub fn shared(memory: &Memory, first: T, sharing: Sharing) -> kernels::Result<WeightSlots<T>> {
         let mut current = Slot::like(&first, memory, Some(&sharing))?;
         if let Some(numbers) = current.writable()? {

@@ -28,7 +28,7 @@ pub enum Role {
     Adapter,
 }
 
-/// Specification of a parameter: the tensors of files that it holds, stacked by rows.
+/// Specification of a parameter: the tensors of files that it contains, stacked by rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
     /// The tensors of files that the parameter holds, in the order of its rows.

@@ -49,7 +49,7 @@ pub struct ModelView<'a> {
 pub struct Version {
     /// The version of the base weights.
     pub base: Updates,
-    /// The version of the adapter; none without an adapter, or if sequences have different ones.
+    /// The version of the adapter; `None` if there is no adapter, or if sequences have different adapters.
     pub adapter: Option<Updates>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> ModelView<'a> {
     pub fn config(&self) -> &'a Arc<ModelConfig> {
         &self.weights.config
     }
-    /// The adapter that every sequence uses; none without an adapter, or if sequences have different ones.
+    /// The adapter that every sequence uses; `None` if there is no adapter, or if sequences have different adapters.
     pub fn adapter(&self) -> Option<&'a Adapter> {
         match self.adapters {
             Adapters::One(adapter) => Some(adapter),
@@ -156,7 +156,7 @@ impl<'a> RowAdapters<'a> {
         Ok(RowAdapters::Ranges(ranges, by_sequence))
     }
 
-    /// The adapter that a backward pass trains; none without adapters. Fails if rows have different adapters.
+    /// The adapter that a backward pass trains; `None` if there are no adapters. Fails if rows have different adapters.
     pub fn trained(&self) -> Result<Option<&'a Adapter>> {
         match self {
             RowAdapters::All(adapter) => Ok(*adapter),

@@ -242,7 +242,7 @@ impl Driver for Emulated {
         held.catch_up();
         let Some(bytes) = held.allocations.remove(&at.0) else { return };
         held.bytes[0] -= bytes as u64;
-        // SAFETY: the memory was allocated with the same number of bytes and is not used any more.
+        // SAFETY: the memory was allocated with the same number of bytes and is no longer used.
         if unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } == 0 {
             held.spoiled = Some(format!("a kernel wrote outside an allocation of {bytes} bytes"));
         }

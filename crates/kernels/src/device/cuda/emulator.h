@@ -77,8 +77,8 @@ struct Launch {
     unsigned threads;
     unsigned schedule;
     unsigned seconds;
-    // Of the tensor cores (device/cuda/tensor_core.rs): bits after the binary point of an aligned term, products that
-    // one step adds, and the exponent that a term of 0 counts as having.
+    // Parameters of the tensor cores (device/cuda/tensor_core.rs): bits after the binary point of an aligned term,
+    // products that one step adds, and the exponent assigned to a term of 0.
     unsigned fraction, depth;
     int zero;
     void** arguments;
@@ -376,7 +376,7 @@ struct Array {
     }
 };
 
-// What a fiber runs: the kernel, for one thread.
+// The code that a fiber runs: the kernel, for one thread.
 extern "C" void emulator_thread() {
     now.kernel->call(now.kernel->function, now.of->arguments);
     Fiber& me = now.fibers[now.current];

@@ -1,7 +1,7 @@
 // The text that every CUDA source begins with: types, and the functions and sums of the CPU, which give the same bits
 // on the GPU (docs/arithmetic.md has the formulas).
 //
-// The compiler fuses no multiplication with an addition (NVRTC's -fmad=false): a fused multiply-add is written out as
+// The compiler does not fuse multiplications with additions (NVRTC's -fmad=false): fused multiply-adds are written as
 // __fmaf_rn. Division and square root are rounded correctly, and denormals are kept. No function of CUDA's mathematical
 // library is called.
 typedef unsigned short u16;
@@ -11,8 +11,8 @@ typedef unsigned long long u64;
 #ifndef EMULATED
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_METHOD __device__ __forceinline__
-// Declares a kernel for blocks of at most `threads` threads, a multiple of 32. The 1 asks for only one resident block
-// per multiprocessor, so that the compiler uses more registers rather than spill them.
+// Declares a kernel for blocks of at most `threads` threads, a multiple of 32. The 1 requests only one resident block
+// per multiprocessor, so that the compiler uses more registers rather than spilling them.
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1) name(__VA_ARGS__)
 // Declares an array in shared memory, one for each block of threads.
 #define SHARED(type, name, count) __shared__ __align__(128) type name[count]
@@ -112,8 +112,8 @@ DEVICE float largest_of_16(float x) {
     x = larger(x, __shfl_xor_sync(ALL_LANES, x, 4));
     x = larger(x, __shfl_xor_sync(ALL_LANES, x, 2));
     x = larger(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    // Only lane 0 compared lower lanes with higher ones, as the CPU does. That decides the result for NaN and for zeros
-    // of both signs, so all 16 lanes take the result of lane 0.
+    // Only lane 0 compared lower lanes with higher lanes, as the CPU does. The order decides the result for NaN and for
+    // zeros of both signs, so all 16 lanes take the result of lane 0.
     return __shfl_sync(ALL_LANES, x, threadIdx.x % 32 / 16 * 16);
 }
 
@@ -135,5 +135,5 @@ DEVICE Words philox(u64 key, Words c) {
     return c;
 }
 
-// Maps a random word to a number in [0, 1), made of the word's upper 24 bits.
+// Maps the upper 24 bits of a random word to a number in [0, 1).
 DEVICE float unit(u32 word) { return (float)(word >> 8) * 5.9604644775390625e-8f; }

@@ -423,7 +423,7 @@ impl Drop for LibCuda {
         }
         let modules = std::mem::take(self.modules.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         let pinned = std::mem::take(self.pinned.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        // SAFETY: all handles are our own and not used any more. Errors are ignored here.
+        // SAFETY: all handles are our own and no longer used. Errors are ignored here.
         unsafe {
             (self.cuda.set_context)(self.context);
             if !self.stream.is_null() {

@@ -1,4 +1,4 @@
-// Matmuls on tensor cores, of bf16 with sums in f32. device/cuda/tensor_core.rs has the formula of the instruction.
+// Matmuls in bf16 on tensor cores, with sums in f32. device/cuda/tensor_core.rs has the formula of the instruction.
 
 // One tensor-core instruction of a warp: c += a b, where c has 16 rows and 8 columns, and each sum has 16 terms. Lane l
 // of the warp, with g = l / 4 and t = l % 4, holds these elements (PTX ISA, mma.m16n8k16):

@@ -37,8 +37,7 @@ macro_rules! source {
 }
 pub(crate) use source;
 
-/// The backend with which operations compute on a CUDA device. Getting a tensor's device address requires the backend
-/// as an argument.
+/// The backend for operations on a CUDA device. Getting a tensor's device address requires the backend as an argument.
 #[derive(Clone)]
 pub(crate) struct Cuda {
     stream: Arc<CudaStream>,

@@ -141,7 +141,7 @@ impl CudaStream {
         self.note(unsafe { self.driver.to_device(to, from, bytes) });
     }
 
-    /// Copies `bytes` bytes to the host and passes their address, aligned to 8 at least, to `read`. Waits for the
+    /// Copies `bytes` bytes to the host and passes their address, aligned to at least 8, to `read`. Waits for the
     /// stream.
     ///
     /// # Panics

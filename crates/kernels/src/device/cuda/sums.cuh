@@ -135,7 +135,7 @@ DEVICE void add_chunks(const u32* segments, u64 count, u64 rows, u64 columns, fl
     if (adds) out[column] = total;
 }
 
-// The factor of a norm: weight + offset. An offset of 0 leaves the weight's bits as they are, also those of -0.
+// The factor of a norm: weight + offset. An offset of 0 leaves the weight's bits as they are, even those of -0.
 DEVICE float norm_weight(float weight, float offset) { return offset == 0.0f ? weight : weight + offset; }
 
 // The reciprocal root mean square 1 / sqrt(mean of x^2 + eps) of a row, computed by 16 lanes. `there`: whether these

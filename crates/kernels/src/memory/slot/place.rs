@@ -71,7 +71,7 @@ impl Place {
         Ok(Place { file, path: path.to_owned(), is_memfd: false, owned: None })
     }
 
-    /// Maps the memory for writing. The system allocates it at once, in huge pages if possible.
+    /// Maps the memory for writing. The system allocates it immediately, in huge pages if possible.
     pub fn map_to_write(&self, head: &Head) -> Result<MmapRaw> {
         let map = MmapOptions::new().map_raw(&self.file).map_err(|e| self.no_room(head.data + head.bytes, &e))?;
         // Huge pages are an optimisation, so the advice may fail.
@@ -103,7 +103,7 @@ impl Place {
         Ok(map)
     }
 
-    /// Seals the memfd: its length cannot change any more, and it can be written only through the existing mapping.
+    /// Seals the memfd: its length can no longer change, and it can be written only through the existing mapping.
     pub fn seal_after_mapping(&self, sealed_later: bool) -> Result<()> {
         let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         if !sealed_later {

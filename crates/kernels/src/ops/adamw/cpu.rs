@@ -166,8 +166,7 @@ impl Tasks for StepF32<'_> {
 }
 
 impl StepF32<'_> {
-    /// Updates the moments of `n` elements from `at` on, and returns their updated parameters; `param` are the current
-    /// ones.
+    /// Updates the moments of `n` elements from `at` on, whose parameters are `param`. Returns the updated parameters.
     #[inline(always)]
     fn advance<V: Simd>(&self, at: usize, n: usize, grad: &[f32], param: V, m: &mut [f32], v: &mut [f32]) -> V {
         let load = |from: &[f32]| V::load_partial(&from[at..], n);

@@ -53,7 +53,7 @@ pub struct Hyper {
     pub step: u64,
 }
 
-/// Source of the random bits with which bf16 moments are rounded.
+/// Source of the random bits for rounding bf16 moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounding {
     /// Random key of the training run.

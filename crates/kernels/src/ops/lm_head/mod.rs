@@ -14,8 +14,8 @@
 //! dW[v,:]     += Σ_r β dz[r,v] hidden[r,:]      ascending r
 //! ```
 //!
-//! The vocabulary is cut into chunks of [`CHUNK`] entries, whatever the number of threads. The logits of a chunk exist
-//! only in a thread's scratch memory. Three numbers are kept for each chunk of a row: m = max z, Σ exp(z−m) and Σ
+//! The vocabulary is cut into chunks of [`CHUNK`] entries, regardless of the number of threads. The logits of a chunk
+//! exist only in a thread's scratch memory. Three numbers are kept for each chunk of a row: m = max z, Σ exp(z−m) and Σ
 //! exp(z−m)(z−m). The chunks of a row are combined in ascending order. So the bits of a row depend only on that row and
 //! the weights. The sampler ([`super::sample`]) calls the same functions, so its log-probabilities equal the trainer's.
 //! The backward pass recomputes the logits, one window of the vocabulary at a time. β dz is rounded to bf16 for a

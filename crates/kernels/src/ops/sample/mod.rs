@@ -150,7 +150,7 @@ impl RowParams<'_> {
     fn penalised(&self) -> &[u32] {
         if self.repetition_penalty == 1.0 { &[] } else { self.history }
     }
-    /// 1/T rounded to f32, the factor by which the trainer multiplies logits too; 1 when greedy.
+    /// The factor on logits, which the trainer uses too: 1/T rounded to f32; 1 when greedy.
     fn inv_temperature(&self) -> f32 {
         if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 }
     }

@@ -1,5 +1,5 @@
-//! Decoding and prefill compute the same bits as training, whatever rows a step has, so their activations can replace a
-//! training forward pass. A plan counts exactly the memory of a run.
+//! Decoding and prefill compute the same bits as training, regardless of the rows in a step, so their activations can
+//! replace a training forward pass. A plan counts exactly the memory of a run.
 
 use super::*;
 use kernels::check::normal;

@@ -59,7 +59,7 @@ fn the_source_list_is_complete_except_for_planted_bugs() {
 }
 
 /// For a machine with a GPU: loads every kernel on the device that `LOCKSTEP_DEVICE` names, and lists the kernels that
-/// the device refuses. The emulator compiles for seconds, so it gets only one source.
+/// the device refuses. The emulator takes seconds to compile a source, so it gets only one.
 #[test]
 fn every_kernel_loads_on_the_device() {
     let Some(cuda) = device(0) else { return };

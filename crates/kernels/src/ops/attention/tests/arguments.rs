@@ -264,7 +264,7 @@ fn rows_of(ctx: &Context, rows: &[(u32, u32)], tables: &[[u32; 2]]) -> [Tensor; 
     [of(rows.iter().map(|row| row.1).collect()), of(rows.iter().map(|row| row.0).collect()), tables]
 }
 
-/// Every page that a row attends to must exist, whatever the previous rows are. The result is the number of attended
+/// Every page that a row attends to must exist, regardless of the previous rows. The result is the number of attended
 /// pairs of query and key.
 #[test]
 fn pages_that_rows_attend_to_must_exist() {
