@@ -94,7 +94,7 @@ fn child() {
     let asked = || std::io::stdin().lock().lines().map_while(Result::ok);
     match std::env::var("SLOT_TEST").unwrap().as_str() {
         "pin" => {
-            let tensor = mapped(&pin(&path).expect("published")); // which keeps the pin
+            let tensor = mapped(&pin(&path).expect("published")); // the tensor keeps the pin
             say("pinned");
             for _ in asked() {
                 let data = tensor.to_vec_f32();
@@ -281,7 +281,7 @@ fn a_flipped_bit_is_detected_and_another_layout_is_refused() {
     reader.expect_layout(LAYOUT).unwrap();
     let message = reader.expect_layout("all bf16 [3]").unwrap_err().to_string();
     assert!(message.contains("`all f32 [262144]`, expected `all bf16 [3]`"), "{message}");
-    file.write_all_at(&[9], 40).unwrap(); // the run, in the header
+    file.write_all_at(&[9], 40).unwrap(); // overwrites the run id in the header
     assert!(SlotReader::open(slot.path()).is_err_and(|e| e.to_string().contains("the header does not match its")));
 }
 

@@ -253,7 +253,7 @@ mod tests {
             };
             (0..row_blocks * groups).map(written).collect::<Vec<_>>()
         };
-        // The group changes slowest, or the block of rows if each thread has its own rows.
+        // From task to task, the group of panels changes slowest, or the block of rows if each thread has its own rows.
         let (a, b) = (0..4, 4..8);
         let (left, right) = (0..2, 2..5);
         let by_group = [

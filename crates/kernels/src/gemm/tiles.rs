@@ -63,7 +63,7 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    // A's own memory, if it already has the layout of tiles.
+    // Tiles in A's own memory, if A already has the layout of tiles.
     let lies = match matmul.left {
         Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
         Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),

@@ -287,7 +287,8 @@ mod tests {
         }
         assert!(rests.is_sorted(), "{rests:?}");
         assert!(rests[7] >= LONGEST_REST && rests[7] < LONGEST_REST + 2 * WINDOW, "{rests:?}");
-        // If cores are free, all workers resume at once. After some time, the retry delay is back at its initial value.
+        // If cores are free, all workers resume immediately. After some time, the retry delay is back at its initial
+        // value.
         now += LATER;
         for limit in 1..8 {
             assert_eq!(watch.next_limit(limit, 8, good, WINDOW, now), limit + 1);

@@ -143,7 +143,7 @@ const OWN_FILTERS: &[(&str, Operator)] = &[
 
 /// Upper bound on the bytes and elements that a filter or method of this name builds or reads.
 fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
-    // The bytes of a piece of a string that becomes a separate value.
+    // Bytes to charge for each piece of a string that becomes a separate value.
     const PIECE: usize = 32;
     let (mut elements, mut text, mut longest) = (0_usize, 0_usize, 0);
     for argument in arguments {

@@ -84,7 +84,7 @@ pub fn differing_rows(
     for (kept, computed) in kept.kept(!computed.shares()).zip(computed.kept(!computed.shares())) {
         let width: usize = computed.shape()[1..].iter().product();
         let mut found = Tensor::zeros(memory, &[COMPARED_AT_ONCE, width], computed.dtype());
-        // A few rows at a time, so that the comparison takes little memory.
+        // Compares a few rows at a time, which takes little memory.
         for (i, differs) in differs.chunks_mut(COMPARED_AT_ONCE).enumerate() {
             let (first, n) = (i * COMPARED_AT_ONCE, differs.len());
             gather(ctx, kept, slots.rows(first..first + n), &mut found, n)?;

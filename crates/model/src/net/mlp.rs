@@ -83,7 +83,7 @@ pub(super) fn backward(
     let Buffers { saved: s, gates, scratch: LayerScratch { normed, gated, .. }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let activation = pass.config.activation;
-    // Kept gates are read in place.
+    // Gate and up projections that were kept in a store are read in place.
     let (kept, from) = gates.unzip();
     let Some(gate_up) = kept.or(s.gate_up.as_ref().map(|gate_up| pass.kept(gate_up))) else {
         return Err(Error::Value { op: "backward", message: "the forward pass must keep gate and up".into() });

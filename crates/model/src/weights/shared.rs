@@ -52,7 +52,7 @@ impl Sharing {
         load: impl FnOnce(&Memory) -> crate::Result<Weights>,
     ) -> crate::Result<(Weights, PathBuf)> {
         let slot = self.slot(&Params::zeros(&Memory::new(Device::Meta), config), true)?;
-        let version = load(&slot.memory(memory)?)?.version.0; // its tensors end here
+        let version = load(&slot.memory(memory)?)?.version.0; // drops the tensors: see `seal`
         memory.check()?;
         let reader = slot.seal(Contents { version, ..Contents::default() }, true)?;
         let shared = SharedSlot { reader };

@@ -290,7 +290,7 @@ impl Driver for LibCuda {
     }
 
     fn free(&self, at: Address) {
-        // An error here was already reported.
+        // If `enter` fails, an earlier call has already reported the error.
         if self.enter().is_ok() {
             // SAFETY: the memory was allocated by `allocate`, and is freed once, after all work that uses it.
             unsafe { (self.cuda.free)(at.0, self.stream) };

@@ -128,7 +128,7 @@ impl CudaStream {
         }
         let mut staging = lock(&self.staging);
         if staging.used + bytes > STAGING {
-            // Copies from the old contents may still be pending.
+            // Copies that read the old contents of the staging memory may still be pending.
             self.note(self.wait());
             staging.used = 0;
         }

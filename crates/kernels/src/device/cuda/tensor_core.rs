@@ -178,7 +178,7 @@ fn cut_off(units: i64, scale: i32) -> f32 {
     let significand = if drop < 0 { magnitude << -drop } else { magnitude >> drop.min(63) } as u32;
     let bits = match exponent {
         128.. => f32::INFINITY.to_bits(),
-        // The leading bit of a normal number adds one to the exponent field.
+        // The leading bit of a normal number's significand adds one to the exponent field.
         _ => (((least - F32.least) as u32) << F32.fraction) + significand,
     };
     f32::from_bits(bits | if units < 0 { 1 << 31 } else { 0 })

@@ -130,7 +130,7 @@ impl SlotReader {
         // Read the contents only under the lock, because until then the writer can change them.
         let (_, contents) = header::read(&lock).map_err(|e| fail("failed to read", &e))?;
         if contents.number == WRITING {
-            return Ok(None); // its writer died while writing it
+            return Ok(None); // the writer died while it was writing the slot
         }
         Ok(Some(Pin(Arc::new(Pinned { reader: self.0.clone(), contents, lock }))))
     }

@@ -84,8 +84,8 @@ impl Place {
         let has_errno = |error: &std::io::Error, errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
         let populated = populate();
         match &populated {
-            // Linux before 5.14 does not support `MADV_POPULATE_WRITE`. If memory is missing, it reports a bad address;
-            // `fallocate` then reports the actual error.
+            // Linux before 5.14 does not support `MADV_POPULATE_WRITE` (EINVAL). Without enough memory, the call fails
+            // with a bad address (EFAULT); `fallocate` then reports the actual error.
             Err(error) if !has_errno(error, Errno::INVAL) && !has_errno(error, Errno::FAULT) => {
                 return Err(self.no_room(head.data + head.bytes, error));
             }

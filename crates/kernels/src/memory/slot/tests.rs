@@ -191,7 +191,7 @@ fn a_reader_names_the_first_difference_from_its_own_layout() {
     slot.publish(contents(Some(0))).unwrap();
     let pin = reader.pin().unwrap().unwrap();
     pin.audit().unwrap();
-    // A pin's memory counts for a separate part and is read-only.
+    // The memory of a pin is charged to a separate part and is read-only.
     let ledger = Memory::new(Device::Cpu);
     let tensor = Tensor::zeros(&pin.memory(&ledger.part("weights")).unwrap(), &[16], DType::F32);
     assert_eq!(

@@ -22,8 +22,8 @@ impl<'a> Parts<'a> {
         if count < 2 {
             return whole;
         }
-        // Pages that share a bit are treated as one page. The list may then become a single part, which is slower but
-        // correct.
+        // A set of bits records the pages seen so far. Pages that share a bit are treated as one page. The list may
+        // then become a single part, which is slower but correct.
         const BITS: usize = 1 << 16;
         let mut seen = [0u64; BITS / 64];
         for i in (0..slots.len()).filter(|&i| whole.begins_page(i)) {

@@ -85,7 +85,7 @@ fn fast(ctx: &Context, p: Option<f64>, (m, k, n, of): Case) -> Out {
     let dropout = |rows: std::ops::Range<usize>| {
         p.map(|p| Dropout { p, key: KEY, samples: samples.rows(rows.clone()), positions: positions.rows(rows) })
     };
-    // NaN in the workspace shows that old contents are not read.
+    // Fills the workspace with NaN, to show that old contents are not read.
     with_workspace(1 << 17, |all| all.fill(f32::NAN));
     forward(ctx, Forward { x: x.view(), adapter, dropout: dropout(0..m), y: y.view_mut() }).unwrap();
     with_workspace(1 << 17, |all| all.fill(f32::NAN));

@@ -280,7 +280,7 @@ fn a_repeated_token_is_penalised_once() {
     let logps = |history| drawn(&case, RowParams { repetition_penalty: 2.0, history, ..PLAIN });
     let once = logps(&[0, 1]);
     assert_eq!(logps(&[0, 1, 0, 0, 1, 0]), once);
-    // exp(4 / 2), exp(−1 × 2), exp(0.5)
+    // The penalty of 2 turns the logits into 4 / 2, −1 × 2 and, outside the history, 0.5.
     let total = (2.0f64.exp() + (-2.0f64).exp() + 0.5f64.exp()).ln();
     for (id, logit) in [(0, 2.0), (1, -2.0), (2, 0.5)] {
         assert!((f64::from(once[&id]) - (logit - total)).abs() < 1e-6, "{id}: {once:?}");

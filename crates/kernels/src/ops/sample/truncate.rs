@@ -210,7 +210,8 @@ mod tests {
                 }
             }
         }
-        // The other cases are ties whose sums meet the goal exactly, and tails that weigh less than the rounding error.
+        // The cases that need sorting are ties whose sums meet the goal exactly, and tails that weigh less than the
+        // rounding error.
         assert!(decided * 10 > all * 8, "{decided} of {all} without sorting");
     }
 

@@ -87,7 +87,7 @@ fn inference_in_any_chunks_gives_the_bits_of_training() {
                     kept[s].extend(used as u32..(used + taken) as u32);
                     used += taken;
                 }
-                // Rows of other sequences may lie between.
+                // Leaves a gap in the store: rows of other sequences may lie between those of a sequence.
                 used += usize::from(step % 2 == 0);
             }
             assert!(got.concat() == expected, "{family} {isa:?}");

@@ -51,7 +51,7 @@ fn the_hidden_state_times_the_head_is_the_score() {
         assert!(relative_error(&scores, &expected) < 1e-6, "{family}");
         // The first token of every completion follows the same prompt, so its values are equal.
         assert!(scores[0] == scores[20] && scores[0] == scores[21] && scores[1] != scores[0]);
-        // A new score head gives 0, and the trunk is unchanged.
+        // A new score head gives scores of 0, and the trunk is unchanged.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));
         let (zeros, same, _) = self::scores(&ctx, &fresh, &vec![0.0; batch.targets.len()]);
         assert!(zeros.iter().all(|&s| s == 0.0) && same == hidden, "{family}");

@@ -220,13 +220,13 @@ fn two(x: i32) -> f32 {
 fn tensor_core_families_differ_in_kept_bits_and_terms() {
     let chain = |family: Family, c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied());
     let pad = |n: usize| vec![(0.0, 0.0); n];
-    // A step of 16 terms adds two halves of the last bit of 1, but two steps of 8 terms cut off each half.
+    // One step of 16 terms adds two halves of the last bit of 1.0. Two steps of 8 terms cut off each half.
     let halves = [vec![(1.0, 1.0), (two(-12), two(-12))], pad(6), vec![(two(-12), two(-12))]].concat();
     assert_eq!(chain(HOPPER, 0.0, &halves), 1.0 + two(-23));
     assert_eq!(chain(AMPERE, 0.0, &halves), 1.0);
     let beside = [vec![(1.0, 1.0)], vec![(two(-12), two(-12)); 2]].concat();
     assert_eq!([AMPERE, HOPPER, TURING].map(|f| chain(f, 0.0, &beside)), [1.0 + two(-23); 3]);
-    // Volta has no bit for a half, and only Hopper can add four quarters.
+    // Volta has no bit for half of the last bit, and only Hopper keeps quarters of it and can add four of them.
     assert_eq!(chain(VOLTA, 0.0, &beside), 1.0);
     let quarters = [vec![(1.0, 1.0)], vec![(two(-12), two(-13)); 4]].concat();
     assert_eq!(chain(HOPPER, 0.0, &quarters), 1.0 + two(-23));
