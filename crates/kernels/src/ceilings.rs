@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn best_times_at_least_two_calls() {
+    fn best_makes_at_least_two_calls() {
         let mut calls = 0;
         let seconds = best(Duration::ZERO, || calls += 1);
         assert!(calls == 2 && seconds > 0.0, "{calls} {seconds}");

@@ -12,7 +12,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::U32 => 4,

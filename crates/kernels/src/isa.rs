@@ -90,7 +90,7 @@ impl Isa {
     pub const PORTABLE: Isa = Isa(Kind::Portable);
     /// The same bits as AMX on any machine, with tiles in plain Rust. Slow; for tests.
     pub const AMX_EMULATED: Isa = Isa(Kind::AmxEmulated);
-    /// AVX-512 BF16 without its instruction, for tests.
+    /// The code paths of AVX-512 BF16 without its instruction, for tests.
     #[cfg(test)]
     pub(crate) const DOTS_EMULATED: Isa = Isa(Kind::DotsEmulated);
 

@@ -19,7 +19,7 @@ use crate::{DType, Device, Isa, Memory, Tensor};
 use half::bf16;
 use std::ops::Range;
 
-/// Rows (outputs) of one panel.
+/// Rows (outputs) per panel.
 pub const PANEL: usize = 32;
 
 /// The memory layout of a [`Matrix`]'s elements.

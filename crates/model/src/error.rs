@@ -58,7 +58,7 @@ pub enum Error {
     Sequence {
         /// Index of the sequence, counted over all groups.
         index: usize,
-        /// Why the sequence does not fit the model.
+        /// The reason why the sequence does not fit the model.
         message: String,
     },
     /// Invalid arguments.

@@ -1,6 +1,6 @@
-//! Why a completion ended.
+//! The reasons why a completion ends.
 
-/// Why a completion ended.
+/// The reason why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The completion reached a stop id or a stop string.

@@ -58,7 +58,7 @@ impl HubKind {
     }
 }
 
-/// Where the Hub's cache is, and whether downloads are allowed.
+/// The location of the Hub's cache, and whether downloads are allowed.
 #[derive(Clone, Debug)]
 struct Hub {
     /// Directory of the cache.

@@ -86,7 +86,7 @@ mod tests {
 
     /// Kaiming with a = √5 is uniform in ±1/√K.
     #[test]
-    fn a_new_adapters_a_matrix_is_uniform_within_its_bound() {
+    fn matrix_a_of_a_new_adapter_is_uniform_within_its_bound() {
         let spec = |name: &str, shape: [usize; 2]| {
             (crate::io::TensorSpec { name: name.into(), shape: shape.to_vec() }, vec![])
         };

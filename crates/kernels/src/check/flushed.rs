@@ -112,7 +112,7 @@ mod tests {
     use crate::check::normal;
 
     #[test]
-    fn flushed_numbers_compute_with_zeros_for_denormals() {
+    fn flushed_numbers_treat_denormals_as_zeros() {
         let (tiny, half) = (Flushed(f32::MIN_POSITIVE), Flushed(f32::MIN_POSITIVE / 2.0));
         assert_eq!((tiny + tiny, half + tiny, tiny - half), (Flushed(2.0 * tiny.0), tiny, tiny));
         assert_eq!((tiny * Flushed(0.5), tiny * Flushed(2.0), -tiny), (Flushed(0.0), tiny + tiny, Flushed(-tiny.0)));

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_device_names_are_refused_with_the_known_ones() {
+    fn the_error_for_an_unknown_device_lists_the_known_names() {
         assert_eq!(Device::from_name("cpu").unwrap(), Device::Cpu);
         assert_eq!(Device::from_name("cpu-checked").unwrap(), Device::CpuChecked);
         assert_eq!(Device::from_name("cuda").unwrap(), Device::Cuda(0));

@@ -242,7 +242,7 @@ mod tests {
 
     /// The end of the tiles of A is after the last element that is read. The kernels rely on this check.
     #[test]
-    fn the_computed_end_of_a_covers_every_element_read() {
+    fn the_end_of_operand_a_covers_every_element_read() {
         let data = vec![bf16::ZERO; 1 << 16];
         for rows in [1, 2, 15, 16, 17, 31, 32, 33, 47, 65] {
             for steps in [1, 2, 5] {

@@ -267,7 +267,7 @@ fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
 }
 
 #[cfg_attr(miri, allow(dead_code))]
-/// Tasks that multiply two numbers with a denormal result.
+/// Tasks that multiply two numbers whose product is denormal.
 struct Tiny<'a>(Disjoint<'a, f32>);
 
 impl Tasks for Tiny<'_> {

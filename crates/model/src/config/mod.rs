@@ -31,7 +31,7 @@ pub struct Family {
     pub(crate) read: fn(&Fields<'_>, &'static Family) -> Result<ModelConfig>,
 }
 
-/// Which RMS norms attention has on queries and keys.
+/// The RMS norms that attention applies to queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// No norm on queries and keys.
@@ -91,7 +91,7 @@ impl FileDType {
             FileDType::F16 => "float16",
         }
     }
-    /// Bytes of one element in the file.
+    /// Bytes per element in the file.
     pub fn bytes(self) -> usize {
         match self {
             FileDType::F32 => 4,
@@ -162,7 +162,7 @@ pub struct ModelConfig {
     pub attention_output_bias: bool,
     /// Whether gate, up and down have a bias.
     pub mlp_bias: bool,
-    /// Which norms attention has on queries and keys.
+    /// The norms that attention applies to queries and keys.
     pub qk_norm: QkNorm,
     /// The norms of each decoder layer.
     pub norms: LayerNorms,

@@ -10,11 +10,11 @@
 pub struct Rope {
     /// Base θ of the frequencies: `rope_theta` in `config.json`.
     pub theta: f64,
-    /// How rotary frequencies are changed for contexts longer than those of pretraining.
+    /// The change of the rotary frequencies for contexts longer than those of pretraining.
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are changed for contexts longer than those of pretraining.
+/// The change of the rotary frequencies for contexts longer than those of pretraining.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Frequencies are not changed.

@@ -314,5 +314,5 @@ impl Tape {
 }
 
 fn no_room(what: &str, need: usize, room: usize) -> Error {
-    Error::Value { op: "forward", message: format!("{need} {what}, but buffers for only {room}") }
+    Error::Value { op: "forward", message: format!("{need} {what}, but the buffers have room for only {room}") }
 }

@@ -32,9 +32,9 @@ fn a_batch_larger_than_its_buffers_is_refused() {
     };
     assert_eq!(go(room), Ok(()));
     for (smaller, why) in [
-        (Capacity { tokens: 70, ..room }, "71 rows, but buffers for only 70"),
-        (Capacity { blocks: 1, ..room }, "2 pages, but buffers for only 1"),
-        (Capacity { score_rows: 70, ..room }, "71 scored tokens, but buffers for only 70"),
+        (Capacity { tokens: 70, ..room }, "71 rows, but the buffers have room for only 70"),
+        (Capacity { blocks: 1, ..room }, "2 pages, but the buffers have room for only 1"),
+        (Capacity { score_rows: 70, ..room }, "71 scored tokens, but the buffers have room for only 70"),
     ] {
         assert!(go(smaller).unwrap_err().contains(why), "{smaller:?}");
     }
@@ -72,7 +72,7 @@ fn a_batch_larger_than_its_buffers_is_refused() {
         (done.map_err(|e| e.to_string()), workspace.hidden().shape().to_vec())
     };
     assert_eq!(step(2), (Ok(()), vec![2, 6]));
-    assert!(step(3).0.unwrap_err().contains("3 rows, but buffers for only 2"));
+    assert!(step(3).0.unwrap_err().contains("3 rows, but the buffers have room for only 2"));
 }
 
 #[test]

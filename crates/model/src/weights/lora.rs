@@ -10,7 +10,7 @@ pub const LINEAR_MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "
 /// Prefix that PEFT's files put before the name of a module of the model.
 pub(super) const PREFIX: &str = "base_model.model.";
 
-/// Which modules get an adapter.
+/// The modules that get an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetModules {
     /// Every linear layer of the decoder layers; not the head.
@@ -33,7 +33,7 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Probability in [0, 1) that an input of A is dropped in training.
     pub dropout: f64,
-    /// Which modules get an adapter.
+    /// The modules that get an adapter.
     pub target_modules: TargetModules,
 }
 

@@ -9,7 +9,7 @@ use kernels::{Device, Memory, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How slots of shared memory are created.
+/// Settings for creating slots of shared memory.
 #[derive(Clone, Debug, Default)]
 pub struct Sharing {
     /// Id of the training run to which the weights belong.
@@ -18,7 +18,7 @@ pub struct Sharing {
     pub dir: Option<PathBuf>,
 }
 
-/// Where other processes can read a published version.
+/// The location at which other processes can read a published version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// Number under which the version was published.

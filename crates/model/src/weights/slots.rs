@@ -68,7 +68,7 @@ pub struct WeightSlots<T> {
     current: Slot<T>,
     earlier: Vec<Slot<T>>,
     bytes_copied: u64,
-    /// How slots are shared, if other processes read them.
+    /// Settings for shared slots; `None` if no other process reads the slots.
     sharing: Option<Sharing>,
 }
 

@@ -90,7 +90,7 @@ impl From<f64> for Arg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub blocks: [u32; 3],
-    /// Threads of each block: whole warps.
+    /// Threads per block: whole warps.
     pub threads: u32,
 }
 

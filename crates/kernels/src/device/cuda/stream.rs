@@ -98,7 +98,7 @@ impl CudaStream {
             Err(why) => Err(self.error(&why)),
         }
     }
-    /// [`scratch`](Self::scratch) filled with `words`.
+    /// Like [`scratch`](Self::scratch), but filled with `words`.
     pub(crate) fn scratch_of(&self, words: &[u32]) -> Result<Scratch<'_>> {
         let scratch = self.scratch(size_of_val(words))?;
         let write = |to: *mut u8| {

@@ -9,7 +9,7 @@ use crate::rng::philox;
 use crate::simd::{Element, LANES, Simd};
 use half::bf16;
 
-/// Elements of a task: a multiple of the 4 elements that share a Philox block, and of [`TWO_INPUTS`].
+/// Elements per task: a multiple of the 4 elements that share a Philox block, and of [`TWO_INPUTS`].
 pub(super) const ELEMENTS: usize = 1 << 14;
 
 pub(super) fn step(cpu: &Cpu, args: Step<'_>) {

@@ -48,7 +48,7 @@ use crate::device::Backend;
 use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
-/// Positions of a KV-cache page, and keys of one step of the online softmax.
+/// Positions per KV-cache page, and keys per step of the online softmax.
 pub const BLOCK: usize = 64;
 
 /// KV-cache pages of one layer, read-only. Keys, values, fused rows and outputs are all f32 or all bf16. With bf16,
@@ -79,7 +79,7 @@ pub struct Geometry {
     pub kv_heads: usize,
     /// Size of a head (hd).
     pub head_dim: usize,
-    /// Factor of the scores q · k, usually 1/√hd.
+    /// Factor on the scores q · k, usually 1/√hd.
     pub scale: f32,
     /// Sliding window w ≥ 1: the query at position p attends to the positions j with p − w < j ≤ p. `None`: to all j ≤
     /// p.

@@ -356,7 +356,7 @@ fn a_groups_gradient_does_not_depend_on_its_batch() {
 }
 
 #[test]
-fn no_rows_are_accepted_and_invalid_pages_are_refused() {
+fn an_empty_range_of_rows_is_accepted_and_an_invalid_page_is_refused() {
     let g = geometry(2, 1, 8, None);
     let ctx = Context::cpu(Isa::best(), 2);
     let l = layout(&[(3, &[2])], 1);

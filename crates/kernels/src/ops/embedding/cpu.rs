@@ -10,7 +10,7 @@ use crate::tensor::Elements;
 
 /// Number of tokens in a forward task. It is small, because each element of a table row is on a separate cache line.
 const TOKENS: usize = 8;
-/// Hidden columns of a backward task.
+/// Hidden columns per backward task.
 const COLUMNS: usize = 64;
 
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {

@@ -25,7 +25,7 @@ pub struct Forward<'a> {
     pub ids: View<'a>,
     /// Embedding table `[V, H]`, f32 or bf16 (widened to f32).
     pub table: &'a Matrix,
-    /// Factor of the embeddings: 1 in most models, √H in Gemma.
+    /// Factor on the embeddings: 1 in most models, √H in Gemma.
     pub scale: f32,
     /// Embeddings `[T, H]`: *overwrites*.
     pub out: ViewMut<'a>,
@@ -37,7 +37,7 @@ pub struct Backward<'a> {
     pub ids: View<'a>,
     /// Gradient of the embeddings: `[T, H]`.
     pub d_out: View<'a>,
-    /// Factor of the embeddings, as in [`Forward`].
+    /// Factor on the embeddings, as in [`Forward`].
     pub scale: f32,
     /// Gradient of the table `[V, H]`: *accumulates into*.
     pub d_table: &'a mut Matrix,

@@ -82,7 +82,7 @@ struct Bias<'a, E> {
     d_bias: Disjoint<'a, f32>,
 }
 
-/// Columns of a [`Bias`] task.
+/// Columns per [`Bias`] task.
 const BIAS_COLUMNS: usize = 64;
 
 impl<E: Element> Tasks for Bias<'_, E> {

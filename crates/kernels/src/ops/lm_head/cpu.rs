@@ -292,7 +292,7 @@ pub(crate) struct Combine<'a> {
     pub entropies: Option<&'a Disjoint<'a, f32>>,
 }
 
-/// Rows of a [`Combine`] task.
+/// Rows per [`Combine`] task.
 const COMBINE_ROWS: usize = 16;
 
 impl Combine<'_> {

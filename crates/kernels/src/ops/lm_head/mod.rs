@@ -33,9 +33,9 @@ use super::args::{expect, expect_below, expect_floats, expect_offsets, expect_sh
 use crate::device::Backend;
 use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
 
-/// Vocabulary entries of a chunk, over which the log-sum-exp is computed: 16 panels of the weight.
+/// Vocabulary entries per chunk, over which the log-sum-exp is computed: 16 panels of the weight.
 pub const CHUNK: usize = 512;
-/// Rows of a block. For each block, the weight is read once, and its gradient is read and written once.
+/// Rows per block. For each block, the weight is read once, and its gradient is read and written once.
 pub(super) const BLOCK_ROWS: usize = 512;
 
 /// Arguments of [`forward`].

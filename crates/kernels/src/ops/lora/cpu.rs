@@ -10,7 +10,7 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use crate::tensor::Elements;
 
-/// Elements of a [`Scale`] task.
+/// Elements per [`Scale`] task.
 const ELEMENTS: usize = 1 << 14;
 
 impl Adapter<'_> {

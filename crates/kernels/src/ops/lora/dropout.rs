@@ -40,7 +40,7 @@ pub struct Dropout<'a> {
 
 /// Number of rows whose dropout factors are in memory at once.
 const ROWS: usize = 128;
-/// Rows of a task that computes dropout factors.
+/// Rows per task that computes dropout factors.
 const TASK_ROWS: usize = 4;
 /// Number of columns that 16 counters of the random generator cover.
 const GROUP: usize = 4 * LANES;
@@ -241,7 +241,7 @@ fn each(cpu: &Cpu, f: &[f32], x: &[impl Element], y: &mut [f32], add: bool) {
     cpu.run(len.div_ceil(ELEMENTS), &Each { f, x, len, y: Disjoint::new(y), add });
 }
 
-/// Elements of an [`Each`] task.
+/// Elements per [`Each`] task.
 const ELEMENTS: usize = 1 << 13;
 
 struct Each<'a, E> {

@@ -165,7 +165,7 @@ impl Tasks for BackwardTasks<'_> {
     }
 }
 
-/// Columns of a task that computes the gradient of the weight.
+/// Columns per task that computes the gradient of the weight.
 const COLUMNS: usize = 4 * LANES;
 
 struct WeightTasks<'a> {

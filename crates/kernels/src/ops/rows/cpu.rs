@@ -7,11 +7,11 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 
-/// Rows of a gather task.
+/// Rows per gather task.
 const ROWS: usize = 32;
 /// Number of rows by which a gather prefetches ahead.
 const AHEAD: usize = 2;
-/// Columns of a scatter-add task.
+/// Columns per scatter-add task.
 const COLUMNS: usize = 128;
 
 pub(super) fn gather(cpu: &Cpu, args: Gather<'_>) {

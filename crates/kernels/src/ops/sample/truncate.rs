@@ -130,7 +130,7 @@ fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> 
     None
 }
 
-/// [`nucleus`] by its definition, with sorting.
+/// Like [`nucleus`], but computed by its definition, with sorting.
 fn sorted_nucleus(goal: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
     ids.sort_unstable_by_key(|&id| (descending(z[id as usize]), id));
     let mut before = 0.0;

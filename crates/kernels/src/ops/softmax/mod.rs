@@ -27,7 +27,7 @@ use crate::{Context, Result, View, ViewMut};
 pub struct Forward<'a> {
     /// Scores `[R, C]`.
     pub x: View<'a>,
-    /// Factor of the scores.
+    /// Factor on the scores.
     pub scale: f32,
     /// First column that each row sees: u32 `[R]`.
     pub first: View<'a>,
@@ -41,7 +41,7 @@ pub struct Forward<'a> {
 pub struct Backward<'a> {
     /// Probabilities from the forward pass: `[R, C]`.
     pub y: View<'a>,
-    /// Factor of the scores, as in the forward pass.
+    /// Factor on the scores, as in the forward pass.
     pub scale: f32,
     /// First column that each row sees: u32 `[R]`.
     pub first: View<'a>,

@@ -89,7 +89,7 @@ fn a_pattern_is_saved_as_the_shortest_names() {
 }
 
 #[test]
-fn a_refused_pattern_names_a_module_that_it_must_not_match() {
+fn the_error_for_a_pattern_names_a_module_that_it_must_not_match() {
     let config = config("llama3");
     let why = |pattern: &str| {
         let lora = LoraConfig { target_modules: TargetModules::Regex(pattern.into()), ..LoraConfig::default() };

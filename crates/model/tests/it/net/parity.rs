@@ -151,7 +151,7 @@ fn a_batch_that_does_not_fit_is_refused() {
     room.tokens -= 1;
     let mut tape = Tape::forward_only(memory, &weights.config, room);
     let error = net::score(&ctx, &weights, &rope, &batch, &mut tape, 1.0).unwrap_err().to_string();
-    assert!(error.contains("3 rows, but buffers for only 2"), "{error}");
+    assert!(error.contains("3 rows, but the buffers have room for only 2"), "{error}");
 
     let mut tape = Tape::forward_only(memory, &weights.config, batch.capacity());
     net::score(&ctx, &weights, &rope, &batch, &mut tape, 1.0).unwrap();
