@@ -120,7 +120,7 @@ impl Lease {
             move || shared.end_turns()
         });
         let keeper =
-            started.map_err(|e| error(&tokens.dir, format!("failed to start the thread that shares them: {e}")))?;
+            started.map_err(|e| error(&tokens.dir, format!("failed to start the thread that releases them: {e}")))?;
         Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 

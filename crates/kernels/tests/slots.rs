@@ -176,7 +176,7 @@ fn a_writer_must_hold_the_lock_to_write_its_slot() {
     assert!(pin(slot.path()).is_none(), "it is being written");
     // The call omits a live tensor, which other code may still be writing.
     let message = slot.publish(&mut [], Contents::default(), false).unwrap_err().to_string();
-    assert!(message.contains("published with 0 tensors, but has 1 live tensors"), "{message}");
+    assert!(message.contains("published with 0 tensors, but the slot has 1 live tensors"), "{message}");
     publish(&slot, &mut tensor, 2);
     let pin = pin(slot.path()).expect("published");
     let expected = Contents { number: 2, version: 102, lineage: [2; 16], checksum: pin.contents().checksum };

@@ -107,7 +107,7 @@ pub(super) fn fuel(longest_literal: usize) -> u64 {
 pub(super) fn check_source(name: &str, source: &str, syntax: &SyntaxConfig) -> Result<usize> {
     let refuse = |what: &str| Err(Error::Chat(format!("template `{name}`: {what}")));
     if source.len() > SOURCE {
-        return refuse(&format!("{} bytes, more than {SOURCE}", source.len()));
+        return refuse(&format!("the source has {} bytes, more than {SOURCE}", source.len()));
     }
     let (mut longest, mut tokens, mut line, mut branches) = (0, 0, 0, 0);
     // The parser reports source that cannot be tokenized.

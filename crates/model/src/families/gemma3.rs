@@ -71,7 +71,7 @@ fn windows(f: &Fields<'_>, c: &mut ModelConfig) -> Result<()> {
     };
     if slides.contains(&true) {
         if f.map.get("sliding_window") == Some(&Value::Null) {
-            return Err(f.error("sliding_window", "null, but some layers use a sliding window"));
+            return Err(f.error("sliding_window", "must be set, because some layers use a sliding window"));
         }
         if f.number("rope_local_base_freq")?.is_some_and(|theta| theta <= 1.0) {
             return Err(f.error("rope_local_base_freq", "expected a number above 1"));

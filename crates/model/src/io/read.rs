@@ -234,7 +234,7 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
         let equal = head.dtype == embedding.dtype && a == b;
         file.map.release(head.bytes.clone());
         if !equal {
-            let message = format!("it differs from {EMBEDDING}, but config.json has `tie_word_embeddings` = true");
+            let message = format!("differs from {EMBEDDING}, but config.json has `tie_word_embeddings` = true");
             return Err(Error::tensor(&file.path, HEAD, message));
         }
     }

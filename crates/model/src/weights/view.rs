@@ -99,7 +99,7 @@ impl<'a> ModelView<'a> {
             }
             (Head::Score(_), Adapters::PerSequence(_)) => Err(Error::Value {
                 op: "head",
-                message: "scores need one adapter for all sequences, since each has its own head".into(),
+                message: "scores need one adapter for all sequences, since each adapter has its own head".into(),
             }),
         }
     }

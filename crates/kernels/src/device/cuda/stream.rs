@@ -77,7 +77,7 @@ impl CudaStream {
     pub(crate) fn tensor_cores(&self, compare: impl FnOnce(Family) -> Outcome<()>) -> Result<Family> {
         let find = || {
             let family = self.driver.tensor_cores().filter(|family| family.has_bf16());
-            let family = family.ok_or_else(|| "it has no tensor cores for bf16".to_owned())?;
+            let family = family.ok_or_else(|| "the device has no tensor cores for bf16".to_owned())?;
             compare(family).map(|()| family)
         };
         self.tensor_cores.get_or_init(find).clone().map_err(|why| self.error(&why))

@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"LSSLOT\0\x01";
 const HUGE_PAGE: usize = 1 << 21;
 const PAGE: usize = 1 << 12;
 
-/// What a slot of shared memory contains: which weights, and their checksum.
+/// The contents of a slot of shared memory: the identity of the weights, and their checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// The number of the generation batch for which the weights were published.

@@ -155,7 +155,7 @@ impl SlotWriter {
     /// A [`Memory`] that allocates in the slot and counts in `memory`'s ledger. Fails on the second call.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         if self.0.taken.swap(true, Ordering::SeqCst) {
-            return Err(self.0.place.error("its memory was already handed out".into()));
+            return Err(self.0.place.error("the slot's memory was already handed out".into()));
         }
         memory.in_slot(Arena::new(Hold::Writer(self.0.clone())))
     }
@@ -182,7 +182,7 @@ impl SlotWriter {
         let all = buffers.iter().all(|buffer| buffer.slot().is_some_and(|hold| hold.is_of(writer)));
         let live = writer.live.load(Ordering::SeqCst);
         if !all || live != buffers.len() {
-            let message = format!("published with {} tensors, but has {live} live tensors", buffers.len());
+            let message = format!("published with {} tensors, but the slot has {live} live tensors", buffers.len());
             return Err(writer.place.error(message));
         }
         if !writer.locked.load(Ordering::SeqCst) {

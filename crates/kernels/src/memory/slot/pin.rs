@@ -175,7 +175,7 @@ impl Pin {
             Some(checksum) if checksum == found => Ok(()),
             Some(checksum) => {
                 let message =
-                    format!("its weights have the checksum {found:016x}, but were published with {checksum:016x}");
+                    format!("the weights have the checksum {found:016x}, but were published with {checksum:016x}");
                 Err(place.error(message))
             }
             None => Err(Error::Slot {

@@ -116,7 +116,7 @@ fn slot_allocations_are_contiguous_until_the_slot_is_full() {
     drop(tensors);
     assert_eq!(live(), 0);
     let message = slot.memory(&ledger).err().unwrap().to_string();
-    assert!(message.ends_with(": its memory was already handed out"), "{message}");
+    assert!(message.ends_with(": the slot's memory was already handed out"), "{message}");
     let other = slot.clone().memory(&Memory::new(Device::CpuChecked)).err().unwrap().to_string();
     assert!(other.contains("already handed out"), "the memory is handed out only once: {other}");
     let fresh = SlotWriter::create(options("l\n", 64)).unwrap();

@@ -175,7 +175,7 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
                                 $r if vectors == 2 => micro::<V, B, $r, 2>(self, out, m, n),
                                 $r if left >= LANES => micro::<V, B, $r, 1>(self, out, m, n),
                                 $r => edge::<V, B, $r>(self, out, m, n, left),)*
-                                _ => unreachable!("at most six rows"),
+                                _ => unreachable!("a tile has at most six rows"),
                             }
                         };
                     }

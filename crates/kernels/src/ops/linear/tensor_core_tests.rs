@@ -179,7 +179,7 @@ fn unsupported_families_and_dtypes_are_refused() {
         Some(forward(&ctx, args).unwrap_err().to_string())
     };
     let Some(turing) = refused(TURING, DType::Bf16) else { return };
-    assert!(turing.ends_with("it has no tensor cores for bf16"), "{turing}");
+    assert!(turing.ends_with("the device has no tensor cores for bf16"), "{turing}");
     let mixed = refused(HOPPER, DType::F32).unwrap();
     assert!(mixed.contains("a matmul of f32 and bf16 is not supported yet"), "{mixed}");
 }

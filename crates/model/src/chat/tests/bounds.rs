@@ -87,7 +87,7 @@ fn long_literal_text_lowers_the_instruction_limit() {
 fn template_source_expressions_and_branches_have_size_limits() {
     assert_eq!(checked(&"x".repeat(1 << 20)), Ok(1 << 20));
     let error = checked(&"x".repeat((1 << 20) + 1)).unwrap_err();
-    assert_eq!(error, "chat template: template `name`: 1048577 bytes, more than 1048576");
+    assert_eq!(error, "chat template: template `name`: the source has 1048577 bytes, more than 1048576");
     // The end of an expression counts as a token. Each expression and each block is counted separately.
     let tokens = |n: usize| format!("{{{{ {}}}}}", "1 ".repeat(n - 1));
     assert_eq!(checked(&tokens(2000)), Ok(0));

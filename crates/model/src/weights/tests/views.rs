@@ -36,7 +36,9 @@ fn scores_require_one_adapter_for_all_sequences() {
     assert!(std::ptr::eq(adapted.head().unwrap(), a.params.head.as_ref().unwrap()));
     let list = [Some(&a), Some(&b)];
     let error = ModelView { weights: &scorer, adapters: Adapters::PerSequence(&list) }.head().unwrap_err();
-    assert!(error.to_string().contains("scores need one adapter for all sequences, since each has its own head"));
+    assert!(
+        error.to_string().contains("scores need one adapter for all sequences, since each adapter has its own head")
+    );
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn copies_larger_than_the_staging_memory_arrive_whole() {
     for (row, data) in data.chunks(50_000).enumerate() {
         many.rows_mut(row..row + 1).copy_from_f32(data);
     }
-    assert_eq!(ctx.memory().copies().waits - before, 1, "6 MB go through 4 MB");
+    assert_eq!(ctx.memory().copies().waits - before, 1, "6 MB go through 4 MB of staging memory");
     assert!(many.to_vec_f32() == data);
 }
 
