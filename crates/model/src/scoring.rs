@@ -113,8 +113,8 @@ impl Scorer {
         self.score_groups(ctx, model, &PromptGroup::by_prompt(sequences), temperature)
     }
 
-    /// Like [`score`](Self::score), for groups that the caller has formed. The results are in the order of the sequences
-    /// over all groups.
+    /// Like [`score`](Self::score), for groups that the caller has formed. The results are in the order of the
+    /// sequences over all groups.
     pub fn score_groups<'a>(
         &mut self,
         ctx: &Context,
