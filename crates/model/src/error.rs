@@ -24,7 +24,7 @@ pub enum Error {
         /// Describes the fault.
         message: String,
     },
-    /// The text is not the JSON object that a `config.json` must be.
+    /// The text of a `config.json` is not a JSON object.
     #[error("config.json: {0}")]
     NotJson(String),
     /// A field of `config.json` is missing or malformed, or asks for something that is not supported.

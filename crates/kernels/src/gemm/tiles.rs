@@ -240,7 +240,7 @@ mod tests {
     use crate::simd::portable::F32x16;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// The end of the tiles of A is after the last element that is read. The kernels rely on this check.
+    /// The computed end of A's tiles is past the last element that is read. The kernels rely on a check of this end.
     #[test]
     fn the_end_of_operand_a_covers_every_element_read() {
         let data = vec![bf16::ZERO; 1 << 16];

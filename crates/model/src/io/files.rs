@@ -28,8 +28,8 @@ pub struct FileList {
 pub struct ListedFile {
     /// Length of the file in bytes.
     pub bytes: u64,
-    /// XXH3 (64 bits) of the file's bytes. For a safetensors file with a checksum in its header, it is that checksum,
-    /// which is verified when the tensors are read.
+    /// XXH3 (64 bits) of the file's bytes. If a safetensors file has a checksum in its header, this is the checksum
+    /// from the header, which is verified when the tensors are read.
     pub xxh3: String,
 }
 

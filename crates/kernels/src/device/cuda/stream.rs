@@ -251,7 +251,7 @@ impl CudaStream {
         self.driver.destroy_event(event);
     }
 
-    /// Counts: launches, waits, copies to the device and their bytes, copies to the host and their bytes.
+    /// The numbers of launches, waits, copies to the device, their bytes, copies to the host, and their bytes.
     pub(crate) fn counts(&self) -> [u64; 6] {
         let Counters { launches, waits, to_device, to_host } = &self.counters;
         [launches, waits, &to_device[0], &to_device[1], &to_host[0], &to_host[1]].map(|n| n.load(Ordering::Relaxed))

@@ -27,8 +27,8 @@ pub(super) fn penalise(logits: &[f32], beta: f32, params: &RowParams<'_>, warped
     }
 }
 
-/// Truncates the scaled logits `z` and draws a token. On return `weights` are exp(z − max z). `sorted` (as long as `z`)
-/// and `ids` are buffers.
+/// Truncates the scaled logits `z` and draws a token. On return, `weights` contains exp(z − max z). `sorted` (as long
+/// as `z`) and `ids` are buffers.
 #[inline(always)]
 pub(super) fn draw<V: Simd>(
     params: &RowParams<'_>,
@@ -51,7 +51,7 @@ pub(super) fn draw<V: Simd>(
     Drawn { id, logp: (z[id] - max) - math::ln1::<V>(total as f32) }
 }
 
-/// Sets `ids` to the tokens that top-k, top-p and min-p keep, ascending. `weights` are exp(z − max z).
+/// Sets `ids` to the tokens that top-k, top-p and min-p keep, ascending. `weights` contains exp(z − max z).
 fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32], sorted: &mut [f32], ids: &mut Vec<u32>) {
     ids.clear();
     ids.extend(0..z.len() as u32);
