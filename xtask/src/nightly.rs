@@ -25,10 +25,13 @@ pub enum Done {
     Unavailable(String),
 }
 
+/// The dev profile of the kernels.
+const KERNELS: &str = "profile.dev.package.lockstep-kernels";
+
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 23] = [
+const CHECKS: [Check; 24] = [
     ("commands", commands),
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
@@ -37,6 +40,7 @@ const CHECKS: [Check; 23] = [
     ("fleet_search", fleet_search),
     ("fleet_simulations", fleet_simulations),
     ("golden", golden),
+    ("kernel_checks", kernel_checks),
     ("kills", kills),
     ("last_words", last_words),
     ("memory_plan", memory_plan),
@@ -85,6 +89,25 @@ fn golden() -> Result<Done, String> {
     let test = ["test", "--workspace", "--test", "golden", "golden_runs_match_the_recorded_hashes"];
     crate::cargo::run(&test, &[("GOLDEN_RUNS", "all")])?;
     Ok(Done::Passed("bits equal bits.txt on every instruction set".to_owned()))
+}
+
+/// Tests everything that runs kernels with the compiler's checks of overflows and with debug assertions, which the dev
+/// profile leaves out.
+fn kernel_checks() -> Result<Done, String> {
+    let checks = ["debug-assertions", "overflow-checks"].map(|check| format!("{KERNELS}.{check}=true"));
+    let mut command = crate::cargo::command();
+    command.arg("test").args(checks.iter().flat_map(|check| ["--config", check]));
+    for name in ["kernels", "model", "rollout", "train"] {
+        command.args(["-p", &format!("lockstep-{name}")]);
+    }
+    let output = command.output().map_err(|e| format!("cargo: {e}"))?;
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        return Err(printed + &String::from_utf8_lossy(&output.stderr));
+    }
+    let passed = printed.lines().filter_map(|line| line.strip_prefix("test result: ok. ")?.split_once(" passed"));
+    let count: usize = passed.filter_map(|(count, _)| count.parse::<usize>().ok()).sum();
+    Ok(Done::Passed(format!("{count} tests of kernels, model, rollout and train")))
 }
 
 /// Compares the bits of sampler and trainer for all batch sizes on every instruction set of this machine.

@@ -101,10 +101,15 @@ fn read(file: &Path) -> BTreeMap<String, String> {
 }
 
 fn write(file: &Path, name: &str, hash: &str) -> Result<(), String> {
-    let mut all = read(file);
-    all.insert(name.to_owned(), hash.to_owned());
-    let text = all.iter().fold(HEAD.to_owned(), |text, (name, hash)| text + &format!("{name} {hash}\n"));
-    fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))
+    let with_line = || {
+        // Checks may run side by side: the next one waits until this one has written its line.
+        let open = fs::File::options().create(true).append(true).open(file)?;
+        open.lock()?;
+        let mut all = read(file);
+        all.insert(name.to_owned(), hash.to_owned());
+        fs::write(file, all.iter().fold(HEAD.to_owned(), |text, (name, hash)| text + &format!("{name} {hash}\n")))
+    };
+    with_line().map_err(|e| format!("{}: {e}", file.display()))
 }
 
 #[cfg(test)]
