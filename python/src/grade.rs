@@ -78,7 +78,7 @@ impl Grader {
             completion_ids,
             columns: &columns,
             rows: &rows,
-            step: 0,
+            step: model::Step(0),
         });
         Ok((scores.values, scores.problems.into_iter().map(|problem| problem.message).collect()))
     }

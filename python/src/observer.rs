@@ -2,7 +2,7 @@
 
 use crate::errors::exception;
 use lockstep::weights::Snapshot;
-use lockstep::{Flow, Follow, LogRecord, Policy, RunEvent, RunOptions};
+use lockstep::{Flow, Follow, LogRecord, Policy, RunEvent, RunOptions, Step};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -102,10 +102,10 @@ impl Observer {
     }
 
     /// Calls the object's `leave`: the run ends after `step` without a result, possibly because of an exception.
-    pub fn leave(&self, step: u64, policy: &Policy) {
+    pub fn leave(&self, step: Step, policy: &Policy) {
         self.with(policy, "leave", |py| {
             let arguments = PyDict::new(py);
-            arguments.set_item("step", step)?;
+            arguments.set_item("step", step.0)?;
             Ok(arguments)
         });
     }
@@ -163,10 +163,10 @@ impl Observer {
         let asked = self.clone();
         let options = options.decide(move |what, is_due| asked.wants(what, is_due));
         let observer = self.clone();
-        let told = |method: &'static str, step: &u64, policy: &Policy, observer: &Observer| {
+        let told = |method: &'static str, step: &Step, policy: &Policy, observer: &Observer| {
             observer.call(method, policy, |py| {
                 let arguments = PyDict::new(py);
-                arguments.set_item("step", step)?;
+                arguments.set_item("step", step.0)?;
                 Ok(arguments)
             })
         };
@@ -177,13 +177,13 @@ impl Observer {
             RunEvent::Log(LogRecord { step, metrics: logged }) => observer.call("log", policy, |py| {
                 let (arguments, metrics) = (PyDict::new(py), PyDict::new(py));
                 logged.iter().try_for_each(|(name, value)| metrics.set_item(name, value))?;
-                arguments.set_item("step", step)?;
+                arguments.set_item("step", step.0)?;
                 arguments.set_item("metrics", metrics)?;
                 Ok(arguments)
             }),
             RunEvent::Checkpoint(step, path) => observer.call("save", policy, |py| {
                 let arguments = PyDict::new(py);
-                arguments.set_item("step", step)?;
+                arguments.set_item("step", step.0)?;
                 arguments.set_item("path", path)?;
                 Ok(arguments)
             }),

@@ -49,7 +49,7 @@ impl PythonReward {
         given.set_item("completions", contents(py, batch.completions)?)?;
         given.set_item("completion_ids", batch.completion_ids.to_vec())?;
         given.set_item("rows", batch.rows.to_vec())?;
-        given.set_item("step", batch.step)?;
+        given.set_item("step", batch.step.0)?;
         let columns = PyDict::new(py);
         for (name, values) in batch.columns {
             let values = values.iter().map(|value| json::to_python(py, value)).collect::<PyResult<Vec<_>>>()?;

@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use telemetry::{Console, ConsoleOptions, Level, Listener};
+use telemetry::{Console, ConsoleOptions, Level, Listener, Step};
 
 /// A stop request that any thread may set, and the number of completed steps, which an interrupted callback may not
 /// have received.
@@ -199,7 +199,7 @@ impl Job {
         let mut options = RunOptions::new().console(console).stop_signal(self.stop.clone());
         let steps_done = self.steps_done.clone();
         options = options.on_step(move |step| {
-            steps_done.store(step, Ordering::Relaxed);
+            steps_done.store(step.0, Ordering::Relaxed);
             Flow::Continue(())
         });
         options = self.observer.told_by(options);
@@ -234,8 +234,8 @@ impl Job {
             branch.remove();
         }
         let mut run = run?;
-        self.steps_done.store(run.steps_done(), Ordering::Relaxed);
-        let steps = [run.steps_done(), run.total_steps(), run.steps_per_epoch(), run.steps_skipped()];
+        self.steps_done.store(run.last_step().0, Ordering::Relaxed);
+        let steps = [run.last_step().0, run.total_steps(), run.steps_per_epoch(), run.steps_skipped()];
         let dir = run.dir().root().to_owned();
         let _ = self.observer.call("begin", run.policy(), |py| {
             let arguments = PyDict::new(py);
@@ -250,7 +250,7 @@ impl Job {
         }
         let driven = drive(&mut run);
         if self.failure.is_set() || !matches!(driven, Ok(reason) if reason != StopReason::Interrupted) {
-            self.observer.leave(run.steps_done(), run.policy());
+            self.observer.leave(run.last_step(), run.policy());
         }
         driven?;
         run.finish()
@@ -280,9 +280,9 @@ fn parsed(rows: &[String]) -> anyhow::Result<Rows> {
 /// The result of a run for Python; the model and its memory are already freed.
 struct Ended {
     stop_reason: &'static str,
-    step: u64,
+    step: Step,
     num_tokens: u64,
-    best: Option<(u64, f64)>,
+    best: Option<(Step, f64)>,
     entropy_coef: Option<f64>,
     metrics: Vec<(String, f64)>,
     dir: RunDir,
@@ -309,9 +309,9 @@ impl Ended {
         let (ended, metrics) = (PyDict::new(py), PyDict::new(py));
         self.metrics.iter().try_for_each(|(name, value)| metrics.set_item(name, value))?;
         ended.set_item("stop_reason", self.stop_reason)?;
-        ended.set_item("step", self.step)?;
+        ended.set_item("step", self.step.0)?;
         ended.set_item("num_tokens", self.num_tokens)?;
-        ended.set_item("best", self.best)?;
+        ended.set_item("best", self.best.map(|(step, metric)| (step.0, metric)))?;
         ended.set_item("entropy_coef", self.entropy_coef)?;
         ended.set_item("metrics", metrics)?;
         ended.set_item("dir", self.dir.root())?;

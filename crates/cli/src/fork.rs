@@ -3,6 +3,7 @@
 use crate::options::{ConfigArgs, RunArgs, RunLogArgs, utf8};
 use crate::session::run_on;
 use crate::signals::{Promise, stop_on_signals};
+use lockstep::Step;
 use lockstep::config::Purpose;
 use lockstep::replay::{ForkOptions, fork};
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let console = args.log.open()?;
     let stop = stop_on_signals(&console, Promise::Run)?;
     let say = |text: &str| console.info(text);
-    let options = ForkOptions { at: args.at, out: &args.out, stop: stop.clone(), say: &say };
+    let options = ForkOptions { at: Step(args.at), out: &args.out, stop: stop.clone(), say: &say };
     let from = fork(&args.run, &options)?;
     let mut config = ConfigArgs { set: args.set, ..ConfigArgs::default() };
     let groups = (!args.without_group.is_empty()).then(|| format!("{:?}", args.without_group));

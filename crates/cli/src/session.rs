@@ -14,7 +14,7 @@ use lockstep::{
     Flow, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal, Stopped, context, is_stopped,
 };
 use std::path::PathBuf;
-use telemetry::{Alarm, Console, Level, Painted, Record, Tone, Weight, counted};
+use telemetry::{Alarm, Console, Level, Painted, Record, Step, Tone, Weight, counted};
 
 /// A training run that is ready to start.
 struct Session {
@@ -53,8 +53,8 @@ pub fn run_on(
     };
     let config = &session.resolved.config;
     let ctx = context(config.device, config.threads, config.dtype)?;
-    let count = |step| {
-        steps_done(step);
+    let count = |step: Step| {
+        steps_done(step.0);
         Flow::Continue(())
     };
     let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop).on_step(count);
@@ -78,7 +78,7 @@ pub fn run_on(
     if let Some(port) = args.dashboard {
         beside(run.dir().root(), port, &console);
     }
-    run_begins(run.steps_done());
+    run_begins(run.last_step().0);
     let finished = run.run()?;
     summarize(&finished, whose, &ctx, &console);
     if finished.stop_reason == StopReason::Interrupted { Err(Stopped.into()) } else { Ok(()) }
@@ -176,7 +176,7 @@ fn summarize(finished: &RunResult, whose: Whose, ctx: &Context, console: &Consol
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {
         StopReason::Completed | StopReason::Requested => {
-            let steps = counted(finished.step as usize, "step");
+            let steps = counted(finished.step.0 as usize, "step");
             format!("done: {steps}; the model is in {}", finished.dir.model().display())
         }
         StopReason::EarlyStopping => {
@@ -210,8 +210,8 @@ mod tests {
         let alarm = |id: &str, subject: &str, until: Option<u64>| Alarm {
             id: id.to_owned(),
             subject: subject.to_owned(),
-            since: 3,
-            until,
+            since: Step(3),
+            until: until.map(Step),
             evidence: "first\nsecond".to_owned(),
             examples: Vec::new(),
             remedy: String::new(),

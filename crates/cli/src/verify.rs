@@ -8,7 +8,7 @@ use lockstep::error::OrBadInput;
 use lockstep::is_stopped;
 use lockstep::replay::{Choice, Interval, Report, VerifyOptions, verify};
 use std::path::PathBuf;
-use telemetry::counted;
+use telemetry::{Step, counted};
 
 /// Proves that a run matches its record: resamples tokens, recomputes rewards and updates, and compares every bit
 /// (requires record_rollouts = true). docs/verify.md
@@ -90,7 +90,7 @@ fn lines(report: &Report, code: u8) -> String {
     let steps: u64 = report.proven.iter().map(Interval::steps).sum();
     for interval in &report.proven {
         let begin = match interval.from {
-            0 => "the initial model".to_owned(),
+            Step::START => "the initial model".to_owned(),
             step => format!("the checkpoint of step {step}"),
         };
         text += &format!("equal  {interval}, replayed from {begin}\n");
@@ -142,13 +142,13 @@ mod tests {
         assert_eq!(lines(&Report::default(), NOT_VERIFIED), "not proven\n");
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let mut report = Report {
-            proven: vec![Interval { from: 0, to: 2 }, Interval { from: 5, to: 6 }],
+            proven: vec![Interval { from: Step(0), to: Step(2) }, Interval { from: Step(5), to: Step(6) }],
             groups: 1,
             tokens: 40,
             rewards_asked: names(&["a", "b"]),
             rewards_recorded: names(&["c"]),
             hashes: names(&["model", "data"]),
-            result: Some(6),
+            result: Some(Step(6)),
             not_verified: names(&["step 9: gone"]),
             ..Report::default()
         };
@@ -163,7 +163,7 @@ mod tests {
         let tokens = "equal  40 tokens and log-probabilities of 3 groups; 2 of them were partly sampled before their \
                       interval and come from its checkpoint\n";
         assert_eq!(lines(&report, NOT_VERIFIED), format!("{equal}{tokens}{rest}not proven\n"));
-        let difference = Difference { step: Some(2), kind: "token".to_owned(), ..Difference::default() };
+        let difference = Difference { step: Some(Step(2)), kind: "token".to_owned(), ..Difference::default() };
         report = Report { difference: Some(difference), ..Report::default() };
         assert_eq!(lines(&report, DIFFERS), "DIFFERS  step 2: token: recorded , remade \n");
     }

@@ -8,6 +8,7 @@ use lockstep::wire::{Completion, Group, GroupId, NEW_LOGPS};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
+use telemetry::Step;
 
 /// Maximum number of a completion's tokens in one response; the page requests the rest.
 const WINDOW: usize = 4096;
@@ -20,9 +21,9 @@ pub(crate) const READ_AT_MOST: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// First optimizer step of the groups.
-    pub from: u64,
+    pub from: Step,
     /// Last optimizer step of the groups, inclusive.
-    pub to: u64,
+    pub to: Step,
     /// A filter: `best`, `worst`, `spread`, `no-spread`, `cut` or `updated`.
     pub only: String,
     /// The range of rewards.
@@ -45,7 +46,7 @@ pub struct Wanted {
 /// `unread` is the number of groups that the search could not read in time. `texts` decodes completions that are
 /// recorded as tokens.
 pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Value {
-    let step = |entry: &IndexEntry| entry.step.unwrap_or(0);
+    let step = |entry: &IndexEntry| entry.step.unwrap_or_default();
     let range = wanted.from..=wanted.to;
     let mut places: Vec<usize> = (0..file.index().len()).collect();
     places.retain(|&place| {
@@ -69,7 +70,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
             "reward" => entry.reward,
             "spread" => entry.reward_std,
             "tokens" => f64::from(entry.tokens),
-            _ => step(entry) as f64,
+            _ => step(entry).0 as f64,
         }
     };
     if !key.is_empty() {
@@ -164,14 +165,14 @@ fn summary(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
 /// A map of rewards with at most `pixels` columns and `rows` rows. A column contains the groups of consecutive steps,
 /// the best first: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one with the
 /// step `from` are omitted: a page that follows a run already has them.
-pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
-    let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
+pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: Step) -> Value {
+    let steps: Vec<u64> = file.index().iter().filter_map(|entry| Some(entry.step?.0)).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
     let width = (last - first + 1).div_ceil(pixels.max(1) as u64).max(1);
     let mut columns: std::collections::BTreeMap<u64, Vec<usize>> = Default::default();
-    let from = from.saturating_sub(first) / width * width + first;
+    let from = from.0.saturating_sub(first) / width * width + first;
     for (place, entry) in file.index().iter().enumerate() {
-        if let Some(step) = entry.step.filter(|&step| step >= from) {
+        if let Some(step) = entry.step.map(|step| step.0).filter(|&step| step >= from) {
             columns.entry((step - first) / width * width + first).or_default().push(place);
         }
     }
@@ -199,9 +200,9 @@ pub fn updated(updates: Option<&GroupFile>) -> HashSet<GroupId> {
 /// The group in `updated` whose step is nearest to the step of group `place`: `{"place", "step"}`.
 fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value {
     let index = file.index();
-    let step = index[place].step.unwrap_or(0);
+    let step = index[place].step.unwrap_or_default();
     let scored = (0..index.len()).filter(|&other| updated.contains(&index[other].group));
-    let away = |other: &usize| index[*other].step.map_or(u64::MAX, |other| other.abs_diff(step));
+    let away = |other: &usize| index[*other].step.map_or(u64::MAX, |other| other.0.abs_diff(step.0));
     scored.min_by_key(away).map_or(Value::Null, |other| json!({ "place": other, "step": index[other].step }))
 }
 
@@ -335,7 +336,7 @@ pub(crate) mod tests {
             };
             Group {
                 group: GroupId(id),
-                step: Some(id / 2 + 1),
+                step: Some(Step(id / 2 + 1)),
                 prompt_ids: vec![(id % 2) as u32],
                 prompt: Some(format!("question {}", id % 2).into()),
                 reward_names: vec!["r".into()],
@@ -352,7 +353,7 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let numbers = |wanted: Wanted| -> Vec<u64> {
-            let answer = list(&file, &Wanted { to: 9, limit: 20, ..wanted }, None);
+            let answer = list(&file, &Wanted { to: Step(9), limit: 20, ..wanted }, None);
             answer["groups"].as_array().unwrap().iter().map(|group| group["group"].as_u64().unwrap()).collect()
         };
         let only = |only: &str| Wanted { only: only.into(), ..Wanted::default() };
@@ -361,13 +362,13 @@ pub(crate) mod tests {
         assert_eq!(numbers(only("no-spread")), [3]);
         assert_eq!(numbers(only("spread")), [0, 1, 2]);
         assert_eq!(numbers(Wanted { sort: "-reward".into(), ..Wanted::default() }), [3, 2, 1, 0]);
-        assert_eq!(numbers(Wanted { from: 2, ..Wanted::default() }), [2, 3]);
+        assert_eq!(numbers(Wanted { from: Step(2), ..Wanted::default() }), [2, 3]);
         assert_eq!(numbers(Wanted { text: "ANSWER 2".into(), ..Wanted::default() }), [2]);
         let prompt = file.index()[1].prompt_hash;
         assert_eq!(numbers(Wanted { prompt: Some(prompt), ..Wanted::default() }), [1, 3]);
-        let first = list(&file, &Wanted { to: 9, limit: 3, ..Wanted::default() }, None);
+        let first = list(&file, &Wanted { to: Step(9), limit: 3, ..Wanted::default() }, None);
         assert_eq!((&first["total"], &first["next"]), (&json!(4), &json!(3)));
-        assert_eq!(map(&file, 10, 10, 0)["cells"][0][0], json!([1.5, 0.5, 1]));
+        assert_eq!(map(&file, 10, 10, Step(0))["cells"][0][0], json!([1.5, 0.5, 1]));
     }
 
     #[test]
@@ -401,8 +402,13 @@ pub(crate) mod tests {
         assert_eq!((&other["scored"], &other["nearest_scored"]), (&json!(false), &json!({ "place": 2, "step": 2 })));
         assert_eq!(one["completions"][1]["new_logprobs"], json!([-1.0, -0.5, -2.0]));
         assert_eq!(one["completions"][0]["new_logprobs"], Value::Null);
-        let wanted =
-            Wanted { to: 9, limit: 9, only: "updated".into(), updated: updated(Some(&updates)), ..Wanted::default() };
+        let wanted = Wanted {
+            to: Step(9),
+            limit: 9,
+            only: "updated".into(),
+            updated: updated(Some(&updates)),
+            ..Wanted::default()
+        };
         assert_eq!(list(&file, &wanted, None)["groups"][0]["group"], 2);
         assert_eq!(list(&file, &wanted, None)["total"], 1);
         let cut = window(&file, 2, 1, None, Some(&updates), (1, 1)).unwrap().unwrap();

@@ -6,6 +6,7 @@ use lockstep::wire::file::GroupFile;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::Instant;
+use telemetry::Step;
 
 /// Maximum number of points of a prompt's curve in a list of prompts, and of the curve of one prompt.
 const IN_LIST: usize = 40;
@@ -61,21 +62,21 @@ impl Change {
 
 impl Prompt<'_> {
     /// Step, reward and file index of a group.
-    fn point(&self, place: usize) -> (u64, f64, usize) {
+    fn point(&self, place: usize) -> (Step, f64, usize) {
         let entry = &self.file.index()[place];
-        (entry.step.unwrap_or(0), entry.reward, place)
+        (entry.step.unwrap_or_default(), entry.reward, place)
     }
 
-    fn first(&self) -> (u64, f64, usize) {
+    fn first(&self) -> (Step, f64, usize) {
         self.point(self.places[0])
     }
 
-    fn last(&self) -> (u64, f64, usize) {
+    fn last(&self) -> (Step, f64, usize) {
         self.point(self.places[self.places.len() - 1])
     }
 
     /// The group with the highest reward; the last one if several have it. Groups without a score are ignored.
-    fn best(&self) -> (u64, f64, usize) {
+    fn best(&self) -> (Step, f64, usize) {
         let points = self.places.iter().map(|&place| self.point(place)).filter(|(_, reward, _)| !reward.is_nan());
         points.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_else(|| self.last())
     }
@@ -89,7 +90,7 @@ impl Prompt<'_> {
         let every = self.places.len().div_ceil(most).max(1);
         // The last point is always included.
         let is_shown = |at: &usize| (self.places.len() - 1 - at).is_multiple_of(every);
-        let point = |(step, reward, place): (u64, f64, usize)| json!([step, short(reward), place]);
+        let point = |(step, reward, place): (Step, f64, usize)| json!([step, short(reward), place]);
         let points = (0..self.places.len()).filter(is_shown).map(|at| point(self.point(self.places[at])));
         let last = self.last().2;
         json!({
@@ -173,7 +174,7 @@ mod tests {
                 |i| Completion { rewards: vec![Some(rewards[prompt][step])], ..Completion::new(i, vec![1]) };
             Group {
                 group: GroupId((3 * step + prompt) as u64),
-                step: Some(step as u64 + 1),
+                step: Some(Step(step as u64 + 1)),
                 prompt_ids: vec![prompt as u32],
                 prompt: Some(format!("question {prompt}").into()),
                 reward_names: vec!["r".into()],
@@ -225,7 +226,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let group = |id: u64, step: Option<u64>, reward: f64, prompt: u32| Group {
             group: GroupId(id),
-            step,
+            step: step.map(Step),
             prompt_ids: vec![prompt],
             prompt: Some(format!("question {prompt}").into()),
             reward_names: vec!["r".into()],

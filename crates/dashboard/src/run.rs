@@ -14,7 +14,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
-use telemetry::{Alarm, Finding, Weight};
+use telemetry::{Alarm, Finding, Step, Weight};
 
 /// A training run, and the contents read from its files so far.
 pub struct RunFiles {
@@ -208,20 +208,22 @@ impl RunFiles {
         if lockstep::directory::writer(&self.root).is_some() {
             return "running";
         }
-        let took_all = || self.progress().1.is_some_and(|total| self.series.last_step() >= Some(total));
+        let took_all = || {
+            self.progress().1.is_some_and(|total| self.series.last_step().is_some_and(|step| step.left_of(total) == 0))
+        };
         if self.root.join("model").is_dir() || took_all() { "finished" } else { "stopped" }
     }
 
     /// The last step, and the planned number of steps.
-    pub fn progress(&self) -> (u64, Option<u64>) {
+    pub fn progress(&self) -> (Step, Option<u64>) {
         self.progress_of(&self.config())
     }
 
     /// Like [`progress`](Self::progress), with a configuration that was already read.
-    pub fn progress_of(&self, config: &Map<String, Value>) -> (u64, Option<u64>) {
+    pub fn progress_of(&self, config: &Map<String, Value>) -> (Step, Option<u64>) {
         let total = config.get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
         let total = total.map(|steps| steps as u64).or_else(|| self.json("record.json").get("total_steps")?.as_u64());
-        (self.series.last_step().unwrap_or(0), total)
+        (self.series.last_step().unwrap_or_default(), total)
     }
 
     /// Seconds since the last line of metrics was written.
@@ -281,8 +283,8 @@ impl RunFiles {
     /// The per-step values of a metric. Logged values precede them if older versions, which recorded none, trained the
     /// first steps.
     fn judged(&self, key: &str) -> Vec<f64> {
-        let own: Vec<(u64, f64)> = self.steps.values(key).collect();
-        let begin = own.first().map_or(u64::MAX, |(step, _)| *step);
+        let own: Vec<(Step, f64)> = self.steps.values(key).collect();
+        let begin = own.first().map_or(Step(u64::MAX), |(step, _)| *step);
         let logged = self.series.values(key).filter(|(step, _)| *step < begin);
         logged.chain(own.iter().copied()).map(|(_, value)| value).collect()
     }
@@ -299,7 +301,7 @@ impl RunFiles {
         let rewards =
             self.series.keys().filter_map(|key| Some((name(key)?, self.series.values(key).collect::<Vec<_>>())));
         let mut all: Vec<_> = rewards.filter_map(|(name, values)| Some((name, moved(&values)?))).collect();
-        all.sort_by_key(|(_, moved)| moved.half.unwrap_or(u64::MAX));
+        all.sort_by_key(|(_, moved)| moved.half.unwrap_or(Step(u64::MAX)));
         let line = |(name, m): &(String, Moved)| json!({ "name": name, "from": m.from, "to": m.to, "half": m.half });
         all.iter().map(line).collect()
     }
@@ -381,23 +383,23 @@ fn read_alarm(line: &Value) -> Alarm {
     Alarm {
         id: word("id"),
         subject: word("subject"),
-        since: alarm["since"].as_u64().unwrap_or_default(),
-        until: alarm["until"].as_u64(),
+        since: alarm["since"].as_u64().map(Step).unwrap_or_default(),
+        until: alarm["until"].as_u64().map(Step),
         quiet: alarm["quiet"].as_bool().unwrap_or_default(),
         ..Alarm::default()
     }
 }
 
 /// The JSON objects in these lines, with their steps.
-fn objects(lines: &[u8]) -> impl Iterator<Item = (u64, Map<String, Value>)> + '_ {
+fn objects(lines: &[u8]) -> impl Iterator<Item = (Step, Map<String, Value>)> + '_ {
     lines.split(|&byte| byte == b'\n').filter_map(|line| {
         let Ok(Value::Object(line)) = serde_json::from_slice(line) else { return None };
-        Some((line.get("step").and_then(Value::as_u64).unwrap_or(0), line))
+        Some((line.get("step").and_then(Value::as_u64).map(Step).unwrap_or_default(), line))
     })
 }
 
 /// The first and the last step of the recorded groups.
-fn steps_of(groups: Option<&GroupFile>) -> [Option<u64>; 2] {
+fn steps_of(groups: Option<&GroupFile>) -> [Option<Step>; 2] {
     let steps = || groups.iter().flat_map(|groups| groups.index()).filter_map(|entry| entry.step);
     [steps().min(), steps().max()]
 }

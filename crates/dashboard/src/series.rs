@@ -7,6 +7,7 @@
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use telemetry::Step;
 
 /// The bits of the NaN that marks a line without the metric; no metric has these bits.
 const MISSING: u64 = 0x7ff8_dead_beef_0001;
@@ -24,7 +25,7 @@ pub enum Axis {
 /// The metrics of one training run, as read from `metrics.jsonl` line by line.
 #[derive(Default)]
 pub struct Series {
-    steps: Vec<u64>,
+    steps: Vec<Step>,
     columns: BTreeMap<String, Vec<f64>>,
 }
 
@@ -53,7 +54,7 @@ impl Bucket {
 
 impl Series {
     /// Adds a line of metrics. Lines of the same step (a training step, and the evaluation after it) are merged.
-    pub fn add(&mut self, step: u64, line: &Map<String, Value>) {
+    pub fn add(&mut self, step: Step, line: &Map<String, Value>) {
         if self.steps.last() != Some(&step) {
             self.steps.push(step);
         }
@@ -67,7 +68,7 @@ impl Series {
     }
 
     /// The last step that was logged.
-    pub fn last_step(&self) -> Option<u64> {
+    pub fn last_step(&self) -> Option<Step> {
         self.steps.last().copied()
     }
 
@@ -77,9 +78,9 @@ impl Series {
     }
 
     /// The steps and values of the metric `key`.
-    pub fn values<'a>(&'a self, key: &str) -> impl Iterator<Item = (u64, f64)> + 'a {
+    pub fn values<'a>(&'a self, key: &str) -> impl Iterator<Item = (Step, f64)> + 'a {
         let column = self.columns.get(key).map_or(&[][..], Vec::as_slice);
-        let there = |(&step, &x): (&u64, &f64)| (x.to_bits() != MISSING).then_some((step, x));
+        let there = |(&step, &x): (&Step, &f64)| (x.to_bits() != MISSING).then_some((step, x));
         self.steps.iter().zip(column).filter_map(there)
     }
 
@@ -93,7 +94,7 @@ impl Series {
                 Some(tokens) if axis == Axis::Tokens => at = tokens,
                 // The logged time is the mean over the steps since the previous line.
                 Some(seconds) => {
-                    at += seconds * step.saturating_sub(before.unwrap_or(step)) as f64 / 60.0;
+                    at += seconds * step.0.saturating_sub(before.unwrap_or(step).0) as f64 / 60.0;
                     before = Some(step);
                 }
                 // An evaluation is at the position of the step before it.
@@ -108,16 +109,16 @@ impl Series {
     /// `x` is the value of the axis at the first line of each bucket.
     pub fn buckets_along(&self, axis: Axis, keys: &[String], from: f64, to: f64, pixels: usize) -> Value {
         let places = self.along(axis);
-        let inside: Vec<(u64, f64)> =
+        let inside: Vec<(Step, f64)> =
             self.steps.iter().copied().zip(places).filter(|(_, x)| (from..=to).contains(x)).collect();
         let steps = || inside.iter().map(|(step, _)| *step);
         // The default is the empty range of steps from 1 to 0.
-        let (first, last) = (steps().min().unwrap_or(1), steps().max().unwrap_or(0));
+        let (first, last) = (steps().min().unwrap_or(Step(1)), steps().max().unwrap_or_default());
         let mut buckets = self.buckets(keys, first, last, pixels);
         let width = buckets["width"].as_u64().unwrap_or(1);
         let mut x: BTreeMap<u64, f64> = BTreeMap::new();
         for (step, place) in inside {
-            x.entry(step / width * width).or_insert((place * 1e6).round() / 1e6);
+            x.entry(step.0 / width * width).or_insert((place * 1e6).round() / 1e6);
         }
         let of_bucket = |step: &Value| x.get(&step.as_u64().unwrap_or_default()).copied();
         let places: Vec<Option<f64>> = buckets["steps"].as_array().into_iter().flatten().map(of_bucket).collect();
@@ -128,9 +129,10 @@ impl Series {
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
     /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are omitted if a bucket
     /// is one step. `gaps` (the indices of buckets with only NaN or infinite values) is omitted if it is empty.
-    pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
-        let to = to.min(self.last_step().unwrap_or(0));
-        let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
+    pub fn buckets(&self, keys: &[String], from: Step, to: Step, pixels: usize) -> Value {
+        let to = to.min(self.last_step().unwrap_or_default());
+        let mut grid: Vec<u64> =
+            self.steps.iter().filter(|step| (from..=to).contains(step)).map(|step| step.0).collect();
         grid.sort_unstable();
         grid.dedup();
         let mut width = 1u64;
@@ -144,7 +146,7 @@ impl Series {
         let mut all: BTreeMap<u64, Vec<Bucket>> = BTreeMap::new();
         for (place, key) in keys.iter().enumerate() {
             for (step, x) in self.values(key).filter(|(step, _)| (from..=to).contains(step)) {
-                all.entry(step / width * width).or_insert_with(|| vec![Bucket::default(); keys.len()])[place].add(x);
+                all.entry(step.0 / width * width).or_insert_with(|| vec![Bucket::default(); keys.len()])[place].add(x);
             }
         }
         let column = |place: usize, of: &dyn Fn(&Bucket) -> f64| -> Vec<Value> {
@@ -207,15 +209,15 @@ mod tests {
     #[test]
     fn a_spike_of_one_step_stays_visible_in_a_hundred_thousand_steps() {
         let mut series = Series::default();
-        (1..=100_000).for_each(|step| series.add(step, &line(if step == 77_777 { 9.0 } else { 1.0 })));
-        let all = series.buckets(&["reward".into()], 0, u64::MAX, 500);
+        (1..=100_000).for_each(|step| series.add(Step(step), &line(if step == 77_777 { 9.0 } else { 1.0 })));
+        let all = series.buckets(&["reward".into()], Step(0), Step(u64::MAX), 500);
         let of = |name: &str| all["keys"]["reward"][name].as_array().unwrap().clone();
         assert!(of("max").iter().any(|x| x == 9.0) && of("min").iter().all(|x| x == 1.0));
         let (width, steps) = (all["width"].as_u64().unwrap(), all["steps"].as_array().unwrap().len());
         assert!(width == 256 && steps <= 500 && all.to_string().len() < 50_000, "{width} {steps}");
         // One more step changes only the last bucket.
-        series.add(100_001, &line(5.0));
-        let after = series.buckets(&["reward".into()], 0, u64::MAX, 500);
+        series.add(Step(100_001), &line(5.0));
+        let after = series.buckets(&["reward".into()], Step(0), Step(u64::MAX), 500);
         let means = |value: &Value| value["keys"]["reward"]["mean"].as_array().unwrap().clone();
         assert_eq!(means(&all)[..steps - 1], means(&after)[..steps - 1]);
     }
@@ -225,9 +227,9 @@ mod tests {
         let mut series = Series::default();
         for step in (2..=10).step_by(2) {
             let line = json!({ "step_time": 30.0, "num_tokens": 100 * step, "reward": step });
-            series.add(step, line.as_object().unwrap());
+            series.add(Step(step), line.as_object().unwrap());
             if step == 6 {
-                series.add(7, json!({ "eval_reward": 0.5 }).as_object().unwrap());
+                series.add(Step(7), json!({ "eval_reward": 0.5 }).as_object().unwrap());
             }
         }
         series
@@ -252,7 +254,7 @@ mod tests {
     #[test]
     fn a_run_without_times_or_tokens_has_no_such_axis() {
         let mut series = Series::default();
-        series.add(1, &line(1.0));
+        series.add(Step(1), &line(1.0));
         for axis in [Axis::Minutes, Axis::Tokens] {
             let none = series.buckets_along(axis, &["reward".into()], 0.0, f64::MAX, 99);
             assert_eq!((&none["steps"], &none["x"]), (&json!([]), &json!([])));
@@ -262,21 +264,21 @@ mod tests {
     #[test]
     fn a_rarely_logged_metric_is_shown_step_by_step() {
         let mut series = Series::default();
-        (1..=40).for_each(|i| series.add(25 * i, &line(i as f64)));
-        let all = series.buckets(&["reward".into()], 0, u64::MAX, 500);
+        (1..=40).for_each(|i| series.add(Step(25 * i), &line(i as f64)));
+        let all = series.buckets(&["reward".into()], Step(0), Step(u64::MAX), 500);
         assert_eq!((&all["width"], all["steps"].as_array().unwrap().len()), (&json!(1), 40));
-        assert_eq!(series.buckets(&["reward".into()], 0, u64::MAX, 20)["width"], 64);
+        assert_eq!(series.buckets(&["reward".into()], Step(0), Step(u64::MAX), 20)["width"], 64);
     }
 
     #[test]
     fn missing_metrics_and_non_finite_values_are_distinguished() {
         let mut series = Series::default();
-        series.add(1, &line(1.0));
-        series.add(2, &[("loss".to_owned(), "NaN".into())].into_iter().collect());
-        series.add(2, &[("eval_loss".to_owned(), 3.into())].into_iter().collect());
-        assert_eq!(series.values("reward").collect::<Vec<_>>(), [(1, 1.0)]);
-        assert_eq!(series.values("eval_loss").collect::<Vec<_>>(), [(2, 3.0)]);
-        let buckets = series.buckets(&["reward".into(), "loss".into()], 0, 9, 100);
+        series.add(Step(1), &line(1.0));
+        series.add(Step(2), &[("loss".to_owned(), "NaN".into())].into_iter().collect());
+        series.add(Step(2), &[("eval_loss".to_owned(), 3.into())].into_iter().collect());
+        assert_eq!(series.values("reward").collect::<Vec<_>>(), [(Step(1), 1.0)]);
+        assert_eq!(series.values("eval_loss").collect::<Vec<_>>(), [(Step(2), 3.0)]);
+        let buckets = series.buckets(&["reward".into(), "loss".into()], Step(0), Step(9), 100);
         assert_eq!(buckets["keys"]["loss"], json!({ "mean": [null, null], "non_finite": 1, "gaps": [1] }));
         assert_eq!(buckets["keys"]["reward"]["mean"], json!([1.0, null]));
     }
@@ -286,10 +288,10 @@ mod tests {
         let mut series = Series::default();
         let values = [json!(1.0), json!(4.0), json!(-2.0), json!("NaN"), json!("inf"), json!(8.0)];
         for (step, value) in (2..).zip(values) {
-            series.add(step, &[("a".to_owned(), value), ("step".to_owned(), 9.into())].into_iter().collect());
+            series.add(Step(step), &[("a".to_owned(), value), ("step".to_owned(), 9.into())].into_iter().collect());
         }
-        assert_eq!((series.keys().collect::<Vec<_>>(), series.last_step()), (vec!["a"], Some(7)));
-        let buckets = |from, to, pixels| series.buckets(&["a".into(), "b".into()], from, to, pixels);
+        assert_eq!((series.keys().collect::<Vec<_>>(), series.last_step()), (vec!["a"], Some(Step(7))));
+        let buckets = |from, to, pixels| series.buckets(&["a".into(), "b".into()], Step(from), Step(to), pixels);
         let none = vec![Value::Null; 3];
         let b = json!({ "mean": none, "min": none, "max": none, "count": [0, 0, 0], "non_finite": 0 });
         let (least, most) = ([1.0, -2.0, 8.0], [4.0, -2.0, 8.0]);
@@ -302,7 +304,7 @@ mod tests {
         assert_eq!(buckets(2, 7, 6), json!({ "width": 1, "steps": [2, 3, 4, 5, 6, 7], "keys": { "a": a, "b": none } }));
         assert_eq!([5, 2, 1, 0].map(|pixels| buckets(2, 7, pixels)["width"].as_u64().unwrap()), [2, 4, 8, 8]);
         assert_eq!(buckets(3, 4, 9)["steps"], json!([3, 4]), "both ends must be included");
-        assert_eq!(Series::default().buckets(&["a".into()], 0, 9, 9)["steps"], json!([]));
+        assert_eq!(Series::default().buckets(&["a".into()], Step(0), Step(9), 9)["steps"], json!([]));
     }
 
     #[test]

@@ -28,6 +28,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use telemetry::Step;
 
 /// Maximum number of browsers with live updates at the same time.
 const STREAMS: usize = 64;
@@ -177,6 +178,13 @@ fn number<T: std::str::FromStr>(words: &BTreeMap<String, String>, name: &str, de
     words.get(name).and_then(|word| word.parse().ok()).unwrap_or(default)
 }
 
+/// The end of a range of steps that has no end.
+const LAST: Step = Step(u64::MAX);
+
+fn step(words: &BTreeMap<String, String>, name: &str, default: Step) -> Step {
+    Step(number(words, name, default.0))
+}
+
 async fn runs(State(site): Shared) -> Response {
     let line = |(name, run): (String, Arc<Mutex<RunFiles>>)| {
         let mut run = lock(&run);
@@ -213,7 +221,7 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     let pixels = number(&words, "px", 500).clamp(1, 4000);
     let axis = match words.get("x").map(String::as_str) {
         None | Some("step") => {
-            let (from, to) = (number(&words, "from", 0), number(&words, "to", u64::MAX));
+            let (from, to) = (step(&words, "from", Step::START), step(&words, "to", LAST));
             return answer(&run.series().buckets(&keys, from, to, pixels));
         }
         Some("minutes") => Axis::Minutes,
@@ -240,7 +248,7 @@ async fn map(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respons
     let groups = site.runs.get(&name).and_then(|run| groups_of(&mut lock(&run), &words));
     let Some(groups) = groups else { return missing() };
     let (pixels, rows) = (number(&words, "px", 300).clamp(1, 2000), number(&words, "rows", 48).clamp(1, 512));
-    answer(&groups::map(&groups, pixels, rows, number(&words, "from", 0)))
+    answer(&groups::map(&groups, pixels, rows, step(&words, "from", Step::START)))
 }
 
 async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
@@ -258,10 +266,10 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
     };
     let Some(file) = file else { return missing() };
     let word = |name: &str| words.get(name).cloned().unwrap_or_default();
-    let step: Option<u64> = words.get("step").and_then(|step| step.parse().ok());
+    let only = words.get("step").and_then(|step| step.parse().ok()).map(Step);
     let wanted = Wanted {
-        from: step.unwrap_or_else(|| number(&words, "from", 0)),
-        to: step.unwrap_or_else(|| number(&words, "to", u64::MAX)),
+        from: only.unwrap_or_else(|| step(&words, "from", Step::START)),
+        to: only.unwrap_or_else(|| step(&words, "to", LAST)),
         only: word("only"),
         rewards,
         sort: word("sort"),
@@ -326,7 +334,7 @@ async fn spans(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respo
     let Some(run) = site.runs.get(&name) else { return missing() };
     let path = lock(&run).root().join("trace.json");
     let text = disk::read_to_string(path, disk::most::STATE).unwrap_or_default();
-    answer(&trace::spans(&text, number(&words(&uri), "step", 1)))
+    answer(&trace::spans(&text, step(&words(&uri), "step", Step(1))))
 }
 
 async fn stages(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {

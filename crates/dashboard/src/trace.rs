@@ -5,6 +5,7 @@ use crate::series::Series;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use telemetry::Step;
 
 /// Limits for the number of stage names and of spans in a step. Only a forged trace exceeds them.
 const MOST_NAMES: usize = 48;
@@ -12,10 +13,10 @@ const MOST_SPANS: usize = 1 << 16;
 
 /// The spans of an optimizer step. Spans outside the learner's track have the key `beside`: rewards scored during
 /// generation, checkpoints written in the background.
-pub fn spans(trace: &str, step: u64) -> Value {
-    let (mut found, mut before, mut learner) = (Vec::<Value>::new(), 0, 0);
+pub fn spans(trace: &str, step: Step) -> Value {
+    let (mut found, mut before, mut learner) = (Vec::<Value>::new(), Step::START, 0);
     for span in lines(trace) {
-        let Some(at) = span["args"]["step"].as_u64() else { continue };
+        let Some(at) = span["args"]["step"].as_u64().map(Step) else { continue };
         // A resumed run repeats some steps: the last spans of a step are used.
         if at < before && at <= step {
             found.clear();
@@ -55,7 +56,7 @@ pub struct Traced {
 /// A line of the trace.
 struct Span {
     name: String,
-    step: u64,
+    step: Step,
     track: u64,
     start_us: f64,
     end_us: f64,
@@ -66,7 +67,7 @@ impl Span {
         let start_us = line["ts"].as_f64()?;
         Some(Span {
             name: line["name"].as_str()?.to_owned(),
-            step: line["args"]["step"].as_u64()?,
+            step: line["args"]["step"].as_u64().map(Step)?,
             track: track(line),
             start_us,
             end_us: start_us + line["dur"].as_f64()?,
@@ -126,7 +127,7 @@ impl Traced {
     /// The seconds of each step by stage, in the buckets of a chart with this many pixels, and the background work.
     pub fn json(&self, pixels: usize) -> Value {
         let keys: Vec<String> = self.stages.keys().map(str::to_owned).collect();
-        let mut answer = self.stages.buckets(&keys, 0, u64::MAX, pixels);
+        let mut answer = self.stages.buckets(&keys, Step::START, Step(u64::MAX), pixels);
         answer["beside"] = json!({ "steps": self.steps, "seconds": self.beside });
         answer
     }
@@ -177,13 +178,13 @@ mod tests {
         // Computing the gradient and the optimizer step are two spans with the same name.
         let trace = ["rollout", "update", "update"].map(|name| line(name, 1, (0, 3, 2))).concat();
         let trace = format!("[\n{trace}{}{}", line("rollout", 2, (0, 6, 2)), line("update", 3, (0, 7, 2)));
-        let count = |trace: &str, step| spans(trace, step).as_array().unwrap().len();
+        let count = |trace: &str, step| spans(trace, Step(step)).as_array().unwrap().len();
         assert_eq!([1, 2, 3, 4].map(|step| count(&trace, step)), [3, 1, 1, 0]);
-        assert_eq!(spans(&trace, 2)[0]["start_us"], 6);
+        assert_eq!(spans(&trace, Step(2))[0]["start_us"], 6);
         // The run was resumed after step 1.
         let trace = trace + &line("rollout", 2, (0, 9, 2)) + &line("rollout", 3, (0, 10, 2));
-        assert_eq!((count(&trace, 2), spans(&trace, 2)[0]["start_us"].as_u64()), (1, Some(9)));
-        assert_eq!(spans(&trace, 3)[0]["start_us"], 10);
+        assert_eq!((count(&trace, 2), spans(&trace, Step(2))[0]["start_us"].as_u64()), (1, Some(9)));
+        assert_eq!(spans(&trace, Step(3))[0]["start_us"], 10);
     }
 
     #[test]
@@ -199,14 +200,14 @@ mod tests {
         let decode = json!({
             "name": "decode", "track": 2, "start_us": 30, "duration_us": 4, "flops": 5.0, "bytes": 6.0, "beside": false,
         });
-        let answer = spans(&trace, 1);
+        let answer = spans(&trace, Step(1));
         assert_eq!(
             (answer.as_array().unwrap().len(), &answer[0]),
             (2, &decode),
             "the span of the step itself is excluded"
         );
         assert_eq!((&answer[1]["name"], &answer[1]["beside"]), (&json!("rewards"), &json!(true)));
-        assert_eq!(spans("", 1), json!([]));
+        assert_eq!(spans("", Step(1)), json!([]));
     }
 
     #[test]

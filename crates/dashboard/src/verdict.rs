@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use telemetry::table::short_number;
-use telemetry::{Alarm, Weight};
+use telemetry::{Alarm, Step, Weight};
 
 /// The verdict on a training run.
 #[derive(Clone, Debug, PartialEq)]
@@ -226,12 +226,12 @@ pub struct Moved {
     /// The step at which half of the change was reached; `None` if the metric did not move significantly. It is the
     /// first step whose neighbourhood (five values; in long runs, a twentieth of all values) has a mean at least
     /// half-way from `from` to `to`.
-    pub half: Option<u64>,
+    pub half: Option<Step>,
 }
 
 /// The change of a metric; `None` if there are too few values. `values` has pairs of step and value.
-pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
-    let (steps, values): (Vec<u64>, Vec<f64>) = values.iter().filter(|(_, x)| x.is_finite()).copied().unzip();
+pub fn moved(values: &[(Step, f64)]) -> Option<Moved> {
+    let (steps, values): (Vec<Step>, Vec<f64>) = values.iter().filter(|(_, x)| x.is_finite()).copied().unzip();
     if values.len() < 4 {
         return None;
     }

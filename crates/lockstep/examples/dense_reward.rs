@@ -9,7 +9,7 @@
 //! like every constant answer, has one correct digit in ten.
 
 use lockstep::config::Algorithm;
-use lockstep::{Config, Purpose, Rows, Run, RunOptions};
+use lockstep::{Config, Purpose, Rows, Run, RunOptions, Step};
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};
 use rewards::{Reward, RewardBatch, Scores, StepEnd, StepScore};
@@ -73,7 +73,7 @@ fn best_constant(rows: &[Value]) -> f64 {
     (0..DIGITS).map(best_count).sum::<usize>() as f64 / rows.len() as f64
 }
 
-fn train(model: &Path, out: &Path, per_step: bool) -> anyhow::Result<Vec<(u64, f64)>> {
+fn train(model: &Path, out: &Path, per_step: bool) -> anyhow::Result<Vec<(Step, f64)>> {
     let config = Config {
         model_name_or_path: Some(model.display().to_string()),
         output_dir: Some(out.to_owned()),

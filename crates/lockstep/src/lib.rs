@@ -7,7 +7,7 @@
 //! | what | where |
 //! |---|---|
 //! | a training run: built, driven, stopped | [`Run`], [`RunOptions`], [`RunResult`], [`RunDir`], [`ResumeFrom`], [`StopReason`], [`StopSignal`], [`Stopped`], [`context()`] |
-//! | inputs of a run from a program, and its events | [`RewardInput`], [`Rows`], [`Policy`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`], [`functions`]; `telemetry::Sink`, `rewards::Reward` |
+//! | inputs of a run from a program, and its events | [`RewardInput`], [`Rows`], [`Policy`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`], [`Step`], [`functions`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | errors in the user's input | [`BadInput`], [`error`], [`bad_input!`] |
 //! | the files of a run and of its results | [`directory`], [`files`], [`wire`] (scored groups on disk and between processes) |
@@ -32,6 +32,7 @@ mod rollouts;
 mod run;
 mod session;
 mod sources;
+mod step;
 mod stop;
 mod trainers;
 mod verify;
@@ -46,6 +47,7 @@ pub use run::inputs::{Flow, Follow, LogRecord, ResumeFrom, RunEvent};
 pub use run::{RunDir, StopReason, context};
 pub use session::{Run, RunOptions, RunResult};
 pub use stop::{StopSignal, Stopped, is_stopped};
+pub use telemetry::Step;
 
 /// User functions that a run calls, other than rewards.
 pub mod functions {

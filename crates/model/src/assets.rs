@@ -133,7 +133,7 @@ mod tests {
         let odd = load(directory(json!({}), None).path(), Head::Lm).unwrap();
         assert!(odd.computing_in(DType::Bf16).is_err());
         // If `files.json` lists the files, a changed file is an error.
-        crate::io::FileList::of(dir.path(), 1).unwrap().write(dir.path()).unwrap();
+        crate::io::FileList::of(dir.path(), crate::Step(1)).unwrap().write(dir.path()).unwrap();
         assert!(load(dir.path(), Head::Lm).is_ok());
         std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();
         let error = load(dir.path(), Head::Lm).err().unwrap().to_string();

@@ -28,6 +28,10 @@ ids! {
     /// The index of a group (the completions of one prompt) in its training run. Groups are counted from 0, in the
     /// order of the prompts. Together with the seed, the index selects the random numbers for sampling the group.
     GroupId
+    /// A step of the training run: the number of optimizer steps done, including steps that changed nothing because
+    /// their loss was not finite. Telemetry, which this crate does not import, has its own type for steps;
+    /// `lockstep/src/step.rs` converts.
+    Step
     /// A version of the weights: the number of optimizer updates applied to them. (The number of batches that they were
     /// trained on is a different count, which other crates keep.)
     Updates

@@ -33,7 +33,7 @@ pub use columns::Columns;
 pub use config::{Family, FileDType, Head, ModelConfig};
 pub use error::{Error, Result};
 pub use finish::FinishReason;
-pub use ids::{GroupId, Updates};
+pub use ids::{GroupId, Step, Updates};
 pub use kv::KvCache;
 pub use nearest::{did_you_mean, nearest};
 pub use packing::{MicroBatch, PromptCompletion, PromptGroup};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::Step;
 use model::chat::Content;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,7 +32,7 @@ pub struct RewardBatch<'a> {
     /// For each completion, the index (from 0) of the dataset row that its prompt came from.
     pub rows: &'a [usize],
     /// The training step, which reward programs receive as `trainer_state.global_step`.
-    pub step: u64,
+    pub step: Step,
 }
 
 impl RewardBatch<'_> {
@@ -340,7 +341,7 @@ mod tests {
             completion_ids: &ids,
             columns: &columns,
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         };
         assert_eq!((batch.len(), batch.is_empty(), batch.column("r", "a").unwrap().len()), (2, false, 2));
         assert!(RewardBatch { completions: &[], ..batch }.is_empty());

@@ -105,7 +105,7 @@ mod tests {
                 completion_ids: &ids,
                 columns: &columns,
                 rows: &[0, 1, 2],
-                step: 0,
+                step: model::Step(0),
             })
         };
         let all = score(["1", "2", "4"]);
@@ -135,7 +135,7 @@ mod tests {
             completion_ids: &[vec![1], vec![2, 3]],
             columns: &Columns::from([("a".to_owned(), vec![4.into(), 5.into()])]),
             rows: &[6, 7],
-            step: 0,
+            step: model::Step(0),
         });
         assert_eq!(scores, Scores::new(vec![Some(0.5); 2]));
         let expected = [

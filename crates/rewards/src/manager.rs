@@ -10,7 +10,7 @@
 
 use crate::steps::misplaced;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, Scores, StepScore, TABLE_COLUMNS};
-use model::GroupId;
+use model::{GroupId, Step};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ pub struct RewardInputs {
 }
 
 impl RewardInputs {
-    fn batch(&self, step: u64) -> RewardBatch<'_> {
+    fn batch(&self, step: Step) -> RewardBatch<'_> {
         let RewardInputs { prompts, completions, ids, columns, rows } = self;
         RewardBatch { prompts, completions, completion_ids: ids, columns, rows, step }
     }
@@ -62,7 +62,7 @@ pub struct RewardManager<'a> {
     /// Makes the prompts, texts and dataset columns of a group's completions.
     pub make_inputs: MakeInputs<'a>,
     /// The training step, passed to rewards.
-    pub step: u64,
+    pub step: Step,
 }
 
 /// The scores of one completion from all rewards.
@@ -111,7 +111,7 @@ pub fn score_group(
     rewards: &mut [Box<dyn Reward>],
     asked: &[usize],
     inputs: &RewardInputs,
-    step: u64,
+    step: Step,
 ) -> Vec<GivenScores> {
     let (batch, list) = (inputs.batch(step), Asked::default());
     let ask = |&reward: &usize| {
@@ -150,7 +150,7 @@ impl Asked {
 /// A generation batch whose completions are being scored.
 pub struct RewardJob<'scope, 'a> {
     make_inputs: MakeInputs<'a>,
-    step: u64,
+    step: Step,
     names: Vec<String>,
     asked: Asked,
     /// The rewards that need all completions at once, with their indices.
@@ -306,7 +306,7 @@ impl<'scope> RewardWorker<'scope> {
         scope: &'scope Scope<'scope, '_>,
         rewards: Vec<(usize, &'a mut Box<dyn Reward>)>,
         make_inputs: MakeInputs<'a>,
-        step: u64,
+        step: Step,
         asked: Asked,
     ) -> std::io::Result<RewardWorker<'scope>> {
         let (groups, received) = channel();
@@ -330,7 +330,7 @@ impl<'scope> RewardWorker<'scope> {
 fn score_groups(
     mut rewards: Vec<(usize, &mut Box<dyn Reward>)>,
     make_inputs: &MakeInputs<'_>,
-    step: u64,
+    step: Step,
     received: &Receiver<(GroupId, Vec<Vec<u32>>)>,
     cancelled: &AtomicBool,
     asked: &Asked,

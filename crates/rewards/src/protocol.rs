@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::Step;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -24,7 +25,7 @@ struct Request<'a> {
 
 #[derive(Serialize)]
 struct TrainerState {
-    global_step: u64,
+    global_step: Step,
     /// The number of this request, which the answer may repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     request: Option<u64>,
@@ -67,7 +68,7 @@ struct Batch<'a> {
     completion_ids: &'a [Vec<u32>],
     columns: &'a Columns,
     rows: &'a [usize],
-    step: u64,
+    step: Step,
 }
 
 fn line(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
@@ -222,7 +223,7 @@ mod tests {
             completion_ids: &[vec![1, 2], vec![3]],
             columns: &columns,
             rows: &[7, 8],
-            step: 9,
+            step: model::Step(9),
         })
     }
 

@@ -146,7 +146,7 @@ mod tests {
             completion_ids: &[vec![], vec![]],
             columns: &Columns::new(),
             rows: &[0, 1],
-            step: 0,
+            step: model::Step(0),
         })
     }
 

@@ -6,6 +6,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::Step;
+
 /// Something that happened in a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
@@ -25,14 +27,14 @@ pub struct Event {
 pub enum EventKind {
     /// The metrics of a logged step (means since the previous logged step), or of an evaluation.
     Metrics {
-        step: u64,
+        step: Step,
         /// Names and values of the metrics, in the order in which they are written.
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
     /// The values of one optimizer step, logged or not, from which the run's verdict is computed.
     StepValues {
-        step: u64,
+        step: Step,
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
@@ -44,7 +46,7 @@ pub enum EventKind {
     },
     /// The distributions of some quantities of a step, such as rewards: every value, under the quantity's name. All
     /// values are finite.
-    Distributions { step: u64, values: Vec<(String, Vec<f64>)> },
+    Distributions { step: Step, values: Vec<(String, Vec<f64>)> },
     /// Recorded groups of completions, as the bytes that are appended to `rollouts.bin`.
     Rollout {
         #[serde(with = "base64_text")]
@@ -66,7 +68,7 @@ pub enum EventKind {
         name: String,
         /// The optimizer step that the stage is part of.
         #[serde(default)]
-        step: u64,
+        step: Step,
         /// Index of the stage's row in the trace. Each thread has a row, and so has each name of overlapped work.
         track: u64,
         start_us: f64,
@@ -86,11 +88,11 @@ pub enum EventKind {
         fields: Record,
     },
     /// A checkpoint was written to disk.
-    Checkpoint { step: u64, path: String },
+    Checkpoint { step: Step, path: String },
     /// An alarm was raised or ended after `step`.
-    Alarm { step: u64, alarm: Alarm },
+    Alarm { step: Step, alarm: Alarm },
     /// A finding was made after `step`: something wastes time or memory.
-    Finding { step: u64, finding: Finding },
+    Finding { step: Step, finding: Finding },
 }
 
 /// A finding: something that costs a training run time or memory and could be improved.
@@ -105,7 +107,7 @@ pub struct Finding {
     /// The usual remedy.
     pub remedy: String,
     /// The first and the last step that were measured.
-    pub steps: (u64, u64),
+    pub steps: (Step, Step),
 }
 
 impl Finding {
@@ -132,10 +134,10 @@ pub struct Alarm {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
     /// The first step at which the condition held.
-    pub since: u64,
+    pub since: Step,
     /// The step after which the condition no longer held, if it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub until: Option<u64>,
+    pub until: Option<Step>,
     /// The measurements that raised the alarm.
     pub evidence: String,
     /// Examples of completions that show the problem.
@@ -267,7 +269,7 @@ impl Record {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CompletionRows {
     /// The optimizer step that trains on the completions.
-    pub step: u64,
+    pub step: Step,
     /// The prompts: strings, or arrays of chat messages.
     pub prompts: Vec<Value>,
     /// The completions: strings, or arrays of chat messages.
@@ -336,10 +338,10 @@ mod tests {
         (text.clone(), serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}")))
     }
 
-    fn alarm(until: Option<u64>) -> Alarm {
+    fn alarm(until: Option<Step>) -> Alarm {
         Alarm {
             id: "truncated".into(),
-            since: 7,
+            since: Step(7),
             until,
             evidence: "all were cut".into(),
             examples: vec!["\"a b\"".into()],
@@ -352,14 +354,14 @@ mod tests {
     fn an_alarm_is_formatted_with_steps_evidence_and_remedy() {
         let words = "alarm truncated since step 7: all were cut\n  | \"a b\"\n  what helps: a higher limit";
         assert_eq!(alarm(None).to_string(), words);
-        let over = Alarm { subject: "math".into(), ..alarm(Some(12)) }.to_string();
+        let over = Alarm { subject: "math".into(), ..alarm(Some(Step(12))) }.to_string();
         assert_eq!(over, "alarm truncated (math) is over: it held from step 7 to step 12");
     }
 
     #[test]
     fn every_event_kind_round_trips_as_json() {
         let rows = CompletionRows {
-            step: 3,
+            step: Step(3),
             prompts: vec!["p".into()],
             completions: vec![serde_json::json!([{"role": "assistant", "content": "c"}])],
             rewards: vec![("r".into(), vec![None]), ("s".into(), vec![Some(0.1 + 0.2)])],
@@ -367,16 +369,16 @@ mod tests {
             advantages: vec![Some(-0.5)],
         };
         let kinds = [
-            EventKind::Metrics { step: 7, values: vec![("z".into(), 0.1 + 0.2), ("a".into(), -0.0)] },
-            EventKind::StepValues { step: 7, values: vec![("reward".into(), 0.1 + 0.2)] },
+            EventKind::Metrics { step: Step(7), values: vec![("z".into(), 0.1 + 0.2), ("a".into(), -0.0)] },
+            EventKind::StepValues { step: Step(7), values: vec![("reward".into(), 0.1 + 0.2)] },
             EventKind::Completions { rows, shown: 1 },
-            EventKind::Distributions { step: 7, values: vec![("reward".into(), vec![0.1 + 0.2, -0.0])] },
+            EventKind::Distributions { step: Step(7), values: vec![("reward".into(), vec![0.1 + 0.2, -0.0])] },
             EventKind::Rollout { record: vec![0, 255, 7, 1] },
             EventKind::Update { record: vec![7, 0] },
             EventKind::Evaluated { record: vec![1] },
             EventKind::Span {
                 name: "rollout".into(),
-                step: 4,
+                step: Step(4),
                 track: 1,
                 start_us: 0.5,
                 duration_us: 1e9,
@@ -385,10 +387,10 @@ mod tests {
             },
             EventKind::Progress { label: "grpo".into(), done: 3, total: 9, note: "reward 0.5".into() },
             EventKind::Message { level: Level::Warn, text: "careful".into(), fields: Record::new() },
-            EventKind::Checkpoint { step: 9, path: "checkpoints/step-000009".into() },
-            EventKind::Alarm { step: 9, alarm: alarm(None) },
-            EventKind::Alarm { step: 12, alarm: alarm(Some(12)) },
-            EventKind::Finding { step: 9, finding: Finding { id: "long_tail".into(), ..Finding::default() } },
+            EventKind::Checkpoint { step: Step(9), path: "checkpoints/step-000009".into() },
+            EventKind::Alarm { step: Step(9), alarm: alarm(None) },
+            EventKind::Alarm { step: Step(12), alarm: alarm(Some(Step(12))) },
+            EventKind::Finding { step: Step(9), finding: Finding { id: "long_tail".into(), ..Finding::default() } },
         ];
         for kind in kinds {
             let (text, back) = round_trip(kind.clone());
@@ -401,7 +403,7 @@ mod tests {
     fn nan_and_infinities_round_trip_and_metrics_keep_their_order() {
         let values = [("z", f64::NAN), ("b", f64::INFINITY), ("a", f64::NEG_INFINITY)];
         let (text, back) =
-            round_trip(EventKind::Metrics { step: 1, values: values.map(|(n, v)| (n.to_owned(), v)).to_vec() });
+            round_trip(EventKind::Metrics { step: Step(1), values: values.map(|(n, v)| (n.to_owned(), v)).to_vec() });
         assert!(text.contains("\"values\":{\"z\":\"NaN\",\"b\":\"Infinity\",\"a\":\"-Infinity\"}"), "{text}");
         let EventKind::Metrics { values: back, .. } = back.kind else { panic!("another kind: {text}") };
         assert!(back[0].1.is_nan() && (back[1].1, back[2].1) == (f64::INFINITY, f64::NEG_INFINITY));
@@ -422,7 +424,7 @@ mod tests {
         let quiet = Alarm { subject: "math".into(), ..quiet };
         assert_eq!(quiet.to_string(), "note: truncated (math) since step 7: all were cut");
         let over = "alarm truncated (math) is over: it held from step 7 to step 12";
-        assert_eq!(Alarm { until: Some(12), ..quiet.clone() }.to_string(), over);
+        assert_eq!(Alarm { until: Some(Step(12)), ..quiet.clone() }.to_string(), over);
         let plain = Alarm { quiet: false, examples: vec!["a".into(), "b".into()], ..quiet };
         let words = "alarm truncated (math) since step 7: all were cut\n  | a\n  | b\n  what helps: a higher limit";
         assert_eq!(plain.to_string(), words);
@@ -431,7 +433,7 @@ mod tests {
             says: "Few are long.".into(),
             evidence: "3 of 9.".into(),
             remedy: "a limit".into(),
-            steps: (2, 5),
+            steps: (Step(2), Step(5)),
         };
         let words = "finding long_tail, steps 2 to 5: Few are long. 3 of 9.\n  what helps: a limit";
         assert_eq!(finding.to_string(), words);

@@ -7,6 +7,7 @@
 //! metrics stay distinct even if they differ only in characters that Prometheus does not allow. This file neither reads
 //! files nor serves requests.
 
+use crate::Step;
 use crate::outputs::{self, Metric};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -31,7 +32,7 @@ pub struct RunMetrics {
     /// The state of the run: running, finished or stopped.
     pub state: &'static str,
     /// The number of optimizer steps done.
-    pub step: u64,
+    pub step: Step,
     /// The planned number of optimizer steps, if known.
     pub total_steps: Option<u64>,
     /// The active alarms: id, subject and weight.
@@ -73,7 +74,7 @@ pub fn exposition(runs: &[RunMetrics]) -> String {
             let help = "Whether the run is in this state: 1 or 0.";
             all.add("lockstep_run_state", "gauge", help, &[own[0], ("state", state)], value);
         }
-        all.add("lockstep_run_steps_total", "counter", "Optimizer steps done.", &own, run.step as f64);
+        all.add("lockstep_run_steps_total", "counter", "Optimizer steps done.", &own, run.step.0 as f64);
         if let Some(total) = run.total_steps {
             all.add("lockstep_run_planned_steps", "gauge", "Planned number of optimizer steps.", &own, total as f64);
         }

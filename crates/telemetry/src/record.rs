@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::build::Build;
-use crate::{Error, Result};
+use crate::{Error, Result, Step};
 
 /// The contents of `record.json`, which describes a training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ pub struct ForkedFrom {
     /// The directory of the original run.
     pub run: String,
     /// Number of optimizer steps that both runs have in common.
-    pub step: u64,
+    pub step: Step,
     /// The lineage of the weights after these steps; `None` for the initial model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
@@ -106,7 +106,7 @@ pub struct Start {
     /// Time of the start, in seconds since 1970.
     pub time_s: u64,
     /// The step after which the run continues; 0 at the first start.
-    pub step: u64,
+    pub step: Step,
     /// The time that `strftime_now` returns in chat templates, in seconds since 1970: the time of the run's first
     /// start. It is 0 in a record of an older version, which used the time of each start.
     #[serde(default, skip_serializing_if = "is_zero")]

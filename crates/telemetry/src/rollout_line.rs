@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::Step;
+
 /// The keys that have one element per completion in a line with a whole group.
 const PER_COMPLETION: [&str; 8] =
     ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions", "problems"];
@@ -184,7 +186,7 @@ impl RecordedCompletion {
 
     /// The completion as a JSON line. [`RolloutLine::read`] restores the same bits from it. `step` is the first
     /// optimizer step that trains on the completion.
-    pub fn line(&self, step: Option<u64>, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
+    pub fn line(&self, step: Option<Step>, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
         let mut line = Map::new();
         let mut put = |key: &str, value: Value| line.insert(key.to_owned(), value);
         let logps = |logps: &[f32]| -> Value { logps.iter().map(|&x| number(x)).collect() };
@@ -277,7 +279,7 @@ mod tests {
             problems: vec![json!({"reward": "b", "message": "no number"})],
         };
         let names = ["a".to_owned(), "b".to_owned()];
-        let line = Value::Object(recorded.line(Some(3), &[7, 8], &names)).to_string();
+        let line = Value::Object(recorded.line(Some(Step(3)), &[7, 8], &names)).to_string();
         let read = parse(&line).unwrap();
         let bits = |logps: &Option<Vec<f32>>| logps.as_ref().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&read.completions[0].logps), bits(&recorded.logps));
@@ -437,7 +439,7 @@ mod tests {
         };
         let rest = r#""prompt_ids":[7],"completion_ids":[1,2],"rewards":[0.5,null],"reward_names":["a","b"]"#;
         assert_eq!(text(&plain, None), format!("{{{rest}}}"));
-        assert_eq!(text(&plain, Some(3)), format!("{{\"step\":3,{rest}}}"));
+        assert_eq!(text(&plain, Some(Step(3))), format!("{{\"step\":3,{rest}}}"));
         let full = RecordedCompletion {
             logps: Some(vec![-0.1, -2.0]),
             ref_logps: Some(vec![-1.0, -0.0]),

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use crate::{EventKind, Sinks};
+use crate::{EventKind, Sinks, Step};
 use serde::{Deserialize, Serialize};
 
 /// The timers of a training run. A clone is another handle to the same timers.
@@ -32,7 +32,7 @@ struct Inner {
     run: Totals,
     step: Totals,
     /// The current step, for events.
-    number: u64,
+    number: Step,
     /// Named counts of the current step.
     counts: BTreeMap<String, f64>,
     /// The stack of open spans of each thread, as keys of `open`.
@@ -134,7 +134,7 @@ impl Stages {
                 start: Instant::now(),
                 run: Totals::default(),
                 step: Totals::default(),
-                number: 0,
+                number: Step::START,
                 counts: Default::default(),
                 stacks: HashMap::new(),
                 open: HashMap::new(),
@@ -181,7 +181,7 @@ impl Stages {
     }
 
     /// Sets the optimizer step of the spans that end from now on.
-    pub fn begin_step(&self, step: u64) {
+    pub fn begin_step(&self, step: Step) {
         lock(&self.inner).number = step;
     }
 

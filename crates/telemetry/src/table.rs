@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn tables_of_completions_look_like_those_of_trl() {
         let rows = crate::CompletionRows {
-            step: 42,
+            step: crate::Step(42),
             prompts: vec!["The sky is".into(), serde_json::json!([{"role": "user", "content": "Sun?"}])],
             completions: vec![" blue.".into(), " in the sky.".into()],
             rewards: vec![("Format".into(), vec![Some(0.789), None])],

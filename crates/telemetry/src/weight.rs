@@ -74,15 +74,16 @@ impl Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Step;
 
     fn alarm(id: &str, since: u64) -> Alarm {
-        Alarm { id: id.to_owned(), since, ..Alarm::default() }
+        Alarm { id: id.to_owned(), since: Step(since), ..Alarm::default() }
     }
 
     #[test]
     fn gaming_alarms_are_listed_first_and_notes_last() {
         let quiet = Alarm { quiet: true, ..alarm("truncated", 1) };
-        let over = Alarm { until: Some(9), ..alarm("one_text_wins", 1) };
+        let over = Alarm { until: Some(Step(9)), ..alarm("one_text_wins", 1) };
         let mut all = vec![
             quiet,
             over,

@@ -1,7 +1,7 @@
 //! Learning-rate schedules over optimizer steps, with the formulas of transformers' `get_scheduler`. A schedule is a
 //! function of the step only; transformers' schedules that follow a metric are not supported.
 //!
-//! With s = step (from 0), w = warm-up steps, n = total steps, p = (s − w) / max(1, n − w), the learning rate is
+//! With s = steps done, w = warm-up steps, n = total steps, p = (s − w) / max(1, n − w), the learning rate is
 //! multiplied by s / max(1, w) while s < w, then by
 //! - constant, constant_with_warmup: 1 (plain `constant` ignores w, as transformers does),
 //! - linear: max(0, (n − s) / max(1, n − w)),
@@ -137,19 +137,19 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The learning rate of optimizer step `step`, counted from 0.
-    pub fn at(&self, step: u64) -> f64 {
-        self.learning_rate * self.factor(step)
+    /// The learning rate of the optimizer step that follows `done` steps.
+    pub fn at(&self, done: u64) -> f64 {
+        self.learning_rate * self.factor(done)
     }
 
-    /// The learning rate at `step` as a fraction of the peak.
-    pub fn factor(&self, step: u64) -> f64 {
-        let (s, w, n) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
+    /// The learning rate after `done` steps as a fraction of the peak.
+    pub fn factor(&self, done: u64) -> f64 {
+        let (s, w, n) = (done as f64, self.warmup_steps as f64, self.total_steps as f64);
         let given = &self.arguments;
         if self.kind == ScheduleKind::Constant {
             return 1.0;
         }
-        if step < self.warmup_steps {
+        if done < self.warmup_steps {
             return self.warmup(s, w);
         }
         let progress = (s - w) / (n - w).max(1.0);
@@ -166,7 +166,7 @@ impl Schedule {
                 let progress = (s - w + 1.0) / (n - w).max(1.0);
                 between(self.least(), cosine(given.num_cycles, progress)).max(0.0)
             }
-            ScheduleKind::Polynomial if step > self.total_steps || n == w => given.lr_end / self.learning_rate,
+            ScheduleKind::Polynomial if done > self.total_steps || n == w => given.lr_end / self.learning_rate,
             ScheduleKind::Polynomial => {
                 let left = libm::pow(1.0 - (s - w) / (n - w), given.power);
                 ((self.learning_rate - given.lr_end) * left + given.lr_end) / self.learning_rate

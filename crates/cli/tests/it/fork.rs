@@ -74,7 +74,7 @@ fn removing_a_group_without_a_gradient_changes_no_bit() {
     good(root, &arguments("train", "run", RECORDED));
     let file = GroupFile::open(&root.join("run/rollouts.bin")).unwrap();
     let is_zero = |c: &Completion| matches!(c.advantage, Some(Advantage::Sequence(0.0)));
-    let of = |group: Group| (group.group.0, group.step.unwrap(), group.completions.iter().all(is_zero));
+    let of = |group: Group| (group.group.0, group.step.unwrap().0, group.completions.iter().all(is_zero));
     let groups: Vec<(u64, u64, bool)> = file.groups().map(|group| of(group.unwrap())).collect();
     for taught_nothing in [true, false] {
         let which = groups.iter().find(|(_, step, zero)| *zero == taught_nothing && *step > 1);

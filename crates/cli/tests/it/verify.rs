@@ -234,7 +234,7 @@ fn a_forged_value_is_found_at_the_step_that_trained_on_it() {
         rest = next;
     }
     fs::write(&path, lied).unwrap();
-    model::io::FileList::of(&checkpoint, 2).unwrap().write(&checkpoint).unwrap();
+    model::io::FileList::of(&checkpoint, model::Step(2)).unwrap().write(&checkpoint).unwrap();
     good(root, &["train", "--resume", "run/checkpoints/step-000002"]);
     let (printed, report) = verify(root, "run", &["--all"], "");
     let found = &report["difference"];
@@ -253,7 +253,7 @@ fn lie_in_weights(checkpoint: &Path) {
     let last = bytes.len() - 4;
     bytes[last] ^= 1;
     fs::write(&path, crate::support::without_checksum(bytes)).unwrap();
-    model::io::FileList::of(checkpoint, 4).unwrap().write(checkpoint).unwrap();
+    model::io::FileList::of(checkpoint, model::Step(4)).unwrap().write(checkpoint).unwrap();
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn group_of(id: u64, step: u64, rewards: &[f64], tokens: usize) -> Group {
     let one = |(place, reward): (usize, &f64)| completion(place, &vec![1; tokens], *reward, Some("none"));
     Group {
         group: GroupId(id),
-        step: Some(step),
+        step: Some(Step(step)),
         prompt_ids: vec![id as u32],
         prompt: Some(format!("question {id}").into()),
         reward_names: vec!["r".into()],
@@ -48,7 +48,7 @@ fn four(dir: &std::path::Path) -> GroupFile {
 }
 
 fn wanted() -> Wanted {
-    Wanted { to: 99, limit: 9, ..Wanted::default() }
+    Wanted { to: Step(99), limit: 9, ..Wanted::default() }
 }
 
 fn numbers(file: &GroupFile, wanted: &Wanted) -> Vec<u64> {
@@ -104,7 +104,7 @@ fn every_order_and_filter_selects_the_expected_groups() {
     assert_eq!((only("best"), only("worst")), (vec![11, 13, 10, 12], vec![12, 10, 13, 11]));
     assert_eq!((only("spread"), only("no-spread")), (vec![10, 12, 13], vec![11]));
     assert_eq!((only("updated"), only("cut"), only("other")), (vec![13], vec![], vec![10, 11, 12, 13]));
-    let range = |from, to| numbers(&file, &Wanted { from, to, ..wanted() });
+    let range = |from, to| numbers(&file, &Wanted { from: Step(from), to: Step(to), ..wanted() });
     assert_eq!((range(5, 5), range(6, 7), range(8, 9), range(9, 99)), (vec![10, 11], vec![12], vec![13], vec![]));
 }
 
@@ -134,17 +134,24 @@ fn a_map_lists_the_groups_of_each_step_from_best_to_worst() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[0.0, 2.0, 2]], [[2.0, 1.0, 3]]]);
-    assert_eq!(map(&file, 4, 9, 0), json!({ "steps": [5, 7, 8], "width": 1, "cells": cells }));
+    assert_eq!(map(&file, 4, 9, Step(0)), json!({ "steps": [5, 7, 8], "width": 1, "cells": cells }));
     // Four steps in two columns; the grid starts at the first step.
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
-    assert_eq!(map(&file, 3, 2, 0), json!({ "steps": [5, 7], "width": 2, "cells": cells }));
+    assert_eq!(map(&file, 3, 2, Step(0)), json!({ "steps": [5, 7], "width": 2, "cells": cells }));
     let one = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]]]);
-    assert_eq!(map(&file, 0, 2, 0), json!({ "steps": [5], "width": 4, "cells": one }), "every second of four groups");
-    assert_eq!(map(&file, 1, 0, 0)["cells"], json!([[[3.0, 0.0, 1]]]));
+    assert_eq!(
+        map(&file, 0, 2, Step(0)),
+        json!({ "steps": [5], "width": 4, "cells": one }),
+        "every second of four groups"
+    );
+    assert_eq!(map(&file, 1, 0, Step(0))["cells"], json!([[[3.0, 0.0, 1]]]));
     // From step 7 on: whole columns, on the same grid.
     let last = json!([[[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
-    assert_eq!(map(&file, 3, 2, 8), json!({ "steps": [7], "width": 2, "cells": last }));
-    assert_eq!((&map(&file, 4, 9, 7)["steps"], &map(&file, 4, 9, 9)["steps"]), (&json!([7, 8]), &json!([])));
+    assert_eq!(map(&file, 3, 2, Step(8)), json!({ "steps": [7], "width": 2, "cells": last }));
+    assert_eq!(
+        (&map(&file, 4, 9, Step(7))["steps"], &map(&file, 4, 9, Step(9))["steps"]),
+        (&json!([7, 8]), &json!([]))
+    );
 }
 
 #[test]

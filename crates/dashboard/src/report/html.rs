@@ -3,6 +3,7 @@
 use super::time::{Time, gains};
 use super::{Curve, Report, curve_names, differences, number};
 use std::fmt::Write as _;
+use telemetry::Step;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--bg:#fdfdfb;--ink:#1b1d1f;--ink2:#4b5056;--line:#d8d9d4;--a:#0067a5;\
@@ -109,11 +110,12 @@ fn figure(name: &str, reports: &[Report]) -> String {
         .collect();
     let all = || curves.iter().flat_map(|(_, curve)| curve.points.iter().copied());
     let (low, high) = all().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), (_, y)| (low.min(y), high.max(y)));
-    let (first, last) = all().fold((u64::MAX, 0), |(first, last), (x, _)| (first.min(x), last.max(x)));
+    let (first, last) = all().fold((u64::MAX, 0), |(first, last), (step, _)| (first.min(step.0), last.max(step.0)));
     let (wide, tall) = ((last - first).max(1) as f64, if high > low { high - low } else { 1.0 });
     let mut lines = String::new();
     for (place, curve) in &curves {
-        let place_of = |&(x, y): &(u64, f64)| ((x - first) as f64 / wide * 300.0, 98.0 - (y - low) / tall * 96.0);
+        let place_of =
+            |&(step, y): &(Step, f64)| ((step.0 - first) as f64 / wide * 300.0, 98.0 - (y - low) / tall * 96.0);
         let places: Vec<(f64, f64)> = match &curve.points[..] {
             // A single point is drawn as a short line, so that it is visible.
             [one] => {

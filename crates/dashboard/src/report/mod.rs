@@ -16,6 +16,7 @@ use lockstep::directory::ProfileRecord;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use telemetry::Step;
 use telemetry::table::short_number;
 
 /// The metrics that are shown as curves, if a run has them.
@@ -64,7 +65,7 @@ pub struct Curve {
     /// The name of the metric.
     pub name: &'static str,
     /// Pairs of step and value. If the run has more steps than points, each value is a mean over several steps.
-    pub points: Vec<(u64, f64)>,
+    pub points: Vec<(Step, f64)>,
 }
 
 impl Curve {
@@ -77,7 +78,7 @@ impl Curve {
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// The optimizer step that trained on the group.
-    pub step: u64,
+    pub step: Step,
     /// The prompt.
     pub prompt: String,
     /// Reward and text of the best completion.
@@ -110,9 +111,9 @@ impl Report {
 }
 
 fn curve(run: &RunFiles, name: &'static str) -> Option<Curve> {
-    let values: Vec<(u64, f64)> = run.series().values(name).filter(|(_, x)| x.is_finite()).collect();
+    let values: Vec<(Step, f64)> = run.series().values(name).filter(|(_, x)| x.is_finite()).collect();
     let width = values.len().div_ceil(POINTS).max(1);
-    let mean = |part: &[(u64, f64)]| (part[0].0, part.iter().map(|(_, x)| x).sum::<f64>() / part.len() as f64);
+    let mean = |part: &[(Step, f64)]| (part[0].0, part.iter().map(|(_, x)| x).sum::<f64>() / part.len() as f64);
     let points: Vec<_> = values.chunks(width).map(mean).collect();
     (!points.is_empty()).then_some(Curve { name, points })
 }
@@ -189,7 +190,7 @@ fn alarm(line: &Value) -> Option<String> {
 fn samples(run: &mut RunFiles) -> Vec<Sample> {
     let Some(file) = run.groups() else { return Vec::new() };
     let texts = run.tokens();
-    let last = file.index().iter().filter_map(|entry| entry.step).max().unwrap_or(0);
+    let last = file.index().iter().filter_map(|entry| entry.step).max().unwrap_or_default();
     let wanted = Wanted { from: last, to: last, sort: "-spread".to_owned(), limit: SAMPLES, ..Wanted::default() };
     let listed = groups::list(&file, &wanted, None);
     let places = listed["groups"].as_array().into_iter().flatten().filter_map(|group| group["place"].as_u64());
@@ -215,7 +216,12 @@ fn sample(group: &Value) -> Option<Sample> {
     let mut all: Vec<(f64, String)> = group["completions"].as_array()?.iter().filter_map(scored).collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let prompt = shown(&groups::plain(&group["prompt"]));
-    Some(Sample { step: group["step"].as_u64()?, prompt, best: all.last()?.clone(), worst: all.first()?.clone() })
+    Some(Sample {
+        step: group["step"].as_u64().map(Step)?,
+        prompt,
+        best: all.last()?.clone(),
+        worst: all.first()?.clone(),
+    })
 }
 
 /// The text on one line.

@@ -78,7 +78,7 @@ fn samples_come_from_the_last_step_and_tokens_are_joined() {
         };
         Group {
             group: lockstep::wire::GroupId(step),
-            step: Some(step),
+            step: Some(Step(step)),
             prompt: Some("asked".into()),
             reward_names: vec!["r".into()],
             reward_weights: vec![2.0],
@@ -90,7 +90,7 @@ fn samples_come_from_the_last_step_and_tokens_are_joined() {
     recorded(dir.path(), [group(1, "early"), group(2, "late")]);
     let found = Report::read(dir.path()).unwrap().samples;
     let [one] = &found[..] else { panic!("{} samples", found.len()) };
-    assert_eq!((one.step, one.prompt.as_str()), (2, "asked"));
+    assert_eq!((one.step.0, one.prompt.as_str()), (2, "asked"));
     assert_eq!((&one.best, &one.worst), (&(2.0, "late 1".to_owned()), &(0.0, "late 0".to_owned())));
 
     let tokens = json!({"step": 3, "prompt": "p", "weights": [1.0], "completions": [
@@ -172,7 +172,7 @@ fn text_from_a_run_is_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let mut report = run(dir.path(), "<script>alert(1)</script>".replace('/', "_").as_str(), 1.0, 5.0);
     let bad = "<img src=x onerror=alert(1)>\u{1b}[31m\"".to_owned();
-    report.samples = vec![Sample { step: 3, prompt: bad.clone(), best: (1.0, bad.clone()), worst: (0.0, bad) }];
+    report.samples = vec![Sample { step: Step(3), prompt: bad.clone(), best: (1.0, bad.clone()), worst: (0.0, bad) }];
     let page = html(&[report]);
     for tag in ["<script", "<img", "<i>", "<b>m", "\u{1b}"] {
         assert!(!page.contains(tag), "{tag}");

@@ -9,18 +9,18 @@ fn a_log_is_read_incrementally_and_again_if_it_was_replaced() {
     std::fs::write(&log, "{\"step\":1,\"reward\":0.5}\n{\"step\":2,\"rew").unwrap();
     let mut run = RunFiles::new(dir.path().to_owned());
     run.refresh();
-    assert_eq!(run.series().last_step(), Some(1));
+    assert_eq!(run.series().last_step(), Some(Step(1)));
     let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
     file.write_all(b"ard\":0.75}\n{\"step\":2,\"alarm\":{\"id\":\"truncated\"}}\nnot json\n").unwrap();
     run.refresh();
-    assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
+    assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(Step(1), 0.5), (Step(2), 0.75)]);
     assert_eq!(run.alarms(&run.verdict())[0]["alarm"]["id"], "truncated");
     assert_eq!(run.facts("x")["written_s"], json!([null, null]), "these lines have no time");
     assert_eq!((run.alarms(&run.verdict()).len(), run.active_alarms(&run.verdict()).len()), (1, 1));
     assert_eq!(run.state(), "stopped");
     std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();
     run.refresh();
-    assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
+    assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(Step(1), 2.0)]);
     assert!(run.alarms(&run.verdict()).is_empty());
     assert_eq!(run.facts("x")["groups"], Value::Null);
 }
@@ -76,13 +76,13 @@ fn a_long_log_is_read_in_pieces() {
     std::fs::write(&log, (1..=steps).map(line).collect::<String>()).unwrap();
     let mut run = RunFiles::new(dir.path().to_owned());
     run.refresh();
-    let expected: Vec<_> = (1..=steps).map(|step| (step, step as f64)).collect();
+    let expected: Vec<_> = (1..=steps).map(|step| (Step(step), step as f64)).collect();
     assert_eq!(run.series().values("reward").collect::<Vec<_>>(), expected);
     let whole = std::fs::metadata(&log).unwrap().len();
     for hole in [PIECE, 3 << 30, 1 << 40] {
         std::fs::File::options().write(true).open(&log).unwrap().set_len(whole + hole).unwrap();
         run.refresh();
-        assert_eq!((run.log.read(), run.series().last_step()), (whole, Some(steps)));
+        assert_eq!((run.log.read(), run.series().last_step()), (whole, Some(Step(steps))));
     }
     std::fs::write(&log, "x".repeat(2 * PIECE as usize)).unwrap();
     run.refresh();
@@ -192,7 +192,7 @@ fn the_facts_of_a_run_are_read_from_its_files() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let mut run = RunFiles::new(root.to_owned());
-    assert_eq!((run.progress(), run.silent_s(), run.mark()), ((0, None), None, (0, 0)));
+    assert_eq!((run.progress(), run.silent_s(), run.mark()), ((Step(0), None), None, (0, 0)));
     let write = |name: &str, text: &str| std::fs::write(root.join(name), text).unwrap();
     let config = "seed = 1  # the file\n# beta = 2  # the file\nlr = 1e-6  # default\nname = \"a = b\"  # --set\n";
     write("config.toml", config);
@@ -245,7 +245,7 @@ fn the_facts_of_a_run_are_read_from_its_files() {
     // The configured number of steps takes precedence if it is positive.
     for (steps, total) in [("12", Some(12)), ("-1", Some(9)), ("0", Some(9)), ("1", Some(1))] {
         write("config.toml", &format!("max_steps = {steps}\n"));
-        assert_eq!(run.progress(), (9, total));
+        assert_eq!(run.progress(), (Step(9), total));
     }
     std::fs::create_dir(root.join("model")).unwrap();
     assert_eq!(run.state(), "finished");
@@ -274,11 +274,11 @@ fn files_of_recorded_groups_are_reopened_as_they_grow() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = RunFiles::new(dir.path().to_owned());
     assert!(run.groups().is_none() && run.updates().is_none() && run.evaluations().is_none());
-    let group = |step: Option<u64>| Group { step, prompt_ids: vec![1], ..Group::default() };
+    let group = |step: Option<u64>| Group { step: step.map(Step), prompt_ids: vec![1], ..Group::default() };
     recorded(dir.path(), [group(Some(4)), group(Some(2)), group(None)]);
     let first = run.groups().unwrap();
     assert!(Arc::ptr_eq(&first, &run.groups().unwrap()), "an unchanged file must not be reopened");
-    assert_eq!((steps_of(Some(&first)), steps_of(None)), ([Some(2), Some(4)], [None, None]));
+    assert_eq!((steps_of(Some(&first)), steps_of(None)), ([Some(Step(2)), Some(Step(4))], [None, None]));
     recorded(dir.path(), [group(Some(7))]);
     assert_eq!(run.groups().unwrap().index().len(), 4);
     assert!(run.mark().1 > 0);

@@ -236,7 +236,7 @@ fn with_groups() -> Listening {
     let site = listening(3);
     let group = |id: u64, name: &str| Group {
         group: GroupId(id),
-        step: Some(id),
+        step: Some(Step(id)),
         prompt_ids: vec![id as u32],
         prompt: Some(format!("{name} {id}").into()),
         reward_names: vec!["r".into()],

@@ -33,16 +33,16 @@ const LEVEL: [f64; 60] = [
 fn the_first_metric_to_move_is_found_by_its_halfway_step() {
     let of = |of: &dyn Fn(f64) -> f64| -> Option<Moved> {
         let values = noisy(60, of);
-        moved(&(1..).zip(values).collect::<Vec<_>>())
+        moved(&(1..).map(Step).zip(values).collect::<Vec<_>>())
     };
-    let half = |middle: f64| of(&|t| (5.0 * (t - middle) + 0.5).clamp(0.0, 1.0)).unwrap().half.unwrap();
+    let half = |middle: f64| of(&|t| (5.0 * (t - middle) + 0.5).clamp(0.0, 1.0)).unwrap().half.unwrap().0;
     assert!((16..=20).contains(&half(0.3)), "{}", half(0.3));
     assert!((40..=44).contains(&half(0.7)), "{}", half(0.7));
     assert_eq!(of(&|_| 0.8).unwrap().half, None, "noise alone");
     // A falling metric also moves. A constant metric has no noise and does not move.
-    assert_eq!(of(&|t| -t).unwrap().half.map(|step| step / 10), Some(3));
-    assert_eq!(moved(&[(1, 0.8); 9]).unwrap().half, None);
-    assert_eq!(moved(&[(1, 0.8); 3]), None);
+    assert_eq!(of(&|t| -t).unwrap().half.map(|step| step.0 / 10), Some(3));
+    assert_eq!(moved(&[(Step(1), 0.8); 9]).unwrap().half, None);
+    assert_eq!(moved(&[(Step(1), 0.8); 3]), None);
 }
 
 #[test]
@@ -344,8 +344,8 @@ fn the_verdict_includes_alarms_held_out_values_and_the_end() {
     for (values, alarms, held_out, has_ended, state, says) in rows {
         let alarm = |&(id, since, until): &(&str, u64, Option<u64>)| Alarm {
             id: id.to_owned(),
-            since,
-            until,
+            since: Step(since),
+            until: until.map(Step),
             ..Alarm::default()
         };
         let alarms: Vec<Alarm> = alarms.iter().map(alarm).collect();

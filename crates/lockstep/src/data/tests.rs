@@ -11,6 +11,7 @@ use model::chat::{ChatTemplate, PromptEncoder};
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use serde_json::json;
 use std::path::Path;
+use telemetry::Step;
 
 fn spec(path: &Path) -> DatasetSpec {
     let config = Config { dataset_name: Some(path.to_string_lossy().into_owned()), ..Config::default() };
@@ -92,7 +93,7 @@ fn errors_of_invalid_rows_name_file_and_line() {
 fn parquet_rows_written_by_telemetry_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let rows = telemetry::CompletionRows {
-        step: 3,
+        step: Step(3),
         prompts: vec![json!("p"), json!("q")],
         completions: vec![json!("c"), json!("d")],
         rewards: vec![("length".into(), vec![Some(1.5), None])],
@@ -117,7 +118,7 @@ fn parquet_with_a_number_that_is_not_finite_is_refused_with_its_row() {
     for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let dir = tempfile::tempdir().unwrap();
         let rows = telemetry::CompletionRows {
-            step: 3,
+            step: Step(3),
             prompts: vec![json!("p"), json!("q")],
             completions: vec![json!("c"), json!("d")],
             rewards: vec![("length".into(), vec![Some(1.5), Some(value)])],
@@ -257,7 +258,7 @@ mod foreign {
     fn table() -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let rows = telemetry::CompletionRows {
-            step: 3,
+            step: Step(3),
             prompts: vec![json!("p"), json!("q")],
             completions: vec![json!("c"), json!("d")],
             rewards: vec![("length".into(), vec![Some(1.5), None])],

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Scope;
 use std::time::Duration;
-use telemetry::{Stages, stages::Span};
+use telemetry::{Stages, Step, stages::Span};
 
 /// The interval of reports while waiting for reward functions.
 const LONG_WAIT: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ pub struct CollectRequest<'a> {
     /// The weight of each reward function in a completion's total reward.
     pub reward_weights: &'a [f64],
     /// Optimizer steps done so far; passed to reward functions.
-    pub step: u64,
+    pub step: Step,
     /// Whether a non-finite log-probability raises the error [`NonFiniteLogp`]. If not, sampling from NaN logits
     /// returns an arbitrary token.
     pub refuse_non_finite: bool,

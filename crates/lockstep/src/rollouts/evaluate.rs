@@ -16,6 +16,7 @@ use model::{GroupId, ModelAssets};
 use rewards::{Problem, Reward};
 use rollout::{FinishReason, SamplingParams};
 use std::sync::Arc;
+use telemetry::Step;
 use train::evaluation::pass_at_k;
 
 /// The first group number of evaluations, far above training's, so that evaluations do not change the completions of
@@ -190,7 +191,7 @@ impl Evaluation {
         collector: &mut dyn Collect,
         policy: &Policy,
         reward_weights: &[f64],
-        step: u64,
+        step: Step,
         observer: &Observer<'_>,
     ) -> anyhow::Result<Vec<Outcome>> {
         let mut run_set = |set: &EvalSet| -> anyhow::Result<Outcome> {

@@ -10,6 +10,7 @@
 use super::collector::{CollectRequest, Collected, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
 use crate::data::prompts::Prompt;
+use crate::step::model_step;
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
 use model::tokenizer::Tokenizer;
@@ -20,6 +21,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hasher;
 use std::sync::Arc;
+use telemetry::Step;
 use twox_hash::XxHash3_64;
 use zerocopy::IntoBytes;
 
@@ -37,7 +39,7 @@ pub struct GroupJob {
     /// The weights to sample with.
     pub updates: Updates,
     /// Optimizer steps done so far; passed to reward functions.
-    pub step: u64,
+    pub step: Step,
     /// The names of the reward functions that the worker calls.
     pub rewards: Vec<String>,
     /// The completions so far of a group that has already begun.
@@ -50,7 +52,7 @@ pub struct GroupJob {
 #[derive(Clone, Debug, PartialEq)]
 pub struct BegunBatch {
     /// The optimizer steps done when the batch began.
-    pub step: u64,
+    pub step: Step,
     /// The dataset row of each group.
     pub prompts: Prompts,
     /// The completions of each group so far, with the workers' scores of ended groups.
@@ -94,7 +96,7 @@ pub fn score(
     let asked = job.rewards.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
     let prompts = Prompts::from([(job.group, Arc::new(job.prompt.clone()))]);
     let inputs = inputs_of_group(tokenizer, &prompts, group)?;
-    let mut scores = score_group(rewards, &asked, &inputs, job.step);
+    let mut scores = score_group(rewards, &asked, &inputs, model_step(job.step));
     scores.iter_mut().enumerate().for_each(|(place, given)| given.reward = place);
     // After a stop request, reward functions may have returned early with invalid scores.
     stop.check()?;

@@ -4,6 +4,7 @@
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
 use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
+use crate::step::model_step;
 use model::GroupId;
 use model::tokenizer::Tokenizer;
 use rewards::{Asked, GivenScores, RewardOutput, StepEnd, StepScore};
@@ -15,6 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Scope;
 use std::time::Instant;
+use telemetry::Step;
 
 /// The dataset's row of each group.
 pub type Prompts = BTreeMap<GroupId, Arc<Prompt>>;
@@ -66,7 +68,7 @@ pub struct RolloutScorer<'a> {
     /// Decodes completions to text.
     pub tokenizer: &'a Tokenizer,
     /// Optimizer steps done so far; passed to reward functions.
-    pub step: u64,
+    pub step: Step,
     /// Columns besides the dataset's.
     pub columns: GivenColumns,
 }
@@ -92,7 +94,8 @@ impl<'a> RolloutScorer<'a> {
         'a: 'scope,
     {
         let RolloutScorer { rewards, weights, tokenizer, step, columns } = self;
-        let manager = RewardManager { rewards, make_inputs: make_inputs(tokenizer, prompts, columns), step };
+        let manager =
+            RewardManager { rewards, make_inputs: make_inputs(tokenizer, prompts, columns), step: model_step(step) };
         Ok(ScoringJob { prompts, weights, tokenizer, job: manager.start(scope, elsewhere)? })
     }
 }

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 
 /// Moves everything that the run did after `step` into `abandoned/after-step-N`, a run directory that can be resumed.
 /// Checkpoints, completions tables and the final model are moved. Logs are copied, because the run's own logs are
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 ///
 /// The copies are made before the moves, and the newest checkpoint is moved first. If the process is killed in between,
 /// the newest remaining checkpoint still matches the logs.
-pub fn set_aside(run: &RunDir, step: u64, log_bytes: &BTreeMap<String, u64>) -> anyhow::Result<Option<PathBuf>> {
+pub fn set_aside(run: &RunDir, step: Step, log_bytes: &BTreeMap<String, u64>) -> anyhow::Result<Option<PathBuf>> {
     let later: Vec<_> = checkpoint::all(run).into_iter().filter(|(other, _)| *other > step).collect();
     let logged = fs::metadata(run.metrics()).is_ok_and(|file| file.len() > 0);
     if later.is_empty() && (!log_bytes.is_empty() || !logged) {
@@ -29,7 +30,7 @@ pub fn set_aside(run: &RunDir, step: u64, log_bytes: &BTreeMap<String, u64>) -> 
     Ok(Some(target))
 }
 
-fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> anyhow::Result<()> {
+fn move_to(run: &RunDir, target: &Path, step: Step, later: &[(Step, PathBuf)]) -> anyhow::Result<()> {
     let kept = RunDir::at(target);
     for dir in [kept.checkpoints(), kept.completions(), kept.tensorboard()] {
         disk::create_dir_all(dir)?;
@@ -43,7 +44,7 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
     }
     let is_later = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let number = name.strip_prefix("completions_").and_then(|name| name.split('.').next()?.parse::<u64>().ok());
+        let number = name.strip_prefix("completions_").and_then(|name| name.split('.').next()?.parse().ok()).map(Step);
         number.is_some_and(|number| number > step)
     };
     let tables = files(&run.completions()).into_iter().filter(is_later);
@@ -73,10 +74,10 @@ mod tests {
         run.create("").unwrap();
         // The run was killed before it logged the first step.
         fs::write(run.metrics(), "").unwrap();
-        assert_eq!(set_aside(&run, 0, &BTreeMap::new()).unwrap(), None);
+        assert_eq!(set_aside(&run, Step(0), &BTreeMap::new()).unwrap(), None);
         assert!(!run.root().join("abandoned").exists());
         fs::write(run.metrics(), "{}\n").unwrap();
-        let target = set_aside(&run, 0, &BTreeMap::new()).unwrap().unwrap();
+        let target = set_aside(&run, Step(0), &BTreeMap::new()).unwrap().unwrap();
         assert_eq!(fs::read_to_string(target.join("metrics.jsonl")).unwrap(), "{}\n");
     }
 
@@ -85,7 +86,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
         run.create("seed = 1\n").unwrap();
-        let checkpoints = |steps: &[u64]| steps.iter().for_each(|step| fs::create_dir(run.checkpoint(*step)).unwrap());
+        let checkpoints =
+            |steps: &[u64]| steps.iter().for_each(|step| fs::create_dir(run.checkpoint(Step(*step))).unwrap());
         checkpoints(&[1, 2, 3]);
         let tables =
             ["completions_00001.parquet", "completions_00002.parquet", "completions_3.jsonl", "completions_x.parquet"];
@@ -100,11 +102,11 @@ mod tests {
         fs::write(run.tensorboard().join("events"), "events").unwrap();
         fs::create_dir(run.model()).unwrap();
         let lengths = BTreeMap::from([("metrics.jsonl".to_owned(), 3)]);
-        assert_eq!(set_aside(&run, 3, &lengths).unwrap(), None, "the run has no later steps");
-        let target = set_aside(&run, 1, &lengths).unwrap().unwrap();
+        assert_eq!(set_aside(&run, Step(3), &lengths).unwrap(), None, "the run has no later steps");
+        let target = set_aside(&run, Step(1), &lengths).unwrap().unwrap();
         assert_eq!(target, run.root().join("abandoned/after-step-000001"));
         let kept = RunDir::open(&target).unwrap();
-        let steps = |run: &RunDir| checkpoint::all(run).iter().map(|(step, _)| *step).collect::<Vec<_>>();
+        let steps = |run: &RunDir| checkpoint::all(run).iter().map(|(step, _)| step.0).collect::<Vec<_>>();
         assert_eq!((steps(&run), steps(&kept)), (vec![1], vec![2, 3]));
         let there = |run: &RunDir| tables.map(|name| run.completions().join(name).exists());
         assert_eq!((there(&run), there(&kept)), ([true, false, false, true], [false, true, true, false]));
@@ -116,8 +118,8 @@ mod tests {
         assert_eq!(fs::read_to_string(kept.tensorboard().join("events")).unwrap(), "events");
         // A second directory of the same step has a different name.
         checkpoints(&[2]);
-        assert_eq!(set_aside(&run, 1, &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-2")));
+        assert_eq!(set_aside(&run, Step(1), &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-2")));
         checkpoints(&[2]);
-        assert_eq!(set_aside(&run, 1, &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-3")));
+        assert_eq!(set_aside(&run, Step(1), &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-3")));
     }
 }

@@ -109,7 +109,7 @@ impl TrainingRun {
             reporter.sinks().add(receivers);
         }
         let stages = device_meter::stages(&reporter, &learner.ctx);
-        stages.begin_step(step + 1);
+        stages.begin_step(step.next());
         let _span = stages.span("start");
         let profile = Profile::new(&dir, config.dtype.dtype(), injected.profiled);
         let log = RunLog::new(stages, reporter, alarms, profile, injected.callbacks, label);

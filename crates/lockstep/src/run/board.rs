@@ -17,7 +17,7 @@ use crate::stop::StopSignal;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use telemetry::{CompletionRows, Event, EventKind, Sink, TensorBoardSink};
+use telemetry::{CompletionRows, Event, EventKind, Sink, Step, TensorBoardSink};
 use train::Advantage;
 
 /// The number of completions shown per step.
@@ -43,7 +43,8 @@ pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
         sink.receive(&Event { time_s, ..Event::from(kind) })
     };
     for line in &lines {
-        let (Some(step), false) = (line.0.get("step").and_then(Value::as_u64), line.0.contains_key("alarm")) else {
+        let (Some(step), false) = (line.0.get("step").and_then(Value::as_u64).map(Step), line.0.contains_key("alarm"))
+        else {
             continue;
         };
         // Older versions recorded no times.
@@ -54,7 +55,7 @@ pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
         let values = own.map(|(name, value)| (name.clone(), value.as_f64().unwrap_or(f64::NAN))).collect();
         receive(time_s, EventKind::Metrics { step, values })?;
     }
-    let time_of = |step: u64| times.range(step..).next().or(times.iter().next_back()).map_or(0.0, |(_, time)| *time);
+    let time_of = |step: Step| times.range(step..).next().or(times.iter().next_back()).map_or(0.0, |(_, time)| *time);
     let tables = tables(&run.completions())?;
     let has_tables = !tables.is_empty();
     for path in tables {
@@ -65,9 +66,9 @@ pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
     if run.rollouts().is_file() {
         let file = GroupFile::open(&run.rollouts()).or_bad_input_in(run.rollouts().display())?;
         let texts = if has_tables { None } else { TokenTexts::open(&run.model()).ok() };
-        let mut steps: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        let mut steps: BTreeMap<Step, Vec<usize>> = BTreeMap::new();
         for (place, entry) in file.index().iter().enumerate() {
-            steps.entry(entry.step.unwrap_or(0)).or_default().push(place);
+            steps.entry(entry.step.unwrap_or_default()).or_default().push(place);
         }
         for (step, places) in steps {
             let groups = places.iter().map(|&place| file.read(place)).collect::<Result<Vec<_>, _>>();
@@ -115,7 +116,7 @@ fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
     let rewards = first.keys().filter(is_number);
     let rewards = rewards.map(|name| (name.clone(), column(name).iter().map(Value::as_f64).collect())).collect();
     Ok(Some(CompletionRows {
-        step: first.get("step").and_then(Value::as_u64).unwrap_or(0),
+        step: first.get("step").and_then(Value::as_u64).map(Step).unwrap_or_default(),
         prompts: column("prompt"),
         completions: column("completion"),
         rewards,
@@ -125,7 +126,7 @@ fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
 }
 
 /// The first completions of `groups`, decoded to text, as rows of a table.
-fn completions(step: u64, groups: &[Group], texts: &TokenTexts) -> anyhow::Result<CompletionRows> {
+fn completions(step: Step, groups: &[Group], texts: &TokenTexts) -> anyhow::Result<CompletionRows> {
     let mut rows = CompletionRows { step, ..CompletionRows::default() };
     let names = groups.first().map(|group| group.reward_names.clone()).unwrap_or_default();
     rows.rewards = names.into_iter().map(|name| (name, Vec::new())).collect();

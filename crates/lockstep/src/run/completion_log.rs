@@ -17,8 +17,8 @@ pub fn rows(
     rollouts: &Rollouts,
     advantages: &Advantages,
 ) -> anyhow::Result<Option<(CompletionRows, usize)>> {
-    let step = learner.step + 1;
-    let last = step >= learner.schedule.total_steps;
+    let step = learner.step.next();
+    let last = step.left_of(learner.schedule.total_steps) == 0;
     if !config.log_completions || !log.reporter.logs_at(step, last) {
         return Ok(None);
     }

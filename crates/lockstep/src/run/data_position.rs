@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::data::Sampler;
 use crate::error::BadInput;
 use crate::run::state::RunState;
+use telemetry::Step;
 
 /// How much of the training data a run has used.
 #[derive(Clone, Debug)]
@@ -26,24 +27,24 @@ impl DataPosition {
 
     /// The number of epochs read after `step`, by steps and by prompts drawn as replacements. An epoch that ended early
     /// counts as a full epoch.
-    pub fn epoch(&self, step: u64) -> f64 {
+    pub fn epoch(&self, step: Step) -> f64 {
         self.steps_of_epochs(step) as f64 / self.steps_per_epoch as f64 + self.sampler.extra_epochs()
     }
 
     /// Whether `step` is the last step of an epoch.
-    pub fn ends_epoch(&self, step: u64) -> bool {
+    pub fn ends_epoch(&self, step: Step) -> bool {
         self.steps_of_epochs(step).is_multiple_of(self.steps_per_epoch)
     }
 
     /// Ends the epoch after `step`; its remaining steps are skipped.
-    pub fn end_epoch(&mut self, step: u64) {
+    pub fn end_epoch(&mut self, step: Step) {
         let done = self.steps_of_epochs(step) % self.steps_per_epoch;
         self.sampler.end_epoch(if done == 0 { 0 } else { self.steps_per_epoch - done });
     }
 
     /// The number of steps up to `step`, including skipped steps.
-    fn steps_of_epochs(&self, step: u64) -> u64 {
-        step.saturating_add(self.sampler.state().skipped_steps)
+    fn steps_of_epochs(&self, step: Step) -> u64 {
+        step.0.saturating_add(self.sampler.state().skipped_steps)
     }
 
     /// Restores the position from a checkpoint.
@@ -102,21 +103,21 @@ mod tests {
         assert_eq!((position(0), position(5)), (1, 5));
         // Replacement prompts count as read data.
         let mut position = DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), 2);
-        assert_eq!(position.epoch(3), 1.5);
+        assert_eq!(position.epoch(Step(3)), 1.5);
         (0..5).for_each(|_| drop(position.sampler.take_extra(2)));
-        assert_eq!(position.epoch(3), 4.0);
+        assert_eq!(position.epoch(Step(3)), 4.0);
     }
 
     #[test]
     fn an_epoch_that_ended_early_counts_as_one() {
         let config = Config { shuffle_dataset: false, ..Config::default() };
         let mut position = DataPosition::new("h".into(), sampler(8, 2, &config).unwrap(), 4);
-        position.end_epoch(1);
-        assert_eq!((position.epoch(1), position.epoch(2)), (1.0, 1.25));
-        assert_eq!([1, 2, 4, 5].map(|step| position.ends_epoch(step)), [true, false, false, true]);
-        position.end_epoch(3);
-        assert_eq!((position.epoch(3), position.epoch(7)), (2.0, 3.0));
-        position.end_epoch(7);
-        assert_eq!((position.epoch(7), position.sampler.state().skipped_steps), (3.0, 5));
+        position.end_epoch(Step(1));
+        assert_eq!((position.epoch(Step(1)), position.epoch(Step(2))), (1.0, 1.25));
+        assert_eq!([1, 2, 4, 5].map(|step| position.ends_epoch(Step(step))), [true, false, false, true]);
+        position.end_epoch(Step(3));
+        assert_eq!((position.epoch(Step(3)), position.epoch(Step(7))), (2.0, 3.0));
+        position.end_epoch(Step(7));
+        assert_eq!((position.epoch(Step(7)), position.sampler.state().skipped_steps), (3.0, 5));
     }
 }

@@ -6,7 +6,7 @@ use super::state::{Best, RunState};
 use crate::config::Config;
 use crate::rollouts::evaluate::find;
 use anyhow::Context as _;
-use telemetry::Sinks;
+use telemetry::{Sinks, Step};
 
 /// The state of a run's evaluations so far.
 pub struct Evaluations {
@@ -42,11 +42,11 @@ impl Evaluations {
     pub fn take(
         &mut self,
         config: &Config,
-        step: u64,
+        step: Step,
         metrics: &[(String, f64)],
         sinks: &Sinks,
     ) -> anyhow::Result<bool> {
-        let Some(name) = config.metric_for_best_model.as_ref().filter(|_| step > 0) else {
+        let Some(name) = config.metric_for_best_model.as_ref().filter(|_| step > Step::START) else {
             // Before its first step, a run has no checkpoint that could be the best.
             return Ok(false);
         };
@@ -99,10 +99,10 @@ mod tests {
         let values = [f64::NAN, 1.0, f64::INFINITY, f64::NAN, 2.0];
         let ended = (1..).zip(values).map(|(step, value)| {
             let metrics = [(names[0].clone(), value)];
-            evaluations.take(&config, step, &metrics, &Sinks::new()).unwrap()
+            evaluations.take(&config, Step(step), &metrics, &Sinks::new()).unwrap()
         });
         assert_eq!(ended.collect::<Vec<_>>(), [false; 5]);
-        assert_eq!(evaluations.best, Some(Best { step: 5, metric: 2.0 }));
+        assert_eq!(evaluations.best, Some(Best { step: Step(5), metric: 2.0 }));
         assert_eq!(evaluations.without_improvement, 0);
     }
 
@@ -116,8 +116,8 @@ mod tests {
     fn course(config: &Config, name: &str, values: &[f64]) -> Vec<(bool, Option<u64>, u32)> {
         let mut evaluations = Evaluations::new(config, &[name.to_owned()], false).unwrap();
         let mut after = |(step, value): (u64, &f64)| {
-            let ends = evaluations.take(config, step, &[(name.to_owned(), *value)], &Sinks::new()).unwrap();
-            (ends, evaluations.best.as_ref().map(|best| best.step), evaluations.without_improvement)
+            let ends = evaluations.take(config, Step(step), &[(name.to_owned(), *value)], &Sinks::new()).unwrap();
+            (ends, evaluations.best.as_ref().map(|best| best.step.0), evaluations.without_improvement)
         };
         (1..).zip(values).map(&mut after).collect()
     }
@@ -154,14 +154,14 @@ mod tests {
         // A known metric may lack a value. An unknown name among the user's metrics ends the run.
         let mut known = new(&["reward"], false).unwrap();
         let other = [("eval_loss".to_owned(), 1.0)];
-        assert!(!known.take(&config, 1, &other, &Sinks::new()).unwrap());
+        assert!(!known.take(&config, Step(1), &other, &Sinks::new()).unwrap());
         assert_eq!((known.best, known.without_improvement), (None, 0));
         let mut unknown = new(&[], true).unwrap();
-        let error = unknown.take(&config, 1, &other, &Sinks::new()).unwrap_err();
+        let error = unknown.take(&config, Step(1), &other, &Sinks::new()).unwrap_err();
         assert!(error.is::<MetricsFailed>() && format!("{error:#}").contains("the metrics are eval_loss"), "{error:#}");
         // Before the first step, no checkpoint could be the best.
         let mut first = new(&["reward"], false).unwrap();
-        assert!(!first.take(&config, 0, &[("eval_reward".to_owned(), 1.0)], &Sinks::new()).unwrap());
+        assert!(!first.take(&config, Step(0), &[("eval_reward".to_owned(), 1.0)], &Sinks::new()).unwrap());
         assert_eq!(first.best, None);
     }
 }

@@ -17,7 +17,7 @@ use model::chat::PromptTime;
 use rewards::Reward;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use telemetry::{Console, Sinks};
+use telemetry::{Console, Sinks, Step};
 
 /// The inputs of every task.
 pub struct RunInputs {
@@ -161,7 +161,7 @@ pub type Flow = ControlFlow<()>;
 /// The metrics of a logged step (means since the last log), or of an evaluation.
 pub struct LogRecord<'a> {
     /// Optimizer steps done so far.
-    pub step: u64,
+    pub step: Step,
     /// Names and values of the metrics, with TRL's names.
     pub metrics: &'a [(String, f64)],
 }
@@ -177,16 +177,16 @@ impl LogRecord<'_> {
 pub enum RunEvent<'a> {
     /// An optimizer step begins; the number counts the steps done before it. A callback that breaks ends the run before
     /// this step.
-    Begin(u64),
+    Begin(Step),
     /// An optimizer step has ended; the number counts the steps done so far.
-    Step(u64),
+    Step(Step),
     /// An epoch or the run has ended with the step of this number, and all actions after this step are done. Reported
     /// only to callers that [decide](crate::RunOptions::decide).
-    Epoch(u64),
+    Epoch(Step),
     /// Metrics of a logged step or an evaluation are available.
     Log(LogRecord<'a>),
     /// A checkpoint is complete, with its step and directory.
-    Checkpoint(u64, &'a Path),
+    Checkpoint(Step, &'a Path),
 }
 
 /// An action after an optimizer step or an epoch.
@@ -206,9 +206,9 @@ pub enum Follow {
 
 type Decide = Box<dyn FnMut(Follow, bool) -> bool>;
 type OnEvent = Box<dyn FnMut(&RunEvent<'_>, &Policy) -> Flow>;
-type OnStep = Box<dyn FnMut(u64) -> Flow>;
+type OnStep = Box<dyn FnMut(Step) -> Flow>;
 type OnLog = Box<dyn FnMut(&LogRecord<'_>) -> Flow>;
-type OnCheckpoint = Box<dyn FnMut(u64, &Path) -> Flow>;
+type OnCheckpoint = Box<dyn FnMut(Step, &Path) -> Flow>;
 
 /// The caller's callbacks, in the order in which they were added.
 #[derive(Default)]
@@ -229,7 +229,7 @@ impl Callbacks {
         self.decide.as_mut().map_or(is_due, |decide| decide(what, is_due))
     }
 
-    pub(crate) fn step(&mut self, step: u64, policy: &Policy) {
+    pub(crate) fn step(&mut self, step: Step, policy: &Policy) {
         let flows = self.on_step.iter_mut().map(|call| call(step));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
         self.event(&RunEvent::Step(step), policy);
@@ -240,14 +240,14 @@ impl Callbacks {
         self.stops |= flows.filter(Flow::is_break).count() > 0;
     }
 
-    pub(crate) fn log(&mut self, step: u64, metrics: &[(String, f64)], policy: &Policy) {
+    pub(crate) fn log(&mut self, step: Step, metrics: &[(String, f64)], policy: &Policy) {
         let record = LogRecord { step, metrics };
         let flows = self.on_log.iter_mut().map(|call| call(&record));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
         self.event(&RunEvent::Log(record), policy);
     }
 
-    pub(crate) fn checkpoint(&mut self, step: u64, dir: &Path, policy: &Policy) {
+    pub(crate) fn checkpoint(&mut self, step: Step, dir: &Path, policy: &Policy) {
         let flows = self.on_checkpoint.iter_mut().map(|call| call(step, dir));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
         self.event(&RunEvent::Checkpoint(step, dir), policy);
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn metrics_of_a_record_are_found_by_name() {
         let metrics = [("loss".to_owned(), 1.5), ("reward".to_owned(), 2.5)];
-        let record = LogRecord { step: 3, metrics: &metrics };
+        let record = LogRecord { step: Step(3), metrics: &metrics };
         assert_eq!((record.get("loss"), record.get("reward"), record.get("kl")), (Some(1.5), Some(2.5), None));
     }
 }

@@ -9,7 +9,7 @@ use crate::run::state::RunState;
 use kernels::Context;
 use model::Trainable;
 use std::path::Path;
-use telemetry::{Stages, stages::Span};
+use telemetry::{Stages, Step, stages::Span};
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// The policy with its trainer and learning-rate schedule.
@@ -23,7 +23,7 @@ pub struct Learner {
     /// The learning-rate schedule.
     pub schedule: Schedule,
     /// Optimizer steps done so far.
-    pub step: u64,
+    pub step: Step,
     /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
@@ -39,7 +39,7 @@ pub struct Update {
 impl Learner {
     /// A learner of `policy` before the first step.
     pub fn new(ctx: Context, policy: Policy, trainer: Trainer, schedule: Schedule) -> Learner {
-        Learner { ctx, policy, trainer, schedule, step: 0, gradient_time_s: 0.0 }
+        Learner { ctx, policy, trainer, schedule, step: Step::START, gradient_time_s: 0.0 }
     }
 
     /// Restores the optimizer's moments from the directory `checkpoint`, and the counters from `state`. The policy has
@@ -54,7 +54,7 @@ impl Learner {
 
     /// Whether all steps of the schedule are done.
     pub fn is_done(&self) -> bool {
-        self.step >= self.schedule.total_steps
+        self.step.left_of(self.schedule.total_steps) == 0
     }
 
     /// Computes the gradient of the policy's loss on `samples`, which the next [`step`](Self::step) applies. A stop
@@ -69,7 +69,7 @@ impl Learner {
 
     /// Takes the optimizer step with the computed gradient.
     pub fn step(&mut self, stages: &Stages) -> anyhow::Result<Update> {
-        let learning_rate = self.schedule.at(self.step);
+        let learning_rate = self.schedule.at(self.step.0);
         let (span, before) = (stages.span("update"), kernels::context::counted());
         let params = StepParams { learning_rate };
         let stepped = self.trainer.step(&self.ctx, &mut self.policy.weights, params);
@@ -82,7 +82,7 @@ impl Learner {
         };
         record_ops(&span, before);
         record_parts(&span, &metrics);
-        self.step += 1;
+        self.step = self.step.next();
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 

@@ -12,7 +12,7 @@ use crate::rollouts::evaluate::find;
 use kernels::mean::over;
 use std::collections::BTreeMap;
 use std::time::Instant;
-use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
+use telemetry::{Alarm, EventKind, Finding, Sinks, Stages, Step};
 
 /// Everything that a training run reports.
 pub struct RunLog {
@@ -166,7 +166,7 @@ impl RunLog {
         let (totals, logging) = (self.stages.take_step(), self.stages.span("log"));
         self.reporter.set("epoch", data.epoch(step));
         self.reporter.set("num_tokens", data.num_tokens as f64);
-        self.stages.begin_step(step + 1);
+        self.stages.begin_step(step.next());
         device_meter::report(&mut self.reporter, &totals.stages, &learner.ctx);
         for (path, name) in TIMED {
             if let Some(stage) = totals.stages.iter().find(|stage| stage.path == path) {
@@ -236,13 +236,13 @@ impl RunLog {
     }
 
     /// Reports alarms that were raised or cleared after `step`.
-    pub fn emit_alarms(&self, step: u64, alarms: Vec<Alarm>) -> anyhow::Result<()> {
+    pub fn emit_alarms(&self, step: Step, alarms: Vec<Alarm>) -> anyhow::Result<()> {
         let emit = |alarm| self.sinks().emit(EventKind::Alarm { step, alarm });
         Ok(alarms.into_iter().try_for_each(emit)?)
     }
 
     /// Reports the profile's findings (signs of wasted time) after `step`.
-    pub fn emit_findings(&self, step: u64, findings: Vec<Finding>) -> anyhow::Result<()> {
+    pub fn emit_findings(&self, step: Step, findings: Vec<Finding>) -> anyhow::Result<()> {
         let emit = |finding| self.sinks().emit(EventKind::Finding { step, finding });
         Ok(findings.into_iter().try_for_each(emit)?)
     }
@@ -261,7 +261,7 @@ impl RunLog {
 
     /// The event that [`progress`](Self::progress) reports.
     pub fn progress_event(&self, learner: &Learner, note: String) -> EventKind {
-        let (label, done, total) = (self.label.to_owned(), learner.step, learner.schedule.total_steps);
+        let (label, done, total) = (self.label.to_owned(), learner.step.0, learner.schedule.total_steps);
         EventKind::Progress { label, done, total, note }
     }
 }

@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use telemetry::build::Build;
 use telemetry::record::{FileHash, RunRecord, Start, hash_file_until, sha256};
-use telemetry::system;
+use telemetry::{Step, system};
 
 /// The fields of the record that the caller of [`write()`] supplies.
 pub struct RunMetadata<'a> {
@@ -40,7 +40,7 @@ pub struct RunMetadata<'a> {
     /// SHA-256 of the training data.
     pub data_hash: &'a str,
     /// The last step before this start; 0 for a new run.
-    pub step: u64,
+    pub step: Step,
     /// The configuration keys changed by this start.
     pub changed: Vec<String>,
 }
@@ -70,7 +70,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     }];
     record.data.retain(|file| !file.sha256.is_empty());
     // A run that was killed before its first checkpoint restarts from step 0, with the model's current files.
-    let begins = metadata.step == 0;
+    let begins = metadata.step == Step::START;
     if begins || record.model.is_empty() {
         record.model = metadata.models.model.clone();
         if let Some(adapter) = config.model_name_or_path.as_ref().map(Path::new).filter(|dir| is_adapter(dir)) {

@@ -8,8 +8,8 @@ use crate::config::{Config, hyperparameters};
 use crate::rollouts::wire::{Group, records};
 use std::collections::BTreeMap;
 use telemetry::{
-    ClosedLog, CompletionRows, CompletionsSink, EventKind, HParam, MetricsSink, Sinks, StepsSink, TensorBoardSink,
-    TraceSink,
+    ClosedLog, CompletionRows, CompletionsSink, EventKind, HParam, MetricsSink, Sinks, Step, StepsSink,
+    TensorBoardSink, TraceSink,
 };
 
 /// The metrics by which a run is judged, and whether a higher value is better. The first of these metrics that the run
@@ -102,7 +102,7 @@ impl Reporter {
     }
 
     /// Truncates the log files to their lengths at the checkpoint after `step`, and restores the sums not yet logged.
-    pub fn resume(&mut self, step: u64, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
+    pub fn resume(&mut self, step: Step, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
         self.sinks.resume(step, log_bytes)?.iter().for_each(|note| self.sinks.warn(note));
         self.sums = sums;
         Ok(())
@@ -124,11 +124,11 @@ impl Reporter {
     }
 
     /// Reports histograms of the generation for the step after `step`.
-    pub fn distributions(&mut self, step: u64, values: Vec<(String, Vec<f64>)>) -> anyhow::Result<()> {
+    pub fn distributions(&mut self, step: Step, values: Vec<(String, Vec<f64>)>) -> anyhow::Result<()> {
         if values.is_empty() {
             Ok(())
         } else {
-            Ok(self.sinks.emit(EventKind::Distributions { step: step + 1, values })?)
+            Ok(self.sinks.emit(EventKind::Distributions { step: step.next(), values })?)
         }
     }
 
@@ -176,18 +176,18 @@ impl Reporter {
     }
 
     /// Whether the metrics of step `step` are logged.
-    pub fn logs_at(&self, step: u64, last: bool) -> bool {
-        step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
+    pub fn logs_at(&self, step: Step, last: bool) -> bool {
+        step.is_multiple_of(self.logging_steps) || last || (step == Step(1) && self.first_step)
     }
 
     /// Ends optimizer step `step`, and reports the step's values of the metrics in [`JUDGED`].
-    pub fn end_step(&mut self, step: u64) -> anyhow::Result<()> {
+    pub fn end_step(&mut self, step: Step) -> anyhow::Result<()> {
         let values: Vec<(String, f64)> = self.step_sums.take_means().into_iter().collect();
         if values.is_empty() { Ok(()) } else { Ok(self.sinks.emit(EventKind::StepValues { step, values })?) }
     }
 
     /// Reports the means since the last log as the metrics of `step`, and returns them; `None` if there are none.
-    pub fn log_now(&mut self, step: u64) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+    pub fn log_now(&mut self, step: Step) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let means: Vec<(String, f64)> = self.sums.take_means().into_iter().collect();
         if means.is_empty() {
             return Ok(None);
@@ -197,7 +197,7 @@ impl Reporter {
     }
 
     /// Reports metrics of `step` immediately, without averaging, for evaluations.
-    pub fn metrics(&mut self, step: u64, values: Vec<(String, f64)>) -> anyhow::Result<()> {
+    pub fn metrics(&mut self, step: Step, values: Vec<(String, f64)>) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }
 }

@@ -153,6 +153,7 @@ pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, 
 mod tests {
     use super::*;
     use std::fs;
+    use telemetry::Step;
 
     /// Creates a run with complete checkpoints of the steps 1 and 2.
     fn run() -> (tempfile::TempDir, RunDir) {
@@ -160,7 +161,7 @@ mod tests {
         let run = RunDir::fresh(&dir.path().canonicalize().unwrap()).unwrap();
         run.create("").unwrap();
         for step in [1, 2] {
-            checkpoint::write(&run, step, |dir| Ok(fs::write(dir.join(state::FILE), "{}")?)).unwrap();
+            checkpoint::write(&run, Step(step), |dir| Ok(fs::write(dir.join(state::FILE), "{}")?)).unwrap();
         }
         run.unlock();
         (dir, run)
@@ -169,21 +170,21 @@ mod tests {
     #[test]
     fn the_newest_checkpoint_is_found_even_if_it_was_moved_aside() {
         let (_dir, run) = run();
-        fs::rename(run.checkpoint(2), run.checkpoints().join(".unfinished-step-000002.old")).unwrap();
+        fs::rename(run.checkpoint(Step(2)), run.checkpoints().join(".unfinished-step-000002.old")).unwrap();
         let (_lock, from) = find_run(&run.root().to_string_lossy(), None).unwrap();
-        assert_eq!(from.checkpoint(), Some(&*run.checkpoint(2)));
+        assert_eq!(from.checkpoint(), Some(&*run.checkpoint(Step(2))));
     }
 
     #[test]
     fn the_model_of_a_run_is_its_result_or_its_newest_checkpoint() {
         let (_dir, run) = run();
         let model = |path: &Path| find_model(path).unwrap().1;
-        assert_eq!(model(run.root()), run.checkpoint(2));
-        assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
+        assert_eq!(model(run.root()), run.checkpoint(Step(2)));
+        assert_eq!(model(&run.checkpoint(Step(1))), run.checkpoint(Step(1)));
         // The result may be a checkpoint other than the newest, for example the best.
         fs::create_dir(run.model()).unwrap();
         assert_eq!(model(run.root()), run.model());
-        assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
+        assert_eq!(model(&run.checkpoint(Step(1))), run.checkpoint(Step(1)));
     }
 
     fn refused(result: anyhow::Result<impl Sized>) -> String {
@@ -203,9 +204,9 @@ mod tests {
             (dir, from.checkpoint().map(Path::to_owned))
         };
         let text = |path: &Path| path.display().to_string();
-        assert_eq!(place(&text(&root), None), (root.clone(), Some(run.checkpoint(2))));
-        assert_eq!(place("latest", Some(&root)), (root.clone(), Some(run.checkpoint(2))));
-        assert_eq!(place(&text(&run.checkpoint(1)), None), (root.clone(), Some(run.checkpoint(1))));
+        assert_eq!(place(&text(&root), None), (root.clone(), Some(run.checkpoint(Step(2)))));
+        assert_eq!(place("latest", Some(&root)), (root.clone(), Some(run.checkpoint(Step(2)))));
+        assert_eq!(place(&text(&run.checkpoint(Step(1))), None), (root.clone(), Some(run.checkpoint(Step(1)))));
         assert_eq!(
             refused(found("latest", None)),
             "--resume latest needs the run's directory. Give --out DIR, or --resume DIR"
@@ -230,7 +231,7 @@ mod tests {
         let root = dir.path().canonicalize().unwrap();
         let text = |path: &Path| path.display().to_string();
         let best = root.join("best");
-        symlink(run.checkpoint(1), &best).unwrap();
+        symlink(run.checkpoint(Step(1)), &best).unwrap();
         symlink("step-000001", run.checkpoints().join("latest")).unwrap();
         symlink(&root, root.join("again")).unwrap();
         let again = root.join("again/checkpoints/step-000001");
@@ -240,11 +241,11 @@ mod tests {
             let (found, from) = find_run(&text(&named), None).unwrap();
             assert_eq!(
                 (found.root(), from.checkpoint()),
-                (run.root(), Some(&*run.checkpoint(1))),
+                (run.root(), Some(&*run.checkpoint(Step(1)))),
                 "{}",
                 named.display()
             );
-            assert_eq!(find_model(&named).unwrap().1, run.checkpoint(1));
+            assert_eq!(find_model(&named).unwrap().1, run.checkpoint(Step(1)));
         }
         let stranger = root.join("stranger");
         fs::create_dir(&stranger).unwrap();
@@ -262,7 +263,7 @@ mod tests {
         // A checkpoint that is a link is not one of the run's own checkpoints.
         fs::remove_file(stranger.join("checkpoints")).unwrap();
         fs::create_dir(stranger.join("checkpoints")).unwrap();
-        symlink(run.checkpoint(2), stranger.join("checkpoints/step-000002")).unwrap();
+        symlink(run.checkpoint(Step(2)), stranger.join("checkpoints/step-000002")).unwrap();
         let (_, from) = find_run(&text(&stranger), None).unwrap();
         assert!(matches!(from, ResumeFrom::Beginning));
         assert!(find_run(&text(&stranger.join("checkpoints/step-000002")), None).is_err());
@@ -291,17 +292,18 @@ mod tests {
     fn the_error_of_a_damaged_checkpoint_names_the_one_before() {
         let (_dir, run) = run();
         let of = |step: u64, text: &str| {
-            let from = ResumeFrom::Checkpoint(run.checkpoint(step));
+            let from = ResumeFrom::Checkpoint(run.checkpoint(Step(step)));
             or_earlier(Err::<(), _>(anyhow::anyhow!("{text}")), &from, &run).unwrap_err().to_string()
         };
-        let damaged = |step: u64| format!("{}/x is damaged", run.checkpoint(step).display());
-        let before = format!("resume from the checkpoint before it with --resume {}", run.checkpoint(1).display());
+        let damaged = |step: u64| format!("{}/x is damaged", run.checkpoint(Step(step)).display());
+        let before =
+            format!("resume from the checkpoint before it with --resume {}", run.checkpoint(Step(1)).display());
         assert_eq!(of(2, &damaged(2)), format!("{}; {before}", damaged(2)));
         let first = "no earlier checkpoint exists: start a new run in another directory";
         assert_eq!(of(1, &damaged(1)), format!("{}; {first}", damaged(1)));
         // Other errors and successes are passed on unchanged.
         assert_eq!(of(2, "the disk is full"), "the disk is full");
-        assert_eq!(or_earlier(Ok(3), &ResumeFrom::Checkpoint(run.checkpoint(2)), &run).unwrap(), 3);
+        assert_eq!(or_earlier(Ok(3), &ResumeFrom::Checkpoint(run.checkpoint(Step(2))), &run).unwrap(), 3);
         let nothing = or_earlier(Err::<(), _>(anyhow::anyhow!(damaged(2))), &ResumeFrom::Nothing, &run);
         assert_eq!(nothing.unwrap_err().to_string(), damaged(2));
     }

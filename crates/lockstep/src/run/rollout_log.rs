@@ -5,7 +5,7 @@ use crate::rollouts::wire::file::GroupLog;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use telemetry::{Error, Event, EventKind, Result, Sink};
+use telemetry::{Error, Event, EventKind, Result, Sink, Step};
 
 /// The kind of groups in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Sink for RolloutLog {
         Ok(())
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, _step: Step, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.ended = false;
         let (recorded, there) = (lengths.get(self.kind.name()).copied().unwrap_or(0), self.log.len());
         let path = self.log.path().display().to_string();
@@ -153,14 +153,14 @@ mod tests {
 
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         let ids = || GroupFile::open(&path).unwrap().index().iter().map(|entry| entry.group.0).collect::<Vec<_>>();
-        let note = log.resume(1, &BTreeMap::from([(NAME.to_owned(), 10_000)])).unwrap().unwrap();
+        let note = log.resume(Step(1), &BTreeMap::from([(NAME.to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("rollouts.bin was deleted or shortened") && ids() == [1, 2], "{note}");
         let inside = BTreeMap::from([(NAME.to_owned(), lengths[NAME] + 3)]);
-        assert!(log.resume(1, &inside).unwrap().unwrap().contains("ends within a record"));
-        assert_eq!((log.resume(1, &lengths).unwrap(), ids()), (None, vec![1]));
+        assert!(log.resume(Step(1), &inside).unwrap().unwrap().contains("ends within a record"));
+        assert_eq!((log.resume(Step(1), &lengths).unwrap(), ids()), (None, vec![1]));
         receive(&mut log, 3);
         assert_eq!(ids(), [1, 3]);
-        log.resume(0, &BTreeMap::new()).unwrap();
+        log.resume(Step(0), &BTreeMap::new()).unwrap();
         assert!(ids().is_empty());
     }
 
@@ -181,7 +181,7 @@ mod tests {
         assert!(note.contains("rollouts.bin") && note.contains("max_rollouts_bytes"), "{note}");
         assert_eq!(log.check().unwrap(), None, "the note is returned once");
         // A run that resumes from before the limit records again.
-        log.resume(1, &BTreeMap::from([(NAME.to_owned(), one as u64)])).unwrap();
+        log.resume(Step(1), &BTreeMap::from([(NAME.to_owned(), one as u64)])).unwrap();
         receive(&mut log, 7);
         assert_eq!(ids(&path), [1, 7]);
 

@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use telemetry::Step;
 
 /// The directory of one run. Clones share the lock of the directory.
 #[derive(Clone, Debug)]
@@ -241,7 +242,7 @@ impl RunDir {
         self.root.join("checkpoints")
     }
     /// Directory of the checkpoint after `step` optimizer steps.
-    pub fn checkpoint(&self, step: u64) -> PathBuf {
+    pub fn checkpoint(&self, step: Step) -> PathBuf {
         self.checkpoints().join(format!("step-{step:06}"))
     }
     /// Directory of the final model.

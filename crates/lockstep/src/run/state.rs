@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
+use telemetry::Step;
 
 /// The format version of written files.
 const FORMAT: u32 = 3;
@@ -39,7 +40,7 @@ pub struct RunState {
     /// Version of the file format.
     pub format: u32,
     /// Optimizer steps done so far.
-    pub step: u64,
+    pub step: Step,
     /// Version number of the weights.
     pub weights_version: Updates,
     /// Instruction set of the run.
@@ -77,7 +78,7 @@ pub struct RunState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The step after which it ran.
-    pub step: u64,
+    pub step: Step,
     /// The value of the metric, stored as its bits.
     #[serde(with = "bits64")]
     pub metric: f64,

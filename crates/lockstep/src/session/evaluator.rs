@@ -19,7 +19,7 @@ use model::chat::PromptTime;
 use rewards::{Content, RewardModel};
 use rollout::{Engine, SamplingParams};
 use std::path::Path;
-use telemetry::{Sinks, Stages};
+use telemetry::{Sinks, Stages, Step};
 
 /// Held-out prompts, and the rewards that score their completions. Works for all models with the same tokenizer and
 /// shape.
@@ -109,6 +109,6 @@ impl Evaluator {
         let weights = self.config.weights_of_rewards();
         // Nothing observes the evaluation.
         let observer = Observer { stages: &Stages::default(), on_wait: &|_, _| {} };
-        evaluation.run(&mut self.collector, policy, &weights, 0, &observer)
+        evaluation.run(&mut self.collector, policy, &weights, Step::START, &observer)
     }
 }

@@ -30,7 +30,7 @@ use crate::{BadInput, trainers};
 use model::chat::PromptTime;
 use rewards::RewardSpec;
 use std::path::Path;
-use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
+use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Step, Summary};
 
 /// The dataset name of rows in the caller's memory.
 const IN_MEMORY: &str = "memory";
@@ -48,14 +48,14 @@ pub struct Run {
 pub struct RunResult {
     /// The reason why the run ended.
     pub stop_reason: StopReason,
-    /// Optimizer steps done so far.
-    pub step: u64,
+    /// The last optimizer step that is done; step 0 before the first.
+    pub step: Step,
     /// Tokens that the run has seen.
     pub num_tokens: u64,
     /// The metrics of the last logged step.
     pub metrics: Vec<(String, f64)>,
     /// Step and metric of the best evaluation, if `metric_for_best_model` is set.
-    pub best: Option<(u64, f64)>,
+    pub best: Option<(Step, f64)>,
     /// The coefficient of the entropy bonus at the end, if the loss has one.
     pub entropy_coef: Option<f64>,
     /// The run's directory.
@@ -153,8 +153,8 @@ impl Run {
         Ok(Run { task, training, has_begun: false, ended, only_evaluates })
     }
 
-    /// Optimizer steps done so far.
-    pub fn steps_done(&self) -> u64 {
+    /// The last optimizer step that is done; step 0 before the first.
+    pub fn last_step(&self) -> Step {
         self.training.learner.step
     }
 
@@ -242,7 +242,7 @@ impl Run {
 
     /// Saves the last step. Before the first step there is nothing to save.
     fn save_step(&mut self) -> anyhow::Result<()> {
-        if self.training.learner.step > 0 {
+        if self.training.learner.step > Step::START {
             self.training.save(&mut *self.task)?;
         }
         self.finish_checkpoint()
@@ -257,7 +257,7 @@ impl Run {
     fn advance(&mut self) -> anyhow::Result<Option<StopReason>> {
         self.training.stop.check()?;
         if !std::mem::replace(&mut self.has_begun, true)
-            && self.training.learner.step == 0
+            && self.training.learner.step == Step::START
             && self.training.config.eval_on_start
         {
             self.evaluate()?;

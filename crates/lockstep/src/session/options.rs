@@ -15,7 +15,7 @@ use model::Sharing;
 use model::chat::PromptTime;
 use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::{Path, PathBuf};
-use telemetry::{Console, Sink};
+use telemetry::{Console, Sink, Step};
 
 /// The objects that the caller injects into a run in addition to its configuration. By default nothing is injected,
 /// nothing is printed, and all cores are used.
@@ -60,7 +60,7 @@ impl RunOptions {
     }
 
     /// Calls `call` after each optimizer step, with the number of steps so far.
-    pub fn on_step(mut self, call: impl FnMut(u64) -> Flow + 'static) -> Self {
+    pub fn on_step(mut self, call: impl FnMut(Step) -> Flow + 'static) -> Self {
         self.injected.callbacks.on_step.push(Box::new(call));
         self
     }
@@ -73,7 +73,7 @@ impl RunOptions {
 
     /// Calls `call` with the step and the directory of each checkpoint when it is complete: before the next optimizer
     /// step, or at the end.
-    pub fn on_checkpoint(mut self, call: impl FnMut(u64, &Path) -> Flow + 'static) -> Self {
+    pub fn on_checkpoint(mut self, call: impl FnMut(Step, &Path) -> Flow + 'static) -> Self {
         self.injected.callbacks.on_checkpoint.push(Box::new(call));
         self
     }

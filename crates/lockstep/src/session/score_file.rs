@@ -6,6 +6,7 @@ use crate::config::{ComputeDType, Config};
 use crate::data::{DatasetSpec, Example};
 use crate::error::OrBadInput;
 use crate::rollouts::rewards::{check_columns_of, models, named_rewards, ready_rewards};
+use crate::step::model_step;
 use crate::stop::StopSignal;
 use model::chat::PromptTime;
 use model::{GroupId, Tokenizer};
@@ -15,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use telemetry::Sinks;
+use telemetry::{Sinks, Step};
 
 /// A completion with its scores.
 pub struct ScoredRow {
@@ -91,7 +92,8 @@ pub fn score_file(
     };
     let start = Instant::now();
     let (names, output) = std::thread::scope(|scope| -> anyhow::Result<_> {
-        let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(make_inputs), step: 0 };
+        let manager =
+            RewardManager { rewards: &mut rewards, make_inputs: Arc::new(make_inputs), step: model_step(Step::START) };
         let mut job = manager.start(scope, &[])?;
         let numbered = || GroupId(0).and_after().zip(&ids);
         numbered().for_each(|(group, ids)| job.group_ended(group, || ids.clone()));

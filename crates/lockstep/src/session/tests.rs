@@ -22,7 +22,7 @@ use model::{ModelConfig, Weights};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, atomic::AtomicUsize, atomic::Ordering};
 use std::{ops::ControlFlow, path::Path};
-use telemetry::{Event, EventKind, Sink};
+use telemetry::{Event, EventKind, Sink, Step};
 
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40,
 "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -90,7 +90,7 @@ fn a_closure_scores_rows_in_memory() {
         sample.column("row")?.as_f64()
     });
     let result = Run::new(Purpose::Grpo, config(dir.path(), "out"), options).unwrap().run().unwrap();
-    assert_eq!((result.stop_reason, result.step), (StopReason::Completed, 6));
+    assert_eq!((result.stop_reason, result.step.0), (StopReason::Completed, 6));
     assert_eq!(scored.load(Ordering::Relaxed), 6 * 4);
     let mean = result.metric("rewards/row/mean").unwrap();
     assert!((0.0..=5.0).contains(&mean) && result.metric("reward") == Some(mean), "{mean}");
@@ -124,7 +124,7 @@ fn a_run_driven_step_by_step_has_the_bits_of_a_whole_run() {
     let mut run = Run::new(Purpose::Grpo, config(dir.path(), "steps"), options()).unwrap();
     assert_eq!(run.total_steps(), 6);
     for step in 1..6 {
-        assert_eq!((run.step().unwrap(), run.steps_done()), (None, step));
+        assert_eq!((run.step().unwrap(), run.last_step().0), (None, step));
     }
     assert_eq!(run.step().unwrap(), Some(StopReason::Completed));
     assert_eq!(run.step().unwrap(), Some(StopReason::Completed), "an ended run takes no further step");
@@ -140,11 +140,11 @@ fn a_caller_can_save_and_evaluate_between_any_steps() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let (steps, logs) = (order.clone(), order.clone());
     let options = options().eval_rows(rows()).on_log(move |log: &LogRecord<'_>| {
-        logs.lock().unwrap().push((log.step, if log.get("eval_reward").is_some() { "evaluation" } else { "log" }));
+        logs.lock().unwrap().push((log.step.0, if log.get("eval_reward").is_some() { "evaluation" } else { "log" }));
         ControlFlow::Continue(())
     });
     let options = options.on_step(move |step| {
-        steps.lock().unwrap().push((step, "step"));
+        steps.lock().unwrap().push((step.0, "step"));
         ControlFlow::Continue(())
     });
     let mut run = Run::new(Purpose::Grpo, config, options).unwrap();
@@ -153,17 +153,18 @@ fn a_caller_can_save_and_evaluate_between_any_steps() {
     run.step().unwrap();
     run.save_checkpoint().unwrap();
     // A saved step is not saved again.
-    let mark = run.dir().checkpoint(1).join("mark");
+    let mark = run.dir().checkpoint(Step(1)).join("mark");
     std::fs::write(&mark, "").unwrap();
     run.save_checkpoint().unwrap();
     assert!(mark.exists());
     run.step().unwrap();
     run.evaluate_now().unwrap();
-    assert!(run.dir().checkpoint(1).is_dir() && !run.dir().checkpoint(2).exists() && run.steps_per_epoch() > 0);
+    let saved = [1, 2].map(|step| run.dir().checkpoint(Step(step)).is_dir());
+    assert!(saved == [true, false] && run.steps_per_epoch() > 0);
     // A run that is finished before its last step has a checkpoint and can be resumed.
     let result = run.finish().unwrap();
-    assert_eq!((result.stop_reason, result.step), (StopReason::Requested, 2));
-    assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());
+    assert_eq!((result.stop_reason, result.step.0), (StopReason::Requested, 2));
+    assert!(result.dir.checkpoint(Step(2)).is_dir() && result.dir.model().is_dir());
     let expected = [(1, "step"), (1, "log"), (2, "step"), (2, "log"), (2, "evaluation")];
     assert_eq!(*order.lock().unwrap(), expected);
 }
@@ -173,27 +174,28 @@ fn a_callback_ends_the_run_and_an_interrupted_one_resumes_to_the_same_bits() {
     let dir = directory();
     let whole = Run::new(Purpose::Grpo, config(dir.path(), "whole"), options()).unwrap().run().unwrap();
 
-    let stops = options().on_step(|step| if step == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    let stops =
+        options().on_step(|step| if step == Step(3) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
     let stopped = Run::new(Purpose::Grpo, config(dir.path(), "stopped"), stops).unwrap().run().unwrap();
-    assert_eq!((stopped.stop_reason, stopped.step), (StopReason::Requested, 3));
-    assert!(stopped.dir.checkpoint(3).is_dir() && stopped.dir.model().is_dir());
+    assert_eq!((stopped.stop_reason, stopped.step.0), (StopReason::Requested, 3));
+    assert!(stopped.dir.checkpoint(Step(3)).is_dir() && stopped.dir.model().is_dir());
 
     let (stop, saved) = (StopSignal::new(), Arc::new(Mutex::new(Vec::new())));
     let (signal, checkpoints) = (stop.clone(), saved.clone());
     let interrupted = options().stop_signal(stop).on_checkpoint(move |step, path| {
-        checkpoints.lock().unwrap().push((step, path.join("run_state.json").exists()));
-        if step == 4 {
+        checkpoints.lock().unwrap().push((step.0, path.join("run_state.json").exists()));
+        if step == Step(4) {
             signal.request();
         }
         ControlFlow::Continue(())
     });
     let interrupted = Run::new(Purpose::Grpo, config(dir.path(), "interrupted"), interrupted).unwrap().run().unwrap();
     // The checkpoint was written while the fifth step was prepared; this step is taken, and is the last.
-    assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 5));
+    assert_eq!((interrupted.stop_reason, interrupted.step.0), (StopReason::Interrupted, 5));
     assert_eq!(*saved.lock().unwrap(), [(2, true), (4, true), (5, true)]);
     assert!(!interrupted.dir.model().exists());
     let resumed = Run::resume(Purpose::Grpo, interrupted.dir.root(), options()).unwrap().run().unwrap();
-    assert_eq!((resumed.stop_reason, resumed.step), (StopReason::Completed, 6));
+    assert_eq!((resumed.stop_reason, resumed.step.0), (StopReason::Completed, 6));
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&resumed.dir.model()));
 }
 
@@ -204,15 +206,15 @@ fn a_stop_leaves_a_checkpoint_whatever_is_configured() {
     let stop = StopSignal::new();
     let signal = stop.clone();
     let options = options().stop_signal(stop).on_step(move |step| {
-        if step == 3 {
+        if step == Step(3) {
             signal.request();
         }
         ControlFlow::Continue(())
     });
     let config = Config { save_strategy: Strategy::No, ..config(dir.path(), "out") };
     let result = Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
-    assert_eq!((result.stop_reason, result.step), (StopReason::Interrupted, 3));
-    assert!(result.dir.checkpoint(3).is_dir() && !result.dir.model().exists());
+    assert_eq!((result.stop_reason, result.step.0), (StopReason::Interrupted, 3));
+    assert!(result.dir.checkpoint(Step(3)).is_dir() && !result.dir.model().exists());
 }
 
 /// A reward program that scores all completions as 1, and logs 0 in the first round of each step and 1 in the second.
@@ -247,9 +249,9 @@ fn a_discarded_generation_leaves_no_trace() {
     let whole = Run::new(Purpose::Grpo, run("whole"), stopping_at(0)).unwrap().run().unwrap();
     let interrupted = Run::new(Purpose::Grpo, run("run"), stopping_at(3 * 8 + 8)).unwrap().run().unwrap();
     // No checkpoint was due after the third step; it is saved after the generation is discarded.
-    assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 3));
+    assert_eq!((interrupted.stop_reason, interrupted.step.0), (StopReason::Interrupted, 3));
     let resumed = Run::resume(Purpose::Grpo, interrupted.dir.root(), stopping_at(0)).unwrap().run().unwrap();
-    assert_eq!((resumed.step, resumed.num_tokens), (6, whole.num_tokens));
+    assert_eq!((resumed.step.0, resumed.num_tokens), (6, whole.num_tokens));
     let lines = std::fs::read_to_string(resumed.dir.metrics()).unwrap();
     let second = |line: &str| {
         let line: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
@@ -300,7 +302,7 @@ fn a_completed_run_takes_no_further_step() {
     std::fs::remove_dir_all(&checkpoints).unwrap();
     std::fs::write(&checkpoints, "in the way").unwrap();
     assert!(run.step().is_err());
-    assert_eq!((run.step().unwrap(), run.steps_done()), (Some(StopReason::Completed), 1));
+    assert_eq!((run.step().unwrap(), run.last_step().0), (Some(StopReason::Completed), 1));
 }
 
 /// A task whose evaluations return the given losses.
@@ -339,7 +341,7 @@ fn patience_counts_evaluations_in_a_row() {
         let mut run = Run::new(Purpose::Sft, config, sft).unwrap();
         run.task = Box::new(Evaluated { task: run.task, losses: losses.into_iter() });
         let result = run.run().unwrap();
-        (result.stop_reason, result.step, result.best)
+        (result.stop_reason, result.step.0, result.best.map(|(step, metric)| (step.0, metric)))
     };
     let early = ends("early", [3.0, 4.0, 5.0, 0.0, 0.0, 0.0]);
     assert_eq!(early, (StopReason::EarlyStopping, 3, Some((1, 3.0))));
@@ -386,8 +388,8 @@ fn a_stop_request_ends_the_wait_for_a_batch() {
         }
     })));
     let result = run.run().unwrap();
-    assert_eq!((result.stop_reason, result.step), (StopReason::Interrupted, 0));
-    assert!(!result.dir.checkpoint(0).exists());
+    assert_eq!((result.stop_reason, result.step.0), (StopReason::Interrupted, 0));
+    assert!(!result.dir.checkpoint(Step(0)).exists());
 }
 
 /// After a reward has failed a step, the same run repeats the step in the same process.
@@ -412,9 +414,9 @@ fn a_failed_step_is_repeated_with_the_same_bits() {
     (0..3).for_each(|_| assert_eq!(run.step().unwrap(), None));
     let error = format!("{:#}", run.step().unwrap_err());
     assert!(error.contains("stopped after step 3") && error.contains("vowels"), "{error}");
-    assert!(run.steps_done() == 3 && run.dir().checkpoint(3).is_dir());
+    assert!(run.last_step() == Step(3) && run.dir().checkpoint(Step(3)).is_dir());
     let failed = run.run().unwrap();
-    assert_eq!((failed.step, failed.num_tokens), (6, whole.num_tokens));
+    assert_eq!((failed.step.0, failed.num_tokens), (6, whole.num_tokens));
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&failed.dir.model()));
     let metrics = |dir: &crate::RunDir| -> Vec<Value> {
         let text = std::fs::read_to_string(dir.metrics()).unwrap();
@@ -467,7 +469,7 @@ struct Logged(Arc<Mutex<Vec<(u64, usize)>>>);
 impl Sink for Logged {
     fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
         if let EventKind::Metrics { step, values } = &event.kind {
-            self.0.lock().unwrap().push((*step, values.len()));
+            self.0.lock().unwrap().push((step.0, values.len()));
         }
         Ok(())
     }
@@ -480,7 +482,7 @@ fn sinks_and_callbacks_receive_what_is_logged_to_files() {
     let seen = logs.clone();
     let sft = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
     let sft = sft.sink(Logged(events.clone())).on_log(move |log: &LogRecord<'_>| {
-        seen.lock().unwrap().push((log.step, log.metrics.len()));
+        seen.lock().unwrap().push((log.step.0, log.metrics.len()));
         ControlFlow::Continue(())
     });
     let config = Config { eval_strategy: Strategy::Epoch, ..config(dir.path(), "sft") };

@@ -114,6 +114,7 @@ mod tests {
     use model::Updates;
     use rollout::{Completion, FinishReason};
     use serde_json::Map;
+    use telemetry::Step;
 
     fn group(group: u64, tokens: usize) -> RolloutGroup {
         let completion = Completion {
@@ -138,7 +139,7 @@ mod tests {
             Arc::new(Prompt { row: 0, tokens, content, columns: Map::new() })
         };
         let prompts = (7..10).map(|group| (GroupId(group), prompt())).collect();
-        let mut batch = BegunBatch { step: 3, prompts, answers: Vec::new(), rewards: Vec::new() };
+        let mut batch = BegunBatch { step: Step(3), prompts, answers: Vec::new(), rewards: Vec::new() };
         assert!([6, 7, 10].map(GroupId).into_iter().all(|group| batch.answer(group).is_none()));
         batch.take_up(&mut (6..11).map(|of| (GroupId(of), group(of, 1))).collect());
         let expected = [7, 8, 9].map(|group| answer(group, 1));
@@ -152,7 +153,7 @@ mod tests {
         let last = GroupAnswer { rollout_s: 0.5, ..answer(9, 1) };
         assert_eq!(batch.answers, [answer(7, 1), answer(8, 2), last]);
         assert_eq!(made.into_keys().collect::<Vec<_>>(), [GroupId(11)]);
-        let none = BegunBatch { step: 0, prompts: BTreeMap::new(), answers: Vec::new(), rewards: Vec::new() };
+        let none = BegunBatch { step: Step(0), prompts: BTreeMap::new(), answers: Vec::new(), rewards: Vec::new() };
         assert!(none.answer(GroupId(0)).is_none());
     }
 }

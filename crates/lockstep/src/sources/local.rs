@@ -8,6 +8,7 @@ use crate::rollouts::scoring::Prompts;
 use model::kept::RolloutActivations;
 use rollout::RolloutGroup;
 use std::path::Path;
+use telemetry::Step;
 
 /// The source of on-policy batches. The completions come from the engine or from the caller's rollout function.
 pub struct LocalSource {
@@ -48,7 +49,7 @@ impl LocalSource {
     pub(super) fn complete(
         &mut self,
         health: &mut RewardHealth,
-        (prompts, step): (Prompts, u64),
+        (prompts, step): (Prompts, Step),
         begun: Begun,
         now: &Now<'_>,
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {

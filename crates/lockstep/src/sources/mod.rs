@@ -37,7 +37,7 @@ use model::{AdaptedWeights, GroupId};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use telemetry::Stages;
+use telemetry::{Stages, Step};
 use train::Sample;
 
 /// A source of generation batches.
@@ -117,7 +117,7 @@ pub struct Now<'a> {
     /// The device and threads.
     pub ctx: &'a Context,
     /// Optimizer steps so far.
-    pub step: u64,
+    pub step: Step,
     /// Generation batches that the run still trains on, at least 1.
     pub batches_left: u64,
     /// The lineage of the policy's weights.
@@ -154,7 +154,7 @@ pub struct Start<'a> {
     /// The device and threads.
     pub ctx: &'a Context,
     /// Optimizer steps so far.
-    pub step: u64,
+    pub step: Step,
     /// Optimizer steps of the whole run.
     pub total_steps: u64,
     /// The position in the data.
@@ -180,7 +180,7 @@ pub struct StepDone<'a> {
     /// The position in the data.
     pub data: &'a Sampler,
     /// Optimizer steps so far.
-    pub step: u64,
+    pub step: Step,
     /// The lineage of the weights.
     pub lineage: Option<Lineage>,
     /// Callbacks for the source's waits.
@@ -238,7 +238,7 @@ impl BatchSpec {
     }
 
     /// The request for completions of these prompts after `step` optimizer steps.
-    fn request(&self, prompts: Prompts, step: u64) -> CollectRequest<'_> {
+    fn request(&self, prompts: Prompts, step: Step) -> CollectRequest<'_> {
         CollectRequest {
             prompts,
             num_generations: self.sizes.group,
@@ -252,7 +252,7 @@ impl BatchSpec {
 
     /// The request without prompts, which all collections of the run share.
     fn like(&self) -> CollectRequest<'_> {
-        self.request(Prompts::new(), 0)
+        self.request(Prompts::new(), Step::START)
     }
 
     /// How many batches must exist before the next step: the step's batch and `max_staleness` later ones, unless the

@@ -68,7 +68,7 @@ impl BatchSource for Environment {
     }
 
     fn advance(&mut self, _at: &SourceState, step: StepDone<'_>) -> anyhow::Result<()> {
-        self.seen.borrow_mut().steps.push((step.step, step.ends_batch));
+        self.seen.borrow_mut().steps.push((step.step.0, step.ends_batch));
         Ok(())
     }
 
@@ -98,7 +98,7 @@ fn a_run_trains_on_a_custom_source() {
     };
     let small = |out: &str| Config { num_iterations: 2, max_steps: 4, save_steps: 1, ..config(dir.path(), out) };
     let whole = Run::new(Purpose::Grpo, small("whole"), options()).unwrap().run().unwrap();
-    assert_eq!(whole.step, 4);
+    assert_eq!(whole.step, Step(4));
     let metric = |name: &str| whole.metrics.iter().find(|(own, _)| own == name).map(|(_, value)| *value);
     assert_eq!(metric("reward"), Some(0.5));
     {
@@ -107,11 +107,11 @@ fn a_run_trains_on_a_custom_source() {
         assert_eq!(seen.steps, [(1, false), (2, true), (3, false), (4, true)]);
         assert!(seen.ended);
     }
-    let stops = options().on_step(|step| if step == 3 { Flow::Break(()) } else { Flow::Continue(()) });
+    let stops = options().on_step(|step| if step == Step(3) { Flow::Break(()) } else { Flow::Continue(()) });
     let cut = Run::new(Purpose::Grpo, small("cut"), stops).unwrap().run().unwrap();
-    assert_eq!((cut.step, cut.stop_reason), (3, StopReason::Requested));
+    assert_eq!((cut.step.0, cut.stop_reason), (3, StopReason::Requested));
     let resumed = Run::resume(Purpose::Grpo, cut.dir.root(), options()).unwrap().run().unwrap();
-    assert_eq!(resumed.step, 4);
+    assert_eq!(resumed.step, Step(4));
     assert_eq!(seen.borrow().batches, [0, 2], "the checkpoint contains the current batch");
     let weights = |root: &Path| std::fs::read(root.join("model/model.safetensors")).unwrap();
     assert!(weights(whole.dir.root()) == weights(resumed.dir.root()));

@@ -14,6 +14,7 @@ use std::fmt::Debug;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 
 /// The fields of `run_state.json` on which the next step depends. The others concern logs and evaluations.
 pub(super) const STATE: [&str; 8] =
@@ -39,7 +40,7 @@ pub struct OfRun<'a> {
 }
 
 /// The first difference between the recorded checkpoint of a step and the replay's.
-pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
+pub fn difference(recorded: &Path, remade: &Path, step: Step, of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let (mut names, in_recorded, in_remade) = (BTreeSet::new(), names(recorded)?, names(remade)?);
     names.extend(in_recorded.union(&in_remade).cloned());
     // Older versions did not copy files in subdirectories of the model.
@@ -73,7 +74,7 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
 /// The first difference between the final model in `result` and a checkpoint's model. The result must have exactly the
 /// files of the model, since a program that loads it may prefer another file; only text files that users add (`ADDED`)
 /// are ignored.
-pub fn result_difference(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
+pub fn result_difference(result: &Path, checkpoint: &Path, step: Step) -> anyhow::Result<Option<Difference>> {
     let (in_result, in_checkpoint) = (names(result)?, names(checkpoint)?);
     let model_files = in_checkpoint.iter().filter(|name| is_of_model(name));
     let names: BTreeSet<&String> = in_result.iter().chain(model_files).collect();

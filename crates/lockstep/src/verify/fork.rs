@@ -21,12 +21,13 @@ use crate::run::{RunDir, checkpoint};
 use crate::session::Run;
 use crate::stop::StopSignal;
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 use telemetry::record::ForkedFrom;
 
 /// Options for forking a run.
 pub struct ForkOptions<'a> {
     /// The last step that both runs have in common.
-    pub at: u64,
+    pub at: Step,
     /// The directory of the fork.
     pub out: &'a Path,
     /// Cancels the fork.
@@ -49,9 +50,9 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
         VerifyOptions { choice: Choice::All, threads: None, model: None, dataset: None, stop: stop.clone(), say: *say };
     let run = RecordedRun::open(root, &as_it_is)?;
     let begin = run.checkpoints.iter().rev().find(|(step, _)| step <= at);
-    let from = begin.map_or(0, |(step, _)| *step);
+    let from = begin.map_or(Step::START, |(step, _)| *step);
     // The configuration is that of the run at this step; later changes are not part of the fork.
-    let resolved = run.resolved_of(Interval { from, to: (*at).max(1) })?;
+    let resolved = run.resolved_of(Interval { from, to: (*at).max(Step(1)) })?;
     let dir = RunDir::fresh(out)?;
     disk::create_dir_all(dir.checkpoints())?;
     if let Some((_, path)) = begin {
@@ -75,7 +76,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
         say(&format!("replaying {}", Interval { from, to: *at }));
         replay(&run, resolved, &dir, *at, options)?;
     }
-    if *at > 0 {
+    if *at > Step::START {
         let state = RunState::read(&dir.checkpoint(*at))?;
         lineage = lineage_of(&state.task).cloned();
     }
@@ -84,7 +85,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let mut record = telemetry::RunRecord::read(&dir.record())?;
     record.forked_from = Some(ForkedFrom { run, step: *at, lineage });
     write_atomically(&dir.record(), &record.to_bytes()?)?;
-    Ok(if *at > 0 { dir.checkpoint(*at) } else { dir.root().to_owned() })
+    Ok(if *at > Step::START { dir.checkpoint(*at) } else { dir.root().to_owned() })
 }
 
 /// The checkpoints of the first run that are kept in a fork at step `at`, which begins from the checkpoint `begin`:
@@ -92,11 +93,11 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
 /// changed, since a replay between two checkpoints has one configuration.
 fn kept<'a>(
     run: &'a RecordedRun,
-    at: u64,
+    at: Step,
     begin: &Path,
     config: &Config,
     say: &dyn Fn(&str),
-) -> anyhow::Result<Vec<&'a (u64, PathBuf)>> {
+) -> anyhow::Result<Vec<&'a (Step, PathBuf)>> {
     let mut steps = run.changes(at);
     if let Some(best) = RunState::read(begin)?.best.filter(|_| config.load_best_model_at_end) {
         steps.insert(best.step);
@@ -116,7 +117,7 @@ fn replay(
     run: &RecordedRun,
     resolved: Resolved,
     dir: &RunDir,
-    at: u64,
+    at: Step,
     options: &ForkOptions<'_>,
 ) -> anyhow::Result<()> {
     let (_, not_asked) = run.rewards()?;
@@ -135,14 +136,14 @@ fn replay(
     }
     let (fork_dir, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
     let mut replayed = Run::resolved(Purpose::Grpo, resolved, fork_dir, resume_from, run_options)?;
-    while replayed.steps_done() < at {
+    while replayed.last_step() < at {
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {
             anyhow::bail!("the replay of {} differs from its record: {found}", run.dir.root().display());
         }
-        if ended.is_some() && replayed.steps_done() < at {
+        if ended.is_some() && replayed.last_step() < at {
             options.stop.check()?;
-            bad_input!("{} ended after step {}, before --at {at}", run.dir.root().display(), replayed.steps_done());
+            bad_input!("{} ended after step {}, before --at {at}", run.dir.root().display(), replayed.last_step());
         }
     }
     replayed.save_checkpoint()?;

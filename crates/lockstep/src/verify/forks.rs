@@ -14,7 +14,7 @@ type Change = fn(&mut Config);
 fn forked(dir: &Path, of: &str, at: u64, out: &str, change: Change) -> anyhow::Result<PathBuf> {
     let (of, out) = (dir.join(of), dir.join(out));
     let say = |_: &str| {};
-    let from = fork(&of, &ForkOptions { at, out: &out, stop: StopSignal::new(), say: &say })?;
+    let from = fork(&of, &ForkOptions { at: Step(at), out: &out, stop: StopSignal::new(), say: &say })?;
     let (run, resume_from) = find_run(&from.to_string_lossy(), None)?;
     let layers = Layers { purpose: Purpose::Grpo, file: Some(out.join("config.toml")), ..Layers::default() };
     let mut resolved = layers.resolve()?;
@@ -79,7 +79,7 @@ fn every_fork_of_a_fork_is_proven() {
             let fork = forked(dir.path(), of, at, out, change).unwrap_or_else(|e| panic!("{kind}, {out}: {e:#}"));
             proven(&fork, 8);
             let best = RunState::read(&fork.join("checkpoints/step-000008")).unwrap().best;
-            best_before_fork += u64::from(best.is_some_and(|best| best.step < at));
+            best_before_fork += u64::from(best.is_some_and(|best| best.step < Step(at)));
             of = out;
         }
     }
@@ -105,8 +105,8 @@ fn an_unchanged_fork_has_the_best_model_of_the_original() {
         assert!(weights(&of) == weights(&fork), "{name}");
         proven(&fork, 6);
         let best = RunState::read(&of.join("checkpoints/step-000006")).unwrap().best.unwrap();
-        earlier += u64::from(best.step < 4);
-        if best.step < 4 {
+        earlier += u64::from(best.step < Step(4));
+        if best.step < Step(4) {
             // If the fork's best checkpoint is missing, the fork reports this, and its result is its last model.
             let messages = std::cell::RefCell::new(Vec::new());
             let say = |text: &str| messages.borrow_mut().push(text.to_owned());
@@ -121,7 +121,7 @@ fn an_unchanged_fork_has_the_best_model_of_the_original() {
 }
 
 fn fork_of_best(of: &Path, out: &Path, say: &dyn Fn(&str)) {
-    fork(of, &ForkOptions { at: 5, out, stop: StopSignal::new(), say }).unwrap();
+    fork(of, &ForkOptions { at: Step(5), out, stop: StopSignal::new(), say }).unwrap();
 }
 
 /// A resume from an older checkpoint repeats the later steps, without the changes by earlier starts.

@@ -20,9 +20,9 @@ use rewards::RewardSpec;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use telemetry::RunRecord;
 use telemetry::build::Build;
 use telemetry::record::{FileHash, Start};
+use telemetry::{RunRecord, Step};
 
 /// A recorded run, opened for reading.
 pub struct RecordedRun {
@@ -31,7 +31,7 @@ pub struct RecordedRun {
     pub resolved: Resolved,
     pub ctx: Context,
     /// Complete checkpoints by step, the oldest first.
-    pub checkpoints: Vec<(u64, PathBuf)>,
+    pub checkpoints: Vec<(Step, PathBuf)>,
 }
 
 impl RecordedRun {
@@ -238,7 +238,7 @@ impl RecordedRun {
     /// reported as not verified.
     pub fn intervals(&self, report: &mut Report) -> Vec<Interval> {
         let ends = self.checkpoints.iter().map(|(step, _)| *step);
-        let begins = std::iter::once(0).chain(ends.clone());
+        let begins = std::iter::once(Step::START).chain(ends.clone());
         let (mut intervals, mut refused) = (Vec::new(), Vec::new());
         for (from, to) in begins.zip(ends).filter(|(from, to)| from < to) {
             let interval = Interval { from, to };
@@ -252,14 +252,14 @@ impl RecordedRun {
     }
 
     /// The starts of the run up to the start that took `step`.
-    pub fn starts_of(&self, step: u64) -> &[Start] {
+    pub fn starts_of(&self, step: Step) -> &[Start] {
         let starts = &self.record.starts;
         // A resume from an older checkpoint repeated the later steps.
         &starts[..starts.iter().rposition(|start| start.step < step).map_or(0, |own| own + 1)]
     }
 
     /// The time with which the prompts of `step` were rendered.
-    pub fn prompt_time(&self, step: u64) -> Option<PromptTime> {
+    pub fn prompt_time(&self, step: Step) -> Option<PromptTime> {
         let start = self.starts_of(step).last().or(self.record.starts.first())?;
         Some(PromptTime(start.time_of_prompts_s()))
     }
@@ -271,7 +271,7 @@ impl RecordedRun {
 
     /// The steps, up to `step`, where a later start changed keys that affect bits. A replay can cross such a step only
     /// at a checkpoint.
-    pub fn changes(&self, step: u64) -> BTreeSet<u64> {
+    pub fn changes(&self, step: Step) -> BTreeSet<Step> {
         changes(self.starts_of(step)).map(|(step, _)| step).collect()
     }
 
@@ -292,7 +292,7 @@ impl RecordedRun {
     /// configuration is unknown, the error gives the reason.
     fn config_of(&self, interval: Interval) -> Result<Config, String> {
         // The numbers of the starts that took the first and the last step of the interval.
-        let [first, later] = [interval.from + 1, interval.to].map(|step| self.starts_of(step).len());
+        let [first, later] = [interval.from.next(), interval.to].map(|step| self.starts_of(step).len());
         let starts = &self.record.starts;
         if let Some((step, _)) = changes(&starts[..later]).find(|(_, start)| *start >= first) {
             return Err(format!("the configuration was changed after step {step}, whose checkpoint no longer exists"));
@@ -313,7 +313,7 @@ impl RecordedRun {
     }
 
     /// The step of the checkpoint whose model is the final model.
-    pub fn step_of_result(&self) -> anyhow::Result<Option<u64>> {
+    pub fn step_of_result(&self) -> anyhow::Result<Option<Step>> {
         let Some((last, path)) = self.checkpoints.last().filter(|_| self.dir.model().is_dir()) else {
             return Ok(None);
         };
@@ -329,7 +329,7 @@ fn lines(starts: &[Start]) -> Vec<&str> {
 
 /// The starts that changed keys which affect bits: the step from which the change applies, and the index of the start.
 /// If a later start begins at an earlier step, the change applies from that step.
-fn changes(starts: &[Start]) -> impl Iterator<Item = (u64, usize)> {
+fn changes(starts: &[Start]) -> impl Iterator<Item = (Step, usize)> {
     let changed = starts.iter().enumerate().filter(|(_, start)| start.changed.iter().any(|line| decides_bits(line)));
     changed.map(|(place, _)| (starts[place..].iter().map(|start| start.step).min().unwrap_or_default(), place))
 }
@@ -407,16 +407,17 @@ mod tests {
 
     #[test]
     fn intervals_are_drawn_by_the_seed_until_there_are_enough_steps() {
-        let all: Vec<Interval> = (0..10).map(|i| Interval { from: 3 * i, to: 3 * i + 3 }).collect();
+        let all: Vec<Interval> = (0..10).map(|i| Interval { from: Step(3 * i), to: Step(3 * i + 3) }).collect();
         let drawn = |steps, seed| choose(all.clone(), Choice::Random { steps, seed });
         assert_eq!(drawn(5, 1), drawn(5, 1));
         assert_eq!((drawn(5, 1).len(), drawn(1, 4).len(), drawn(0, 4).len()), (2, 1, 0));
         assert_eq!(drawn(30, 9), all, "the order is kept");
         assert_eq!(drawn(31, 9), all);
         assert_eq!(choose(all.clone(), Choice::All), all);
-        let first: std::collections::BTreeSet<u64> = (0..200).map(|seed| drawn(1, seed)[0].from).collect();
+        let first: std::collections::BTreeSet<u64> = (0..200).map(|seed| drawn(1, seed)[0].from.0).collect();
         assert_eq!(first.len(), 10, "every interval is first for some seed");
-        let texts = [Interval { from: 3, to: 4 }, Interval { from: 3, to: 6 }].map(|interval| interval.to_string());
+        let texts = [Interval { from: Step(3), to: Step(4) }, Interval { from: Step(3), to: Step(6) }]
+            .map(|interval| interval.to_string());
         assert_eq!(texts, ["step 4", "steps 4 to 6"]);
     }
 }

@@ -34,6 +34,7 @@ use model::FileDType;
 use record::{Record, SharedRecord};
 use report::{NotVerifiable, missing};
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 
 /// The choice of steps to replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,9 +113,9 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     for (_, checkpoint) in &run.checkpoints {
         record.add_ahead(&checkpoint.join("frontier.bin"))?;
     }
-    let last = run.checkpoints.last().map_or(0, |(step, _)| *step);
+    let last = run.checkpoints.last().map_or(Step::START, |(step, _)| *step);
     if let Some(recorded) = record.last_step().filter(|step| *step > last) {
-        report.not_verified.push(format!("steps {} to {recorded}: the run left no checkpoint after them", last + 1));
+        report.not_verified.push(format!("steps {} to {recorded}: the run left no checkpoint after them", last.next()));
     }
     let chosen = choose(all, options.choice);
     let record = SharedRecord::new(record);
@@ -131,7 +132,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
 /// Compares the final model with its checkpoint.
 fn result(run: &RecordedRun, report: &mut Report) -> anyhow::Result<()> {
     let Some(step) = run.step_of_result()? else { return Ok(()) };
-    let compared = |step: u64| {
+    let compared = |step: Step| {
         let (model, checkpoint) = (run.dir.model(), run.dir.checkpoint(step));
         let Some(dtype) = run.result_rounds_to(&checkpoint)? else {
             return files::result_difference(&model, &checkpoint, step);
@@ -172,7 +173,7 @@ fn replay(
         return Ok(());
     }
     let resume_from = match from {
-        0 => ResumeFrom::Nothing,
+        Step::START => ResumeFrom::Nothing,
         step => ResumeFrom::Checkpoint(run.dir.checkpoint(step)),
     };
     let mut run_options = RunOptions::new()
@@ -186,7 +187,7 @@ fn replay(
     let dir = RunDir::fresh(scratch.path())?;
     let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, run_options);
     let mut replayed = match begun {
-        Err(error) if from > 0 && is_of(&error, &run.dir.checkpoint(from)) => {
+        Err(error) if from > Step::START && is_of(&error, &run.dir.checkpoint(from)) => {
             report.difference = Some(unlisted(from, &error));
             return Ok(());
         }
@@ -213,7 +214,7 @@ fn steps(
 ) -> anyhow::Result<Option<Difference>> {
     record.lock().compared.clear();
     let recorded = record.lock().groups_in_steps(interval.from, interval.to);
-    while replayed.steps_done() < interval.to {
+    while replayed.last_step() < interval.to {
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {
             if recorded.is_empty() {
@@ -221,8 +222,8 @@ fn steps(
             }
             return Ok(Some(found));
         }
-        if ended.is_some() && replayed.steps_done() < interval.to {
-            anyhow::bail!("the replay ended after step {}", replayed.steps_done());
+        if ended.is_some() && replayed.last_step() < interval.to {
+            anyhow::bail!("the replay ended after step {}", replayed.last_step());
         }
     }
     if let Some(group) = recorded.difference(&record.lock().compared).next() {
@@ -257,7 +258,7 @@ fn is_of(error: &anyhow::Error, checkpoint: &Path) -> bool {
     is_bad_input(error) && paragraph(error).contains(&*checkpoint.to_string_lossy())
 }
 
-fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
+fn unlisted(step: Step, error: &anyhow::Error) -> Difference {
     let text = paragraph(error);
     // The advice for resuming is removed.
     let text = text.split("; no earlier checkpoint exists").next().unwrap_or_default();

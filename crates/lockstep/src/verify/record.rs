@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use telemetry::{Event, EventKind, Sink};
+use telemetry::{Event, EventKind, Sink, Step};
 
 /// The recorded groups, and the results of the comparison.
 pub struct Record {
@@ -86,18 +86,18 @@ impl Record {
     }
 
     /// The groups recorded for the steps after `from`, up to `to`.
-    pub fn groups_in_steps(&self, from: u64, to: u64) -> BTreeSet<GroupId> {
-        let inside = |step: Option<u64>| step.is_some_and(|step| from < step && step <= to);
+    pub fn groups_in_steps(&self, from: Step, to: Step) -> BTreeSet<GroupId> {
+        let inside = |step: Option<Step>| step.is_some_and(|step| from < step && step <= to);
         self.file.index().iter().filter(|entry| inside(entry.step)).map(|entry| entry.group).collect()
     }
 
     /// The steps with recorded groups.
-    pub fn steps(&self) -> BTreeSet<u64> {
+    pub fn steps(&self) -> BTreeSet<Step> {
         self.file.index().iter().filter_map(|entry| entry.step).collect()
     }
 
     /// The last step with recorded groups.
-    pub fn last_step(&self) -> Option<u64> {
+    pub fn last_step(&self) -> Option<Step> {
         self.steps().last().copied()
     }
 
@@ -206,7 +206,7 @@ fn misplaced(file: &GroupFile) -> Option<Difference> {
             let (recorded, remade) = (format!("records {before} and {place}"), "once".into());
             return Some(Difference { kind: "group".into(), recorded, remade, ..base });
         }
-        entry.step.is_none_or(|step| step == 0).then(|| Difference {
+        entry.step.is_none_or(|step| step == Step::START).then(|| Difference {
             kind: "step".into(),
             recorded: entry.step.map_or_else(|| "none".into(), |step| step.to_string()),
             remade: "the step that learned from it".into(),

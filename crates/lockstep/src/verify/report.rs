@@ -2,26 +2,27 @@
 
 use model::GroupId;
 use serde::Serialize;
+use telemetry::Step;
 
 /// The steps from one checkpoint, or from the beginning, to the next checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Interval {
     /// Steps done at the start; 0 is the initial model.
-    pub from: u64,
+    pub from: Step,
     /// Steps done at the end, where a checkpoint exists.
-    pub to: u64,
+    pub to: Step,
 }
 
 impl Interval {
     /// The number of steps in the interval.
     pub fn steps(&self) -> u64 {
-        self.to - self.from
+        self.to.since(self.from)
     }
 }
 
 impl std::fmt::Display for Interval {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.from + 1 {
+        match self.from.next() {
             first if first == self.to => write!(f, "step {first}"),
             first => write!(f, "steps {first} to {}", self.to),
         }
@@ -33,7 +34,7 @@ impl std::fmt::Display for Interval {
 pub struct Difference {
     /// The optimizer step that trained on the differing data, or computed them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub step: Option<u64>,
+    pub step: Option<Step>,
     /// The group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
@@ -90,7 +91,7 @@ pub struct Report {
     /// Files whose SHA-256 equals that in `record.json`.
     pub hashes: Vec<String>,
     /// The step of the checkpoint that equals the final model, if any.
-    pub result: Option<u64>,
+    pub result: Option<Step>,
     /// The first difference.
     pub difference: Option<Difference>,
     /// Parts that could not be verified, each with the reason.
@@ -130,7 +131,7 @@ mod tests {
             Difference { kind: "file".into(), recorded: "a".into(), remade: "b".into(), ..Difference::default() };
         assert_eq!(plain.to_string(), ": file: recorded a, remade b");
         let full = Difference {
-            step: Some(1),
+            step: Some(Step(1)),
             group: Some(GroupId(2)),
             completion: Some(3),
             token: Some(4),
@@ -140,7 +141,7 @@ mod tests {
         };
         let message = "step 1, group 2, completion 3, token 4, p, made by worker w: file: recorded a, remade b";
         assert_eq!(full.to_string(), message);
-        let interval = |from, to| Interval { from, to };
+        let interval = |from, to| Interval { from: Step(from), to: Step(to) };
         assert_eq!((interval(0, 1).to_string(), interval(0, 2).to_string()), ("step 1".into(), "steps 1 to 2".into()));
         assert_eq!((interval(4, 9).to_string(), interval(4, 9).steps()), ("steps 5 to 9".into(), 5));
         assert_eq!((f32_bits(-1.5), f64_bits(0.0)), ("-1.5 (0xbfc00000)".into(), "0 (0x0000000000000000)".into()));

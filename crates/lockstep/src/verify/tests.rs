@@ -71,7 +71,7 @@ pub(super) fn verified(root: &Path) -> Report {
 }
 
 pub(super) fn interval(from: u64, to: u64) -> Interval {
-    Interval { from, to }
+    Interval { from: Step(from), to: Step(to) }
 }
 
 pub(super) fn groups(root: &Path) -> Vec<Group> {
@@ -117,14 +117,16 @@ fn all_proven_parts_are_reported() {
     let names: Vec<String> = files.model.iter().chain(prompts).chain(&files.data).map(|f| f.name.clone()).collect();
     let found: std::collections::BTreeSet<&String> = report.hashes.iter().collect();
     assert_eq!(found, names.iter().collect());
-    assert_eq!((report.result, report.difference, report.not_verified), (Some(6), None, vec![]));
+    assert_eq!((report.result, report.difference, report.not_verified), (Some(Step(6)), None, vec![]));
     assert_eq!(*messages.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
 
     // Each interval begins with a checkpoint.
     let chosen = |seed: u64| verify(&root, &options(Choice::Random { steps: 2, seed })).unwrap();
     let reports: Vec<Report> = (0..6).map(chosen).collect();
-    assert!(reports.iter().all(|report| report.proven.len() == 1 && report.groups == 4 && report.result == Some(6)));
-    assert!(reports.iter().any(|report| report.proven[0].from > 0));
+    assert!(
+        reports.iter().all(|report| report.proven.len() == 1 && report.groups == 4 && report.result == Some(Step(6)))
+    );
+    assert!(reports.iter().any(|report| report.proven[0].from > Step(0)));
 
     // The options locate files that were moved.
     fs::rename(dir.path().join("model"), dir.path().join("moved")).unwrap();
@@ -142,11 +144,11 @@ fn duplicate_and_missing_groups_are_reported() {
     let root = run(dir.path(), |config| config.max_steps = 4);
     let recorded = groups(&root);
     assert_eq!(
-        recorded.iter().map(|group| (group.group.0, group.step.unwrap())).collect::<Vec<_>>(),
+        recorded.iter().map(|group| (group.group.0, group.step.unwrap().0)).collect::<Vec<_>>(),
         [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4),]
     );
     let group = |id: u64, step: u64, recorded: &str, remade: &str| Difference {
-        step: Some(step),
+        step: Some(Step(step)),
         group: Some(GroupId(id)),
         kind: "group".into(),
         recorded: recorded.into(),
@@ -192,7 +194,7 @@ fn changed_files_are_reported_with_their_step() {
     flip_last_bit(&result);
     let report = verified(&root);
     let found = report.difference.unwrap();
-    assert_eq!((found.kind.as_str(), found.step, report.result), ("weight", Some(6), None));
+    assert_eq!((found.kind.as_str(), found.step, report.result), ("weight", Some(Step(6)), None));
     assert!(found.place.unwrap().starts_with(&format!("{}, ", result.display())));
     assert_eq!(report.proven.len(), 3);
     fs::remove_file(&result).unwrap();
@@ -204,16 +206,16 @@ fn changed_files_are_reported_with_their_step() {
     let found = report.difference.unwrap();
     assert_eq!(
         (found.kind.as_str(), found.step, found.recorded.as_str()),
-        ("hash", Some(4), "the checkpoint's own checksums")
+        ("hash", Some(Step(4)), "the checkpoint's own checksums")
     );
     assert!(found.remade.contains("model.safetensors") && !found.remade.contains("no earlier checkpoint exists"));
     assert_eq!(report.proven, [interval(0, 2)]);
-    FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
+    FileList::of(&checkpoint, model::Step(4)).unwrap().write(&checkpoint).unwrap();
     let report = verified(&root);
     let found = report.difference.unwrap();
-    assert_eq!((found.kind.as_str(), found.step, report.proven), ("weight", Some(4), vec![interval(0, 2)]));
+    assert_eq!((found.kind.as_str(), found.step, report.proven), ("weight", Some(Step(4)), vec![interval(0, 2)]));
     fs::write(&weights, good).unwrap();
-    FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
+    FileList::of(&checkpoint, model::Step(4)).unwrap().write(&checkpoint).unwrap();
     assert_eq!(verified(&root).difference, None);
 
     // The data differ from the record.
@@ -244,9 +246,9 @@ fn a_changed_value_model_is_reported() {
     let checkpoint = root.join("checkpoints/step-000002");
     let weights = checkpoint.join("value_model/model.safetensors");
     flip_last_bit(&weights);
-    FileList::of(&checkpoint, 2).unwrap().write(&checkpoint).unwrap();
+    FileList::of(&checkpoint, model::Step(2)).unwrap().write(&checkpoint).unwrap();
     let found = verified(&root).difference.unwrap();
-    assert_eq!((found.kind.as_str(), found.step), ("weight", Some(2)));
+    assert_eq!((found.kind.as_str(), found.step), ("weight", Some(Step(2))));
     assert!(found.place.unwrap().starts_with(&format!("{}, ", weights.display())));
 }
 
@@ -255,9 +257,9 @@ fn each_step_has_the_configuration_of_its_start() {
     let dir = directory();
     let root = run(dir.path(), |config| config.max_steps = 4);
     let mut opened = RecordedRun::open(&root, &options(Choice::All)).unwrap();
-    assert_eq!(opened.checkpoints.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [2, 4]);
+    assert_eq!(opened.checkpoints.iter().map(|(step, _)| step.0).collect::<Vec<_>>(), [2, 4]);
     let start = |step: u64, changed: &[&str]| Start {
-        step,
+        step: Step(step),
         changed: changed.iter().map(|&line| line.to_owned()).collect(),
         ..Start::default()
     };
@@ -267,7 +269,7 @@ fn each_step_has_the_configuration_of_its_start() {
         start(2, &["logging_steps was 5, now 1"]),
         start(3, &["temperature was 0.5, now 1.0"]),
     ];
-    let starts = |step: u64| opened.starts_of(step).len();
+    let starts = |step: u64| opened.starts_of(Step(step)).len();
     assert_eq!([0, 1, 2, 3, 4].map(starts), [0, 1, 1, 3, 4]);
     // A key that affects bits changes between two checkpoints.
     let mut report = Report::default();
@@ -295,7 +297,7 @@ fn each_step_has_the_configuration_of_its_start() {
 
     let replayed = opened.replay_config(interval(2, 4)).unwrap().config;
     assert!(replayed.record_rollouts && !replayed.record_updates && !replayed.tensorboard && !replayed.log_completions);
-    assert_eq!((opened.step_of_result().unwrap(), opened.config().threads), (Some(4), Some(1)));
+    assert_eq!((opened.step_of_result().unwrap(), opened.config().threads), (Some(Step(4)), Some(1)));
 }
 
 #[test]
@@ -359,7 +361,7 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     let forked = |at: u64| {
         let (out, messages) = (dir.path().join(format!("fork-{at}")), RefCell::new(Vec::new()));
         let say = |text: &str| messages.borrow_mut().push(text.to_owned());
-        let path = fork(&root, &ForkOptions { at, out: &out, stop: StopSignal::new(), say: &say })?;
+        let path = fork(&root, &ForkOptions { at: Step(at), out: &out, stop: StopSignal::new(), say: &say })?;
         let mut steps: Vec<String> = fs::read_dir(out.join("checkpoints"))?
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
@@ -376,25 +378,26 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
             vec!["step-000004".to_owned(), "step-000005".to_owned()]
         )
     );
-    assert_eq!((from.run, from.step), (root.display().to_string(), 5));
+    assert_eq!((from.run, from.step.0), (root.display().to_string(), 5));
     // The lineage is that of the weights that sampled the sixth step's groups.
-    let sampled = groups(&root).iter().find(|group| group.step == Some(6)).and_then(|group| group.lineage).unwrap();
+    let sampled =
+        groups(&root).iter().find(|group| group.step == Some(Step(6))).and_then(|group| group.lineage).unwrap();
     assert_eq!(from.lineage, Some(sampled.to_string()));
     let ids = |root: &Path| groups(root).iter().map(|group| group.group.0).collect::<Vec<_>>();
     assert_eq!(ids(&out), (0..10).collect::<Vec<u64>>());
 
     let (out, path, messages, steps, from) = forked(4).unwrap();
     assert_eq!((path, messages, steps), (out.join("checkpoints/step-000004"), vec![], vec!["step-000004".to_owned()]));
-    assert!(from.step == 4 && from.lineage.is_some());
+    assert!(from.step == Step(4) && from.lineage.is_some());
     let (out, path, messages, steps, from) = forked(1).unwrap();
     assert_eq!(
         (path, messages, steps),
         (out.join("checkpoints/step-000001"), vec!["replaying step 1".to_owned()], vec!["step-000001".to_owned()])
     );
-    assert_eq!((from.step, ids(&out)), (1, vec![0, 1]));
+    assert_eq!((from.step.0, ids(&out)), (1, vec![0, 1]));
     let (out, path, messages, steps, from) = forked(0).unwrap();
     assert_eq!((path, messages, steps), (out, vec![], vec![]));
-    assert_eq!((from.step, from.lineage), (0, None));
+    assert_eq!((from.step.0, from.lineage), (0, None));
     let error = forked(9).unwrap_err();
     assert!(is_bad_input(&error));
     assert_eq!(error.to_string(), format!("{} ended after step 6, before --at 9", root.display()));

@@ -9,6 +9,7 @@ use model::Columns;
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Result};
 use std::path::Path;
+use telemetry::Step;
 
 /// The first group in the file `updates` that occurs twice, or does not match the recorded group with its number. A
 /// group matches if it has the same tokens, one log-probability per token, and nothing else. Groups of steps that were
@@ -20,7 +21,7 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
     };
     let (mut before, steps) = (BTreeSet::new(), record.steps());
     for (place, entry) in file.index().iter().enumerate() {
-        if entry.step.is_some_and(|step| step > 0 && !steps.contains(&step)) {
+        if entry.step.is_some_and(|step| step > Step::START && !steps.contains(&step)) {
             continue;
         }
         let recorded = match (file.read_record(place), record.group(entry.group)) {

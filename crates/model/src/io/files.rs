@@ -2,7 +2,7 @@
 //! intact but belongs to the checkpoint of another step.
 
 use super::{ZERO_CHECKSUM, find_checksum, write_json};
-use crate::{Error, Result};
+use crate::{Error, Result, Step};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ pub const FILE_LIST: &str = "files.json";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileList {
     /// Number of optimizer steps done when the files were written.
-    pub step: u64,
+    pub step: Step,
     /// The files by path relative to the directory, with `/` as separator.
     pub files: BTreeMap<String, ListedFile>,
 }
@@ -35,7 +35,7 @@ pub struct ListedFile {
 
 impl FileList {
     /// Lists all files below `dir` as they are now.
-    pub fn of(dir: &Path, step: u64) -> Result<FileList> {
+    pub fn of(dir: &Path, step: Step) -> Result<FileList> {
         let (mut files, mut open) = (BTreeMap::new(), vec![PathBuf::new()]);
         while let Some(below) = open.pop() {
             let directory = dir.join(&below);
@@ -165,11 +165,11 @@ mod tests {
     #[test]
     fn the_error_names_changed_truncated_and_missing_files() {
         let dir = directory();
-        let list = FileList::of(dir.path(), 7).unwrap();
+        let list = FileList::of(dir.path(), Step(7)).unwrap();
         assert_eq!(list.files.keys().collect::<Vec<_>>(), ["config.json", "value_model/config.json"]);
         list.write(dir.path()).unwrap();
         assert_eq!(FileList::read(dir.path()).unwrap().as_ref(), Some(&list));
-        assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list must not contain itself");
+        assert_eq!(FileList::of(dir.path(), Step(7)).unwrap(), list, "the list must not contain itself");
         list.check(dir.path(), |_| true).unwrap();
         // An additional file is not an error.
         fs::write(dir.path().join("notes.txt"), "mine").unwrap();

@@ -116,7 +116,7 @@ mod tests {
             completion_ids: &vec![vec![]; rows.len()],
             columns: &Columns::from([("tests".to_owned(), rows.iter().map(|(_, tests)| tests.clone()).collect())]),
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         })
     }
 
@@ -180,7 +180,7 @@ mod tests {
             completion_ids: &[vec![], vec![]],
             columns: &Columns::from(columns.map(|(name, values)| (name.to_owned(), values.to_vec()))),
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         });
         assert_eq!(scores.values, [None, Some(1.0)], "{:?} {:?}", scores.extra, scores.problems);
     }
@@ -203,7 +203,7 @@ mod tests {
             completion_ids: &[const { vec![] }; 3],
             columns: &Columns::new(),
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         });
         assert_eq!((missing.values, missing.problems[0].rows), (vec![None; 3], 3));
     }

@@ -115,7 +115,7 @@ fn accepts(case: &Case) -> bool {
         completion_ids: &[vec![]],
         columns: &Columns::from(cells.map(|(name, value)| (name.to_owned(), vec![value]))),
         rows: &[],
-        step: 0,
+        step: model::Step(0),
     });
     scores.values == [Some(1.0)]
 }

@@ -103,7 +103,7 @@ mod tests {
             completion_ids: &[vec![]],
             columns: &Columns::new(),
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         };
         reward.score("r", &batch).values[0].unwrap()
     }

@@ -109,7 +109,7 @@ pub(super) fn scores<G: Grader<N>, const N: usize>(
         completion_ids: &vec![vec![]; texts.len()],
         columns: &crate::Columns::from(columns.map(|(name, values)| (name.to_owned(), values))),
         rows: &[],
-        step: 0,
+        step: model::Step(0),
     };
     grader.score(G::KIND, &batch)
 }

@@ -116,7 +116,7 @@ mod tests {
             completion_ids: &ids,
             columns: &Columns::new(),
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         };
         Length::build(options).unwrap().score("r", &batch).values
     }

@@ -188,7 +188,7 @@ mod tests {
                     completion_ids: &vec![vec![]; rows.len()],
                     columns: &Columns::from(columns.map(|(name, values)| (name.to_owned(), values))),
                     rows: &[],
-                    step: 0,
+                    step: model::Step(0),
                 });
                 (scores.values, scores.metrics)
             };
@@ -260,7 +260,7 @@ mod tests {
                 completion_ids: &[const { vec![] }; 5],
                 columns: &Columns::from([("answer".to_owned(), answers.to_vec())]),
                 rows: &[],
-                step: 0,
+                step: model::Step(0),
             });
             let (b, five) = (f64::from(u8::from(good == "B")), f64::from(u8::from(good == "5")));
             assert_eq!(scores.values, [Some(b), None, Some(five), None, None], "{kind}");

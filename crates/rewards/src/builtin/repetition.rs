@@ -121,7 +121,7 @@ mod tests {
             completion_ids: &[ids.to_vec()],
             columns: &Columns::new(),
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         };
         Repetition::build(options).unwrap().score("r", &batch).values[0].unwrap()
     }

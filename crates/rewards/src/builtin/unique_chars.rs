@@ -55,7 +55,7 @@ mod tests {
             completion_ids: &vec![vec![]; 3],
             columns: &Columns::new(),
             rows: &[],
-            step: 0,
+            step: model::Step(0),
         };
         let mut counts = UniqueChars::build(UniqueCharsOptions::default()).unwrap();
         assert_eq!(counts.score("r", &batch).values, [Some(0.0), Some(2.0), Some(3.0)]);

@@ -27,7 +27,8 @@ fn reward(path: &Path, timeout_s: f64, max_restarts: u32) -> CommandReward {
 fn score_with(reward: &mut CommandReward, columns: &Columns, completions: &[Content]) -> Scores {
     let prompts = vec![Content::from("2+3="); completions.len()];
     let ids: Vec<Vec<u32>> = (0..completions.len() as u32).map(|i| vec![i, 7]).collect();
-    let batch = RewardBatch { prompts: &prompts, completions, completion_ids: &ids, columns, rows: &[], step: 4 };
+    let batch =
+        RewardBatch { prompts: &prompts, completions, completion_ids: &ids, columns, rows: &[], step: model::Step(4) };
     reward.score(&batch)
 }
 

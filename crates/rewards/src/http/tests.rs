@@ -126,7 +126,7 @@ fn ask(reward: &mut HttpReward, completions: &[&str]) -> Scores {
         completion_ids: &ids,
         columns: &columns,
         rows: &[],
-        step: 4,
+        step: model::Step(4),
     })
 }
 

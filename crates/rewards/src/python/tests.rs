@@ -33,7 +33,7 @@ fn ask(reward: &mut dyn Reward, completions: &[&str]) -> Scores {
         completion_ids: &ids,
         columns: &columns,
         rows: &rows,
-        step: 0,
+        step: model::Step(0),
     })
 }
 
@@ -57,7 +57,7 @@ fn functions_are_called_with_trls_calling_convention() {
         let given = &case["batch"];
         let (prompts, completions): (Vec<Content>, Vec<Content>) = (of(&given["prompts"]), of(&given["completions"]));
         let (ids, rows): (Vec<Vec<u32>>, Vec<usize>) = (of(&given["completion_ids"]), of(&given["rows"]));
-        let (columns, step): (Columns, u64) = (of(&given["columns"]), of(&given["step"]));
+        let (columns, step): (Columns, model::Step) = (of(&given["columns"]), of(&given["step"]));
         let batch = RewardBatch {
             prompts: &prompts,
             completions: &completions,
@@ -111,7 +111,7 @@ fn exceptions_of_a_function_are_reported_with_and_without_rows() {
                 completion_ids: &[vec![], vec![]],
                 columns: &Columns::new(),
                 rows,
-                step: 0,
+                step: model::Step(0),
             });
             let problem = only_problem(&scores);
             assert!(problem.message.starts_with(refusal), "{problem}");

@@ -72,7 +72,7 @@ fn state_steps_and_alarms_of_runs_are_exported() {
         run: hostile.into(),
         name: Some("first".into()),
         state: "running",
-        step: 7,
+        step: crate::Step(7),
         total_steps: Some(9),
         alarms: vec![alarm],
         metrics: vec![("reward".into(), 0.1 + 0.2), ("loss".into(), f64::NAN)],

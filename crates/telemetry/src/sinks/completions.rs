@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::Sink;
 use crate::atomic_write::write_atomically;
-use crate::{CompletionRows, Error, Event, EventKind, Result};
+use crate::{CompletionRows, Error, Event, EventKind, Result, Step};
 
 #[cfg(feature = "parquet")]
 mod parquet_file;
@@ -38,10 +38,10 @@ impl Sink for CompletionsSink {
     }
 
     /// Removes the tables of steps after `step`, and incomplete tables.
-    fn resume(&mut self, step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, step: Step, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         for entry in disk::read_dir(&self.directory).into_iter().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let number = name.strip_prefix("completions_").and_then(|n| n.split('.').next()?.parse::<u64>().ok());
+            let number = name.strip_prefix("completions_").and_then(|n| n.split('.').next()?.parse().ok()).map(Step);
             let half_written = name.starts_with(".completions_") && name.ends_with(".tmp");
             if half_written || number.is_some_and(|n| n > step) {
                 disk::remove_file(entry.path()).map_err(Error::io("remove", &entry.path()))?;
@@ -52,7 +52,7 @@ impl Sink for CompletionsSink {
 }
 
 /// The path of a step's table in `directory`.
-fn path(directory: &Path, step: u64) -> PathBuf {
+fn path(directory: &Path, step: Step) -> PathBuf {
     let extension = if cfg!(feature = "parquet") { "parquet" } else { "jsonl" };
     directory.join(format!("completions_{step:05}.{extension}"))
 }
@@ -119,7 +119,7 @@ enum Cells {
 fn columns(rows: &CompletionRows) -> std::result::Result<Vec<Column>, String> {
     let n = rows.prompts.len();
     let mut columns = vec![
-        Column { name: "step".to_owned(), cells: Cells::Ints(vec![Some(rows.step as i64); n]) },
+        Column { name: "step".to_owned(), cells: Cells::Ints(vec![Some(rows.step.0 as i64); n]) },
         Column { name: "prompt".to_owned(), cells: cells(&rows.prompts) },
         Column { name: "completion".to_owned(), cells: cells(&rows.completions) },
     ];

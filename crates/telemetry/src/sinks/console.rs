@@ -26,7 +26,7 @@ pub use self::paint::{Painted, Tone};
 pub use self::progress::{Progress, counted, duration};
 pub use self::step_table::brief;
 use super::Sink;
-use crate::{Alarm, Error, Event, EventKind, Level, Record, Result, table, visible, visible_json};
+use crate::{Alarm, Error, Event, EventKind, Level, Record, Result, Step, table, visible, visible_json};
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -327,7 +327,7 @@ impl ConsoleSink {
 
     /// Shows the metrics of a step: a row of a table in the plain format, numbers in the JSON format. An evaluation is
     /// one line, with its details in a separate table.
-    fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
+    fn metrics(&mut self, step: Step, values: &[(String, f64)]) {
         let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));
         if self.console.format() == LogFormat::Json {
             let mut fields = Record::new();
@@ -344,7 +344,8 @@ impl ConsoleSink {
             let level = if self.console.inner.verbose { Level::Info } else { Level::Debug };
             return self.console.log(level, &table, &Record::new());
         }
-        let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
+        // The progress bar of a training run counts steps.
+        let left = self.progress.as_ref().and_then(|progress| progress.left_at(step.0));
         // The time at the beginning of each line takes 12 columns.
         let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
         let mut lines = self.step_table.lines(step, values, left, room);
@@ -353,7 +354,7 @@ impl ConsoleSink {
             self.console.info(&names);
         }
         self.console.say(Level::Info, &Painted::new(Tone::Dim, row), &Record::new());
-        self.progress.iter_mut().for_each(|progress| progress.printed(step));
+        self.progress.iter_mut().for_each(|progress| progress.printed(step.0));
     }
 }
 
@@ -408,7 +409,7 @@ fn painted(alarm: &Alarm) -> Painted {
     Painted::new(tone, first).and(details, rest)
 }
 
-fn step_fields(step: u64, name: &str, value: Value) -> Record {
+fn step_fields(step: Step, name: &str, value: Value) -> Record {
     let mut fields = Record::new();
     fields.set("step", step).set(name, value);
     fields

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::Sink;
 use super::appended::Appended;
-use crate::{Error, Event, EventKind, Record, Result, visible_json};
+use crate::{Error, Event, EventKind, Record, Result, Step, visible_json};
 
 /// An append-only file of JSON lines.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl Sink for MetricsSink {
         self.lines.file.checkpoint("metrics.jsonl", lengths)
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, _step: Step, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.lines.file.resume("metrics.jsonl", lengths, whole_lines)
     }
 }
@@ -120,7 +120,7 @@ impl Sink for StepsSink {
         self.lines.file.checkpoint("steps.jsonl", lengths)
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, _step: Step, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.lines.file.resume("steps.jsonl", lengths, whole_lines)
     }
 }
@@ -153,7 +153,7 @@ impl Sink for ClosedLog {
         self.lines.file.checkpoint(self.name, lengths)
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, _step: Step, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.lines.file.resume(self.name, lengths, whole_lines)
     }
 }
@@ -179,7 +179,7 @@ mod tests {
 
     fn logged(sink: &mut impl Sink, step: u64, values: &[(&str, f64)]) {
         let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
-        sink.receive(&EventKind::Metrics { step, values }.into()).unwrap();
+        sink.receive(&EventKind::Metrics { step: Step(step), values }.into()).unwrap();
     }
 
     #[test]
@@ -191,8 +191,8 @@ mod tests {
         logged(&mut sink, 3, &[("reward", odd), ("a", f64::NAN), ("kl", f64::INFINITY), ("tiny", 5e-324)]);
         let message = EventKind::Message { level: crate::Level::Info, text: "not here".into(), fields: Record::new() };
         sink.receive(&message.into()).unwrap();
-        let alarm = crate::Alarm { id: "kl".into(), since: 2, ..crate::Alarm::default() };
-        sink.receive(&EventKind::Alarm { step: 4, alarm }.into()).unwrap();
+        let alarm = crate::Alarm { id: "kl".into(), since: Step(2), ..crate::Alarm::default() };
+        sink.receive(&EventKind::Alarm { step: Step(4), alarm }.into()).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let (line, alarm) = text.split_once('\n').unwrap();
         // `time_s` is the time of logging, in seconds since 1970.
@@ -227,16 +227,16 @@ mod tests {
         assert_eq!(read(&path).unwrap().len(), 2);
         // A file shorter than at the checkpoint is reported and kept. If the checkpoint's length falls inside a line,
         // the file is truncated before that line.
-        let note = sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).unwrap().unwrap();
+        let note = sink.resume(Step(1), &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("metrics.jsonl") && note.contains("10000") && read(&path).unwrap().len() == 2, "{note}");
         let inside = BTreeMap::from([("metrics.jsonl".to_owned(), at_checkpoint["metrics.jsonl"] + 3)]);
-        assert!(sink.resume(1, &inside).unwrap().unwrap().contains("ends inside a record"));
+        assert!(sink.resume(Step(1), &inside).unwrap().unwrap().contains("ends inside a record"));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), at_checkpoint["metrics.jsonl"]);
-        assert_eq!(sink.resume(1, &at_checkpoint).unwrap(), None);
+        assert_eq!(sink.resume(Step(1), &at_checkpoint).unwrap(), None);
         logged(&mut sink, 22, &[]);
         let steps: Vec<_> = read(&path).unwrap().iter().map(|r| r.number("step").unwrap()).collect();
         assert_eq!(steps, [1.0, 22.0]);
-        sink.resume(0, &BTreeMap::new()).unwrap();
+        sink.resume(Step(0), &BTreeMap::new()).unwrap();
         assert!(read(&path).unwrap().is_empty());
     }
 
@@ -246,7 +246,8 @@ mod tests {
         let path = dir.path().join("steps.jsonl");
         let mut sink = StepsSink::open(&path).unwrap();
         let step = |sink: &mut StepsSink, step, reward: f64| {
-            sink.receive(&EventKind::StepValues { step, values: vec![("reward".into(), reward)] }.into()).unwrap();
+            sink.receive(&EventKind::StepValues { step: Step(step), values: vec![("reward".into(), reward)] }.into())
+                .unwrap();
         };
         step(&mut sink, 1, 0.5);
         logged(&mut sink, 1, &[("not here", 1.0)]);
@@ -256,10 +257,10 @@ mod tests {
         let text = "{\"step\":1,\"reward\":0.5}\n{\"step\":2,\"reward\":null}\n";
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         assert_eq!(lengths, BTreeMap::from([("steps.jsonl".to_owned(), 24)]));
-        assert_eq!(sink.resume(1, &lengths).unwrap(), None);
+        assert_eq!(sink.resume(Step(1), &lengths).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text[..24]);
         // A checkpoint of an older version has no length for this log.
-        assert_eq!(sink.resume(1, &BTreeMap::new()).unwrap(), None);
+        assert_eq!(sink.resume(Step(1), &BTreeMap::new()).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         std::fs::remove_file(&path).unwrap();
         assert!(sink.check().unwrap().unwrap().contains("was deleted"));
@@ -275,7 +276,7 @@ mod tests {
         let mut lengths = BTreeMap::new();
         log.checkpoint(&mut lengths).unwrap();
         assert_eq!(lengths, BTreeMap::from([("rollouts.jsonl".to_owned(), 16)]));
-        assert_eq!(log.resume(1, &BTreeMap::from([("rollouts.jsonl".to_owned(), 8)])).unwrap(), None);
+        assert_eq!(log.resume(Step(1), &BTreeMap::from([("rollouts.jsonl".to_owned(), 8)])).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"a\":1}\n");
     }
 
@@ -284,7 +285,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let mut sink = MetricsSink::open(&path).unwrap();
-        let kind = EventKind::Metrics { step: 3, values: vec![("a\u{9b}".into(), -0.0)] };
+        let kind = EventKind::Metrics { step: Step(3), values: vec![("a\u{9b}".into(), -0.0)] };
         sink.receive(&Event { version: 1, time_s: 1_700_000_000.123_45, kind }).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"step\":3,\"time_s\":1700000000.123,\"a\\u009b\":-0.0}\n");
@@ -307,14 +308,14 @@ mod tests {
             let broken = || JsonLines { file: Appended::broken(Path::new("m.jsonl"), is_full) };
             let mut sink = MetricsSink { lines: broken() };
             for kind in [
-                EventKind::Metrics { step: 1, values: Vec::new() },
-                EventKind::Alarm { step: 1, alarm: crate::Alarm::default() },
+                EventKind::Metrics { step: Step(1), values: Vec::new() },
+                EventKind::Alarm { step: Step(1), alarm: crate::Alarm::default() },
             ] {
                 let error = sink.receive(&kind.into()).unwrap_err().to_string();
                 assert!(error.starts_with("cannot write m.jsonl: "), "{error}");
             }
-            assert!(sink.resume(0, &BTreeMap::new()).is_err());
-            assert!(ClosedLog { name: "old", lines: broken() }.resume(0, &BTreeMap::new()).is_err());
+            assert!(sink.resume(Step(0), &BTreeMap::new()).is_err());
+            assert!(ClosedLog { name: "old", lines: broken() }.resume(Step(0), &BTreeMap::new()).is_err());
         }
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");

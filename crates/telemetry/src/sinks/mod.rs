@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::{Error, Event, EventKind, Level, Record, Result};
+use crate::{Error, Event, EventKind, Level, Record, Result, Step};
 
 mod appended;
 pub mod completions;
@@ -27,7 +27,7 @@ pub trait Sink: Send {
     /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) stored (none
     /// in a new run). The sink discards its events after `step`, because it will receive them again. Returns a message
     /// for people, if any. A file that has changed since the checkpoint must not end the run.
-    fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, _step: Step, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -120,7 +120,7 @@ impl Sinks {
 
     /// Resets every sink to a checkpoint, or to the beginning with step 0 and no lengths. Returns the sinks' messages
     /// for people.
-    pub fn resume(&self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Vec<String>> {
+    pub fn resume(&self, step: Step, lengths: &BTreeMap<String, u64>) -> Result<Vec<String>> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.resume(step, lengths).transpose()).collect()
     }
 

@@ -14,7 +14,7 @@ use super::Sink;
 use super::appended::Appended;
 use crate::system::host;
 use crate::system::since_1970;
-use crate::{Error, Event, EventKind, Result};
+use crate::{Error, Event, EventKind, Result, Step};
 
 mod summary;
 
@@ -65,16 +65,16 @@ impl TensorBoardSink {
         if self.hparams.is_empty() {
             Ok(())
         } else {
-            self.append(since_1970().as_secs_f64(), 0, &summary::hparams(&self.hparams))
+            self.append(since_1970().as_secs_f64(), Step::START, &summary::hparams(&self.hparams))
         }
     }
 
-    fn append(&mut self, time_s: f64, step: u64, entry: &[u8]) -> Result<()> {
+    fn append(&mut self, time_s: f64, step: Step, entry: &[u8]) -> Result<()> {
         let mut summary = Vec::new();
         bytes(&mut summary, 1, entry);
         let mut event = Vec::new();
         double(&mut event, 1, time_s);
-        integer(&mut event, 2, step);
+        integer(&mut event, 2, step.0);
         bytes(&mut event, 5, &summary);
         self.file.append(&record(&event))
     }
@@ -109,7 +109,7 @@ impl Sink for TensorBoardSink {
         self.file.checkpoint("tensorboard", lengths)
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, _step: Step, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         let note = self.file.resume("tensorboard", lengths, whole_records)?;
         self.begin()?;
         Ok(note)
@@ -261,7 +261,7 @@ mod tests {
 
     fn logged(sink: &mut TensorBoardSink, step: u64, values: &[(&str, f64)]) {
         let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
-        sink.receive(&EventKind::Metrics { step, values }.into()).unwrap();
+        sink.receive(&EventKind::Metrics { step: Step(step), values }.into()).unwrap();
     }
 
     #[test]
@@ -299,9 +299,9 @@ mod tests {
         let open = || TensorBoardSink::open(dir.path(), all.clone()).unwrap();
         let mut sink = open();
         let values = vec![("reward".to_owned(), vec![0.0, 1.0, 1.0, 3.0]), ("none".to_owned(), vec![])];
-        sink.receive(&EventKind::Distributions { step: 4, values }.into()).unwrap();
+        sink.receive(&EventKind::Distributions { step: Step(4), values }.into()).unwrap();
         let rows = crate::CompletionRows {
-            step: 4,
+            step: Step(4),
             prompts: vec!["a | b".into()],
             completions: vec!["<b>\nc".into()],
             rewards: vec![("r".into(), vec![Some(0.5)])],
@@ -363,22 +363,22 @@ mod tests {
         let mut sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
         assert_eq!(sink.file.path(), path);
         assert_eq!(read(&path).len(), 2);
-        sink.resume(1, &at_checkpoint).unwrap();
+        sink.resume(Step(1), &at_checkpoint).unwrap();
         logged(&mut sink, 2, &[("b", 2.5)]);
         assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["train/a", "train/b"]);
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(records(&file).count(), 2, "the incomplete record must be removed");
         // A file shorter than at the checkpoint stays as it is, and a message is returned.
-        assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).unwrap().is_some());
+        assert!(sink.resume(Step(1), &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).unwrap().is_some());
         assert_eq!(read(&path).len(), 2);
         // A sink that does not write leaves the file unchanged.
         let mut paused = TensorBoardSink::open(dir.path(), Vec::new()).unwrap().writing(false);
-        assert_eq!(paused.resume(1, &at_checkpoint).unwrap(), None);
+        assert_eq!(paused.resume(Step(1), &at_checkpoint).unwrap(), None);
         logged(&mut paused, 2, &[("c", 1.0)]);
         assert_eq!(read(&path).len(), 1);
         // A run that restarts at step 0 keeps the file and its version record.
-        sink.resume(0, &BTreeMap::new()).unwrap();
+        sink.resume(Step(0), &BTreeMap::new()).unwrap();
         assert!(read(&path).is_empty());
     }
 
@@ -437,17 +437,17 @@ mod tests {
         let mut sink = TensorBoardSink { file: Appended::broken(Path::new("events"), true), writes: true, hparams };
         let rows = crate::CompletionRows::default();
         for kind in [
-            EventKind::Metrics { step: 1, values: vec![("a".into(), 1.0)] },
-            EventKind::Distributions { step: 1, values: vec![("a".into(), vec![1.0])] },
+            EventKind::Metrics { step: Step(1), values: vec![("a".into(), 1.0)] },
+            EventKind::Distributions { step: Step(1), values: vec![("a".into(), vec![1.0])] },
             EventKind::Completions { rows, shown: 0 },
         ] {
             let error = sink.receive(&kind.into()).unwrap_err().to_string();
             assert_eq!(error, "cannot write events: No space left on device (os error 28)");
         }
-        assert!(sink.begin().is_err() && sink.resume(0, &BTreeMap::new()).is_err());
+        assert!(sink.begin().is_err() && sink.resume(Step(0), &BTreeMap::new()).is_err());
         sink.receive(&EventKind::Rollout { record: vec![1] }.into()).unwrap();
         let mut silent = sink.writing(false);
-        silent.receive(&EventKind::Metrics { step: 1, values: vec![("a".into(), 1.0)] }.into()).unwrap();
+        silent.receive(&EventKind::Metrics { step: Step(1), values: vec![("a".into(), 1.0)] }.into()).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut sink = TensorBoardSink::open(dir.path(), Vec::new()).unwrap();
         assert_eq!(sink.check().unwrap(), None);

@@ -6,7 +6,7 @@ struct Keep(Arc<Mutex<Vec<String>>>);
 impl Sink for Keep {
     fn receive(&mut self, event: &Event) -> Result<()> {
         let printed = match &event.kind {
-            EventKind::Checkpoint { step: 13, .. } => {
+            EventKind::Checkpoint { step: Step(13), .. } => {
                 return Err(Error::format(std::path::Path::new("thirteen"), "unlucky"));
             }
             EventKind::Checkpoint { step, .. } => format!("checkpoint {step}"),
@@ -22,10 +22,10 @@ impl Sink for Keep {
         Ok(())
     }
 
-    fn resume(&mut self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, step: Step, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.0.lock().unwrap().truncate(lengths.get("kept").copied().unwrap_or(0) as usize);
         self.0.lock().unwrap().push(format!("after {step}"));
-        Ok((step == 0).then(|| "from the beginning".to_owned()))
+        Ok((step == Step::START).then(|| "from the beginning".to_owned()))
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -34,7 +34,7 @@ impl Sink for Keep {
 }
 
 fn checkpoint(step: u64) -> EventKind {
-    EventKind::Checkpoint { step, path: String::new() }
+    EventKind::Checkpoint { step: Step(step), path: String::new() }
 }
 
 #[test]
@@ -66,9 +66,9 @@ fn a_resume_resets_sinks_to_the_checkpoint() {
     let lengths = sinks.checkpoint().unwrap();
     assert_eq!(lengths, BTreeMap::from([("kept".to_owned(), 1)]));
     sinks.emit(checkpoint(2)).unwrap();
-    assert!(sinks.resume(1, &lengths).unwrap().is_empty());
+    assert!(sinks.resume(Step(1), &lengths).unwrap().is_empty());
     assert_eq!(heard.lock().unwrap()[..], ["checkpoint 1", "after 1"]);
-    assert_eq!(sinks.resume(0, &BTreeMap::new()).unwrap(), ["from the beginning"]);
+    assert_eq!(sinks.resume(Step(0), &BTreeMap::new()).unwrap(), ["from the beginning"]);
     assert_eq!(heard.lock().unwrap()[..], ["after 0"]);
 }
 
@@ -93,7 +93,7 @@ impl Sink for Says {
         lengths.insert(format!("file {}", self.0), self.0);
         self.fails("checkpoint")
     }
-    fn resume(&mut self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+    fn resume(&mut self, step: Step, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.fails("resume")?;
         Ok((self.0 > 5).then(|| format!("{} after {step} of {}", self.0, lengths.len())))
     }
@@ -131,7 +131,7 @@ fn messages_of_sinks_are_collected_in_the_order_of_the_sinks() {
     assert_eq!(sinks.check().unwrap(), ["7 is gone", "9 is gone"]);
     let lengths = sinks.checkpoint().unwrap();
     assert_eq!(lengths, BTreeMap::from([7, 3, 9].map(|n| (format!("file {n}"), n))));
-    assert_eq!(sinks.resume(4, &lengths).unwrap(), ["7 after 4 of 3", "9 after 4 of 3"]);
+    assert_eq!(sinks.resume(Step(4), &lengths).unwrap(), ["7 after 4 of 3", "9 after 4 of 3"]);
     sinks.info("i");
     sinks.warn("w");
     sinks.message(Level::Debug, "d");
@@ -145,7 +145,7 @@ fn the_first_of_several_errors_is_returned_once() {
     let (sinks, heard) = saying(&[1, 113, 213, 2]);
     let says = |error: Error| error.to_string();
     assert_eq!(sinks.checkpoint().map_err(says), Err("checkpoint: 113".to_owned()));
-    assert_eq!(sinks.resume(1, &BTreeMap::new()).map_err(says), Err("resume: 113".to_owned()));
+    assert_eq!(sinks.resume(Step(1), &BTreeMap::new()).map_err(says), Err("resume: 113".to_owned()));
     assert_eq!(sinks.check().map_err(says), Err("check: 113".to_owned()));
     assert_eq!(sinks.emit(checkpoint(1)).map_err(says), Err("receive: 113".to_owned()));
     sinks.info("received by all sinks");

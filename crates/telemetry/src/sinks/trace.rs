@@ -11,14 +11,14 @@ use serde_json::json;
 
 use super::Sink;
 use super::appended::Appended;
-use crate::{Error, Event, EventKind, Result};
+use crate::{Error, Event, EventKind, Result, Step};
 
 /// The sink that writes `trace.json`. An error ends the trace but not the run; it is reported when the run ends.
 #[derive(Debug)]
 pub struct TraceSink {
     writer: Option<TraceWriter>,
     /// The ranges of steps that are traced; empty for all steps.
-    steps: Vec<RangeInclusive<u64>>,
+    steps: Vec<RangeInclusive<Step>>,
     failed: Option<Error>,
 }
 
@@ -30,7 +30,7 @@ impl TraceSink {
     }
 
     /// Restricts the trace to these ranges of steps; an empty list means all steps.
-    pub fn with_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
+    pub fn with_steps(self, steps: Vec<RangeInclusive<Step>>) -> Self {
         TraceSink { steps, ..self }
     }
 }
@@ -90,7 +90,7 @@ impl TraceWriter {
     /// span.
     fn span(
         &mut self,
-        (name, step): (&str, u64),
+        (name, step): (&str, Step),
         thread: u64,
         start_us: f64,
         duration_us: f64,
@@ -153,7 +153,7 @@ mod tests {
         let path = dir.path().join("trace.json");
         let read = || std::fs::read_to_string(&path).unwrap();
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        trace.span(("a \"quoted\" name", 1), 0, 1.0, 2.5, (1e9, 0.0)).unwrap();
+        trace.span(("a \"quoted\" name", Step(1)), 0, 1.0, 2.5, (1e9, 0.0)).unwrap();
         assert_eq!(events(&read()).len(), 1);
         trace.finish().unwrap();
         let strict: Value = serde_json::from_str(&read()).unwrap();
@@ -163,11 +163,11 @@ mod tests {
         );
 
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        trace.span(("b", 1), 0, 3.0, 7.0, (0.0, 0.0)).unwrap();
+        trace.span(("b", Step(1)), 0, 3.0, 7.0, (0.0, 0.0)).unwrap();
         drop(trace);
         std::fs::write(&path, read() + "{\"name\": \"to").unwrap();
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        trace.span(("c", 1), 0, 4.0, 1.0, (0.0, 0.0)).unwrap();
+        trace.span(("c", Step(1)), 0, 4.0, 1.0, (0.0, 0.0)).unwrap();
         let names: Vec<_> = events(&read()).iter().map(|event| event["name"].clone()).collect();
         assert_eq!(names, ["a \"quoted\" name", "b", "c"]);
     }
@@ -176,11 +176,11 @@ mod tests {
     fn only_the_configured_steps_are_traced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
-        let mut sink = TraceSink::open(&path, 1 << 20).unwrap().with_steps(vec![2..=3, 7..=7]);
+        let mut sink = TraceSink::open(&path, 1 << 20).unwrap().with_steps(vec![Step(2)..=Step(3), Step(7)..=Step(7)]);
         for step in 1..9 {
             let span = EventKind::Span {
                 name: format!("step {step}"),
-                step,
+                step: Step(step),
                 track: 0,
                 start_us: 0.0,
                 duration_us: 1.0,
@@ -200,7 +200,7 @@ mod tests {
         let path = dir.path().join("trace.json");
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
         for i in 0..1000 {
-            trace.span(("span", 1), 0, f64::from(i), 1.0, (0.0, 0.0)).unwrap();
+            trace.span(("span", Step(1)), 0, f64::from(i), 1.0, (0.0, 0.0)).unwrap();
         }
         trace.finish().unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
@@ -210,12 +210,12 @@ mod tests {
         // A full file stays full when it is opened again.
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
         let len = trace.file.len();
-        trace.span(("span", 1), 0, 0.0, 1.0, (0.0, 0.0)).unwrap();
+        trace.span(("span", Step(1)), 0, 0.0, 1.0, (0.0, 0.0)).unwrap();
         assert_eq!(trace.file.len(), len);
     }
 
     fn span(name: &str) -> Event {
-        let (name, step, track) = (name.to_owned(), 7, 3);
+        let (name, step, track) = (name.to_owned(), Step(7), 3);
         EventKind::Span { name, step, track, start_us: 1.234_56, duration_us: 2.000_4, flops: 0.0, bytes: 0.0 }.into()
     }
 

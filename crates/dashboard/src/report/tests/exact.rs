@@ -38,11 +38,13 @@ fn a_markdown_report_matches_the_expected_text() {
     let mut report = empty("a|b");
     report.facts = vec![("model", "x\ny".to_owned())];
     report.alarms = vec!["it\n is".to_owned()];
-    report.curves = vec![Curve { name: "reward", points: vec![(1, 0.5), (2, 0.25), (3, 12.0)] }];
+    report.curves = vec![Curve { name: "reward", points: vec![(Step(1), 0.5), (Step(2), 0.25), (Step(3), 12.0)] }];
     report.profile = Some(profile(8.0, 4, &[("rollout", 6.0, 12e9, 3e9), ("rollout/decode", 2.0, 0.0, 0.0)]));
-    let sample = Sample { step: 7, prompt: "one\ntwo\n".into(), best: (2.0, "# b".into()), worst: (-1.0, "w".into()) };
+    let sample =
+        Sample { step: Step(7), prompt: "one\ntwo\n".into(), best: (2.0, "# b".into()), worst: (-1.0, "w".into()) };
     report.samples = vec![sample];
-    let other = Report { curves: vec![Curve { name: "loss", points: vec![(1, 2.0), (9, 1.0)] }], ..empty("other") };
+    let other =
+        Report { curves: vec![Curve { name: "loss", points: vec![(Step(1), 2.0), (Step(9), 1.0)] }], ..empty("other") };
     let expected = "\
 # a|b
 
@@ -126,7 +128,7 @@ fn a_sample_has_the_best_and_the_worst_completion() {
     let found =
         sample(&group(json!([one(json!([1.0, 0.0]), "a"), one(json!([5.0, 3.0]), "b"), one(json!([3.0, null]), "c")])));
     let Sample { step, prompt, best, worst } = found.unwrap();
-    assert_eq!((step, prompt.as_str(), best, worst), (3, "p", (3.0, "c".to_owned()), (-1.0, "b".to_owned())));
+    assert_eq!((step.0, prompt.as_str(), best, worst), (3, "p", (3.0, "c".to_owned()), (-1.0, "b".to_owned())));
     let text = |length: usize| "é".repeat(length);
     let cut = |length: usize| sample(&group(json!([one(json!([1.0]), &text(length))]))).unwrap().best.1;
     assert_eq!((cut(600), cut(601)), (text(600), text(600) + " …"));
@@ -144,7 +146,7 @@ fn a_sample_has_the_best_and_the_worst_completion() {
         };
         Group {
             group: lockstep::wire::GroupId(id),
-            step: Some(6),
+            step: Some(Step(6)),
             prompt: Some(format!("{id}").into()),
             reward_names: vec!["r".into()],
             reward_weights: vec![1.0],

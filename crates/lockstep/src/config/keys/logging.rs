@@ -1,5 +1,8 @@
 //! Configuration keys of logging and printing.
 
+use std::ops::RangeInclusive;
+use telemetry::Step;
+
 macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Logging" {
     /// Optimizer steps between two lines of metrics, which average over these steps.
     logging_steps: u64 = 10 => TRL.range(at_least(1.0)).on_resume(Free);
@@ -43,11 +46,11 @@ pub(in crate::config) use logging_keys;
 
 impl crate::config::Config {
     /// The optimizer steps that `trace_steps` lists, as ranges; empty if all steps are traced.
-    pub(crate) fn traced_steps(&self) -> anyhow::Result<Vec<std::ops::RangeInclusive<u64>>> {
-        let range = |part: &str| -> Option<std::ops::RangeInclusive<u64>> {
+    pub(crate) fn traced_steps(&self) -> anyhow::Result<Vec<RangeInclusive<Step>>> {
+        let range = |part: &str| -> Option<RangeInclusive<Step>> {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-            (1..=last).contains(&first).then_some(first..=last)
+            (1..=last).contains(&first).then_some(Step(first)..=Step(last))
         };
         let Some(text) = &self.trace_steps else { return Ok(Vec::new()) };
         let ranges = text.split(',').map(range).collect::<Option<_>>();

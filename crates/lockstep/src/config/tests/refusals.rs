@@ -3,6 +3,7 @@
 use super::{REQUIRED, grpo, resolve};
 use crate::config::{Config, Layers, Purpose};
 use crate::error::is_bad_input;
+use telemetry::Step;
 
 type Set<'a> = &'a [(&'a str, &'a str)];
 
@@ -44,8 +45,8 @@ fn invalid_steps_columns_and_stop_strings_are_refused() {
         train(set, &words, &[("trace_steps", "\"3-3, 7\"")]);
     }
     let traced = |text: &str| grpo(&[("trace_steps", text)]).unwrap().config.traced_steps().unwrap();
-    assert_eq!(traced("\"3-5, 100\""), [3..=5, 100..=100]);
-    assert_eq!((traced("\"1\""), traced("none")), (vec![1..=1], vec![]));
+    assert_eq!(traced("\"3-5, 100\""), [Step(3)..=Step(5), Step(100)..=Step(100)]);
+    assert_eq!((traced("\"1\""), traced("none")), (vec![Step(1)..=Step(1)], vec![]));
 }
 
 /// Logits divided by such a temperature overflow, so that the first step would end with an internal error.

@@ -4,6 +4,7 @@ use model::columns::{ENTROPIES, SAMPLER_LOGPS};
 use rewards::{GivenScores, Scores};
 use rollout::{FinishReason, RolloutGroup, SamplingParams};
 use serde_json::Map;
+use telemetry::Step;
 
 fn completion(generation: usize, ids: &[u32]) -> Completion {
     let tokens = ids.len();
@@ -31,7 +32,7 @@ fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
         num_generations: 2,
         sampling: SamplingParams::default(),
         updates: Updates(6),
-        step: 8,
+        step: Step(8),
         rewards: names.iter().map(|&name| name.to_owned()).collect(),
         so_far: Vec::new(),
         until: None,

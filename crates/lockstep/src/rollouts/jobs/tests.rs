@@ -64,7 +64,7 @@ fn request(plan: &SamplingPlan) -> CollectRequest<'_> {
         num_generations: 2,
         sampling: plan,
         reward_weights: &[1.0, 0.5, 2.0],
-        step: 5,
+        step: Step(5),
         refuse_non_finite: false,
         activations: None,
     }
@@ -97,7 +97,7 @@ fn a_request_is_split_into_one_job_per_group() {
         num_generations: 2,
         sampling: SamplingParams::clone(plan.common()),
         updates: Updates(6),
-        step: 5,
+        step: Step(5),
         rewards: vec!["there".into()],
         so_far: Vec::new(),
         until: None,

@@ -91,7 +91,7 @@ fn nondeterministic_rewards_score_nothing_in_a_replay() {
         completion_ids: &ids,
         columns: &columns,
         rows: &[0, 1],
-        step: 0,
+        step: model::Step(0),
     };
     let scores = silent.score(&batch);
     assert_eq!((scores.values, scores.problems), (vec![None, None], vec![]));

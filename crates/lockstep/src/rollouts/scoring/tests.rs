@@ -59,8 +59,13 @@ fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     let groups = groups(&tokenizer);
     let weights = vec![1.0; rewards.len()];
     std::thread::scope(|scope| {
-        let scorer =
-            RolloutScorer { rewards, weights: &weights, tokenizer: &tokenizer, step: 3, columns: GivenColumns::new() };
+        let scorer = RolloutScorer {
+            rewards,
+            weights: &weights,
+            tokenizer: &tokenizer,
+            step: Step(3),
+            columns: GivenColumns::new(),
+        };
         let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         for &i in order {
             job.group_ended(&groups[i]);
@@ -116,7 +121,7 @@ impl Reward for Slow {
             scores.problems.push(Problem::new("slow", failed, "it crashed"));
         }
         scores.extra.push(("row".into(), (0..batch.len()).map(|i| row(i).into()).collect()));
-        scores.metrics.push(("step".into(), batch.step as f64));
+        scores.metrics.push(("step".into(), batch.step.0 as f64));
         scores
     }
 }
@@ -238,7 +243,7 @@ fn groups_are_scored_while_others_are_generated() {
     let mut ended = 0;
     let output = std::thread::scope(|scope| {
         let (rewards, columns) = (&mut rewards[..], GivenColumns::new());
-        let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
+        let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: Step(0), columns };
         let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         let on_end = |group: &RolloutGroup| {
             job.group_ended(group);
@@ -270,7 +275,7 @@ fn a_failed_generation_waits_only_for_the_running_reward() {
     let (mut rewards, was_asked, answer) = gate();
     std::thread::scope(|scope| {
         let (rewards, columns) = (&mut rewards[..], GivenColumns::new());
-        let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
+        let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: Step(0), columns };
         let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         for group in &groups(&tokenizer) {
             job.group_ended(group);
@@ -403,8 +408,13 @@ fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (
     let weights = vec![1.0; all.len()];
     let group = RolloutGroup::new(GroupId(0), tokens, vec![completion]);
     let output = std::thread::scope(|scope| {
-        let scorer =
-            RolloutScorer { rewards: &mut all, weights: &weights, tokenizer, step: 0, columns: GivenColumns::new() };
+        let scorer = RolloutScorer {
+            rewards: &mut all,
+            weights: &weights,
+            tokenizer,
+            step: Step(0),
+            columns: GivenColumns::new(),
+        };
         let mut job = scorer.start(scope, &prompts, &[]).unwrap();
         job.group_ended(&group);
         job.finish(vec![group.clone()], BTreeMap::new()).unwrap()

@@ -16,6 +16,7 @@ use crate::rollouts::jobs::{BegunBatch, GroupJob};
 use model::{GroupId, Updates};
 use rollout::SamplingParams;
 use std::sync::Arc;
+use telemetry::Step;
 
 impl BegunBatch {
     /// The batch as bytes.
@@ -23,7 +24,7 @@ impl BegunBatch {
         let BegunBatch { step, prompts, answers, rewards } = self;
         let first = prompts.first_key_value().map_or(0, |(first, _)| first.0);
         let mut head = RecordWriter::new();
-        head.must_be_known().uints("begun", 1, [*step, first, answers.len() as u64]);
+        head.must_be_known().uints("begun", 1, [step.0, first, answers.len() as u64]);
         head.must_be_known().uints("rows", 1, prompts.values().map(|prompt| prompt.row as u64));
         head.texts("rewards", rewards);
         let mut bytes = Vec::new();
@@ -58,7 +59,7 @@ impl BegunBatch {
                 num_generations: like.num_generations,
                 sampling: SamplingParams::clone(like.sampling.of(group)),
                 updates: Updates(0),
-                step,
+                step: Step(step),
                 rewards: rewards.clone(),
                 so_far: Vec::new(),
                 until: None,
@@ -68,7 +69,7 @@ impl BegunBatch {
             rest = behind;
             prompts.insert(group, prompt);
         }
-        Ok((BegunBatch { step, prompts, answers, rewards }, rest))
+        Ok((BegunBatch { step: Step(step), prompts, answers, rewards }, rest))
     }
 }
 

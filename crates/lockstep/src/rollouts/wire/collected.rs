@@ -242,6 +242,7 @@ mod tests {
     use proptest::prelude::*;
     use rewards::ProblemKind;
     use rollout::SamplingParams;
+    use telemetry::Step;
     use testing::foreign;
 
     /// Two groups of two completions; every field of an answer has a value.
@@ -273,7 +274,7 @@ mod tests {
             num_generations: 2,
             sampling: &sampling,
             reward_weights: &[1.0],
-            step: 0,
+            step: Step(0),
             refuse_non_finite: false,
             activations: None,
         };
@@ -364,7 +365,7 @@ mod tests {
             num_generations: 2,
             sampling: &sampling,
             reward_weights: &[0.5],
-            step: 0,
+            step: Step(0),
             refuse_non_finite: false,
             activations: None,
         };

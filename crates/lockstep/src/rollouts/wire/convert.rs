@@ -11,6 +11,7 @@ use rollout::{FinishReason, SamplingParams};
 use serde_json::{Map, Value, json as value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use telemetry::Step;
 use train::{Advantage, Sample};
 
 impl Group {
@@ -139,7 +140,7 @@ pub(crate) fn records_of_rollouts(
     rollouts: &Rollouts,
     samples: &[Sample],
     plan: &SamplingPlan,
-    step: u64,
+    step: Step,
     lineage: Option<Lineage>,
 ) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -177,7 +178,7 @@ pub(crate) fn records_of_rollouts(
 pub(crate) fn records_of_evaluation(
     rollouts: &Rollouts,
     sampling: &SamplingParams,
-    step: u64,
+    step: Step,
     set: &str,
 ) -> impl Iterator<Item = Vec<u8>> {
     let mut sampling = sampling_settings(sampling);

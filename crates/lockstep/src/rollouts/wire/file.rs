@@ -23,6 +23,7 @@ use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 use telemetry::in_place::{is_in_place, write_again};
 use twox_hash::XxHash3_64;
 
@@ -41,7 +42,7 @@ pub struct IndexEntry {
     /// The group.
     pub group: GroupId,
     /// The first optimizer step that trained on the group.
-    pub step: Option<u64>,
+    pub step: Option<Step>,
     /// A hash of the prompt's token ids, equal for groups with the same prompt.
     pub prompt_hash: u64,
     /// Mean of the weighted rewards of the group; NaN if there are none.
@@ -77,8 +78,8 @@ impl IndexEntry {
 
     fn to_bytes(self) -> [u8; ENTRY] {
         let (mean, std) = (self.reward.to_bits(), self.reward_std.to_bits());
-        let numbers =
-            [self.offset, self.length, self.group.0, self.step.unwrap_or(NO_STEP), self.prompt_hash, mean, std];
+        let step = self.step.map_or(NO_STEP, |step| step.0);
+        let numbers = [self.offset, self.length, self.group.0, step, self.prompt_hash, mean, std];
         let mut bytes = [0; ENTRY];
         for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
@@ -95,7 +96,7 @@ impl IndexEntry {
             offset: number(0),
             length: number(1),
             group: GroupId(number(2)),
-            step: Some(number(3)).filter(|&step| step != NO_STEP),
+            step: Some(number(3)).filter(|&step| step != NO_STEP).map(Step),
             prompt_hash: number(4),
             reward: f64::from_bits(number(5)),
             reward_std: f64::from_bits(number(6)),

@@ -2,6 +2,7 @@ use super::file::{GroupFile, GroupLog, index_path};
 use super::{Completion, Group, records};
 use model::GroupId;
 use std::fs;
+use telemetry::Step;
 use twox_hash::XxHash3_64;
 
 fn group(id: u64, rewards: &[f64]) -> Group {
@@ -11,7 +12,7 @@ fn group(id: u64, rewards: &[f64]) -> Group {
     };
     Group {
         group: GroupId(id),
-        step: (id > 0).then_some(id),
+        step: (id > 0).then_some(Step(id)),
         prompt_ids: vec![1, id as u32 % 2],
         reward_names: vec!["a".into(), "b".into()],
         reward_weights: vec![2.0, 1.0],
@@ -41,7 +42,7 @@ fn the_index_has_offset_and_summary_of_each_group() {
     let [first, second, third] = file.index() else { panic!("{:?}", file.index()) };
     assert_eq!((first.group, first.step, first.completions, first.tokens), (GroupId(0), None, 2, 3));
     assert_eq!((first.reward, first.reward_std), (4.0, 2.0), "the mean and deviation of the weighted rewards");
-    assert!(second.reward.is_nan() && (second.step, second.tokens) == (Some(1), 0));
+    assert!(second.reward.is_nan() && (second.step, second.tokens) == (Some(Step(1)), 0));
     assert!(first.prompt_hash == third.prompt_hash && first.prompt_hash != second.prompt_hash);
     assert_eq!(file.read(2).unwrap(), group(2, &[0.5]));
     assert_eq!(fs::metadata(index_path(&path)).unwrap().len(), 8 + 3 * 64);
@@ -152,7 +153,7 @@ fn index_entries_have_the_documented_layout() {
     let [_, second, third] = file.index() else { panic!("{:?}", file.index()) };
     assert!(second.reward.is_nan() && second.reward_std.is_nan());
     let found = (third.offset, third.length, third.step, third.completions, third.tokens);
-    assert_eq!(found, (lengths[0] + lengths[1], lengths[2], Some(2), 1, 1));
+    assert_eq!(found, (lengths[0] + lengths[1], lengths[2], Some(Step(2)), 1, 1));
 }
 
 /// Programs that do not know the fields that later versions append still read the others.

@@ -6,6 +6,7 @@ use model::{Columns, GroupId, Updates};
 use rewards::Content;
 use rollout::FinishReason;
 use serde_json::{Map, Value};
+use telemetry::Step;
 use train::Advantage;
 
 /// A prompt with its completions. Unknown fields are `None` or empty.
@@ -14,7 +15,7 @@ pub struct Group {
     /// The group.
     pub group: GroupId,
     /// The first optimizer step that trained on the group.
-    pub step: Option<u64>,
+    pub step: Option<Step>,
     /// Token ids of the prompt.
     pub prompt_ids: Vec<u32>,
     /// The index of the prompt's row in the dataset.

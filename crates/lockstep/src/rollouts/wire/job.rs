@@ -38,6 +38,7 @@ use rollout::{RolloutGroup, SamplingParams};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use telemetry::Step;
 
 /// The maximum number of completions in a job; more are an error.
 const MAX_GENERATIONS: u64 = 1 << 20;
@@ -47,7 +48,7 @@ impl GroupJob {
     pub fn to_bytes(&self) -> Vec<u8> {
         let GroupJob { group, prompt, num_generations, sampling, updates, step, rewards, so_far, until } = self;
         let mut record = RecordWriter::new();
-        let numbers = [group.0, updates.0, *step, *num_generations as u64, prompt.row as u64];
+        let numbers = [group.0, updates.0, step.0, *num_generations as u64, prompt.row as u64];
         record.must_be_known().uints("job", 1, numbers);
         record.must_be_known().uints("prompt_ids", 1, prompt.tokens.ids.iter().map(|&id| u64::from(id)));
         record.texts("prompt", [json(&prompt.content)]);
@@ -78,7 +79,7 @@ impl GroupJob {
         let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards", "until"];
         record.refuse_unknown(|name| known.contains(&name))?;
         let [group, updates, step, generations, row] = numbers(&record, "job")?;
-        let (group, updates) = (GroupId(group), Updates(updates));
+        let (group, updates, step) = (GroupId(group), Updates(updates), Step(step));
         let [top_k, max_new_tokens, seed, top_logprobs, prompt_logprobs, entropies] =
             numbers(&record, "sampling_counts")?;
         let Some([temperature, top_p, min_p, repetition_penalty]) = floats(&record, "sampling")? else {

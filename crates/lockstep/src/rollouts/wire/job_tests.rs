@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use rewards::{Content, GivenScores, Problem, ProblemKind, Scores, StepEnd, StepScore};
 use rollout::{FinishReason, RolloutGroup, SamplingParams};
 use serde_json::{Map, Value, json};
+use telemetry::Step;
 use testing::foreign;
 
 fn job() -> GroupJob {
@@ -34,7 +35,7 @@ fn job() -> GroupJob {
             entropies: true,
         },
         updates: Updates(6),
-        step: 8,
+        step: Step(8),
         rewards: vec!["a".into(), "b".into()],
         so_far: Vec::new(),
         until: None,

@@ -9,6 +9,7 @@ use model::columns::{Column, Values};
 use model::{Columns, GroupId, Updates};
 use serde::de::DeserializeOwned;
 use std::ops::Range;
+use telemetry::Step;
 use train::Advantage;
 
 /// Names of the columns whose values do not belong to tokens.
@@ -75,7 +76,7 @@ impl Group {
 #[derive(Debug, PartialEq)]
 pub(super) struct Outline {
     pub group: GroupId,
-    pub step: Option<u64>,
+    pub step: Option<Step>,
     pub prompt_ids: Vec<u32>,
     /// The total (weighted) rewards of the completions with a score.
     pub totals: Vec<f64>,
@@ -131,7 +132,7 @@ impl Fields<'_> {
         let rewards = self.scores(lengths.len(), names.len())?;
         Ok(Outline {
             group,
-            step: self.one("step")?,
+            step: self.one("step")?.map(Step),
             prompt_ids: self.prompt_ids()?,
             totals: rewards.iter().filter_map(|rewards| total(rewards, &weights)).collect(),
             completions: lengths.len(),
@@ -168,7 +169,7 @@ impl Fields<'_> {
         let problems = self.record.texts("problems")?.unwrap_or_default();
         Ok(Group {
             group,
-            step: self.one("step")?,
+            step: self.one("step")?.map(Step),
             prompt_id: self.one("prompt_id")?,
             prompt: self.json("prompt")?,
             prompt_in_batch: self.one("prompt_in_batch")?,

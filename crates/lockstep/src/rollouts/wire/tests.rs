@@ -13,6 +13,7 @@ use rewards::Content;
 use rollout::FinishReason;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use telemetry::Step;
 use testing::foreign;
 use train::{Advantage, Sample};
 use twox_hash::XxHash3_64;
@@ -98,7 +99,7 @@ fn full() -> Group {
     prompt_columns.insert(TOP_LOGPS, Column { width: 2, values: Values::F32(vec![-1.0; 4]) });
     Group {
         group: GroupId(u64::MAX),
-        step: Some(3),
+        step: Some(Step(3)),
         prompt_ids: vec![1, 2, 300],
         prompt_id: Some(12),
         prompt: Some(Content::Messages(vec![json!({"role": "user", "content": "hi"})])),
@@ -370,7 +371,7 @@ fn group() -> impl Strategy<Value = Group> {
         (completions, prompt, any::<u64>(), prop::option::of(any::<[u8; 16]>().prop_map(Lineage))).prop_map(
             move |(completions, prompt_ids, id, lineage)| Group {
                 group: GroupId(id),
-                step: lineage.map(|_| id / 2),
+                step: lineage.map(|_| Step(id / 2)),
                 prompt_ids,
                 lineage,
                 reward_names: (0..rewards).map(|k| format!("r{k}")).collect(),

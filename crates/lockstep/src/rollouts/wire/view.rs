@@ -9,12 +9,13 @@ use rollout::FinishReason;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use telemetry::Step;
 use train::Advantage;
 
 /// The fields of a [`Group`], borrowed.
 pub(super) struct GroupView<'a> {
     pub group: GroupId,
-    pub step: Option<u64>,
+    pub step: Option<Step>,
     pub prompt_ids: &'a [u32],
     pub prompt_id: Option<u64>,
     pub prompt: Option<&'a Content>,

@@ -45,7 +45,7 @@ impl GroupView<'_> {
 
     fn put_header(&self, record: &mut RecordWriter) {
         let mut uint = |name: &str, value: Option<u64>| value.into_iter().for_each(|v| record.uints(name, 1, [v]));
-        uint("step", self.step);
+        uint("step", self.step.map(|step| step.0));
         uint("prompt_id", self.prompt_id);
         uint("prompt_in_batch", self.prompt_in_batch);
         if let Some(prompt) = self.prompt {

@@ -26,7 +26,7 @@ use rewards::Problem;
 use serde::{Deserialize, Serialize};
 use signs::{GenerationSigns, Row};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use telemetry::Alarm;
+use telemetry::{Alarm, Step};
 
 /// An alarm ends after this many checks in a row in which its condition does not hold.
 const OVER_AFTER: u32 = 5;
@@ -99,7 +99,7 @@ pub struct AlarmState {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Streak {
-    since: u64,
+    since: Step,
     /// Checks in a row in which the condition held.
     held: u32,
     /// Checks in a row in which the condition did not hold, after the alarm was raised.
@@ -210,7 +210,7 @@ impl Alarms {
 
     /// Checks an evaluation after `step`. `problems` are its reward failures; `unscored` is a message about the
     /// completions without a score, if there are too many.
-    pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
+    pub fn evaluation(&mut self, step: Step, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
         let mut seen: Vec<Detection> = problems.iter().map(Detection::from_problem).collect();
         seen.extend(unscored.map(|evidence| Detection::new(&conditions::UNSCORED, evidence)));
         for detection in &mut seen {
@@ -220,7 +220,7 @@ impl Alarms {
     }
 
     /// Checks all conditions after optimizer step `step`, with its metrics. Returns the alarms that begin or end now.
-    pub fn end_step(&mut self, step: u64, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
+    pub fn end_step(&mut self, step: Step, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
         let Observations { generation, problems, unknown_tokens } = std::mem::take(&mut self.observed);
         let not_finite = std::mem::take(&mut self.not_finite);
         let skipped = |(model, numbers)| Detection::new(&conditions::NOT_FINITE, numbers).of(model);
@@ -252,7 +252,7 @@ impl Alarms {
 impl AlarmState {
     /// Updates the streaks of all conditions. A condition without a detection does not hold if `looked` returns true
     /// for it, and is unknown otherwise.
-    fn take(&mut self, step: u64, seen: Vec<Detection>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
+    fn take(&mut self, step: Step, seen: Vec<Detection>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
         let mut out = Vec::new();
         let mut held = BTreeSet::new();
         for Detection { condition, subject, evidence, examples, quiet, remedy } in seen {

@@ -56,7 +56,7 @@ fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]
     let mut out = Vec::new();
     for step in steps {
         alarms.take(seen(&rollouts(groups)));
-        out.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| (step, alarm.id)));
+        out.extend(alarms.end_step(Step(step), &BTreeMap::new()).into_iter().map(|alarm| (step, alarm.id)));
     }
     out
 }
@@ -67,7 +67,7 @@ fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>
     for (value, step) in values.into_iter().zip(1..) {
         // A generation with different rewards raises no alarm.
         alarms.take(seen(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]])));
-        let raised = alarms.end_step(step, &BTreeMap::from([(name.to_owned(), value)]));
+        let raised = alarms.end_step(Step(step), &BTreeMap::from([(name.to_owned(), value)]));
         out.extend(raised.into_iter().map(|alarm| (step, alarm)));
     }
     out
@@ -83,10 +83,11 @@ fn an_alarm_is_raised_once_and_ends_later() {
     let mut alarms = Alarms::default();
     let course = [0.95, 0.95, 0.9, 0.95, 1.0, 0.96, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     let raised = values(&mut alarms, "completions/clipped_ratio", course);
-    let steps: Vec<_> = raised.iter().map(|(step, alarm)| (*step, alarm.since, alarm.until)).collect();
+    let steps: Vec<_> =
+        raised.iter().map(|(step, alarm)| (*step, alarm.since.0, alarm.until.map(|step| step.0))).collect();
     assert_eq!(steps, [(6, 4, None), (17, 4, Some(17))]);
     assert!(raised[0].1.evidence.starts_with("96 % of the completions were truncated"), "{}", raised[0].1);
-    assert_eq!(alarms.raised(), [Alarm { until: Some(17), ..raised[0].1.clone() }]);
+    assert_eq!(alarms.raised(), [Alarm { until: Some(Step(17)), ..raised[0].1.clone() }]);
 }
 
 #[test]
@@ -170,13 +171,13 @@ fn constant_contradictory_and_missing_scores_raise_alarms() {
     let one = |text| (text, Some(0.25), false);
     let mut alarms = Alarms::default();
     assert_eq!(steps(&mut alarms, 1..13, &[&[one("a"), one("b")]]), [(10, "constant_reward".to_owned())]);
-    assert_eq!((&*alarms.raised()[0].subject, alarms.raised()[0].since), ("r", 1));
+    assert_eq!((&*alarms.raised()[0].subject, alarms.raised()[0].since.0), ("r", 1));
     // A reward whose constant value changes is not constant.
     let mut alarms = Alarms::default();
     for step in 1..30 {
         let score = Some(f64::from(u8::from(step % 2 == 0)));
         alarms.take(seen(&rollouts(&[&[("a", score, false), ("b", score, false)]])));
-        assert_eq!(alarms.end_step(step, &BTreeMap::new()), []);
+        assert_eq!(alarms.end_step(Step(step), &BTreeMap::new()), []);
     }
     let both: &[Text<'_>] = &[("a", Some(1.0), false), ("b", Some(0.5), false), ("a", Some(0.0), false)];
     let mut alarms = Alarms::default();
@@ -202,7 +203,7 @@ fn a_reward_that_rises_with_length_or_repetition_raises_an_alarm() {
         for step in 1..=20 {
             let (text, score) = (text(step), rises * step as f64);
             alarms.take(seen(&rollouts(&[&[(&text, Some(score), false), ("b", Some(score - 0.5), false)]])));
-            found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
+            found.extend(alarms.end_step(Step(step), &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
         }
         found
     };
@@ -223,21 +224,21 @@ fn reward_failures_raise_alarms_by_kind_and_in_evaluations() {
     let mut observed = seen(&rollouts(&[&[("a", None, false), ("b", None, false)]]));
     observed.problems(&[failed(ProblemKind::TimedOut), failed(ProblemKind::TimedOut), failed(ProblemKind::Crashed)]);
     alarms.take(observed);
-    let raised = alarms.end_step(1, &BTreeMap::new());
+    let raised = alarms.end_step(Step(1), &BTreeMap::new());
     let ids = |raised: &[Alarm]| raised.iter().map(|a| (a.id.clone(), a.subject.clone())).collect::<Vec<_>>();
     let of = |id: &str, subject: &str| (id.to_owned(), subject.to_owned());
     assert_eq!(ids(&raised), [of("reward_timed_out", "r"), of("reward_crashed", "r")]);
     assert!(raised[0].evidence.contains("it broke"), "{}", raised[0]);
-    let raised = alarms.evaluation(1, &[failed(ProblemKind::Crashed)], Some("no score for 3 of 4".into()));
+    let raised = alarms.evaluation(Step(1), &[failed(ProblemKind::Crashed)], Some("no score for 3 of 4".into()));
     assert_eq!(ids(&raised), [of("reward_crashed", "r in evaluation"), of("unscored", "in evaluation")]);
     // An alarm of evaluations ends only with a later evaluation.
     let over = steps(&mut alarms, 2..20, WELL);
     assert_eq!(over, [(6, "reward_crashed".to_owned()), (6, "reward_timed_out".to_owned())]);
-    let over: Vec<Alarm> = (0..5).flat_map(|_| alarms.evaluation(20, &[], None)).collect();
+    let over: Vec<Alarm> = (0..5).flat_map(|_| alarms.evaluation(Step(20), &[], None)).collect();
     assert_eq!(over.len(), 2);
 
     alarms.not_finite("value model", "the loss is NaN".into());
-    assert_eq!(ids(&alarms.end_step(21, &BTreeMap::new())), [of("not_finite", "value model")]);
+    assert_eq!(ids(&alarms.end_step(Step(21), &BTreeMap::new())), [of("not_finite", "value model")]);
 }
 
 #[test]
@@ -257,7 +258,7 @@ fn alarms_resume_from_a_checkpoint_unchanged() {
 fn without_completions(metrics: &[(&str, f64)], steps: u64) -> Vec<String> {
     let metrics: BTreeMap<String, f64> = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
     let mut alarms = Alarms::default();
-    (1..=steps).flat_map(|step| alarms.end_step(step, &metrics)).map(|alarm| alarm.id).collect()
+    (1..=steps).flat_map(|step| alarms.end_step(Step(step), &metrics)).map(|alarm| alarm.id).collect()
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn sft_may_have_low_entropy_and_ppos_divergence_counts_per_token() {
     let mut alarms = Alarms::default();
     for step in 1..40 {
         let entropy = if step < 20 { 2.0 } else { 0.01 };
-        assert_eq!(alarms.end_step(step, &BTreeMap::from([("entropy".to_owned(), entropy)])), []);
+        assert_eq!(alarms.end_step(Step(step), &BTreeMap::from([("entropy".to_owned(), entropy)])), []);
     }
     let kl =
         |kl: f64, length: f64| without_completions(&[("objective/kl", kl), ("completions/mean_length", length)], 3);
@@ -332,7 +333,12 @@ fn truncation_of_short_completions_from_the_start_is_noted_once() {
             let values = [("completions/clipped_ratio", *share), ("completions/max_length", longest)];
             let values = values.map(|(name, value)| (name.to_owned(), value));
             alarms.take(seen(&rollouts(WELL)));
-            out.extend(alarms.end_step(step, &BTreeMap::from(values)).into_iter().map(|a| (step, a.quiet, a.until)));
+            out.extend(
+                alarms
+                    .end_step(Step(step), &BTreeMap::from(values))
+                    .into_iter()
+                    .map(|a| (step, a.quiet, a.until.map(|step| step.0))),
+            );
         }
         out
     };
@@ -343,7 +349,7 @@ fn truncation_of_short_completions_from_the_start_is_noted_once() {
     assert_eq!(course(&later, 64.0), [(6, false, None)]);
     let again = [&[1.0; 5][..], &[0.5; 6], &[1.0; 5]].concat();
     assert_eq!(course(&again, 64.0), [(3, true, None), (10, true, Some(10)), (14, false, None)]);
-    let mut quiet = Alarm { id: "truncated".into(), since: 1, quiet: true, ..Alarm::default() };
+    let mut quiet = Alarm { id: "truncated".into(), since: Step(1), quiet: true, ..Alarm::default() };
     quiet.evidence = "all were cut".into();
     assert_eq!(quiet.to_string(), "note: truncated since step 1: all were cut");
 }
@@ -356,7 +362,7 @@ fn diverged_supervised_training_raises_an_alarm() {
         let mut found = Vec::new();
         for step in 1..=20 {
             let now = values(if step <= 6 { from } else { metrics });
-            found.extend(alarms.end_step(step, &now).into_iter().map(|alarm| (step, alarm.id)));
+            found.extend(alarms.end_step(Step(step), &now).into_iter().map(|alarm| (step, alarm.id)));
         }
         found
     };
@@ -422,7 +428,7 @@ fn generations(count: u64, cut: bool, score: impl Fn(&str, u64) -> f64) -> Vec<S
             .collect();
         let rows: Vec<Text<'_>> = texts.iter().map(|(text, score)| (text.as_str(), Some(*score), cut)).collect();
         alarms.take(seen(&rollouts(&[&rows[..8], &rows[8..]])));
-        found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
+        found.extend(alarms.end_step(Step(step), &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
     }
     found
 }

@@ -7,6 +7,7 @@ use crate::run::bits64::Bits64;
 use kernels::mean::{mean, share};
 use rewards::NO_ANSWER;
 use std::collections::BTreeMap;
+use telemetry::Step;
 
 /// Below this loss, a gradient of 0 is expected and raises no alarm.
 const LEARNED: f64 = 0.01;
@@ -57,7 +58,7 @@ pub(super) fn tokens_without_text((unknown, all): (usize, usize)) -> Option<Dete
 
 impl History {
     /// Checks the conditions on the metrics of step `step`.
-    pub(super) fn look_at_values(&mut self, step: u64, measured: &Measured<'_>, seen: &mut Vec<Detection>) {
+    pub(super) fn look_at_values(&mut self, step: Step, measured: &Measured<'_>, seen: &mut Vec<Detection>) {
         let values = measured.values;
         let value = |name: &str| values.get(name).copied();
         let percent = |share: f64| share * 100.0;
@@ -116,7 +117,7 @@ impl History {
         }
         // If the policy began as the reference, the divergence is 0 nats in the first step.
         let kl = value("kl").or_else(kl_per_token).filter(|kl| kl.is_finite());
-        self.first_kl = self.first_kl.or_else(|| kl.filter(|_| step == 1).map(Bits64));
+        self.first_kl = self.first_kl.or_else(|| kl.filter(|_| step == Step(1)).map(Bits64));
         let far = |kl: &f64| *kl >= conditions::STALE_REFERENCE.threshold;
         if let (Some(first), Some(kl)) = (self.first_kl.map(|kl| kl.0).filter(far), kl.filter(far)) {
             let evidence = format!(

@@ -37,15 +37,15 @@ fn recorded_groups_become_rows_and_histograms() {
     assert_eq!(letters, "xyz");
     let of = |ids: &[u32]| ids.iter().map(|id| &letters[*id as usize..*id as usize + 1]).collect::<String>();
     let small = [group(3, &[&[1, 2], &[0]]), group(4, &[&[2], &[1], &[1, 1, 1]])];
-    let rows = completions(9, &small, &texts).unwrap();
-    assert_eq!((rows.step, rows.prompts.clone()), (9, ["p3", "p3", "p4", "p4", "p4"].map(Value::from).to_vec()));
+    let rows = completions(Step(9), &small, &texts).unwrap();
+    assert_eq!((rows.step.0, rows.prompts.clone()), (9, ["p3", "p3", "p4", "p4", "p4"].map(Value::from).to_vec()));
     assert_eq!(rows.completions, [&[1, 2][..], &[0], &[2], &[1], &[1, 1, 1]].map(|ids| Value::from(of(ids))));
     let first = vec![Some(0.0), Some(1.0), Some(0.0), Some(1.0), Some(2.0)];
     assert_eq!(rows.rewards, [("a".to_owned(), first), ("b".to_owned(), vec![None; 5])]);
     assert_eq!(rows.advantages, [0.5, -0.5, 0.5, -0.5, -1.5].map(Some));
     let many: Vec<&[u32]> = vec![&[1]; 9];
-    assert_eq!(completions(9, &[group(1, &many)], &texts).unwrap().completions.len(), 8);
-    assert!(completions(9, &[], &texts).unwrap().rewards.is_empty());
+    assert_eq!(completions(Step(9), &[group(1, &many)], &texts).unwrap().completions.len(), 8);
+    assert!(completions(Step(9), &[], &texts).unwrap().rewards.is_empty());
     let all: BTreeMap<String, Vec<f64>> = distributions(&groups).into_iter().collect();
     assert_eq!(all["reward"], [0.0, 2.0, 0.0, 2.0, 4.0]);
     assert_eq!(
@@ -84,7 +84,7 @@ fn an_event_file_has_the_logged_values_and_is_not_overwritten() {
     let mut log = crate::rollouts::wire::file::GroupLog::open(&run.rollouts()).unwrap();
     for (id, step) in [(1, 1), (2, 1), (3, 2)] {
         let mut bytes = Vec::new();
-        Group { step: Some(step), ..group(id, &[&[1], &[2]]) }.write(&mut bytes);
+        Group { step: Some(Step(step)), ..group(id, &[&[1], &[2]]) }.write(&mut bytes);
         log.append(&bytes).unwrap();
     }
     log.sync().unwrap();

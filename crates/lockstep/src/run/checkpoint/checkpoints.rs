@@ -8,14 +8,14 @@ use crate::run::learner::Learner;
 use crate::run::log::RunLog;
 use model::FileDType;
 use std::time::Duration;
-use telemetry::EventKind;
+use telemetry::{EventKind, Step};
 
 /// Saves the checkpoints and the final model of a run.
 pub struct Checkpoints {
     /// The directory of the run.
     pub dir: RunDir,
     /// The last step whose checkpoint was saved or is being written.
-    saved_at: Option<u64>,
+    saved_at: Option<Step>,
     writing: Option<CheckpointWriter>,
     /// How long the next checkpoint may wait for the end of a rollout.
     hold: Duration,
@@ -23,18 +23,18 @@ pub struct Checkpoints {
 
 impl Checkpoints {
     /// The checkpoints in `dir`. The last checkpoint is of step `saved_at`.
-    pub fn new(dir: RunDir, saved_at: Option<u64>) -> Checkpoints {
+    pub fn new(dir: RunDir, saved_at: Option<Step>) -> Checkpoints {
         Checkpoints { dir, saved_at, writing: None, hold: Duration::ZERO }
     }
 
     /// Whether the checkpoint of `step` is saved or being written.
-    pub fn has(&self, step: u64) -> bool {
+    pub fn has(&self, step: Step) -> bool {
         self.saved_at == Some(step)
     }
 
     /// Starts to write the checkpoint of `step` on another thread, while the run continues. [`finish`](Self::finish)
     /// waits for it, and must have been called for the previous checkpoint.
-    pub fn start(&mut self, step: u64, writes: Vec<WriteFiles>, kept: Kept) -> anyhow::Result<()> {
+    pub fn start(&mut self, step: Step, writes: Vec<WriteFiles>, kept: Kept) -> anyhow::Result<()> {
         self.writing = Some(CheckpointWriter::start(&self.dir, step, writes, kept, self.hold)?);
         self.saved_at = Some(step);
         Ok(())
@@ -65,7 +65,7 @@ impl Checkpoints {
     /// weight is too large for f16, the dtype is f32, with a warning.) If `best` names another step, the model of that
     /// checkpoint is copied, and `learner` loads its weights. Without a checkpoint, the weights of `learner` are
     /// written.
-    pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
+    pub fn write_result(&self, best: Option<Step>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
         let mut saved = self.dir.checkpoint(learner.step);
         if let Some(step) = best.filter(|&step| step != learner.step) {
             let best_path = self.dir.checkpoint(step);

@@ -16,10 +16,12 @@ use crate::config::Config;
 use crate::error::OrBadInput;
 use crate::run::run_dir::{RunDir, sync_directory};
 use crate::run::state;
+use crate::step::model_step;
 use anyhow::Context as _;
 use model::FileDType;
 use model::io::{CONFIG, FILE_LIST, FileList, convert_weights, is_listed};
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 
 const TEMPORARY: &str = ".unfinished-";
 
@@ -31,7 +33,7 @@ const OF_RUN: [&str; 7] =
 
 /// Writes the checkpoint of `step`. `fill` writes the files into the empty directory that is passed to it. On an error,
 /// such as a full disk, the unfinished files are removed and older checkpoints stay unchanged.
-pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
+pub fn write(run: &RunDir, step: Step, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
     let target = run.checkpoint(step);
     let temporary = run.checkpoints().join(format!("{TEMPORARY}step-{step:06}"));
     let written = write_to(&temporary, &target, step, fill);
@@ -50,13 +52,13 @@ pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result
 fn write_to(
     temporary: &Path,
     target: &Path,
-    step: u64,
+    step: Step,
     fill: impl FnOnce(&Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     remove_if_there(temporary)?;
     disk::create_dir_all(temporary)?;
     fill(temporary)?;
-    FileList::of(temporary, step)?.write(temporary)?;
+    FileList::of(temporary, model_step(step))?.write(temporary)?;
     sync_tree(temporary)?;
     // A checkpoint of the same step exists if it was written before a due evaluation. The older checkpoint is moved
     // aside first, because a rename does not replace a directory that is not empty.
@@ -150,7 +152,7 @@ pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     };
     list.check(dir, |_| true).or_bad_input()?;
     let step = state::RunState::read(dir)?.step;
-    if step != list.step {
+    if model_step(step) != list.step {
         bad_input!(
             "{} belongs to step {}, but {} belongs to step {step}",
             dir.join(FILE_LIST).display(),
@@ -162,13 +164,13 @@ pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
 }
 
 /// All complete checkpoints as (step, directory), oldest first.
-pub fn all(run: &RunDir) -> Vec<(u64, PathBuf)> {
-    let mut found: Vec<(u64, PathBuf)> = disk::read_dir(run.checkpoints())
+pub fn all(run: &RunDir) -> Vec<(Step, PathBuf)> {
+    let mut found: Vec<(Step, PathBuf)> = disk::read_dir(run.checkpoints())
         .into_iter()
         .flatten()
         .filter(|entry| entry.is_dir())
         .filter_map(|entry| {
-            let step = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
+            let step = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok().map(Step)?;
             Some((step, entry.path()))
         })
         .collect();
@@ -187,7 +189,7 @@ pub struct Kept {
     /// The number of newest checkpoints to keep; `None` keeps all.
     pub limit: Option<usize>,
     /// The step of the best evaluation, whose checkpoint is also kept.
-    pub best: Option<u64>,
+    pub best: Option<Step>,
 }
 
 impl Kept {
@@ -255,20 +257,20 @@ mod tests {
     }
 
     fn put(run: &RunDir, step: u64) {
-        write(run, step, |dir| Ok(fs::write(dir.join("x"), step.to_string())?)).unwrap();
+        write(run, Step(step), |dir| Ok(fs::write(dir.join("x"), step.to_string())?)).unwrap();
     }
 
     #[test]
     fn an_interrupted_checkpoint_is_never_the_latest() {
         let (_dir, run) = run();
         put(&run, 5);
-        let error = write(&run, 10, |dir| {
+        let error = write(&run, Step(10), |dir| {
             fs::write(dir.join("x"), "half")?;
             anyhow::bail!("No space left on device")
         });
         let message = format!("{:#}", error.unwrap_err());
         assert!(message.contains("No space left") && message.contains("step-000005"), "{message}");
-        assert_eq!(latest(&run), Some(run.checkpoint(5)));
+        assert_eq!(latest(&run), Some(run.checkpoint(Step(5))));
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
     }
 
@@ -276,10 +278,10 @@ mod tests {
     fn sweeping_restores_a_checkpoint_that_was_moved_aside() {
         let (_dir, run) = run();
         put(&run, 7);
-        fs::rename(run.checkpoint(7), run.checkpoints().join(".unfinished-step-000007.old")).unwrap();
+        fs::rename(run.checkpoint(Step(7)), run.checkpoints().join(".unfinished-step-000007.old")).unwrap();
         fs::create_dir(run.checkpoints().join(".unfinished-step-000008")).unwrap();
         sweep(&run).unwrap();
-        assert_eq!(all(&run), [(7, run.checkpoint(7))]);
+        assert_eq!(all(&run), [(Step(7), run.checkpoint(Step(7)))]);
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
     }
 
@@ -292,7 +294,7 @@ mod tests {
         fs::create_dir(&aside).unwrap();
         fs::write(aside.join("x"), "older").unwrap();
         sweep(&run).unwrap();
-        assert_eq!(fs::read_to_string(run.checkpoint(7).join("x")).unwrap(), "7");
+        assert_eq!(fs::read_to_string(run.checkpoint(Step(7)).join("x")).unwrap(), "7");
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
     }
 
@@ -300,8 +302,8 @@ mod tests {
     fn writing_a_step_again_replaces_its_checkpoint() {
         let (_dir, run) = run();
         put(&run, 3);
-        write(&run, 3, |dir| Ok(fs::write(dir.join("y"), "second")?)).unwrap();
-        assert!(run.checkpoint(3).join("y").exists() && !run.checkpoint(3).join("x").exists());
+        write(&run, Step(3), |dir| Ok(fs::write(dir.join("y"), "second")?)).unwrap();
+        assert!(run.checkpoint(Step(3)).join("y").exists() && !run.checkpoint(Step(3)).join("x").exists());
     }
 
     const STATE: &str = r#"{"format": 3, "step": 3, "weights_version": 2, "isa": "a", "data_hash": "d",
@@ -312,14 +314,14 @@ mod tests {
     fn with_state(run: &RunDir, step: u64) -> PathBuf {
         let fill =
             |dir: &Path| Ok(fs::write(dir.join(state::FILE), STATE).and_then(|()| fs::write(dir.join("x"), "x"))?);
-        write(run, step, fill).unwrap()
+        write(run, Step(step), fill).unwrap()
     }
 
     #[test]
     fn a_checkpoint_with_files_of_another_step_is_refused() {
         let (_dir, run) = run();
         let checkpoint = with_state(&run, 3);
-        assert_eq!(checkpoint, run.checkpoint(3));
+        assert_eq!(checkpoint, run.checkpoint(Step(3)));
         assert_eq!(check(&checkpoint).unwrap(), None);
         fs::write(checkpoint.join("x"), "y").unwrap();
         assert!(crate::error::is_bad_input(&check(&checkpoint).unwrap_err()));
@@ -338,13 +340,16 @@ mod tests {
     #[test]
     fn a_failed_checkpoint_names_the_last_good_one() {
         let (_dir, run) = run();
-        let failing = |step: u64| format!("{:#}", write(&run, step, |_| anyhow::bail!("full")).unwrap_err());
+        let failing = |step: u64| format!("{:#}", write(&run, Step(step), |_| anyhow::bail!("full")).unwrap_err());
         let words = |step: u64, kept: &str| {
-            format!("cannot write the checkpoint of step {step} to {}; {kept}: full", run.checkpoint(step).display())
+            format!(
+                "cannot write the checkpoint of step {step} to {}; {kept}: full",
+                run.checkpoint(Step(step)).display()
+            )
         };
         assert_eq!(failing(2), words(2, "no earlier checkpoint exists"));
         put(&run, 2);
-        let kept = format!("the last good checkpoint is {}", run.checkpoint(2).display());
+        let kept = format!("the last good checkpoint is {}", run.checkpoint(Step(2)).display());
         assert_eq!(failing(5), words(5, &kept));
         // A failed attempt leaves no files for the next one.
         let unfinished = run.checkpoints().join(".unfinished-step-000007");
@@ -353,9 +358,9 @@ mod tests {
         let aside = run.checkpoints().join(".unfinished-step-000007.old");
         fs::create_dir(&aside).unwrap();
         put(&run, 7);
-        assert!(!run.checkpoint(7).join("old").exists() && !unfinished.exists() && !aside.exists());
-        write(&run, 7, |dir| Ok(fs::write(dir.join("again"), "")?)).unwrap();
-        assert!(!aside.exists() && run.checkpoint(7).join("again").exists());
+        assert!(!run.checkpoint(Step(7)).join("old").exists() && !unfinished.exists() && !aside.exists());
+        write(&run, Step(7), |dir| Ok(fs::write(dir.join("again"), "")?)).unwrap();
+        assert!(!aside.exists() && run.checkpoint(Step(7)).join("again").exists());
     }
 
     #[test]
@@ -367,22 +372,22 @@ mod tests {
         for other in ["step-x", "steps-3", "step-", "3"] {
             fs::create_dir(run.checkpoints().join(other)).unwrap();
         }
-        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [9, 10, 1_000_000]);
-        assert_eq!(latest(&run), Some(run.checkpoint(1_000_000)));
+        assert_eq!(all(&run).iter().map(|c| c.0.0).collect::<Vec<_>>(), [9, 10, 1_000_000]);
+        assert_eq!(latest(&run), Some(run.checkpoint(Step(1_000_000))));
         // The newest and the best checkpoint are kept, whatever the limit.
         prune(&run, Kept { limit: Some(2), best: None }).unwrap();
-        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [10, 1_000_000]);
-        prune(&run, Kept { limit: Some(1), best: Some(10) }).unwrap();
+        assert_eq!(all(&run).iter().map(|c| c.0.0).collect::<Vec<_>>(), [10, 1_000_000]);
+        prune(&run, Kept { limit: Some(1), best: Some(Step(10)) }).unwrap();
         assert_eq!(all(&run).len(), 2);
         prune(&run, Kept { limit: Some(0), best: None }).unwrap();
-        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [1_000_000]);
-        let best = state::Best { step: 4, metric: 1.0 };
+        assert_eq!(all(&run).iter().map(|c| c.0.0).collect::<Vec<_>>(), [1_000_000]);
+        let best = state::Best { step: Step(4), metric: 1.0 };
         let kept = |load_best_model_at_end| {
             let config = Config { load_best_model_at_end, save_total_limit: Some(3), ..Config::default() };
             let kept = Kept::new(&config, Some(&best));
             (kept.limit, kept.best)
         };
-        assert_eq!((kept(true), kept(false)), ((Some(3), Some(4)), (Some(3), None)));
+        assert_eq!((kept(true), kept(false)), ((Some(3), Some(Step(4))), (Some(3), None)));
     }
 
     #[test]
@@ -390,7 +395,7 @@ mod tests {
         let (dir, run) = run();
         let files = ["model.safetensors", "config.json", "optimizer_exp_avg.safetensors", "value_model.json"];
         let more = ["reference.safetensors", "generation_batch.bin", "frontier.bin", "run_state.json"];
-        write(&run, 1, |dir| {
+        write(&run, Step(1), |dir| {
             for name in files.iter().chain(&more) {
                 fs::write(dir.join(name), name)?;
             }
@@ -401,8 +406,8 @@ mod tests {
         })
         .unwrap();
         let target = dir.path().join("a model");
-        link_model(&run.checkpoint(1), &target, None).unwrap();
-        let names: Vec<String> = FileList::of(&target, 1).unwrap().files.into_keys().collect();
+        link_model(&run.checkpoint(Step(1)), &target, None).unwrap();
+        let names: Vec<String> = FileList::of(&target, model::Step(1)).unwrap().files.into_keys().collect();
         assert_eq!(names, ["additional_chat_templates/tool_use.jinja", "config.json", "model.safetensors"]);
         assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "config.json");
         #[cfg(unix)]

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use telemetry::Step;
 
 /// The longest wait of a checkpoint for the end of a rollout: the additional time that a killed process may lose.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
@@ -19,7 +20,7 @@ const LONGEST_HOLD: Duration = Duration::from_secs(10);
 /// fails meanwhile keeps the checkpoint.
 pub struct CheckpointWriter {
     /// The step of the checkpoint.
-    pub step: u64,
+    pub step: Step,
     started: Instant,
     /// The sender that keeps the writer waiting; dropping it starts the write.
     hold: Option<Sender<()>>,
@@ -45,7 +46,7 @@ impl CheckpointWriter {
     /// until then.
     pub fn start(
         run: &RunDir,
-        step: u64,
+        step: Step,
         writes: Vec<WriteFiles>,
         kept: Kept,
         hold: Duration,
@@ -108,32 +109,36 @@ mod tests {
 
     fn start(run: &RunDir, step: u64, hold: Duration) -> CheckpointWriter {
         let write: WriteFiles = Box::new(|dir| Ok(std::fs::write(dir.join("x"), "x")?));
-        CheckpointWriter::start(run, step, vec![write], Kept { limit: Some(1), best: None }, hold).unwrap()
+        CheckpointWriter::start(run, Step(step), vec![write], Kept { limit: Some(1), best: None }, hold).unwrap()
     }
 
     #[test]
     fn a_held_checkpoint_is_written_once_released_awaited_or_dropped() {
         let (_dir, run) = run();
         let mut released = start(&run, 1, FOREVER);
-        assert!(!run.checkpoint(1).exists());
+        assert!(!run.checkpoint(Step(1)).exists());
         released.release();
-        while !run.checkpoint(1).exists() {
+        while !run.checkpoint(Step(1)).exists() {
             std::thread::yield_now();
         }
         let written = released.finish().unwrap();
-        assert_eq!(written.path, run.checkpoint(1));
+        assert_eq!(written.path, run.checkpoint(Step(1)));
         assert!(written.hidden_s > 0.0, "everything except the deletion of older checkpoints overlapped");
         let waited_for = start(&run, 2, FOREVER).finish().unwrap();
         assert_eq!(waited_for.hidden_s, 0.0, "writing began when the run waited for it");
         drop(start(&run, 3, FOREVER));
-        assert_eq!(super::super::all(&run), [(3, run.checkpoint(3))], "each checkpoint replaces the previous one");
+        assert_eq!(
+            super::super::all(&run),
+            [(Step(3), run.checkpoint(Step(3)))],
+            "each checkpoint replaces the previous one"
+        );
     }
 
     #[test]
     fn the_writer_starts_after_the_longest_hold() {
         let (_dir, run) = run();
         let _writer = start(&run, 1, Duration::from_millis(1));
-        while !run.checkpoint(1).exists() {
+        while !run.checkpoint(Step(1)).exists() {
             std::thread::yield_now();
         }
     }

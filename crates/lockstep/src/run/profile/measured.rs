@@ -4,7 +4,7 @@
 use kernels::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use telemetry::{Ceilings, StageTotal, StepTotals, system};
+use telemetry::{Ceilings, StageTotal, Step, StepTotals, system};
 
 /// The tail of a generation: the longest sixteenth of its completions (rounded up).
 const TAIL: usize = 16;
@@ -16,9 +16,9 @@ const REMEMBERED: usize = 64;
 #[serde(default)]
 pub struct Measured {
     /// The first measured step.
-    pub first_step: u64,
+    pub first_step: Step,
     /// The last measured step.
-    pub last_step: u64,
+    pub last_step: Step,
     /// The number of measured optimizer steps, over which `seconds` and the totals below are summed.
     pub steps: u64,
     /// Wall-clock seconds of the steps, without evaluations.
@@ -97,7 +97,7 @@ impl OsCounters {
 
 impl Measured {
     /// The first and the last measured step.
-    pub fn span(&self) -> (u64, u64) {
+    pub fn span(&self) -> (Step, Step) {
         (self.first_step, self.last_step)
     }
 
@@ -143,7 +143,7 @@ impl Measured {
     }
 
     /// Adds one step, with its stage totals and its metrics.
-    pub(super) fn add_step(&mut self, step: u64, seconds: f64, totals: &StepTotals, values: &BTreeMap<String, f64>) {
+    pub(super) fn add_step(&mut self, step: Step, seconds: f64, totals: &StepTotals, values: &BTreeMap<String, f64>) {
         if self.steps == 0 {
             self.first_step = step;
         }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use telemetry::record::MeasuredCeilings;
-use telemetry::{Ceilings, Finding, RunRecord, StepTotals};
+use telemetry::{Ceilings, Finding, RunRecord, Step, StepTotals};
 
 /// The profile's file name in a run's directory.
 pub const FILE: &str = "profile.json";
@@ -131,7 +131,7 @@ impl Profile {
     /// Ends step `step`, which took `seconds` without evaluations. Returns the new findings.
     pub fn end_step(
         &mut self,
-        step: u64,
+        step: Step,
         seconds: f64,
         totals: &StepTotals,
         values: &BTreeMap<String, f64>,
@@ -265,7 +265,7 @@ fn name(dtype: DType) -> String {
 
 impl ProfileRecord {
     /// The finding of a rule that holds, if it was not reported before.
-    fn found(&mut self, rule: &rules::Rule, evidence: String, steps: (u64, u64)) -> Option<Finding> {
+    fn found(&mut self, rule: &rules::Rule, evidence: String, steps: (Step, Step)) -> Option<Finding> {
         if self.findings.iter().any(|known| known.id == rule.id) {
             return None;
         }

@@ -13,8 +13,8 @@ use telemetry::StageTotal;
 fn healthy() -> Measured {
     let stage = |path: &str, seconds: f64, flops: f64, bytes: f64| Stage { path: path.into(), seconds, flops, bytes };
     Measured {
-        first_step: 2,
-        last_step: 11,
+        first_step: Step(2),
+        last_step: Step(11),
         steps: 10,
         seconds: 100.0,
         stages: vec![
@@ -160,9 +160,9 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_reported_once() {
     let mut step = 0;
     let mut take = |profile: &mut Profile, rewards_s: f64| -> Vec<(String, (u64, u64))> {
         step += 1;
-        let found = profile.end_step(step, 6.0, &totals(rewards_s), &no_values, &ctx);
+        let found = profile.end_step(Step(step), 6.0, &totals(rewards_s), &no_values, &ctx);
         let found = found.into_iter().filter(|finding| finding.id == "reward_bound");
-        found.map(|finding| (finding.id, finding.steps)).collect()
+        found.map(|finding| (finding.id, (finding.steps.0.0, finding.steps.1.0))).collect()
     };
     // The first step starts programs and is skipped. A window has three steps; a single step is not enough.
     for (rewards_s, windows) in [(6.0, 0), (5.0, 1), (1.0, 1), (5.0, 1)] {
@@ -178,7 +178,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_reported_once() {
     }
     let kept = ProfileRecord::read(dir.path()).unwrap();
     assert_eq!(&kept, profile.record());
-    assert_eq!((kept.measured.span(), kept.measured.steps), ((2, 19), 18));
+    assert_eq!((kept.measured.span(), kept.measured.steps), ((Step(2), Step(19)), 18));
     assert!(kept.findings.iter().any(|finding| finding.id == "reward_bound"));
     // The finding is not reported twice.
     let ids: Vec<String> = profile.finish(&ctx, true).into_iter().map(|finding| finding.id).collect();
@@ -227,7 +227,7 @@ fn a_busy_machine_has_no_ceilings() {
         let mut profile = Profile::on(Box::new(machine.clone()), &run, DType::F32, false);
         for step in 1..=2 {
             machine.pass(seconds);
-            profile.end_step(step, seconds, &totals(1.0), &BTreeMap::new(), &ctx);
+            profile.end_step(Step(step), seconds, &totals(1.0), &BTreeMap::new(), &ctx);
         }
         profile.finish(&ctx, may_wait);
         let Measured { ceilings, without_ceilings, .. } = profile.record().measured.clone();
@@ -261,14 +261,14 @@ fn measurements_of_steps_are_summed_by_stage_and_metric() {
     };
     let mut m = Measured::default();
     let waits = [("rewards/a/gil_wait_s", 0.5), ("rewards/a/gil_held_s", 0.25), ("rewards/b/gil_wait_s", 1.0)];
-    m.add_step(7, 3.0, &stages(10.0), &values(&[&waits[..], &[("frac_reward_zero_std", 0.5)]].concat()));
+    m.add_step(Step(7), 3.0, &stages(10.0), &values(&[&waits[..], &[("frac_reward_zero_std", 0.5)]].concat()));
     m.add_step(
-        8,
+        Step(8),
         4.0,
         &stages(20.0),
         &values(&[("gil_wait_s", 9.0), ("rewards/a", 9.0), ("rewards/a/gil_wait_s", 0.5)]),
     );
-    assert_eq!((m.span(), m.steps, m.seconds), ((7, 8), 2, 7.0));
+    assert_eq!((m.span(), m.steps, m.seconds), ((Step(7), Step(8)), 2, 7.0));
     assert_eq!(m.stages, [Stage { path: "update".into(), seconds: 4.0, flops: 30.0, bytes: 6.0 }]);
     assert_eq!((m.count("decode_steps"), m.zero_spread), (8.0, (0.5, 1)));
     let interpreter: Vec<_> = m.interpreter.into_iter().collect();
@@ -296,9 +296,9 @@ fn windows_end_after_three_steps_and_five_seconds_or_after_thirty_seconds() {
     // For each step: the number of steps in complete windows.
     let course = |seconds: &[f64]| {
         let mut profile = profiled(&run, DType::F32, false, 0.0);
-        profile.end_step(1, 99.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
+        profile.end_step(Step(1), 99.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
         let mut step = |(step, seconds): (u64, &f64)| {
-            profile.end_step(step, *seconds, &StepTotals::default(), &BTreeMap::new(), &ctx);
+            profile.end_step(Step(step), *seconds, &StepTotals::default(), &BTreeMap::new(), &ctx);
             profile.record().measured.steps
         };
         (2..).zip(seconds).map(&mut step).collect::<Vec<_>>()
@@ -310,13 +310,13 @@ fn windows_end_after_three_steps_and_five_seconds_or_after_thirty_seconds() {
     // A very short run gets findings only on request.
     let mut short = profiled(&run, DType::F32, false, 0.0);
     std::fs::remove_file(dir.path().join(FILE)).unwrap();
-    short.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
-    short.end_step(2, 9.9, &totals(5.0), &BTreeMap::new(), &ctx);
+    short.end_step(Step(1), 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
+    short.end_step(Step(2), 9.9, &totals(5.0), &BTreeMap::new(), &ctx);
     assert!(short.finish(&ctx, true).is_empty() && !dir.path().join(FILE).exists());
     assert_eq!((short.record().measured.steps, short.record().measured.seconds), (1, 9.9));
     let mut long = profiled(&run, DType::F32, false, 0.0);
-    long.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
-    long.end_step(2, 10.0, &totals(5.0), &BTreeMap::new(), &ctx);
+    long.end_step(Step(1), 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
+    long.end_step(Step(2), 10.0, &totals(5.0), &BTreeMap::new(), &ctx);
     let ids: Vec<String> = long.finish(&ctx, true).into_iter().map(|finding| finding.id).collect();
     assert!(ids.contains(&"reward_bound".to_owned()), "{ids:?}");
     assert_eq!(ProfileRecord::read(dir.path()).as_ref(), Some(long.record()));

@@ -45,8 +45,17 @@ impl Place {
         let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
         let changed = changed.iter().map(|line| (*line).to_owned()).collect();
         let (config_toml, data_hash, prompt_time) = ("toml", "d1", PromptTime(86_400));
-        let metadata =
-            RunMetadata { command, config, config_toml, ctx: &ctx, models, prompt_time, data_hash, step, changed };
+        let metadata = RunMetadata {
+            command,
+            config,
+            config_toml,
+            ctx: &ctx,
+            models,
+            prompt_time,
+            data_hash,
+            step: Step(step),
+            changed,
+        };
         write(&self.run, metadata).unwrap();
         RunRecord::read(&self.run.record()).unwrap()
     }
@@ -79,7 +88,7 @@ fn a_record_lists_the_sources_and_starts_of_a_run() {
     let again = place.start(&other, &models, "sft", 5, &["seed was 7, now 8"]);
     assert_eq!((again.model, again.command), (record.model, record.command));
     assert_eq!((again.seed, again.data[0].name.as_str()), (8, "r.jsonl"));
-    let starts: Vec<_> = again.starts.iter().map(|start| (start.step, start.changed.join("; "))).collect();
+    let starts: Vec<_> = again.starts.iter().map(|start| (start.step.0, start.changed.join("; "))).collect();
     assert_eq!(starts, [(0, String::new()), (5, "seed was 7, now 8; a reward".to_owned())]);
     assert!(again.starts.iter().all(|start| start.device == "cpu" && start.isa == record.isa && start.time_s > 0));
     assert!(again.starts.iter().all(|start| start.prompt_time_s == 86_400));

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::mpsc::{Receiver as Requests, channel};
-use telemetry::Alarm;
+use telemetry::{Alarm, Step};
 
 fn receivers(report_to: &[String], token: Option<&str>) -> anyhow::Result<Receivers> {
     let config = Config { report_to: report_to.to_vec(), ..Config::default() };
@@ -20,7 +20,7 @@ fn started(report_to: &str) -> Receivers {
 
 fn metrics(step: u64) -> Event {
     let values = vec![("reward".to_owned(), 0.5), ("loss".to_owned(), f64::NAN)];
-    EventKind::Metrics { step, values }.into()
+    EventKind::Metrics { step: Step(step), values }.into()
 }
 
 fn script(dir: &Path, text: &str) -> String {
@@ -66,12 +66,12 @@ fn a_program_gets_each_record_as_a_line() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let mut sink = started(&script(dir.path(), &format!("echo noise; cat > '{}'", out.display())));
-    let alarm = Alarm { id: "kl".into(), since: 2, examples: vec!["a\nb".into()], ..Alarm::default() };
+    let alarm = Alarm { id: "kl".into(), since: Step(2), examples: vec!["a\nb".into()], ..Alarm::default() };
     let events = [
         metrics(1),
-        EventKind::Checkpoint { step: 1, path: "elsewhere".into() }.into(),
-        EventKind::StepValues { step: 1, values: Vec::new() }.into(),
-        EventKind::Alarm { step: 2, alarm }.into(),
+        EventKind::Checkpoint { step: Step(1), path: "elsewhere".into() }.into(),
+        EventKind::StepValues { step: Step(1), values: Vec::new() }.into(),
+        EventKind::Alarm { step: Step(2), alarm }.into(),
     ];
     for event in &events {
         sink.receive(event).unwrap();
@@ -150,7 +150,7 @@ fn a_program_that_does_not_read_does_not_block_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let mut sink = started(&script(dir.path(), "exec sleep 600"));
     let values: Vec<(String, f64)> = (0..100).map(|i| (format!("metric {i}"), f64::from(i))).collect();
-    let event = Event::from(EventKind::Metrics { step: 1, values });
+    let event = Event::from(EventKind::Metrics { step: Step(1), values });
     (0..QUEUE + 500).for_each(|_| sink.receive(&event).unwrap());
     let warning = sink.check().unwrap().unwrap();
     assert!(warning.contains("it is slower than the run: 1000 records wait, and new ones are dropped"), "{warning}");

@@ -28,7 +28,7 @@ impl Seen {
 
     fn metrics(&self) -> Vec<(u64, Vec<(String, f64)>)> {
         let of = |event| match event {
-            EventKind::Metrics { step, values } => Some((step, values)),
+            EventKind::Metrics { step, values } => Some((step.0, values)),
             _ => None,
         };
         self.take().into_iter().filter_map(of).collect()
@@ -52,7 +52,7 @@ fn means_are_logged_at_logging_steps() {
     let dir = tempfile::tempdir().unwrap();
     let (config, seen) = (Config { logging_steps: 3, tensorboard: false, ..Config::default() }, Seen::default());
     let mut reporter = open(dir.path(), &config, &seen);
-    let logs = |reporter: &Reporter| (1..8).filter(|&step| reporter.logs_at(step, step == 7)).collect::<Vec<_>>();
+    let logs = |reporter: &Reporter| (1..8).filter(|&step| reporter.logs_at(Step(step), step == 7)).collect::<Vec<_>>();
     assert_eq!(logs(&reporter), [3, 6, 7]);
     reporter.first_step = true;
     assert_eq!(logs(&reporter), [1, 3, 6, 7]);
@@ -62,9 +62,9 @@ fn means_are_logged_at_logging_steps() {
         reporter.set("epoch", step as f64);
         assert_eq!(reporter.take_step_values(), BTreeMap::from([pair("loss", loss)]));
     }
-    let logged = reporter.log_now(3).unwrap();
+    let logged = reporter.log_now(Step(3)).unwrap();
     assert_eq!(logged, Some(vec![pair("epoch", 3.0), pair("loss", 3.0)]));
-    assert_eq!(reporter.log_now(3).unwrap(), None);
+    assert_eq!(reporter.log_now(Step(3)).unwrap(), None);
     assert_eq!(seen.metrics(), [(3, vec![pair("epoch", 3.0), pair("loss", 3.0)])]);
     // As in transformers, the last value is logged and not the mean.
     reporter.log_last_values();
@@ -74,18 +74,18 @@ fn means_are_logged_at_logging_steps() {
         }
     }
     let last = vec![pair("grad_norm", 7.0), pair("learning_rate", 7.0), pair("val/grad_norm", 16.0 / 3.0)];
-    assert_eq!(reporter.log_now(6).unwrap(), Some(last));
+    assert_eq!(reporter.log_now(Step(6)).unwrap(), Some(last));
     reporter.take_step_values();
     seen.take();
     assert_eq!(reporter.unlogged(), &MetricSums::default());
     // The sums in a checkpoint are logged together with later values.
     let mut sums = MetricSums::default();
     sums.add("loss", 5.0);
-    reporter.resume(4, &BTreeMap::new(), sums.clone()).unwrap();
+    reporter.resume(Step(4), &BTreeMap::new(), sums.clone()).unwrap();
     assert_eq!(reporter.unlogged(), &sums);
     reporter.add("loss", 1.0);
-    assert_eq!(reporter.log_now(6).unwrap(), Some(vec![pair("loss", 3.0)]));
-    reporter.metrics(9, vec![pair("eval_loss", 0.5)]).unwrap();
+    assert_eq!(reporter.log_now(Step(6)).unwrap(), Some(vec![pair("loss", 3.0)]));
+    reporter.metrics(Step(9), vec![pair("eval_loss", 0.5)]).unwrap();
     assert_eq!(seen.metrics()[1..], [(9, vec![pair("eval_loss", 0.5)])]);
     let mut lines = telemetry::metrics::read(&dir.path().join("metrics.jsonl")).unwrap().into_iter();
     assert_eq!(lines.next_back().and_then(|line| line.number("eval_loss")), Some(0.5));
@@ -103,14 +103,14 @@ fn each_step_reports_its_own_values_of_the_judged_metrics() {
         for (name, value) in values {
             reporter.add(name, *value);
         }
-        reporter.end_step(step).unwrap();
+        reporter.end_step(Step(step)).unwrap();
     };
     end(&mut reporter, &[("reward", 1.0), ("reward", 2.0), ("kl", 9.0), ("loss", 0.5)]);
     end(&mut reporter, &[("loss", 0.25)]);
     end(&mut reporter, &[("kl", 1.0)]);
     end(&mut reporter, &[("rewards/accuracies", 1.0), ("accuracy", 0.0), ("rewards/chosen", 3.0)]);
     let own = |event| match event {
-        EventKind::StepValues { step, values } => Some((step, values)),
+        EventKind::StepValues { step, values } => Some((step.0, values)),
         _ => None,
     };
     let found: Vec<_> = seen.take().into_iter().filter_map(own).collect();
@@ -132,8 +132,8 @@ fn a_failing_sink_fails_the_step_but_a_failing_table_does_not() {
     let seen = Seen { fails: Some(fails), ..Seen::default() };
     let mut reporter = open(dir.path(), &config, &seen);
     reporter.add("loss", 1.0);
-    assert!(reporter.log_now(1).is_err());
-    assert!(reporter.metrics(1, Vec::new()).is_err());
+    assert!(reporter.log_now(Step(1)).is_err());
+    assert!(reporter.metrics(Step(1), Vec::new()).is_err());
     seen.take();
     for _ in 0..2 {
         reporter.completions(CompletionRows::default(), 3);

@@ -8,6 +8,7 @@ use crate::{Run, StopSignal};
 use rollout::Speculative;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 
 /// A configuration of several epochs with repetitive completions.
 fn repetitive(dir: &Path, out: &str, speculative: Speculative) -> Config {
@@ -28,7 +29,7 @@ fn run(config: Config, stop_after: u64) -> PathBuf {
     let stop = StopSignal::new();
     let request = stop.clone();
     let options = options().stop_signal(stop).on_step(move |step| {
-        if step == stop_after {
+        if step == Step(stop_after) {
             request.request();
         }
         ControlFlow::Continue(())

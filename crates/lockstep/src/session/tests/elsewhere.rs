@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
-use telemetry::Stages;
+use telemetry::{Stages, Step};
 
 /// A request to the collecting thread.
 struct Job {
@@ -22,7 +22,7 @@ struct Job {
     num_generations: usize,
     sampling: SamplingPlan,
     reward_weights: Vec<f64>,
-    step: u64,
+    step: Step,
     refuse_non_finite: bool,
 }
 
@@ -137,7 +137,7 @@ fn same_elsewhere(change: impl Fn(&mut Config), options: impl Fn() -> RunOptions
     let here = run("here", options());
     let elsewhere = run("elsewhere", options().collect_with(placed(&seen)));
     assert_eq!((elsewhere.stop_reason, elsewhere.num_tokens), (StopReason::Completed, here.num_tokens));
-    same(here.dir.root(), elsewhere.dir.root(), here.step);
+    same(here.dir.root(), elsewhere.dir.root(), here.step.0);
     let (collections, mut versions) = seen.0.lock().unwrap().clone();
     assert!(versions.is_sorted());
     versions.dedup();
@@ -263,10 +263,10 @@ fn a_run_stopped_during_a_collection_elsewhere_resumes_to_the_same_bits() {
         let stops = stopping_at(completion).collect_with(placed(&seen));
         let stopped = Run::new(Purpose::Grpo, config(&out), stops).unwrap().run().unwrap();
         assert_eq!(stopped.stop_reason, StopReason::Interrupted, "at completion {completion}");
-        steps.push(stopped.step);
+        steps.push(stopped.step.0);
         let resumed = Run::resume(Purpose::Grpo, stopped.dir.root(), stopping_at(0)).unwrap().run().unwrap();
         assert_eq!((resumed.stop_reason, resumed.num_tokens), (StopReason::Completed, whole.num_tokens));
-        same(whole.dir.root(), resumed.dir.root(), whole.step);
+        same(whole.dir.root(), resumed.dir.root(), whole.step.0);
     }
     // The stops were in the first generation, in an evaluation, and in the second generation.
     assert!(steps.contains(&0) && steps.contains(&2), "{steps:?}");

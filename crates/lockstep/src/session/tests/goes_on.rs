@@ -11,6 +11,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use telemetry::Step;
 
 type Change = fn(&mut Config);
 
@@ -76,7 +77,7 @@ impl Place {
             Some(sample.completion_ids().iter().map(|&id| f64::from(id)).sum())
         });
         options.stop_signal(signal).on_step(move |step| {
-            if matches!(stop, Stop::AfterStep(at) if at == step) {
+            if matches!(stop, Stop::AfterStep(at) if Step(at) == step) {
                 after_step.request();
             }
             ControlFlow::Continue(())
@@ -160,10 +161,14 @@ fn a_stop_leaves_a_checkpoint_that_resumes() {
             let out = format!("stopped-{number}");
             let stopped = place.begin(&out, 6, true, stop);
             assert_eq!(stopped.stop_reason, StopReason::Interrupted, "{stop:?}");
-            assert!(stopped.step >= 1 && stopped.dir.checkpoint(stopped.step).is_dir(), "{stop:?}: {}", stopped.step);
+            assert!(
+                stopped.step >= Step(1) && stopped.dir.checkpoint(stopped.step).is_dir(),
+                "{stop:?}: {}",
+                stopped.step
+            );
             // The run resumes with or without workers.
             let ended = place.resume(&out, 6, number != 1);
-            assert_eq!((ended.stop_reason, ended.step), (StopReason::Completed, 6));
+            assert_eq!((ended.stop_reason, ended.step.0), (StopReason::Completed, 6));
             assert!(bits(ended.dir.root()) == bits(whole.dir.root()), "{stop:?}");
         }
     });
@@ -179,12 +184,12 @@ fn a_completed_run_resumes_with_more_steps() {
             let done = |first: bool, second: bool| {
                 let out = format!("{steps}-{first}-{second}");
                 let begun = place.begin(&out, steps, first, Stop::Never);
-                assert_eq!((begun.stop_reason, begun.step), (StopReason::Completed, steps as u64));
+                assert_eq!((begun.stop_reason, begun.step.0), (StopReason::Completed, steps as u64));
                 if !begun.dir.checkpoint(begun.step).is_dir() {
                     return None;
                 }
                 let ended = place.resume(&out, 6, second);
-                assert_eq!((ended.stop_reason, ended.step), (StopReason::Completed, 6));
+                assert_eq!((ended.stop_reason, ended.step.0), (StopReason::Completed, 6));
                 Some(bits(ended.dir.root()))
             };
             let Some(expected) = done(false, false) else { continue };

@@ -3,6 +3,7 @@
 use super::{config, directory, one_thread, rows};
 use crate::config::{Config, Purpose, Strategy};
 use crate::{Flow, Run, RunOptions};
+use telemetry::Step;
 
 /// Options with a reward that counts vowels, so that scores within a group differ.
 fn options() -> RunOptions {
@@ -32,7 +33,7 @@ fn the_seconds_of_each_reward_are_measured() {
     let names: Vec<&str> = profile.measured.rewards.keys().map(String::as_str).collect();
     assert_eq!(names, ["slow", "vowels"]);
     assert!(profile.measured.rewards.values().all(|seconds| *seconds > 0.0) && profile.measured.stage("rewards") > 0.0);
-    assert_eq!(profile.measured.span(), (2, 8), "the first step is left out");
+    assert_eq!(profile.measured.span(), (Step(2), Step(8)), "the first step is left out");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use super::*;
 use crate::config::Algorithm;
 use std::path::PathBuf;
+use telemetry::Step;
 
 /// A receiver that appends its input to a file.
 fn appends(dir: &Path, name: &str) -> (PathBuf, String) {
@@ -34,7 +35,7 @@ fn waits_for_receiver(options: RunOptions, path: &Path) -> RunOptions {
     })
 }
 
-fn steps_of(events: &[Event]) -> Vec<u64> {
+fn steps_of(events: &[Event]) -> Vec<Step> {
     let step = |event: &Event| match &event.kind {
         EventKind::Metrics { step, .. } => Some(*step),
         _ => None,
@@ -50,19 +51,19 @@ fn a_receiver_gets_each_logged_line_once_across_a_resume() {
     let (stop, end) = (StopSignal::new(), StopSignal::new());
     let after_four = stop.clone();
     let options = options().stop_signal(stop).on_step(move |step| {
-        if step == 4 {
+        if step == Step(4) {
             after_four.request();
         }
         ControlFlow::Continue(())
     });
     let options = waits_for_receiver(options, &path);
     let stopped = Run::new(Purpose::Grpo, named(config(dir.path(), "out")), options).unwrap().run().unwrap();
-    assert_eq!((stopped.stop_reason, steps_of(&got(&path))), (StopReason::Interrupted, vec![2, 4]));
+    assert_eq!((stopped.stop_reason, steps_of(&got(&path))), (StopReason::Interrupted, vec![Step(2), Step(4)]));
     let root = stopped.dir.root().to_owned();
     let resumed = waits_for_receiver(super::options().stop_signal(end), &path);
     Run::resume(Purpose::Grpo, &root, resumed).unwrap().run().unwrap();
     let events = got(&path);
-    assert_eq!(steps_of(&events), [2, 4, 6]);
+    assert_eq!(steps_of(&events), [2, 4, 6].map(Step));
     // The receiver has received the lines of the log.
     let lines = telemetry::metrics::read(&root.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.len(), events.len());
@@ -119,6 +120,6 @@ fn every_kind_of_run_reports_to_its_receivers() {
             _ => RunOptions::new().context(one_thread()).train_rows(pairs()),
         };
         Run::new(purpose, config, waits_for_receiver(options, &path)).unwrap().run().unwrap();
-        assert_eq!(steps_of(&got(&path)), [1, 2], "{name}");
+        assert_eq!(steps_of(&got(&path)), [1, 2].map(Step), "{name}");
     }
 }

@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use telemetry::Step;
 use train::ScaleRewards;
 use train::loss::sampling::CorrectionMode;
 
@@ -124,7 +125,7 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
     for group in groups(&run.root) {
         assert_eq!(group.group.0, next, "group numbers must ascend without gaps");
         next += 1;
-        let batch = (group.step.unwrap() - 1) / steps;
+        let batch = (group.step.unwrap().0 - 1) / steps;
         let batch_weights = |batch: u64| &run.weights[(batch * steps) as usize];
         let version = batch.saturating_sub(k as u64);
         assert_eq!(*lineages.entry(version).or_insert(group.lineage.unwrap()), group.lineage.unwrap());
@@ -273,7 +274,7 @@ fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
         let stop = StopSignal::new();
         let request = stop.clone();
         let options = options(&config, false).stop_signal(stop).on_step(move |step| {
-            if step == stop_after {
+            if step == Step(stop_after) {
                 request.request();
             }
             ControlFlow::Continue(())
@@ -281,17 +282,17 @@ fn resumed(k: usize, frontier: &str, change: impl Fn(&mut Config)) {
         Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap()
     };
     let whole = run("whole", 0);
-    let expected = files(whole.dir.root(), whole.step);
+    let expected = files(whole.dir.root(), whole.step.0);
     let mut with_frontier = 0;
-    for step in 1..whole.step {
+    for step in 1..whole.step.0 {
         let stopped = run(&format!("stopped-{step}"), step);
-        assert_eq!(stopped.step, step);
+        assert_eq!(stopped.step, Step(step));
         let root = stopped.dir.root();
         with_frontier += usize::from(root.join(format!("checkpoints/step-{step:06}/{frontier}")).exists());
         let mut config = stale(dir.path(), "", k);
         change(&mut config);
         Run::resume(Purpose::Grpo, root, options(&config, false)).unwrap().run().unwrap();
-        let found = files(root, whole.step);
+        let found = files(root, whole.step.0);
         let other: Vec<&String> = expected.keys().filter(|name| found.get(*name) != expected.get(*name)).collect();
         assert!(other.is_empty() && expected.len() == found.len(), "stopped after step {step}: {other:?}");
     }
@@ -327,7 +328,7 @@ fn a_damaged_frontier_is_refused() {
     let dir = directory();
     let config = stale(dir.path(), "run", 2);
     let run = Run::new(Purpose::Grpo, config.clone(), options(&config, false)).unwrap().run().unwrap();
-    let checkpoint = run.dir.checkpoint(3);
+    let checkpoint = run.dir.checkpoint(Step(3));
     let file = checkpoint.join("frontier.bin");
     let bytes = std::fs::read(&file).unwrap();
     let message = |damaged: &[u8]| {

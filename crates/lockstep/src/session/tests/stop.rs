@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use telemetry::Step;
 
 /// More checks for a stop request than any run makes.
 const NEVER: usize = 1 << 40;
@@ -98,7 +99,7 @@ pub(super) fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn(
     };
     let (run, stop) = build("whole", NEVER);
     let whole = run.run().unwrap();
-    assert_eq!((whole.stop_reason, whole.step), (StopReason::Completed, total));
+    assert_eq!((whole.stop_reason, whole.step.0), (StopReason::Completed, total));
     let expected = files(whole.dir.root(), total);
     assert!(expected.len() > 8 && expected.keys().any(|name| name.ends_with("exp_avg.safetensors")));
     assert_eq!(expected.keys().any(|name| name.contains("completions_0")), purpose == Purpose::Grpo);
@@ -109,10 +110,10 @@ pub(super) fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn(
         let (run, _) = build(&out, look);
         let stopped = run.run().unwrap();
         assert_eq!(stopped.stop_reason, StopReason::Interrupted, "at check {look} of {looks}");
-        assert!(stopped.step < total || more.eval_strategy != Strategy::No, "at check {look} of {looks}");
+        assert!(stopped.step < Step(total) || more.eval_strategy != Strategy::No, "at check {look} of {looks}");
         let saved = stopped.dir.checkpoint(stopped.step).is_dir();
-        assert_eq!(saved, stopped.step > 0, "at check {look} of {looks}");
-        steps.push(stopped.step);
+        assert_eq!(saved, stopped.step > Step(0), "at check {look} of {looks}");
+        steps.push(stopped.step.0);
         let resumed = Run::resume(purpose, &dir.path().join(&out), options()).unwrap().run().unwrap();
         assert_eq!((resumed.stop_reason, resumed.num_tokens), (StopReason::Completed, whole.num_tokens));
         let found = files(resumed.dir.root(), total);
@@ -196,5 +197,5 @@ fn a_checkpoint_callback_can_end_the_run() {
     let config = Config { save_steps: 2, max_steps: 20, ..config(dir.path(), "out") };
     let ended = Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
     assert_eq!(ended.stop_reason, StopReason::Requested);
-    assert!((2..20).contains(&ended.step), "{}", ended.step);
+    assert!((2..20).contains(&ended.step.0), "{}", ended.step);
 }

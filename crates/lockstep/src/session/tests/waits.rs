@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use telemetry::Step;
 
 /// Takes all cores of a run except one, until the result is dropped. Called after the run has created its directory and
 /// before it begins.
@@ -144,7 +145,7 @@ fn run_on_one_core(staleness: usize, workers: usize, changes: &[Change]) -> [usi
             scope.spawn(move || join(out, &format!("dev{worker}"), Lie::Nothing).unwrap());
         }
         let result = run.run().unwrap();
-        assert_eq!(result.step, 4);
+        assert_eq!(result.step, Step(4));
     });
     taken.map(|taken| taken.load(Ordering::SeqCst))
 }

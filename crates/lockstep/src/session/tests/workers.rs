@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
+use telemetry::Step;
 use train::loss::sampling::CorrectionMode;
 
 /// A reward that returns more than scores: a metric, a column that only one group has, a problem.
@@ -224,13 +225,13 @@ fn same(counts: &[usize], change: impl Fn(&mut Config)) {
     let mut config = small(dir.path(), "");
     change(&mut config);
     let here = run("here", None);
-    let expected = files(here.dir.root(), here.step);
+    let expected = files(here.dir.root(), here.step.0);
     assert!(["metrics.jsonl", "rollouts.bin"].iter().all(|name| expected.contains_key(*name)));
     for &count in counts {
         let seen = Seen::default();
         let found = run(&format!("by-{count}"), Some(placed(count, config.dtype, &seen)));
         assert_eq!((found.stop_reason, found.num_tokens), (StopReason::Completed, here.num_tokens));
-        let found = files(found.dir.root(), here.step);
+        let found = files(found.dir.root(), here.step.0);
         let other: Vec<&String> = expected.keys().filter(|name| found.get(*name) != expected.get(*name)).collect();
         assert!(other.is_empty() && expected.len() == found.len(), "{count} workers: {other:?}");
         let (jobs, workers) = seen.0.lock().unwrap().clone();
@@ -302,8 +303,17 @@ fn a_worker_refuses_jobs_that_it_cannot_do() {
     let sampling = rollout::SamplingParams { max_new_tokens: 4, ..Default::default() };
     let rewards = Vec::new();
     let (group, so_far, until) = (GroupId(0), Vec::new(), None);
-    let job =
-        GroupJob { group, prompt, num_generations: 2, sampling, updates: Updates(0), step: 0, rewards, so_far, until };
+    let job = GroupJob {
+        group,
+        prompt,
+        num_generations: 2,
+        sampling,
+        updates: Updates(0),
+        step: Step(0),
+        rewards,
+        so_far,
+        until,
+    };
     let mut refused = |job: &GroupJob| work(&mut collector, weights.view(), job).unwrap_err().to_string();
     assert!(refused(&GroupJob { updates: Updates(3), ..job.clone() }).contains("version 3, not 0"));
     assert!(refused(&GroupJob { rewards: vec!["rank".into()], ..job.clone() }).contains("no reward `rank`"));

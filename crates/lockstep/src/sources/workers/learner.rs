@@ -26,6 +26,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry::Step;
 
 /// The longest wait for a single event. Stop requests are checked between waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -40,7 +41,7 @@ pub struct Pending {
     /// The jobs of the groups, in group order.
     pub jobs: Vec<GroupJob>,
     /// Optimizer steps done when the batch was offered.
-    pub step: u64,
+    pub step: Step,
 }
 
 /// An offered batch with the results of its jobs. A batch from a checkpoint has no [`Pending`].

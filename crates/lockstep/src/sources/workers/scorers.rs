@@ -119,6 +119,7 @@ mod tests {
     use model::tokenizer::SpecialTokens;
     use rewards::Content;
     use rollout::SamplingParams;
+    use telemetry::Step;
 
     fn job(group: u64) -> GroupJob {
         let (tokens, content) = (model::Prompt::new([1]), Content::from("a"));
@@ -128,7 +129,7 @@ mod tests {
             num_generations: 1,
             sampling: SamplingParams::default(),
             updates: model::Updates(0),
-            step: 0,
+            step: Step(0),
             rewards: Vec::new(),
             so_far: Vec::new(),
             until: None,

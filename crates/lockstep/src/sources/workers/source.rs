@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use telemetry::Step;
 
 /// The checkpoint file with the lineages of weights that workers may still sample from.
 const FILE: &str = "fleet.json";
@@ -119,7 +120,7 @@ impl WorkerSource {
         at: &SourceState,
         (first, last): (BatchId, BatchId),
         mut data: Sampler,
-        (step, updates): (u64, Updates),
+        (step, updates): (Step, Updates),
     ) -> BTreeMap<BatchId, Pending> {
         self.number_of_next(at).up_to(first).for_each(|_| drop(data.next_batch()));
         let groups = self.spec.sizes.groups() as u64;
@@ -131,7 +132,7 @@ impl WorkerSource {
     }
 
     /// A batch of these prompts, as offered after `step` optimizer steps for weights of version `updates`.
-    fn pending(&self, step: u64, prompts: Prompts, updates: Updates) -> Pending {
+    fn pending(&self, step: Step, prompts: Prompts, updates: Updates) -> Pending {
         let request = self.spec.request(prompts, step);
         let jobs = self.assembler.jobs(&request, updates);
         Pending { prompts: request.prompts, jobs, step }

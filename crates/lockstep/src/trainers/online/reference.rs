@@ -13,6 +13,7 @@ use model::peft::load_adapter;
 use model::{AdaptedWeights, Adapter, ModelConfig, ModelView, PromptCompletion, Scorer, WeightSlots, Weights};
 use std::path::Path;
 use std::sync::Arc;
+use telemetry::Step;
 
 /// The file of the reference model's weights in a checkpoint.
 const FILE: &str = "reference.safetensors";
@@ -73,7 +74,7 @@ impl Reference {
     }
 
     /// Updates the model with `policy`, if an update is due after optimizer step `step`.
-    pub fn sync(&mut self, ctx: &Context, policy: &AdaptedWeights, step: u64) -> anyhow::Result<()> {
+    pub fn sync(&mut self, ctx: &Context, policy: &AdaptedWeights, step: Step) -> anyhow::Result<()> {
         let (Some((alpha, every)), Some(weights)) = (self.moves, &mut self.weights) else { return Ok(()) };
         if !step.is_multiple_of(every) {
             return Ok(());

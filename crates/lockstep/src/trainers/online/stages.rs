@@ -35,7 +35,7 @@ impl RolloutPipeline {
 
     /// The state of the run between two steps, for the source of batches.
     fn now<'a>(&self, run: &'a TrainingRun, watch: &'a Watch<'a>) -> Now<'a> {
-        let steps_left = run.learner.schedule.total_steps.saturating_sub(run.learner.step);
+        let steps_left = run.learner.step.left_of(run.learner.schedule.total_steps);
         Now {
             policy: &run.learner.policy,
             ctx: &run.learner.ctx,
@@ -148,7 +148,7 @@ impl RolloutPipeline {
     ) -> anyhow::Result<()> {
         let recorded = run.config.record_rollouts.then(|| {
             let span = run.log.stages.span("record");
-            let step = run.learner.step + 1;
+            let step = run.learner.step.next();
             let records = wire::records_of_rollouts(rollouts, &samples, &self.sampling, step, next.sampled_by);
             (records, span.end())
         });

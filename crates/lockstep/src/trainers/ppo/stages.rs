@@ -165,7 +165,7 @@ impl Ppo {
         let mut schedule = run.learner.schedule;
         schedule.learning_rate = run.config.value_learning_rate.unwrap_or(schedule.learning_rate);
         run.finish_checkpoint()?;
-        let learning_rate = schedule.at(run.learner.step);
+        let learning_rate = schedule.at(run.learner.step.0);
         let Update { metrics, seconds } = self.critic.step(&run.learner.ctx, &run.log.stages, learning_rate)?;
         run.log.add("value_update_time_s", seconds);
         if metrics.skipped {

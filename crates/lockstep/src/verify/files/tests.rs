@@ -31,7 +31,7 @@ impl Two {
     }
 
     fn found(&self) -> Option<Difference> {
-        difference(&self.recorded, &self.remade, 4, SAME).unwrap()
+        difference(&self.recorded, &self.remade, Step(4), SAME).unwrap()
     }
 
     /// A difference in the file `name`, at `within` if that is a place in the file.
@@ -39,7 +39,7 @@ impl Two {
         let file = self.recorded.join(name).display().to_string();
         let place = if within.is_empty() { file } else { format!("{file}, {within}") };
         Some(Difference {
-            step: Some(4),
+            step: Some(Step(4)),
             place: Some(place),
             kind: kind.into(),
             recorded: recorded.into(),
@@ -113,7 +113,11 @@ fn weights_are_compared_first_and_logs_of_the_state_last() {
     for name in names {
         let found = two.found().unwrap();
         let file = two.recorded.join(name).display().to_string();
-        assert!(found.step == Some(4) && found.place.unwrap().starts_with(&(file + ", ")), "{name}: {}", found.kind);
+        assert!(
+            found.step == Some(Step(4)) && found.place.unwrap().starts_with(&(file + ", ")),
+            "{name}: {}",
+            found.kind
+        );
         fs::copy(two.recorded.join(name), two.remade.join(name)).unwrap();
     }
     assert_eq!(two.found(), None);
@@ -129,7 +133,7 @@ fn a_file_that_only_one_checkpoint_has_is_named() {
     fs::remove_file(two.remade.join("a")).unwrap();
     fs::remove_file(two.remade.join("x")).unwrap();
     assert_eq!(two.found(), two.at("x", "", "file", "the file", "none"));
-    assert!(difference(&two.recorded.join("gone"), &two.remade, 4, SAME).is_err());
+    assert!(difference(&two.recorded.join("gone"), &two.remade, Step(4), SAME).is_err());
 }
 
 /// A value model is in a separate directory, and the next step depends on it.
@@ -212,7 +216,7 @@ fn tensors_of_another_layout_are_named() {
     // The header's length is larger than the file.
     let long = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
     two.write(name, &long, &long);
-    let message = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
+    let message = format!("{:#}", difference(&two.recorded, &two.remade, Step(4), SAME).unwrap_err());
     assert_eq!(message, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
 }
 
@@ -267,14 +271,14 @@ fn files_of_groups_are_compared_group_by_group() {
     let group = |id: u64, token: u32| {
         let completions = vec![Completion::new(0, vec![token])];
         let mut bytes = Vec::new();
-        Group { group: GroupId(id), step: Some(2), completions, ..Group::default() }.write(&mut bytes);
+        Group { group: GroupId(id), step: Some(Step(2)), completions, ..Group::default() }.write(&mut bytes);
         bytes
     };
     let two = Two::new();
     let name = "generation_batch.bin";
     two.write(name, [group(1, 5), group(2, 6)].concat(), [group(1, 5), group(2, 7)].concat());
     let token = two.at(name, "", "token", "6", "7").map(|found| Difference {
-        step: Some(4),
+        step: Some(Step(4)),
         group: Some(GroupId(2)),
         completion: Some(0),
         token: Some(0),
@@ -287,7 +291,7 @@ fn files_of_groups_are_compared_group_by_group() {
     assert_eq!(two.found(), None);
     for name in [name, "frontier.bin", "frontier.begun.bin"] {
         two.write(name, "rubbish", "rubbish");
-        let message = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
+        let message = format!("{:#}", difference(&two.recorded, &two.remade, Step(4), SAME).unwrap_err());
         assert!(message.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{message}");
         two.write(name, "", "");
         assert_eq!(two.found(), None);
@@ -297,7 +301,7 @@ fn files_of_groups_are_compared_group_by_group() {
 #[test]
 fn the_final_model_is_compared_with_its_checkpoint() {
     let two = Two::new();
-    let found = || result_difference(&two.recorded, &two.remade, 4).unwrap();
+    let found = || result_difference(&two.recorded, &two.remade, Step(4)).unwrap();
     let name = "model.safetensors";
     two.write("config.json", "{}", "{}");
     two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[1])]));
@@ -390,7 +394,7 @@ fn a_result_must_have_exactly_the_files_of_the_model() {
         for file in ["run_state.json", "frontier.bin", "frontier.begun.bin", "generation_batch.bin", "fleet.json"] {
             fs::write(two.remade.join(file), "{}").unwrap();
         }
-        let found = || result_difference(&two.recorded, &two.remade, 4).unwrap();
+        let found = || result_difference(&two.recorded, &two.remade, Step(4)).unwrap();
         assert_eq!(found(), None, "before {name}");
         let path = two.recorded.join(name);
         let (recorded, remade) = match change {
@@ -449,7 +453,7 @@ fn a_state_of_an_older_version_is_compared_by_the_fields_that_it_has() {
             recorded,
             state(json!({"cursor": 1, "extra": 3}), json!({"number": 8, "more": [1]})),
         );
-        difference(&two.recorded, &two.remade, 4, of).unwrap()
+        difference(&two.recorded, &two.remade, Step(4), of).unwrap()
     };
     let place = |found: Option<Difference>| found.unwrap().place.unwrap();
     let (full, task) = (json!({"cursor": 1, "extra": 3}), json!({"number": 8, "more": [1]}));

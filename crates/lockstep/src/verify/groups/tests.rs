@@ -4,6 +4,7 @@ use super::*;
 use model::columns::{Column, REF_LOGPS};
 use model::{GroupId, Updates};
 use rollout::FinishReason;
+use telemetry::Step;
 
 fn completion(place: usize, ids: Vec<u32>, advantage: Advantage) -> Completion {
     let tokens = ids.len();
@@ -24,7 +25,7 @@ fn completion(place: usize, ids: Vec<u32>, advantage: Advantage) -> Completion {
 fn group() -> Group {
     Group {
         group: GroupId(7),
-        step: Some(3),
+        step: Some(Step(3)),
         prompt_ids: vec![1, 2],
         prompt_id: Some(4),
         reward_names: vec!["a".into(), "b".into()],
@@ -40,7 +41,7 @@ fn group() -> Group {
 /// A difference in the group: the indices of completion and token, the kind, and both values.
 fn found(completion: Option<usize>, token: Option<usize>, kind: &str, recorded: &str, remade: &str) -> Difference {
     Difference {
-        step: Some(3),
+        step: Some(Step(3)),
         group: Some(GroupId(7)),
         completion,
         token,

@@ -30,7 +30,7 @@ fn a_changed_column_of_a_checkpoint_is_reported() {
             let mut records = good.clone();
             records[place] = record;
             fs::write(&path, records.concat()).unwrap();
-            FileList::of(&checkpoint, 1).unwrap().write(&checkpoint).unwrap();
+            FileList::of(&checkpoint, model::Step(1)).unwrap().write(&checkpoint).unwrap();
         };
         let (mut compared, mut seen) = (0, BTreeSet::new());
         for (place, record) in good.iter().enumerate() {
@@ -127,7 +127,7 @@ fn a_changed_field_of_the_state_is_reported() {
             }
             other_json(value);
             fs::write(&path, state.to_string()).unwrap();
-            FileList::of(&checkpoint, 1).unwrap().write(&checkpoint).unwrap();
+            FileList::of(&checkpoint, model::Step(1)).unwrap().write(&checkpoint).unwrap();
             let what = format!("{kind}, {leaf}");
             if OF_LOGS.contains(&field) {
                 // A value that no run writes is refused.
@@ -135,7 +135,7 @@ fn a_changed_field_of_the_state_is_reported() {
                 assert!(report.difference.is_none_or(|found| found.kind == "hash"), "{what}");
                 assert!(report.not_verified.is_empty(), "{what}");
             } else {
-                assert_eq!(convicted(&root, &what).step, Some(1), "{what}")
+                assert_eq!(convicted(&root, &what).step, Some(Step(1)), "{what}")
             }
         }
         // Every field is compared, or listed.

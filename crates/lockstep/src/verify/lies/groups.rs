@@ -136,15 +136,15 @@ fn a_group_recorded_twice_or_out_of_order_is_reported() {
         ("the same group twice", with(1, good[0].clone()), "group"),
         ("the same group at the end", with(last, good[0].clone()), "group"),
         ("all groups twice", [good.clone(), good.clone()].concat(), "group"),
-        ("a further group of step 0", with(0, other(0, |g| (g.group, g.step) = (GroupId(99), Some(0)))), "step"),
+        ("a further group of step 0", with(0, other(0, |g| (g.group, g.step) = (GroupId(99), Some(Step(0))))), "step"),
         ("a further group of no step", with(last, other(0, |g| (g.group, g.step) = (GroupId(99), None))), "step"),
-        ("a group of step 0", replaced(0, other(0, |g| g.step = Some(0))), "step"),
+        ("a group of step 0", replaced(0, other(0, |g| g.step = Some(Step(0)))), "step"),
         ("a group of no step", replaced(0, other(0, |g| g.step = None)), "step"),
         ("a group of no step, forged, of the same number", with(0, other(0, |g| g.step = None)), "step"),
         ("a further group of step 1", with(1, other(0, |g| g.group = GroupId(99))), "group"),
         ("a further group of step 1, at the end", with(last, other(0, |g| g.group = GroupId(99))), "group"),
         ("a further group of step 2", with(last, other(last - 1, |g| g.group = GroupId(99))), "group"),
-        ("a group of another step", replaced(0, other(0, |g| g.step = Some(2))), "step"),
+        ("a group of another step", replaced(0, other(0, |g| g.step = Some(Step(2)))), "step"),
         ("a group of another number", replaced(0, other(0, |g| g.group = GroupId(99))), "group"),
         ("two groups of a step in another order", swapped(0, 1), "order of the groups"),
         ("two groups of two steps in another order", swapped(0, last - 1), "order of the groups"),
@@ -157,7 +157,7 @@ fn a_group_recorded_twice_or_out_of_order_is_reported() {
         assert_eq!(convicted(&root, what).kind, kind, "{what}");
     }
     // A group of a step that the run did not reach is not treated as trained.
-    write(&path, &with(last, other(0, |g| (g.group, g.step) = (GroupId(99), Some(7)))));
+    write(&path, &with(last, other(0, |g| (g.group, g.step) = (GroupId(99), Some(Step(7))))));
     let report = verified(&root);
     assert_eq!(report.not_verified, ["steps 3 to 7: the run left no checkpoint after them"]);
     write(&path, &good);
@@ -233,7 +233,7 @@ fn a_changed_column_of_the_updates_is_reported() {
         ),
         ("one log-probability of each two", invented(|g| drop(g.completions[0].columns.remove(NEW_LOGPS)))),
         ("another number", invented(|g| g.group = GroupId(99))),
-        ("another step", invented(|g| g.step = Some(2))),
+        ("another step", invented(|g| g.step = Some(Step(2)))),
         ("no step", invented(|g| g.step = None)),
     ];
     for (what, lie) in rows {
@@ -241,6 +241,6 @@ fn a_changed_column_of_the_updates_is_reported() {
         assert_eq!(convicted(&root, what).kind, "update", "{what}");
     }
     // Steps that were not recorded cannot be checked.
-    write(&path, &[invented(|g| (g.group, g.step) = (GroupId(99), Some(7)))]);
+    write(&path, &[invented(|g| (g.group, g.step) = (GroupId(99), Some(Step(7))))]);
     proven(&root, "an update of a step beyond the record");
 }

@@ -124,7 +124,7 @@ fn full(record: RunRecord, file: &Path) -> RunRecord {
         data,
         rewards: vec![FileHash { name: file.display().to_string(), bytes: Some(1), sha256: "12".into() }],
         isolation: Map::from_iter([("code".to_owned(), json!("bubblewrap"))]),
-        forked_from: Some(ForkedFrom { run: "elsewhere".into(), step: 1, lineage: Some("ab".into()) }),
+        forked_from: Some(ForkedFrom { run: "elsewhere".into(), step: Step(1), lineage: Some("ab".into()) }),
         ceilings: Some(MeasuredCeilings {
             time_s: 1,
             isa: "avx2".into(),

@@ -15,7 +15,7 @@ fn group(id: u64, step: Option<u64>) -> Group {
     let reward_names = vec!["asked".into(), "r".into()];
     Group {
         group: GroupId(id),
-        step,
+        step: step.map(Step),
         prompt_ids: vec![1],
         reward_names,
         completions: vec![completion(0), completion(1)],
@@ -44,9 +44,10 @@ fn record(dir: &Path, not_asked: &[&str]) -> Record {
 fn the_groups_of_an_interval_exclude_its_first_step() {
     let dir = tempfile::tempdir().unwrap();
     let record = record(dir.path(), &[]);
-    let of = |from, to| record.groups_in_steps(from, to).into_iter().map(|group| group.0).collect::<Vec<u64>>();
+    let of =
+        |from, to| record.groups_in_steps(Step(from), Step(to)).into_iter().map(|group| group.0).collect::<Vec<u64>>();
     assert_eq!((of(0, 4), of(0, 1), of(1, 2), of(2, 3), of(2, 4)), (vec![2, 3, 4], vec![2], vec![3], vec![], vec![4]));
-    assert_eq!(record.last_step(), Some(5));
+    assert_eq!(record.last_step(), Some(Step(5)));
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn groups_are_compared_once_until_the_first_difference() {
     assert_eq!((record.equal, &record.difference), ((2, 12, 1), &None));
     compare(&mut record, &group(5, Some(3)));
     let none = Difference {
-        step: Some(3),
+        step: Some(Step(3)),
         group: Some(GroupId(5)),
         kind: "group".into(),
         recorded: "none".into(),
@@ -73,7 +74,7 @@ fn groups_are_compared_once_until_the_first_difference() {
     assert_eq!((record.equal, record.difference.take()), ((2, 12, 1), Some(none)));
     compare(&mut record, &group(4, Some(3)));
     let step = record.difference.take().unwrap();
-    assert_eq!((step.kind.as_str(), step.group, step.step), ("step", Some(GroupId(4)), Some(3)));
+    assert_eq!((step.kind.as_str(), step.group, step.step), ("step", Some(GroupId(4)), Some(Step(3))));
     assert_eq!(record.compared, [2, 3, 4, 5].map(GroupId).into());
 
     let path = dir.path().join("rollouts.bin");

@@ -37,7 +37,7 @@ fn metadata_comes_first_and_data_is_aligned_to_8_bytes() {
         let mut zeros = bytes.clone();
         zeros[place].copy_from_slice(ZERO_CHECKSUM.as_bytes());
         assert_eq!(checksum(&zeros), recorded);
-        let listed = FileList::of(dir.path(), 1).unwrap();
+        let listed = FileList::of(dir.path(), crate::Step(1)).unwrap();
         assert_eq!(
             (listed.files["x.safetensors"].xxh3.as_str(), listed.files["x.safetensors"].bytes),
             (&recorded[..], bytes.len() as u64)
@@ -151,7 +151,7 @@ fn tokenizer_and_template_files_are_copied() {
     }
     let copied = ModelFiles::read(from.path()).unwrap();
     copied.write_tokenizer(to.path()).unwrap();
-    assert_eq!(FileList::of(to.path(), 0).unwrap().files.keys().collect::<Vec<_>>(), tokenizer);
+    assert_eq!(FileList::of(to.path(), crate::Step(0)).unwrap().files.keys().collect::<Vec<_>>(), tokenizer);
     for name in tokenizer {
         assert_eq!(json_of(&to.path().join(name))["of"], name);
         assert!(is_listed(name));

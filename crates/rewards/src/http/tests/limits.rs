@@ -109,7 +109,7 @@ fn a_batch_is_split_into_requests_of_batch_size() {
         completion_ids: &[const { vec![] }; 4],
         columns: &Columns::from([("completions".to_owned(), vec![Value::Null; 4])]),
         rows: &[],
-        step: 0,
+        step: model::Step(0),
     });
     let [problem] = &scores.problems[..] else { panic!("{scores:?}") };
     assert_eq!((scores.values.len(), problem.rows, problem.kind), (4, 4, ProblemKind::BadData));

@@ -60,7 +60,7 @@ fn run(
     elsewhere: &[usize],
     given: BTreeMap<GroupId, Vec<GivenScores>>,
 ) -> model::Result<RewardOutput> {
-    let manager = RewardManager { rewards, make_inputs: Arc::new(inputs), step: 7 };
+    let manager = RewardManager { rewards, make_inputs: Arc::new(inputs), step: model::Step(7) };
     std::thread::scope(|scope| {
         let mut job = manager.start(scope, elsewhere).unwrap();
         for group in [20, 10].map(GroupId) {
@@ -127,7 +127,7 @@ fn scores_of_other_processes_are_joined_with_local_scores() {
         }
     }
     let group = inputs(GroupId(10), completions(GroupId(10))).unwrap();
-    let given = score_group(&mut rewards, &[1], &group, 3);
+    let given = score_group(&mut rewards, &[1], &group, model::Step(3));
     assert_eq!(given.len(), 1);
     assert_eq!((given[0].reward, &given[0].scores.values[..]), (1, &[Some(1.0), Some(2.0)][..]));
     assert!(given[0].seconds > 0.0 && here.lock().unwrap().pop().unwrap().ends_with("; 3"));
@@ -181,7 +181,7 @@ fn columns_and_metrics_of_several_rewards_do_not_collide() {
 fn an_error_in_the_inputs_of_a_group_fails_the_batch() {
     for by_group in [true, false] {
         let mut rewards = [own("r", by_group, |batch| Scores::new(vec![Some(1.0); batch.len()]))];
-        let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: 0 };
+        let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: model::Step(0) };
         let output = std::thread::scope(|scope| {
             let mut job = manager.start(scope, &[]).unwrap();
             assert_eq!(job.names(), ["r"]);
@@ -205,7 +205,7 @@ fn a_cancelled_batch_scores_no_further_groups() {
         gone_on.recv().unwrap();
         Scores::new(vec![Some(1.0); batch.len()])
     })];
-    let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: 0 };
+    let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: model::Step(0) };
     std::thread::scope(|scope| {
         let mut job = manager.start(scope, &[]).unwrap();
         for group in (1..4).map(GroupId) {
@@ -227,7 +227,7 @@ fn overlapped_scoring_time_is_reported() {
         begun.send(()).unwrap();
         Scores::new(vec![Some(1.0); batch.len()])
     })];
-    let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: 0 };
+    let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: model::Step(0) };
     let start = Instant::now();
     let output = std::thread::scope(|scope| {
         let mut job = manager.start(scope, &[]).unwrap();

@@ -12,7 +12,7 @@ fn read(path: &Path) -> Vec<Vec<String>> {
 
 fn rows() -> CompletionRows {
     CompletionRows {
-        step: 10,
+        step: Step(10),
         prompts: vec!["2+2=".into(), "é".into()],
         completions: vec!["4".into(), "line\nfeed".into()],
         rewards: vec![("gsm8k".into(), vec![Some(1.0), None]), ("length".into(), vec![Some(0.1), Some(-2.5)])],
@@ -83,7 +83,7 @@ fn extra_columns_have_fitting_types_and_tables_may_be_empty() {
     ];
     let read_back = read(&write(dir.path(), &rows).unwrap());
     assert_eq!(read_back[0][5..9], ["bool: true", "float: 1.0", "mixed: \"{\"a\":1}\"", "none: null"]);
-    let empty = CompletionRows { step: 123_456, ..CompletionRows::default() };
+    let empty = CompletionRows { step: Step(123_456), ..CompletionRows::default() };
     let path = write(dir.path(), &empty).unwrap();
     assert!(path.ends_with("completions_123456.parquet") && read(&path).is_empty());
 }
@@ -111,16 +111,17 @@ fn a_resume_removes_tables_of_later_steps_and_partial_tables() {
     let dir = tempfile::tempdir().unwrap();
     let directory = dir.path().join("completions");
     let mut sink = CompletionsSink::new(&directory);
-    assert_eq!(sink.resume(3, &BTreeMap::new()).unwrap(), None, "the directory does not exist yet");
+    assert_eq!(sink.resume(Step(3), &BTreeMap::new()).unwrap(), None, "the directory does not exist yet");
     sink.receive(&EventKind::Rollout { record: vec![1] }.into()).unwrap();
     assert!(!directory.exists());
     for step in [9, 10, 11, 123_456] {
-        sink.receive(&EventKind::Completions { rows: CompletionRows { step, ..rows() }, shown: 0 }.into()).unwrap();
+        sink.receive(&EventKind::Completions { rows: CompletionRows { step: Step(step), ..rows() }, shown: 0 }.into())
+            .unwrap();
     }
     let others = ["completions_x.parquet", "notes_00011.parquet", ".completions_1", "completions.tmp"];
     let half = [".completions_00009.parquet.77.tmp", "completions_00012.jsonl"];
     others.iter().chain(&half).for_each(|name| std::fs::write(directory.join(name), "").unwrap());
-    assert_eq!(sink.resume(10, &BTreeMap::new()).unwrap(), None);
+    assert_eq!(sink.resume(Step(10), &BTreeMap::new()).unwrap(), None);
     let mut left: Vec<String> =
         std::fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     left.sort();
@@ -128,7 +129,7 @@ fn a_resume_removes_tables_of_later_steps_and_partial_tables() {
     expected.sort();
     assert_eq!(left, expected);
     std::fs::create_dir(directory.join("completions_00013.parquet")).unwrap();
-    let error = sink.resume(10, &BTreeMap::new()).unwrap_err().to_string();
+    let error = sink.resume(Step(10), &BTreeMap::new()).unwrap_err().to_string();
     assert!(error.starts_with("cannot remove ") && error.contains("completions_00013.parquet"), "{error}");
     // The path of the directory is a file.
     let file = dir.path().join("file");

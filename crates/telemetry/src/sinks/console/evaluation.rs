@@ -4,6 +4,7 @@
 
 use super::duration;
 use super::step_table::{number, short_name};
+use crate::Step;
 use crate::outputs::evaluated;
 use crate::table::{Align, Table};
 
@@ -11,7 +12,7 @@ use crate::table::{Align, Table};
 #[derive(Debug, Default)]
 pub(super) struct Evaluations {
     /// Each metric's name, the step after which it was measured, and its value.
-    first: Vec<(String, u64, f64)>,
+    first: Vec<(String, Step, f64)>,
     before: Vec<(String, f64)>,
 }
 
@@ -46,7 +47,7 @@ fn shown(values: &[(String, f64)]) -> impl Iterator<Item = (&str, &str, f64)> {
 impl Evaluations {
     /// The line for an evaluation after `step`: the main metric of each evaluation set, and its change since the first
     /// evaluation.
-    pub(super) fn line(&mut self, step: u64, values: &[(String, f64)]) -> String {
+    pub(super) fn line(&mut self, step: Step, values: &[(String, f64)]) -> String {
         let mut sets: Vec<&str> = Vec::new();
         for (set, _, _) in shown(values) {
             if !sets.contains(&set) {
@@ -69,7 +70,7 @@ impl Evaluations {
     }
 
     /// A metric of an evaluation set, with its value and its change.
-    fn part(&mut self, step: u64, (set, metric, value): (&str, &str, f64)) -> String {
+    fn part(&mut self, step: Step, (set, metric, value): (&str, &str, f64)) -> String {
         let of = if set.is_empty() { String::new() } else { format!("{set} ") };
         let text = format!("{of}{} {}", short_name(metric), number(value));
         if !value.is_finite() {
@@ -85,7 +86,7 @@ impl Evaluations {
     }
 
     /// The table of an evaluation after `step`, as text.
-    pub(super) fn table(&mut self, step: u64, values: &[(String, f64)], width: usize) -> String {
+    pub(super) fn table(&mut self, step: Step, values: &[(String, f64)], width: usize) -> String {
         let before = std::mem::replace(&mut self.before, values.to_vec());
         let value = |all: &[(String, f64)], name: &str| all.iter().find(|(own, _)| own == name).map(|(_, x)| *x);
         let (mut sets, mut metrics): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
@@ -128,7 +129,7 @@ mod tests {
             all.map(|(name, x)| (name.to_owned(), x)).collect::<Vec<_>>()
         };
         let mut evaluations = Evaluations::default();
-        let first = evaluations.table(4, &of(0.5), 80);
+        let first = evaluations.table(Step(4), &of(0.5), 80);
         assert_eq!(
             first.lines().collect::<Vec<_>>(),
             [
@@ -140,7 +141,7 @@ mod tests {
                 "odd      7.00",
             ]
         );
-        let second = evaluations.table(8, &of(0.75), 80);
+        let second = evaluations.table(Step(8), &of(0.75), 80);
         assert!(second.contains("reward  0.750   0.500   0.250   0.250"), "{second}");
     }
 
@@ -148,7 +149,7 @@ mod tests {
     fn evaluation_lines_show_step_value_and_change_since_the_first() {
         let of = |all: &[(&str, f64)]| all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
         let mut evaluations = Evaluations::default();
-        let mut line = |step, all: &[(&str, f64)]| evaluations.line(step, &of(all));
+        let mut line = |step, all: &[(&str, f64)]| evaluations.line(Step(step), &of(all));
         let reward = |x| [("eval_loss", 3.0), ("eval_reward", x), ("eval_runtime", 1.5), ("epoch", 2.0)];
         assert_eq!(line(0, &reward(0.09)), "step 0: held-out reward 0.090; 1.50 s");
         assert_eq!(line(20, &reward(0.5)), "step 20: held-out reward 0.500 (+0.410 since step 0); 1.50 s");
@@ -164,7 +165,7 @@ mod tests {
     fn evaluation_lines_show_the_main_metric_of_each_set() {
         let line = |all: &[(&str, f64)]| {
             let all = all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
-            Evaluations::default().line(7, &all)
+            Evaluations::default().line(Step(7), &all)
         };
         let pairs = [("eval_loss", 0.7), ("eval_rewards/accuracies", 0.625), ("eval_rewards/margins", 1.0)];
         assert_eq!(line(&pairs), "step 7: held-out accuracy 0.625");
@@ -179,10 +180,10 @@ mod tests {
     fn evaluation_tables_omit_some_metrics_and_add_new_ones() {
         let of = |all: &[(&str, f64)]| all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
         let mut evaluations = Evaluations::default();
-        evaluations.table(1, &of(&[("eval_loss", 3.0), ("eval_reward", 0.5)]), 80);
+        evaluations.table(Step(1), &of(&[("eval_loss", 3.0), ("eval_reward", 0.5)]), 80);
         let all =
             [("eval_loss", 2.0), ("eval_runtime", 125.0), ("eval_num_tokens", 7.0), ("eval_samples_per_second", 8.0)];
-        let text = evaluations.table(30, &of(&[&all[..], &[("eval_entropy", 1.0)]].concat()), 80);
+        let text = evaluations.table(Step(30), &of(&[&all[..], &[("eval_entropy", 1.0)]].concat()), 80);
         let expected = [
             "evaluation after step 30 (2 min 05 s)",
             "metric   value  before",
@@ -191,7 +192,7 @@ mod tests {
             "entropy   1.00",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
-        let text = evaluations.table(31, &of(&[("eval_entropy", 0.5), ("eval_reward", 1.0)]), 80);
+        let text = evaluations.table(Step(31), &of(&[("eval_entropy", 0.5), ("eval_reward", 1.0)]), 80);
         let expected = [
             "evaluation after step 31",
             "metric   value  before",

@@ -4,6 +4,7 @@
 //! step did not measure is shown as a dash.
 
 use super::duration;
+use crate::Step;
 use crate::table::short_number;
 
 /// Shown in place of a value that a step does not have.
@@ -96,7 +97,7 @@ impl StepTable {
     /// of seconds until the end of the run, and `room` the width of a line in characters.
     pub(super) fn lines(
         &mut self,
-        step: u64,
+        step: Step,
         values: &[(String, f64)],
         left_s: Option<f64>,
         room: usize,
@@ -203,16 +204,16 @@ mod tests {
     fn columns_are_aligned_and_absent_metrics_get_no_column() {
         let mut table = StepTable::default();
         let of = |reward: f64| values(&[("reward", reward), ("reward_std", 0.25), ("kl", 1e-5), ("step_time", 1.5)]);
-        let first = table.lines(10, &of(0.5), None, 200);
+        let first = table.lines(Step(10), &of(0.5), None, 200);
         assert_eq!(first, ["step        reward      kl  step s  left", "  10  0.500 ±0.250  1.0e-5    1.50     –"]);
-        let second = table.lines(1000, &of(-12.25), Some(61.0), 200);
+        let second = table.lines(Step(1000), &of(-12.25), Some(61.0), 200);
         assert_eq!(second, ["1000  -12.2 ±0.250  1.0e-5    1.50  1 min 01 s"]);
         // The column names are printed again after some rows, and whenever the columns change.
-        let lines: Vec<usize> = (0..30).map(|step| table.lines(step, &of(0.5), None, 200).len()).collect();
+        let lines: Vec<usize> = (0..30).map(|step| table.lines(Step(step), &of(0.5), None, 200).len()).collect();
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
-        assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
+        assert_eq!(table.lines(Step(3), &values(&[("loss", 2.0)]), None, 200).len(), 2);
         // A row that does not fit even with all spare columns dropped is truncated.
-        assert_eq!(StepTable::default().lines(3, &values(&[("reward", 2.0)]), None, 9)[1], "   3    2");
+        assert_eq!(StepTable::default().lines(Step(3), &values(&[("reward", 2.0)]), None, 9)[1], "   3    2");
     }
 
     /// The widths are those of terminals with 80 and 120 columns, minus the 12 columns of the time before a line.
@@ -233,12 +234,12 @@ mod tests {
             (108, "step reward loss kl entropy length cut grad rollout rewards update step s left"),
         ] {
             let mut table = StepTable::default();
-            let lines = table.lines(7, &all, Some(12.0), room);
+            let lines = table.lines(Step(7), &all, Some(12.0), room);
             assert!(lines.iter().all(|line| line.chars().count() <= room), "{lines:?}");
             assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), heads.split_whitespace().collect::<Vec<_>>());
             // Dropped columns stay hidden, even if they would fit later.
             assert_eq!(
-                table.lines(8, &values(&[("reward", 1.0), ("clip_ratio/region_mean", 0.5)]), None, 200).len(),
+                table.lines(Step(8), &values(&[("reward", 1.0), ("clip_ratio/region_mean", 0.5)]), None, 200).len(),
                 1
             );
         }
@@ -268,19 +269,28 @@ mod tests {
             let all = [("reward", Some(0.5)), ("kl", kl), ("entropy", entropy), ("grad_norm", Some(0.0))];
             all.into_iter().filter_map(|(name, x)| Some((name.to_owned(), x?))).collect::<Vec<_>>()
         };
-        let first = table.lines(1, &of(Some(2.0), Some(0.25)), None, 200);
+        let first = table.lines(Step(1), &of(Some(2.0), Some(0.25)), None, 200);
         assert_eq!(first, ["step  reward     kl  entropy   grad  left", "   1   0.500  0.250     2.00  0.000     –"]);
-        assert_eq!(table.lines(2, &of(None, Some(0.25)), None, 200), ["   2   0.500  0.250        –  0.000     –"]);
-        assert_eq!(table.lines(3, &of(None, None), None, 200), ["   3   0.500      –        –  0.000     –"]);
-        assert_eq!(table.lines(4, &of(Some(1.0), None), None, 200), ["   4   0.500      –     1.00  0.000     –"]);
+        assert_eq!(
+            table.lines(Step(2), &of(None, Some(0.25)), None, 200),
+            ["   2   0.500  0.250        –  0.000     –"]
+        );
+        assert_eq!(table.lines(Step(3), &of(None, None), None, 200), ["   3   0.500      –        –  0.000     –"]);
+        assert_eq!(
+            table.lines(Step(4), &of(Some(1.0), None), None, 200),
+            ["   4   0.500      –     1.00  0.000     –"]
+        );
         // A column is added when its metric is measured for the first time.
         let mut table = StepTable::default();
-        assert_eq!(table.lines(1, &of(None, Some(0.25)), None, 200).len(), 2);
-        let begun = table.lines(2, &of(Some(2.0), None), None, 200);
+        assert_eq!(table.lines(Step(1), &of(None, Some(0.25)), None, 200).len(), 2);
+        let begun = table.lines(Step(2), &of(Some(2.0), None), None, 200);
         assert_eq!(begun, ["step  reward     kl  entropy   grad  left", "   2   0.500      –     2.00  0.000     –"]);
-        assert_eq!(table.lines(3, &of(None, Some(0.25)), None, 200), ["   3   0.500  0.250        –  0.000     –"]);
         assert_eq!(
-            table.lines(4, &of(Some(2.0), None), None, 200).len(),
+            table.lines(Step(3), &of(None, Some(0.25)), None, 200),
+            ["   3   0.500  0.250        –  0.000     –"]
+        );
+        assert_eq!(
+            table.lines(Step(4), &of(Some(2.0), None), None, 200).len(),
             1,
             "the columns of known metrics must not change"
         );
@@ -290,20 +300,20 @@ mod tests {
     fn each_reward_has_a_column_if_there_are_several() {
         let mut table = StepTable::default();
         let one = values(&[("reward", 1.0), ("rewards/gsm8k/mean", 1.0)]);
-        assert_eq!(table.lines(1, &one, None, 200)[0], "step  reward  left");
+        assert_eq!(table.lines(Step(1), &one, None, 200)[0], "step  reward  left");
         let two = values(&[("reward", 1.5), ("rewards/gsm8k/mean", 1.0), ("rewards/format/mean", f64::NAN)]);
-        let lines = table.lines(1, &two, None, 200);
+        let lines = table.lines(Step(1), &two, None, 200);
         assert_eq!(lines, ["step  reward  gsm8k  format  left", "   1    1.50   1.00     NaN     –"]);
     }
 
     #[test]
     fn column_widths_stay_until_the_columns_change() {
         let mut table = StepTable::default();
-        table.lines(1, &values(&[("loss", 1234.5)]), Some(7380.0), 200);
-        assert_eq!(table.lines(2, &values(&[("loss", 1.0)]), None, 200), ["   2  1.00           –"]);
+        table.lines(Step(1), &values(&[("loss", 1234.5)]), Some(7380.0), 200);
+        assert_eq!(table.lines(Step(2), &values(&[("loss", 1.0)]), None, 200), ["   2  1.00           –"]);
         let both = ["step  loss    kl        left", "   3     –  1.00           –"];
-        assert_eq!(table.lines(3, &values(&[("kl", 1.0)]), None, 200), both);
-        let heads = (0..60).map(|step| table.lines(step, &values(&[("kl", 1.0)]), None, 200).len() - 1);
+        assert_eq!(table.lines(Step(3), &values(&[("kl", 1.0)]), None, 200), both);
+        let heads = (0..60).map(|step| table.lines(Step(step), &values(&[("kl", 1.0)]), None, 200).len() - 1);
         let at: Vec<usize> = heads.enumerate().filter(|(_, head)| *head == 1).map(|(at, _)| at).collect();
         assert_eq!(at, [ROWS - 1, 2 * ROWS - 1]);
     }

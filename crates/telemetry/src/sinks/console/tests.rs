@@ -88,15 +88,15 @@ fn messages_completions_and_progress_are_shown() {
     let progress = |done, note: &str| EventKind::Progress { label: "grpo".into(), done, total: 9, note: note.into() };
     show(progress(3, "not shown: where it begins"));
     show(EventKind::Message { level: Level::Warn, text: "careful".into(), fields: Record::new() });
-    show(EventKind::Metrics { step: 1, values: vec![("not shown".into(), 1.0)] });
+    show(EventKind::Metrics { step: Step(1), values: vec![("not shown".into(), 1.0)] });
     let rows = crate::CompletionRows {
-        step: 4,
+        step: Step(4),
         prompts: vec!["p".into(), "q".into()],
         completions: vec!["c".into(), "d".into()],
         advantages: vec![Some(0.5), Some(-0.5)],
         ..Default::default()
     };
-    show(EventKind::Completions { rows: crate::CompletionRows { step: 3, ..rows.clone() }, shown: 0 });
+    show(EventKind::Completions { rows: crate::CompletionRows { step: Step(3), ..rows.clone() }, shown: 0 });
     show(EventKind::Completions { rows, shown: 1 });
     show(progress(9, "reward 0.5"));
     assert!(!text(&memory).contains("grpo 9/9 in"));
@@ -122,7 +122,7 @@ fn an_evaluation_is_a_line_and_if_verbose_also_a_table() {
         let options = ConsoleOptions { format, verbose, log_file: Some(log.clone()), ..ConsoleOptions::default() };
         let (console, memory) = captured_with(options, false);
         let values = vec![("eval_reward".to_owned(), 0.25), ("eval_runtime".to_owned(), 2.0)];
-        ConsoleSink::new(console).receive(&EventKind::Metrics { step: 4, values }.into()).unwrap();
+        ConsoleSink::new(console).receive(&EventKind::Metrics { step: Step(4), values }.into()).unwrap();
         let (shown, file) = (text(&memory), std::fs::read_to_string(&log).unwrap());
         if format == LogFormat::Json {
             assert!(

@@ -8,6 +8,7 @@ use crate::rollouts::collector::CollectRequest;
 use crate::rollouts::jobs::{BegunBatch, GroupAnswer};
 use rewards::{GivenScores, Scores};
 use rollout::{RolloutGroup, SamplingParams};
+use telemetry::Step;
 
 fn row(row: u64) -> Option<Arc<Prompt>> {
     let (tokens, content) = (model::Prompt::new([row as u32, 9]), Content::Text(row.to_string()));
@@ -34,7 +35,7 @@ fn answer(number: u64, row_number: u64, tokens: usize, ended: bool) -> GroupAnsw
 /// The groups 7 and 8, of the rows 3 and 1.
 fn batch() -> BegunBatch {
     BegunBatch {
-        step: 5,
+        step: Step(5),
         prompts: [(GroupId(7), row(3).unwrap()), (GroupId(8), row(1).unwrap())].into(),
         answers: vec![answer(7, 3, 2, false), answer(8, 1, 3, true)],
         rewards: vec!["a".into()],
@@ -48,7 +49,7 @@ fn take(bytes: &[u8]) -> Result<(BegunBatch, usize), String> {
         num_generations: 2,
         sampling: &sampling,
         reward_weights: &[1.0],
-        step: 0,
+        step: Step(0),
         refuse_non_finite: false,
         activations: None,
     };
@@ -75,7 +76,7 @@ fn a_begun_batch_is_read_back_unchanged() {
     let ids: Vec<u64> = groups_of_begun(&both).unwrap().iter().map(|group| group.group.0).collect();
     assert_eq!(ids, [7, 8, 9]);
     assert!(groups_of_begun(&[]).unwrap().is_empty());
-    let none = BegunBatch { step: 0, prompts: Default::default(), answers: Vec::new(), rewards: Vec::new() };
+    let none = BegunBatch { step: Step(0), prompts: Default::default(), answers: Vec::new(), rewards: Vec::new() };
     assert_eq!(take(&none.to_bytes()), Ok((none, 0)));
     // One group ended before workers scored it.
     let mut unscored = batch();

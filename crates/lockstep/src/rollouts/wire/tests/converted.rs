@@ -7,6 +7,7 @@ use crate::rollouts::generation::tests::round;
 use crate::rollouts::{Rollouts, samples};
 use rewards::Problem;
 use rollout::SamplingParams;
+use telemetry::Step;
 
 /// The bit of a version that another run has counted.
 const OF_ANOTHER_RUN: u64 = 1 << 63;
@@ -65,13 +66,13 @@ fn a_generation_is_recorded_with_its_advantages_and_masks() {
         sample.columns.set(REF_LOGPS, vec![-1.0 - place as f32]);
     }
     let plan = SamplingPlan::alike(Arc::new(sampling()));
-    let bytes = records_of_rollouts(&rollouts, &samples, &plan, 12, Some(Lineage([2; 16])));
+    let bytes = records_of_rollouts(&rollouts, &samples, &plan, Step(12), Some(Lineage([2; 16])));
     let recorded = Group::read_all(&bytes).unwrap();
     let [first, second] = &recorded[..] else { panic!("{recorded:?}") };
     for (group, id) in [(first, 3), (second, 5)] {
         assert_eq!(
             (group.group, group.step, &group.prompt_ids, group.prompt_id),
-            (GroupId(id), Some(12), &vec![id as u32], Some(id))
+            (GroupId(id), Some(Step(12)), &vec![id as u32], Some(id))
         );
         assert_eq!((&group.prompt, &group.dataset), (&Some(Content::Text(id.to_string())), &Map::new()));
         assert_eq!(Value::Object(group.sampling.clone()), settings());
@@ -93,13 +94,13 @@ fn a_generation_is_recorded_with_its_advantages_and_masks() {
         assert_eq!(c.rewards, [[Some(1.0), None, Some(2.0), Some(4.0)][place]]);
     }
 
-    let bytes: Vec<Vec<u8>> = records_of_evaluation(&rollouts, &sampling(), 12, "easy").collect();
+    let bytes: Vec<Vec<u8>> = records_of_evaluation(&rollouts, &sampling(), Step(12), "easy").collect();
     assert_eq!(bytes.len(), 2);
     let evaluated = Group::read_all(&bytes.concat()).unwrap();
     for (group, recorded) in evaluated.iter().zip(&recorded) {
         let mut expected = settings();
         expected["evaluation_set"] = json!("easy");
-        assert_eq!((Value::Object(group.sampling.clone()), group.step), (expected, Some(12)));
+        assert_eq!((Value::Object(group.sampling.clone()), group.step), (expected, Some(Step(12))));
         assert_eq!((&group.reward_names, &group.reward_weights), (&recorded.reward_names, &recorded.reward_weights));
         for (c, recorded) in group.completions.iter().zip(&recorded.completions) {
             assert_eq!((&c.versions, &c.advantage, &c.loss_mask), (&recorded.versions, &None, &vec![true]));

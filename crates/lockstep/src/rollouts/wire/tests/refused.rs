@@ -2,6 +2,7 @@
 
 use super::super::read::Outline;
 use super::*;
+use telemetry::Step;
 
 type Put<'a> = &'a dyn Fn(&mut RecordWriter);
 
@@ -205,7 +206,7 @@ fn the_outline_of_a_group_matches_its_record() {
         tokens,
     };
     assert_eq!(outline("", &|_| {}), Ok(expected(None, 2, 3)));
-    assert_eq!(outline("", &|r| r.uints("step", 1, [6])), Ok(expected(Some(6), 2, 3)));
+    assert_eq!(outline("", &|r| r.uints("step", 1, [6])), Ok(expected(Some(Step(6)), 2, 3)));
     assert_eq!(outline("lengths", &|r| r.uints("lengths", 1, [2, u64::MAX])), Ok(expected(None, 2, u64::MAX)));
     let unscored = |r: &mut RecordWriter| {
         r.runs("scored", [0, 0, 1, 0]);

@@ -4,6 +4,7 @@ use super::{Text, rollouts, seen};
 use crate::rollouts::Rollouts;
 use crate::run::alarms::Alarms;
 use std::collections::BTreeMap;
+use telemetry::Step;
 
 /// Two rewards, "short" and "right". Each completion has both scores, and their weighted sum as total.
 fn two(weights: [f64; 2], scores: &[(&str, Option<f64>, Option<f64>)]) -> Rollouts {
@@ -170,7 +171,7 @@ fn an_alarm_about_a_reward_shows_this_rewards_scores() {
             let texts = if id == "contradiction" { ["a", "a", "b"] } else { ["a", "b", "c"] };
             let scored: Vec<_> = texts.iter().zip(scores).map(|(text, (short, right))| (*text, short, right)).collect();
             alarms.take(seen(&two(weights, &scored)));
-            alarms.end_step(step, &BTreeMap::new());
+            alarms.end_step(Step(step), &BTreeMap::new());
         }
         let found = alarms.raised().iter().find(|alarm| alarm.id == id && alarm.subject == subject);
         let alarm = found.unwrap_or_else(|| panic!("no {id} of {subject:?}: {:?}", alarms.raised()));
@@ -186,7 +187,7 @@ fn examples_come_from_several_prompts_if_possible() {
         let mut alarms = Alarms::default();
         for step in 1..20 {
             alarms.take(seen(&rollouts(groups)));
-            let raised = alarms.end_step(step, &BTreeMap::new());
+            let raised = alarms.end_step(Step(step), &BTreeMap::new());
             if let Some(alarm) = raised.into_iter().find(|alarm| alarm.id == "constant_reward") {
                 return alarm.examples.iter().map(|one| one.split(':').next().unwrap().to_owned()).collect::<Vec<_>>();
             }

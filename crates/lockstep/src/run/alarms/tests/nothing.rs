@@ -4,6 +4,7 @@ use super::{Text, WELL, rollouts, seen};
 use crate::rollouts::Rollouts;
 use crate::run::alarms::{Alarms, Observations};
 use std::collections::BTreeMap;
+use telemetry::Step;
 
 type Metrics<'a> = &'a [(&'a str, f64)];
 
@@ -18,7 +19,7 @@ fn course(steps: &[Metrics<'_>]) -> Vec<(u64, String)> {
     let mut found = Vec::new();
     for (step, metrics) in (1..).zip(steps) {
         alarms.take(seen(&rollouts(WELL)));
-        let raised = alarms.end_step(step, &map(metrics)).into_iter();
+        let raised = alarms.end_step(Step(step), &map(metrics)).into_iter();
         found.extend(
             raised.map(|alarm| (step, if alarm.until.is_some() { format!("-{}", alarm.id) } else { alarm.id })),
         );
@@ -75,7 +76,7 @@ fn a_fully_masked_step_is_reported_once_and_not_as_a_collapse() {
         }
         // The metrics of such a run have neither entropy nor divergence.
         let metrics = map(&[("completions/clipped_ratio", 1.0), ("grad_norm", 0.0), ("logprob_p10", -3.0)]);
-        found.extend(alarms.end_step(step, &metrics).into_iter().map(|alarm| (step, alarm.id, alarm.evidence)));
+        found.extend(alarms.end_step(Step(step), &metrics).into_iter().map(|alarm| (step, alarm.id, alarm.evidence)));
     }
     let masked = "no token of the step's 8 sequences is in the loss: every one is masked, and nothing was learned: all \
                   were truncated at max_completion_length";
@@ -92,7 +93,7 @@ fn tokens_without_text_raise_an_alarm_from_5_percent_on() {
             let mut observed = seen(&rollouts(WELL));
             observed.tokens(unknown, all);
             alarms.take(observed);
-            alarms.end_step(step, &BTreeMap::new()).len()
+            alarms.end_step(Step(step), &BTreeMap::new()).len()
         };
         (1..=3).map(&mut step).sum::<usize>()
     };
@@ -128,7 +129,7 @@ fn cause_named(rollouts: &Rollouts, share: Option<f64>) -> Option<&'static str> 
         let mut observed = Observations::default();
         observed.generation(rollouts);
         alarms.take(observed);
-        raised.extend(alarms.end_step(step, &metrics).into_iter().filter(|alarm| alarm.id == "zero_variance"));
+        raised.extend(alarms.end_step(Step(step), &metrics).into_iter().filter(|alarm| alarm.id == "zero_variance"));
     }
     let alarm = raised.pop()?;
     let is = |words: &str, remedy: &str| alarm.evidence.contains(words) && alarm.remedy.contains(remedy);
@@ -209,7 +210,7 @@ fn a_generation_without_scores_does_not_end_the_constant_reward_alarm() {
     let mut alarms = Alarms::default();
     let mut take = |step: u64, score: Option<f64>| {
         alarms.take(seen(&rollouts(&[&[("a", score, false), ("b", score, false)]])));
-        let raised = alarms.end_step(step, &BTreeMap::new()).into_iter();
+        let raised = alarms.end_step(Step(step), &BTreeMap::new()).into_iter();
         raised.filter(|alarm| alarm.id == "constant_reward").map(|alarm| (step, alarm.until)).collect::<Vec<_>>()
     };
     let scores = (1..=30).map(|step| (step, if step % 3 == 0 { None } else { Some(0.25) }));

@@ -9,6 +9,7 @@ use crate::config::{ComputeDType, Config, Purpose, Strategy};
 use model::columns::OLD_LOGPS;
 use std::collections::BTreeSet;
 use std::path::Path;
+use telemetry::Step;
 
 const FRONTIER: &str = "frontier.begun.bin";
 
@@ -30,7 +31,7 @@ fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) 
     for group in groups(&run.root) {
         assert_eq!(group.group.0, next, "group numbers must ascend without gaps");
         next += 1;
-        let batch = (group.step.unwrap() - 1) / steps;
+        let batch = (group.step.unwrap().0 - 1) / steps;
         let batch_weights = |batch: u64| &run.weights[(batch * steps) as usize];
         let version = |token: usize| (batch + (token / tokens) as u64).saturating_sub(k as u64).min(batch);
         for completion in &group.completions {
@@ -147,7 +148,7 @@ fn a_damaged_frontier_is_refused() {
     let dir = directory();
     let config = chunked(dir.path(), "run", 2, 3);
     let run = Run::new(Purpose::Grpo, config.clone(), options(&config, false)).unwrap().run().unwrap();
-    let checkpoint = run.dir.checkpoint(3);
+    let checkpoint = run.dir.checkpoint(Step(3));
     let file = checkpoint.join(FRONTIER);
     let bytes = std::fs::read(&file).unwrap();
     let mut flipped = bytes.clone();

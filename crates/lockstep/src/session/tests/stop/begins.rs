@@ -6,6 +6,7 @@ use crate::config::{Config, Purpose, Strategy};
 use crate::{Run, RunOptions};
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
+use telemetry::Step;
 use telemetry::record::RunRecord;
 
 fn sft() -> RunOptions {
@@ -18,7 +19,7 @@ fn every_step(dir: &Path, out: &str) -> Config {
 
 /// A run that its caller ended after this step.
 fn ended(dir: &Path, out: &str, last: u64) -> PathBuf {
-    let options = sft().on_step(move |step| if step == last { Break(()) } else { Continue(()) });
+    let options = sft().on_step(move |step| if step == Step(last) { Break(()) } else { Continue(()) });
     let run = Run::new(Purpose::Sft, every_step(dir, out), options).unwrap().run().unwrap();
     run.dir.root().to_owned()
 }
@@ -27,7 +28,7 @@ fn ended(dir: &Path, out: &str, last: u64) -> PathBuf {
 fn resumed(from: &Path) -> (Vec<String>, u64) {
     let seen = Seen::default();
     let run = Run::resume(Purpose::Sft, from, sft().sink(seen.clone())).unwrap();
-    (seen.messages(), run.steps_done())
+    (seen.messages(), run.last_step().0)
 }
 
 #[track_caller]
@@ -49,7 +50,7 @@ fn a_run_continues_from_the_named_checkpoint() {
     says(&messages, &format!("the steps after step 1 are kept in {place}/abandoned/after-step-000001"));
     says(&messages, &format!("resuming after step 1 from {place}/checkpoints/step-000001"));
     let starts = RunRecord::read(&root.join("record.json")).unwrap().starts;
-    assert_eq!(starts.iter().map(|start| start.step).collect::<Vec<_>>(), [0, 3, 1]);
+    assert_eq!(starts.iter().map(|start| start.step.0).collect::<Vec<_>>(), [0, 3, 1]);
     assert!(starts.iter().all(|start| start.changed.is_empty()), "{starts:?}");
 }
 

@@ -5,6 +5,7 @@ use crate::config::{Config, Purpose, Strategy};
 use crate::{Follow, Run, RunEvent, RunOptions};
 use std::ops::ControlFlow::Continue;
 use std::sync::{Arc, Mutex};
+use telemetry::Step;
 
 /// An event as a word and its step.
 fn named(event: &RunEvent<'_>) -> String {
@@ -147,12 +148,12 @@ fn breaking_at_any_event_ends_the_run_after_the_step() {
         let result = Run::new(Purpose::Sft, config, options).unwrap().run().unwrap();
         let events = seen.lock().unwrap().join(" ");
         if at == "begin1" {
-            assert!(result.step == 1 && events.starts_with("begin0 step1 log1 begin1"), "{events}");
+            assert!(result.step == Step(1) && events.starts_with("begin0 step1 log1 begin1"), "{events}");
             assert!(!events.contains("step2"), "{events}");
             continue;
         }
         let two = "begin0 step1 log1 begin1 step2 log2 eval2 save2 ";
         let (steps, rest) = if at == "epoch3" { (3, "begin2 step3 log3 epoch3 save3") } else { (2, "epoch2") };
-        assert_eq!((result.step, events), (steps, format!("{two}{rest}")), "{at}");
+        assert_eq!((result.step.0, events), (steps, format!("{two}{rest}")), "{at}");
     }
 }

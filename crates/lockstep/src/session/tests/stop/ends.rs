@@ -8,7 +8,7 @@ use crate::{Run, RunEvent, RunOptions, StopReason};
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use telemetry::{Event, EventKind, Sink, Sinks};
+use telemetry::{Event, EventKind, Sink, Sinks, Step};
 
 /// Keeps every event.
 #[derive(Clone, Default)]
@@ -33,7 +33,7 @@ impl Seen {
     /// The logged steps, with the names of their metrics.
     fn logged(&self) -> Vec<(u64, Vec<(String, f64)>)> {
         let of = |event: &EventKind| match event {
-            EventKind::Metrics { step, values } => Some((*step, values.clone())),
+            EventKind::Metrics { step, values } => Some((step.0, values.clone())),
             _ => None,
         };
         self.0.lock().unwrap().iter().filter_map(of).collect()
@@ -55,7 +55,7 @@ fn train(config: Config, options: RunOptions) -> crate::RunResult {
 
 /// The steps of a run's remaining checkpoints.
 fn saved(result: &crate::RunResult) -> Vec<u64> {
-    let steps = (0..20).filter(|step| result.dir.checkpoint(*step).is_dir());
+    let steps = (0..20).filter(|step| result.dir.checkpoint(Step(*step)).is_dir());
     steps.collect()
 }
 
@@ -66,17 +66,17 @@ fn callbacks_of_every_kind_end_the_run() {
     let event = |of: fn(&RunEvent<'_>) -> bool| sft().on_event(move |event, _| at(of(event)));
     let every = |out: &str| Config { save_strategy: Strategy::Steps, save_steps: 2, ..small(dir.path(), out) };
     for (out, options, step) in [
-        ("step", sft().on_step(move |step| at(step == 3)), 3),
-        ("log", sft().on_log(move |log| at(log.step == 2)), 2),
-        ("event of a step", event(|event| matches!(event, RunEvent::Step(4))), 4),
+        ("step", sft().on_step(move |step| at(step == Step(3))), 3),
+        ("log", sft().on_log(move |log| at(log.step == Step(2))), 2),
+        ("event of a step", event(|event| matches!(event, RunEvent::Step(Step(4)))), 4),
         ("event of a log", event(|event| matches!(event, RunEvent::Log(log) if log.get("loss").is_some())), 1),
         // The checkpoint of step 2 is complete only when step 3 is prepared, so step 3 is the last.
-        ("checkpoint", sft().on_checkpoint(move |step, _| at(step == 2)), 3),
-        ("event of a checkpoint", event(|event| matches!(event, RunEvent::Checkpoint(2, _))), 3),
+        ("checkpoint", sft().on_checkpoint(move |step, _| at(step == Step(2))), 3),
+        ("event of a checkpoint", event(|event| matches!(event, RunEvent::Checkpoint(Step(2), _))), 3),
     ] {
         let result = train(every(out), options);
-        assert_eq!((result.stop_reason, result.step), (StopReason::Requested, step), "{out}");
-        assert!(result.dir.checkpoint(step).is_dir() && result.dir.model().is_dir(), "{out}");
+        assert_eq!((result.stop_reason, result.step.0), (StopReason::Requested, step), "{out}");
+        assert!(result.dir.checkpoint(Step(step)).is_dir() && result.dir.model().is_dir(), "{out}");
     }
 }
 
@@ -88,13 +88,13 @@ fn events_come_in_order() {
     let options = sft().on_event(move |event, policy| {
         assert_eq!(policy.eos_ids, [0]);
         seen.lock().unwrap().push(match event {
-            RunEvent::Begin(step) => ("begin", *step),
-            RunEvent::Step(step) => ("step", *step),
-            RunEvent::Epoch(step) => ("epoch", *step),
-            RunEvent::Log(log) => (if log.get("eval_loss").is_some() { "evaluation" } else { "log" }, log.step),
+            RunEvent::Begin(step) => ("begin", step.0),
+            RunEvent::Step(step) => ("step", step.0),
+            RunEvent::Epoch(step) => ("epoch", step.0),
+            RunEvent::Log(log) => (if log.get("eval_loss").is_some() { "evaluation" } else { "log" }, log.step.0),
             RunEvent::Checkpoint(step, path) => {
                 assert!(path.join("run_state.json").is_file());
-                ("checkpoint", *step)
+                ("checkpoint", step.0)
             }
         });
         Continue(())
@@ -175,7 +175,7 @@ fn resuming_an_ended_run_reports_why_it_ended() {
         let seen = Seen::default();
         let mut run = Run::resume(Purpose::Sft, root, sft().sink(seen.clone())).unwrap();
         let reason = run.step().unwrap();
-        (reason, run.steps_done(), seen.messages())
+        (reason, run.last_step().0, seen.messages())
     };
     let (reason, steps, messages) = resume(done.dir.root());
     assert_eq!((reason, steps), (Some(StopReason::Completed), 6));
@@ -194,7 +194,7 @@ fn resuming_an_ended_run_reports_why_it_ended() {
     };
     let stopped = train(early, sft());
     assert_eq!(
-        (stopped.stop_reason, stopped.step, stopped.best.map(|best| best.0)),
+        (stopped.stop_reason, stopped.step.0, stopped.best.map(|best| best.0.0)),
         (StopReason::EarlyStopping, 3, Some(1))
     );
     let (reason, steps, messages) = resume(stopped.dir.root());
@@ -203,7 +203,7 @@ fn resuming_an_ended_run_reports_why_it_ended() {
                  improvement (raise early_stopping_patience to continue)";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
     // A run with steps left continues.
-    let half = train(every("half"), sft().on_step(|step| if step == 4 { Break(()) } else { Continue(()) }));
+    let half = train(every("half"), sft().on_step(|step| if step == Step(4) { Break(()) } else { Continue(()) }));
     let (reason, steps, messages) = resume(half.dir.root());
     assert_eq!((reason, steps), (None, 5));
     assert!(!messages.iter().any(|text| text.contains("already ended")), "{messages:?}");
@@ -227,7 +227,7 @@ fn the_result_is_the_best_checkpoint() {
     let seen = Seen::default();
     let result = train(best("best"), sft().sink(seen.clone()));
     assert_eq!(saved(&result), [1, 3], "the best and the last");
-    let weights = |step: u64| weights_of(&result.dir.checkpoint(step));
+    let weights = |step: u64| weights_of(&result.dir.checkpoint(Step(step)));
     assert!(weights_of(&result.dir.model()) == weights(1) && weights(1) != weights(3));
     assert!(!result.dir.model().join("run_state.json").exists());
     let snapshot = dir.path().join("at the end");
@@ -237,13 +237,13 @@ fn the_result_is_the_best_checkpoint() {
     // If the best checkpoint is missing, the last weights are the result.
     let seen = Seen::default();
     let options = sft().sink(seen.clone()).on_checkpoint(|step, path| {
-        if step == 3 {
+        if step == Step(3) {
             std::fs::remove_dir_all(path.with_file_name("step-000001")).unwrap();
         }
         Continue(())
     });
     let result = train(best("gone"), options);
-    assert!(weights_of(&result.dir.model()) == weights_of(&result.dir.checkpoint(3)));
+    assert!(weights_of(&result.dir.model()) == weights_of(&result.dir.checkpoint(Step(3))));
     let words = "the best checkpoint, of step 1, is missing: the result is the last weights";
     assert!(seen.messages().iter().any(|text| text == words), "{:?}", seen.messages());
 }
@@ -291,13 +291,13 @@ fn an_error_of_the_callers_code_saves_the_last_step_and_tells_how_to_resume() {
         error.contains("the metrics of the evaluation failed") && error.contains("a bug of the caller's"),
         "{error}"
     );
-    assert!(run.dir().checkpoint(2).is_dir() && !run.dir().model().exists());
+    assert!(run.dir().checkpoint(Step(2)).is_dir() && !run.dir().model().exists());
     let function = Config { max_steps: 1, ..config(dir.path(), "function") };
     let mut run = Run::new(Purpose::Grpo, function, options().rollout_function(Failing)).unwrap();
     let error = format!("{:#}", run.step().unwrap_err());
     let root = run.dir().root().display().to_string();
     assert!(error.starts_with(&format!("stopped after step 0; resume the run in {root}: ")), "{error}");
-    assert!(error.contains("a bug of the caller's") && !run.dir().checkpoint(0).exists(), "{error}");
+    assert!(error.contains("a bug of the caller's") && !run.dir().checkpoint(Step(0)).exists(), "{error}");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn completions_tables_and_printed_completions_are_limited_as_configured() {
         _ => None,
     });
     let tables: Vec<_> = tables.collect();
-    assert_eq!(tables.iter().map(|(rows, shown)| (rows.step, *shown)).collect::<Vec<_>>(), [(2, 0), (4, 3), (6, 3)]);
+    assert_eq!(tables.iter().map(|(rows, shown)| (rows.step.0, *shown)).collect::<Vec<_>>(), [(2, 0), (4, 3), (6, 3)]);
     for (rows, _) in &tables {
         assert_eq!((rows.prompts.len(), rows.completions.len(), rows.advantages.len()), (4, 4, 4));
         assert_eq!((&rows.prompts[0], &rows.prompts[2]), (&rows.prompts[1], &rows.prompts[3]));
@@ -339,7 +339,7 @@ fn a_run_that_only_evaluates_takes_no_steps() {
     let options = RunOptions::new().context(one_thread()).eval_rows(rows()).only_evaluates().sink(seen.clone());
     let mut run = Run::new(Purpose::Sft, config, options).unwrap();
     run.evaluate_now().unwrap();
-    assert_eq!((run.step().unwrap(), run.steps_done()), (Some(StopReason::Requested), 0));
+    assert_eq!((run.step().unwrap(), run.last_step().0), (Some(StopReason::Requested), 0));
     let result = run.finish().unwrap();
     assert!(!result.dir.model().exists() && saved(&result).is_empty());
     assert_eq!(seen.logged().len(), 1);

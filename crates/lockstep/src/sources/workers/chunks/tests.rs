@@ -5,6 +5,7 @@ use model::Columns;
 use rewards::Content;
 use rollout::{FinishReason, RolloutGroup, SamplingParams};
 use std::sync::Arc;
+use telemetry::Step;
 
 /// Chunks of three tokens, groups that may be two versions old, and two groups per batch.
 fn chunks(is_on: bool) -> Chunks {
@@ -20,7 +21,7 @@ fn whole(group: u64) -> GroupJob {
         num_generations: 1,
         sampling: SamplingParams { max_new_tokens: 9, ..SamplingParams::default() },
         updates: Updates(77),
-        step: 0,
+        step: Step(0),
         rewards: Vec::new(),
         so_far: Vec::new(),
         until: None,

@@ -9,6 +9,7 @@ use model::columns::SAMPLER_LOGPS;
 use model::{Columns, Updates};
 use rewards::{Content, GivenScores, Scores};
 use rollout::{Completion, FinishReason, RolloutGroup, SamplingParams};
+use telemetry::Step;
 
 fn group(group: u64) -> GroupJob {
     let (tokens, content) = (model::Prompt::new([1, 2]), Content::from("ab"));
@@ -18,7 +19,7 @@ fn group(group: u64) -> GroupJob {
         num_generations: 2,
         sampling: SamplingParams::default(),
         updates: Updates(0),
-        step: 0,
+        step: Step(0),
         rewards: Vec::new(),
         so_far: Vec::new(),
         until: None,

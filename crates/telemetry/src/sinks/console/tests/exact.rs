@@ -168,7 +168,7 @@ fn log_formats_are_parsed_from_their_names() {
 
 fn metrics(step: u64, values: &[(&str, f64)]) -> Event {
     let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
-    EventKind::Metrics { step, values }.into()
+    EventKind::Metrics { step: Step(step), values }.into()
 }
 
 fn progress(label: &str, done: u64, total: u64) -> Event {
@@ -213,12 +213,12 @@ fn progress_does_not_repeat_a_step_of_the_table() {
 fn alarms_have_a_colour_and_step_rows_are_dim() {
     let alarm = |id: &str, quiet, until| {
         let (evidence, remedy) = ("it is 3".to_owned(), "a higher beta".to_owned());
-        let alarm = Alarm { id: id.into(), since: 2, until, quiet, evidence, remedy, ..Alarm::default() };
-        Event::from(EventKind::Alarm { step: 4, alarm })
+        let alarm = Alarm { id: id.into(), since: Step(2), until, quiet, evidence, remedy, ..Alarm::default() };
+        Event::from(EventKind::Alarm { step: Step(4), alarm })
     };
     let mut events = vec![metrics(1, &[("loss", 0.5)])];
     events.extend([alarm("repetition_wins", false, None), alarm("kl_blow_up", false, None)]);
-    events.extend([alarm("truncated", true, None), alarm("kl_blow_up", false, Some(9))]);
+    events.extend([alarm("truncated", true, None), alarm("kl_blow_up", false, Some(Step(9)))]);
     let shown = |colour| {
         let (console, memory) = captured(LogFormat::Plain, Level::Info, colour);
         let mut sink = ConsoleSink::new(console.clone());
@@ -269,16 +269,16 @@ fn alarms_findings_and_ends_of_phases_are_printed() {
     let alarm = |until, quiet| {
         let alarm = Alarm {
             id: "kl".into(),
-            since: 2,
+            since: Step(2),
             until,
             quiet,
             evidence: "it is 3".into(),
             remedy: "a higher beta".into(),
             ..Alarm::default()
         };
-        Event::from(EventKind::Alarm { step: 4, alarm })
+        Event::from(EventKind::Alarm { step: Step(4), alarm })
     };
-    for event in [alarm(None, false), alarm(None, true), alarm(Some(4), false), alarm(Some(4), true)] {
+    for event in [alarm(None, false), alarm(None, true), alarm(Some(Step(4)), false), alarm(Some(Step(4)), true)] {
         sink.receive(&event).unwrap();
     }
     let finding = Finding {
@@ -286,9 +286,9 @@ fn alarms_findings_and_ends_of_phases_are_printed() {
         says: "Few are long.".into(),
         evidence: "3 of 9.".into(),
         remedy: "a limit".into(),
-        steps: (2, 5),
+        steps: (Step(2), Step(5)),
     };
-    sink.receive(&EventKind::Finding { step: 5, finding }.into()).unwrap();
+    sink.receive(&EventKind::Finding { step: Step(5), finding }.into()).unwrap();
     let expected = [
         "warning: alarm kl since step 2: it is 3",
         "  what helps: a higher beta",

@@ -7,7 +7,7 @@ use serde_json::json;
 fn alarm(of: impl FnOnce(&mut Alarm)) -> Alarm {
     let mut alarm = Alarm {
         id: "kl".into(),
-        since: 2,
+        since: Step(2),
         evidence: "it is 3\nand rises".into(),
         examples: vec!["\"a\" → \"b\": 1".into()],
         remedy: "a higher beta".into(),
@@ -20,7 +20,7 @@ fn alarm(of: impl FnOnce(&mut Alarm)) -> Alarm {
 fn rows(rewards: Vec<(String, Vec<Option<f64>>)>, extra: Vec<(String, Vec<Value>)>) -> CompletionRows {
     let prompts = vec!["p".into(), json!([{"role": "user", "content": "q"}])];
     let (completions, advantages) = (vec!["c\nd".into(), "e".into()], vec![Some(0.5), None]);
-    CompletionRows { step: 4, prompts, completions, rewards, extra, advantages }
+    CompletionRows { step: Step(4), prompts, completions, rewards, extra, advantages }
 }
 
 /// The emitted line as JSON, without its time.
@@ -42,7 +42,7 @@ fn event(kind: EventKind) -> Value {
 
 #[test]
 fn every_kind_of_json_line_has_its_values_as_fields() {
-    let alarm_line = |alarm: &Alarm| event(EventKind::Alarm { step: 4, alarm: alarm.clone() });
+    let alarm_line = |alarm: &Alarm| event(EventKind::Alarm { step: Step(4), alarm: alarm.clone() });
     let expected = |level: &str, message: &str, alarm: &Alarm| {
         let alarm = serde_json::to_value(alarm).unwrap();
         json!({"level": level, "message": message, "step": 4, "alarm": alarm})
@@ -55,15 +55,19 @@ fn every_kind_of_json_line_has_its_values_as_fields() {
         ("warn", "alarm kl since step 2", alarm(|a| a.examples = Vec::new())),
         ("info", "note: kl since step 2", alarm(|a| a.quiet = true)),
         ("info", "note: kl (r) since step 2", alarm(|a| (a.quiet, a.subject) = (true, "r".into()))),
-        ("info", "alarm kl is over: it held from step 2 to step 9", alarm(|a| a.until = Some(9))),
-        ("info", "alarm kl is over: it held from step 2 to step 9", alarm(|a| (a.until, a.quiet) = (Some(9), true))),
+        ("info", "alarm kl is over: it held from step 2 to step 9", alarm(|a| a.until = Some(Step(9)))),
+        (
+            "info",
+            "alarm kl is over: it held from step 2 to step 9",
+            alarm(|a| (a.until, a.quiet) = (Some(Step(9)), true)),
+        ),
         ("info", "alarm kl (r) is over: it held from step 2 to step 9", {
-            alarm(|a| (a.until, a.subject) = (Some(9), "r".into()))
+            alarm(|a| (a.until, a.subject) = (Some(Step(9)), "r".into()))
         }),
     ] {
         assert_eq!(alarm_line(&alarm), expected(level, message, &alarm));
         let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
-        ConsoleSink::new(console).receive(&EventKind::Alarm { step: 4, alarm: alarm.clone() }.into()).unwrap();
+        ConsoleSink::new(console).receive(&EventKind::Alarm { step: Step(4), alarm: alarm.clone() }.into()).unwrap();
         assert!(
             text(&memory).contains(&alarm.to_string()),
             "the plain format must print the whole alarm: {}",
@@ -75,16 +79,16 @@ fn every_kind_of_json_line_has_its_values_as_fields() {
         says: "Few are long.".into(),
         evidence: "3 of 9.".into(),
         remedy: "a limit".into(),
-        steps: (2, 5),
+        steps: (Step(2), Step(5)),
     };
-    let found = event(EventKind::Finding { step: 5, finding: finding.clone() });
+    let found = event(EventKind::Finding { step: Step(5), finding: finding.clone() });
     let fields = serde_json::to_value(&finding).unwrap();
     let message = "finding long_tail, steps 2 to 5";
     assert_eq!(found, json!({"level": "info", "message": message, "step": 5, "finding": fields}));
     // Metrics and evaluations.
     let metrics = |values: &[(&str, f64)]| {
         let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
-        event(EventKind::Metrics { step: 3, values })
+        event(EventKind::Metrics { step: Step(3), values })
     };
     assert_eq!(metrics(&[("loss", 0.5)]), json!({"level": "info", "message": "step 3", "step": 3, "loss": 0.5}));
     assert_eq!(metrics(&[("kl", f64::NAN)]), json!({"level": "info", "message": "step 3", "step": 3, "kl": null}));

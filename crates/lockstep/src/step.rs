@@ -1,0 +1,9 @@
+//! Telemetry and `model` do not import each other, so each has its own type for steps. This crate uses telemetry's type,
+//! which events and the files of a run have. The conversion is here.
+
+use telemetry::Step;
+
+/// The step as `model` and `rewards` have it.
+pub fn model_step(step: Step) -> model::Step {
+    model::Step(step.0)
+}
