@@ -81,6 +81,21 @@ Examples:
   lockstep generate --model DIR --prompt \"Once upon a time\" --temperature 0
   lockstep generate --model DIR --prompt \"What is 12 + 30?\" --n 4 --seed 1 --json";
 
+pub const SERVE: &str = "\
+Examples:
+  lockstep serve --model DIR
+  lockstep serve --model Qwen/Qwen3-0.6B=DIR --adapter math=runs/a/model
+  LOCKSTEP_API_KEY=… lockstep serve --model DIR --listen 0.0.0.0:8000
+
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{\"model\": \"NAME\", \"prompt\": \"Once upon a time\", \"max_tokens\": 30}'
+
+Routes: /v1/models, /v1/completions, /v1/chat/completions, /inference/v1/generate
+(token ids), /health, /metrics (Prometheus). Fields and limits: docs/serve.md.
+Ctrl-C completes the open requests and exits with 130; a second one exits at once.
+The connection is not encrypted: beyond this machine, put a proxy with TLS before
+the server.";
+
 pub const SCORE: &str = "\
 Examples:
   echo '{\"prompt_ids\": [1], \"completion_ids\": [403, 407]}' > ids.jsonl

@@ -28,6 +28,7 @@ mod report;
 mod rollouts;
 mod score;
 mod score_rewards;
+mod serve;
 mod session;
 mod signals;
 mod status;
@@ -68,7 +69,7 @@ Environment: LOCKSTEP_DEVICE (cpu, cuda, cuda:1, …: if neither --device nor a
 configuration sets it), LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512,
 amx), LOCKSTEP_LIBCUDA, LOCKSTEP_NVRTC, LOCKSTEP_CUBINS, LOCKSTEP_KERNEL_CACHE
 (docs/cuda.md), LOCKSTEP_LOG (error, warn, info, debug), LOCKSTEP_REPORT_TOKEN
-(docs/runs.md), NO_COLOR, and
+(docs/runs.md), LOCKSTEP_API_KEY (docs/serve.md), NO_COLOR, and
 LOCKSTEP_<KEY> for every key of a configuration, in the commands that read one
 (the others refuse it).";
 
@@ -119,6 +120,8 @@ enum Command {
     Queue(queue::Args),
     #[command(after_help = examples::EVAL)]
     Eval(eval::Args),
+    #[command(after_help = examples::SERVE)]
+    Serve(serve::Args),
     #[command(after_help = examples::INIT)]
     Init(init::Args),
     #[command(after_help = examples::MERGE)]
@@ -183,6 +186,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Status(args) => status::run(args),
         Command::Queue(args) => queue::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Init(args) => init::run(args),
         Command::Merge(args) => merge::run(args),
         Command::Plan(args) => plan::run(args),
@@ -232,6 +236,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Demo(_) => "demo",
         Command::Generate(_) => "generate",
         Command::Score(_) => "score",
+        Command::Serve(_) => "serve",
         Command::Rollouts(_) => "rollouts",
         Command::Dashboard(_) => "dashboard",
         Command::Report(_) => "report",

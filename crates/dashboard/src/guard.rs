@@ -1,7 +1,7 @@
 //! Access control: requests from pages of other sites are refused, and requests from other machines need a token.
 
 use axum::http::{HeaderMap, StatusCode, header};
-use sha2::{Digest, Sha256};
+use lockstep::access::{Hosts, Secret};
 use std::net::IpAddr;
 
 /// The name of the cookie that holds the token.
@@ -17,30 +17,23 @@ pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self
 /// The requirements for a request.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    port: u16,
-    /// A host name that is allowed in `Host`, in addition to the names of this machine.
-    host: Option<String>,
-    /// Further names and ports that are allowed, such as those of a forwarded port.
-    also: Vec<(String, u16)>,
-    /// The hash of the token. Only hashes are compared, so that timing reveals nothing about the token.
-    token: Option<[u8; 32]>,
+    hosts: Hosts,
+    /// The token that requests must contain, if other machines can reach the server.
+    token: Option<Secret>,
 }
 
 impl Guard {
     /// The guard of a server at this address. If other machines can reach the address, a token is created and returned,
     /// to be shown once.
     pub fn new(host: &str, address: IpAddr, port: u16) -> std::io::Result<(Guard, Option<String>)> {
-        let is_local = address.is_loopback();
-        let token = if is_local { None } else { Some(random()?) };
-        let hashed = token.as_ref().map(|token| Sha256::digest(token.as_bytes()).into());
-        let named = (!is_local && !address.is_unspecified()).then(|| host.to_owned());
-        Ok((Guard { port, host: named, also: Vec::new(), token: hashed }, token))
+        let token = if address.is_loopback() { None } else { Some(Secret::random_text()?) };
+        let secret = token.as_deref().map(Secret::new);
+        Ok((Guard { hosts: Hosts::new(host, address, port), token: secret }, token))
     }
 
     /// Allows these values of `Host`, too: `NAME:PORT`, or `NAME` for port 80.
     pub fn allow(&mut self, hosts: &[String]) {
-        let parts = hosts.iter().map(|host| name_and_port(host));
-        self.also.extend(parts.map(|(name, port)| (name.to_owned(), port)));
+        self.hosts.allow(hosts);
     }
 
     /// The message for a browser whose request was refused with status 421 because of its `Host`.
@@ -51,7 +44,7 @@ impl Guard {
              read a page that answers to any host name. If you forward a port, keep its number \
              (ssh -L {port}:localhost:{port} MACHINE), or start the page with: \
              lockstep dashboard --allow-host {host}\n",
-            port = self.port
+            port = self.hosts.port()
         )
     }
 
@@ -60,12 +53,7 @@ impl Guard {
     pub fn check(&self, headers: &HeaderMap) -> Result<(), StatusCode> {
         let host =
             headers.get(header::HOST).and_then(|host| host.to_str().ok()).ok_or(StatusCode::MISDIRECTED_REQUEST)?;
-        let (name, port) = name_and_port(host);
-        let is_ours = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || self.host.as_deref() == Some(name);
-        // A server that listens on all addresses does not know its names, so the token decides.
-        let any = self.token.is_some() && self.host.is_none();
-        let is_allowed = self.also.iter().any(|also| (also.0.as_str(), also.1) == (name, port));
-        if !is_allowed && (port != self.port || !(is_ours || any)) {
+        if !self.hosts.accept(host) {
             return Err(StatusCode::MISDIRECTED_REQUEST);
         }
         let Some(token) = self.token else { return Ok(()) };
@@ -73,8 +61,7 @@ impl Guard {
         let given = given.flat_map(|cookies| cookies.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
         let mut tokens = given.filter(|(name, _)| *name == COOKIE).map(|(_, token)| token).chain(bearer);
-        let fits = |given: &str| <[u8; 32]>::from(Sha256::digest(given.as_bytes())) == token;
-        if tokens.any(fits) { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
+        if tokens.any(|given| token.is(given)) { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) }
     }
 
     /// Whether a request that changes something comes from the page itself. Call it only for requests that
@@ -84,22 +71,6 @@ impl Guard {
         let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
         headers.contains_key(OURS) && origin.is_none_or(|origin| origin == format!("http://{host}"))
     }
-}
-
-/// Name and port in a value of `Host`; the port is 80 if missing.
-fn name_and_port(host: &str) -> (&str, u16) {
-    match host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|c| c.is_ascii_digit())) {
-        Some((name, port)) => (name, port.parse().unwrap_or(0)),
-        None => (host, 80),
-    }
-}
-
-/// 32 random bytes from the operating system, in hexadecimal.
-fn random() -> std::io::Result<String> {
-    use std::io::Read;
-    let mut bytes = [0; 32];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

@@ -14,14 +14,17 @@
 //! | before a run and without one | [`planning`], [`evaluation`], [`weights`] |
 //! | a recorded run, replayed | [`replay`] |
 //! | workers of a run | [`workers`] |
+//! | completions for many clients, without a run | [`service`], [`access`] |
 //!
 //! The modules, from the lowest layer to the highest: `config` (every key), `algorithms` (what each algorithm minimises
 //! and needs), `models` (what a run trains), `data` (prompts and preference pairs), `rollouts` (generated and scored
 //! completions), `run` (the directory, steps, logs, checkpoints), `trainers` (GRPO, PPO, supervised, DPO, reward
-//! models), `session` (all of these as a [`Run`]) and `verify` (compares a run's record with a replay of the run).
+//! models), `session` (all of these as a [`Run`]), `verify` (compares a run's record with a replay of the run) and
+//! `service` (completions for many clients).
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 
+pub mod access;
 mod algorithms;
 pub mod config;
 mod data;
@@ -30,6 +33,7 @@ mod models;
 mod out_file;
 mod rollouts;
 mod run;
+pub mod service;
 mod session;
 mod sources;
 mod step;

@@ -206,6 +206,13 @@ impl Engine {
         &self.scheduler.drawn
     }
 
+    /// The most likely tokens at a token that the last step drew, and their log-probabilities. Empty unless the request
+    /// wants them, and for a group that the step has returned.
+    pub fn top_logprobs(&self, drawn: &Drawn) -> (&[u32], &[f32]) {
+        let index = self.scheduler.find(drawn.sequence);
+        index.map_or((&[], &[]), |index| self.scheduler.sequences[index].top.at(drawn.index))
+    }
+
     fn compute(&mut self, models: Models<'_>) -> Result<()> {
         self.scheduler.drawn.clear();
         let current = models.current_version();

@@ -81,6 +81,11 @@ impl Alternatives {
         self.ids.extend_from_slice(ids);
         self.logps.extend_from_slice(logps);
     }
+    /// The most likely tokens at position `index`, and their log-probabilities.
+    pub(crate) fn at(&self, index: usize) -> (&[u32], &[f32]) {
+        let range = index * self.width..(index + 1) * self.width;
+        (self.ids.get(range.clone()).unwrap_or_default(), self.logps.get(range).unwrap_or_default())
+    }
     /// Adds zeros for a token that was not sampled.
     fn pad(&mut self) {
         self.ids.resize(self.ids.len() + self.width, 0);

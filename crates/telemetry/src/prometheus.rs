@@ -60,6 +60,18 @@ impl Families {
         let labels: Vec<String> = labels.iter().map(|(label, text)| format!("{label}=\"{}\"", escaped(text))).collect();
         family.samples.insert(labels.join(","), value);
     }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (name, Family { help, kind, samples }) in &self.0 {
+            let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in samples {
+                let _ = writeln!(text, "{name}{{{labels}}} {}", number(*value));
+            }
+        }
+        text
+    }
 }
 
 /// The response to a scrape: the metrics of all runs.
@@ -88,15 +100,29 @@ pub fn exposition(runs: &[RunMetrics]) -> String {
             add_metric(&mut all, &run.run, name, *value);
         }
     }
-    let mut text = String::new();
-    for (name, Family { help, kind, samples }) in &all.0 {
-        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value) in samples {
-            let _ = writeln!(text, "{name}{{{labels}}} {}", number(*value));
-        }
+    all.text()
+}
+
+/// A value that a server counts or measures.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerMetric {
+    /// The exported name.
+    pub name: &'static str,
+    /// One sentence.
+    pub help: &'static str,
+    /// Whether the value only increases while the server runs.
+    pub is_counter: bool,
+    /// The value.
+    pub value: f64,
+}
+
+/// The response to a scrape of a server.
+pub fn exposition_of_server(metrics: &[ServerMetric]) -> String {
+    let mut all = Families::default();
+    for metric in metrics {
+        all.add(metric.name, if metric.is_counter { "counter" } else { "gauge" }, metric.help, &[], metric.value);
     }
-    text
+    all.text()
 }
 
 fn add_metric(all: &mut Families, run: &str, name: &str, value: f64) {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Each crate with the workspace crates that it may import, lower layers first (docs/architecture.md).
-const CRATES: [(&str, &[&str]); 15] = [
+const CRATES: [(&str, &[&str]); 16] = [
     ("testing", &[]),
     ("disk", &[]),
     ("kernels", &["disk"]),
@@ -26,6 +26,7 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("rewards", &["kernels", "model", "sandbox"]),
     ("lockstep", &["disk", "kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet"]),
     ("dashboard", &["disk", "lockstep", "telemetry"]),
+    ("serve", &["lockstep", "telemetry"]),
     ("bench", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep"]),
     (
         "cli",
@@ -40,6 +41,7 @@ const CRATES: [(&str, &[&str]); 15] = [
             "fleet",
             "lockstep",
             "dashboard",
+            "serve",
             "bench",
         ],
     ),
@@ -51,8 +53,19 @@ const OF_TESTS: &str = "testing";
 
 /// The modules of `lockstep`, lowest layer first (docs/architecture.md): a module must not import a later one. For
 /// example, code that collects completions must not depend on training runs.
-const LOCKSTEP: [&str; 10] =
-    ["config", "algorithms", "models", "data", "rollouts", "sources", "run", "trainers", "session", "verify"];
+const LOCKSTEP: [&str; 11] = [
+    "config",
+    "algorithms",
+    "models",
+    "data",
+    "rollouts",
+    "sources",
+    "run",
+    "trainers",
+    "session",
+    "verify",
+    "service",
+];
 
 /// Folders whose files import each other in a cycle. Once a folder has no cycle, it must be removed from this list.
 ///

@@ -42,7 +42,7 @@ pub fn unknown_key(name: &str) -> String {
 /// Names of `LOCKSTEP_` variables that do not set a configuration key. `LOCKSTEP_DEVICE` is the machine's default
 /// device, as `LOCKSTEP_ISA` is its instruction set: unlike the variables of keys, it does not override a configuration
 /// file.
-const NOT_KEYS: [&str; 13] = [
+const NOT_KEYS: [&str; 14] = [
     "DEVICE",
     "ISA",
     "LOG",
@@ -55,6 +55,7 @@ const NOT_KEYS: [&str; 13] = [
     "CUBINS",
     "KERNEL_CACHE",
     "NATS_TOKEN",
+    "API_KEY",
     "REPORT_TOKEN",
 ];
 

@@ -1,0 +1,229 @@
+//! The service: generates completions for many clients at once, as a typed interface without HTTP.
+//!
+//! One thread, the owner, has the weights, the adapters and the engine. Clients send it requests over a channel, and it
+//! sends events back: each token as soon as it is drawn, then the end. The tokens of all requests are computed in the
+//! same engine steps. The bits of a completion depend only on its own request ([`Generate`]), not on other requests.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `request` | requests, their checks, and the reasons to refuse one |
+//! | `load` | the model, its adapters and the sizes of the engine |
+//! | `owner` | the owner's loop |
+//! | `text` | the text of a completion, token by token, cut before its stop string |
+
+mod load;
+mod owner;
+mod request;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use self::load::{NamedDir, ServiceOptions, ServiceSizes};
+pub use self::owner::{Event, Ranked, Status, Token};
+pub use self::request::{Generate, Refused};
+pub use self::text::{CompletionText, TextOptions};
+pub use model::{Chat, FinishReason, did_you_mean};
+
+use self::load::Loaded;
+use self::owner::{Command, Deliver, Owner, Part, Slots};
+use kernels::Context;
+use model::chat::ChatTemplate;
+use model::tokenizer::Tokenizer;
+use model::{GroupId, Prompt};
+use rollout::{ModelVersion, Request};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Requests without a seed are numbered from here on, so that their random numbers differ from those of every request
+/// with the server's seed.
+const UNSEEDED: u64 = 1 << 63;
+
+/// A running service. Clones share one owner thread, which ends after the last clone and the last [`Ticket`] are gone.
+#[derive(Clone)]
+pub struct Service(Arc<Shared>);
+
+struct Shared {
+    models: Vec<(String, ModelVersion)>,
+    description: String,
+    tokenizer: Arc<Tokenizer>,
+    chat: Option<Arc<ChatTemplate>>,
+    eos_ids: Vec<u32>,
+    /// The number of rows of the embedding: ids are smaller.
+    vocab: usize,
+    sizes: ServiceSizes,
+    seed: u64,
+    commands: Sender<Command>,
+    /// The number of completions that have not ended.
+    open: Arc<AtomicUsize>,
+    /// The number of requests so far: the identity of a request without a seed.
+    arrivals: AtomicU64,
+    status: Arc<Mutex<Status>>,
+    stops: AtomicBool,
+}
+
+impl Service {
+    /// Loads the model and its adapters, allocates the engine, and starts the owner thread. `warn` gets the library's
+    /// warnings.
+    pub fn start(ctx: &Context, options: &ServiceOptions, warn: impl FnMut(&str)) -> anyhow::Result<Service> {
+        let loaded = Loaded::new(ctx, options, warn)?;
+        let Loaded { policy, models, sizes, .. } = &loaded;
+        let (commands, received) = channel();
+        let status = Arc::default();
+        let shared = Shared {
+            models: models.clone(),
+            description: policy.describe(ctx),
+            tokenizer: policy.tokenizer.clone(),
+            chat: policy.chat.clone(),
+            eos_ids: policy.eos_ids.clone(),
+            vocab: policy.config().vocab_size,
+            sizes: *sizes,
+            seed: options.seed,
+            commands,
+            open: Arc::default(),
+            arrivals: AtomicU64::new(0),
+            status: Arc::clone(&status),
+            stops: AtomicBool::new(false),
+        };
+        let owner = Owner::new(loaded, received, status);
+        std::thread::Builder::new().name("engine".to_owned()).spawn(move || owner.run())?;
+        Ok(Service(Arc::new(shared)))
+    }
+
+    /// The names of the models: the base first, then its adapters.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.0.models.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// One line about the model, the arithmetic and the threads.
+    pub fn description(&self) -> &str {
+        &self.0.description
+    }
+
+    /// The sizes of the engine and of the queue.
+    pub fn sizes(&self) -> ServiceSizes {
+        self.0.sizes
+    }
+
+    /// Whether the model has a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.0.chat.is_some()
+    }
+
+    /// Counts of the owner, after its latest step.
+    pub fn status(&self) -> Status {
+        let open = self.open_completions();
+        Status { open, ..*self.0.status.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// The number of completions that have not ended.
+    pub fn open_completions(&self) -> usize {
+        self.0.open.load(Ordering::Acquire)
+    }
+
+    /// From now on, requests are refused. Those that were accepted are computed to their end.
+    pub fn stop(&self) {
+        self.0.stops.store(true, Ordering::Release);
+    }
+
+    /// The token ids of a text, with the special tokens that the tokenizer adds around it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Refused> {
+        self.check_length(text)?;
+        self.0.tokenizer.encode(text).map_err(|error| Refused::field("prompt", error.to_string()))
+    }
+
+    /// The token ids of a conversation, rendered by the model's chat template.
+    pub fn encode_chat(&self, chat: &Chat<'_>) -> Result<Vec<u32>, Refused> {
+        let Some(template) = &self.0.chat else {
+            let name = &self.0.models[0].0;
+            let message = format!("the model `{name}` has no chat template: use /v1/completions with a prompt");
+            return Err(Refused::field("messages", message));
+        };
+        let wrong = |error: model::Error| Refused::field("messages", error.to_string());
+        let text = template.render(chat).map_err(wrong)?;
+        self.check_length(&text)?;
+        // The template's output already has the special tokens.
+        self.0.tokenizer.encode_rendered(&text).map_err(wrong)
+    }
+
+    /// Refuses a text that is certainly too long, without encoding it.
+    fn check_length(&self, text: &str) -> Result<(), Refused> {
+        let most = self.0.sizes.max_model_len;
+        if self.0.tokenizer.is_beyond(text.len(), most) {
+            return Err(Refused::ContextLength(format!(
+                "This model's maximum context length is {most} tokens, but a prompt of {} bytes has more. Shorten the \
+                 prompt.",
+                text.len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// The text of a completion of this prompt, to be filled token by token.
+    pub fn text(&self, prompt: &[u32], options: &TextOptions) -> CompletionText {
+        CompletionText::new(&self.0.tokenizer, prompt, options)
+    }
+
+    /// The ids that end a completion of this request.
+    pub fn stop_ids(&self, generate: &Generate) -> Vec<u32> {
+        let own = generate.stop_token_ids.iter().copied();
+        if generate.ignore_eos { own.collect() } else { self.0.eos_ids.iter().copied().chain(own).collect() }
+    }
+
+    /// Accepts a request, or refuses it at once. `deliver` gets its events, on the owner's thread; if it returns false,
+    /// the request is cancelled, as it is if the ticket is dropped.
+    pub fn generate(
+        &self,
+        generate: Generate,
+        deliver: impl Fn(Event) -> bool + Send + Sync + 'static,
+    ) -> Result<Ticket, Refused> {
+        let shared = &*self.0;
+        let Some((_, version)) = shared.models.iter().find(|(name, _)| *name == generate.model) else {
+            let known = self.models().map(str::to_owned).collect();
+            return Err(Refused::NoSuchModel { model: generate.model, known });
+        };
+        if shared.stops.load(Ordering::Acquire) {
+            return Err(Refused::Stops);
+        }
+        let longest = generate.check(shared.vocab, &shared.sizes)?;
+        let sampling = Arc::new(generate.sampling(self.stop_ids(&generate), longest, shared.seed));
+        let slots = Slots::take(&shared.open, generate.completions(), shared.sizes.most_open())?;
+        let arrival = shared.arrivals.fetch_add(1, Ordering::Relaxed);
+        let deliver: Arc<Deliver> = Arc::new(deliver);
+        let n = generate.n;
+        let parts = generate.prompts.into_iter().enumerate().zip(slots.split(n)).map(|((place, ids), slots)| {
+            // The random numbers of a draw depend on the seed, this number, the index of the sample and that of the
+            // token.
+            let group = match generate.seed {
+                Some(_) => place as u64,
+                None => UNSEEDED | arrival << 16 | place as u64,
+            };
+            let request = Request::new(GroupId(group), Prompt::new(ids), n, sampling.clone());
+            Part { place, request: Request { model: Some(*version), ..request }, slots }
+        });
+        let parts: Vec<Part> = parts.collect();
+        let command = Command::Generate { number: arrival, parts, deliver };
+        shared.commands.send(command).map_err(|_| Refused::Ended)?;
+        Ok(Ticket { number: arrival, commands: shared.commands.clone() })
+    }
+}
+
+/// The claim to a request's results. Dropping the ticket cancels the request, and its KV-cache pages become free.
+pub struct Ticket {
+    number: u64,
+    commands: Sender<Command>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // An owner that has ended has no requests.
+        let _ = self.commands.send(Command::Cancel { number: self.number });
+    }
+}
+
+/// The default name of the model `name`: a directory's last part, or the whole Hub id.
+pub fn model_name(name: &str) -> String {
+    let last = Path::new(name).file_name().filter(|_| Path::new(name).is_dir());
+    last.map_or_else(|| name.to_owned(), |last| last.to_string_lossy().into_owned())
+}

@@ -1,0 +1,283 @@
+//! The owner's loop: takes commands in, runs a step of the engine, and delivers its tokens.
+
+use super::load::Loaded;
+use super::request::Refused;
+use crate::models::Policy;
+use model::columns::{Column, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
+use model::{Adapter, Columns, FinishReason};
+use rollout::{Counters, Drawn, Drive, Models, Outcome, Request, RequestId, RolloutGroup};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A token and its log-probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ranked {
+    /// The id.
+    pub id: u32,
+    /// The log-probability.
+    pub logp: f32,
+}
+
+/// A token of a completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// The place of the prompt in the request.
+    pub prompt: usize,
+    /// The index of the completion among those of its prompt.
+    pub sample: usize,
+    /// The token.
+    pub token: Ranked,
+    /// The most likely tokens at this position, most likely first; empty unless requested.
+    pub top: Vec<Ranked>,
+    /// The reason why the completion ended with this token, if it did.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// An event of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A token was drawn.
+    Token(Token),
+    /// All completions of a prompt have ended.
+    Ended {
+        /// The place of the prompt in the request.
+        prompt: usize,
+        /// The log-probability of each prompt token but the first, and the most likely tokens at its position; empty
+        /// unless requested.
+        prompt_logprobs: Vec<(f32, Vec<Ranked>)>,
+    },
+    /// The engine failed. No more events follow.
+    Failed(String),
+}
+
+/// A function that passes an event to a client. False: the client is gone.
+pub(super) type Deliver = dyn Fn(Event) -> bool + Send + Sync;
+
+/// A prompt of a request.
+pub(super) struct Part {
+    pub(super) place: usize,
+    pub(super) request: Request,
+    pub(super) slots: Slots,
+}
+
+/// A command to the owner.
+pub(super) enum Command {
+    Generate { number: u64, parts: Vec<Part>, deliver: Arc<Deliver> },
+    Cancel { number: u64 },
+}
+
+/// The claim to a number of open completions, released when dropped.
+pub(super) struct Slots {
+    open: Arc<AtomicUsize>,
+    count: usize,
+}
+
+impl Slots {
+    /// Claims `count` completions, unless more than `most` would be open.
+    pub(super) fn take(open: &Arc<AtomicUsize>, count: usize, most: usize) -> Result<Slots, Refused> {
+        let more = |now: usize| now.checked_add(count).filter(|sum| *sum <= most);
+        match open.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(_) => Ok(Slots { open: open.clone(), count }),
+            Err(open) => Err(Refused::Busy { open, most }),
+        }
+    }
+
+    /// Splits the claim into claims of `size` completions each.
+    pub(super) fn split(mut self, size: usize) -> impl Iterator<Item = Slots> {
+        let parts = std::mem::take(&mut self.count) / size.max(1);
+        (0..parts).map(move |_| Slots { open: self.open.clone(), count: size })
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.open.fetch_sub(self.count, Ordering::AcqRel);
+    }
+}
+
+/// Counts of a service.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Status {
+    /// The number of completions that run or wait.
+    pub open: usize,
+    /// The number of KV-cache pages that no completion uses, including pages in the prefix cache.
+    pub free_blocks: usize,
+    /// The number of prompts that were accepted.
+    pub prompts: u64,
+    /// The number of tokens in these prompts.
+    pub prompt_tokens: u64,
+    /// The number of prompts whose clients left before the end.
+    pub cancelled: u64,
+    /// The number of generated tokens.
+    pub generated_tokens: u64,
+    /// Counts of the engine.
+    pub engine: Counters,
+}
+
+/// A prompt whose completions have not all ended.
+struct Open {
+    number: u64,
+    place: usize,
+    deliver: Arc<Deliver>,
+    slots: Slots,
+}
+
+/// The thread that has the weights and the engine.
+pub(super) struct Owner {
+    policy: Policy,
+    adapters: Vec<(u64, Adapter)>,
+    drive: Drive<u64>,
+    open: HashMap<RequestId, Open>,
+    received: Receiver<Command>,
+    drawn: Vec<Drawn>,
+    status: Status,
+    shown: Arc<Mutex<Status>>,
+}
+
+impl Owner {
+    pub(super) fn new(loaded: Loaded, received: Receiver<Command>, shown: Arc<Mutex<Status>>) -> Owner {
+        let Loaded { policy, engine, adapters, .. } = loaded;
+        let drive = Drive::new(engine);
+        let (open, drawn) = (HashMap::new(), Vec::new());
+        let mut owner = Owner { policy, adapters, drive, open, received, drawn, status: Status::default(), shown };
+        owner.show();
+        owner
+    }
+
+    /// Runs until all senders of commands are gone.
+    pub(super) fn run(mut self) {
+        loop {
+            if self.drive.is_idle() {
+                let Ok(command) = self.received.recv() else { return };
+                self.take(command);
+            }
+            loop {
+                match self.received.try_recv() {
+                    Ok(command) => self.take(command),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+            if !self.drive.is_idle() {
+                self.step();
+            }
+            self.show();
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Cancel { number } => self.cancel(number),
+            Command::Generate { number, parts, deliver } => {
+                for Part { place, request, slots } in parts {
+                    let tokens = request.prompt.ids.len();
+                    match self.drive.submit(number, request) {
+                        Ok(id) => {
+                            self.status.prompts += 1;
+                            self.status.prompt_tokens += tokens as u64;
+                            let open = Open { number, place, deliver: deliver.clone(), slots };
+                            self.open.insert(id, open);
+                        }
+                        Err(error) => {
+                            deliver(Event::Failed(error.to_string()));
+                            return self.cancel(number);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes all prompts of a request.
+    fn cancel(&mut self, number: u64) {
+        self.drive.cancel_of(|owner| *owner == number);
+        let before = self.open.len();
+        self.open.retain(|_, open| open.number != number);
+        self.status.cancelled += (before - self.open.len()) as u64;
+    }
+
+    fn step(&mut self) {
+        let base = self.policy.weights.base.current();
+        let adapters: Vec<(u64, &Adapter)> = self.adapters.iter().map(|(id, adapter)| (*id, adapter)).collect();
+        let models = Models { current: None, bases: &[base], adapters: &adapters };
+        let outcomes = match self.drive.step(models) {
+            Ok(outcomes) => outcomes,
+            Err(error) => return self.fail(&error.to_string()),
+        };
+        self.drawn.clear();
+        self.drawn.extend_from_slice(self.drive.drawn());
+        self.status.generated_tokens += self.drawn.len() as u64;
+        if let Some(drawn) = self.drawn.iter().find(|drawn| !drawn.logp.is_finite()) {
+            let why = self.policy.why_not_finite();
+            return self.fail(&format!("a token's log-probability is {}: {why}", drawn.logp));
+        }
+        let ended = outcomes.into_iter().filter_map(|outcome| match outcome {
+            Outcome::Ended { request, group, .. } => Some((request, group)),
+            Outcome::Paused { .. } => None,
+        });
+        let ended: Vec<(RequestId, RolloutGroup)> = ended.collect();
+        let mut gone = Vec::new();
+        for drawn in std::mem::take(&mut self.drawn) {
+            let Some(open) = self.open.get(&drawn.request) else { continue };
+            let token = Token {
+                prompt: open.place,
+                sample: drawn.generation,
+                token: Ranked { id: drawn.id, logp: drawn.logp },
+                top: match ended.iter().find(|(request, _)| *request == drawn.request) {
+                    Some((_, group)) => ranked(&group.completions[drawn.generation].columns, drawn.index),
+                    None => {
+                        let (ids, logps) = self.drive.engine().top_logprobs(&drawn);
+                        zipped(ids, logps)
+                    }
+                },
+                finish_reason: drawn.finish_reason,
+            };
+            if !(open.deliver)(Event::Token(token)) {
+                gone.push(open.number);
+            }
+        }
+        for (request, group) in ended {
+            let Some(Open { place, deliver, slots, .. }) = self.open.remove(&request) else { continue };
+            let logps = group.prompt_columns.f32(SAMPLER_LOGPS).unwrap_or_default();
+            let prompt_logprobs =
+                logps.iter().enumerate().map(|(i, &logp)| (logp, ranked(&group.prompt_columns, i))).collect();
+            // A client that has its response may send the next request at once, and must find its slots free.
+            drop(slots);
+            deliver(Event::Ended { prompt: place, prompt_logprobs });
+        }
+        gone.into_iter().for_each(|number| self.cancel(number));
+    }
+
+    /// Reports a failure of the engine to all clients, and drops their requests. Later requests are tried again.
+    fn fail(&mut self, message: &str) {
+        self.drive.cancel_of(|_| true);
+        for (_, open) in self.open.drain() {
+            (open.deliver)(Event::Failed(message.to_owned()));
+        }
+    }
+
+    /// Publishes the counts.
+    fn show(&mut self) {
+        let engine = self.drive.engine();
+        self.status.free_blocks = engine.free_blocks();
+        self.status.engine = engine.counters();
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = self.status;
+    }
+}
+
+/// The most likely tokens at one position of `columns`; empty if they were not recorded.
+fn ranked(columns: &Columns, position: usize) -> Vec<Ranked> {
+    match (columns.get(TOP_IDS), columns.get(TOP_LOGPS)) {
+        (Some(Column { width, values: Values::U32(ids) }), Some(Column { values: Values::F32(logps), .. })) => {
+            let range = position * width..(position + 1) * width;
+            zipped(&ids[range.clone()], &logps[range])
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn zipped(ids: &[u32], logps: &[f32]) -> Vec<Ranked> {
+    ids.iter().zip(logps).map(|(&id, &logp)| Ranked { id, logp }).collect()
+}

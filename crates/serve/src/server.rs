@@ -1,0 +1,222 @@
+//! The listener, the routes and access control.
+
+use crate::error::{ApiError, answer};
+use crate::metrics::metrics;
+use crate::openai::{Endpoint, Wanted, models, respond, started};
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use lockstep::access::{Hosts, Secret};
+use lockstep::service::Service;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The maximum size of a request's body in bytes.
+const MOST_BODY: usize = 16 << 20;
+/// The time in which a client must have sent the body of its request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The interval at which a request to stop is noticed.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Who may use the server.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// The key that clients must send. Required if other machines can reach the server.
+    pub api_key: Option<String>,
+    /// Other values of `Host` that requests may have, such as `localhost:8888` of a forwarded port.
+    pub allow_hosts: Vec<String>,
+}
+
+/// A server that is bound to its address but does not respond yet.
+pub struct Server {
+    listener: TcpListener,
+    hosts: Hosts,
+    api_key: Option<Secret>,
+    /// The address for clients, without a path.
+    pub url: String,
+}
+
+struct Site {
+    service: Service,
+    hosts: Hosts,
+    api_key: Option<Secret>,
+    started: u64,
+}
+
+type Shared = State<Arc<Site>>;
+
+impl Server {
+    /// Binds to `listen`, HOST:PORT; port 0 selects a free port. Fails for an address that other machines can reach if
+    /// there is no key.
+    pub fn bind(listen: &str, access: &Access) -> Result<Server, String> {
+        let expected = "expected HOST:PORT, such as 127.0.0.1:8000";
+        let (host, port) = listen.rsplit_once(':').ok_or_else(|| format!("--listen {listen}: {expected}"))?;
+        let port: u16 = port.parse().map_err(|_| format!("--listen {listen}: {expected}"))?;
+        let name = host.trim_start_matches('[').trim_end_matches(']');
+        let found =
+            (name, port).to_socket_addrs().map_err(|error| format!("--listen {listen}: {error}; {expected}"))?;
+        let address = found.into_iter().next().ok_or_else(|| format!("--listen {listen}: {host} has no address"))?;
+        if !address.ip().is_loopback() && access.api_key.is_none() {
+            return Err(format!(
+                "--listen {listen}: other machines can reach this address, so clients must send a key: set the \
+                 environment variable LOCKSTEP_API_KEY or --api-key-file FILE, or listen on 127.0.0.1"
+            ));
+        }
+        let listener = TcpListener::bind(address).map_err(|error| {
+            let next = port.saturating_add(1);
+            format!("cannot listen on {listen}: {error}; try --listen {host}:{next}, or {host}:0 for any free port")
+        })?;
+        let address: SocketAddr = listener.local_addr().map_err(|error| format!("--listen {listen}: {error}"))?;
+        let mut hosts = Hosts::new(host, address.ip(), address.port());
+        hosts.allow(&access.allow_hosts);
+        let shown = match address.ip() {
+            IpAddr::V6(ip) => format!("[{ip}]"),
+            IpAddr::V4(ip) => ip.to_string(),
+        };
+        let url = format!("http://{shown}:{}", address.port());
+        Ok(Server { listener, hosts, api_key: access.api_key.as_deref().map(Secret::new), url })
+    }
+
+    /// Responds until `is_stopped`. Then new requests are refused, and the function returns once those that were
+    /// accepted have ended.
+    pub fn run(self, service: Service, is_stopped: impl Fn() -> bool + Send + 'static) -> std::io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        self.listener.set_nonblocking(true)?;
+        let Server { listener, hosts, api_key, .. } = self;
+        let stopping = service.clone();
+        let site = Arc::new(Site { service, hosts, api_key, started: started() });
+        let stop = async move {
+            while !is_stopped() {
+                tokio::time::sleep(STOP_INTERVAL).await;
+            }
+            stopping.stop();
+        };
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            axum::serve(listener, router(site)).with_graceful_shutdown(stop).await
+        })
+    }
+}
+
+fn router(site: Arc<Site>) -> Router {
+    let endpoint = |endpoint: Endpoint| {
+        post(move |State(site): Shared, request: Request| async move {
+            match serve(&site, endpoint, request).await {
+                Ok(response) => response,
+                Err(error) => error.into_response(),
+            }
+        })
+    };
+    Router::new()
+        .route("/v1/completions", endpoint(Endpoint::Completions))
+        .route("/v1/chat/completions", endpoint(Endpoint::Chat))
+        .route("/inference/v1/generate", endpoint(Endpoint::Generate))
+        .route("/v1/models", get(|State(site): Shared| async move { answer(&models(&site.service, site.started)) }))
+        .route("/metrics", get(|State(site): Shared| async move { metrics(&site.service) }))
+        .route("/health", get(|| async { StatusCode::OK }))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(from_fn_with_state(site.clone(), guarded))
+        .with_state(site)
+}
+
+async fn serve(site: &Site, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {
+    let (head, body) = request.into_parts();
+    check_type(&head.headers)?;
+    let bytes = read(&head.headers, body).await?;
+    let service = site.service.clone();
+    // Encoding a long text must not delay the streams of others.
+    let reading = tokio::task::spawn_blocking(move || Wanted::read(endpoint, &service, &bytes));
+    let wanted = reading.await.map_err(|error| ApiError::failed(format!("reading the request failed: {error}")))??;
+    respond(site.service.clone(), wanted).await
+}
+
+/// Refuses a body that is not declared as JSON. Pages of other sites can only send such bodies after a CORS preflight,
+/// which this server never grants.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = given.split(';').next().unwrap_or_default().trim();
+    if kind.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let given: String = given.chars().take(60).collect();
+    let message = format!("the content type is `{given}`: send the header Content-Type: application/json");
+    Err(ApiError::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+}
+
+async fn read(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
+    let too_large = || {
+        let message = format!("the body has more than {} MiB: send fewer prompts in a request", MOST_BODY >> 20);
+        ApiError::bad(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > MOST_BODY as u64) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MOST_BODY)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        // The client has left, or has sent more than the limit; only the latter reads the response.
+        Ok(Err(_)) => Err(too_large()),
+        Err(_) => {
+            let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+            Err(ApiError::bad(StatusCode::REQUEST_TIMEOUT, message))
+        }
+    }
+}
+
+/// Refuses requests for other host names and without the key.
+async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
+    let mut response = match refused(&site, request.method(), request.uri().path(), request.headers()) {
+        Some(error) => error.into_response(),
+        None => next.run(request).await,
+    };
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+fn refused(site: &Site, method: &Method, path: &str, headers: &HeaderMap) -> Option<ApiError> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = text(header::HOST).unwrap_or_default();
+    if !site.hosts.accept(host) {
+        let port = site.hosts.port();
+        let host: String = host.chars().take(100).collect();
+        return Some(ApiError::bad(
+            StatusCode::MISDIRECTED_REQUEST,
+            format!(
+                "this server listens on port {port} of its machine, but the request is for `{host}`. If you forward a \
+                 port, keep its number, or start the server with --allow-host {host}"
+            ),
+        ));
+    }
+    // Launchers ask for the health without a key.
+    if path == "/health" && method == Method::GET {
+        return None;
+    }
+    let key = site.api_key?;
+    let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+    if given.is_some_and(|given| key.is(given)) {
+        return None;
+    }
+    let message = "the API key is missing or wrong: send the header Authorization: Bearer KEY";
+    Some(ApiError::bad(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key"))
+}
+
+async fn no_route(request: Request) -> ApiError {
+    let path: String = request.uri().path().chars().take(100).collect();
+    let message = format!(
+        "no route {path}: this server has /v1/models, /v1/completions, /v1/chat/completions, /inference/v1/generate, \
+         /health and /metrics"
+    );
+    ApiError::bad(StatusCode::NOT_FOUND, message)
+}
+
+async fn no_method(request: Request) -> ApiError {
+    let path: String = request.uri().path().chars().take(100).collect();
+    let message = format!("{path} does not have the method {}", request.method());
+    ApiError::bad(StatusCode::METHOD_NOT_ALLOWED, message)
+}
