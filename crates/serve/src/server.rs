@@ -10,8 +10,9 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::serve::ListenerExt;
 use lockstep::access::{Hosts, Secret};
-use lockstep::service::Service;
+use lockstep::service::{Refused, Service};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +98,9 @@ impl Server {
             stopping.stop();
         };
         runtime.block_on(async move {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
+            // Without delay, since the next token of a stream must not wait for the acknowledgement of the last one.
+            let prompt = |stream: &mut tokio::net::TcpStream| drop(stream.set_nodelay(true));
+            let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(prompt);
             axum::serve(listener, router(site)).with_graceful_shutdown(stop).await
         })
     }
@@ -118,11 +121,16 @@ fn router(site: Arc<Site>) -> Router {
         .route("/inference/v1/generate", endpoint(Endpoint::Generate))
         .route("/v1/models", get(|State(site): Shared| async move { answer(&models(&site.service, site.started)) }))
         .route("/metrics", get(|State(site): Shared| async move { metrics(&site.service) }))
-        .route("/health", get(|| async { StatusCode::OK }))
+        .route("/health", get(health))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(from_fn_with_state(site.clone(), guarded))
         .with_state(site)
+}
+
+/// Whether the server can complete requests. An engine that has panicked ends, and the process stays.
+async fn health(State(site): Shared) -> Result<StatusCode, ApiError> {
+    if site.service.is_running() { Ok(StatusCode::OK) } else { Err(Refused::Ended.into()) }
 }
 
 async fn serve(site: &Site, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {

@@ -69,6 +69,7 @@ mod rewards_beside;
 mod same_bits;
 mod sampling_profiles;
 mod save_dtype;
+mod serve;
 mod spool_secrecy;
 mod stopping;
 mod stopping_early;

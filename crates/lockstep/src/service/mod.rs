@@ -122,6 +122,12 @@ impl Service {
         self.0.open.load(Ordering::Acquire)
     }
 
+    /// Whether the owner thread runs. It ends early only if the engine panics.
+    pub fn is_running(&self) -> bool {
+        // The owner has the other reference.
+        Arc::strong_count(&self.0.status) > 1
+    }
+
     /// From now on, requests are refused. Those that were accepted are computed to their end.
     pub fn stop(&self) {
         self.0.stops.store(true, Ordering::Release);
@@ -185,6 +191,9 @@ impl Service {
         };
         if shared.stops.load(Ordering::Acquire) {
             return Err(Refused::Stops);
+        }
+        if !self.is_running() {
+            return Err(Refused::Ended);
         }
         let longest = generate.check(shared.vocab, &shared.sizes)?;
         let sampling = Arc::new(generate.sampling(self.stop_ids(&generate), longest, shared.seed));

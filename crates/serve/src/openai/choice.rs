@@ -1,7 +1,7 @@
 //! One completion of a response: its tokens become text and log-probabilities, in the same way in a stream and in a whole
 //! response.
 
-use super::Wanted;
+use super::{Endpoint, Wanted};
 use crate::error::ApiError;
 use lockstep::service::{CompletionText, FinishReason, Ranked, Service, TextOptions, Token};
 
@@ -52,7 +52,10 @@ impl Choice {
     pub fn push(&mut self, wanted: &Wanted, token: &Token) -> Result<(String, Piece), ApiError> {
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(format!("cannot decode a token: {error}"));
         let Ranked { id, logp } = token.token;
-        let text = self.text.push(id, token.finish_reason).map_err(|error| failed(&error))?;
+        let text = match wanted.endpoint {
+            Endpoint::Generate => String::new(),
+            _ => self.text.push(id, token.finish_reason).map_err(|error| failed(&error))?,
+        };
         (self.finish_reason, self.tokens, self.offset) = (token.finish_reason, self.tokens + 1, self.characters);
         let piece = piece(&mut self.text, wanted, id, Some(logp), &token.top).map_err(|error| failed(&error))?;
         self.characters += piece.text.chars().count();
