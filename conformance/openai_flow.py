@@ -70,7 +70,8 @@ def refused(name, kind, call, *words):
         call()
         check(name, False, "no error")
     except openai.APIStatusError as error:
-        check(name, type(error) is kind and all(word in str(error) for word in words), repr(error))
+        shown = f"{error} {error.code} {error.param}"
+        check(name, isinstance(error, kind) and all(word in shown for word in words), shown)
 
 
 def chat_stream(client, **more):

@@ -1,6 +1,6 @@
-//! The table of all fields that OpenAI's and vLLM's clients send. A field is read, ignored because it has no effect on a
-//! completion, or refused unless it has a value that changes nothing. A field that is not in the table is refused, too:
-//! a misspelt name must not change a result silently.
+//! The table of all fields that OpenAI's and vLLM's clients send. A field is read, ignored because it does not affect a
+//! completion, or refused unless its value changes nothing. A field that is not in the table is refused, too: a
+//! misspelt name must not change a result silently.
 
 use crate::error::ApiError;
 use serde_json::{Map, Value};

@@ -1,5 +1,5 @@
-//! `lockstep serve`: bad arguments are refused before the model is loaded, completions are those of `lockstep generate`,
-//! and Ctrl-C completes open requests.
+//! `lockstep serve`: bad arguments are refused before the model is loaded, completions are those of
+//! `lockstep generate`, and Ctrl-C completes open requests.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{command, lockstep, refused};

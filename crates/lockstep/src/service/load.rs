@@ -25,7 +25,7 @@ pub struct NamedDir {
     pub dir: String,
 }
 
-/// What a service serves, and its sizes. Sizes change no bit of a completion.
+/// The models of a service, and its sizes. Sizes change no bit of a completion.
 #[derive(Clone, Debug)]
 pub struct ServiceOptions {
     /// The base model.
@@ -103,8 +103,8 @@ impl Loaded {
             let adapter = model::peft::load_adapter(ctx.memory(), &PathBuf::from(dir), base)
                 .or_bad_input_in(format_args!("adapter {name}"))?;
             let id = id as u64;
-            let of_adapter = AdapterVersion { id, version: adapter.version };
-            models.push((name.clone(), ModelVersion { adapter: Some(of_adapter), ..version }));
+            let adapter_version = AdapterVersion { id, version: adapter.version };
+            models.push((name.clone(), ModelVersion { adapter: Some(adapter_version), ..version }));
             adapters.push((id, adapter));
         }
         let config = engine_config(ctx, &policy, options)?;

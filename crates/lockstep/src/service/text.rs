@@ -30,7 +30,7 @@ pub struct CompletionText {
     /// Text that has not been returned.
     withheld: String,
     /// The number of bytes at the beginning of `withheld` that belong to the prompt.
-    of_prompt: usize,
+    prompt_bytes: usize,
 }
 
 impl CompletionText {
@@ -44,9 +44,9 @@ impl CompletionText {
         }
         // As in transformers, a stop string may begin in the prompt.
         let withheld = before[before.len() - undecided(&before, &options.stop)..].to_owned();
-        let (tokenizer, options, of_prompt) = (tokenizer.clone(), options.clone(), withheld.len());
+        let (tokenizer, options, prompt_bytes) = (tokenizer.clone(), options.clone(), withheld.len());
         let last = prompt.last().copied().unwrap_or(0);
-        CompletionText { tokenizer, options, stream, pieces, last, withheld, of_prompt }
+        CompletionText { tokenizer, options, stream, pieces, last, withheld, prompt_bytes }
     }
 
     /// Adds a token. Returns the text that it completes, and all remaining text if the completion ends.
@@ -63,8 +63,8 @@ impl CompletionText {
                 stop.filter(|_| reason == FinishReason::Stop && !is_stop_id).unwrap_or(self.withheld.len())
             }
         };
-        let text = self.withheld[self.of_prompt.min(length)..length].to_owned();
-        self.of_prompt -= self.of_prompt.min(length);
+        let text = self.withheld[self.prompt_bytes.min(length)..length].to_owned();
+        self.prompt_bytes -= self.prompt_bytes.min(length);
         self.withheld.drain(..length);
         Ok(text)
     }

@@ -1,5 +1,5 @@
-//! One completion of a response: its tokens become text and log-probabilities, in the same way in a stream and in a whole
-//! response.
+//! One completion of a response: its tokens become text and log-probabilities, in a stream in the same way as in a
+//! whole response.
 
 use super::{Endpoint, Wanted};
 use crate::error::ApiError;

@@ -90,8 +90,8 @@ impl Pending {
             let mut text = text;
             if wanted.echo {
                 let prompt = &wanted.generate.prompts[choice.prompt];
-                let (before, of_prompt) = echoed(service, wanted, prompt, &scored[choice.prompt])?;
-                (text, pieces) = (before + &text, [of_prompt, pieces].concat());
+                let (before, prompt_pieces) = echoed(service, wanted, prompt, &scored[choice.prompt])?;
+                (text, pieces) = (before + &text, [prompt_pieces, pieces].concat());
             }
             Ok(match wanted.endpoint {
                 Endpoint::Completions => completions::choice(wanted, choice, &text, &pieces, true),

@@ -180,7 +180,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_refused((endpoint, bytes) in (bodies().prop_map(|b| b.0), prop::collection::vec(any::<u8>(), 0..80))) {
+    fn any_bytes_are_refused(
+        (endpoint, bytes) in (bodies().prop_map(|body| body.0), prop::collection::vec(any::<u8>(), 0..80))
+    ) {
         if let Err(error) = attempt(endpoint, &bytes) {
             prop_assert!(error.status.is_client_error(), "{error:?}");
         }

@@ -78,8 +78,8 @@ impl Running {
         let server = Server::bind(listen, access).unwrap();
         let port = server.url.rsplit_once(':').unwrap().1.parse().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let (of_server, stopped) = (service.clone(), stop.clone());
-        let thread = std::thread::spawn(move || server.run(of_server, move || stopped.load(Ordering::Relaxed)));
+        let (served, stopped) = (service.clone(), stop.clone());
+        let thread = std::thread::spawn(move || server.run(served, move || stopped.load(Ordering::Relaxed)));
         Running { service, port, stop, thread: Some(thread), _dir: dir }
     }
 
