@@ -126,6 +126,7 @@ pub struct EndedWith(pub u8);
 pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
     supervisor::leave_terminal();
     let mut run = args.run;
+    refuse_ranks(&run)?;
     args.rewards.give(&mut run.config.more)?;
     let console = run.log.open()?;
     let stop = stop_on_signals(&console, Promise::Run)?;
@@ -155,7 +156,7 @@ fn stop_without_supervisor(stop: &StopSignal) {
 }
 
 /// A command that starts this program again.
-fn this_program() -> Command {
+pub(crate) fn this_program() -> Command {
     let mut words = PROGRAM.get().into_iter().flatten();
     let mut command = match words.next() {
         Some(program) => Command::new(program),
@@ -174,6 +175,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     if workers == Some(0) {
         bad_input!("--workers must be at least 1, got 0; without --distributed, one process does everything");
     }
+    refuse_ranks(args)?;
     sharing.check()?;
     let console = args.log.open()?;
     let (out, config) = run_of(args)?;
@@ -248,6 +250,15 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     match code {
         0 => Ok(()),
         code => Err(EndedWith(u8::try_from(code).unwrap_or(1)).into()),
+    }
+}
+
+fn refuse_ranks(args: &RunArgs) -> anyhow::Result<()> {
+    match args.ranks {
+        1 => Ok(()),
+        n => bad_input!(
+            "--ranks {n} cannot divide the learner of a run with workers yet: leave out --ranks, or the workers"
+        ),
     }
 }
 

@@ -9,6 +9,7 @@ Examples:
   lockstep train --resume runs/first         the same, by its directory
   lockstep train --model DIR --replay runs/first/rollouts.bin       train on
       recorded rollouts (record_rollouts = true writes them)
+  lockstep train my.toml --ranks 2           two processes divide each update
 
 Data: JSON lines or Parquet with a `prompt` column (text or chat messages); the
 other columns go to the rewards.

@@ -24,6 +24,7 @@ mod output;
 mod outputs;
 mod plan;
 mod queue;
+mod ranks;
 mod report;
 mod rollouts;
 mod score;
@@ -118,6 +119,9 @@ enum Command {
     Status(status::Args),
     #[command(after_help = examples::QUEUE)]
     Queue(queue::Args),
+    /// A rank other than 0 of a run with --ranks; started by rank 0.
+    #[command(hide = true)]
+    Rank,
     #[command(after_help = examples::EVAL)]
     Eval(eval::Args),
     #[command(after_help = examples::SERVE)]
@@ -185,6 +189,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Fork(args) => fork::run(args),
         Command::Status(args) => status::run(args),
         Command::Queue(args) => queue::run(args),
+        Command::Rank => ranks::run(),
         Command::Eval(args) => eval::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Init(args) => init::run(args),
@@ -250,9 +255,9 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Merge(_) => "merge",
         Command::Doctor(_) => "doctor",
         Command::Bench(_) => "bench",
-        // Commands with a configuration also read keys from the environment. A worker does not, but may inherit such
-        // variables from its supervisor.
-        Command::Learner(_) | Command::Worker(_) => return Ok(()),
+        // Commands with a configuration also read keys from the environment. Workers and ranks do not, but may inherit
+        // such variables from the process that starts them.
+        Command::Learner(_) | Command::Worker(_) | Command::Rank => return Ok(()),
         Command::Train(_) | Command::Sft(_) | Command::Reward(_) | Command::Dpo(_) | Command::Eval(_) => return Ok(()),
         Command::Profile(_) | Command::Plan(_) | Command::Config(_) | Command::ScoreRewards(_) => return Ok(()),
     };

@@ -7,6 +7,7 @@ use kernels::Device;
 use lockstep::config::{Config, Purpose};
 use lockstep::error::OrBadInput;
 use lockstep::planning::{Available, MemoryPlan, PlannedRun};
+use lockstep::ranks::check_world_size;
 use lockstep::{context, error};
 use serde_json::json;
 use telemetry::table::{Align, Table};
@@ -37,6 +38,9 @@ pub struct Args {
     /// that workers may read, and generates nothing. Each worker maps the same slots and has its own engine.
     #[arg(long)]
     pub distributed: bool,
+    /// Plans a run with this many ranks, whose memory is listed by rank.
+    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true, conflicts_with = "distributed")]
+    pub ranks: usize,
     /// Prints JSON.
     #[arg(long)]
     pub json: bool,
@@ -69,7 +73,9 @@ impl Command {
 
 pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     args.planned.rewards.give(&mut args.planned.config.more)?;
-    let (purpose, config) = configuration(&args.planned)?;
+    let (purpose, mut config) = configuration(&args.planned)?;
+    let ranks = check_world_size(args.ranks)?;
+    config.gradient_shares = config.gradient_shares.max(ranks);
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));
     let device = config.device.map_or_else(Device::from_env, Ok).or_bad_input()?;
@@ -79,7 +85,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         Some(Ok(ctx)) => Available::of(ctx),
         _ => Available::on_host(),
     };
-    let run = PlannedRun { purpose, config: &config, distributed: args.distributed, device };
+    let run = PlannedRun { purpose, config: &config, distributed: args.distributed, ranks, device };
     let (plan, fits) = run.check(&available, &sinks)?;
     // The exit code reports whether the run fits even if the plan cannot be printed.
     let fits_here = fits.is_ok();

@@ -69,6 +69,7 @@ pub fn run_on(
         }
         None => options,
     };
+    let options = if args.ranks == 1 { options } else { options.ranks(args.ranks, crate::ranks::command) };
     let run =
         Run::resolved(purpose, session.resolved, session.run, session.resume_from, options).inspect_err(|error| {
             if is_stopped(error) {

@@ -31,6 +31,7 @@ mod data;
 pub mod error;
 mod models;
 mod out_file;
+pub mod ranks;
 mod rollouts;
 mod run;
 pub mod service;

@@ -138,6 +138,11 @@ impl MicroBatch<'_> {
         self.capacity
     }
 
+    /// The groups, each with the indices of its sequences, including those with an empty completion.
+    pub fn groups(&self) -> impl Iterator<Item = (&PromptGroup<'_>, Range<usize>)> {
+        self.groups.iter().map(|(group, sequences)| (*group, sequences.clone()))
+    }
+
     /// Packs the micro-batch. The scores of its [`scored`](Self::scored) sequences are contiguous and in order.
     pub fn batch(&self, sharing: bool) -> Batch {
         let branches: Vec<Vec<&[u32]>> = self.groups.iter().map(|(group, _)| group.branches().collect()).collect();

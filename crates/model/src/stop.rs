@@ -15,12 +15,14 @@ impl StopCheck {
         StopCheck(Some(Arc::new(is_requested)))
     }
 
+    /// Whether the pass should stop.
+    pub fn is_requested(&self) -> bool {
+        self.0.as_ref().is_some_and(|is_requested| is_requested())
+    }
+
     /// Returns [`Error::Stopped`] if the pass should stop.
     pub(crate) fn check(&self) -> Result<()> {
-        match &self.0 {
-            Some(is_requested) if is_requested() => Err(Error::Stopped),
-            _ => Ok(()),
-        }
+        if self.is_requested() { Err(Error::Stopped) } else { Ok(()) }
     }
 }
 

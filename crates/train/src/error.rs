@@ -29,6 +29,9 @@ pub enum Error {
          the checkpoint to finish"
     )]
     Held,
+    /// Another rank of the run failed or was lost. The text names it.
+    #[error("{0}")]
+    Rank(String),
     /// Three consecutive optimizer steps had a non-finite loss or gradient.
     #[error(
         "{count} optimizer steps in a row were skipped because {what} was not finite (last value: {value}), so \
@@ -42,4 +45,13 @@ pub enum Error {
         /// The non-finite value.
         value: f64,
     },
+}
+
+impl From<ranks::Error> for Error {
+    fn from(error: ranks::Error) -> Error {
+        match error {
+            ranks::Error::Lost(why) => Error::Rank(why),
+            ranks::Error::Cancelled => Error::Model(model::Error::Stopped),
+        }
+    }
 }

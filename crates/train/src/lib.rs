@@ -36,4 +36,6 @@ pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig, OptimizerKind, Sav
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
 pub use schedule::{Ramp, Schedule, ScheduleArguments, ScheduleKind};
 pub use step_rewards::StepRewards;
-pub use trainer::{HeldOut, Passes, StepParams, TrainState, Trainer, TrainerConfig, TrainerState};
+pub use trainer::{
+    HeldOut, Passes, RankMemory, StepParams, TrainState, Trainer, TrainerConfig, TrainerState, World, serve_rank,
+};

@@ -9,10 +9,12 @@ mod held_out;
 mod kept;
 mod micro_batch;
 mod passes;
+mod ranks;
 mod shares;
 mod skip;
 mod state;
 
+pub use self::ranks::{RankMemory, World, serve as serve_rank};
 pub use held_out::HeldOut;
 pub use passes::Passes;
 pub use state::TrainState;
@@ -163,7 +165,7 @@ impl Trainer {
 
     /// See [`TrainState::reduce`].
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
-        self.state.reduce(ctx)
+        self.state.reduce(ctx, &self.passes.stop)
     }
 
     /// See [`TrainState::step`].

@@ -13,18 +13,19 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Each crate with the workspace crates that it may import, lower layers first (docs/architecture.md).
-const CRATES: [(&str, &[&str]); 16] = [
+const CRATES: [(&str, &[&str]); 17] = [
     ("testing", &[]),
     ("disk", &[]),
     ("kernels", &["disk"]),
     ("telemetry", &["disk"]),
     ("fleet", &["disk"]),
+    ("ranks", &[]),
     ("model", &["disk", "kernels"]),
     ("rollout", &["kernels", "model"]),
-    ("train", &["kernels", "model"]),
+    ("train", &["kernels", "model", "ranks"]),
     ("sandbox", &[]),
     ("rewards", &["kernels", "model", "sandbox"]),
-    ("lockstep", &["disk", "kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet"]),
+    ("lockstep", &["disk", "kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet", "ranks"]),
     ("dashboard", &["disk", "lockstep", "telemetry"]),
     ("serve", &["lockstep", "telemetry"]),
     ("bench", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep"]),
@@ -53,13 +54,14 @@ const OF_TESTS: &str = "testing";
 
 /// The modules of `lockstep`, lowest layer first (docs/architecture.md): a module must not import a later one. For
 /// example, code that collects completions must not depend on training runs.
-const LOCKSTEP: [&str; 11] = [
+const LOCKSTEP: [&str; 12] = [
     "config",
     "algorithms",
     "models",
     "data",
     "rollouts",
     "sources",
+    "ranks",
     "run",
     "trainers",
     "session",

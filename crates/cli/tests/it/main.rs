@@ -58,6 +58,7 @@ mod printed;
 mod process_rewards;
 mod prompt_files;
 mod python_rewards;
+mod ranks;
 mod reference;
 mod replay;
 mod resume;

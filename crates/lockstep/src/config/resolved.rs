@@ -58,6 +58,14 @@ impl Resolved {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
+    /// Sets `gradient_shares` to the number of ranks that a flag asks for, unless some layer has set it.
+    pub(crate) fn share_among(&mut self, ranks: usize) {
+        if !self.is_set("gradient_shares") {
+            self.config.gradient_shares = ranks;
+            self.origins.insert("gradient_shares", Origin::Flag);
+        }
+    }
+
     /// Whether some layer set `key`.
     pub(super) fn is_set(&self, key: &str) -> bool {
         self.origins.contains_key(key)

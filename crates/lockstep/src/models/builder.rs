@@ -14,7 +14,7 @@ use rollout::{Engine, EngineConfig, SamplingParams};
 use std::path::Path;
 use std::sync::Arc;
 use telemetry::Sinks;
-use train::{Objective, Trainer};
+use train::{Objective, RankMemory, Trainer, TrainerConfig};
 
 /// The lengths of the longest prompt and the longest completion of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +60,11 @@ pub struct Builder<'a> {
     pub sinks: &'a Sinks,
     /// Cancels scoring and gradient computations.
     pub stop: &'a StopSignal,
-    /// How other processes read the trained weights, if any do.
+    /// How workers read the trained weights, if there are any.
     pub sharing: Option<Sharing>,
+    /// The number of ranks that divide the passes of a step, and how they read the trained weights; `None` for one
+    /// process.
+    pub ranks: Option<(usize, Sharing)>,
     target: Target,
 }
 
@@ -72,6 +75,8 @@ pub struct Counted {
     pub passes: Passes,
     /// Bytes of host memory for the text from which tokens are drafted.
     pub drafts: usize,
+    /// The buffers of other ranks, which are kept until they are counted.
+    ranks: Vec<RankMemory>,
 }
 
 enum Target {
@@ -90,14 +95,15 @@ impl<'a> Builder<'a> {
         sinks: &'a Sinks,
         stop: &'a StopSignal,
     ) -> Builder<'a> {
-        Builder { config, checkpoint, sinks, stop, sharing: None, target: Target::Run(ctx.clone()) }
+        Builder { config, checkpoint, sinks, stop, sharing: None, ranks: None, target: Target::Run(ctx.clone()) }
     }
 
     /// A builder of the same parts on `Device::Meta`.
     pub fn on_meta(&self) -> Builder<'a> {
         let Builder { config, checkpoint, sinks, stop, .. } = *self;
-        let (sharing, target) = (self.sharing.clone(), Target::Plan(Vec::new(), Counted::default()));
-        Builder { config, checkpoint, sinks, stop, sharing, target }
+        let (sharing, ranks) = (self.sharing.clone(), self.ranks.clone());
+        let target = Target::Plan(Vec::new(), Counted::default());
+        Builder { config, checkpoint, sinks, stop, sharing, ranks, target }
     }
 
     /// A builder of the parts of another configuration on `Device::Meta`.
@@ -111,6 +117,11 @@ impl<'a> Builder<'a> {
     /// Whether this builder counts memory for a plan instead of building a run.
     pub fn is_plan(&self) -> bool {
         matches!(self.target, Target::Plan(..))
+    }
+
+    /// How other processes read the trained weights, if any do.
+    pub fn shared_weights(&self) -> Option<&Sharing> {
+        self.sharing.as_ref().or(self.ranks.as_ref().map(|(_, sharing)| sharing))
     }
 
     /// The device context of the part that the memory plan lists as `name`.
@@ -139,15 +150,41 @@ impl<'a> Builder<'a> {
         keeps: bool,
     ) -> anyhow::Result<Trainer> {
         let ctx = self.part(name);
-        let mut trainer = Trainer::new(ctx.memory(), model, trainer_config(self.config, objective))?;
+        let config = trainer_config(self.config, objective);
+        let mut trainer = Trainer::new(ctx.memory(), model, config.clone())?;
         trainer.stop_with(self.stop.stop_check());
+        if let Some((world_size, _)) = self.ranks {
+            trainer.divide(world_size)?;
+        }
         if let Some(capacity) = self.reserves(model, work) {
             let tokens = work.completions.div_ceil(work.group) * self.group_capacity(work, work.group).tokens;
             let group = self.group_capacity(work, work.group.min(work.completions).max(1)).tokens;
             let forwarded = if keeps { group } else { capacity.tokens };
             trainer.reserve(model, tokens, capacity, forwarded, work.longest.positions());
+            self.count_ranks(name, model, &config, capacity, work.longest.positions())?;
         }
         Ok(trainer)
+    }
+
+    /// In a plan, counts the memory of the other ranks for the trainer `name`.
+    fn count_ranks(
+        &mut self,
+        name: &str,
+        model: &ModelConfig,
+        config: &TrainerConfig,
+        capacity: Capacity,
+        positions: usize,
+    ) -> anyhow::Result<()> {
+        let Some((world_size, _)) = self.ranks else { return Ok(()) };
+        for rank in 1..world_size {
+            let ctx = self.part(&format!("rank {rank}: {name}"));
+            let mut memory = RankMemory::new(ctx.memory(), model, config, world_size)?;
+            memory.reserve(model, capacity, positions);
+            if let Target::Plan(_, counted) = &mut self.target {
+                counted.ranks.push(memory);
+            }
+        }
+        Ok(())
     }
 
     /// A scorer, which computes log-probabilities of at most `work` under a model of this shape.
@@ -174,7 +211,7 @@ impl<'a> Builder<'a> {
         drawn: &[&SamplingParams],
     ) -> anyhow::Result<Engine> {
         let ctx = self.part("generation");
-        if let Target::Plan(_, Counted { passes, drafts }) = &mut self.target {
+        if let Target::Plan(_, Counted { passes, drafts, .. }) = &mut self.target {
             *drafts += sizes.draft_bytes();
             let rows = Capacity { tokens: sizes.rows(), blocks: sizes.kv_blocks, score_rows: 0 };
             note(passes, self.config, &assets.config, rows, sizes.max_model_len);

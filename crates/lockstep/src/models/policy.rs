@@ -294,7 +294,7 @@ pub fn trained_weights(
         }
     };
     // A plan counts shared memory slots and allocates none.
-    let sharing = builder.sharing.as_ref().filter(|_| !builder.is_plan());
+    let sharing = builder.shared_weights().filter(|_| !builder.is_plan());
     let Some(lora) = config.adapter() else {
         let weights = load(checkpoint.unwrap_or(&source.dir))?;
         return in_slots(builder, ctx, weights, None, None);
@@ -321,7 +321,7 @@ pub fn trained_weights(
 }
 
 /// Puts the trained weights into memory slots: one slot, or with workers one slot per version that a worker may still
-/// read.
+/// read. Other ranks read only the current version.
 fn in_slots(
     builder: &Builder<'_>,
     ctx: &Context,
@@ -329,13 +329,17 @@ fn in_slots(
     adapter: Option<Adapter>,
     base: Option<PathBuf>,
 ) -> anyhow::Result<AdaptedWeights> {
-    let Some(sharing) = &builder.sharing else { return Ok(AdaptedWeights::new(ctx.memory(), weights, adapter)) };
+    let Some(sharing) = builder.shared_weights() else {
+        return Ok(AdaptedWeights::new(ctx.memory(), weights, adapter));
+    };
     let mut slots = if builder.is_plan() {
         AdaptedWeights::new(ctx.memory(), weights, adapter)
     } else {
         AdaptedWeights::shared(ctx.memory(), weights, adapter, sharing, base).or_bad_input()?
     };
-    slots.reserve(builder.config.max_staleness + 1).or_bad_input()?;
+    if builder.sharing.is_some() {
+        slots.reserve(builder.config.max_staleness + 1).or_bad_input()?;
+    }
     Ok(slots)
 }
 

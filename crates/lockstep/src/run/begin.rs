@@ -65,6 +65,9 @@ impl TrainingRun {
             restore(state.task, from).or_bad_input_in(format!("{} is damaged", file.display()))?;
             (log_bytes, unlogged, alarms) = (state.log_bytes, state.unlogged, Alarms::restore(state.alarms));
         }
+        if let Some(ranks) = injected.ranks.as_ref().filter(|ranks| ranks.world_size > 1) {
+            learner.start_ranks(ranks, &stop)?;
+        }
         let policy = &mut learner.policy;
         let models = Models::hashed(&dir, &config, purpose, (&policy.dir, &policy.files), is_resumed, &stop)?;
         stop.check()?;

@@ -5,6 +5,7 @@ use super::eval_metrics::EvalMetrics;
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::data::{DatasetSpec, Rows};
 use crate::models::{Builder, Policy};
+use crate::ranks::RankOptions;
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 #[cfg(test)]
@@ -111,6 +112,8 @@ pub struct Injected {
     pub profiled: bool,
     /// If set, workers generate the completions in other processes, which read the weights from shared memory.
     pub sharing: Option<Sharing>,
+    /// If set, other ranks compute a part of each step.
+    pub ranks: Option<RankOptions>,
     /// If set, the network address where workers on other machines join.
     pub network: Option<Network>,
     /// True if workers can call the user's reward functions themselves.
@@ -128,6 +131,7 @@ impl RunInputs {
         let from = self.resume_from.checkpoint();
         let mut builder = Builder::new(&self.ctx, self.config(), from, &self.sinks, &self.stop);
         builder.sharing = self.injected.sharing.clone();
+        builder.ranks = self.injected.ranks.as_ref().map(|ranks| (ranks.world_size, ranks.sharing.clone()));
         builder
     }
 

@@ -154,7 +154,7 @@ impl MemoryPlan {
         model: &ModelConfig,
         longest: Longest,
         mut parts: Vec<Part>,
-        Counted { passes, drafts }: Counted,
+        Counted { passes, drafts, .. }: Counted,
     ) -> anyhow::Result<MemoryPlan> {
         let tensors = parts.len();
         let threads = builder.config.threads.map_or_else(threads_from_env, Ok)? as u64;

@@ -121,10 +121,13 @@ impl Run {
         resume_from: ResumeFrom,
         options: RunOptions,
     ) -> anyhow::Result<Run> {
-        let RunOptions { ctx, console, stop, sinks: caller_sinks, injected } = options;
+        let RunOptions { ctx, console, stop, sinks: caller_sinks, mut injected } = options;
+        let mut resolved = resolved;
         let Config { device, threads, dtype, .. } = resolved.config;
         let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
         run::context::check_dtype(&ctx, dtype)?;
+        injected.ranks = injected.ranks.filter(|ranks| ranks.world_size != 1);
+        let ranks = injected.ranks.as_ref().map(|ranks| ranks.prepare(&mut resolved, &ctx)).transpose()?;
         let console = match console {
             Some(console) => console,
             None => Console::new(ConsoleOptions { silent: true, ..ConsoleOptions::default() })?,
@@ -134,7 +137,7 @@ impl Run {
         for sink in caller_sinks {
             sinks.add_boxed(sink);
         }
-        for note in &resolved.notes {
+        for note in resolved.notes.iter().chain(&ranks) {
             sinks.info(note);
         }
         let (from, place) = (resume_from.clone(), dir.clone());
@@ -188,7 +191,7 @@ impl Run {
     /// continue, the last step is saved, and the error tells how to resume.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
-            self.ended = match self.advance() {
+            self.ended = match self.without_lost_ranks() {
                 Err(error) if is_stopped(&error) => {
                     // If the data of a checkpoint can no longer be generated, a warning was printed: a resumed run
                     // starts from the previous checkpoint.
@@ -199,6 +202,20 @@ impl Run {
             };
         }
         Ok(self.ended)
+    }
+
+    /// Takes one step. If another rank has failed or was lost, the last step is saved, and the error names the rank.
+    fn without_lost_ranks(&mut self) -> anyhow::Result<Option<StopReason>> {
+        let outcome = self.advance();
+        let Err(error) = &outcome else { return outcome };
+        let why = match (error.downcast_ref(), self.training.learner.trainer.lost_rank()) {
+            (Some(train::Error::Rank(why)), _) => why.clone(),
+            (_, Some(why)) => why.to_owned(),
+            (_, None) => return outcome,
+        };
+        self.save_step()?;
+        let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
+        anyhow::bail!("{why}; stopped after step {step}: resume the run with --resume {root}")
     }
 
     /// Writes a checkpoint of the last step, even if none is due. Nothing is written before the first step.

@@ -2,6 +2,7 @@
 
 use crate::data::Rows;
 use crate::models::Policy;
+use crate::ranks::RankOptions;
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
@@ -15,6 +16,7 @@ use model::Sharing;
 use model::chat::PromptTime;
 use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use telemetry::{Console, Sink, Step};
 
 /// The objects that the caller injects into a run in addition to its configuration. By default nothing is injected,
@@ -171,11 +173,15 @@ impl RunOptions {
     /// Lets workers generate the completions: processes that join the run's directory ([`work`](crate::workers::work)).
     /// Weights are in shared memory, or in files in `weights_dir` if processes cannot see each other's `/proc`.
     pub fn distributed(mut self, weights_dir: Option<PathBuf>) -> Self {
-        let now = telemetry::system::since_1970().as_nanos() as u64;
-        let mut run = [0; 16];
-        run[..8].copy_from_slice(&now.to_le_bytes());
-        run[8..12].copy_from_slice(&std::process::id().to_le_bytes());
-        self.injected.sharing = Some(Sharing { run, dir: weights_dir });
+        self.injected.sharing = Some(Sharing { run: new_id(), dir: weights_dir });
+        self
+    }
+
+    /// Divides the passes of each optimizer step among `world_size` processes of this machine, a power of two, with the
+    /// bits of one process. `command` starts a process that calls [`serve`](crate::ranks::serve).
+    pub fn ranks(mut self, world_size: usize, command: impl Fn() -> Command + 'static) -> Self {
+        let sharing = Sharing { run: new_id(), dir: None };
+        self.injected.ranks = Some(RankOptions { world_size, command: Box::new(command), sharing });
         self
     }
 
@@ -205,4 +211,13 @@ impl RunOptions {
         self.injected.only_evaluates = true;
         self
     }
+}
+
+/// A new id for the shared memory of a run.
+fn new_id() -> [u8; 16] {
+    let now = telemetry::system::since_1970().as_nanos() as u64;
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&now.to_le_bytes());
+    id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
+    id
 }

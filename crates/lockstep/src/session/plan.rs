@@ -21,6 +21,8 @@ pub struct PlannedRun<'a> {
     /// Whether workers generate: the plan is then the learner's, with a slot for each version of the weights that
     /// workers may read.
     pub distributed: bool,
+    /// The number of ranks that divide the passes of a step.
+    pub ranks: usize,
     /// The device of the run.
     pub device: Device,
 }
@@ -28,7 +30,7 @@ pub struct PlannedRun<'a> {
 /// Plans the memory of a configuration's run from its data, or without data from the longest allowed prompt. No memory
 /// is allocated. Messages go to `sinks`. For a `distributed` run this is the learner's memory.
 pub fn plan(purpose: Purpose, config: &Config, distributed: bool, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    let run = PlannedRun { purpose, config, distributed, device: Device::Cpu };
+    let run = PlannedRun { purpose, config, distributed, ranks: 1, device: Device::Cpu };
     run.with_planner(&Available::on_host(), sinks, |planner| planner(config))
 }
 
@@ -57,7 +59,7 @@ impl PlannedRun<'_> {
         sinks: &Sinks,
         call: impl FnOnce(&Planner<'_>) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let PlannedRun { purpose, config, distributed, .. } = *self;
+        let PlannedRun { purpose, config, distributed, ranks, .. } = *self;
         if config.model_name_or_path.is_none() {
             bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
         }
@@ -67,6 +69,7 @@ impl PlannedRun<'_> {
         let stop = StopSignal::new();
         let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
         builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });
+        builder.ranks = (ranks > 1).then(|| (ranks, Sharing { run: [0; 16], dir: None }));
         let room = Room { device: self.device, available };
         call(&trainers::planner(purpose, &builder, &source, &assets, room)?)
     }

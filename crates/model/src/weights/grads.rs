@@ -30,10 +30,14 @@ impl Grads {
     /// Zero gradients for training every parameter, or only the adapter if `lora` is given. Their memory is charged
     /// to "gradients".
     pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Grads {
+        Grads::of(memory, config, lora, Params::trained(&memory.part("gradients"), config, lora))
+    }
+    /// Like [`trained`](Self::trained), with the given parameters of zeros, which may be in other memory.
+    pub fn of(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>, params: Params) -> Grads {
         let memory = memory.part("gradients");
         let tied = config.head_rows().is_none() && lora.is_none();
         Grads {
-            params: Params::trained(&memory, config, lora),
+            params,
             tied: tied.then(|| TiedEmbeddingGrads::new(&memory, config.vocab_size, config.hidden_size)),
             scale: config.embedding_scale(),
         }

@@ -2,6 +2,7 @@
 
 use super::spec::{ParamSpec, Part, Role, stack};
 use crate::{Error, Head, ModelConfig, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// The modules of a decoder layer that can be adapted, by the last part of their names.
@@ -11,7 +12,7 @@ pub const LINEAR_MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "
 pub(super) const PREFIX: &str = "base_model.model.";
 
 /// The modules that get an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetModules {
     /// Every linear layer of the decoder layers; not the head.
     AllLinear,
@@ -23,7 +24,7 @@ pub enum TargetModules {
 
 /// Settings of a low-rank adapter (LoRA): `W x` becomes `W x + s · B (A x)`, with rank r, scale s, `A: [r, inputs]` and
 /// `B: [outputs, r]`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoraConfig {
     /// The rank of the adapter, the same for every matrix.
     pub r: usize,

@@ -59,6 +59,39 @@ impl Sharing {
         let (weights, _) = shared.weights(memory, config)?.expect("a sealed slot is never being written");
         Ok((weights, shared.reader.path().to_owned()))
     }
+
+    /// Gradients of zeros in a slot of shared memory, which this process accumulates and other processes read. The slot
+    /// is locked for writing.
+    pub fn gradients(
+        &self,
+        memory: &Memory,
+        config: &ModelConfig,
+        lora: Option<&LoraConfig>,
+    ) -> Result<(Params, GradientSlot)> {
+        let writer = self.slot(&Params::trained(&Memory::new(Device::Meta), config, lora), false)?;
+        let params = Params::trained(&writer.memory(&memory.part("gradients"))?, config, lora);
+        memory.check()?;
+        Ok((params, GradientSlot { writer }))
+    }
+}
+
+/// The slot of gradients that other processes read.
+pub struct GradientSlot {
+    writer: SlotWriter,
+}
+
+impl GradientSlot {
+    /// Locks the slot for writing, unless another process reads it. Returns whether it is locked now.
+    pub fn try_lock(&self) -> Result<bool> {
+        self.writer.try_lock()
+    }
+
+    /// Lets other processes read the slot at the returned path, until it is locked again. `params` are the gradients in
+    /// the slot.
+    pub fn publish(&self, params: &mut Params) -> Result<&Path> {
+        self.writer.publish(&mut params.tensors_mut(), Contents::default(), false)?;
+        Ok(self.writer.path())
+    }
 }
 
 /// A slot of shared memory that another process writes.
@@ -102,6 +135,20 @@ impl SharedSlot {
         memory.check()?;
         let version = Updates(pin.contents().version);
         Ok(Some((Adapter { lora: lora.clone(), params, version, config: config.clone() }, pin.contents())))
+    }
+
+    /// The gradients that the slot contains now; otherwise like [`weights`](Self::weights).
+    pub fn gradients(
+        &self,
+        memory: &Memory,
+        config: &ModelConfig,
+        lora: Option<&LoraConfig>,
+    ) -> Result<Option<Params>> {
+        self.reader.expect_layout(&layout(&Params::trained(&Memory::new(Device::Meta), config, lora)).0)?;
+        let Some(pin) = self.reader.pin()? else { return Ok(None) };
+        let params = Params::trained(&pin.memory(memory)?, config, lora);
+        memory.check()?;
+        Ok(Some(params))
     }
 
     /// Verifies the checksum with which the slot's contents were published; fails if it does not match.

@@ -11,14 +11,13 @@
 
 use super::TrainState;
 use super::kept::Planned;
-use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Outputs};
+use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, OutputGrads, Outputs};
 use super::skip::{Skipped, only};
 use crate::Result;
 use crate::objective::{Objective, Scored};
 use crate::optimizer_batch::Sequence;
-use kernels::Tensor;
 use model::batch::Dropout;
-use model::net::{self, KeptRows};
+use model::net::KeptRows;
 use model::packing::longest;
 use model::{BatchTensors, MicroBatch, PromptGroup, Updates};
 use std::time::Instant;
@@ -77,28 +76,15 @@ impl TrainState {
             compute.forward(&forward.tensors, self.config.temperature, batch.loss.is_of_scores())?;
             measured.forward.time_s += start.elapsed().as_secs_f64();
         }
-        let (ctx, model) = (compute.ctx, compute.model);
         let start = Instant::now();
-        let (d_logps, d_entropies) =
-            loss_and_gradient(batch, model.version().trained(), micro, &forward.outputs, measured);
+        let d_outputs = loss_and_gradient(batch, compute.model.version().trained(), micro, &forward.outputs, measured);
         measured.forward.time_s += start.elapsed().as_secs_f64();
 
-        let (start, tensors) = (Instant::now(), &forward.tensors);
-        let workspace = self.memory.part("workspace");
-        let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], &d_logps);
-        let (tape, rope) = compute.passes.parts();
-        if batch.loss.is_of_scores() {
-            net::score_backward(ctx, model, tensors, d_logps.view(), tape, &mut self.grads)?;
-        } else {
-            let d_entropies = batch.loss.has_entropy_grad(batch.normalizer).then_some(d_entropies);
-            let d_entropies = d_entropies.map(|d| Tensor::from_f32(&workspace, &[d.len()], &d));
-            let d_entropies = d_entropies.as_ref().map(Tensor::view);
-            net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
-        }
+        let start = Instant::now();
         let store = batch.kept.map(|kept| &kept.store);
         let kept =
             store.zip(forward.outputs.slots.as_ref()).map(|(store, slots)| KeptRows { store, slots: slots.view() });
-        net::backward_from(ctx, model, rope, tensors, kept, tape, &mut self.grads)?;
+        compute.backward(&forward.tensors, &d_outputs, batch.loss.is_of_scores(), kept, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())
     }
@@ -143,13 +129,13 @@ impl TrainState {
 
 /// Adds a micro-batch's contribution to the loss J to the sums. Returns the gradients of J with respect to the
 /// log-probability and the entropy of each scored token.
-fn loss_and_gradient(
+pub(super) fn loss_and_gradient(
     batch: &LossBatch<'_>,
     version: Updates,
     micro: &MicroBatch<'_>,
     outputs: &Outputs,
     measured: &mut Measured,
-) -> (Vec<f32>, Vec<f32>) {
+) -> OutputGrads {
     let Outputs { logps, entropies, slots } = outputs;
     let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
     let (mut first, mut rest, mut rest_entropies) = (0, d_logps.as_mut_slice(), d_entropies.as_mut_slice());
@@ -176,5 +162,5 @@ fn loss_and_gradient(
         }
         batch.loss.evaluate(batch.normalizer, &mut scored, &mut measured.sums);
     }
-    (d_logps, d_entropies)
+    OutputGrads { d_logps, d_entropies: batch.loss.has_entropy_grad(batch.normalizer).then_some(d_entropies) }
 }

@@ -8,9 +8,9 @@ use crate::{Result, Sample};
 use kernels::{Context, Memory, Tensor};
 use model::batch::Dropout;
 use model::kept::{KeptRollout, RolloutActivations};
-use model::net::{self, Rope, Tape};
+use model::net::{self, KeptRows, Rope, Tape};
 use model::scoring::grow_rope;
-use model::{BatchTensors, Capacity, ModelConfig, ModelView, StopCheck, Updates};
+use model::{BatchTensors, Capacity, Grads, ModelConfig, ModelView, StopCheck, Updates};
 use std::cell::Cell;
 use std::ops::AddAssign;
 
@@ -22,7 +22,7 @@ pub struct Passes {
     checkpointing: bool,
     rope: Option<(usize, Rope)>,
     tape: Option<Tape>,
-    stop: StopCheck,
+    pub(super) stop: StopCheck,
     /// The activations of the last generation; `None` if the engine keeps none.
     pub(super) activations: Option<RolloutActivations>,
 }
@@ -88,6 +88,41 @@ impl Compute<'_> {
         net::head_forward(ctx, *model, tensors, net::inv_temperature(temperature), tape)?;
         Ok(Outputs { logps: tape.logps().to_vec_f32(), entropies: tape.entropies().to_vec_f32(), slots: None })
     }
+}
+
+impl Compute<'_> {
+    /// The backward pass from the gradients of the outputs, which accumulates into `grads`. The tape must contain the
+    /// activations of the forward pass, or `kept` the rows from which each layer's are restored.
+    pub(super) fn backward(
+        &mut self,
+        tensors: &BatchTensors,
+        d_outputs: &OutputGrads,
+        is_of_scores: bool,
+        kept: Option<KeptRows<'_>>,
+        grads: &mut Grads,
+    ) -> Result<()> {
+        let (ctx, model) = (self.ctx, self.model);
+        let workspace = self.passes.memory.part("workspace");
+        let OutputGrads { d_logps, d_entropies } = d_outputs;
+        let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], d_logps);
+        let (tape, rope) = self.passes.parts();
+        if is_of_scores {
+            net::score_backward(ctx, model, tensors, d_logps.view(), tape, grads)?;
+        } else {
+            let d_entropies = d_entropies.as_ref().map(|d| Tensor::from_f32(&workspace, &[d.len()], d));
+            let d_entropies = d_entropies.as_ref().map(Tensor::view);
+            net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, grads)?;
+        }
+        Ok(net::backward_from(ctx, model, rope, tensors, kept, tape, grads)?)
+    }
+}
+
+/// The gradients of the loss with respect to the outputs of a micro-batch.
+pub(super) struct OutputGrads {
+    /// Of the log-probabilities, or of the scores.
+    pub(super) d_logps: Vec<f32>,
+    /// Of the entropies; `None` if the loss does not depend on them.
+    pub(super) d_entropies: Option<Vec<f32>>,
 }
 
 /// The model's outputs for the scored tokens of a micro-batch.

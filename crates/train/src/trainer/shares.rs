@@ -13,28 +13,52 @@ use crate::{Error, Result};
 use kernels::Context;
 use model::{Grads, Params};
 
-/// The sums of the shares that are complete.
+/// The shares of a step that this process computes, and the sums of those that are complete.
 pub(super) struct Shares {
+    /// The number of shares of the whole step.
+    total: usize,
+    /// The first share of this process.
+    first: usize,
+    /// The number of shares of this process, a power of two.
     count: usize,
-    /// The number of complete shares.
+    /// The number of complete shares of this process.
     complete: usize,
     /// At index l, the sum of 2ˡ complete shares that waits for the sum of the next 2ˡ, if bit l of `complete` is set.
     partial: Vec<Params>,
+    /// Numbers of the buffers of the current share and of each partial sum, which are swapped.
+    buffers: Vec<usize>,
 }
 
 impl Shares {
-    /// `count` shares, a power of two. `zeros` allocates the gradients of all trained parameters.
-    pub(super) fn new(count: usize, zeros: impl Fn() -> Params) -> Result<Shares> {
-        if !count.is_power_of_two() {
+    /// All `total` shares, a power of two. `zeros` allocates the gradients of all trained parameters.
+    pub(super) fn new(total: usize, zeros: impl Fn() -> Params) -> Result<Shares> {
+        if !total.is_power_of_two() {
             let why = "must be a power of two, since the shares are added in pairs";
-            return Err(Error::Config(format!("gradient_shares = {count}: {why}")));
+            return Err(Error::Config(format!("gradient_shares = {total}: {why}")));
         }
-        Ok(Shares { count, complete: 0, partial: (0..count.ilog2()).map(|_| zeros()).collect() })
+        Ok(Shares::of(total, 0, total, (0..total.ilog2()).map(|_| zeros()).collect()))
+    }
+
+    /// `count` of `total` shares, both powers of two, from `first` on; `partial` has log₂(count) gradients.
+    pub(super) fn of(total: usize, first: usize, count: usize, partial: Vec<Params>) -> Shares {
+        let buffers = (0..=partial.len()).collect();
+        Shares { total, first, count, complete: 0, partial, buffers }
+    }
+
+    /// Leaves all shares but the first `count`, a power of two, to other processes.
+    pub(super) fn keep_first(&mut self, count: usize) {
+        self.partial.truncate(count.ilog2() as usize);
+        self.count = count;
+    }
+
+    /// The number of shares of the whole step.
+    pub(super) fn total(&self) -> usize {
+        self.total
     }
 
     /// The share of group `group` of a step with `groups` groups.
     pub(super) fn index(&self, group: usize, groups: usize) -> usize {
-        (group * self.count / groups.max(1)).min(self.count - 1)
+        (group * self.total / groups.max(1)).min(self.total - 1)
     }
 
     /// Begins a step: no share is complete, and all gradients are zero.
@@ -46,15 +70,20 @@ impl Shares {
     /// Completes the shares before `share`, so that `grads` is ready for it. Shares without a group are also added, as
     /// zeros, since 0 added to −0 is 0.
     pub(super) fn enter(&mut self, ctx: &Context, grads: &mut Grads, share: usize) -> kernels::Result<()> {
-        while self.complete < share {
+        while self.first + self.complete < share {
             self.complete(ctx, grads)?;
         }
         Ok(())
     }
 
-    /// Completes all shares. `grads` then contains their sum.
+    /// Completes all shares of this process. `grads` then contains their sum.
     pub(super) fn finish(&mut self, ctx: &Context, grads: &mut Grads) -> kernels::Result<()> {
-        self.enter(ctx, grads, self.count)
+        self.enter(ctx, grads, self.first + self.count)
+    }
+
+    /// The number of the buffer that `grads` uses now: 0 at first, and 1 + l for that of the partial sum l.
+    pub(super) fn buffer(&self) -> usize {
+        self.buffers[0]
     }
 
     /// Completes the current share, whose gradient is in `grads`.
@@ -68,6 +97,7 @@ impl Shares {
         self.complete += 1;
         if self.complete < self.count {
             std::mem::swap(&mut grads.params, &mut self.partial[level]);
+            self.buffers.swap(0, 1 + level);
             grads.zero(ctx);
         }
         Ok(())

@@ -9,7 +9,9 @@
 //! ([`TrainState::normalizer`]), which are known beforehand, so accumulating the gradient in parts gives the same bits.
 
 use super::kept::{Origin, Planned};
-use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Passes};
+use super::micro_batch::loss_and_gradient;
+use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Outputs, Passes};
+use super::ranks::Ranks;
 use super::shares::Shares;
 use super::skip::Skipped;
 use super::{MAX_SKIPPED_IN_A_ROW, StepParams, TrainerConfig, TrainerState};
@@ -24,7 +26,7 @@ use kernels::mean::over;
 use kernels::{Context, Memory};
 use model::kept::RolloutActivations;
 use model::packing::longest;
-use model::{Capacity, Grads, ModelConfig, ModelView, Params, Trainable};
+use model::{Capacity, Grads, ModelConfig, ModelView, Params, StopCheck, Trainable};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,7 +36,9 @@ pub struct TrainState {
     pub(crate) config: TrainerConfig,
     pub(crate) memory: Memory,
     pub(crate) grads: Grads,
-    shares: Shares,
+    pub(super) shares: Shares,
+    /// The other ranks; `None` if this process computes all shares.
+    pub(super) ranks: Option<Arc<Ranks>>,
     pub(crate) optimizer: Optimizer,
     pub(super) skipped_in_a_row: u32,
     pub(crate) skipped_total: u64,
@@ -79,6 +83,7 @@ impl TrainState {
         Ok(TrainState {
             grads: Grads::trained(memory, model, adapter),
             shares: Shares::new(config.gradient_shares, partial)?,
+            ranks: None,
             optimizer: Optimizer::new(memory, model, adapter, config.optimizer),
             entropy: EntropyControl::new(&config.objective.entropy()),
             memory: memory.clone(),
@@ -100,10 +105,12 @@ impl TrainState {
     ) -> Result<()> {
         let (samples, loss) = (samples.into(), self.config.objective.clone());
         self.discard();
-        let compute = &mut Compute { passes, ctx, model };
+        let own = self.own_context(ctx);
+        let compute = &mut Compute { passes, ctx: &own, model };
         let (normalizer, ahead) = self.normalize(compute, samples, &loss)?;
         self.accumulate_after(compute, samples, &loss, &normalizer, ahead)?;
-        self.reduce(ctx)
+        let stop = passes.stop.clone();
+        self.reduce(ctx, &stop)
     }
 
     /// Discards the gradient that was accumulated since the last step.
@@ -121,7 +128,8 @@ impl TrainState {
         samples: Samples<'_>,
         loss: &Objective,
     ) -> Result<Normalizer> {
-        Ok(self.normalize(&mut Compute { passes, ctx, model }, samples, loss)?.0)
+        let own = self.own_context(ctx);
+        Ok(self.normalize(&mut Compute { passes, ctx: &own, model }, samples, loss)?.0)
     }
 
     /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the gradient
@@ -135,16 +143,20 @@ impl TrainState {
         loss: &Objective,
         normalizer: &Normalizer,
     ) -> Result<()> {
-        let compute = &mut Compute { passes, ctx, model };
+        let own = self.own_context(ctx);
+        let compute = &mut Compute { passes, ctx: &own, model };
         self.accumulate_after(compute, samples, loss, normalizer, Ahead::default())
     }
 
-    /// Completes the accumulated gradient of the optimizer batch: adds the gradients of its shares as a tree. With
-    /// several ranks, this is where their gradients would be added, and the sums in `Accumulated` gathered.
-    pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
+    /// Completes the accumulated gradient of the optimizer batch: adds the gradients of its shares as a tree, and those
+    /// of other ranks.
+    pub fn reduce(&mut self, ctx: &Context, stop: &StopCheck) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
         let start = Instant::now();
         self.shares.finish(ctx, &mut self.grads)?;
+        if let Some(ranks) = &self.ranks {
+            ranks.reduce(ctx, &mut self.grads, stop)?;
+        }
         accumulated.is_reduced = true;
         accumulated.optimizer_time_s += start.elapsed().as_secs_f64();
         Ok(())
@@ -222,18 +234,28 @@ impl TrainState {
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
         let share = |group: usize| self.shares.index(group, groups.len());
-        let planned = compute.plan(&self.config, &sequences, &groups, kept, share);
-        self.reserve_for(compute, &planned, longest(&groups))?;
-        let keeps = planned.len() == 1 || self.dropout() > 0.0;
+        let mut planned = compute.plan(&self.config, &sequences, &groups, kept, share);
+        let (own, others) = self.divided(&mut planned);
+        self.reserve_for(compute, own, longest(&groups))?;
+        let stop = compute.passes.stop.clone();
+        let keeps = others.is_empty() && (own.len() == 1 || self.dropout() > 0.0);
         let skipped = Cell::default();
         let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped, kept };
         let mut entropies = Vec::with_capacity(normalizer.tokens);
-        for planned in &planned {
-            let forward = self.forward(compute, &batch, planned, &mut ahead.sums)?;
+        let in_loss = |planned: &Planned<'_>, outputs: &Outputs| {
             let mask = planned.micro.scored().flat_map(|i| &sequences[i].mask);
-            entropies.extend(forward.outputs.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
-            ahead.forwards.extend(keeps.then_some(forward));
-        }
+            outputs.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e).collect::<Vec<f32>>()
+        };
+        let divided = self.divided_batch(&batch, compute.model.version().trained(), None, &stop);
+        let outputs = self.compute_divided(divided, others, |state| {
+            own.iter().try_for_each(|planned| {
+                let forward = state.forward(compute, &batch, planned, &mut ahead.sums)?;
+                entropies.extend(in_loss(planned, &forward.outputs));
+                ahead.forwards.extend(keeps.then_some(forward));
+                Ok(())
+            })
+        })?;
+        others.iter().zip(&outputs).for_each(|(planned, outputs)| entropies.extend(in_loss(planned, outputs)));
         normalizer.entropy_threshold = quantile(entropies.clone(), q);
         normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
         Ok((normalizer, ahead))
@@ -259,12 +281,17 @@ impl TrainState {
         let kept = kept.as_deref();
         let groups_before = self.accumulated.as_ref().map_or(0, |accumulated| accumulated.groups);
         let share = |group: usize| self.shares.index(groups_before + group, normalizer.groups);
-        let planned = compute.plan(&self.config, &sequences, &groups, kept, share);
-        let computed = self.reserve_for(compute, &planned, longest(&groups))?;
+        let mut planned = compute.plan(&self.config, &sequences, &groups, kept, share);
+        let rows = |planned: &Planned<'_>| planned.micro.capacity().tokens;
+        let (computed, micro_batches) = (planned.iter().map(rows).sum::<usize>(), planned.len());
+        let (own, others) = self.divided(&mut planned);
+        self.reserve_for(compute, own, longest(&groups))?;
+        let stop = compute.passes.stop.clone();
         let mut accumulated = match self.accumulated.take() {
             Some(accumulated) => accumulated,
             None => {
                 self.shares.begin(compute.ctx, &mut self.grads);
+                self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.begin(&stop))?;
                 Accumulated::new(loss.clone(), *normalizer)
             }
         };
@@ -274,15 +301,22 @@ impl TrainState {
         let measured = &mut accumulated.measured;
         measured.forward += ahead.sums;
         let mut ahead = ahead.forwards.into_iter();
-        for planned in &planned {
-            let forward = match ahead.next() {
-                Some(forward) => forward,
-                None => self.forward(compute, &batch, planned, &mut measured.forward)?,
-            };
-            self.shares.enter(compute.ctx, &mut self.grads, planned.share)?;
-            self.backward(compute, &batch, &planned.micro, forward, measured)?;
+        let version = compute.model.version().trained();
+        let divided = self.divided_batch(&batch, version, Some(normalizer), &stop);
+        let outputs = self.compute_divided(divided, others, |state| {
+            own.iter().try_for_each(|planned| {
+                let forward = match ahead.next() {
+                    Some(forward) => forward,
+                    None => state.forward(compute, &batch, planned, &mut measured.forward)?,
+                };
+                state.shares.enter(compute.ctx, &mut state.grads, planned.share)?;
+                state.backward(compute, &batch, &planned.micro, forward, measured)
+            })
+        })?;
+        for (planned, outputs) in others.iter().zip(&outputs) {
+            loss_and_gradient(&batch, version, &planned.micro, outputs, measured);
         }
-        batch.count_skipped(sequences.len(), compute.model.version().trained(), measured);
+        batch.count_skipped(sequences.len(), version, measured);
         self.check_skipped(compute, &batch, &all, &skipped, measured)?;
         // Sequences with an empty completion are not computed, but are counted in the metrics.
         for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
@@ -293,19 +327,19 @@ impl TrainState {
         accumulated.sequences += sequences.len();
         accumulated.groups += all.len();
         accumulated.computed_tokens += computed;
-        accumulated.micro_batches += planned.len();
+        accumulated.micro_batches += micro_batches;
         accumulated.uses_activations = kept.is_some();
         self.accumulated = Some(accumulated);
         Ok(())
     }
 
-    /// Allocates memory for these micro-batches, and returns the number of their rows.
+    /// Allocates memory for these micro-batches.
     pub(crate) fn reserve_for(
         &mut self,
         compute: &mut Compute<'_>,
         planned: &[Planned<'_>],
         positions: usize,
-    ) -> Result<usize> {
+    ) -> Result<()> {
         let capacities = planned.iter().map(|planned| planned.micro.capacity());
         let capacity = capacities.clone().fold(Capacity::default(), Capacity::max);
         let rows = capacities.map(|capacity| capacity.tokens).sum();
@@ -313,8 +347,7 @@ impl TrainState {
         let forwarded = computed.map(|planned| planned.micro.capacity().tokens).max().unwrap_or(0);
         self.grads.reserve(rows);
         compute.passes.reserve(compute.model.config(), capacity, forwarded, positions);
-        self.memory.check()?;
-        Ok(rows)
+        Ok(self.memory.check()?)
     }
 
     /// Returns whether loss and gradient are finite, so that the step can be taken. Fails after too many consecutive

@@ -154,7 +154,7 @@ fn two_states_can_share_the_same_passes() {
         }
     }
     for ((weights, state), samples) in models.iter_mut().zip(&data) {
-        state.reduce(&ctx).unwrap();
+        state.reduce(&ctx, &Default::default()).unwrap();
         let metrics = state.step(&ctx, weights, StepParams { learning_rate: 1e-2 }).unwrap();
         let learned: Vec<Vec<f32>> = weights.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
         assert_eq!((learned, metrics.loss), alone(samples));

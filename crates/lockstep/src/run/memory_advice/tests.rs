@@ -86,7 +86,7 @@ fn for_each_case(
     let mut wrong = Vec::new();
     for (purpose, set) in CASES {
         let config = configured(dir.path(), *purpose, set);
-        let run = PlannedRun { purpose: *purpose, config: &config, distributed: false, device };
+        let run = PlannedRun { purpose: *purpose, config: &config, distributed: false, ranks: 1, device };
         let found = run.with_planner(&Available::default(), &Sinks::new(), |planner| {
             let plan = |config: &Config| Ok(planner(config)?.on(device));
             let replan = Replan { purpose: *purpose, config: &config, resumes: false, plan: &plan };
@@ -210,7 +210,7 @@ fn each_key_listed_with_a_part_lowers_that_part() {
 fn a_resumed_run_is_only_advised_of_keys_that_may_change() {
     let dir = directory();
     let config = configured(dir.path(), Purpose::Show, &[]);
-    let run = PlannedRun { purpose: Purpose::Show, config: &config, distributed: false, device: Device::Cpu };
+    let run = PlannedRun { purpose: Purpose::Show, config: &config, distributed: false, ranks: 1, device: Device::Cpu };
     run.with_planner(&Available::default(), &Sinks::new(), |planner| {
         let text = |resumes: bool| {
             let replan = Replan { purpose: Purpose::Show, config: &config, resumes, plan: &**planner };

@@ -6,14 +6,14 @@
 use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
 use crate::rollouts::collector::record_ops;
-use crate::run::learner::{Update, record_parts};
+use crate::run::learner::{Learner, Update, record_parts};
 use crate::run::moments::{restore_moments, write_moments};
 use crate::trainers::online::{LargestWork, PartInputs};
 use kernels::Context;
 use model::hub::HubKind;
 use model::io::ModelFiles;
 use model::{AdaptedWeights, ModelConfig, Scorer, Trainable, Weights};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::Stages;
 use train::{Objective, Sample, StepParams, Trainer};
@@ -29,6 +29,8 @@ pub struct Critic {
     /// Gradients, optimizer moments and buffers of the value model.
     pub trainer: Trainer,
     scorer: Scorer,
+    /// Where other ranks read the weights of the next step; `None` without other ranks.
+    published: Option<PathBuf>,
     /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
@@ -54,7 +56,27 @@ impl Critic {
             restore_moments(checkpoint, MOMENTS, &mut trainer)?;
         }
         let scorer = builder.scorer("values", &weights.config, largest.generation);
-        Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer, gradient_time_s: 0.0 })
+        let weights = match builder.ranks.as_ref().filter(|_| !builder.is_plan()) {
+            Some((_, sharing)) => AdaptedWeights::shared(ctx.memory(), weights, None, sharing, None).or_bad_input()?,
+            None => AdaptedWeights::new(ctx.memory(), weights, None),
+        };
+        Ok(Critic { weights, trainer, scorer, published: None, gradient_time_s: 0.0 })
+    }
+
+    /// Divides the value model's steps among the ranks that divide those of the policy, if there are any.
+    pub fn use_ranks_of(&mut self, policy: &Learner) -> anyhow::Result<()> {
+        if let Some(world) = policy.trainer.world_of_second_model() {
+            self.trainer.use_ranks(&policy.ctx, self.weights.config(), world)?;
+        }
+        self.publish()
+    }
+
+    /// Publishes the weights to other ranks, if there are any, before readers in this process hold them.
+    fn publish(&mut self) -> anyhow::Result<()> {
+        if self.trainer.has_ranks() {
+            self.published = Some(self.weights.publish(self.weights.version().0, [0; 16])?.path);
+        }
+        Ok(())
     }
 
     /// The value of each token's state, for each sample.
@@ -66,6 +88,9 @@ impl Critic {
     /// Computes the gradient of the value loss on `samples`, which the next [`step`](Self::step) applies.
     pub fn gradient(&mut self, ctx: &Context, stages: &Stages, samples: &[Sample]) -> anyhow::Result<()> {
         let (span, before) = (stages.span("value update"), kernels::context::counted());
+        if let Some(published) = &self.published {
+            self.trainer.share_weights(published, None)?;
+        }
         self.trainer.gradient(ctx, self.weights.view(), samples)?;
         record_ops(&span, before);
         self.gradient_time_s = span.end();
@@ -78,6 +103,7 @@ impl Critic {
         let metrics = self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?;
         record_ops(&span, before);
         record_parts(&span, &metrics);
+        self.publish()?;
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 

@@ -137,6 +137,7 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
         kl.kl_coef = kl_coef;
         pipeline.restore(saved, from)
     })?;
+    critic.use_ranks_of(&run.learner)?;
     Ok((Ppo { pipeline, critic, kl }, run))
 }
 

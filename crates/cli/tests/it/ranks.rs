@@ -1,0 +1,239 @@
+//! `--ranks`: several processes divide the passes of each step, with the bits of one process with the same
+//! `gradient_shares`.
+
+use crate::support::runs::{arguments, directory, directory_of, files, good, same, same_but_workers};
+use crate::support::{CONFIG, command, refused};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// The arguments of a run of `purpose` in `out` with this many ranks.
+fn divided<'a>(purpose: &'a str, out: &'a str, set: &[&'a str], ranks: &'a str) -> Vec<&'a str> {
+    [arguments(purpose, out, set), vec!["--ranks", ranks]].concat()
+}
+
+/// Kinds of runs: the command, a name and keys. The model's embeddings are tied.
+const KINDS: [(&str, &str, &[&str]); 9] = [
+    ("train", "grpo", &["beta=0.04", "per_device_train_batch_size=8", "record_rollouts=true"]),
+    ("train", "iterations", &["num_iterations=2", "per_device_train_batch_size=8", "optim=muon", "dtype=bf16"]),
+    ("train", "dynamic", &["dynamic_sampling=true", "per_device_train_batch_size=8", "adam_moments_dtype=bf16"]),
+    ("train", "rloo", &["algorithm=rloo", "per_device_train_batch_size=8", "max_staleness=1"]),
+    ("train", "lora", &["use_peft=true", "lora_r=2", "lora_dropout=0.1", "per_device_train_batch_size=16"]),
+    ("train", "ppo", &["algorithm=ppo", "num_ppo_epochs=2", "num_mini_batches=2", "per_device_train_batch_size=8"]),
+    ("sft", "sft", &["packing=false"]),
+    ("reward", "reward", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]),
+    ("dpo", "dpo", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]),
+];
+
+#[test]
+fn any_number_of_ranks_gives_the_bits_of_one_process() {
+    let dir = directory();
+    let root = dir.path();
+    for (purpose, kind, set) in KINDS {
+        let set = [set, &["gradient_shares=4"]].concat();
+        let one = format!("{kind}-1");
+        good(root, &arguments(purpose, &one, &set));
+        for ranks in ["2", "4"] {
+            let out = format!("{kind}-{ranks}");
+            good(root, &divided(purpose, &out, &set, ranks));
+            // A batch that was generated ahead has the seconds that it took.
+            let compare = if kind == "rloo" { same_but_workers } else { same };
+            compare(&root.join(&one), &root.join(&out));
+        }
+    }
+    good(root, &["verify", "grpo-4", "--all"]);
+}
+
+/// Untied embeddings, an entropy bonus on the tokens of highest entropy, and a number of groups that ranks cannot
+/// divide evenly.
+#[test]
+fn ranks_without_groups_and_entropies_of_all_ranks_change_no_bit() {
+    let dir = directory_of(CONFIG);
+    let root = dir.path();
+    for (name, set) in [
+        ("entropy", &["top_entropy_quantile=0.5", "per_device_train_batch_size=6"][..]),
+        ("few", &["per_device_train_batch_size=2", "gradient_checkpointing=true", "max_steps=12"][..]),
+    ] {
+        let set = [set, &["gradient_shares=8"]].concat();
+        let [one, four] = ["1", "4"].map(|ranks| format!("{name}-{ranks}"));
+        good(root, &arguments("train", &one, &set));
+        good(root, &divided("train", &four, &set, "4"));
+        same(&root.join(&one), &root.join(&four));
+    }
+}
+
+#[test]
+fn unset_shares_are_the_number_of_ranks_and_are_recorded() {
+    let dir = directory();
+    let root = dir.path();
+    let printed = good(root, &divided("sft", "two", &[], "2")).err;
+    let line = "gradient_shares = 2: one process computes the same bits with --set gradient_shares=2";
+    assert!(printed.contains(line), "{printed}");
+    good(root, &arguments("sft", "one", &["gradient_shares=2"]));
+    same(&root.join("one"), &root.join("two"));
+    let config = std::fs::read_to_string(root.join("two/config.toml")).unwrap();
+    assert!(config.contains("gradient_shares = 2  # command line\n"), "{config}");
+    assert!(config_without_ranks(root), "one rank must leave gradient_shares at its default");
+}
+
+fn config_without_ranks(root: &Path) -> bool {
+    good(root, &divided("sft", "alone", &["max_steps=1", "eval_strategy=no"], "1"));
+    std::fs::read_to_string(root.join("alone/config.toml")).unwrap().contains("gradient_shares = 1  # default\n")
+}
+
+#[test]
+fn runs_that_ranks_cannot_divide_are_refused() {
+    let dir = directory();
+    let root = dir.path();
+    let train = |set: &[&'static str], ranks: &'static str, words: &[&str]| {
+        refused(root, &divided("train", "run", set, ranks), words);
+    };
+    let pairs = "--ranks must be a power of two, since gradients are added in pairs, got";
+    train(&[], "3", &[pairs, "3: use 2 or 4"]);
+    train(&[], "12", &[pairs, "12: use 8 or 16"]);
+    train(&[], "0", &["--ranks must be at least 1, got 0"]);
+    train(&[], "128", &["--ranks 128 is more than the largest gradient_shares, 64"]);
+    let more =
+        "--ranks 4 is more than gradient_shares = 2, by which the gradients of this run are divided: use --ranks 2";
+    train(&["gradient_shares=2"], "4", &[more]);
+    let with_workers = [divided("train", "run", &[], "2"), vec!["--distributed"]].concat();
+    refused(root, &with_workers, &["--ranks 2 cannot divide the learner of a run with workers yet"]);
+    let alone = command(root, &["rank"]).stdin(Stdio::null()).output().unwrap();
+    let alone = (alone.status.code(), String::from_utf8(alone.stderr).unwrap());
+    let why = "error: standard input must be the socket of rank 0: `lockstep train --ranks N` starts the ranks\n";
+    assert_eq!(alone, (Some(2), why.to_owned()));
+}
+
+/// Each rank has its own gradients and activations; weights and the optimizer's state exist once.
+#[test]
+fn the_plan_lists_the_memory_of_each_rank() {
+    let dir = directory();
+    let parts = |ranks: &str| {
+        let data = ["plan", "--json", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars"];
+        let set = ["--set", "num_generations=2", "--set", "max_completion_length=6", "--set", "gradient_shares=4"];
+        let printed = good(dir.path(), &[&data[..], &set, &["--ranks", ranks]].concat()).out;
+        let plan: Value = serde_json::from_str(&printed).unwrap();
+        let part = |part: &Value| (part["part"].as_str().unwrap().to_owned(), part["bytes"].as_u64().unwrap());
+        plan["parts"].as_array().unwrap().iter().map(part).collect::<BTreeMap<_, _>>()
+    };
+    let [one, two, four] = ["1", "2", "4"].map(parts);
+    let gradients = |plan: &BTreeMap<String, u64>, of: &str| plan.get(&format!("{of}: gradients")).copied();
+    // A gradient, and one more for each doubling of a rank's shares. Rank 0 also keeps tokens of the whole step.
+    let rank = |plan: &BTreeMap<String, u64>, rank: u64| gradients(plan, &format!("rank {rank}: training"));
+    let (half, quarter) = (rank(&two, 1).unwrap(), rank(&four, 1).unwrap());
+    assert!(quarter < half && half < gradients(&one, "training").unwrap());
+    assert_eq!((rank(&four, 3), rank(&four, 4), rank(&one, 1)), (Some(quarter), None, None));
+    assert!(gradients(&four, "training") < gradients(&two, "training"));
+    for (name, bytes) in &one {
+        assert!(name.ends_with("gradients") || name.starts_with("program") || two[name] == *bytes, "{name}");
+        assert!(!["weights", "optimizer"].iter().any(|kind| four.contains_key(&format!("rank 1: {kind}"))));
+    }
+    assert!(four.keys().any(|name| name.starts_with("rank 3: training: activations")), "{four:?}");
+}
+
+/// The processes whose parent is `pid`, by the system's list.
+fn children(pid: u32) -> Vec<u32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().map(|word| word.parse().unwrap()).collect()
+}
+
+fn signal(name: &str, pid: u32) {
+    let status = std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[track_caller]
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A run that is killed is resumed with other numbers of ranks, up to the end of a run that was never killed.
+#[test]
+fn a_lost_rank_ends_the_run_which_resumes_with_another_number() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["gradient_shares=4", "per_device_train_batch_size=8", "save_steps=1"];
+    good(root, &arguments("train", "whole", &set));
+    let resumed = |ranks: &'static str| vec!["train", "--resume", "killed", "--ranks", ranks];
+    let starts = [divided("train", "killed", &set, "4"), resumed("2")];
+    for (start, (checkpoint, name)) in starts.iter().zip([("000002", "-9"), ("000006", "-STOP")]) {
+        let mut run = command(root, start).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let checkpoint = root.join(format!("killed/checkpoints/step-{checkpoint}/files.json"));
+        wait_until("no checkpoint was written", || checkpoint.exists());
+        let ranks = children(run.id());
+        assert!(!ranks.is_empty());
+        signal(name, ranks[0]);
+        let output = run.wait_with_output_in(Duration::from_secs(60));
+        let (code, text) = output;
+        assert_eq!(code, Some(1), "{text}");
+        let last = text.lines().last().unwrap_or_default();
+        let why = if name == "-9" { "was killed by signal 9" } else { "sent no heartbeat for 15 s" };
+        let named = format!("(process {}) {why}", ranks[0]);
+        assert!(last.starts_with("error: rank ") && last.contains(&named), "{text}");
+        assert!(last.contains(": resume the run with --resume "), "{text}");
+        wait_until("a rank is still running", || !ranks.iter().any(|&pid| is_alive(pid)));
+    }
+    good(root, &resumed("4"));
+    same(&root.join("whole"), &root.join("killed"));
+    // And without ranks, from a checkpoint.
+    let first = files(&root.join("whole"));
+    good(root, &["train", "--resume", "killed/checkpoints/step-000006"]);
+    assert!(first["model/model.safetensors"] == files(&root.join("killed"))["model/model.safetensors"]);
+}
+
+/// However rank 0 ends, no process stays behind.
+#[test]
+fn ranks_end_with_rank_0() {
+    let dir = directory();
+    for (name, code) in [("-9", None), ("-TERM", Some(143))] {
+        let out = format!("run{name}");
+        let set = ["per_device_train_batch_size=8", "max_steps=100000", "save_steps=100000", "eval_strategy=no"];
+        let arguments = divided("train", &out, &set, "2");
+        let mut run = command(dir.path(), &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let log = dir.path().join(&out).join("metrics.jsonl");
+        wait_until("no step was logged", || std::fs::metadata(&log).is_ok_and(|file| file.len() > 0));
+        let ranks = children(run.id());
+        assert_eq!(ranks.len(), 1);
+        // A signal to a rank alone is not a request to stop.
+        signal("-TERM", ranks[0]);
+        signal(name, run.id());
+        let (found, text) = run.wait_with_output_in(Duration::from_secs(60));
+        assert_eq!(found, code, "{text}");
+        wait_until("the rank is still running", || !is_alive(ranks[0]));
+    }
+}
+
+trait WaitWithin {
+    /// Waits for the end of the process, and returns its exit code and standard error.
+    fn wait_with_output_in(&mut self, most: Duration) -> (Option<i32>, String);
+}
+
+impl WaitWithin for std::process::Child {
+    fn wait_with_output_in(&mut self, most: Duration) -> (Option<i32>, String) {
+        let mut stderr = self.stderr.take().unwrap();
+        let reader = std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap());
+        let start = Instant::now();
+        let status = loop {
+            match self.try_wait().unwrap() {
+                Some(status) => break status,
+                None if start.elapsed() > most => {
+                    self.kill().unwrap();
+                    panic!("the process did not end: {}", reader.join().unwrap());
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        (status.code(), reader.join().unwrap())
+    }
+}

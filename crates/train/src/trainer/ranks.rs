@@ -1,0 +1,433 @@
+//! Several ranks: processes that divide the gradient of each optimizer step.
+//!
+//! Rank 0 has the samples, the loss, the optimizer and its state, and reads and writes the weights. Each rank runs the
+//! forward and backward passes of its own shares of a step's groups (see [`shares`](super::shares)), rank r those from
+//! share r·S/R on. For a micro-batch of another rank, rank 0 sends token ids, receives log-probabilities and entropies,
+//! and sends back the gradients of the loss with respect to these, a few numbers per token. It does so on one thread for
+//! each rank, while its own passes run. All sums over samples (loss, metrics, entropies) are computed by rank 0, in the
+//! order of the samples, from the outputs that it received, so they have the bits of a single process.
+//!
+//! The ranks' gradients are added as the balanced binary tree of the shares: first each even rank adds the gradient of
+//! its neighbour, then every fourth rank that of the rank after next, and so on. A rank reads another rank's gradient in
+//! shared memory, and the weights, of which there is one copy. The optimizer step is that of a single process.
+
+mod memory;
+mod protocol;
+mod server;
+
+pub use memory::RankMemory;
+pub use server::serve;
+
+use super::kept::{Origin, Planned};
+use super::micro_batch::loss_and_gradient;
+use super::passes::{LossBatch, Measured, Outputs};
+use super::{TrainState, Trainer, TrainerConfig};
+use crate::loss::Normalizer;
+use crate::objective::Objective;
+use crate::optimizer_batch::Sequence;
+use crate::{Error, Result};
+use kernels::{Context, DType, Memory};
+use model::{Grads, LoraConfig, ModelConfig, SharedSlot, StopCheck, Updates};
+use protocol::{DropoutOfPass, ModelRequest, Pass, Reply, Request, Start, bits, floats, message, value};
+use ranks::{Message, Peers};
+use serde::Serialize;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The other ranks of a training run, as rank 0 sees them.
+pub(super) struct Ranks {
+    world: World,
+    /// Rank 0's part of the threads, for passes while other ranks compute, too.
+    pub(super) ctx: Context,
+    memory: Memory,
+    model: Arc<ModelConfig>,
+    adapter: Option<LoraConfig>,
+    /// The number of shares of a step.
+    shares: usize,
+    /// The number of steps begun, including cancelled ones.
+    begun: AtomicU64,
+    /// The slots with the gradients of other ranks.
+    opened: Mutex<BTreeMap<PathBuf, SharedSlot>>,
+}
+
+/// A part of the optimizer batch whose micro-batches the ranks compute.
+#[derive(Clone, Copy)]
+pub(super) struct DividedBatch<'a> {
+    pub(super) loss: &'a Objective,
+    pub(super) sequences: &'a [Sequence<'a>],
+    /// Number of sequences of the optimizer batch that earlier parts had.
+    pub(super) before: usize,
+    pub(super) version: Updates,
+    /// The step number of dropout; `None` without dropout.
+    pub(super) dropout: Option<u64>,
+    /// The counts by which the loss divides; `None` for forward passes without a gradient.
+    pub(super) normalizer: Option<&'a Normalizer>,
+    pub(super) stop: &'a StopCheck,
+}
+
+/// What rank 0 needs to work with other ranks.
+#[derive(Clone)]
+pub struct World {
+    /// The processes, which call [`serve_rank`](crate::serve_rank).
+    pub peers: Arc<Peers>,
+    /// The index of the trained model: 0, and 1 for a second model that is trained with the same ranks.
+    pub model: usize,
+    /// Id of the training run.
+    pub run: [u8; 16],
+    /// The name of this build of the program, which must be that of all ranks.
+    pub build: String,
+}
+
+impl Ranks {
+    /// Starts the work of the ranks. `ctx` has all threads, which are divided among the ranks.
+    pub(super) fn start(
+        ctx: &Context,
+        memory: &Memory,
+        model: &Arc<ModelConfig>,
+        config: &TrainerConfig,
+        world: World,
+    ) -> Result<Ranks> {
+        let world_size = world.peers.world_size();
+        let threads = (ctx.threads() / world_size).max(1);
+        let mut starts = Vec::new();
+        for rank in 1..world_size {
+            let start = Start {
+                rank,
+                world_size,
+                isa: ctx.describe().to_owned(),
+                threads,
+                run: world.run,
+                model: description(model)?,
+                is_bf16: model.compute == DType::Bf16,
+                adapter: config.adapter.clone(),
+                temperature: config.temperature,
+                prefix_sharing: config.prefix_sharing,
+                gradient_checkpointing: config.gradient_checkpointing,
+                gradient_shares: config.gradient_shares,
+                seed: config.optimizer.seed,
+            };
+            starts.push(start);
+        }
+        let ranks = Ranks {
+            world,
+            ctx: ctx.with_threads(threads),
+            memory: memory.clone(),
+            model: model.clone(),
+            adapter: config.adapter.clone(),
+            shares: config.gradient_shares,
+            begun: AtomicU64::new(0),
+            opened: Mutex::default(),
+        };
+        for (rank, start) in (1..).zip(starts) {
+            ranks.send(rank, Request::Start(Box::new(start)), Vec::new())?;
+        }
+        let build = &ranks.world.build;
+        for rank in 1..world_size {
+            match ranks.receive(rank, &|| false)? {
+                (Reply::Ready { build: other }, _) if other == *build => {}
+                (Reply::Ready { build: other }, _) => {
+                    let of = ranks.name(rank);
+                    return Err(Error::Rank(format!("{of} is build {other} of the program, but rank 0 is {build}")));
+                }
+                (reply, _) => return Err(ranks.unexpected(rank, &reply)),
+            }
+        }
+        Ok(ranks)
+    }
+
+    /// Whether a rank is lost.
+    pub(super) fn lost(&self) -> &ranks::Lost {
+        self.world.peers.lost()
+    }
+
+    /// The number of ranks.
+    pub(super) fn world_size(&self) -> usize {
+        self.world.peers.world_size()
+    }
+
+    /// Shares the published weights with the other ranks, which read them until the next [`reduce`](Self::reduce).
+    pub(super) fn share_weights(&self, trained: &Path, base: Option<&Path>) -> Result<()> {
+        self.send_all(&Request::Weights { trained: trained.to_owned(), base: base.map(Path::to_owned) })
+    }
+
+    /// Begins an optimizer step on all ranks.
+    pub(super) fn begin(&self, stop: &StopCheck) -> Result<()> {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        self.send_all(&Request::Begin { number })?;
+        for rank in 1..self.world_size() {
+            // Replies of a cancelled step come before.
+            while !matches!(
+                self.receive(rank, &|| stop.is_requested())?,
+                (Reply::Begun { number: begun }, _) if begun == number
+            ) {}
+        }
+        Ok(())
+    }
+
+    /// The number of `planned` micro-batches that rank 0 computes. They come first.
+    pub(super) fn own(&self, planned: &[Planned<'_>]) -> usize {
+        planned.partition_point(|planned| self.rank_of(planned) == 0)
+    }
+
+    fn rank_of(&self, planned: &Planned<'_>) -> usize {
+        planned.share * self.world_size() / self.shares
+    }
+
+    /// Has the other ranks compute the micro-batches `others`, while `own` computes those of rank 0. Returns the outputs
+    /// of each of `others`.
+    pub(super) fn compute(
+        &self,
+        batch: DividedBatch<'_>,
+        others: &[Planned<'_>],
+        own: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Outputs>> {
+        let cancels = AtomicBool::new(false);
+        let (own, others) = std::thread::scope(|scope| {
+            let (mut exchanges, cancels) = (Vec::new(), &cancels);
+            for planned in others.chunk_by(|a, b| self.rank_of(a) == self.rank_of(b)) {
+                let micros: Vec<_> = planned.iter().map(|planned| (planned.share, &planned.micro)).collect();
+                let rank = self.rank_of(&planned[0]);
+                exchanges.push(scope.spawn(move || self.exchange(rank, batch, micros, cancels)));
+            }
+            let own = own();
+            cancels.store(own.is_err(), Ordering::Relaxed);
+            let joined = exchanges.into_iter().map(|exchange| exchange.join());
+            let joined = joined.map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            (own, joined.collect::<Vec<_>>())
+        });
+        if let Some(why) = self.lost().why() {
+            return Err(Error::Rank(why.to_owned()));
+        }
+        // A rank's failure is the reason why the other exchanges and rank 0's own passes were cancelled.
+        let failed = |result: &Result<Vec<Outputs>>| matches!(result, Err(Error::Rank(_)));
+        match others.iter().position(failed) {
+            Some(rank) => others.into_iter().nth(rank).unwrap_or(Ok(Vec::new())),
+            None => {
+                own?;
+                others.into_iter().try_fold(Vec::new(), |mut all, outputs| {
+                    all.extend(outputs?);
+                    Ok(all)
+                })
+            }
+        }
+    }
+
+    /// Has `rank` compute its micro-batches, each with its share, in order.
+    fn exchange(
+        &self,
+        rank: usize,
+        batch: DividedBatch<'_>,
+        micros: Vec<(usize, &model::MicroBatch<'_>)>,
+        cancels: &AtomicBool,
+    ) -> Result<Vec<Outputs>> {
+        let DividedBatch { loss, sequences, before, version, dropout, normalizer, stop } = batch;
+        let is_cancelled = || cancels.load(Ordering::Relaxed) || stop.is_requested();
+        let request = |(share, micro): &(usize, &model::MicroBatch<'_>)| {
+            let samples = || micro.scored().map(|i| (before + i) as u32).collect();
+            let dropout = dropout.map(|step| DropoutOfPass { step, samples: samples(), second: loss.is_policy() });
+            let (request, ids) = Pass::request(*share, loss.is_of_scores(), dropout, micro);
+            self.send(rank, request, ids)
+        };
+        let mut all = Vec::with_capacity(micros.len());
+        for i in 0..micros.len() {
+            if i == 0 {
+                request(&micros[0])?;
+            }
+            let (reply, numbers) = self.receive(rank, &is_cancelled)?;
+            let scored: usize = micros[i].1.scored().map(|i| sequences[i].completion.len()).sum();
+            if !matches!(reply, Reply::Outputs) || numbers.len() != 2 * scored {
+                return Err(self.unexpected(rank, &reply));
+            }
+            let (logps, entropies) = numbers.split_at(scored);
+            let outputs = Outputs { logps: floats(logps), entropies: floats(entropies), slots: None };
+            if let Some(normalizer) = normalizer {
+                let skipped = Cell::default();
+                let batch = LossBatch { loss, normalizer, sequences, before, skipped, kept: None };
+                let sums = &mut Measured::default(); // the sums of the step are computed later, in order
+                let d_outputs = loss_and_gradient(&batch, version, micros[i].1, &outputs, sums);
+                let has_entropies = d_outputs.d_entropies.is_some();
+                let entropies = d_outputs.d_entropies.iter().flat_map(|d| bits(d));
+                let numbers = bits(&d_outputs.d_logps).chain(entropies).collect();
+                self.send(rank, Request::Backward { has_entropies }, numbers)?;
+            }
+            // The rank goes on with the next forward pass at once.
+            micros.get(i + 1).map_or(Ok(()), &request)?;
+            all.push(outputs);
+        }
+        Ok(all)
+    }
+
+    /// Adds the gradients of all ranks to `grads`, the complete gradient of rank 0.
+    pub(super) fn reduce(&self, ctx: &Context, grads: &mut Grads, stop: &StopCheck) -> Result<()> {
+        let is_cancelled = || stop.is_requested();
+        let mut distance = 1;
+        while distance < self.world_size() {
+            let into: Vec<usize> = (0..self.world_size()).step_by(2 * distance).collect();
+            for to in &into {
+                self.send(to + distance, Request::Publish, Vec::new())?;
+            }
+            let mut gradients = Vec::new();
+            for from in into.iter().map(|to| to + distance) {
+                match self.receive(from, &is_cancelled)? {
+                    (Reply::Published { gradient }, _) => gradients.push(gradient),
+                    (reply, _) => return Err(self.unexpected(from, &reply)),
+                }
+            }
+            for (to, gradient) in into.iter().zip(&gradients).skip(1) {
+                self.send(*to, Request::Add { gradient: gradient.clone() }, Vec::new())?;
+            }
+            self.add(ctx, grads, &gradients[0])?;
+            for &to in &into[1..] {
+                match self.receive(to, &is_cancelled)? {
+                    (Reply::Added, _) => {}
+                    (reply, _) => return Err(self.unexpected(to, &reply)),
+                }
+            }
+            distance *= 2;
+        }
+        Ok(())
+    }
+
+    fn add(&self, ctx: &Context, grads: &mut Grads, gradient: &Path) -> Result<()> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if !opened.contains_key(gradient) {
+            opened.insert(gradient.to_owned(), SharedSlot::open(gradient)?);
+        }
+        let other = server::published(&opened[gradient], &self.memory, &self.model, self.adapter.as_ref())?;
+        Ok(grads.params.add(ctx, &other)?)
+    }
+
+    fn send(&self, rank: usize, request: Request, numbers: Vec<u32>) -> Result<()> {
+        let request = ModelRequest { model: self.world.model, request };
+        Ok(self.world.peers.send(rank, &Message { numbers, ..message(&request)? })?)
+    }
+
+    fn send_all(&self, request: &Request) -> Result<()> {
+        (1..self.world_size()).try_for_each(|rank| self.send(rank, request.clone(), Vec::new()))
+    }
+
+    /// The next reply of `rank`, with its numbers.
+    fn receive(&self, rank: usize, cancels: &dyn Fn() -> bool) -> Result<(Reply, Vec<u32>)> {
+        let message = self.world.peers.receive(rank, cancels)?;
+        match value(&message)? {
+            Reply::Failed { why } => Err(Error::Rank(format!("{} failed: {why}", self.name(rank)))),
+            reply => Ok((reply, message.numbers)),
+        }
+    }
+
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank} of {}", self.world_size())
+    }
+
+    fn unexpected(&self, rank: usize, reply: &impl Serialize) -> Error {
+        let reply = serde_json::to_string(reply).unwrap_or_default();
+        Error::Rank(format!("{} sent an unexpected reply: {reply}", self.name(rank)))
+    }
+}
+
+/// The `config.json` from which other ranks read the model's configuration, after a check that it is complete.
+fn description(model: &ModelConfig) -> Result<String> {
+    let json = serde_json::to_string(&model.raw).map_err(|error| Error::Rank(error.to_string()))?;
+    let found = ModelConfig::parse(&json)?.computing_in(model.compute)?;
+    if format!("{found:?}") != format!("{model:?}") {
+        let why = "the model's configuration differs from its config.json, which the other ranks read";
+        return Err(Error::Rank(why.to_owned()));
+    }
+    Ok(json)
+}
+
+impl TrainState {
+    /// Leaves all shares but the first 1/`world_size` of them to other ranks, and frees their memory.
+    pub(super) fn divide(&mut self, world_size: usize) -> Result<()> {
+        let total = self.shares.total();
+        if !world_size.is_power_of_two() || world_size > total {
+            let why = "must be a power of two and at most gradient_shares";
+            return Err(Error::Config(format!("{world_size} ranks with gradient_shares = {total}: the number {why}")));
+        }
+        self.shares.keep_first(total / world_size);
+        Ok(())
+    }
+
+    /// The context for the passes of this process: `ctx`, or with other ranks a part of its threads.
+    pub(super) fn own_context(&self, ctx: &Context) -> Context {
+        self.ranks.as_ref().map_or(ctx, |ranks| &ranks.ctx).clone()
+    }
+
+    /// Splits micro-batches into those of this process and those of other ranks, which have no kept activations.
+    pub(super) fn divided<'p, 'a>(&self, planned: &'p mut [Planned<'a>]) -> (&'p [Planned<'a>], &'p [Planned<'a>]) {
+        let own = self.ranks.as_ref().map_or(planned.len(), |ranks| ranks.own(planned));
+        let (own, others) = planned.split_at_mut(own);
+        others.iter_mut().for_each(|planned| planned.origin = Origin::Computed);
+        (own, others)
+    }
+
+    /// The batch as other ranks compute it. The gradient is computed if there is a `normalizer`.
+    pub(super) fn divided_batch<'a>(
+        &self,
+        batch: &LossBatch<'a>,
+        version: Updates,
+        normalizer: Option<&'a Normalizer>,
+        stop: &'a StopCheck,
+    ) -> DividedBatch<'a> {
+        let LossBatch { loss, sequences, before, .. } = *batch;
+        let dropout = (self.dropout() > 0.0).then_some(self.optimizer.steps + self.skipped_total);
+        DividedBatch { loss, sequences, before, version, dropout, normalizer, stop }
+    }
+
+    /// Computes the micro-batches of this process by `own`, and meanwhile those of other ranks, whose outputs are
+    /// returned in order.
+    pub(super) fn compute_divided(
+        &mut self,
+        batch: DividedBatch<'_>,
+        others: &[Planned<'_>],
+        own: impl FnOnce(&mut TrainState) -> Result<()>,
+    ) -> Result<Vec<Outputs>> {
+        match self.ranks.clone() {
+            Some(ranks) => ranks.compute(batch, others, || own(self)),
+            None => own(self).map(|()| Vec::new()),
+        }
+    }
+}
+
+impl Trainer {
+    /// Leaves all shares of the gradient but the first 1/`world_size` of them to other ranks
+    /// ([`use_ranks`](Self::use_ranks)), and frees their memory.
+    pub fn divide(&mut self, world_size: usize) -> Result<()> {
+        self.state.divide(world_size)
+    }
+
+    /// Divides the passes of each step among this process and other ranks. `ctx` has all threads, `model` is the
+    /// configuration of the trained model. The weights must be [shared](Self::share_weights) before each gradient.
+    pub fn use_ranks(&mut self, ctx: &Context, model: &Arc<ModelConfig>, world: World) -> Result<()> {
+        self.divide(world.peers.world_size())?;
+        let (lost, stop) = (world.peers.lost().clone(), self.passes.stop.clone());
+        self.passes.stop_with(StopCheck::new(move || lost.is_lost() || stop.is_requested()));
+        let TrainState { memory, config, .. } = &self.state;
+        self.state.ranks = Some(Arc::new(Ranks::start(ctx, memory, model, config, world)?));
+        Ok(())
+    }
+
+    /// Whether other ranks compute a part of each step.
+    pub fn has_ranks(&self) -> bool {
+        self.state.ranks.is_some()
+    }
+
+    /// Lets the other ranks, if there are any, read the weights that were published at `trained`, and frozen base
+    /// weights at `base`. They read them until the gradient is complete.
+    pub fn share_weights(&self, trained: &Path, base: Option<&Path>) -> Result<()> {
+        self.state.ranks.as_ref().map_or(Ok(()), |ranks| ranks.share_weights(trained, base))
+    }
+
+    /// The ranks that divide the steps, to train a second model with them.
+    pub fn world_of_second_model(&self) -> Option<World> {
+        self.state.ranks.as_ref().map(|ranks| World { model: ranks.world.model + 1, ..ranks.world.clone() })
+    }
+
+    /// The sentence about the rank that was lost, if any was. No step can be taken after that.
+    pub fn lost_rank(&self) -> Option<&str> {
+        self.state.ranks.as_ref().and_then(|ranks| ranks.lost().why())
+    }
+}

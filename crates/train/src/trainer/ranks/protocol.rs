@@ -1,0 +1,199 @@
+//! The messages between rank 0 and the other ranks. The text of a message is a value of these types as JSON; its
+//! numbers are token ids or the bits of f32 numbers.
+
+use crate::{Error, Result};
+use model::{LoraConfig, MicroBatch, PromptGroup};
+use ranks::Message;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// What a rank computes for one model in training.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Start {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    /// The instruction set, and the number of threads.
+    pub(super) isa: String,
+    pub(super) threads: usize,
+    /// Id of the training run.
+    pub(super) run: [u8; 16],
+    /// The model's `config.json`, and whether it computes in bf16.
+    pub(super) model: String,
+    pub(super) is_bf16: bool,
+    pub(super) adapter: Option<LoraConfig>,
+    pub(super) temperature: f64,
+    pub(super) prefix_sharing: bool,
+    pub(super) gradient_checkpointing: bool,
+    pub(super) gradient_shares: usize,
+    /// Seed of dropout.
+    pub(super) seed: u64,
+}
+
+/// What a rank does next, for the model with this index. (PPO trains two models.)
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ModelRequest {
+    pub(super) model: usize,
+    pub(super) request: Request,
+}
+
+/// What a rank does next.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// Prepares for the model. The reply is [`Reply::Ready`].
+    Start(Box<Start>),
+    /// Reads this version of the trained parameters until the gradient is published; and the base weights below an
+    /// adapter, if they are given. No reply.
+    Weights { trained: PathBuf, base: Option<PathBuf> },
+    /// Begins an optimizer step with a gradient of zeros. The reply is [`Reply::Begun`] with the same number. (After a
+    /// cancelled step, other replies may still come before it.)
+    Begin { number: u64 },
+    /// Runs a forward pass on the token ids in the numbers. The reply is [`Reply::Outputs`].
+    Forward(Pass),
+    /// Runs the backward pass of the last forward pass. The numbers are the gradients of the log-probabilities (or
+    /// scores), followed by those of the entropies if `has_entropies`. No reply.
+    Backward { has_entropies: bool },
+    /// Completes the gradient of the rank's shares and lets other ranks read it. The reply is [`Reply::Published`].
+    Publish,
+    /// Completes the gradient of the rank's shares and adds another rank's gradient. The reply is [`Reply::Added`].
+    Add { gradient: PathBuf },
+}
+
+/// What a rank answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Reply {
+    /// The rank is prepared; it is this build of the program.
+    Ready {
+        build: String,
+    },
+    Begun {
+        number: u64,
+    },
+    /// The numbers are log-probabilities (or scores), followed by as many entropies.
+    Outputs,
+    /// The rank's gradient can be read here.
+    Published {
+        gradient: PathBuf,
+    },
+    Added,
+    /// The rank has failed and exits.
+    Failed {
+        why: String,
+    },
+}
+
+/// The forward pass of a micro-batch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Pass {
+    /// The share of the gradient to which all groups belong.
+    pub(super) share: usize,
+    pub(super) is_of_scores: bool,
+    pub(super) dropout: Option<DropoutOfPass>,
+    /// The length of each group's prompt, and of its completions, none of which is empty.
+    pub(super) groups: Vec<(usize, Vec<usize>)>,
+}
+
+/// Dropout of an adapter's inputs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct DropoutOfPass {
+    pub(super) step: u64,
+    /// The index in the optimizer batch of each sequence.
+    pub(super) samples: Vec<u32>,
+    /// Whether only a second forward pass has dropout, which is then differentiated.
+    pub(super) second: bool,
+}
+
+impl Pass {
+    /// The request for the forward pass of `micro`, and its numbers.
+    pub(super) fn request(
+        share: usize,
+        is_of_scores: bool,
+        dropout: Option<DropoutOfPass>,
+        micro: &MicroBatch<'_>,
+    ) -> (Request, Vec<u32>) {
+        let (mut groups, mut numbers) = (Vec::new(), Vec::new());
+        for (group, _) in micro.groups() {
+            let completions = || group.completions.iter().filter(|completion| !completion.is_empty());
+            groups.push((group.prompt.len(), completions().map(|completion| completion.len()).collect()));
+            numbers.extend(group.prompt);
+            completions().for_each(|completion| numbers.extend(*completion));
+        }
+        (Request::Forward(Pass { share, is_of_scores, dropout, groups }), numbers)
+    }
+
+    /// The groups, whose ids are in `numbers`; `None` if there are not as many numbers.
+    pub(super) fn groups<'a>(&self, numbers: &'a [u32]) -> Option<Vec<PromptGroup<'a>>> {
+        let mut rest = numbers;
+        let mut take = |len: usize| {
+            let (first, others) = rest.split_at_checked(len)?;
+            rest = others;
+            Some(first)
+        };
+        let mut group = |(prompt, completions): &(usize, Vec<usize>)| {
+            let prompt = take(*prompt)?;
+            let completions = completions.iter().map(|len| take(*len)).collect::<Option<_>>()?;
+            Some(PromptGroup { prompt, completions })
+        };
+        self.groups.iter().map(&mut group).collect()
+    }
+}
+
+/// The message with this value as its text.
+pub(super) fn message(value: &impl Serialize) -> Result<Message> {
+    serde_json::to_string(value).map(Message::of).map_err(|error| Error::Rank(error.to_string()))
+}
+
+/// The value of a message's text.
+pub(super) fn value<T: DeserializeOwned>(message: &Message) -> Result<T> {
+    serde_json::from_str(&message.text).map_err(|error| Error::Rank(format!("a message cannot be read: {error}")))
+}
+
+/// The bits of f32 numbers, to send.
+pub(super) fn bits(numbers: &[f32]) -> impl Iterator<Item = u32> {
+    numbers.iter().map(|number| number.to_bits())
+}
+
+/// The f32 numbers that were sent as their bits.
+pub(super) fn floats(bits: &[u32]) -> Vec<f32> {
+    bits.iter().map(|&number| f32::from_bits(number)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::packing::micro_batches;
+
+    #[test]
+    fn a_pass_read_back_has_the_same_groups_without_empty_completions() {
+        let groups = [
+            PromptGroup { prompt: &[1, 2], completions: vec![&[3], &[], &[4, 5]] },
+            PromptGroup { prompt: &[6], completions: vec![&[]] },
+            PromptGroup { prompt: &[7], completions: vec![&[8, 9, 1]] },
+        ];
+        let micro = &micro_batches(&groups, 100, true)[0];
+        let (request, numbers) = Pass::request(3, false, None, micro);
+        let Request::Forward(pass) = value(&message(&request).unwrap()).unwrap() else { panic!() };
+        let found = pass.groups(&numbers).unwrap();
+        assert_eq!(found[0], PromptGroup { prompt: &[1, 2], completions: vec![&[3], &[4, 5]] });
+        assert_eq!((found.len(), &found[1], pass.share), (2, &groups[2], 3));
+        assert_eq!(micro_batches(&found, usize::MAX, true)[0].batch(true), micro.batch(true));
+        assert!(pass.groups(&numbers[..5]).is_none());
+        let numbers = [f32::NAN, -0.0, 1e-45];
+        assert_eq!(floats(&bits(&numbers).collect::<Vec<_>>()).map_bits(), numbers.to_vec().map_bits());
+    }
+
+    trait MapBits {
+        fn map_bits(&self) -> Vec<u32>;
+    }
+    impl MapBits for Vec<f32> {
+        fn map_bits(&self) -> Vec<u32> {
+            bits(self).collect()
+        }
+    }
+
+    #[test]
+    fn a_message_of_another_build_is_an_error() {
+        let error = value::<Request>(&Message::of(r#"{"Dance": 3}"#)).unwrap_err().to_string();
+        assert!(error.starts_with("a message cannot be read: unknown variant `Dance`"), "{error}");
+    }
+}

@@ -1,0 +1,250 @@
+//! A rank other than 0: runs forward and backward passes for rank 0, and accumulates the gradient of its own shares of
+//! each optimizer step. It knows neither the loss nor the samples, only token ids and the gradients of its outputs.
+
+use super::protocol::{ModelRequest, Pass, Reply, Request, Start, bits, floats, message, value};
+use crate::trainer::passes::{Compute, Forward, OutputGrads, Passes};
+use crate::trainer::shares::Shares;
+use crate::{Error, Result};
+use kernels::{Context, DType, Isa};
+use model::batch::Dropout;
+use model::packing::{check_groups, longest, micro_batches};
+use model::weights::{Adapter, GradientSlot};
+use model::{BatchTensors, Grads, ModelConfig, ModelView, Params, SharedSlot, Sharing, Weights};
+use ranks::{Link, Message};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long to wait until rank 0 has stopped reading a gradient. It has, before it begins the next step.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Works for rank 0 until it closes the `link`. `build` names this build of the program. A failure is also reported to
+/// rank 0.
+pub fn serve(link: &Link, build: &str) -> Result<()> {
+    let served = serve_until_end(link, build);
+    if let Err(error) = &served {
+        let _ = link.send(&message(&Reply::Failed { why: error.to_string() })?);
+    }
+    served
+}
+
+fn serve_until_end(link: &Link, build: &str) -> Result<()> {
+    let mut servers = Vec::new();
+    while let Some(Message { text, numbers }) = link.receive() {
+        let ModelRequest { model, request } = value(&Message::of(text))?;
+        if let Request::Start(start) = request {
+            servers.truncate(model);
+            servers.push(Server::new(*start)?);
+            send(link, message(&Reply::Ready { build: build.to_owned() })?)?;
+            continue;
+        }
+        let none = || Error::Rank(format!("a request came before the start of model {model}"));
+        if let Some(reply) = servers.get_mut(model).ok_or_else(none)?.answer(request, numbers)? {
+            send(link, reply)?;
+        }
+    }
+    Ok(())
+}
+
+fn send(link: &Link, reply: Message) -> Result<()> {
+    link.send(&reply).map_err(|error| Error::Rank(format!("the connection to rank 0 failed: {error}")))
+}
+
+/// The work for one model.
+struct Server {
+    start: Start,
+    ctx: Context,
+    model: Arc<ModelConfig>,
+    passes: Passes,
+    grads: Grads,
+    shares: Shares,
+    /// The slot of each buffer of [`Shares`].
+    slots: Vec<GradientSlot>,
+    /// The slots of other processes.
+    opened: BTreeMap<PathBuf, SharedSlot>,
+    /// The base weights, kept for all steps if they are frozen.
+    base: Option<Weights>,
+    adapter: Option<Adapter>,
+    /// The last forward pass.
+    forward: Option<(Pass, Forward)>,
+}
+
+impl Server {
+    fn new(start: Start) -> Result<Server> {
+        let ctx = Context::cpu(Isa::from_name(&start.isa)?, start.threads);
+        let dtype = if start.is_bf16 { DType::Bf16 } else { DType::F32 };
+        let model = Arc::new(ModelConfig::parse(&start.model)?.computing_in(dtype)?);
+        let sharing = Sharing { run: start.run, dir: None };
+        let lora = start.adapter.as_ref();
+        let count = start.gradient_shares / start.world_size;
+        let (mut buffers, mut slots) = (Vec::new(), Vec::new());
+        for _ in 0..=count.ilog2() {
+            let (params, slot) = sharing.gradients(ctx.memory(), &model, lora)?;
+            buffers.push(params);
+            slots.push(slot);
+        }
+        let grads = Grads::of(ctx.memory(), &model, lora, buffers.remove(0));
+        let shares = Shares::of(start.gradient_shares, start.rank * count, count, buffers);
+        let passes = Passes::new(ctx.memory(), start.gradient_checkpointing);
+        ctx.memory().check()?;
+        let (opened, base, adapter, forward) = Default::default();
+        Ok(Server { start, ctx, model, passes, grads, shares, slots, opened, base, adapter, forward })
+    }
+
+    fn answer(&mut self, request: Request, numbers: Vec<u32>) -> Result<Option<Message>> {
+        let reply = match request {
+            Request::Start(_) => return Ok(None),
+            Request::Weights { trained, base } => {
+                self.read_weights(&trained, base.as_deref())?;
+                return Ok(None);
+            }
+            Request::Begin { number } => {
+                self.begin()?;
+                Reply::Begun { number }
+            }
+            Request::Forward(pass) => {
+                let outputs = self.forward(pass, &numbers)?;
+                return Ok(Some(Message { numbers: outputs, ..message(&Reply::Outputs)? }));
+            }
+            Request::Backward { has_entropies } => {
+                self.backward(&numbers, has_entropies)?;
+                return Ok(None);
+            }
+            Request::Publish => Reply::Published { gradient: self.publish()?.to_owned() },
+            Request::Add { gradient } => {
+                self.add(&gradient)?;
+                Reply::Added
+            }
+        };
+        message(&reply).map(Some)
+    }
+
+    fn read_weights(&mut self, trained: &Path, base: Option<&Path>) -> Result<()> {
+        let memory = self.ctx.memory().clone();
+        let unread = || Error::Rank("the weights are being written while rank 0 shares them".to_owned());
+        let Some(lora) = self.start.adapter.clone() else {
+            self.base = None; // unpins the slot, which may be the same
+            let model = self.model.clone();
+            let (weights, _) = self.slot(trained)?.weights(&memory, &model)?.ok_or_else(unread)?;
+            self.base = Some(weights);
+            return Ok(());
+        };
+        let model = self.model.clone();
+        if let (None, Some(base)) = (&self.base, base) {
+            let (weights, _) = self.slot(base)?.weights(&memory, &model)?.ok_or_else(unread)?;
+            self.base = Some(weights);
+        }
+        self.adapter = None;
+        let (adapter, _) = self.slot(trained)?.adapter(&memory, &model, &lora)?.ok_or_else(unread)?;
+        self.adapter = Some(adapter);
+        Ok(())
+    }
+
+    fn slot(&mut self, path: &Path) -> Result<&SharedSlot> {
+        if !self.opened.contains_key(path) {
+            self.opened.insert(path.to_owned(), SharedSlot::open(path)?);
+        }
+        Ok(&self.opened[path])
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let start = Instant::now();
+        for slot in &self.slots {
+            while !slot.try_lock()? {
+                if start.elapsed() > LOCK_TIMEOUT {
+                    return Err(Error::Rank("another process is still reading the gradient of the last step".into()));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.forward = None;
+        self.shares.begin(&self.ctx, &mut self.grads);
+        Ok(())
+    }
+
+    fn forward(&mut self, pass: Pass, ids: &[u32]) -> Result<Vec<u32>> {
+        let unreadable = || Error::Rank("a request for a forward pass has the wrong number of token ids".to_owned());
+        let groups = pass.groups(ids).ok_or_else(unreadable)?;
+        check_groups(&self.model, &groups)?;
+        let sharing = self.start.prefix_sharing;
+        let micro = micro_batches(&groups, usize::MAX, sharing);
+        let [micro] = &micro[..] else { return Err(unreadable()) };
+        let capacity = micro.capacity();
+        self.grads.reserve(capacity.tokens);
+        self.passes.reserve(&self.model, capacity, capacity.tokens, longest(&groups));
+        let memory = self.ctx.memory().clone();
+        memory.check()?;
+        let packed = micro.batch(sharing);
+        let mut tensors = BatchTensors::new(&memory.part("workspace"), &packed);
+        let dropout = pass.dropout.as_ref().zip(self.start.adapter.as_ref());
+        let mut dropout =
+            dropout.map(|(d, lora)| Dropout::new(&memory, lora.dropout, self.start.seed, d.step, &packed, &d.samples));
+        if pass.dropout.as_ref().is_some_and(|dropout| !dropout.second) {
+            tensors.set_dropout(dropout.take());
+        }
+        let temperature = self.start.temperature;
+        let (mut compute, _, _) = self.parts()?;
+        let outputs = compute.forward(&tensors, temperature, pass.is_of_scores)?;
+        let sent = bits(&outputs.logps).chain(bits(&outputs.entropies)).collect();
+        self.forward = Some((pass, Forward { tensors, dropout, outputs }));
+        Ok(sent)
+    }
+
+    fn backward(&mut self, numbers: &[u32], has_entropies: bool) -> Result<()> {
+        let Some((pass, Forward { mut tensors, dropout, outputs })) = self.forward.take() else {
+            return Err(Error::Rank("a backward pass was requested before a forward pass".to_owned()));
+        };
+        let scored = outputs.logps.len();
+        if numbers.len() != scored * (1 + usize::from(has_entropies)) {
+            return Err(Error::Rank("a request for a backward pass has the wrong number of gradients".to_owned()));
+        }
+        let (d_logps, d_entropies) = numbers.split_at(scored);
+        let d_outputs =
+            OutputGrads { d_logps: floats(d_logps), d_entropies: has_entropies.then(|| floats(d_entropies)) };
+        let temperature = self.start.temperature;
+        let (mut compute, grads, shares) = self.parts()?;
+        if dropout.is_some() {
+            tensors.set_dropout(dropout);
+            compute.forward(&tensors, temperature, pass.is_of_scores)?;
+        }
+        shares.enter(compute.ctx, grads, pass.share)?;
+        compute.backward(&tensors, &d_outputs, pass.is_of_scores, None, grads)
+    }
+
+    /// What computes, and where gradients are accumulated.
+    fn parts(&mut self) -> Result<(Compute<'_>, &mut Grads, &mut Shares)> {
+        let Server { ctx, passes, base, adapter, grads, shares, .. } = self;
+        let missing = || Error::Rank("a pass was requested before the weights were shared".to_owned());
+        let base = base.as_ref().ok_or_else(missing)?;
+        Ok((Compute { passes, ctx, model: ModelView::new(base, adapter.as_ref()) }, grads, shares))
+    }
+
+    /// Completes the gradient of this rank's shares and publishes it. Rank 0 may then change the weights.
+    fn publish(&mut self) -> Result<&Path> {
+        self.shares.finish(&self.ctx, &mut self.grads)?;
+        self.adapter = None;
+        if self.start.adapter.is_none() {
+            self.base = None;
+        }
+        Ok(self.slots[self.shares.buffer()].publish(&mut self.grads.params)?)
+    }
+
+    fn add(&mut self, gradient: &Path) -> Result<()> {
+        self.shares.finish(&self.ctx, &mut self.grads)?;
+        let (memory, model, lora) = (self.ctx.memory().clone(), self.model.clone(), self.start.adapter.clone());
+        let other = published(self.slot(gradient)?, &memory, &model, lora.as_ref())?;
+        Ok(self.grads.params.add(&self.ctx, &other)?)
+    }
+}
+
+/// The published gradient in another rank's slot.
+pub(super) fn published(
+    slot: &SharedSlot,
+    memory: &kernels::Memory,
+    model: &ModelConfig,
+    lora: Option<&model::LoraConfig>,
+) -> Result<Params> {
+    let unread = || Error::Rank("a rank's gradient is being written while it is added".to_owned());
+    slot.gradients(memory, model, lora)?.ok_or_else(unread)
+}
