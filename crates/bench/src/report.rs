@@ -82,7 +82,7 @@ impl Machine {
             self.ceilings.flops_per_s / 1e9,
             match (tiles, pairs) {
                 (true, _) => "bf16 matmuls on tiles",
-                (_, true) => "bf16 dot-product instructions",
+                (_, true) => "instructions for bf16 dot products",
                 _ => "f32 multiply-adds",
             },
             self.ceilings.read_bytes_per_s / 1e9,

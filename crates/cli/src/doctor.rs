@@ -277,7 +277,7 @@ impl Findings {
                     "f32, or bf16 (dtype = \"bf16\"; {}), which halves the memory and bandwidth of weights",
                     match (self.ctx.arithmetic(DType::Bf16), self.ceilings.pair_flops_per_s) {
                         ("bf16-amx", _) => "matmuls on tiles",
-                        (_, Some(_)) => "dot-product instructions",
+                        (_, Some(_)) => "instructions for dot products",
                         _ => "widened to f32",
                     }
                 ),

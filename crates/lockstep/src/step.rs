@@ -1,5 +1,5 @@
-//! Telemetry and `model` do not import each other, so each has its own type for steps. This crate uses telemetry's type,
-//! which events and the files of a run have. The conversion is here.
+//! Telemetry and `model` do not import each other, so each has its own type for steps. This crate uses telemetry's,
+//! as events and a run's files do, and converts it here.
 
 use telemetry::Step;
 

@@ -78,8 +78,8 @@ fn batches(run: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// A run of this kind that was killed after its first checkpoint, when two batches had followed. On a busy machine a run
-/// can reach its second checkpoint, which deletes these batches, before it is killed: then another run is started.
+/// A run of this kind that was killed after its first checkpoint, when two batches had followed. On a busy machine, a
+/// run can reach its second checkpoint before it is killed, which deletes these batches. Then another run is started.
 fn killed_between_checkpoints<'a>(runs: &'a Runs, kind: &'a Kind) -> Row<'a> {
     let attempts = (0..10).map(|attempt| {
         let row = Row { runs, kind, out: format!("killed-{}-{attempt}", kind.name.replace(' ', "")) };
