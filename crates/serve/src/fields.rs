@@ -110,6 +110,8 @@ pub fn check(of: Of, object: &mut Map<String, Value>) -> Result<(), ApiError> {
             }
         }
     }
-    ignored.iter().for_each(|name| drop(object.remove(name)));
+    for name in &ignored {
+        object.remove(name);
+    }
     Ok(())
 }

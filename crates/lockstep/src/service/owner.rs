@@ -247,7 +247,9 @@ impl Owner {
             drop(slots);
             deliver(Event::Ended { prompt: place, prompt_logprobs });
         }
-        gone.into_iter().for_each(|number| self.cancel(number));
+        for number in gone {
+            self.cancel(number);
+        }
     }
 
     /// Reports a failure of the engine to all clients, and drops their requests. Later requests are tried again.

@@ -125,9 +125,9 @@ impl Generate {
 
     /// Checks all fields but the model. Returns the number of tokens that remain after the shortest prompt.
     pub(super) fn check(&self, vocab: usize, sizes: &ServiceSizes) -> Result<usize, Refused> {
-        let within = |field, value: f64, fits: bool, expected: &str| match fits {
-            true => Ok(()),
-            false => Err(Refused::field(field, format!("`{field}` is {value}: expected {expected}"))),
+        let within = |field, value: f64, fits: bool, expected: &str| {
+            let refused = || Refused::field(field, format!("`{field}` is {value}: expected {expected}"));
+            if fits { Ok(()) } else { Err(refused()) }
         };
         let count = |field, value: usize, least: usize, most: usize| {
             within(field, value as f64, (least..=most).contains(&value), &format!("{least} to {most}"))

@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::ComputeDType;
 use crate::models::Policy;
+use model::columns::{TOP_IDS, TOP_LOGPS, Values};
 use model::io::{TensorSink, TensorSource};
 use model::tokenizer::SpecialTokens;
 use model::weights::{Named, NamedMut};
@@ -90,8 +91,8 @@ fn request(number: usize) -> Generate {
         max_tokens: Some(10 + number % 13),
         temperature: [1.0, 0.7, 0.0][number % 3],
         top_p: [1.0, 0.9][number % 2],
-        ignore_eos: number % 4 == 0,
-        top_logprobs: if number % 5 == 0 { 3 } else { 0 },
+        ignore_eos: number.is_multiple_of(4),
+        top_logprobs: if number.is_multiple_of(5) { 3 } else { 0 },
         ..Generate::default()
     }
 }
@@ -159,16 +160,20 @@ fn a_request_has_the_same_bits_alone_and_among_64_others_with_adapters() {
 #[test]
 fn a_seeded_completion_equals_that_of_the_engine_alone() {
     let home = Home::new();
-    let generate = Generate { prompts: vec![vec![5, 9, 2]], n: 3, seed: Some(7), ..request(1) };
+    let generate = Generate { prompts: vec![vec![5, 9, 2]], n: 3, seed: Some(7), top_logprobs: 3, ..request(1) };
     let found = complete(&home.start(&home.options()), &generate);
     let policy = home.policy();
     let mut engine = Engine::new(&home.ctx, policy.config(), EngineConfig::new(4, 64)).unwrap();
     let sampling = generate.sampling(policy.eos_ids.clone(), 99, 0);
     let request = Request::new(GroupId(0), Prompt::new(vec![5, 9, 2]), 3, Arc::new(sampling));
     let group = engine.generate(&policy.weights, vec![request]).unwrap().remove(0);
-    for (completion, (ids, logps, _)) in group.completions.iter().zip(&found) {
+    for (completion, (ids, logps, top)) in group.completions.iter().zip(&found) {
         let expected: Vec<u32> = completion.logps().iter().map(|logp| logp.to_bits()).collect();
         assert_eq!((&completion.ids, &expected), (ids, logps));
+        let columns = [TOP_IDS, TOP_LOGPS].map(|name| &completion.columns.get(name).unwrap().values);
+        let [Values::U32(ids), Values::F32(logps)] = columns else { panic!("{columns:?}") };
+        let expected: Vec<(u32, u32)> = ids.iter().zip(logps).map(|(&id, logp)| (id, logp.to_bits())).collect();
+        assert_eq!(*top, expected);
     }
 }
 

@@ -53,13 +53,9 @@ pub async fn respond(service: Service, wanted: Wanted) -> Result<Response, ApiEr
 }
 
 impl Pending {
-    /// The next event, or the failure of the engine.
-    async fn next(&mut self) -> Result<Event, ApiError> {
-        match self.events.recv().await {
-            Some(Event::Failed(message)) => Err(ApiError::failed(message)),
-            Some(event) => Ok(event),
-            None => Err(ApiError::failed("the engine has ended: the server's log has the reason")),
-        }
+    async fn next(&mut self) -> Event {
+        let ended = || Event::Failed("the engine has ended: the server's log has the reason".to_owned());
+        self.events.recv().await.unwrap_or_else(ended)
     }
 
     fn push(&mut self, token: &Token) -> Result<(usize, String, Piece), ApiError> {
@@ -72,7 +68,7 @@ impl Pending {
         let mut texts: Vec<(String, Vec<Piece>)> = self.choices.iter().map(|_| Default::default()).collect();
         let mut scored: Vec<Vec<(f32, Vec<Ranked>)>> = vec![Vec::new(); self.wanted.generate.prompts.len()];
         while self.open > 0 {
-            match self.next().await? {
+            match self.next().await {
                 Event::Token(token) => {
                     let (index, text, piece) = self.push(&token)?;
                     texts[index].0 += &text;
@@ -184,13 +180,12 @@ impl Pending {
                     return Some((Ok(end + "data: [DONE]\n\n"), None));
                 }
                 let more = match pending.next().await {
-                    Ok(Event::Token(token)) => pending.chunks(&token),
-                    Ok(Event::Ended { .. }) => {
+                    Event::Token(token) => pending.chunks(&token),
+                    Event::Ended { .. } => {
                         pending.open -= 1;
                         Ok(Vec::new())
                     }
-                    Ok(Event::Failed(message)) => Err(ApiError::failed(message)),
-                    Err(error) => Err(error),
+                    Event::Failed(message) => Err(ApiError::failed(message)),
                 };
                 match more {
                     Ok(chunks) => ready.extend(chunks),
