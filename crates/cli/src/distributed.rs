@@ -2,6 +2,7 @@
 
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
+use crate::program::this_program;
 use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
 use crate::signals::{Promise, requests, stop_on_signals};
 use fleet::exchange::spool::Layout;
@@ -14,8 +15,7 @@ use lockstep::{RunDir, StopSignal, bad_input};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::process::Stdio;
 use std::time::Duration;
 
 /// How long a child process may take to save its state after its supervisor has exited.
@@ -154,21 +154,6 @@ fn stop_without_supervisor(stop: &StopSignal) {
     let stop = stop.clone();
     supervisor::watch_parent(GRACE, move || stop.request());
 }
-
-/// A command that starts this program again.
-pub(crate) fn this_program() -> Command {
-    let mut words = PROGRAM.get().into_iter().flatten();
-    let mut command = match words.next() {
-        Some(program) => Command::new(program),
-        None => Command::new(std::env::current_exe().unwrap_or_else(|_| "lockstep".into())),
-    };
-    command.args(words);
-    command
-}
-
-/// The first words of the command line that starts this program inside Python: the interpreter and its arguments. Unset
-/// for the native program.
-pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Starts a learner and its workers, restarts processes that are killed, and returns when all have exited.
 pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingArgs) -> anyhow::Result<()> {

@@ -23,6 +23,7 @@ mod options;
 mod output;
 mod outputs;
 mod plan;
+mod program;
 mod queue;
 mod ranks;
 mod report;
@@ -143,7 +144,7 @@ pub use dashboard::page_of;
 /// [`main`] for a program that is started by the command line `program`, for example by a Python interpreter. Child
 /// processes are started with the same command line.
 pub fn main_of(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let _ = distributed::PROGRAM.set(program);
+    let _ = program::PROGRAM.set(program);
     main(arguments)
 }
 

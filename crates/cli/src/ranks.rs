@@ -1,17 +1,9 @@
 //! `lockstep rank`: a rank other than 0 of a run with `--ranks`, which rank 0 starts.
 
-use crate::distributed::{EndedWith, this_program};
+use crate::distributed::EndedWith;
 use lockstep::error::is_bad_input;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
-
-/// The command that starts a rank. Its errors are reported by rank 0.
-pub(crate) fn command() -> Command {
-    let mut command = this_program();
-    command.arg("rank").stdout(Stdio::null());
-    command
-}
 
 pub(crate) fn run() -> anyhow::Result<()> {
     // A scheduler may send a signal to all processes of a job. Rank 0 then saves a checkpoint and ends the other ranks.

@@ -3,6 +3,7 @@
 
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, RunArgs};
+use crate::program;
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use crate::time_spent::{self, Whose};
 use dashboard::Verdict;
@@ -69,7 +70,7 @@ pub fn run_on(
         }
         None => options,
     };
-    let options = if args.ranks == 1 { options } else { options.ranks(args.ranks, crate::ranks::command) };
+    let options = if args.ranks == 1 { options } else { options.ranks(args.ranks, program::rank) };
     let run =
         Run::resolved(purpose, session.resolved, session.run, session.resume_from, options).inspect_err(|error| {
             if is_stopped(error) {

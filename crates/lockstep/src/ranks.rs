@@ -1,4 +1,4 @@
-//! Several ranks: processes on this machine that divide the passes of each optimizer step, with the bits of one process.
+//! Several ranks: processes on this machine that divide the passes of each step, with the bits of one process.
 //!
 //! The process of the run is rank 0. It starts the other ranks, shares its weights with them, and does everything else:
 //! generation, rewards, the optimizer step, logs and checkpoints ([`train::World`] describes the division).
@@ -65,7 +65,7 @@ impl RankOptions {
 /// ends. A failure has been reported to rank 0.
 pub fn serve() -> anyhow::Result<()> {
     // Whatever this process is computing, nobody needs it any more.
-    let link = Link::of_stdin(Limits::default().heartbeat, || std::process::exit(0));
+    let link = Link::on_stdin(Limits::default().heartbeat, || std::process::exit(0));
     let link = link.map_err(|error| BadInput::new(format!("{error}: `lockstep train --ranks N` starts the ranks")))?;
     Ok(train::serve_rank(&link, &Build::current().to_string())?)
 }

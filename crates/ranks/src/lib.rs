@@ -6,26 +6,14 @@
 //! while because it is stopped, is lost: rank 0 kills it, and every exchange with any rank then fails with one sentence
 //! that names the lost rank.
 //!
-//! This crate knows nothing of models and training, and what the messages mean.
+//! This crate knows neither models nor training, nor the meaning of the messages.
 
+mod error;
 mod link;
 mod message;
 mod peers;
 
+pub use error::{Error, Result};
 pub use link::Link;
 pub use message::Message;
 pub use peers::{Limits, Lost, Peers};
-
-/// Result with this crate's [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
-
-/// An error of an exchange between ranks.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Error {
-    /// A rank was lost, or could not be started. The text names it.
-    #[error("{0}")]
-    Lost(String),
-    /// The caller no longer waits for the message.
-    #[error("the exchange with the other ranks was cancelled")]
-    Cancelled,
-}

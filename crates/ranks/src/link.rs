@@ -17,7 +17,7 @@ pub struct Link {
 impl Link {
     /// Uses standard input, which must be the socket of [`Peers`](crate::Peers). `ended` is called, on another thread,
     /// when rank 0 closes the connection or ends: the caller then exits, whatever it is computing.
-    pub fn of_stdin(heartbeat: Duration, ended: impl FnOnce() + Send + 'static) -> io::Result<Link> {
+    pub fn on_stdin(heartbeat: Duration, ended: impl FnOnce() + Send + 'static) -> io::Result<Link> {
         let socket = io::stdin().as_fd().try_clone_to_owned()?;
         let stream = UnixStream::from(socket);
         let other = |_| io::Error::new(io::ErrorKind::NotConnected, "standard input must be the socket of rank 0");

@@ -13,7 +13,7 @@ const MAX_NUMBERS: u32 = 1 << 29;
 /// Text and numbers that one rank sends to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// What the message is about.
+    /// The subject of the message.
     pub text: String,
     /// Token ids, or the bits of f32 numbers.
     pub numbers: Vec<u32>,
@@ -80,7 +80,9 @@ mod tests {
             Message { text: "ids".to_owned(), numbers: (0..1000).collect() },
         ];
         let mut bytes = Vec::new();
-        messages.iter().for_each(|message| message.write_to(&mut bytes).unwrap());
+        for message in &messages {
+            message.write_to(&mut bytes).unwrap();
+        }
         let mut rest = &bytes[..];
         for message in &messages {
             assert_eq!(&Message::read_from(&mut rest).unwrap(), message);

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a waiting rank 0 checks whether to go on waiting.
+/// How often a waiting rank 0 checks whether to continue waiting.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a process whose connection has ended may take to exit by itself.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -190,7 +190,7 @@ fn forward(reader: &mut UnixStream, sender: &Sender<Message>) -> io::Error {
     }
 }
 
-/// What happened to a rank, whose process is killed if it still exists.
+/// The end of a rank, in words. Its process is killed if it still exists.
 fn describe(end: &io::Error, process: &Mutex<Child>, limits: Limits) -> String {
     if matches!(end.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
         let _ = lock(process).kill();

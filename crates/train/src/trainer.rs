@@ -5,8 +5,10 @@
 //! methods of a state take the passes as an argument.
 
 mod checked;
+mod divided;
 mod held_out;
 mod kept;
+mod loss_gradient;
 mod micro_batch;
 mod passes;
 mod ranks;

@@ -65,9 +65,6 @@ impl TrainingRun {
             restore(state.task, from).or_bad_input_in(format!("{} is damaged", file.display()))?;
             (log_bytes, unlogged, alarms) = (state.log_bytes, state.unlogged, Alarms::restore(state.alarms));
         }
-        if let Some(ranks) = injected.ranks.as_ref().filter(|ranks| ranks.world_size > 1) {
-            learner.start_ranks(ranks, &stop)?;
-        }
         let policy = &mut learner.policy;
         let models = Models::hashed(&dir, &config, purpose, (&policy.dir, &policy.files), is_resumed, &stop)?;
         stop.check()?;
@@ -83,6 +80,9 @@ impl TrainingRun {
         // Replays of a record and runs of `lockstep profile` send nothing.
         let is_silent = injected.recorded_scores || injected.profiled;
         let receivers = if is_silent { None } else { Some(Receivers::of(&config, &dir)?) };
+        if let Some(ranks) = &injected.ranks {
+            learner.start_ranks(ranks, &stop)?;
+        }
 
         let killed = dir.lock()?;
         let other_build = provenance::other_build(&dir).filter(|_| is_resumed);

@@ -69,7 +69,7 @@ impl PlannedRun<'_> {
         let stop = StopSignal::new();
         let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
         builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });
-        builder.ranks = (ranks > 1).then(|| (ranks, Sharing { run: [0; 16], dir: None }));
+        builder.ranks = (ranks > 1).then_some((ranks, Sharing { run: [0; 16], dir: None }));
         let room = Room { device: self.device, available };
         call(&trainers::planner(purpose, &builder, &source, &assets, room)?)
     }

@@ -39,7 +39,9 @@ fn messages_arrive_in_order_and_processes_end_with_rank_0() {
     // Longer than the socket's buffer, and sent before anything is received.
     let message = |rank: usize, i: u32| Message { text: format!("{rank}"), numbers: vec![i; 100_000] };
     for i in 0..3 {
-        (1..4).for_each(|rank| peers.send(rank, &message(rank, i)).unwrap());
+        for rank in 1..4 {
+            peers.send(rank, &message(rank, i)).unwrap();
+        }
     }
     for i in 0..3 {
         for rank in (1..4).rev() {

@@ -3,13 +3,13 @@
 //! Rank 0 has the samples, the loss, the optimizer and its state, and reads and writes the weights. Each rank runs the
 //! forward and backward passes of its own shares of a step's groups (see [`shares`](super::shares)), rank r those from
 //! share r·S/R on. For a micro-batch of another rank, rank 0 sends token ids, receives log-probabilities and entropies,
-//! and sends back the gradients of the loss with respect to these, a few numbers per token. It does so on one thread for
+//! and returns the gradients of the loss with respect to these, a few numbers per token. It does so on one thread for
 //! each rank, while its own passes run. All sums over samples (loss, metrics, entropies) are computed by rank 0, in the
 //! order of the samples, from the outputs that it received, so they have the bits of a single process.
 //!
 //! The ranks' gradients are added as the balanced binary tree of the shares: first each even rank adds the gradient of
-//! its neighbour, then every fourth rank that of the rank after next, and so on. A rank reads another rank's gradient in
-//! shared memory, and the weights, of which there is one copy. The optimizer step is that of a single process.
+//! its neighbour, then every fourth rank that of the rank after next, and so on. Ranks read each other's gradients, and
+//! the weights, in shared memory. The optimizer step is that of a single process.
 
 mod memory;
 mod protocol;
@@ -18,10 +18,10 @@ mod server;
 pub use memory::RankMemory;
 pub use server::serve;
 
-use super::kept::{Origin, Planned};
-use super::micro_batch::loss_and_gradient;
+use super::TrainerConfig;
+use super::kept::Planned;
+use super::loss_gradient::loss_and_gradient;
 use super::passes::{LossBatch, Measured, Outputs};
-use super::{TrainState, Trainer, TrainerConfig};
 use crate::loss::Normalizer;
 use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
@@ -68,10 +68,10 @@ pub(super) struct DividedBatch<'a> {
     pub(super) stop: &'a StopCheck,
 }
 
-/// What rank 0 needs to work with other ranks.
+/// The processes with which rank 0 works.
 #[derive(Clone)]
 pub struct World {
-    /// The processes, which call [`serve_rank`](crate::serve_rank).
+    /// Their connections; they call [`serve_rank`](crate::serve_rank).
     pub peers: Arc<Peers>,
     /// The index of the trained model: 0, and 1 for a second model that is trained with the same ranks.
     pub model: usize,
@@ -138,6 +138,11 @@ impl Ranks {
         Ok(ranks)
     }
 
+    /// The ranks, for a second model that is trained with them.
+    pub(super) fn world_of_second_model(&self) -> World {
+        World { model: self.world.model + 1, ..self.world.clone() }
+    }
+
     /// Whether a rank is lost.
     pub(super) fn lost(&self) -> &ranks::Lost {
         self.world.peers.lost()
@@ -176,8 +181,8 @@ impl Ranks {
         planned.share * self.world_size() / self.shares
     }
 
-    /// Has the other ranks compute the micro-batches `others`, while `own` computes those of rank 0. Returns the outputs
-    /// of each of `others`.
+    /// Has the other ranks compute the micro-batches `others`, while `own` computes those of rank 0. Returns the
+    /// outputs of each of `others`.
     pub(super) fn compute(
         &self,
         batch: DividedBatch<'_>,
@@ -253,7 +258,7 @@ impl Ranks {
                 let numbers = bits(&d_outputs.d_logps).chain(entropies).collect();
                 self.send(rank, Request::Backward { has_entropies }, numbers)?;
             }
-            // The rank goes on with the next forward pass at once.
+            // The rank continues with the next forward pass at once.
             micros.get(i + 1).map_or(Ok(()), &request)?;
             all.push(outputs);
         }
@@ -337,97 +342,4 @@ fn description(model: &ModelConfig) -> Result<String> {
         return Err(Error::Rank(why.to_owned()));
     }
     Ok(json)
-}
-
-impl TrainState {
-    /// Leaves all shares but the first 1/`world_size` of them to other ranks, and frees their memory.
-    pub(super) fn divide(&mut self, world_size: usize) -> Result<()> {
-        let total = self.shares.total();
-        if !world_size.is_power_of_two() || world_size > total {
-            let why = "must be a power of two and at most gradient_shares";
-            return Err(Error::Config(format!("{world_size} ranks with gradient_shares = {total}: the number {why}")));
-        }
-        self.shares.keep_first(total / world_size);
-        Ok(())
-    }
-
-    /// The context for the passes of this process: `ctx`, or with other ranks a part of its threads.
-    pub(super) fn own_context(&self, ctx: &Context) -> Context {
-        self.ranks.as_ref().map_or(ctx, |ranks| &ranks.ctx).clone()
-    }
-
-    /// Splits micro-batches into those of this process and those of other ranks, which have no kept activations.
-    pub(super) fn divided<'p, 'a>(&self, planned: &'p mut [Planned<'a>]) -> (&'p [Planned<'a>], &'p [Planned<'a>]) {
-        let own = self.ranks.as_ref().map_or(planned.len(), |ranks| ranks.own(planned));
-        let (own, others) = planned.split_at_mut(own);
-        others.iter_mut().for_each(|planned| planned.origin = Origin::Computed);
-        (own, others)
-    }
-
-    /// The batch as other ranks compute it. The gradient is computed if there is a `normalizer`.
-    pub(super) fn divided_batch<'a>(
-        &self,
-        batch: &LossBatch<'a>,
-        version: Updates,
-        normalizer: Option<&'a Normalizer>,
-        stop: &'a StopCheck,
-    ) -> DividedBatch<'a> {
-        let LossBatch { loss, sequences, before, .. } = *batch;
-        let dropout = (self.dropout() > 0.0).then_some(self.optimizer.steps + self.skipped_total);
-        DividedBatch { loss, sequences, before, version, dropout, normalizer, stop }
-    }
-
-    /// Computes the micro-batches of this process by `own`, and meanwhile those of other ranks, whose outputs are
-    /// returned in order.
-    pub(super) fn compute_divided(
-        &mut self,
-        batch: DividedBatch<'_>,
-        others: &[Planned<'_>],
-        own: impl FnOnce(&mut TrainState) -> Result<()>,
-    ) -> Result<Vec<Outputs>> {
-        match self.ranks.clone() {
-            Some(ranks) => ranks.compute(batch, others, || own(self)),
-            None => own(self).map(|()| Vec::new()),
-        }
-    }
-}
-
-impl Trainer {
-    /// Leaves all shares of the gradient but the first 1/`world_size` of them to other ranks
-    /// ([`use_ranks`](Self::use_ranks)), and frees their memory.
-    pub fn divide(&mut self, world_size: usize) -> Result<()> {
-        self.state.divide(world_size)
-    }
-
-    /// Divides the passes of each step among this process and other ranks. `ctx` has all threads, `model` is the
-    /// configuration of the trained model. The weights must be [shared](Self::share_weights) before each gradient.
-    pub fn use_ranks(&mut self, ctx: &Context, model: &Arc<ModelConfig>, world: World) -> Result<()> {
-        self.divide(world.peers.world_size())?;
-        let (lost, stop) = (world.peers.lost().clone(), self.passes.stop.clone());
-        self.passes.stop_with(StopCheck::new(move || lost.is_lost() || stop.is_requested()));
-        let TrainState { memory, config, .. } = &self.state;
-        self.state.ranks = Some(Arc::new(Ranks::start(ctx, memory, model, config, world)?));
-        Ok(())
-    }
-
-    /// Whether other ranks compute a part of each step.
-    pub fn has_ranks(&self) -> bool {
-        self.state.ranks.is_some()
-    }
-
-    /// Lets the other ranks, if there are any, read the weights that were published at `trained`, and frozen base
-    /// weights at `base`. They read them until the gradient is complete.
-    pub fn share_weights(&self, trained: &Path, base: Option<&Path>) -> Result<()> {
-        self.state.ranks.as_ref().map_or(Ok(()), |ranks| ranks.share_weights(trained, base))
-    }
-
-    /// The ranks that divide the steps, to train a second model with them.
-    pub fn world_of_second_model(&self) -> Option<World> {
-        self.state.ranks.as_ref().map(|ranks| World { model: ranks.world.model + 1, ..ranks.world.clone() })
-    }
-
-    /// The sentence about the rank that was lost, if any was. No step can be taken after that.
-    pub fn lost_rank(&self) -> Option<&str> {
-        self.state.ranks.as_ref().and_then(|ranks| ranks.lost().why())
-    }
 }

@@ -9,7 +9,7 @@
 //! ([`TrainState::normalizer`]), which are known beforehand, so accumulating the gradient in parts gives the same bits.
 
 use super::kept::{Origin, Planned};
-use super::micro_batch::loss_and_gradient;
+use super::loss_gradient::loss_and_gradient;
 use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Outputs, Passes};
 use super::ranks::Ranks;
 use super::shares::Shares;

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What a rank computes for one model in training.
+/// The part of one model's training that a rank computes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Start {
     pub(super) rank: usize,
@@ -30,14 +30,14 @@ pub(super) struct Start {
     pub(super) seed: u64,
 }
 
-/// What a rank does next, for the model with this index. (PPO trains two models.)
+/// A request about the model with this index. (PPO trains two models.)
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ModelRequest {
     pub(super) model: usize,
     pub(super) request: Request,
 }
 
-/// What a rank does next.
+/// A request of rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// Prepares for the model. The reply is [`Reply::Ready`].
@@ -59,7 +59,7 @@ pub(super) enum Request {
     Add { gradient: PathBuf },
 }
 
-/// What a rank answers.
+/// A rank's answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     /// The rank is prepared; it is this build of the program.

@@ -212,7 +212,7 @@ impl Server {
         compute.backward(&tensors, &d_outputs, pass.is_of_scores, None, grads)
     }
 
-    /// What computes, and where gradients are accumulated.
+    /// The model with its passes, and the gradients to accumulate into.
     fn parts(&mut self) -> Result<(Compute<'_>, &mut Grads, &mut Shares)> {
         let Server { ctx, passes, base, adapter, grads, shares, .. } = self;
         let missing = || Error::Rank("a pass was requested before the weights were shared".to_owned());

@@ -1,0 +1,15 @@
+//! Errors of exchanges between ranks.
+
+/// Result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of an exchange between ranks.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// A rank was lost, or could not be started. The text names it.
+    #[error("{0}")]
+    Lost(String),
+    /// The caller no longer waits for the message.
+    #[error("the exchange with the other ranks was cancelled")]
+    Cancelled,
+}
