@@ -4,13 +4,14 @@ use crate::error::{ApiError, answer};
 use crate::metrics::metrics;
 use crate::openai::{Endpoint, Wanted, models, respond, started};
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
+use futures_util::StreamExt;
 use lockstep::access::{Hosts, Secret};
 use lockstep::service::{Refused, Service};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// The maximum size of a request's body in bytes.
 const MOST_BODY: usize = 16 << 20;
+/// The maximum number of bytes that are received of a body that is too large.
+const MOST_DROPPED: usize = 256 << 20;
 /// The time in which a client must have sent the body of its request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval at which a request to stop is noticed.
@@ -136,7 +139,7 @@ async fn health(State(site): Shared) -> Result<StatusCode, ApiError> {
 async fn serve(site: &Site, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     check_type(&head.headers)?;
-    let bytes = read(&head.headers, body).await?;
+    let bytes = read(body).await?;
     let service = site.service.clone();
     // Encoding a long text must not delay the streams of others.
     let reading = tokio::task::spawn_blocking(move || Wanted::read(endpoint, &service, &bytes));
@@ -157,24 +160,41 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
-async fn read(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
-    let too_large = || {
-        let message = format!("the body has more than {} MiB: send fewer prompts in a request", MOST_BODY >> 20);
-        ApiError::bad(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > MOST_BODY as u64) {
-        return Err(too_large());
-    }
-    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MOST_BODY)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        // The client has left, or has sent more than the limit; only the latter reads the response.
-        Ok(Err(_)) => Err(too_large()),
+async fn read(body: Body) -> Result<Vec<u8>, ApiError> {
+    let bad = |status, message: String| Err(ApiError::bad(status, message));
+    match tokio::time::timeout(BODY_TIMEOUT, read_all(body)).await {
+        Ok(Ok(Some(bytes))) => Ok(bytes),
+        Ok(Ok(None)) => {
+            let most = MOST_BODY >> 20;
+            bad(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the body has more than {most} MiB: send fewer prompts in a request"),
+            )
+        }
+        Ok(Err(error)) => bad(StatusCode::BAD_REQUEST, format!("the body is incomplete: {error}")),
         Err(_) => {
-            let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
-            Err(ApiError::bad(StatusCode::REQUEST_TIMEOUT, message))
+            let seconds = BODY_TIMEOUT.as_secs();
+            bad(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {seconds} s"))
         }
     }
+}
+
+/// The bytes of a body; `None` if they are too many. Most clients read a response only after they have sent the whole
+/// body, so the rest of a body that is too large is received and dropped, up to a second limit.
+async fn read_all(body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
+    let (mut stream, mut bytes, mut length) = (body.into_data_stream(), Vec::new(), 0);
+    while length <= MOST_DROPPED
+        && let Some(chunk) = stream.next().await
+    {
+        let chunk = chunk?;
+        length += chunk.len();
+        if length <= MOST_BODY {
+            bytes.extend_from_slice(&chunk);
+        } else {
+            bytes = Vec::new();
+        }
+    }
+    Ok((length <= MOST_BODY).then_some(bytes))
 }
 
 /// Refuses requests for other host names and without the key.

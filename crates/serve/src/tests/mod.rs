@@ -96,8 +96,7 @@ impl Running {
         let head =
             format!("{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n");
         stream.write_all(head.as_bytes()).unwrap();
-        // A server that refuses the request by its head may close the connection before the body is sent.
-        let _ = stream.write_all(body.as_bytes());
+        stream.write_all(body.as_bytes()).unwrap();
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
         let text = String::from_utf8(bytes).unwrap();
