@@ -102,7 +102,7 @@ fn read(file: &Path) -> BTreeMap<String, String> {
 
 fn write(file: &Path, name: &str, hash: &str) -> Result<(), String> {
     let with_line = || {
-        // Checks may run side by side: the next one waits until this one has written its line.
+        // Checks may run side by side, and each adds its line to what the others wrote.
         let open = fs::File::options().create(true).append(true).open(file)?;
         open.lock()?;
         let mut all = read(file);

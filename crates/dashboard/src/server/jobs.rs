@@ -33,7 +33,7 @@ pub enum Refusal {
     NotAllowed,
     /// Another job is running.
     Busy,
-    /// The request does not describe a valid job, for this reason.
+    /// The request does not describe a valid job. The string has the reason.
     Bad(String),
 }
 

@@ -117,7 +117,7 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
     metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
 }
 
-/// Adds an explanation to the error of a model with non-finite log-probabilities.
+/// Explains an error about non-finite log-probabilities.
 fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
     match error.downcast_ref() {
         Some(NonFiniteLogp(logp)) => anyhow::anyhow!(

@@ -59,9 +59,9 @@ pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
     )
     .healthy("near 1 in the first step on a generation")
     .remedy("more memory, or a size for `rollout_activations`"),
-    row("forward_time_s", "s", "Seconds of the update in forward passes and in the loss."),
-    row("backward_time_s", "s", "Seconds of the update in the backward pass."),
-    row("optimizer_time_s", "s", "Seconds of the update in the gradient norm and the optimizer."),
+    row("forward_time_s", "s", "Seconds of the update for forward passes and the loss."),
+    row("backward_time_s", "s", "Seconds of the update for the backward pass."),
+    row("optimizer_time_s", "s", "Seconds of the update for the gradient norm and the optimizer step."),
     row("update_tokens_per_s", "tokens/s", "Token rows per second of the update; a shared prompt counts once."),
     row("cpu_time_s", "s", "CPU seconds of all threads in the step (evaluations left out).")
         .healthy("near threads × step_time")

@@ -259,7 +259,7 @@ impl<'a> RecordReader<'a> {
         self.get(name, Kind::F64)?.map(|bytes| fixed(name, bytes, of)).transpose()
     }
 
-    /// The `expected` numbers of a run-length encoded column, if the record has it.
+    /// Decodes a run-length encoded column of `expected` numbers; `None` if the record does not have the column.
     pub fn runs(&self, name: &str, expected: usize) -> Result<Option<Vec<u64>>, WireError> {
         let Some(bytes) = self.get(name, Kind::Runs)? else { return Ok(None) };
         let pairs = varints(bytes).map_err(|e| e.of(in_column(name)))?;

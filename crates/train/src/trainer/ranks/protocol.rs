@@ -89,7 +89,7 @@ pub(super) struct Pass {
     pub(super) share: usize,
     pub(super) is_of_scores: bool,
     pub(super) dropout: Option<DropoutOfPass>,
-    /// The length of each group's prompt, and of its completions, none of which is empty.
+    /// For each group, the length of its prompt and of its completions. No completion is empty.
     pub(super) groups: Vec<(usize, Vec<usize>)>,
 }
 
