@@ -97,7 +97,7 @@ impl GenerationSigns {
             let row = |c: &ScoredCompletion| {
                 let (text, prompt) = (c.content.text().into_owned(), group.prompt.content.text());
                 let cut = c.completion.finish_reason == FinishReason::Length;
-                // The completion of a text may close brackets and quotes that its prompt opened; a chat message may not.
+                // Plain text may close brackets and quotes that its prompt opened; a chat message may not.
                 let before = if let Content::Text(prompt) = &group.prompt.content { prompt } else { "" };
                 Row {
                     prompt: group.prompt.row,
