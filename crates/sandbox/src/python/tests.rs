@@ -303,11 +303,11 @@ fn tests_with_arguments_and_values_of_a_function_are_run() {
         assert_eq!(scores.values, expected, "{row}: {failures:?} {:?}", scores.problems);
     }
     for (row, why) in [
-        (json!({"t": live("4", "8")}), "which"),
+        (json!({"t": live("4", "8")}), "names it"),
         (json!({"t": live("4 5", "8"), "fn_name": "f"}), "no lists of arguments"),
         (json!({"t": {"fn_name": "f", "inputs": [4], "outputs": [8]}}), "no lists of arguments"),
         (json!({"t": {"fn_name": "f", "inputs": [], "outputs": []}}), "no lists of arguments"),
-        (json!({"t": {"fn_name": "f()", "inputs": [[4]], "outputs": [8]}}), "which"),
+        (json!({"t": {"fn_name": "f()", "inputs": [[4]], "outputs": [8]}}), "names it"),
     ] {
         let (scores, _) = score(json!({"language": "python", "column": "t"}), &[("q", function, row)]);
         assert_eq!(scores.values, [None]);
