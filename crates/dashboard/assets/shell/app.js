@@ -36,7 +36,7 @@ const KEYS = [
   ["?", "these keys"],
 ];
 const main = document.getElementById("main");
-const bell = notices();
+const bell = notices(() => runs);
 let shown = { run: null, view: null, update: null, end: null };
 let runs = [];
 let stream = null;

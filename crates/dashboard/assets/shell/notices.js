@@ -5,10 +5,10 @@ import { address, h, titleOf } from "/lib/lib.js";
 
 /**
  * The button that enables notifications; null if the browser has none, as on pages from other machines without TLS.
- * `look` is called with the list of runs whenever the page has loaded it, and `isOn` returns whether notifications are
- * enabled.
+ * `known` returns the list of runs as last loaded. `look` is called with the list whenever the page has loaded it, and
+ * `isOn` returns whether notifications are enabled.
  */
-export function notices() {
+export function notices(known) {
   if (!("Notification" in window) || !window.isSecureContext) return null;
   // For each run in progress, the alarms already seen; null until the first check.
   let seen = null;
@@ -33,6 +33,8 @@ export function notices() {
   async function ask() {
     await Notification.requestPermission();
     turn("on");
+    // From now on everything is new, also the alarms of a run that starts before the list is loaded again.
+    await look(known());
   }
 
   function show(run, title, body, tag) {
