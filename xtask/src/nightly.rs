@@ -4,6 +4,7 @@
 use crate::provenance::{commit, date, machine};
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Command;
 use std::time::Instant;
 
 /// The committed table: the last result of each check.
@@ -66,7 +67,7 @@ fn emulate() -> Result<Done, String> {
 fn commands() -> Result<Done, String> {
     let clone = std::env::temp_dir().join(format!("lockstep-clone-{}", std::process::id()));
     let place = clone.to_string_lossy();
-    let git = std::process::Command::new("git").args(["clone", "--quiet", ".", &*place]).status();
+    let git = Command::new("git").args(["clone", "--quiet", ".", &*place]).status();
     if !git.is_ok_and(|status| status.success()) {
         return Err("git clone failed".to_owned());
     }
@@ -100,12 +101,8 @@ fn kernel_checks() -> Result<Done, String> {
     for name in ["kernels", "model", "rollout", "train"] {
         command.args(["-p", &format!("lockstep-{name}")]);
     }
-    let output = command.output().map_err(|e| format!("cargo: {e}"))?;
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        return Err(printed + &String::from_utf8_lossy(&output.stderr));
-    }
-    let passed = printed.lines().filter_map(|line| line.strip_prefix("test result: ok. ")?.split_once(" passed"));
+    let text = printed(&mut command)?;
+    let passed = text.lines().filter_map(|line| line.strip_prefix("test result: ok. ")?.split_once(" passed"));
     let count: usize = passed.filter_map(|(count, _)| count.parse::<usize>().ok()).sum();
     Ok(Done::Passed(format!("{count} tests of kernels, model, rollout and train")))
 }
@@ -127,7 +124,7 @@ fn fleet_kills() -> Result<Done, String> {
 
 /// Trains with workers while processes are killed, and with a full disk. Takes about ten minutes on two cores.
 fn fleet_runs() -> Result<Done, String> {
-    let is_root = std::process::Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
     if !is_root {
         return Ok(Done::Unavailable("needs root, to mount a small file system".to_owned()));
     }
@@ -148,10 +145,9 @@ fn fleet(target: &str, test: &str, words: &str) -> Result<Done, String> {
     let targets: &[&str] = if target == "lib" { &["--lib"] } else { &["--test", target] };
     let mut command = crate::cargo::command();
     command.args(["test", "--release", "-p", "lockstep-fleet"]).args(targets);
-    let output = command.args(["--", "--ignored", "--nocapture", test]).output().map_err(|e| format!("cargo: {e}"))?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    let lines: Vec<&str> = said.lines().filter(|line| line.contains(words)).map(str::trim).collect();
-    if output.status.success() && !lines.is_empty() { Ok(Done::Passed(lines.join("; "))) } else { Err(said) }
+    let text = printed(command.args(["--", "--ignored", "--nocapture", test]))?;
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(words)).map(str::trim).collect();
+    if lines.is_empty() { Err(text) } else { Ok(Done::Passed(lines.join("; "))) }
 }
 
 /// Kills learners, workers, `verify` and `fork`. Takes about ten minutes on two cores.
@@ -182,11 +178,17 @@ fn program(tests: &[&str], words: &[&str]) -> Result<Done, String> {
     // Uses CI's workspace build: building a single package would rebuild it with different features.
     command.args(["test", "--workspace", "--test", "it", "--"]);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);
-    let output = command.args(tests).output().map_err(|e| format!("cargo: {e}"))?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
+    let text = printed(command.args(tests))?;
+    let lines = text.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
     let lines: Vec<&str> = lines.collect();
-    if output.status.success() && lines.len() >= tests.len() { Ok(Done::Passed(lines.join("; "))) } else { Err(said) }
+    if lines.len() < tests.len() { Err(text) } else { Ok(Done::Passed(lines.join("; "))) }
+}
+
+/// Runs tests. Returns everything that they printed, as the error if one failed.
+fn printed(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|e| format!("cargo: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    if output.status.success() { Ok(text) } else { Err(text) }
 }
 
 fn miri() -> Result<Done, String> {
@@ -202,7 +204,7 @@ fn network() -> Result<Done, String> {
         std::env::var_os("PATH")
             .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).is_file()))
     };
-    let is_root = std::process::Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
     if !is_root || !is_there("nats-server") || !is_there("ip") {
         return Ok(Done::Unavailable("needs root, and apt-get install nats-server iproute2".to_owned()));
     }

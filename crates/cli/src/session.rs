@@ -70,7 +70,7 @@ pub fn run_on(
         }
         None => options,
     };
-    let options = if args.ranks == 1 { options } else { options.ranks(args.ranks, program::rank) };
+    let options = options.ranks(args.ranks, program::rank);
     let run =
         Run::resolved(purpose, session.resolved, session.run, session.resume_from, options).inspect_err(|error| {
             if is_stopped(error) {

@@ -8,8 +8,9 @@ use crate::config::{Config, Resolved};
 use crate::error::BadInput;
 use crate::stop::StopSignal;
 use kernels::{Context, Device};
-use model::{ModelConfig, Sharing};
+use model::{AdaptedWeights, ModelConfig, Sharing};
 use ranks::{Limits, Link, Peers};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use telemetry::build::Build;
@@ -61,10 +62,30 @@ impl RankOptions {
     }
 }
 
+/// The weights of a trained model, as other ranks read them. Does nothing in a run of one process.
+#[derive(Default)]
+pub(crate) struct PublishedWeights(Option<PathBuf>);
+
+impl PublishedWeights {
+    /// Publishes the weights of the next step to other ranks, before readers in this process hold them.
+    pub(crate) fn publish(&mut self, trainer: &Trainer, weights: &mut AdaptedWeights) -> anyhow::Result<()> {
+        if trainer.has_ranks() {
+            self.0 = Some(weights.publish(weights.version().0, [0; 16])?.path);
+        }
+        Ok(())
+    }
+
+    /// Lets other ranks read the published weights until the gradient is complete.
+    pub(crate) fn share(&self, trainer: &Trainer, weights: &AdaptedWeights) -> anyhow::Result<()> {
+        let Some(published) = &self.0 else { return Ok(()) };
+        Ok(trainer.share_weights(published, weights.shared_base.as_deref())?)
+    }
+}
+
 /// Works as a rank other than 0, whose standard input is the socket that rank 0 gave it. The process exits when rank 0
 /// ends. A failure has been reported to rank 0.
 pub fn serve() -> anyhow::Result<()> {
-    // Whatever this process is computing, nobody needs it any more.
+    // Without rank 0, the result of this process has no use.
     let link = Link::on_stdin(Limits::default().heartbeat, || std::process::exit(0));
     let link = link.map_err(|error| BadInput::new(format!("{error}: `lockstep train --ranks N` starts the ranks")))?;
     Ok(train::serve_rank(&link, &Build::current().to_string())?)

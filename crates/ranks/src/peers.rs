@@ -34,25 +34,21 @@ impl Default for Limits {
 
 /// Whether a rank is lost, and which one.
 #[derive(Clone, Default)]
-pub struct Lost {
-    why: Arc<OnceLock<String>>,
-    is_lost: Arc<AtomicBool>,
-}
+pub struct Lost(Arc<OnceLock<String>>);
 
 impl Lost {
     /// The sentence about the first lost rank.
     pub fn why(&self) -> Option<&str> {
-        self.why.get().map(String::as_str)
+        self.0.get().map(String::as_str)
     }
 
     /// Whether a rank is lost. Cheap enough for a check before each layer.
     pub fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Relaxed)
+        self.0.get().is_some()
     }
 
     fn set(&self, why: String) {
-        let _ = self.why.set(why);
-        self.is_lost.store(true, Ordering::Relaxed);
+        let _ = self.0.set(why);
     }
 
     fn error(&self) -> Option<Error> {

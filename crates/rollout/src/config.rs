@@ -62,6 +62,11 @@ impl EngineConfig {
         (max_num_seqs + 1) * max_model_len.div_ceil(BLOCK)
     }
 
+    /// The number of KV-cache pages without which the engine cannot compute one sequence of `max_model_len` tokens.
+    pub fn least_blocks(max_model_len: usize) -> usize {
+        max_model_len.div_ceil(BLOCK) + 1
+    }
+
     /// The number of rows (tokens) that one step can compute.
     pub fn rows(&self) -> usize {
         if self.chunked_prefill {

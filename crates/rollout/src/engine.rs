@@ -58,7 +58,7 @@ impl Engine {
     /// "workspace".
     pub fn new(ctx: &Context, model: &ModelConfig, config: EngineConfig) -> Result<Engine> {
         let memory = ctx.memory();
-        let needed = config.max_model_len.div_ceil(BLOCK) + 1;
+        let needed = EngineConfig::least_blocks(config.max_model_len);
         if config.kv_blocks < needed {
             return Err(Error::PoolTooSmall { blocks: config.kv_blocks, max_model_len: config.max_model_len, needed });
         }

@@ -1,6 +1,6 @@
 //! The values of a request's JSON object, with errors that name the field and the expected value.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, shortened};
 use crate::fields::{self, Of};
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
@@ -92,6 +92,5 @@ pub fn ids(value: &Value) -> Option<Vec<u32>> {
 
 /// The error for a field whose value has another type.
 pub fn wrong(name: &str, value: &Value, expected: &str) -> ApiError {
-    let shown: String = value.to_string().chars().take(60).collect();
-    ApiError::field(name, format!("`{name}` is {shown}: expected {expected}"))
+    ApiError::field(name, format!("`{name}` is {}: expected {expected}", shortened(&value.to_string())))
 }

@@ -8,6 +8,11 @@ use serde_json::{Value, json};
 /// The seconds after which a client may retry.
 const RETRY_AFTER: &str = "1";
 
+/// The beginning of a client's text, for a message.
+pub fn shortened(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
 /// An error response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {

@@ -2,7 +2,7 @@
 //! completion, or refused unless its value changes nothing. A field that is not in the table is refused, too: a
 //! misspelt name must not change a result silently.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, shortened};
 use serde_json::{Map, Value};
 
 /// An object in a request that has fields.
@@ -94,19 +94,19 @@ pub fn check(of: Of, object: &mut Map<String, Value>) -> Result<(), ApiError> {
             Some((_, Read, _)) => {}
             Some((_, Ignored, _)) => ignored.push(name.clone()),
             Some((_, Only(values, why), _)) => {
-                if !values.contains(&value.to_string().as_str()) {
-                    let most: String = value.to_string().chars().take(60).collect();
-                    let message = format!("`{name}` = {most} is not supported: {why}");
+                let value = value.to_string();
+                if !values.contains(&value.as_str()) {
+                    let message = format!("`{name}` = {} is not supported: {why}", shortened(&value));
                     return Err(ApiError::field(name, message).with_code("unsupported_parameter"));
                 }
                 ignored.push(name.clone());
             }
             None => {
-                let most: String = name.chars().take(60).collect();
+                let shown = shortened(name);
                 let known = TABLE.iter().filter(|(places, ..)| places.contains(&of)).flat_map(|(.., names)| *names);
                 let hint = lockstep::service::did_you_mean(name, known.copied());
-                let message = format!("unknown field `{most}`{hint}");
-                return Err(ApiError::field(most, message).with_code("unknown_parameter"));
+                let message = format!("unknown field `{shown}`{hint}");
+                return Err(ApiError::field(shown, message).with_code("unknown_parameter"));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The listener, the routes and access control.
 
-use crate::error::{ApiError, answer};
+use crate::error::{ApiError, answer, shortened};
 use crate::metrics::metrics;
-use crate::openai::{Endpoint, Wanted, models, respond, started};
+use crate::openai::{Endpoint, Wanted, models, now, respond};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -93,7 +93,7 @@ impl Server {
         self.listener.set_nonblocking(true)?;
         let Server { listener, hosts, api_key, .. } = self;
         let stopping = service.clone();
-        let site = Arc::new(Site { service, hosts, api_key, started: started() });
+        let site = Arc::new(Site { service, hosts, api_key, started: now() });
         let stop = async move {
             while !is_stopped() {
                 tokio::time::sleep(STOP_INTERVAL).await;
@@ -155,7 +155,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if kind.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
-    let given: String = given.chars().take(60).collect();
+    let given = shortened(given);
     let message = format!("the content type is `{given}`: send the header Content-Type: application/json");
     Err(ApiError::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }

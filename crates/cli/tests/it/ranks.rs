@@ -1,13 +1,15 @@
 //! `--ranks`: several processes divide the passes of each step, with the bits of one process with the same
 //! `gradient_shares`.
 
+use crate::distributed_faults::signal;
+use crate::stopping::is_alive;
 use crate::support::runs::{arguments, directory, directory_of, files, good, same, same_but_workers};
 use crate::support::{CONFIG, command, refused};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::process::{Child, Stdio};
+use testing::wait_until;
 
 /// The arguments of a run of `purpose` in `out` with this many ranks.
 fn divided<'a>(purpose: &'a str, out: &'a str, set: &[&'a str], ranks: &'a str) -> Vec<&'a str> {
@@ -140,22 +142,12 @@ fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().map(|word| word.parse().unwrap()).collect()
 }
 
-fn signal(name: &str, pid: u32) {
-    let status = std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
-    assert!(status.success());
-}
-
-fn is_alive(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
-}
-
-#[track_caller]
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// Waits for the end of a run. Returns its exit code and standard error.
+fn ended(mut run: Child) -> (Option<i32>, String) {
+    let stderr = run.stderr.take().unwrap();
+    let reported = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap());
+    let status = testing::wait_for_end("the run ends", &mut run);
+    (status.code(), reported.join().unwrap())
 }
 
 /// A run that is killed is resumed with other numbers of ranks, up to the end of a run that was never killed.
@@ -167,22 +159,21 @@ fn a_lost_rank_ends_the_run_which_resumes_with_another_number() {
     good(root, &arguments("train", "whole", &set));
     let resumed = |ranks: &'static str| vec!["train", "--resume", "killed", "--ranks", ranks];
     let starts = [divided("train", "killed", &set, "4"), resumed("2")];
-    for (start, (checkpoint, name)) in starts.iter().zip([("000002", "-9"), ("000006", "-STOP")]) {
-        let mut run = command(root, start).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    for (start, (checkpoint, name)) in starts.iter().zip([("000002", "9"), ("000006", "STOP")]) {
+        let run = command(root, start).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let checkpoint = root.join(format!("killed/checkpoints/step-{checkpoint}/files.json"));
-        wait_until("no checkpoint was written", || checkpoint.exists());
+        wait_until("a checkpoint is written", || checkpoint.exists());
         let ranks = children(run.id());
         assert!(!ranks.is_empty());
-        signal(name, ranks[0]);
-        let output = run.wait_with_output_in(Duration::from_secs(60));
-        let (code, text) = output;
+        signal(ranks[0], name);
+        let (code, text) = ended(run);
         assert_eq!(code, Some(1), "{text}");
         let last = text.lines().last().unwrap_or_default();
-        let why = if name == "-9" { "was killed by signal 9" } else { "sent no heartbeat for 15 s" };
+        let why = if name == "9" { "was killed by signal 9" } else { "sent no heartbeat for 15 s" };
         let named = format!("(process {}) {why}", ranks[0]);
         assert!(last.starts_with("error: rank ") && last.contains(&named), "{text}");
         assert!(last.contains(": resume the run with --resume "), "{text}");
-        wait_until("a rank is still running", || !ranks.iter().any(|&pid| is_alive(pid)));
+        wait_until("every rank ends", || !ranks.iter().any(|pid| is_alive(&pid.to_string())));
     }
     good(root, &resumed("4"));
     same(&root.join("whole"), &root.join("killed"));
@@ -196,44 +187,20 @@ fn a_lost_rank_ends_the_run_which_resumes_with_another_number() {
 #[test]
 fn ranks_end_with_rank_0() {
     let dir = directory();
-    for (name, code) in [("-9", None), ("-TERM", Some(143))] {
-        let out = format!("run{name}");
+    for (name, code) in [("9", None), ("TERM", Some(143))] {
+        let out = format!("run-{name}");
         let set = ["per_device_train_batch_size=8", "max_steps=100000", "save_steps=100000", "eval_strategy=no"];
         let arguments = divided("train", &out, &set, "2");
-        let mut run = command(dir.path(), &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let run = command(dir.path(), &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let log = dir.path().join(&out).join("metrics.jsonl");
-        wait_until("no step was logged", || std::fs::metadata(&log).is_ok_and(|file| file.len() > 0));
+        wait_until("a step is logged", || std::fs::metadata(&log).is_ok_and(|file| file.len() > 0));
         let ranks = children(run.id());
         assert_eq!(ranks.len(), 1);
         // A signal to a rank alone is not a request to stop.
-        signal("-TERM", ranks[0]);
-        signal(name, run.id());
-        let (found, text) = run.wait_with_output_in(Duration::from_secs(60));
+        signal(ranks[0], "TERM");
+        signal(run.id(), name);
+        let (found, text) = ended(run);
         assert_eq!(found, code, "{text}");
-        wait_until("the rank is still running", || !is_alive(ranks[0]));
-    }
-}
-
-trait WaitWithin {
-    /// Waits for the end of the process, and returns its exit code and standard error.
-    fn wait_with_output_in(&mut self, most: Duration) -> (Option<i32>, String);
-}
-
-impl WaitWithin for std::process::Child {
-    fn wait_with_output_in(&mut self, most: Duration) -> (Option<i32>, String) {
-        let mut stderr = self.stderr.take().unwrap();
-        let reader = std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap());
-        let start = Instant::now();
-        let status = loop {
-            match self.try_wait().unwrap() {
-                Some(status) => break status,
-                None if start.elapsed() > most => {
-                    self.kill().unwrap();
-                    panic!("the process did not end: {}", reader.join().unwrap());
-                }
-                None => std::thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        (status.code(), reader.join().unwrap())
+        wait_until("the rank ends", || !is_alive(&ranks[0].to_string()));
     }
 }

@@ -36,7 +36,7 @@ pub fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap().success());
 }
 
-fn is_alive(pid: &str) -> bool {
+pub fn is_alive(pid: &str) -> bool {
     // A dead process may still be listed as a zombie.
     if let Ok(state) = fs::read_to_string(format!("/proc/{}/stat", pid.trim())) {
         return !state.contains(") Z ");

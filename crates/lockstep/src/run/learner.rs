@@ -3,14 +3,14 @@
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
-use crate::ranks::RankOptions;
+use crate::ranks::{PublishedWeights, RankOptions};
 use crate::rollouts::collector::record_ops;
 use crate::run::moments;
 use crate::run::state::RunState;
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Trainable;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use telemetry::{Stages, Step, stages::Span};
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
@@ -26,8 +26,8 @@ pub struct Learner {
     pub schedule: Schedule,
     /// Optimizer steps done so far.
     pub step: Step,
-    /// Where other ranks read the weights of the next step; `None` without other ranks.
-    published: Option<PathBuf>,
+    /// The weights of the next step for other ranks.
+    published: PublishedWeights,
     /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
@@ -43,7 +43,8 @@ pub struct Update {
 impl Learner {
     /// A learner of `policy` before the first step.
     pub fn new(ctx: Context, policy: Policy, trainer: Trainer, schedule: Schedule) -> Learner {
-        Learner { ctx, policy, trainer, schedule, step: Step::START, published: None, gradient_time_s: 0.0 }
+        let published = PublishedWeights::default();
+        Learner { ctx, policy, trainer, schedule, step: Step::START, published, gradient_time_s: 0.0 }
     }
 
     /// Restores the optimizer's moments from the directory `checkpoint`, and the counters from `state`. The policy has
@@ -59,16 +60,7 @@ impl Learner {
     /// Starts the other ranks of the run, which read the current weights.
     pub fn start_ranks(&mut self, ranks: &RankOptions, stop: &StopSignal) -> anyhow::Result<()> {
         ranks.start(&mut self.trainer, &self.ctx, self.policy.config(), stop)?;
-        self.publish()
-    }
-
-    /// Publishes the weights to other ranks, if there are any, before readers in this process hold them.
-    fn publish(&mut self) -> anyhow::Result<()> {
-        if self.trainer.has_ranks() {
-            let weights = &mut self.policy.weights;
-            self.published = Some(weights.publish(weights.version().0, [0; 16])?.path);
-        }
-        Ok(())
+        self.published.publish(&self.trainer, &mut self.policy.weights)
     }
 
     /// Whether all steps of the schedule are done.
@@ -80,9 +72,7 @@ impl Learner {
     /// request can interrupt the computation.
     pub fn gradient<'a>(&mut self, stages: &Stages, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         let (span, before) = (stages.span("update"), kernels::context::counted());
-        if let Some(published) = &self.published {
-            self.trainer.share_weights(published, self.policy.weights.shared_base.as_deref())?;
-        }
+        self.published.share(&self.trainer, &self.policy.weights)?;
         self.trainer.gradient(&self.ctx, self.policy.weights.view(), samples)?;
         record_ops(&span, before);
         self.gradient_time_s = span.end();
@@ -105,7 +95,7 @@ impl Learner {
         record_ops(&span, before);
         record_parts(&span, &metrics);
         self.step = self.step.next();
-        self.publish()?;
+        self.published.publish(&self.trainer, &mut self.policy.weights)?;
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 

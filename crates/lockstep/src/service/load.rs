@@ -149,7 +149,7 @@ fn engine_config(ctx: &Context, policy: &Policy, options: &ServiceOptions) -> an
         bad_input!("--max-model-len {wanted}: expected 2 to {context}, the model's context");
     }
     let wanted_len = options.max_model_len.unwrap_or(context);
-    let all = EngineConfig::blocks_for(max_num_seqs, wanted_len).max(pages_for_one(wanted_len));
+    let all = EngineConfig::blocks_for(max_num_seqs, wanted_len).max(EngineConfig::least_blocks(wanted_len));
     let kv_blocks = options.kv_cache_blocks.unwrap_or_else(|| {
         let Available { host, device, .. } = Available::of(ctx);
         let room = device.or(host).map_or(usize::MAX, |bytes| {
@@ -163,15 +163,10 @@ fn engine_config(ctx: &Context, policy: &Policy, options: &ServiceOptions) -> an
         bad_input!(
             "a KV cache of {kv_blocks} pages cannot hold one sequence of {wanted_len} tokens, which needs {}: lower \
              --max-model-len, or set --kv-cache-blocks",
-            pages_for_one(wanted_len)
+            EngineConfig::least_blocks(wanted_len)
         );
     }
     let max_model_len = wanted_len.min(held);
     let sizes = EngineConfig::new(max_num_seqs, max_model_len);
     Ok(EngineConfig { kv_blocks, prefix_caching: true, ..sizes })
-}
-
-/// The number of pages that the engine needs for one sequence of this many tokens.
-fn pages_for_one(tokens: usize) -> usize {
-    tokens.div_ceil(BLOCK) + 1
 }

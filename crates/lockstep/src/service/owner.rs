@@ -5,7 +5,7 @@ use super::request::Refused;
 use crate::models::Policy;
 use model::columns::{Column, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::{Adapter, Columns, FinishReason};
-use rollout::{Counters, Drawn, Drive, Models, Outcome, Request, RequestId, RolloutGroup};
+use rollout::{Counters, Drive, Models, Outcome, Request, RequestId, RolloutGroup};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -131,7 +131,6 @@ pub(super) struct Owner {
     drive: Drive<u64>,
     open: HashMap<RequestId, Open>,
     received: Receiver<Command>,
-    drawn: Vec<Drawn>,
     status: Status,
     shown: Arc<Mutex<Status>>,
 }
@@ -140,8 +139,8 @@ impl Owner {
     pub(super) fn new(loaded: Loaded, received: Receiver<Command>, shown: Arc<Mutex<Status>>) -> Owner {
         let Loaded { policy, engine, adapters, .. } = loaded;
         let drive = Drive::new(engine);
-        let (open, drawn) = (HashMap::new(), Vec::new());
-        let mut owner = Owner { policy, adapters, drive, open, received, drawn, status: Status::default(), shown };
+        let (open, status) = (HashMap::new(), Status::default());
+        let mut owner = Owner { policy, adapters, drive, open, received, status, shown };
         owner.show();
         owner
     }
@@ -206,10 +205,9 @@ impl Owner {
             Ok(outcomes) => outcomes,
             Err(error) => return self.fail(&error.to_string()),
         };
-        self.drawn.clear();
-        self.drawn.extend_from_slice(self.drive.drawn());
-        self.status.generated_tokens += self.drawn.len() as u64;
-        if let Some(drawn) = self.drawn.iter().find(|drawn| !drawn.logp.is_finite()) {
+        let drawn = self.drive.drawn().to_vec();
+        self.status.generated_tokens += drawn.len() as u64;
+        if let Some(drawn) = drawn.iter().find(|drawn| !drawn.logp.is_finite()) {
             let why = self.policy.why_not_finite();
             return self.fail(&format!("a token's log-probability is {}: {why}", drawn.logp));
         }
@@ -219,7 +217,7 @@ impl Owner {
         });
         let ended: Vec<(RequestId, RolloutGroup)> = ended.collect();
         let mut gone = Vec::new();
-        for drawn in std::mem::take(&mut self.drawn) {
+        for drawn in drawn {
             let Some(open) = self.open.get(&drawn.request) else { continue };
             let token = Token {
                 prompt: open.place,

@@ -14,7 +14,6 @@ use crate::body::Object;
 use crate::error::ApiError;
 use lockstep::service::{Event, Generate, Service, TextOptions, Ticket};
 use serde_json::{Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// An endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,9 +166,9 @@ impl Wanted {
     }
 }
 
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+/// Seconds since 1970, as in `created`.
+pub fn now() -> u64 {
+    telemetry::system::since_1970().as_secs()
 }
 
 /// The response of `/v1/models`.
@@ -183,9 +182,4 @@ pub fn models(service: &Service, created: u64) -> Value {
         })
     };
     json!({"object": "list", "data": service.models().map(of).collect::<Vec<_>>()})
-}
-
-/// The start time of a server, as in `created`.
-pub fn started() -> u64 {
-    now()
 }

@@ -92,25 +92,6 @@ impl Ranks {
     ) -> Result<Ranks> {
         let world_size = world.peers.world_size();
         let threads = (ctx.threads() / world_size).max(1);
-        let mut starts = Vec::new();
-        for rank in 1..world_size {
-            let start = Start {
-                rank,
-                world_size,
-                isa: ctx.describe().to_owned(),
-                threads,
-                run: world.run,
-                model: description(model)?,
-                is_bf16: model.compute == DType::Bf16,
-                adapter: config.adapter.clone(),
-                temperature: config.temperature,
-                prefix_sharing: config.prefix_sharing,
-                gradient_checkpointing: config.gradient_checkpointing,
-                gradient_shares: config.gradient_shares,
-                seed: config.optimizer.seed,
-            };
-            starts.push(start);
-        }
         let ranks = Ranks {
             world,
             ctx: ctx.with_threads(threads),
@@ -121,7 +102,23 @@ impl Ranks {
             begun: AtomicU64::new(0),
             opened: Mutex::default(),
         };
-        for (rank, start) in (1..).zip(starts) {
+        let description = description(model)?;
+        for rank in 1..world_size {
+            let start = Start {
+                rank,
+                world_size,
+                isa: ctx.describe().to_owned(),
+                threads,
+                run: ranks.world.run,
+                model: description.clone(),
+                is_bf16: model.compute == DType::Bf16,
+                adapter: config.adapter.clone(),
+                temperature: config.temperature,
+                prefix_sharing: config.prefix_sharing,
+                gradient_checkpointing: config.gradient_checkpointing,
+                gradient_shares: config.gradient_shares,
+                seed: config.optimizer.seed,
+            };
             ranks.send(rank, Request::Start(Box::new(start)), Vec::new())?;
         }
         let build = &ranks.world.build;

@@ -5,6 +5,7 @@
 
 use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
+use crate::ranks::PublishedWeights;
 use crate::rollouts::collector::record_ops;
 use crate::run::learner::{Learner, Update, record_parts};
 use crate::run::moments::{restore_moments, write_moments};
@@ -13,7 +14,7 @@ use kernels::Context;
 use model::hub::HubKind;
 use model::io::ModelFiles;
 use model::{AdaptedWeights, ModelConfig, Scorer, Trainable, Weights};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use telemetry::Stages;
 use train::{Objective, Sample, StepParams, Trainer};
@@ -29,8 +30,8 @@ pub struct Critic {
     /// Gradients, optimizer moments and buffers of the value model.
     pub trainer: Trainer,
     scorer: Scorer,
-    /// Where other ranks read the weights of the next step; `None` without other ranks.
-    published: Option<PathBuf>,
+    /// The weights of the next step for other ranks.
+    published: PublishedWeights,
     /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
@@ -60,7 +61,7 @@ impl Critic {
             Some((_, sharing)) => AdaptedWeights::shared(ctx.memory(), weights, None, sharing, None).or_bad_input()?,
             None => AdaptedWeights::new(ctx.memory(), weights, None),
         };
-        Ok(Critic { weights, trainer, scorer, published: None, gradient_time_s: 0.0 })
+        Ok(Critic { weights, trainer, scorer, published: PublishedWeights::default(), gradient_time_s: 0.0 })
     }
 
     /// Divides the value model's steps among the ranks that divide those of the policy, if there are any.
@@ -68,15 +69,7 @@ impl Critic {
         if let Some(world) = policy.trainer.world_of_second_model() {
             self.trainer.use_ranks(&policy.ctx, self.weights.config(), world)?;
         }
-        self.publish()
-    }
-
-    /// Publishes the weights to other ranks, if there are any, before readers in this process hold them.
-    fn publish(&mut self) -> anyhow::Result<()> {
-        if self.trainer.has_ranks() {
-            self.published = Some(self.weights.publish(self.weights.version().0, [0; 16])?.path);
-        }
-        Ok(())
+        self.published.publish(&self.trainer, &mut self.weights)
     }
 
     /// The value of each token's state, for each sample.
@@ -88,9 +81,7 @@ impl Critic {
     /// Computes the gradient of the value loss on `samples`, which the next [`step`](Self::step) applies.
     pub fn gradient(&mut self, ctx: &Context, stages: &Stages, samples: &[Sample]) -> anyhow::Result<()> {
         let (span, before) = (stages.span("value update"), kernels::context::counted());
-        if let Some(published) = &self.published {
-            self.trainer.share_weights(published, None)?;
-        }
+        self.published.share(&self.trainer, &self.weights)?;
         self.trainer.gradient(ctx, self.weights.view(), samples)?;
         record_ops(&span, before);
         self.gradient_time_s = span.end();
@@ -103,7 +94,7 @@ impl Critic {
         let metrics = self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?;
         record_ops(&span, before);
         record_parts(&span, &metrics);
-        self.publish()?;
+        self.published.publish(&self.trainer, &mut self.weights)?;
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
