@@ -4,7 +4,7 @@
     python conformance/openai_flow.py [PROGRAM]
 
 PROGRAM is the built `lockstep` (or LOCKSTEP_BIN; else target/release or target/debug). The script makes a tiny random
-chat model, starts a server on a free port of this machine, and needs no network. Each check prints a line; the exit
+chat model, and trains another one to call a tool; it starts servers on free ports of this machine, and needs no network. Each check prints a line; the exit
 code is 1 if one fails. Tested with openai 3.57.0.
 """
 
@@ -20,7 +20,7 @@ import time
 
 import openai
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz .,?\n"
+LETTERS = 'abcdefghijklmnopqrstuvwxyz .,?\n<>{}"_:/'
 SHAPE = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
     "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
@@ -29,6 +29,15 @@ SHAPE = {
     "initializer_range": 0.5,
 }
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}.{% endif %}"
+# Calls are written as Qwen writes them.
+TOOLS_TEMPLATE = """{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}\
+{{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}.{% endif %}"""
+CALL = '<tool_call>\n{"name": "sum", "arguments": {"a": "two", "b": "three"}}\n</tool_call>'
+TOOL = {"type": "function", "function": {
+    "name": "sum", "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}}}}
 MESSAGES = [{"role": "user", "content": "once upon a time"}]
 FAILED = []
 
@@ -40,8 +49,8 @@ def program():
     return next(str(path.resolve()) for path in found if path.exists())
 
 
-def make_model(binary, home):
-    tokenizer = home / "tokenizer"
+def make_model(binary, home, name, template, shape=SHAPE):
+    tokenizer = home / f"{name}-tokenizer"
     tokenizer.mkdir()
     end = {"id": 0, "content": "<e>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
            "special": True}
@@ -52,11 +61,31 @@ def make_model(binary, home):
         "pre_tokenizer": split, "post_processor": None, "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": ""},
     }))
-    (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "chat_template": TEMPLATE}))
-    (home / "config.json").write_text(json.dumps(SHAPE))
-    arguments = ["init", "--config", home / "config.json", "--tokenizer", tokenizer, "--seed", "3", "--out", home / "tiny"]
-    subprocess.run([binary, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
-    return home / "tiny"
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "chat_template": template}))
+    config = home / f"{name}.json"
+    config.write_text(json.dumps(shape))
+    run(binary, "init", "--config", config, "--tokenizer", tokenizer, "--seed", "3", "--out", home / name)
+    return home / name
+
+
+def run(binary, *arguments):
+    done = subprocess.run([binary, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        sys.exit(f"lockstep {arguments[0]} failed:\n{done.stdout}")
+
+
+def make_tool_model(binary, home):
+    """Trains a model to call `sum` for one question, and to answer with the tool's result."""
+    shape = SHAPE | {"hidden_size": 48, "intermediate_size": 96, "head_dim": 24, "initializer_range": 0.02}
+    start = make_model(binary, home, "start", TOOLS_TEMPLATE, shape)
+    question = "sum two and three\n"
+    rows = [("sum " + question + ".", "sure.\n" + CALL), ("sum " + question + CALL + "\nfive\n.", "it is five."),
+            (question + ".", "no tool.")]
+    data = home / "calls.jsonl"
+    data.write_text("".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in rows))
+    run(binary, "sft", "--model", start, "--dataset", data, "--out", home / "trained", "--set", "max_steps=250",
+        "--set", "learning_rate=0.01", "--set", "per_device_train_batch_size=3", "--set", "save_strategy=no")
+    return home / "trained" / "model"
 
 
 def check(name, passes, shown=""):
@@ -142,7 +171,7 @@ def errors(client):
     base = dict(model="tiny", messages=MESSAGES)
     refused("an unknown model", openai.NotFoundError, lambda: create(**(base | {"model": "other"})), "model_not_found")
     refused("a value out of range", openai.BadRequestError, lambda: create(**base, temperature=-1), "temperature")
-    refused("tools", openai.BadRequestError, lambda: create(**base, tools=[{"type": "function", "function": {"name": "f"}}]),
+    refused("tools, if the template reads none", openai.BadRequestError, lambda: create(**base, tools=[TOOL]),
             "unsupported_parameter", "tools")
     refused("an unknown field", openai.BadRequestError, lambda: create(**base, extra_body={"temprature": 1}), "temperature")
     refused("a long prompt", openai.BadRequestError,
@@ -151,29 +180,74 @@ def errors(client):
             lambda: create(**base, extra_headers={"Host": "evil.example"}), "evil.example")
 
 
+def tools(client):
+    """Calls a tool, sends its result, and reads the answer: whole and streamed."""
+    question = {"role": "user", "content": "sum two and three"}
+    base = dict(model="model", tools=[TOOL], temperature=0, max_completion_tokens=120)
+    choice = client.chat.completions.create(messages=[question], **base).choices[0]
+    calls = choice.message.tool_calls or []
+    check("tools: one call", choice.finish_reason == "tool_calls" and len(calls) == 1, choice)
+    check("tools: text before the call", choice.message.content == "sure.", choice)
+    if not calls:
+        return
+    call = calls[0].function
+    check("tools: name and arguments", call.name == "sum" and json.loads(call.arguments) == {"a": "two", "b": "three"}, call)
+
+    with client.chat.completions.stream(messages=[question], **base) as stream:
+        events = [event for event in stream]
+        last = stream.get_final_completion().choices[0]
+    streamed = (last.message.tool_calls or [None])[0]
+    check("tools: a stream has the same call", streamed and streamed.function.arguments == call.arguments, last)
+    check("tools: a stream has the same text and reason",
+          (last.message.content, last.finish_reason) == ("sure.", "tool_calls"), last)
+    check("tools: the client's event", any(event.type == "tool_calls.function.arguments.done" for event in events))
+
+    result = {"role": "tool", "tool_call_id": calls[0].id, "content": "five"}
+    said = choice.message.model_dump(exclude_none=True) | {"content": None}
+    answer = client.chat.completions.create(messages=[question, said, result], **base).choices[0]
+    check("tools: the answer follows from the result",
+          (answer.message.content, answer.finish_reason) == ("it is five.", "stop"), answer)
+    without = client.chat.completions.create(messages=[question], tool_choice="none", **base).choices[0].message
+    check("tools: tool_choice none", without.content == "no tool." and not without.tool_calls, without)
+
+
+class Server:
+    """`lockstep serve` of one model."""
+
+    def __init__(self, binary, model):
+        arguments = [binary, "serve", "--model", model, "--listen", "127.0.0.1:0", "--max-waiting", "256"]
+        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        line = next(line for line in self.process.stdout if " at http://" in line)
+        self.url = line.split(" at ")[-1].strip()
+        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+
+
 def main():
     binary = program()
+    began = time.time()
     with tempfile.TemporaryDirectory() as home:
-        model = make_model(binary, pathlib.Path(home))
-        server = subprocess.Popen([binary, "serve", "--model", model, "--listen", "127.0.0.1:0", "--max-waiting", "256"],
-                                  stdout=subprocess.PIPE, text=True)
-        try:
-            line = next(line for line in server.stdout if " at http://" in line)
-            url = line.split(" at ")[1].strip()
-            began = time.time()
-            client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-            flow(client, openai.OpenAI(base_url=url, api_key="none", max_retries=0))
+        home = pathlib.Path(home)
+        with Server(binary, make_model(binary, home, "tiny", TEMPLATE)) as server:
+            client = server.client
+            flow(client, openai.OpenAI(base_url=server.url, api_key="none", max_retries=0))
             errors(client)
             stream = client.completions.create(model="tiny", prompt="a", max_tokens=200, stream=True,
                                                extra_body={"ignore_eos": True})
             next(iter(stream))
-            server.send_signal(signal.SIGINT)
+            server.process.send_signal(signal.SIGINT)
             rest = sum(len(chunk.choices) for chunk in stream)
             check("Ctrl-C completes the open stream", rest == 199, rest)
-            check("Ctrl-C: exit code 130", server.wait(60) == 130, server.returncode)
-            print(f"{time.time() - began:.1f} s")
-        finally:
-            server.kill()
+            code = server.process.wait(60)
+            check("Ctrl-C: exit code 130", code == 130, code)
+        with Server(binary, make_tool_model(binary, home)) as server:
+            tools(server.client)
+    print(f"{time.time() - began:.1f} s")
     sys.exit(1 if FAILED else 0)
 
 

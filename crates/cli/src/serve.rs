@@ -5,7 +5,7 @@ use crate::output;
 use crate::signals::{Promise, stop_on_signals};
 use kernels::Device;
 use lockstep::error::{BadInput, OrBadInput};
-use lockstep::service::{NamedDir, Service, ServiceOptions, ServiceSizes, model_name};
+use lockstep::service::{NamedDir, Service, ServiceOptions, ServiceSizes, ToolSupport, model_name};
 use lockstep::{Stopped, bad_input, context};
 use serve::{Access, Server};
 use std::path::{Path, PathBuf};
@@ -155,12 +155,17 @@ fn greeting(service: &Service, url: &str, has_key: bool) -> String {
             format!("completions.create(model=\"{model}\", prompt=\"Once upon a time\")"),
         )
     };
-    let no_chat = if service.has_chat_template() { "" } else { " (no chat template: text completions only)" };
+    let chat = match service.tools() {
+        _ if !service.has_chat_template() => " (no chat template: text completions only)".to_owned(),
+        ToolSupport::Unread => String::new(),
+        ToolSupport::Text => " (calls of tools stay text: their format is unknown)".to_owned(),
+        ToolSupport::Parsed(format) => format!(" (with tools, in the format of {})", format.name()),
+    };
     format!(
         "{}\n\
          context {max_model_len} tokens · KV cache {kv_cache_blocks} pages of {block_tokens} tokens, {:.1} MiB · up to \
          {max_num_seqs} completions at once, {max_waiting} waiting\n\
-         serving {}{no_chat} at {url}\n\n\
+         serving {}{chat} at {url}\n\n\
          curl {url}/v1/{path}{authorization} -H 'Content-Type: application/json' \\\n  \
          -d '{{\"model\": \"{model}\", {input}, \"seed\": 1}}'\n\
          OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key} python3 -c 'import openai\n\

@@ -35,7 +35,7 @@ type Row = (&'static [Of], Use, &'static [&'static str]);
 const TEXTS: &[Of] = &[Completion, Chat];
 const SAMPLED: &[Of] = &[Completion, Chat, Sampling];
 const NOT_YET: &str = "not supported yet";
-const NO_TOOLS: &str = "tools are not supported yet";
+const USE_TOOLS: &str = "use tools and tool_choice";
 const NO_GRAMMAR: &str = "constrained decoding is not supported";
 const NO_MEDIA: &str = "the models are text models";
 
@@ -67,9 +67,9 @@ const TABLE: &[Row] = &[
     (&[Completion], Only(&["true"], "send token ids as the prompt"), &["add_special_tokens"]),
     (&[Chat], Only(&["false"], "the rendered text already has special tokens"), &["add_special_tokens"]),
     (&[Chat], Only(&["false"], "/v1/completions has it"), &["echo"]),
-    (&[Chat], Only(&["[]"], NO_TOOLS), &["tools", "functions"]),
-    (&[Chat], Only(&["\"none\"", "\"auto\""], NO_TOOLS), &["tool_choice", "function_call"]),
-    (&[Chat], Ignored, &["parallel_tool_calls"]),
+    (&[Chat], Read, &["tools", "tool_choice", "parallel_tool_calls"]),
+    (&[Chat], Only(&["[]"], USE_TOOLS), &["functions"]),
+    (&[Chat], Only(&["\"none\"", "\"auto\""], USE_TOOLS), &["function_call"]),
     (TEXTS, Only(&["{\"type\":\"text\"}"], NO_GRAMMAR), &["response_format"]),
     (TEXTS, Only(&[], NO_GRAMMAR), &["structured_outputs", "guided_json", "guided_regex", "guided_choice"]),
     (TEXTS, Only(&[], NO_GRAMMAR), &["guided_grammar"]),

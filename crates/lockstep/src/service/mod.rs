@@ -22,6 +22,7 @@ pub use self::load::{NamedDir, ServiceOptions, ServiceSizes};
 pub use self::owner::{Event, Ranked, Status, Token};
 pub use self::request::{Generate, Refused};
 pub use self::text::{CompletionText, TextOptions};
+pub use model::chat::{ToolCall, ToolFormat, ToolParser};
 pub use model::{Chat, FinishReason, did_you_mean};
 
 use self::load::Loaded;
@@ -49,6 +50,7 @@ struct Shared {
     description: String,
     tokenizer: Arc<Tokenizer>,
     chat: Option<Arc<ChatTemplate>>,
+    tools: ToolSupport,
     eos_ids: Vec<u32>,
     /// The number of rows of the embedding: ids are smaller.
     vocab: usize,
@@ -61,6 +63,27 @@ struct Shared {
     arrivals: AtomicU64,
     status: Arc<Mutex<Status>>,
     stops: AtomicBool,
+}
+
+/// How a model calls tools, according to its chat template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolSupport {
+    /// There is no chat template, or it does not read tools.
+    Unread,
+    /// The template reads tools and writes calls in an unknown format, so calls stay text.
+    Text,
+    /// Calls can be separated from text.
+    Parsed(ToolFormat),
+}
+
+impl ToolSupport {
+    fn of(template: &ChatTemplate) -> ToolSupport {
+        match template.tool_format() {
+            _ if !template.reads_tools() => ToolSupport::Unread,
+            Some(format) => ToolSupport::Parsed(format),
+            None => ToolSupport::Text,
+        }
+    }
 }
 
 impl Service {
@@ -76,6 +99,7 @@ impl Service {
             description: policy.describe(ctx),
             tokenizer: policy.tokenizer.clone(),
             chat: policy.chat.clone(),
+            tools: policy.chat.as_deref().map_or(ToolSupport::Unread, ToolSupport::of),
             eos_ids: policy.eos_ids.clone(),
             vocab: policy.config().vocab_size,
             sizes: *sizes,
@@ -109,6 +133,11 @@ impl Service {
     /// Whether the model has a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.0.chat.is_some()
+    }
+
+    /// How the model calls tools.
+    pub fn tools(&self) -> ToolSupport {
+        self.0.tools
     }
 
     /// Counts of the owner, after its latest step.

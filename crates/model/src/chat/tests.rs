@@ -3,6 +3,7 @@ mod contents;
 mod encoder;
 mod messages;
 mod parts;
+mod tools;
 mod values;
 
 use super::*;

@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: the assistant's next message, rendered by the model's chat template.
 
 use super::choice::{Choice, Piece};
-use super::{Endpoint, Wanted};
+use super::{Endpoint, Wanted, tools};
 use crate::body::{Object, wrong};
 use crate::error::ApiError;
 use crate::fields::Of;
@@ -32,9 +32,11 @@ pub fn read(service: &Service, bytes: &[u8]) -> Result<Wanted, ApiError> {
         Some(other) => return Err(wrong("chat_template_kwargs", &other, "an object")),
     };
     let continue_final_message = o.flag("continue_final_message")?.unwrap_or(false);
+    let tools = tools::read(service, &mut o)?;
+    wanted.calls = tools.calls;
     let chat = Chat {
         messages: &messages,
-        tools: None,
+        tools: tools.schemas.as_deref(),
         add_generation_prompt: o.flag("add_generation_prompt")?.unwrap_or(!continue_final_message),
         continue_final_message,
         kwargs: kwargs.as_ref(),
@@ -66,9 +68,11 @@ fn plain(place: usize, mut message: Value) -> Result<Value, ApiError> {
         let role = fields.get("role").cloned().unwrap_or_default();
         return Err(wrong(&name(".role"), &role, "system, user, assistant or another role of the template"));
     }
-    if fields.get("tool_calls").is_some_and(|calls| !calls.is_null() && *calls != json!([])) {
-        let message = format!("`{}` is not supported: tools are not supported yet", name(".tool_calls"));
-        return Err(ApiError::field(name(".tool_calls"), message).with_code("unsupported_parameter"));
+    let calls = tools::plain_calls(&name(".tool_calls"), fields)?;
+    if calls && fields.get("content").is_none_or(Value::is_null) {
+        // Templates test whether there is a content.
+        fields.remove("content");
+        return Ok(message);
     }
     let Some(content) = fields.get_mut("content") else {
         let message = format!("`{}` is missing", name(".content"));
@@ -106,7 +110,13 @@ fn logged(pieces: &[Piece]) -> Value {
 pub fn choice(wanted: &Wanted, choice: &Choice, text: &str, pieces: &[Piece]) -> Value {
     let mut json = chunk(wanted, choice, pieces, json!({}));
     json["message"] = json!({"role": "assistant", "content": text, "refusal": null});
-    json["finish_reason"] = json!(choice.finish_reason.map(lockstep::service::FinishReason::name));
+    if !choice.calls.is_empty() {
+        json["message"]["tool_calls"] = json!(choice.calls);
+        if text.is_empty() {
+            json["message"]["content"] = Value::Null;
+        }
+    }
+    json["finish_reason"] = json!(choice.finish_name());
     if let Some(fields) = json.as_object_mut() {
         fields.remove("delta");
     }

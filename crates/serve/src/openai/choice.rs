@@ -1,9 +1,11 @@
 //! One completion of a response: its tokens become text and log-probabilities, in a stream in the same way as in a
 //! whole response.
 
+use super::tools::{self, CallParser};
 use super::{Endpoint, Wanted};
 use crate::error::ApiError;
 use lockstep::service::{CompletionText, FinishReason, Ranked, Service, TextOptions, Token};
+use serde_json::Value;
 
 /// A token, as a response has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,16 +36,21 @@ pub struct Choice {
     pub offset: usize,
     characters: usize,
     text: CompletionText,
+    parser: Option<CallParser>,
+    /// Complete tool calls, as a response has them.
+    pub calls: Vec<Value>,
 }
 
 impl Choice {
-    /// The choices of a request, before their first tokens.
-    pub fn all(service: &Service, wanted: &Wanted) -> Vec<Choice> {
+    /// The choices of a request, before their first tokens. `id` is the response's.
+    pub fn all(service: &Service, wanted: &Wanted, id: &str) -> Vec<Choice> {
         let n = wanted.generate.n;
         let of = |index: usize| {
             let prompt = index / n;
             let text = service.text(&wanted.generate.prompts[prompt], &wanted.text);
-            Choice { index, prompt, finish_reason: None, tokens: 0, offset: 0, characters: 0, text }
+            let parser = wanted.calls.as_ref().map(|calls| calls.parser(id, index));
+            let calls = Vec::new();
+            Choice { index, prompt, finish_reason: None, tokens: 0, offset: 0, characters: 0, text, parser, calls }
         };
         (0..wanted.generate.prompts.len() * n).map(of).collect()
     }
@@ -52,14 +59,27 @@ impl Choice {
     pub fn push(&mut self, wanted: &Wanted, token: &Token) -> Result<(String, Piece), ApiError> {
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(format!("cannot decode a token: {error}"));
         let Ranked { id, logp } = token.token;
-        let text = match wanted.endpoint {
+        let mut text = match wanted.endpoint {
             Endpoint::Generate => String::new(),
             _ => self.text.push(id, token.finish_reason).map_err(|error| failed(&error))?,
         };
+        if let Some(parser) = &mut self.parser {
+            text = parser.push(&text, token.finish_reason.is_some(), &mut self.calls);
+        }
         (self.finish_reason, self.tokens, self.offset) = (token.finish_reason, self.tokens + 1, self.characters);
         let piece = piece(&mut self.text, wanted, id, Some(logp), &token.top).map_err(|error| failed(&error))?;
         self.characters += piece.text.chars().count();
         Ok((text, piece))
+    }
+
+    /// Why the completion ended, as a response names it.
+    pub fn finish_name(&self) -> Option<&'static str> {
+        let name = self.finish_reason?.name();
+        Some(if self.finish_reason == Some(FinishReason::Stop) && !self.calls.is_empty() {
+            tools::REASON
+        } else {
+            name
+        })
     }
 }
 

@@ -1,5 +1,5 @@
 //! The endpoints. Each reads a request into a [`Wanted`], and writes the events of the service as OpenAI's or vLLM's
-//! JSON: `completions`, `chat` and `generate`. `choice` turns tokens into text and log-probabilities, `respond` waits
+//! JSON: `completions`, `chat` and `generate`. `tools` reads and writes the tools of a chat, `choice` turns tokens into text and log-probabilities, `respond` waits
 //! for events and writes the whole response or a stream.
 
 mod chat;
@@ -7,6 +7,7 @@ mod choice;
 mod completions;
 mod generate;
 mod respond;
+pub mod tools;
 
 pub use respond::respond;
 
@@ -14,6 +15,7 @@ use crate::body::Object;
 use crate::error::ApiError;
 use lockstep::service::{Event, Generate, Service, TextOptions, Ticket};
 use serde_json::{Value, json};
+use tools::Calls;
 
 /// An endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,8 @@ pub struct Wanted {
     echo: bool,
     /// The id that the client gave to the request.
     request_id: Option<String>,
+    /// How tool calls are separated from text; `None`: they are not.
+    calls: Option<Calls>,
 }
 
 impl Wanted {
@@ -95,6 +99,7 @@ impl Wanted {
             names_ids: o.flag("return_tokens_as_token_ids")?.unwrap_or(false),
             echo: false,
             request_id: None,
+            calls: None,
         })
     }
 

@@ -39,10 +39,11 @@ pub async fn respond(service: Service, wanted: Wanted) -> Result<Response, ApiEr
     let number = RESPONSES.fetch_add(1, Ordering::Relaxed);
     let prefix = if wanted.endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
     let created = now();
+    let id = wanted.request_id.clone().unwrap_or_else(|| format!("{prefix}-{created:x}-{number}"));
     let pending = Pending {
-        choices: Choice::all(&service, &wanted),
+        choices: Choice::all(&service, &wanted, &id),
         open: wanted.generate.prompts.len(),
-        id: wanted.request_id.clone().unwrap_or_else(|| format!("{prefix}-{created:x}-{number}")),
+        id,
         service,
         wanted,
         events,
@@ -147,6 +148,7 @@ impl Pending {
 
     /// The chunks of a token.
     fn chunks(&mut self, token: &Token) -> Result<Vec<Value>, ApiError> {
+        let known: Vec<usize> = self.choices.iter().map(|choice| choice.calls.len()).collect();
         let (index, text, piece) = self.push(token)?;
         let (choice, pieces) = (&self.choices[index], [piece]);
         if self.wanted.endpoint != Endpoint::Chat {
@@ -154,9 +156,14 @@ impl Pending {
             return Ok(vec![self.chunk(vec![one])]);
         }
         let mut chunks = vec![self.chunk(vec![chat::chunk(&self.wanted, choice, &pieces, json!({"content": text}))])];
-        if let Some(reason) = choice.finish_reason {
+        for (place, call) in choice.calls.iter().enumerate().skip(known[index]) {
+            let mut call = call.clone();
+            call["index"] = json!(place);
+            chunks.push(self.chunk(vec![chat::chunk(&self.wanted, choice, &[], json!({"tool_calls": [call]}))]));
+        }
+        if let Some(reason) = choice.finish_name() {
             let mut last = chat::chunk(&self.wanted, choice, &[], json!({}));
-            last["finish_reason"] = json!(reason.name());
+            last["finish_reason"] = json!(reason);
             chunks.push(self.chunk(vec![last]));
         }
         Ok(chunks)

@@ -4,6 +4,7 @@ mod access;
 mod bodies;
 mod completions;
 mod tiny;
+mod tools;
 
 use crate::{Access, Server};
 use lockstep::context;

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 const LETTERS: &str = "abcdefghijklmnopqrstuvwxyz .,?";
-const TEMPLATE: &str = "{% for m in messages %}{{ m['content'] }}{% endfor %}\
+/// The tokenizer has no character for the tags of a call.
+const TEMPLATE: &str = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}\
+     {% for m in messages %}{{ m['content'] }}{% for call in m.tool_calls or [] %}<tool_call>\
+     {{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}\
      {% if add_generation_prompt %}{{ tail or '.' }}{% endif %}";
 /// The maximum number of tokens of a prompt with its completion.
 pub const CONTEXT: usize = 4096;
