@@ -255,8 +255,10 @@ mod tests {
             pace.ask(GRAM, 2);
             pace.learn();
         }
-        let lengths: Vec<usize> = (0..2 * UNTIL_NEXT_TRIAL + 2).map(|_| pace.length(GRAM, row(1), 15)).collect();
-        assert_eq!(lengths.iter().filter(|&&length| length == 1).count(), 2);
+        let steps = 2 * UNTIL_NEXT_TRIAL + 2;
+        let lengths: Vec<usize> = (0..steps).map(|_| pace.length(GRAM, row(1), 15)).collect();
+        let trials = lengths.iter().filter(|&&length| length == 1).count();
+        assert_eq!(trials, 2, "trials in {steps} steps after ten wrong guesses: one after each pause");
         assert!(lengths.iter().all(|&length| length <= 1));
         assert!(pace.length(LONG, row(1), 15) > 2, "long matches have a separate success rate");
         assert_eq!(pace.length(LONG, row(1), 0), 0);

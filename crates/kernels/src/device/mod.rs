@@ -93,13 +93,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_for_an_unknown_device_lists_the_known_names() {
-        assert_eq!(Device::from_name("cpu").unwrap(), Device::Cpu);
-        assert_eq!(Device::from_name("cpu-checked").unwrap(), Device::CpuChecked);
-        assert_eq!(Device::from_name("cuda").unwrap(), Device::Cuda(0));
-        assert_eq!(Device::from_name("cuda:0").unwrap(), Device::Cuda(0));
-        assert_eq!(Device::from_name("cuda:15").unwrap(), Device::Cuda(15));
+    fn each_name_gives_its_device() {
+        for (name, device) in [
+            ("cpu", Device::Cpu),
+            ("cpu-checked", Device::CpuChecked),
+            ("cuda", Device::Cuda(0)),
+            ("cuda:0", Device::Cuda(0)),
+            ("cuda:15", Device::Cuda(15)),
+        ] {
+            assert_eq!(Device::from_name(name).ok(), Some(device), "{name}");
+        }
         assert_eq!(Device::Cuda(3).name(), "cuda:3");
+    }
+
+    #[test]
+    fn the_error_for_an_unknown_device_lists_the_known_names() {
         for wrong in ["cuda:16", "cuda:", "gpu"] {
             let refused = Device::from_name(wrong).unwrap_err().to_string();
             assert_eq!(refused, "unknown device; expected one of: cpu, cpu-checked, cuda, cuda-emulated");

@@ -47,18 +47,18 @@ fn prepared(inputs: &mut StepInputs, scheduler: &mut Scheduler) -> (Lists, Vec<C
 }
 
 #[test]
-fn a_step_has_one_row_per_uncomputed_token() {
+fn each_uncomputed_token_is_a_row_and_the_last_row_of_each_sequence_draws() {
     let mut scheduler = scheduler(true, 200);
     let mut inputs = StepInputs::new(&Memory::new(Device::Cpu), 200, &config());
     submit(&mut scheduler, 100, 66, 1, false);
     submit(&mut scheduler, 300, 2, 1, false);
     // Pages are taken in order: 0 and 1, then 2.
     let ((ids, positions, tables, slots, draws), chunks) = prepared(&mut inputs, &mut scheduler);
-    assert_eq!(ids, (100..166).chain(300..302).collect::<Vec<_>>());
-    assert_eq!(positions, (0..66).chain(0..2).collect::<Vec<_>>());
-    assert_eq!(tables, [vec![0; 66], vec![1; 2]].concat());
-    assert_eq!(slots, (0..66).chain(128..130).collect::<Vec<_>>());
-    assert_eq!(draws, [(65, 0, 66), (67, 1, 2)]);
+    assert_eq!(ids, (100..166).chain(300..302).collect::<Vec<_>>(), "ids");
+    assert_eq!(positions, (0..66).chain(0..2).collect::<Vec<_>>(), "positions");
+    assert_eq!(tables, [vec![0; 66], vec![1; 2]].concat(), "tables");
+    assert_eq!(slots, (0..66).chain(128..130).collect::<Vec<_>>(), "slots of keys and values");
+    assert_eq!(draws, [(65, 0, 66), (67, 1, 2)], "draws (row, sequence, index of the token)");
     // The next step has one row per sequence, at the following position.
     scheduler.mark_computed(&chunks);
     for (sequence, id) in [(0, 7), (1, 8)] {

@@ -118,7 +118,7 @@ fn full() -> Group {
 #[test]
 fn a_group_is_read_back_bit_for_bit() {
     let written = bytes(&full());
-    let (back, rest) = Group::read(&written).unwrap();
+    let (back, rest) = Group::read(&written).expect("the reader must accept a written group");
     assert!(rest.is_empty());
     let nan = |group: &Group| group.completions[0].columns.sampler_logps().unwrap()[1].to_bits();
     assert_eq!((nan(&back), bytes(&back)), (0x7fc1_2345, written));

@@ -61,8 +61,10 @@ fn formula(g: &Geometry, l: &Layout, qkv: &[f32], a: Arithmetic) -> (Vec<f32>, V
 
 fn same(got: &[f32], expected: &[f32], what: &str) {
     let at = got.iter().zip(expected).position(|(a, b)| a != b && !(a.is_nan() && b.is_nan()));
-    let values = at.map(|i| (got[i], expected[i]));
-    assert!(got.len() == expected.len() && at.is_none(), "{what}: element {at:?}: {values:?}");
+    if let Some(at) = at {
+        panic!("{what}: element {at} is {:?}, expected {:?}", got[at], expected[at]);
+    }
+    assert_eq!(got.len(), expected.len(), "{what}: number of elements");
 }
 
 #[test]
