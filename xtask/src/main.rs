@@ -16,6 +16,7 @@ cargo xtask check deny      checks licences, sources and duplicate versions of d
 cargo xtask check release   runs the demo with the release build, and checks that its vector code is inlined; skipped
                             unless a manifest, the lock file or a kernel has changed
 cargo xtask check fmt|clippy|docs|fixtures|demo    runs one of the other checks
+cargo xtask check fast      runs the checks that neither compile the crates nor train
 cargo xtask cuda            compiles every CUDA kernel with NVIDIA's compiler, without a GPU (downloads it with pip)
 cargo xtask cubins [DIR]    compiles every CUDA kernel for every architecture into DIR (target/cubins)
 cargo xtask emulate         lists the CUDA kernels that changed since the last full emulation; `--full` runs one (slow)
@@ -153,6 +154,7 @@ fn main() -> ExitCode {
             CHECKS.into_iter().filter(|check| check.0 != "demo").collect()
         }
         ["check"] => CHECKS.to_vec(),
+        ["check", "fast"] => CHECKS.into_iter().take_while(|check| check.0 != "clippy").collect(),
         ["check", name] => CHECKS.into_iter().filter(|check| check.0 == name).collect(),
         _ => Vec::new(),
     };
