@@ -2,7 +2,7 @@
 
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
-use crate::program::this_program;
+use crate::program::{EndedWith, this_program};
 use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
 use crate::signals::{Promise, requests, stop_on_signals};
 use fleet::exchange::spool::Layout;
@@ -117,11 +117,6 @@ pub struct WorkerArgs {
     #[command(flatten)]
     pub log: LogArgs,
 }
-
-/// The error of a child process that has already reported the reason and exited with this code.
-#[derive(Debug, thiserror::Error)]
-#[error("exited with code {0}")]
-pub struct EndedWith(pub u8);
 
 pub(crate) fn learner(args: LearnerArgs) -> anyhow::Result<()> {
     supervisor::leave_terminal();
@@ -240,8 +235,8 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
 
 fn refuse_ranks(args: &RunArgs) -> anyhow::Result<()> {
     match args.ranks {
-        1 => Ok(()),
-        n => bad_input!(
+        None | Some(1) => Ok(()),
+        Some(n) => bad_input!(
             "--ranks {n} cannot divide the learner of a run with workers yet: leave out --ranks, or the workers"
         ),
     }

@@ -42,5 +42,5 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let groups = (!args.without_group.is_empty()).then(|| format!("{:?}", args.without_group));
     config.more.given("--without-group", "without_groups", groups);
     let resume = Some(utf8("--out", &from)?);
-    run_on(Purpose::Grpo, &RunArgs { config, resume, ranks: 1, dashboard: None, log: args.log }, console, stop, None)
+    run_on(Purpose::Grpo, &RunArgs { config, resume, ranks: None, dashboard: None, log: args.log }, console, stop, None)
 }

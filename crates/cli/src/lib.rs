@@ -169,7 +169,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return if error.use_stderr() { 2 } else { 0 };
         }
     };
-    let result = check_environment(&cli.command).and_then(|()| match cli.command {
+    // Ranks that have joined end with rank 0, also if its arguments or environment are refused.
+    let entered = match &cli.command {
+        Command::Train(args) => ranks::enter(&args.run, args.distributed),
+        Command::Sft(args) | Command::Reward(args) | Command::Dpo(args) => ranks::enter(args, false),
+        _ => Ok(()),
+    };
+    let entered = entered.and_then(|()| check_environment(&cli.command));
+    let result = entered.and_then(|()| match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Train(args) => train::run(args),
         Command::Learner(args) => distributed::learner(args),
@@ -190,7 +197,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Fork(args) => fork::run(args),
         Command::Status(args) => status::run(args),
         Command::Queue(args) => queue::run(args),
-        Command::Rank => ranks::run(),
+        Command::Rank => ranks::serve_parent(),
         Command::Eval(args) => eval::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Init(args) => init::run(args),
@@ -200,13 +207,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
     });
-    match result {
+    let code = match result {
         Ok(()) => 0,
         // A closed pipe is not a failure: `lockstep … | head`.
         Err(error) if output::is_closed(&error) => 0,
         Err(error) if is_stopped(&error) => signals::exit_code(),
-        Err(error) if error.is::<distributed::EndedWith>() => {
-            error.downcast_ref().map_or(1, |distributed::EndedWith(code)| *code)
+        Err(error) if error.is::<program::EndedWith>() => {
+            error.downcast_ref().map_or(1, |program::EndedWith(code)| *code)
         }
         Err(error) => {
             let text = paragraph(&error);
@@ -220,7 +227,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
                 () => 1,
             }
         }
-    }
+    };
+    ranks::leave(code);
+    code
 }
 
 fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {

@@ -1,8 +1,8 @@
 //! `lockstep plan`: predicts the memory of a training run.
 
-use crate::distributed::EndedWith;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs};
 use crate::output;
+use crate::program::EndedWith;
 use kernels::Device;
 use lockstep::config::{Config, Purpose};
 use lockstep::error::OrBadInput;
@@ -74,7 +74,7 @@ impl Command {
 pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     args.planned.rewards.give(&mut args.planned.config.more)?;
     let (purpose, mut config) = configuration(&args.planned)?;
-    let ranks = check_world_size(args.ranks)?;
+    let ranks = check_world_size(args.ranks, "--ranks")?;
     config.gradient_shares = config.gradient_shares.max(ranks);
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));

@@ -1,8 +1,14 @@
-//! Commands that start this program again, as another process of a run.
+//! Commands that start this program again, as another process of a run, and the exit code of a process that has
+//! reported its error.
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+
+/// The error of a process whose reason has already been reported: the exit code.
+#[derive(Debug, thiserror::Error)]
+#[error("exited with code {0}")]
+pub struct EndedWith(pub u8);
 
 /// A command that starts this program again.
 pub(crate) fn this_program() -> Command {

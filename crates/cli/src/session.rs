@@ -4,6 +4,7 @@
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, RunArgs};
 use crate::program;
+use crate::ranks;
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use crate::time_spent::{self, Whose};
 use dashboard::Verdict;
@@ -70,7 +71,10 @@ pub fn run_on(
         }
         None => options,
     };
-    let options = options.ranks(args.ranks, program::rank);
+    let options = match ranks::rendezvous() {
+        Some(rendezvous) => options.launched_ranks(rendezvous),
+        None => options.ranks(args.ranks.unwrap_or(1), program::rank),
+    };
     let run =
         Run::resolved(purpose, session.resolved, session.run, session.resume_from, options).inspect_err(|error| {
             if is_stopped(error) {

@@ -1,8 +1,8 @@
 //! `lockstep verify`: checks a training run against its records.
 
-use crate::distributed::EndedWith;
 use crate::options::{LogArgs, threads};
 use crate::output;
+use crate::program::EndedWith;
 use crate::signals::{Promise, stop_on_signals};
 use lockstep::error::OrBadInput;
 use lockstep::is_stopped;

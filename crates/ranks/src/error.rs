@@ -9,6 +9,9 @@ pub enum Error {
     /// A rank was lost, or could not be started. The text names it.
     #[error("{0}")]
     Lost(String),
+    /// The processes that a launcher has started cannot be the ranks of a run, by its variables. The user can fix it.
+    #[error("{0}")]
+    Refused(String),
     /// The caller no longer waits for the message.
     #[error("the exchange with the other ranks was cancelled")]
     Cancelled,

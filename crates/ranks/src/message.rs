@@ -1,7 +1,7 @@
 //! A message between two ranks: text, whose meaning the ranks agree on, and numbers of 32 bits.
 //!
 //! On the socket, a message is the lengths of both (two u32), the text in UTF-8, and the numbers; all little-endian. A
-//! message without text and numbers is a heartbeat.
+//! message without text and numbers is a heartbeat; one without text and with a number is the exit code of rank 0.
 
 use std::io::{self, Read, Write};
 
@@ -31,6 +31,18 @@ impl Message {
 
     pub(crate) fn is_heartbeat(&self) -> bool {
         self.text.is_empty() && self.numbers.is_empty()
+    }
+
+    pub(crate) fn exit(code: u8) -> Message {
+        Message { text: String::new(), numbers: vec![code.into()] }
+    }
+
+    /// The exit code, if that is the message.
+    pub(crate) fn exit_code(&self) -> Option<u8> {
+        match self.numbers[..] {
+            [code] if self.text.is_empty() => Some(code as u8),
+            _ => None,
+        }
     }
 
     /// Writes the message. A message that is too long is an error, and nothing is written.
@@ -89,6 +101,8 @@ mod tests {
         }
         assert_eq!(Message::read_from(&mut rest).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert!(messages[0].is_heartbeat() && !messages[2].is_heartbeat());
+        assert_eq!(messages.map(|message| message.exit_code()), [None; 4]);
+        assert_eq!([0, 143].map(|code| Message::exit(code).exit_code()), [Some(0), Some(143)]);
     }
 
     #[test]

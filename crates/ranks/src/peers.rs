@@ -1,6 +1,8 @@
-//! The side of rank 0: the other ranks as child processes.
+//! The side of rank 0: the other ranks, as child processes or as processes that a launcher has started.
 
-use crate::{Error, Message, Result};
+use crate::lock::lock;
+use crate::rendezvous::Joined;
+use crate::{Error, Limits, Message, Rendezvous, Result};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -9,28 +11,13 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How often a waiting rank 0 checks whether to continue waiting.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a process whose connection has ended may take to exit by itself.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How often ranks send heartbeats, and how long rank 0 waits for one.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The time between two heartbeats.
-    pub heartbeat: Duration,
-    /// The time without a sign of life after which a rank is lost.
-    pub silence: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { heartbeat: Duration::from_secs(1), silence: Duration::from_secs(15) }
-    }
-}
 
 /// Whether a rank is lost, and which one.
 #[derive(Clone, Default)]
@@ -56,7 +43,8 @@ impl Lost {
     }
 }
 
-/// The ranks 1, 2, … of a run, as child processes of this one. Dropping the value ends them.
+/// The ranks 1, 2, … of a run. Dropping the value ends those that are child processes of this one; those that a
+/// launcher has started end with [`Rendezvous::end`].
 pub struct Peers {
     peers: Vec<Peer>,
     lost: Lost,
@@ -65,9 +53,17 @@ pub struct Peers {
 }
 
 struct Peer {
-    process: Arc<Mutex<Child>>,
+    process: Process,
     stream: Mutex<UnixStream>,
     incoming: Mutex<Receiver<Message>>,
+}
+
+/// The process of a rank.
+#[derive(Clone)]
+enum Process {
+    Child(Arc<Mutex<Child>>),
+    /// A process of a launcher, which alone can wait for it, with this id.
+    Launched(u32),
 }
 
 impl Peers {
@@ -80,7 +76,7 @@ impl Peers {
         command: impl Fn(usize) -> Command,
         on_loss: impl Fn() + Clone + Send + 'static,
     ) -> Result<Peers> {
-        let mut started = Peers { peers: Vec::new(), lost: Lost::default(), closes: Arc::default() };
+        let mut started = Peers::none();
         for rank in 1..world_size {
             let failed = |error: io::Error| Error::Lost(format!("cannot start rank {rank} of {world_size}: {error}"));
             let peer = started.start_one(rank, world_size, limits, command(rank), on_loss.clone()).map_err(failed)?;
@@ -100,19 +96,57 @@ impl Peers {
         let (stream, theirs) = UnixStream::pair()?;
         let process = command.stdin(Stdio::from(OwnedFd::from(theirs))).process_group(0).spawn()?;
         drop(command); // and with it this process's copy of the other end
+        let process = Process::Child(Arc::new(Mutex::new(process)));
+        self.attach(rank, world_size, limits, stream, process, on_loss)
+    }
+
+    /// Waits until all ranks of a launch have joined, or `cancels` returns true. `note` is called if this takes long,
+    /// and `on_loss`, on another thread, when a rank is lost.
+    pub fn launched(
+        rendezvous: &Rendezvous,
+        limits: Limits,
+        cancels: &dyn Fn() -> bool,
+        note: &mut dyn FnMut(&str),
+        on_loss: impl Fn() + Clone + Send + 'static,
+    ) -> Result<Peers> {
+        let mut peers = Peers::none();
+        let joined = rendezvous.wait(limits, cancels, note)?;
+        let world_size = 1 + joined.len();
+        for (rank, Joined { stream, process, .. }) in (1..).zip(joined) {
+            let failed = |error: io::Error| Error::Lost(format!("cannot use rank {rank} of {world_size}: {error}"));
+            let peer = peers.attach(rank, world_size, limits, stream, Process::Launched(process), on_loss.clone());
+            peers.peers.push(peer.map_err(failed)?);
+        }
+        Ok(peers)
+    }
+
+    fn none() -> Peers {
+        Peers { peers: Vec::new(), lost: Lost::default(), closes: Arc::default() }
+    }
+
+    fn attach(
+        &self,
+        rank: usize,
+        world_size: usize,
+        limits: Limits,
+        stream: UnixStream,
+        process: Process,
+        on_loss: impl Fn() + Send + 'static,
+    ) -> io::Result<Peer> {
         let name = format!("rank {rank} of {world_size} (process {})", process.id());
         stream.set_write_timeout(Some(limits.silence))?;
         let mut reader = stream.try_clone()?;
         reader.set_read_timeout(Some(limits.silence))?;
         let (sender, incoming) = channel();
-        let process = Arc::new(Mutex::new(process));
-        let (child, lost, closes) = (process.clone(), self.lost.clone(), self.closes.clone());
+        let (of, lost, closes) = (process.clone(), self.lost.clone(), self.closes.clone());
         std::thread::Builder::new().name(format!("from rank {rank}")).spawn(move || {
             let end = forward(&mut reader, &sender);
             if !closes.load(Ordering::SeqCst) {
-                lost.set(format!("{name} {}", describe(&end, &child, limits)));
+                lost.set(format!("{name} {}", of.describe(&end, limits)));
                 on_loss();
             }
+            // A stopped process of a launcher notices its loss when it continues.
+            let _ = reader.shutdown(Shutdown::Both);
         })?;
         Ok(Peer { process, stream: Mutex::new(stream), incoming: Mutex::new(incoming) })
     }
@@ -166,11 +200,17 @@ impl Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         self.closes.store(true, Ordering::SeqCst);
-        for peer in &self.peers {
+        let children = || {
+            self.peers.iter().filter_map(|peer| match &peer.process {
+                Process::Child(child) => Some((peer, child)),
+                Process::Launched(_) => None,
+            })
+        };
+        for (peer, _) in children() {
             let _ = lock(&peer.stream).shutdown(Shutdown::Both);
         }
-        for peer in &self.peers {
-            ended(&peer.process);
+        for (_, child) in children() {
+            ended(child);
         }
     }
 }
@@ -186,19 +226,32 @@ fn forward(reader: &mut UnixStream, sender: &Sender<Message>) -> io::Error {
     }
 }
 
-/// The end of a rank, in words. Its process is killed if it still exists.
-fn describe(end: &io::Error, process: &Mutex<Child>, limits: Limits) -> String {
-    if matches!(end.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
-        let _ = lock(process).kill();
-        ended(process);
-        return format!("sent no heartbeat for {} s: it hangs or was stopped", limits.silence.as_secs_f64());
+impl Process {
+    fn id(&self) -> u32 {
+        match self {
+            Process::Child(child) => lock(child).id(),
+            Process::Launched(id) => *id,
+        }
     }
-    match ended(process) {
-        Some(status) => match (status.signal(), status.code()) {
-            (Some(signal), _) => format!("was killed by signal {signal}"),
-            (None, code) => format!("exited with code {}", code.unwrap_or(-1)),
-        },
-        None => format!("closed its connection: {end}"),
+
+    /// The end of a rank, in words. A child process is killed if it still exists.
+    fn describe(&self, end: &io::Error, limits: Limits) -> String {
+        let is_silent = matches!(end.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        let silent = || format!("sent no heartbeat for {} s: it hangs or was stopped", limits.silence.as_secs_f64());
+        match self {
+            Process::Child(child) if is_silent => {
+                let _ = lock(child).kill();
+                ended(child);
+                silent()
+            }
+            Process::Launched(_) if is_silent => silent(),
+            Process::Child(child) => match ended(child).map(|status| (status.signal(), status.code())) {
+                Some((Some(signal), _)) => format!("was killed by signal {signal}"),
+                Some((None, code)) => format!("exited with code {}", code.unwrap_or(-1)),
+                None => format!("closed its connection: {end}"),
+            },
+            Process::Launched(_) => "ended or was killed".to_owned(),
+        }
     }
 }
 
@@ -216,10 +269,6 @@ fn ended(process: &Mutex<Child>) -> Option<ExitStatus> {
     let _ = process.kill();
     let _ = process.wait();
     None
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub enum Error {
 impl From<ranks::Error> for Error {
     fn from(error: ranks::Error) -> Error {
         match error {
-            ranks::Error::Lost(why) => Error::Rank(why),
+            ranks::Error::Lost(why) | ranks::Error::Refused(why) => Error::Rank(why),
             ranks::Error::Cancelled => Error::Model(model::Error::Stopped),
         }
     }

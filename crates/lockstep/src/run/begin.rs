@@ -81,7 +81,7 @@ impl TrainingRun {
         let is_silent = injected.recorded_scores || injected.profiled;
         let receivers = if is_silent { None } else { Some(Receivers::of(&config, &dir)?) };
         if let Some(ranks) = &injected.ranks {
-            learner.start_ranks(ranks, &stop)?;
+            learner.start_ranks(ranks, &stop, &sinks)?;
         }
 
         let killed = dir.lock()?;

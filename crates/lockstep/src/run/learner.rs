@@ -11,7 +11,7 @@ use crate::stop::StopSignal;
 use kernels::Context;
 use model::Trainable;
 use std::path::Path;
-use telemetry::{Stages, Step, stages::Span};
+use telemetry::{Sinks, Stages, Step, stages::Span};
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// The policy with its trainer and learning-rate schedule.
@@ -57,9 +57,9 @@ impl Learner {
         Ok(())
     }
 
-    /// Starts the other ranks of the run, which read the current weights.
-    pub fn start_ranks(&mut self, ranks: &RankOptions, stop: &StopSignal) -> anyhow::Result<()> {
-        ranks.start(&mut self.trainer, &self.ctx, self.policy.config(), stop)?;
+    /// Starts or meets the other ranks of the run, which read the current weights.
+    pub fn start_ranks(&mut self, ranks: &RankOptions, stop: &StopSignal, sinks: &Sinks) -> anyhow::Result<()> {
+        ranks.start(&mut self.trainer, &self.ctx, self.policy.config(), stop, sinks)?;
         self.published.publish(&self.trainer, &mut self.policy.weights)
     }
 

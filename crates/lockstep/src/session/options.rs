@@ -2,7 +2,7 @@
 
 use crate::data::Rows;
 use crate::models::Policy;
-use crate::ranks::RankOptions;
+use crate::ranks::{RankOptions, RankProcesses, Rendezvous};
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
@@ -17,6 +17,7 @@ use model::chat::PromptTime;
 use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use telemetry::{Console, Sink, Step};
 
 /// The objects that the caller injects into a run in addition to its configuration. By default nothing is injected,
@@ -179,9 +180,19 @@ impl RunOptions {
 
     /// Divides the passes of each optimizer step among `world_size` processes of this machine, a power of two, with the
     /// bits of one process. `command` starts a process that calls [`serve`](crate::ranks::serve).
-    pub fn ranks(mut self, world_size: usize, command: impl Fn() -> Command + 'static) -> Self {
+    pub fn ranks(self, world_size: usize, command: impl Fn() -> Command + 'static) -> Self {
+        self.divided(world_size, RankProcesses::Started(Box::new(command)))
+    }
+
+    /// Like [`ranks`](Self::ranks), with the processes that a launcher has started, of which this one is rank 0. The
+    /// caller [ends](Rendezvous::end) them after the run.
+    pub fn launched_ranks(self, rendezvous: Arc<Rendezvous>) -> Self {
+        self.divided(rendezvous.launch().world_size, RankProcesses::Launched(rendezvous))
+    }
+
+    fn divided(mut self, world_size: usize, processes: RankProcesses) -> Self {
         let sharing = Sharing { run: new_id(), dir: None };
-        self.injected.ranks = Some(RankOptions { world_size, command: Box::new(command), sharing });
+        self.injected.ranks = Some(RankOptions { world_size, processes, sharing });
         self
     }
 

@@ -16,11 +16,12 @@ fn echo(_: usize) -> Command {
 }
 
 fn limits(silence_ms: u64) -> Limits {
-    Limits { heartbeat: Duration::from_millis(20), silence: Duration::from_millis(silence_ms) }
+    let [heartbeat, silence] = [20, silence_ms].map(Duration::from_millis);
+    Limits { heartbeat, silence, ..Limits::default() }
 }
 
 fn pid(peers: &Peers, rank: usize) -> u32 {
-    lock(&peers.peers[rank - 1].process).id()
+    peers.peers[rank - 1].process.id()
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -102,7 +103,7 @@ fn a_rank_that_fails_to_start_is_an_error() {
 fn a_link_sends_heartbeats_and_notices_the_end_of_rank_0() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (sender, ended) = sync_channel(1);
-    let link = Link::of(theirs, Duration::from_millis(1), move || sender.send(()).unwrap()).unwrap();
+    let link = Link::of(theirs, Duration::from_millis(1), move |code| sender.send(code).unwrap()).unwrap();
     let mut stream = ours;
     for _ in 0..3 {
         assert!(Message::read_from(&mut stream).unwrap().is_heartbeat());
@@ -118,6 +119,6 @@ fn a_link_sends_heartbeats_and_notices_the_end_of_rank_0() {
     };
     assert_eq!(answer, Message::of("done"));
     drop(stream);
-    ended.recv().unwrap();
+    assert_eq!(ended.recv().unwrap(), None);
     assert_eq!(link.receive(), None);
 }
