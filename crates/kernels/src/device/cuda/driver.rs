@@ -129,6 +129,18 @@ impl Grid {
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.contains(&0)
     }
+    /// Whether CUDA accepts the grid.
+    pub(super) fn check(&self) -> Outcome<()> {
+        let [x, y, z] = self.blocks;
+        if i32::try_from(x).is_err() || y.max(z) > 65_535 || self.threads > 1024 || !self.threads.is_multiple_of(32) {
+            return Err(format!(
+                "a grid of {x} x {y} x {z} blocks of {} threads; CUDA allows 2147483647 x 65535 x 65535 blocks, and \
+                 kernels are written for whole warps of at most 1024 threads",
+                self.threads
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// Number of blocks for `count` elements, as a grid's first dimension. CUDA allows 2³¹ − 1 blocks: 2³⁹ elements, more

@@ -1,6 +1,9 @@
 //! The emulator: the CPU as a CUDA device, for tests. Kernels are compiled by the host's C++ compiler against
 //! `emulator.h`, which lists the errors that it detects.
 //!
+//! The stream runs late: copies, fills, launches and frees wait until the host waits for the stream. So a host that
+//! changes a buffer too early, or reads one too early, gets other results than on the CPU.
+//!
 //! Environment variables: `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending;
 //! 1: descending; other numbers: random with that seed). `LOCKSTEP_EMULATOR_SECONDS` is the maximum duration of a
 //! launch (60). `LOCKSTEP_EMULATOR_FAMILY` selects the emulated tensor cores (volta, turing, ampere or hopper, the
@@ -17,7 +20,11 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-const EMULATOR: &str = include_str!("emulator.h");
+pub(super) const EMULATOR: [(&str, &str); 3] = [
+    ("emulator.h", include_str!("emulator.h")),
+    ("emulator_shared.h", include_str!("emulator_shared.h")),
+    ("emulator_mma.h", include_str!("emulator_mma.h")),
+];
 /// An empty source, whose module allocates device memory.
 const MEMORY: Source = Source { name: "emulator", text: "" };
 
@@ -28,6 +35,7 @@ struct Launch {
     threads: c_uint,
     schedule: c_uint,
     seconds: c_uint,
+    last_blocks: c_uint,
     fraction: c_uint,
     depth: c_uint,
     zero: c_int,
@@ -45,11 +53,12 @@ struct Module {
     signature: unsafe extern "C" fn(c_uint) -> *const c_char,
     allocate: unsafe extern "C" fn(usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void, usize) -> c_int,
+    clear: unsafe extern "C" fn(*mut c_void, usize),
 }
 
-/// All modules of the process. Launches of all emulated devices take this lock, because a launch replaces the process's
+/// All modules of the process, by their complete text. Launches of all emulated devices take this lock, because a launch replaces the process's
 /// signal handlers.
-static MODULES: Mutex<BTreeMap<&'static str, Module>> = Mutex::new(BTreeMap::new());
+static MODULES: Mutex<BTreeMap<String, Module>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -71,19 +80,29 @@ fn compiler() -> Outcome<&'static (String, String)> {
     })
 }
 
-fn compile(source: &Source) -> Outcome<Module> {
+/// The complete text of a source, in which the texts of `replaced` are replaced.
+fn text(source: &Source, replaced: &[[&str; 2]]) -> String {
+    let emulator = EMULATOR.map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).concat();
+    let mut text = source.complete(&emulator);
+    for [from, to] in replaced {
+        text = text.replace(from, to);
+    }
+    text
+}
+
+fn compile(name: &'static str, text: &str) -> Outcome<Module> {
     let (compiler, version) = compiler()?;
     let mut options = vec!["-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas"];
     options.extend(["-Wno-unused", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]);
+    options.extend(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]);
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("fma") {
         options.push("-mfma");
     }
-    let text = source.complete(&format!("#line 1 \"emulator.h\"\n{EMULATOR}"));
-    let inputs = [version.as_str(), &options.join(" "), &text];
-    let path = cached(source.name, "so", &inputs, |output| {
+    let inputs = [version.as_str(), &options.join(" "), text];
+    let path = cached(name, "so", &inputs, |output| {
         let input = output.with_extension("cu");
-        std::fs::write(&input, &text).map_err(|e| format!("{} cannot be written: {e}", input.display()))?;
+        std::fs::write(&input, text).map_err(|e| format!("{} cannot be written: {e}", input.display()))?;
         let run = Command::new(compiler).args(&options).arg(&input).arg("-o").arg(output).output();
         let _ = std::fs::remove_file(&input);
         let run = run.map_err(|e| format!("{compiler}: {e}"))?;
@@ -91,7 +110,7 @@ fn compile(source: &Source) -> Outcome<Module> {
         if run.status.success() {
             Ok(())
         } else {
-            Err(format!("{compiler} failed to compile {}.cu:\n{}", source.name, messages.trim()))
+            Err(format!("{compiler} failed to compile {name}.cu:\n{}", messages.trim()))
         }
     })?;
     let fail = |e: libloading::Error| format!("{}: {e}", path.display());
@@ -105,18 +124,20 @@ fn compile(source: &Source) -> Outcome<Module> {
             signature: *library.get(b"emulator_signature\0").map_err(fail)?,
             allocate: *library.get(b"emulator_allocate\0").map_err(fail)?,
             free: *library.get(b"emulator_free\0").map_err(fail)?,
+            clear: *library.get(b"emulator_clear\0").map_err(fail)?,
         })
     }
 }
 
 /// The module of a source, compiled and loaded once per process.
-fn module(source: &Source) -> Outcome<Module> {
+fn module(source: &Source, replaced: &[[&str; 2]]) -> Outcome<Module> {
+    let text = text(source, replaced);
     let mut modules = lock(&MODULES);
-    if let Some(module) = modules.get(source.name) {
+    if let Some(module) = modules.get(&text) {
         return Ok(*module);
     }
-    let module = compile(source)?;
-    modules.insert(source.name, module);
+    let module = compile(source.name, &text)?;
+    modules.insert(text, module);
     Ok(module)
 }
 
@@ -159,12 +180,24 @@ pub(super) struct Emulated {
     pub(super) family: Family,
     /// Bytes of the device, and bytes that the simulated other process allocates.
     pub(super) memory_limit: Option<[u64; 2]>,
+    /// If not 0, a launch runs only this many blocks, the last ones of its grid.
+    pub(super) last_blocks: u32,
+    /// Texts that are replaced in sources: bugs that tests plant.
+    pub(super) replaced: Vec<[&'static str; 2]>,
     functions: Mutex<Vec<(Module, u32)>>,
     held: Mutex<Held>,
 }
 
-/// The emulated device's memory, and the pending copies. Copies execute as late as the stream's order allows, so that
-/// tests detect a host that changes its buffer too early.
+/// A call that has not executed yet.
+enum Call {
+    Copy { to: *mut u8, from: *const u8, bytes: usize },
+    Fill { at: Address, word: u32, width: usize, count: usize },
+    Launch { module: Module, kernel: u32, grid: Grid, args: Vec<Arg> },
+    Free { at: Address, bytes: usize },
+    Event(usize),
+}
+
+/// The emulated device's memory, and the pending calls.
 #[derive(Default)]
 struct Held {
     allocations: BTreeMap<u64, usize>,
@@ -172,22 +205,16 @@ struct Held {
     bytes: [u64; 2],
     events: BTreeMap<usize, Instant>,
     last_event: usize,
-    copies: Vec<(u64, *const u8, usize)>,
+    calls: Vec<Call>,
     pinned: Vec<Vec<u64>>,
-    /// An error about writes just outside an allocation, detected when the allocation was freed.
-    spoiled: Option<String>,
+    /// The first error of a call. Later calls do not execute, as on a GPU.
+    failed: Option<String>,
 }
 
-// SAFETY: no other code touches the memory behind the pointers until the copy has happened.
+// SAFETY: no other code touches the memory behind the pointers until the call has executed.
 unsafe impl Send for Held {}
 
 impl Held {
-    fn catch_up(&mut self) {
-        for (to, from, bytes) in self.copies.drain(..) {
-            // SAFETY: the caller of `to_device` has upheld its safety contract for both pointers.
-            unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
-        }
-    }
     /// Describes the address `fault` of an invalid access.
     fn place(&self, fault: u64) -> String {
         let below = self.allocations.range(..=fault).next_back();
@@ -205,14 +232,103 @@ impl Held {
 impl Emulated {
     pub(super) fn open() -> Outcome<Emulated> {
         Ok(Emulated {
-            memory: module(&MEMORY)?,
+            memory: module(&MEMORY, &[])?,
             schedule: number("LOCKSTEP_EMULATOR_SCHEDULE", 0)?,
             seconds: number("LOCKSTEP_EMULATOR_SECONDS", 60)?.max(1),
             family: family()?,
             memory_limit: memory_limit()?,
+            last_blocks: 0,
+            replaced: Vec::new(),
             functions: Mutex::default(),
             held: Mutex::default(),
         })
+    }
+
+    /// Executes all pending calls. Returns the first error of this and all earlier calls.
+    fn catch_up(&self, held: &mut Held) -> Outcome<()> {
+        for call in std::mem::take(&mut held.calls) {
+            let done = match call {
+                Call::Free { at, bytes } => self.release(held, at, bytes),
+                Call::Event(event) => {
+                    held.events.insert(event, Instant::now());
+                    Ok(())
+                }
+                _ if held.failed.is_some() => Ok(()),
+                Call::Copy { to, from, bytes } => {
+                    // SAFETY: the caller of `to_device` or `to_host` has upheld its safety contract for both pointers.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+                    Ok(())
+                }
+                Call::Fill { at, word, width, count } => {
+                    // SAFETY: the caller of `fill` has upheld its safety contract.
+                    unsafe { self.write(at, word, width, count) };
+                    Ok(())
+                }
+                // SAFETY: the caller of `launch` has upheld its safety contract.
+                Call::Launch { module, kernel, grid, args } => unsafe { self.run(held, module, kernel, grid, &args) },
+            };
+            if let Err(why) = done {
+                held.failed.get_or_insert(why);
+            }
+        }
+        held.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn release(&self, held: &mut Held, at: Address, bytes: usize) -> Outcome<()> {
+        held.allocations.remove(&at.0);
+        // SAFETY: the memory was allocated with the same number of bytes and is no longer used.
+        match unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } {
+            0 => Err(format!("a kernel wrote outside an allocation of {bytes} bytes")),
+            _ => Ok(()),
+        }
+    }
+
+    /// # Safety
+    /// As for [`Driver::fill`].
+    unsafe fn write(&self, at: Address, word: u32, width: usize, count: usize) {
+        // SAFETY: the caller upholds this function's safety contract. Allocations are aligned to 16 bytes, and ranges
+        // of them to their elements.
+        unsafe {
+            match width {
+                _ if word == 0 => (self.memory.clear)(at.0 as *mut c_void, width * count),
+                2 => std::slice::from_raw_parts_mut(at.0 as *mut u16, count).fill(word as u16),
+                _ => std::slice::from_raw_parts_mut(at.0 as *mut u32, count).fill(word),
+            }
+        }
+    }
+
+    /// Runs a kernel.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    unsafe fn run(&self, held: &Held, module: Module, kernel: u32, grid: Grid, args: &[Arg]) -> Outcome<()> {
+        let mut bits: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
+        let mut arguments: Vec<*mut c_void> = bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
+        let mut error = [0u8; 600];
+        let mut launch = Launch {
+            grid: grid.blocks,
+            threads: grid.threads,
+            schedule: self.schedule,
+            seconds: self.seconds,
+            last_blocks: self.last_blocks,
+            fraction: self.family.fraction,
+            depth: self.family.depth as c_uint,
+            zero: self.family.zero,
+            arguments: arguments.as_mut_ptr(),
+            error: error.as_mut_ptr().cast(),
+            error_bytes: error.len(),
+            fault: 0,
+        };
+        let modules = lock(&MODULES);
+        // SAFETY: the arguments have the types that the kernel declares. The emulator ends a launch that accesses other
+        // memory.
+        let outcome = unsafe { (module.launch)(kernel, &mut launch) };
+        drop(modules);
+        if outcome == 0 {
+            return Ok(());
+        }
+        let message = CStr::from_bytes_until_nul(&error).map_or_else(|_| "".into(), CStr::to_string_lossy);
+        Err(if launch.fault == 0 { message.into_owned() } else { format!("{message}: {}", held.place(launch.fault)) })
     }
 }
 
@@ -239,13 +355,9 @@ impl Driver for Emulated {
 
     fn free(&self, at: Address) {
         let mut held = lock(&self.held);
-        held.catch_up();
-        let Some(bytes) = held.allocations.remove(&at.0) else { return };
+        let Some(&bytes) = held.allocations.get(&at.0) else { return };
         held.bytes[0] -= bytes as u64;
-        // SAFETY: the memory was allocated with the same number of bytes and is no longer used.
-        if unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } == 0 {
-            held.spoiled = Some(format!("a kernel wrote outside an allocation of {bytes} bytes"));
-        }
+        held.calls.push(Call::Free { at, bytes });
     }
 
     fn pinned(&self, bytes: usize) -> Outcome<*mut u8> {
@@ -256,32 +368,22 @@ impl Driver for Emulated {
     }
 
     unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()> {
-        lock(&self.held).copies.push((to.0, from, bytes));
+        lock(&self.held).calls.push(Call::Copy { to: to.0 as *mut u8, from, bytes });
         Ok(())
     }
 
     unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()> {
-        lock(&self.held).catch_up();
-        // SAFETY: the caller upholds this function's safety contract.
-        unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to, bytes) };
+        lock(&self.held).calls.push(Call::Copy { to, from: from.0 as *const u8, bytes });
         Ok(())
     }
 
     unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()> {
-        lock(&self.held).catch_up();
-        // SAFETY: the caller upholds this function's safety contract. Allocations are aligned to 16 bytes, and ranges
-        // of them to their elements.
-        unsafe {
-            match width {
-                2 => std::slice::from_raw_parts_mut(at.0 as *mut u16, count).fill(word as u16),
-                _ => std::slice::from_raw_parts_mut(at.0 as *mut u32, count).fill(word),
-            }
-        }
+        lock(&self.held).calls.push(Call::Fill { at, word, width, count });
         Ok(())
     }
 
     fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function> {
-        let module = module(source)?;
+        let module = module(source, &self.replaced)?;
         let name = CString::new(kernel).map_err(|e| e.to_string())?;
         // SAFETY: the string is null-terminated.
         let index = unsafe { (module.find)(name.as_ptr()) };
@@ -300,40 +402,12 @@ impl Driver for Emulated {
             let text = String::from_utf8_lossy;
             return Err(format!("a kernel with the parameters {} was called with {}", text(expected), text(&given)));
         }
-        let mut held = lock(&self.held);
-        held.catch_up();
-        let mut bits: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
-        let mut arguments: Vec<*mut c_void> = bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
-        let mut error = [0u8; 600];
-        let mut launch = Launch {
-            grid: grid.blocks,
-            threads: grid.threads,
-            schedule: self.schedule,
-            seconds: self.seconds,
-            fraction: self.family.fraction,
-            depth: self.family.depth as c_uint,
-            zero: self.family.zero,
-            arguments: arguments.as_mut_ptr(),
-            error: error.as_mut_ptr().cast(),
-            error_bytes: error.len(),
-            fault: 0,
-        };
-        let modules = lock(&MODULES);
-        // SAFETY: the arguments have the types that the kernel declares. The emulator ends a launch that accesses other
-        // memory.
-        let outcome = unsafe { (module.launch)(index, &mut launch) };
-        drop(modules);
-        if outcome == 0 {
-            return Ok(());
-        }
-        let message = CStr::from_bytes_until_nul(&error).map_or_else(|_| "".into(), CStr::to_string_lossy);
-        Err(if launch.fault == 0 { message.into_owned() } else { format!("{message}: {}", held.place(launch.fault)) })
+        lock(&self.held).calls.push(Call::Launch { module, kernel: index, grid, args: args.to_vec() });
+        Ok(())
     }
 
     fn synchronise(&self) -> Outcome<()> {
-        let mut held = lock(&self.held);
-        held.catch_up();
-        held.spoiled.take().map_or(Ok(()), Err)
+        self.catch_up(&mut lock(&self.held))
     }
 
     fn memory(&self) -> Outcome<Option<[u64; 2]>> {
@@ -347,15 +421,15 @@ impl Driver for Emulated {
 
     fn event(&self) -> Outcome<Event> {
         let mut held = lock(&self.held);
-        held.catch_up();
         held.last_event += 1;
         let event = held.last_event;
-        held.events.insert(event, Instant::now());
+        held.calls.push(Call::Event(event));
         Ok(Event(event))
     }
 
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64> {
-        let held = lock(&self.held);
+        let mut held = lock(&self.held);
+        self.catch_up(&mut held)?;
         let at =
             |event: Event| held.events.get(&event.0).ok_or_else(|| format!("{event:?} does not belong to this device"));
         Ok((*at(to)? - *at(from)?).as_secs_f64())

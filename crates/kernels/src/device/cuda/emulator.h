@@ -9,7 +9,10 @@
 // - The schedule chooses the order of blocks, warps and threads: 0 is ascending, 1 is descending, any other number is
 //   random with that seed.
 // - Memory outside an allocation is not mapped. Touching it ends the launch with an error that names the thread.
+// - An access must be aligned to its type, and load4 and store4 to 16 bytes, in global and shared memory.
 // - The arguments of a launch must have the types that the kernel declares.
+//
+// emulator_shared.h has shared memory, emulator_mma.h tensor cores.
 //
 // Not modelled: blocks that run at the same time, caches, and the order in which other threads see writes to global
 // memory.
@@ -77,6 +80,8 @@ struct Launch {
     unsigned threads;
     unsigned schedule;
     unsigned seconds;
+    // If not 0, only this many blocks run, the last ones of the grid.
+    unsigned last_blocks;
     // Parameters of the tensor cores (device/cuda/tensor_core.rs): bits after the binary point of an aligned term,
     // products that one step adds, and the exponent assigned to a term of 0.
     unsigned fraction, depth;
@@ -96,7 +101,8 @@ struct Kernel {
     void (*call)(void (*)(), void**);
 };
 
-static constexpr unsigned STACK = 128 << 10, SHARED_BYTES = 48 << 10, GRANULE = 2, WARP = 32;
+// Accesses to shared memory are recorded for each GRANULE bytes.
+static constexpr unsigned STACK = 128 << 10, SHARED_BYTES = 48 << 10, GRANULE = 4, WARP = 32;
 
 static std::vector<Kernel>& kernels() {
     static std::vector<Kernel> all;
@@ -215,167 +221,6 @@ static T shuffle(uint32_t lanes, T value, unsigned site, unsigned from) {
     return me.result;
 }
 
-// One step of tensor cores: c plus `count` products of bf16, to the same bits as the formula in Rust
-// (device/cuda/tensor_core.rs).
-static float tensor_step(float c, const uint16_t* a, const uint16_t* b, unsigned count) {
-    uint32_t bits;
-    memcpy(&bits, &c, 4);
-    auto wide = [](uint16_t x) {
-        uint32_t up = (uint32_t)x << 16;
-        float f;
-        memcpy(&f, &up, 4);
-        return (double)f;
-    };
-    double special = c;
-    bool finite = (bits >> 23 & 255) != 255;
-    int64_t signs[17], sizes[17];
-    int exponents[17], largest = -1000;
-    auto term = [&](unsigned i, bool negative, int64_t size, int exponent) {
-        signs[i] = negative ? -1 : 1;
-        sizes[i] = size;
-        exponents[i] = size ? exponent : now.of->zero;
-        if (exponents[i] > largest) largest = exponents[i];
-    };
-    for (unsigned i = 0; i < count; i++) {
-        int fields[2] = {a[i] >> 7 & 255, b[i] >> 7 & 255};
-        finite &= fields[0] != 255 && fields[1] != 255;
-        special += wide(a[i]) * wide(b[i]);
-        int64_t sizes_of[2] = {(a[i] & 127) | (fields[0] ? 128 : 0), (b[i] & 127) | (fields[1] ? 128 : 0)};
-        // A product of two bf16 significands has 14 bits after the binary point.
-        int exponent = (fields[0] ? fields[0] : 1) + (fields[1] ? fields[1] : 1) - 254;
-        term(i, (a[i] ^ b[i]) >> 15, sizes_of[0] * sizes_of[1] << (now.of->fraction - 14), exponent);
-    }
-    if (!finite) {
-        uint32_t nan = 0x7fffffff;
-        float result = special;
-        if (special != special) memcpy(&result, &nan, 4);
-        return result;
-    }
-    int field = bits >> 23 & 255;
-    int64_t of_c = (bits & 0x7fffff) | (field ? 0x800000 : 0);
-    term(count, bits >> 31, of_c << (now.of->fraction - 23), (field ? field : 1) - 127);
-    int64_t sum = 0;
-    for (unsigned i = 0; i <= count; i++) {
-        int below = largest - exponents[i];
-        sum += signs[i] * (below > 62 ? 0 : sizes[i] >> below);
-    }
-    uint64_t size = sum < 0 ? -sum : sum;
-    // Scales the sum to a significand of f32, cutting off bits: 2^23 to 2^24 - 1 for a normal number, less for a
-    // denormal one.
-    int unit = largest - (int)now.of->fraction;
-    while (size >= 1u << 24 || (size && unit < -149)) size >>= 1, unit++;
-    while (size && size < 1u << 23 && unit > -149) size <<= 1, unit--;
-    uint32_t result = size < 1u << 23 ? size : ((uint32_t)(unit + 150) << 23) + (uint32_t)(size - (1u << 23));
-    if (size && unit + 23 > 127) result = 0x7f800000;
-    if (sum < 0) result |= 0x80000000u;
-    float out;
-    memcpy(&out, &result, 4);
-    return out;
-}
-
-// The instruction mma.sync.m16n8k16 of bf16. mma.cuh lists the elements that each lane holds.
-static void mma(float* c, const uint32_t* a, const uint32_t* b, unsigned site) {
-    struct Lane {
-        float* c;
-        const uint32_t *a, *b;
-    } me = {c, a, b};
-    collective(0xffffffffu, site, &me, [](Warp& warp) {
-        uint16_t left[16][16], right[8][16];
-        for (unsigned l = 0; l < WARP; l++) {
-            const Lane& lane = *(const Lane*)warp.lanes[l];
-            unsigned g = l / 4, t = l % 4;
-            for (unsigned half = 0; half < 2; half++) {
-                for (unsigned r = 0; r < 4; r++) left[g + r % 2 * 8][2 * t + half + r / 2 * 8] = lane.a[r] >> 16 * half;
-                for (unsigned r = 0; r < 2; r++) right[g][2 * t + half + r * 8] = lane.b[r] >> 16 * half;
-            }
-        }
-        for (unsigned l = 0; l < WARP; l++)
-            for (unsigned q = 0; q < 4; q++) {
-                float& sum = ((Lane*)warp.lanes[l])->c[q];
-                unsigned row = l / 4 + q / 2 * 8, col = l % 4 * 2 + q % 2;
-                for (unsigned k = 0; k < 16; k += now.of->depth) sum = tensor_step(sum, left[row] + k, right[col] + k, now.of->depth);
-            }
-    });
-}
-
-// Whether a barrier orders the current thread after an earlier access.
-static bool ordered(const Access& before) {
-    unsigned warp = now.current / WARP;
-    return before.block_epoch != now.epoch || (before.warp == warp && before.warp_epoch != now.warps[warp].epoch);
-}
-
-// An access by the current thread, now.
-static Access here() {
-    unsigned warp = now.current / WARP;
-    return {(uint16_t)now.current, (uint16_t)warp, now.epoch, now.warps[warp].epoch};
-}
-
-// Records an access to shared memory; fails if it is not ordered after earlier ones of other threads.
-static void touch(unsigned offset, unsigned bytes, bool write, unsigned site) {
-    for (unsigned i = offset / GRANULE; i < (offset + bytes) / GRANULE; i++) {
-        Cell& cell = now.cells[i];
-        bool by_other = cell.write.thread != Access::NOBODY && cell.write.thread != now.current;
-        if (by_other && !ordered(cell.write))
-            fail("%s of shared memory declared in line %u is not ordered after thread %u's write",
-                 write ? "a write" : "a read", site, cell.write.thread);
-        bool read_by_other = cell.read.thread != Access::NOBODY && cell.read.thread != now.current;
-        if (write && read_by_other && !ordered(cell.read))
-            fail("a write of shared memory declared in line %u is not ordered after another thread's read", site);
-        Access me = here();
-        if (write) {
-            cell.write = me;
-            continue;
-        }
-        if (cell.read.thread != Access::NOBODY && cell.read.block_epoch == now.epoch && cell.read.thread != me.thread) {
-            if (cell.read.warp != me.warp) me.warp = Access::SEVERAL;
-            me.thread = Access::SEVERAL;
-        }
-        cell.read = me;
-    }
-}
-
-// The offset of a shared array in the block's shared memory. It is assigned anew in each launch.
-struct Slot {
-    unsigned offset, launch;
-};
-
-// An element of a shared array, whose reads and writes are checked.
-template <class T>
-struct Element {
-    T* at;
-    unsigned offset, site;
-    operator T() const {
-        touch(offset, sizeof(T), false, site);
-        return *at;
-    }
-    T operator=(T x) const {
-        touch(offset, sizeof(T), true, site);
-        return *at = x;
-    }
-    T operator=(const Element& x) const { return *this = (T)x; }
-    T operator+=(T x) const { return *this = (T) * this + x; }
-};
-
-// A shared array of a kernel.
-template <class T>
-struct Array {
-    unsigned offset, count, site;
-    Array(Slot& slot, unsigned count, unsigned site) : count(count), site(site) {
-        if (slot.launch != now.launch) {
-            slot.launch = now.launch;
-            slot.offset = (now.shared_used + 127) / 128 * 128;
-            now.shared_used = slot.offset + count * sizeof(T);
-            if (now.shared_used > SHARED_BYTES) fail("%u bytes of shared memory, there are %u", now.shared_used, SHARED_BYTES);
-        }
-        offset = slot.offset;
-    }
-    Element<T> operator[](uint64_t i) const {
-        if (i >= count) fail("element %llu of shared memory declared in line %u, which has %u", (unsigned long long)i, site, count);
-        unsigned at = offset + i * sizeof(T);
-        return {(T*)(now.shared + at), at, site};
-    }
-};
-
 // The code that a fiber runs: the kernel, for one thread.
 extern "C" void emulator_thread() {
     now.kernel->call(now.kernel->function, now.of->arguments);
@@ -493,13 +338,17 @@ static int run(Launch* of, const Kernel* kernel) {
     // The sizes of shared arrays are not known before the first block runs, so all shared memory becomes NaN.
     memset(now.shared, 0xff, sizeof now.shared);
     for (Cell& cell : now.cells) cell.write.thread = cell.read.thread = Access::NOBODY;
-    std::vector<unsigned> order(threads), blocks(of->grid[0] * of->grid[1] * of->grid[2]);
+    uint64_t count = (uint64_t)of->grid[0] * of->grid[1] * of->grid[2];
+    uint64_t skipped = of->last_blocks && of->last_blocks < count ? count - of->last_blocks : 0;
+    std::vector<unsigned> order(threads);
+    std::vector<uint64_t> blocks(count - skipped);
     for (unsigned i = 0; i < threads; i++) order[i] = i;
-    for (unsigned i = 0; i < blocks.size(); i++) blocks[i] = of->schedule == 1 ? blocks.size() - 1 - i : i;
+    for (uint64_t i = 0; i < blocks.size(); i++) blocks[i] = skipped + (of->schedule == 1 ? blocks.size() - 1 - i : i);
     if (of->schedule > 1)
         for (unsigned i = blocks.size() - 1; i > 0; i--) std::swap(blocks[i], blocks[random_below(i + 1)]);
-    for (unsigned block : blocks) {
-        now.block = {block % now.grid.x, block / now.grid.x % now.grid.y, block / now.grid.x / now.grid.y};
+    for (uint64_t block : blocks) {
+        uint64_t plane = block / now.grid.x;
+        now.block = {(unsigned)(block % now.grid.x), (unsigned)(plane % now.grid.y), (unsigned)(plane / now.grid.y)};
         run_block(threads, order);
         if (now.failed) return 1;
     }
@@ -513,11 +362,12 @@ extern "C" int emulator_launch(unsigned index, Launch* of) {
                  of->threads, kernel->threads);
         return 1;
     }
-    const int signals[] = {SIGSEGV, SIGBUS, SIGVTALRM};
-    struct sigaction ours = {}, before[3];
+    // Code that checks alignment (compiler options in emulated.rs) raises SIGILL or, on aarch64, SIGTRAP.
+    const int signals[] = {SIGSEGV, SIGBUS, SIGVTALRM, SIGILL, SIGTRAP}, handled = sizeof signals / sizeof *signals;
+    struct sigaction ours = {}, before[handled];
     ours.sa_sigaction = on_signal;
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (int i = 0; i < 3; i++) sigaction(signals[i], &ours, &before[i]);
+    for (int i = 0; i < handled; i++) sigaction(signals[i], &ours, &before[i]);
     struct sigevent event = {};
     event.sigev_notify = SIGEV_THREAD_ID;
     event.sigev_signo = SIGVTALRM;
@@ -531,13 +381,15 @@ extern "C" int emulator_launch(unsigned index, Launch* of) {
     if (signal == 0) {
         result = run(of, kernel);
     } else {
-        const char* what = signal == SIGVTALRM ? "did not end in time" : "touched memory outside an allocation";
+        const char* what = signal == SIGVTALRM                      ? "did not end in time"
+                           : signal == SIGILL || signal == SIGTRAP ? "touched memory at an address that is not aligned to its type"
+                                                                    : "touched memory outside an allocation";
         snprintf(of->error, of->error_bytes, "kernel %s, block (%u, %u, %u), thread %u: %s", kernel->name, now.block.x,
                  now.block.y, now.block.z, now.current, what);
         result = 2;
     }
     if (timed) timer_delete(timer);
-    for (int i = 0; i < 3; i++) sigaction(signals[i], &before[i], nullptr);
+    for (int i = 0; i < handled; i++) sigaction(signals[i], &before[i], nullptr);
     return result;
 }
 
@@ -550,8 +402,10 @@ extern "C" int emulator_find(const char* name) {
 extern "C" const char* emulator_signature(unsigned index) { return kernels()[index].signature; }
 
 // Allocates device memory that ends at an unreadable page of the host, with another such page before it. Bytes between
-// those pages that are not part of the allocation are filled with a pattern, which emulator_free checks.
+// those pages that are not part of the allocation are filled with a pattern, which emulator_free checks. An allocation
+// contains NaN; one of at least SPARSE bytes contains 0, so that the host's memory is not used before a write.
 static constexpr unsigned PAGE = 4096, UNTOUCHED = 0xa5;
+static constexpr size_t SPARSE = 1 << 30;
 extern "C" void* emulator_allocate(size_t bytes) {
     size_t used = (bytes + 15) / 16 * 16, pages = (used + PAGE - 1) / PAGE * PAGE;
     char* start = (char*)mmap(nullptr, pages + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -559,9 +413,18 @@ extern "C" void* emulator_allocate(size_t bytes) {
     if (mprotect(start + PAGE, pages, PROT_READ | PROT_WRITE)) return munmap(start, pages + 2 * PAGE), nullptr;
     char* at = start + PAGE + pages - used;
     memset(start + PAGE, UNTOUCHED, pages - used);
-    memset(at, 0xff, bytes);
+    if (bytes < SPARSE) memset(at, 0xff, bytes);
     memset(at + bytes, UNTOUCHED, used - bytes);
     return at;
+}
+
+// Fills device memory with zeros, without using the host's memory for whole pages.
+extern "C" void emulator_clear(void* memory, size_t bytes) {
+    char *at = (char*)memory, *end = at + bytes;
+    char *first = (char*)(((uintptr_t)at + PAGE - 1) / PAGE * PAGE), *last = (char*)((uintptr_t)end / PAGE * PAGE);
+    if (first >= last || madvise(first, last - first, MADV_DONTNEED)) return (void)memset(at, 0, bytes);
+    memset(at, 0, first - at);
+    memset(last, 0, end - last);
 }
 
 // Frees device memory. Returns whether nothing was written beside the allocation.
@@ -615,17 +478,12 @@ struct Register {
 #define __shfl_xor_sync(lanes, value, mask) emulator::shuffle(lanes, value, __LINE__, threadIdx.x ^ (mask))
 #define __shfl_sync(lanes, value, from) emulator::shuffle(lanes, value, __LINE__, from)
 
-#define mma_bf16(c, a, b) emulator::mma(c, a, b, __LINE__)
-
 #define DEVICE static inline
 #define DEVICE_METHOD inline
 #define KERNEL(name, threads, ...)                                                    \
     static void name(__VA_ARGS__);                                                    \
     static emulator::Register registered_##name(#name, threads, name);                \
     static void name(__VA_ARGS__)
-#define SHARED(type, name, count)                \
-    static emulator::Slot slot_of_##name;        \
-    emulator::Array<type> name(slot_of_##name, count, __LINE__)
 
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }

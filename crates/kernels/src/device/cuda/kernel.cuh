@@ -18,6 +18,36 @@ typedef unsigned long long u64;
 #define SHARED(type, name, count) __shared__ __align__(128) type name[count]
 #endif
 
+// Four neighbouring numbers.
+struct Four {
+    float of[4];
+};
+
+// load4 and store4 access four numbers by one instruction. The address is aligned to 16 bytes. It is in global memory,
+// or that of an element of a shared array: &array[i], which a kernel holds as `auto`.
+#ifndef EMULATED
+DEVICE Four load4(const float* at) {
+    float4 x = *(const float4*)at;
+    return Four{{x.x, x.y, x.z, x.w}};
+}
+DEVICE void store4(float* at, Four x) { *(float4*)at = float4{x.of[0], x.of[1], x.of[2], x.of[3]}; }
+#else
+DEVICE Four load4(const float* at) {
+    Four x;
+    memcpy(&x, emulator::reach(at, sizeof x), sizeof x);
+    return x;
+}
+DEVICE Four load4(emulator::Pointer<float> at) {
+    Four x;
+    memcpy(&x, at.reach(4, false), sizeof x);
+    return x;
+}
+DEVICE void store4(float* at, Four x) { memcpy(emulator::reach(at, sizeof x), &x, sizeof x); }
+DEVICE void store4(emulator::Pointer<float> at, Four x) { memcpy(at.reach(4, true), &x, sizeof x); }
+#endif
+// Whether load4 and store4 may use the address.
+DEVICE bool aligned4(const float* at) { return (u64)at % 16 == 0; }
+
 #define ALL_LANES 0xffffffffu
 // Lanes of the CPU's vectors, in whose order a kernel sums a row.
 #define LANES 16

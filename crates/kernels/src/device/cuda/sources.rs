@@ -3,10 +3,12 @@
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
-/// The text with which every source begins.
-const PRELUDE: &str = include_str!("kernel.cuh");
-const SUMS: &str = include_str!("sums.cuh");
-const TENSOR_CORES: &str = include_str!("mma.cuh");
+/// The texts with which every source begins.
+pub(super) const HEADERS: [(&str, &str); 3] = [
+    ("kernel.cuh", include_str!("kernel.cuh")),
+    ("sums.cuh", include_str!("sums.cuh")),
+    ("mma.cuh", include_str!("mma.cuh")),
+];
 
 /// The CUDA source of an operation's kernels.
 pub(crate) struct Source {
@@ -19,9 +21,8 @@ impl Source {
     /// The complete text for a compiler: `before`, the prelude, the source.
     pub(super) fn complete(&self, before: &str) -> String {
         let Source { name, text } = self;
-        let headers = [("kernel.cuh", PRELUDE), ("sums.cuh", SUMS), ("mma.cuh", TENSOR_CORES)];
         let mut all = before.to_owned();
-        for (name, text) in headers.into_iter().chain([(format!("{name}.cu").as_str(), *text)]) {
+        for (name, text) in HEADERS.into_iter().chain([(format!("{name}.cu").as_str(), *text)]) {
             all += &format!("\n#line 1 \"{name}\"\n{text}");
         }
         all

@@ -203,6 +203,7 @@ impl CudaStream {
         if grid.is_empty() {
             return Ok(());
         }
+        grid.check().map_err(|why| self.error(&format!("kernel {kernel}: {why}")))?;
         let function = self.function(source, kernel)?;
         self.counters.launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller upholds this function's safety contract.
@@ -213,6 +214,13 @@ impl CudaStream {
     fn wait(&self) -> Outcome<()> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
         self.driver.synchronise()
+    }
+
+    /// Waits for the stream; an error of any earlier operation is returned.
+    #[cfg(test)]
+    pub(crate) fn synchronise(&self) -> Result<()> {
+        self.note(self.wait());
+        self.check()
     }
 
     /// Records the first error, which all later operations return.

@@ -10,12 +10,14 @@ use std::fmt::Debug;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 
+mod assembly;
 mod compile;
 mod functions;
 mod invariance;
 mod libcuda;
 mod load;
 mod planted;
+mod planted_in_ops;
 mod self_test;
 mod stream;
 pub(crate) mod tensor_core;
@@ -115,11 +117,12 @@ pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C
             let Some(cuda) = device(schedule) else { return };
             // Printed before the launch, so that the output shows where a test hangs.
             println!("case {case:?}, schedule {schedule}");
-            let run = AssertUnwindSafe(|| run(&case, &Context::cuda(cuda)));
+            let run = AssertUnwindSafe(|| run(&case, &Context::cuda(cuda.clone())));
             let fault = match std::panic::catch_unwind(run) {
                 Ok(Ok(got)) => difference(&expected, &got),
                 Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("it panicked".to_owned()),
+                // A copy from a device that has failed panics.
+                Err(_) => Some(cuda.stream().check().map_or_else(|error| error.to_string(), |()| "it panicked".into())),
             };
             if let Some(fault) = fault {
                 let line = format!("case {case:?}, schedule {schedule}: {fault}");

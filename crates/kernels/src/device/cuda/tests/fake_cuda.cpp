@@ -50,7 +50,7 @@ API cuMemAllocAsync(unsigned long long* at, size_t bytes, void* stream) {
     if (bytes > 1ull << 40) return 2;
     return live++, *at = (unsigned long long)malloc(bytes), stream != (void*)0x50;
 }
-API cuMemFreeAsync(unsigned long long at, void*) { return live--, free((void*)at), 0; }
+API cuMemFreeAsync(unsigned long long at, void* stream) { return live--, free((void*)at), stream != (void*)0x50; }
 API cuMemHostAlloc(void** at, size_t bytes, unsigned) { return live++, *at = malloc(bytes), 0; }
 API cuMemFreeHost(void* at) { return live--, free(at), 0; }
 API cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
@@ -59,13 +59,13 @@ API cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, 
 API cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
     return memcpy(to, (void*)from, bytes), stream != (void*)0x50;
 }
-API cuMemsetD16Async(unsigned long long at, unsigned short value, size_t count, void*) {
+API cuMemsetD16Async(unsigned long long at, unsigned short value, size_t count, void* stream) {
     for (size_t i = 0; i < count; i++) ((unsigned short*)at)[i] = value;
-    return 0;
+    return stream != (void*)0x50;
 }
-API cuMemsetD32Async(unsigned long long at, unsigned value, size_t count, void*) {
+API cuMemsetD32Async(unsigned long long at, unsigned value, size_t count, void* stream) {
     for (size_t i = 0; i < count; i++) ((unsigned*)at)[i] = value;
-    return 0;
+    return stream != (void*)0x50;
 }
 API cuModuleLoadData(void** module, const void* image) {
     return live++, *module = (void*)0x30, strncmp((const char*)image, "cubin of sm_86", 14) ? 200 : 0;
@@ -82,6 +82,24 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     memcpy(to, all, sizeof all);
     fault |= *(float*)arguments[1] == 0.25f;
     return *(float*)arguments[1] < 0 ? 700 : 0;
+}
+// The number of calls with a stream that accept the default stream: none may.
+API fake_accepts_the_default_stream() {
+    unsigned long long at = 0;
+    float host[16] = {};
+    void *event = nullptr, *arguments[] = {&at, host, host};
+    int accepted = cuMemAllocAsync(&at, 64, nullptr) == 0;
+    accepted += cuMemsetD16Async(at, 0, 1, nullptr) == 0;
+    accepted += cuMemsetD32Async(at, 0, 1, nullptr) == 0;
+    accepted += cuMemcpyHtoDAsync_v2(at, host, 64, nullptr) == 0;
+    accepted += cuMemcpyDtoHAsync_v2(host, at, 64, nullptr) == 0;
+    accepted += cuLaunchKernel((void*)0xf0, 1, 1, 1, 32, 1, 1, 0, nullptr, arguments, nullptr) == 0;
+    accepted += cuStreamSynchronize(nullptr) == 0;
+    accepted += cuMemFreeAsync(at, nullptr) == 0;
+    cuEventCreate(&event, 0);
+    accepted += cuEventRecord(event, nullptr) == 0;
+    cuEventDestroy_v2(event);
+    return accepted;
 }
 API cuGetErrorName(int code, const char** text) { return *text = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : nullptr, 0; }
 API cuGetErrorString(int code, const char** text) { return *text = code == 700 ? "an illegal memory access" : nullptr, 0; }

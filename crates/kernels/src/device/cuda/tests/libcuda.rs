@@ -128,3 +128,17 @@ fn shipped_kernels_need_no_compiler() {
     std::fs::remove_dir_all(&place).unwrap();
     std::fs::remove_file(&path).unwrap();
 }
+
+/// The fake library refuses calls on another stream, so the tests above fail if one of Lockstep's calls uses the default
+/// stream, which does not wait for Lockstep's stream.
+#[test]
+fn the_fake_library_refuses_the_default_stream() {
+    let Some(path) = library() else { return };
+    // SAFETY: the library is compiled from `fake_cuda.cpp`, and the function has no arguments.
+    let accepted = unsafe {
+        let library = libloading::Library::new(&path).unwrap();
+        library.get::<unsafe extern "C" fn() -> i32>(b"fake_accepts_the_default_stream\0").unwrap()()
+    };
+    assert_eq!(accepted, 0);
+    std::fs::remove_file(&path).unwrap();
+}
