@@ -109,14 +109,15 @@ impl Grid {
         const THREADS: u32 = 128;
         Grid { blocks: [blocks(columns.div_ceil(THREADS as usize)), shares, 1], threads: THREADS }
     }
-    /// The grid of the kernels that call `matmul` of `sums.cuh`, for an output of `rows` x `cols` elements.
+    /// The grid of the kernels that compute a matmul in tiles of 64 x 64 elements (`matmul.cuh`, `mma.cuh`), for an
+    /// output of `rows` x `cols` elements.
     pub(crate) fn matmul(rows: usize, cols: usize) -> Grid {
         const TILE: usize = 64;
-        Grid { blocks: [blocks(cols.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), 1], threads: 256 }
+        Grid { blocks: [blocks(cols.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), 1], threads: 128 }
     }
-    /// The grid of the kernels that call `matmul_bf16` of `mma.cuh`, for an output of `rows` x `cols` elements.
-    pub(crate) fn matmul_bf16(rows: usize, cols: usize) -> Grid {
-        Grid { threads: 128, ..Grid::matmul(rows, cols) }
+    /// The same for tiles of 128 x 128 elements.
+    pub(crate) fn matmul_128(rows: usize, cols: usize) -> Grid {
+        Grid { threads: 256, ..Grid::matmul(rows.div_ceil(2), cols.div_ceil(2)) }
     }
     /// The grid of the kernels that call `add_chunks` of `sums.cuh`, for `columns` columns.
     pub(crate) fn chunks(columns: usize) -> Grid {

@@ -484,6 +484,7 @@ struct Register {
     static void name(__VA_ARGS__);                                                    \
     static emulator::Register registered_##name(#name, threads, name);                \
     static void name(__VA_ARGS__)
+#define PAIRED_KERNEL KERNEL
 
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }

@@ -14,6 +14,8 @@ typedef unsigned long long u64;
 // Declares a kernel for blocks of at most `threads` threads, a multiple of 32. The 1 requests only one resident block
 // per multiprocessor, so that the compiler uses more registers rather than spilling them.
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1) name(__VA_ARGS__)
+// The same, with registers for two resident blocks per multiprocessor: one computes while the other waits.
+#define PAIRED_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 2) name(__VA_ARGS__)
 // Declares an array in shared memory, one for each block of threads.
 #define SHARED(type, name, count) __shared__ __align__(128) type name[count]
 #endif

@@ -4,8 +4,9 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
 /// The texts with which every source begins.
-pub(super) const HEADERS: [(&str, &str); 3] = [
+pub(super) const HEADERS: [(&str, &str); 4] = [
     ("kernel.cuh", include_str!("kernel.cuh")),
+    ("matmul.cuh", include_str!("matmul.cuh")),
     ("sums.cuh", include_str!("sums.cuh")),
     ("mma.cuh", include_str!("mma.cuh")),
 ];

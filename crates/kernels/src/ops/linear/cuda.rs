@@ -31,11 +31,37 @@ impl Sizes {
     }
 }
 
+/// Number of thread blocks from which on a matmul uses large tiles: less than two for each multiprocessor of a large GPU
+/// would leave some of them idle. (Small in tests, which cover both.)
+const ENOUGH_BLOCKS: usize = if cfg!(test) { 2 } else { 160 };
+
+/// The grid for an output of `rows` x `cols` elements, and the kernel: one of `kernels` for tiles of 64 x 64 and
+/// 128 x 128 elements. Bits do not depend on the choice.
+fn tiles(rows: usize, cols: usize, kernels: [&'static str; 2]) -> (Grid, &'static str) {
+    let large = Grid::matmul_128(rows, cols);
+    if rows > 64 && cols > 64 && large.blocks[0] as usize * large.blocks[1] as usize >= ENOUGH_BLOCKS {
+        (large, kernels[1])
+    } else {
+        (Grid::matmul(rows, cols), kernels[0])
+    }
+}
+
+/// The grid and the kernel of `y = x Wᵀ + b` for `m` rows and `n` outputs.
+fn forward_kernel(m: usize, n: usize) -> (Grid, &'static str) {
+    let few = [(1, "linear_decode_1"), (2, "linear_decode_2"), (4, "linear_decode_4"), (8, "linear_decode_8")];
+    match few.into_iter().find(|(rows, _)| m <= *rows) {
+        // A warp for each panel of 32 outputs, two in a block. No rows: nothing is launched.
+        Some((_, kernel)) => (Grid::each(if m == 0 { 0 } else { n.div_ceil(64) }, 64), kernel),
+        None => tiles(m, n, ["linear_forward_64", "linear_forward_128"]),
+    }
+}
+
 /// Launches `y = x Wᵀ + b`. Sums start from 0, or from `y` if `accumulate`.
 pub(crate) fn matmul(cuda: &Cuda, sizes: Sizes, x: Rows, [w, bias]: [Arg; 2], y: Rows, accumulate: bool) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [x.at, x.width.into(), w, bias, y.at, y.width.into(), m, n, k, u32::from(accumulate).into()];
-    cuda.launch(&SOURCE, "linear_forward", Grid::matmul(sizes.m, sizes.n), &arguments)
+    let (grid, kernel) = forward_kernel(sizes.m, sizes.n);
+    cuda.launch(&SOURCE, kernel, grid, &arguments)
 }
 
 /// Launches `d_x = d_y W`. Sums start from 0, or from `d_x` if `accumulate`.
@@ -49,14 +75,16 @@ pub(crate) fn matmul_of_inputs(
 ) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [d_y.at, d_y.width.into(), w, d_x.at, d_x.width.into(), m, n, k, u32::from(accumulate).into()];
-    cuda.launch(&SOURCE, "linear_backward_input", Grid::matmul(sizes.m, sizes.k), &arguments)
+    let (grid, kernel) = tiles(sizes.m, sizes.k, ["linear_backward_input_64", "linear_backward_input_128"]);
+    cuda.launch(&SOURCE, kernel, grid, &arguments)
 }
 
 /// Launches `d_W += d_yᵀ x`.
 pub(crate) fn matmul_of_weight(cuda: &Cuda, sizes: Sizes, x: Rows, d_y: Rows, d_w: Arg) -> Result<()> {
     let [m, n, k] = sizes.arguments();
     let arguments = [x.at, x.width.into(), d_y.at, d_y.width.into(), d_w, m, n, k];
-    cuda.launch(&SOURCE, "linear_backward_weight", Grid::matmul(sizes.k, sizes.n), &arguments)
+    let (grid, kernel) = tiles(sizes.k, sizes.n, ["linear_backward_weight_64", "linear_backward_weight_128"]);
+    cuda.launch(&SOURCE, kernel, grid, &arguments)
 }
 
 /// Whether a matmul runs on tensor cores: both operands are bf16, or the first is bf16 and the second may be rounded
@@ -85,7 +113,7 @@ fn forward_bf16(cuda: &Cuda, mut args: Forward<'_>, sizes: Sizes) -> Result<()> 
     let (x, w, y) = (args.x.bf16_at(cuda), args.w.data().view().bf16_at(cuda), args.y.f32_at(cuda)?);
     let [m, n, k] = sizes.arguments();
     let arguments = [x, w, bias, y, m, n, k, u32::from(args.accumulate).into()];
-    cuda.launch(&BF16, "linear_bf16_forward", Grid::matmul_bf16(sizes.m, sizes.n), &arguments)
+    cuda.launch(&BF16, "linear_bf16_forward", Grid::matmul(sizes.m, sizes.n), &arguments)
 }
 
 fn backward_input_bf16(cuda: &Cuda, mut args: BackwardInput<'_>, sizes: Sizes) -> Result<()> {
@@ -94,7 +122,7 @@ fn backward_input_bf16(cuda: &Cuda, mut args: BackwardInput<'_>, sizes: Sizes) -
     let (w, d_x) = (args.w.data().view().bf16_at(cuda), args.d_x.f32_at(cuda)?);
     let [m, n, k] = sizes.arguments();
     let arguments = [d_y, w, d_x, m, n, k, u32::from(args.accumulate).into()];
-    cuda.launch(&BF16, kernel, Grid::matmul_bf16(sizes.m, sizes.k), &arguments)
+    cuda.launch(&BF16, kernel, Grid::matmul(sizes.m, sizes.k), &arguments)
 }
 
 fn backward_weight_bf16(cuda: &Cuda, args: BackwardWeight<'_>, sizes: Sizes) -> Result<()> {
@@ -103,7 +131,7 @@ fn backward_weight_bf16(cuda: &Cuda, args: BackwardWeight<'_>, sizes: Sizes) -> 
     let (x, d_w) = (args.x.bf16_at(cuda), args.d_w.data_mut().view_mut().f32_at(cuda)?);
     let (segments, count) = segments_at(cuda, args.segments);
     let [m, n, k] = sizes.arguments();
-    let grid = Grid::matmul_bf16(sizes.k, sizes.n);
+    let grid = Grid::matmul(sizes.k, sizes.n);
     cuda.launch(&BF16, kernel, grid, &[x, d_y, d_w, segments, count, m, n, k])?;
     let Some(mut d_bias) = args.d_bias else { return Ok(()) };
     let arguments = [d_y, segments, d_bias.f32_at(cuda)?, count, m, n];
@@ -163,6 +191,14 @@ mod tests {
             (70, 17, 66, Some(&[0, 70])),
             (300, 9, 31, Some(&[0, 5, 150, 300])),
             (700, 2, 3, None),
+            // Few rows: whole groups of loads, and inputs for which shared memory is filled twice.
+            (1, 256, 65, None),
+            (2, 1300, 33, None),
+            (7, 131, 70, None),
+            (8, 128, 32, None),
+            // Whole tiles that are loaded by fours, in both sizes.
+            (9, 40, 64, None),
+            (70, 136, 132, None),
             if full() { (300, 520, 130, None) } else { (5, 40, 9, None) },
             (0, 3, 4, Some(&[0])),
             (4, 0, 5, None),

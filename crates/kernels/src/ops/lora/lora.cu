@@ -29,42 +29,27 @@ KERNEL(lora_undrop, 256, const float* factors, const float* d_dropped, float* d_
     if (i < count) d_x[i] = __fmaf_rn(factors[i], d_dropped[i], d_x[i]);
 }
 
-// The rows from `first` on of a weight matrix in panels. Index: rows; depth: inputs.
-struct PanelsFrom {
-    const float* at;
-    u64 cols, first;
-    static const bool DEEP = false;
-    DEVICE_METHOD float get(u64 index, u64 depth) const { return at[panel_at(cols, first + index, depth)]; }
-};
-// The same rows, transposed. Index: inputs; depth: rows.
-struct PanelsFromTransposed {
-    const float* at;
-    u64 cols, first;
-    static const bool DEEP = true;
-    DEVICE_METHOD float get(u64 index, u64 depth) const { return at[panel_at(cols, first + depth, index)]; }
-};
-
 // xa = dropped A^T, for one block of an adapter. In this and the next two kernels the block has n rows of A, from row
 // `first` on, and the same columns of xa and d_xa, which have `rank` columns in all.
-KERNEL(lora_lower, TILE_THREADS, const float* dropped, const float* a, float* xa, u64 rank, u64 first, u64 m, u64 n, u64 k) {
-    matmul(
-        Rows{dropped, k}, PanelsFrom{a, k, first}, m, n, k, [=](u64, u64) { return 0.0f; },
+KERNEL(lora_lower, 128, const float* dropped, const float* a, float* xa, u64 rank, u64 first, u64 m, u64 n, u64 k) {
+    matmul<64, 16>(
+        Rows{dropped, k}, Panels{a, k, first}, m, n, k, true, [=](u64, u64) { return 0.0f; },
         [=](u64 row, u64 col, float c) { xa[row * rank + first + col] = c; });
 }
 
 // d_dropped = d_xa A, for one block of an adapter.
-KERNEL(lora_lower_backward, TILE_THREADS, const float* d_xa, const float* a, float* d_dropped, u64 rank, u64 first, u64 m,
+KERNEL(lora_lower_backward, 128, const float* d_xa, const float* a, float* d_dropped, u64 rank, u64 first, u64 m,
        u64 n, u64 k) {
-    matmul(
-        Rows{d_xa + first, rank}, PanelsFromTransposed{a, k, first}, m, k, n, [=](u64, u64) { return 0.0f; },
+    matmul<64, 16>(
+        Rows{d_xa + first, rank}, PanelsTransposed{a, k, first}, m, k, n, true, [=](u64, u64) { return 0.0f; },
         [=](u64 row, u64 col, float c) { d_dropped[row * k + col] = c; });
 }
 
 // d_A += d_xa^T dropped, for one block of an adapter.
-KERNEL(lora_lower_weight, TILE_THREADS, const float* dropped, const float* d_xa, float* d_a, u64 rank, u64 first, u64 m, u64 n,
+KERNEL(lora_lower_weight, 128, const float* dropped, const float* d_xa, float* d_a, u64 rank, u64 first, u64 m, u64 n,
        u64 k) {
-    matmul(
-        Columns{dropped, k}, Columns{d_xa + first, rank}, k, n, m,
+    matmul<64, 16>(
+        Columns{dropped, k}, Columns{d_xa + first, rank}, k, n, m, false,
         [=](u64 row, u64 col) { return d_a[panel_at(k, first + col, row)]; },
         [=](u64 row, u64 col, float c) { d_a[panel_at(k, first + col, row)] = c; });
 }

@@ -36,7 +36,7 @@ pub(super) const SOURCES: [Source; 20] = sources! {
 
 /// The names of a source's kernels.
 fn kernels(source: &Source) -> impl Iterator<Item = &'static str> {
-    source.text.split("\nKERNEL(").skip(1).filter_map(|rest| rest.split(',').next())
+    source.text.split("KERNEL(").skip(1).filter_map(|rest| rest.split(',').next())
 }
 
 #[test]

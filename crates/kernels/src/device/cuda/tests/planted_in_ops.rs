@@ -111,7 +111,7 @@ fn a_matmul_adds_no_term_beyond_its_depth() {
     for m in [3, 21, 70] {
         assert!(sums_of_negative_zeros(&ctx, m).iter().all(|&bits| bits == (-0.0f32).to_bits()), "{m} rows");
     }
-    let steps = ["u32 steps = depth - d0 < TILE_DEPTH ? (u32)(depth - d0) : TILE_DEPTH;", "u32 steps = TILE_DEPTH;"];
+    let steps = ["u32 steps = end - d0 < DEPTH ? end - d0 : DEPTH;", "u32 steps = DEPTH;"];
     let bug = planted(&[steps]).expect("as above");
     assert!(sums_of_negative_zeros(&bug, 21).contains(&0), "a tail that is padded with zeros");
 }
