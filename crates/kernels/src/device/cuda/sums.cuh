@@ -47,17 +47,6 @@ DEVICE void add_chunks(const u32* segments, u64 count, u64 rows, u64 columns, fl
 // The factor of a norm: weight + offset. An offset of 0 leaves the weight's bits as they are, even those of -0.
 DEVICE float norm_weight(float weight, float offset) { return offset == 0.0f ? weight : weight + offset; }
 
-// The reciprocal root mean square 1 / sqrt(mean of x^2 + eps) of a row, computed by 16 lanes. `there`: whether these
-// lanes have a row. All lanes of the warp must call this function.
-DEVICE float norm_rstd(const float* x, u64 width, u32 lane, bool there, float eps) {
-    float squares = 0.0f;
-    for (u64 at = 0; at < width; at += LANES) {
-        float v = there && at + lane < width ? x[at + lane] : 0.0f;
-        squares = __fmaf_rn(v, v, squares);
-    }
-    return 1.0f / __fsqrt_rn(sum_of_16(squares) / (float)width + eps);
-}
-
 // Backward pass of an RMS norm for one row, computed by 16 lanes: d_x = g * rstd - c * x, added to d_x if `accumulate`
 // (g and c as in ops/rmsnorm/mod.rs). All lanes of the warp must call this function.
 DEVICE void norm_backward(const float* x, const float* weight, float offset, float rstd, const float* d_y, float* d_x,

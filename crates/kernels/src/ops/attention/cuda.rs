@@ -1,6 +1,7 @@
 //! Attention on CUDA: launches the kernels of `attention.cu` that write KV-cache pages and compute the forward and
-//! backward pass. The forward pass and the gradient of queries use one thread block per row and query head. The
-//! gradient of keys and values uses one thread block per page and kv head.
+//! backward pass. The forward pass uses one thread block per row and kv head, so that keys and values are read once for
+//! all query heads of a kv head. The gradient of queries uses one thread block per row and query head, the gradient of
+//! keys and values one per page, kv head and 64 dimensions.
 
 use super::{BLOCK, Backward, Forward, Geometry, PagesMut, Rows, WriteKv};
 use crate::Result;
@@ -58,8 +59,16 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     arguments.extend([args.pages.keys.f32_at(cuda)?, args.pages.values.f32_at(cuda)?, args.out.f32_at(cuda)?, lse]);
     arguments.extend(g.arguments());
     arguments.extend([g.scale.into(), g.window_argument(), at.tables.shape()[1].into()]);
-    let grid = Grid { blocks: [rows as u32, g.heads as u32, 1], threads: BLOCK as u32 };
-    cuda.launch(&SOURCE, "attention_forward", grid, &arguments)
+    // Query heads of a kv head in one block, and the block's groups of 64 threads.
+    let per = g.heads / g.kv_heads;
+    let (heads, groups, kernel) = match per {
+        1 => (1, 1, "attention_forward_1"),
+        2 => (2, 2, "attention_forward_2"),
+        3 | 4 => (4, 4, "attention_forward_4"),
+        _ => (8, 4, "attention_forward_8"),
+    };
+    let blocks = [rows as u32, g.kv_heads as u32, per.div_ceil(heads) as u32];
+    cuda.launch(&SOURCE, kernel, Grid { blocks, threads: BLOCK as u32 * groups }, &arguments)
 }
 
 /// The rows that attend to each KV-cache page, computed on the host from its copies of the index tensors.
@@ -133,8 +142,9 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     cuda.launch(&SOURCE, "attention_backward_queries", grid, &arguments)?;
     let mut arguments = vec![qkv, positions, keys, values, lse, d_out, delta, pages, first, looks_at];
     arguments.extend([d_keys, d_values, heads, kv_heads, head_dim, scale, window]);
-    let grid = Grid { blocks: [looks.pages.len() as u32, g.kv_heads as u32, 1], threads: BLOCK as u32 };
-    cuda.launch(&SOURCE, "attention_backward_pages", grid, &arguments)?;
+    let blocks = [looks.pages.len() as u32, g.kv_heads as u32, g.head_dim.div_ceil(64) as u32];
+    let kernel = if g.head_dim <= 64 { "attention_backward_pages_64" } else { "attention_backward_pages_256" };
+    cuda.launch(&SOURCE, kernel, Grid { blocks, threads: 256 }, &arguments)?;
     let mut arguments = vec![written_at, slots_at, d_keys, d_values, d_qkv, heads, kv_heads, head_dim];
     arguments.extend([written.len(), rows].map(Arg::from));
     let grid = Grid::columns(g.kv_heads * g.head_dim, RESIDUES);
@@ -156,6 +166,7 @@ mod tests {
             ([1, 1, 2], None, 0, &[1usize][..]),
             ([4, 2, 10], None, 0, &[70, 3, 64]),
             ([2, 1, 66], Some(5), 0, &[9, 66]),
+            ([10, 1, 64], None, 0, &[3, 66]),
             ([3, 3, 16], Some(64), 0, &[130]),
             ([1, 1, 200], None, 0, &[2]),
             ([2, 1, 6], None, 1, &[67, 70, 65]),

@@ -1,4 +1,4 @@
-//! RMS norm on CUDA: 16 threads for each row. The gradient of the weight is parallel over columns.
+//! RMS norm on CUDA: a block of threads for each row; 16 threads in the backward pass. The gradient of the weight is parallel over columns.
 
 use super::{Backward, Forward, Recompute};
 use crate::Result;
@@ -15,8 +15,8 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (x, weight) = (args.x.f32_at(cuda)?, args.weight.f32_at(cuda)?);
     let (y, rstd) = (args.y.f32_at(cuda)?, args.rstd.f32_at(cuda)?);
     let (offset, eps) = (args.offset.into(), args.eps.into());
-    let arguments = [x, delta, sum, weight, offset, eps, y, rstd, rows.into(), width.into()];
-    cuda.launch(&SOURCE, "rmsnorm_forward", Grid::lanes(rows), &arguments)
+    let arguments = [x, delta, sum, weight, offset, eps, y, rstd, width.into()];
+    cuda.launch(&SOURCE, "rmsnorm_forward", Grid::each(rows, 128), &arguments)
 }
 
 pub(super) fn recompute(cuda: &Cuda, mut args: Recompute<'_>) -> Result<()> {
@@ -52,6 +52,7 @@ mod tests {
             (3, 5, 1.0, &[0, 2, 3]),
             (9, 64, 0.0, &[0, 9]),
             (150, 35, 1.0, &[0, 70, 70, 150]),
+            (2, 2100, 0.0, &[0, 2]),
             (0, 4, 0.0, &[0]),
         ];
         same(cases, |&(t, h, offset, segments), ctx| {
