@@ -126,7 +126,7 @@ DEVICE void attend(const float* qkv, const u32* positions, const u32* tables_of_
             else
                 load_values(block, 0);
             if (hd - first >= SLICE) {
-#pragma unroll
+#pragma unroll 4
                 for (u32 i = 0; i < SLICE; i += 4) {
                     float key[4];
 #pragma unroll
