@@ -1,6 +1,6 @@
 //! The endpoints. Each reads a request into a [`Wanted`], and writes the events of the service as OpenAI's or vLLM's
-//! JSON: `completions`, `chat` and `generate`. `tools` reads and writes the tools of a chat, `choice` turns tokens into text and log-probabilities, `respond` waits
-//! for events and writes the whole response or a stream.
+//! JSON: `completions`, `chat` and `generate`. `tools` reads and writes the tools of a chat, `choice` turns tokens into
+//! text and log-probabilities, `respond` waits for events and writes the whole response or a stream.
 
 mod chat;
 mod choice;

@@ -35,8 +35,8 @@ pub fn read(service: &Service, o: &mut Object) -> Result<Tools, ApiError> {
         Some(other) => return Err(wrong("tools", &other, "a list of tools")),
     };
     for (place, schema) in schemas.iter().enumerate() {
-        let name = schema["function"]["name"].as_str().filter(|name| !name.is_empty());
-        if schema["type"] != "function" || name.is_none() {
+        let has_name = schema["function"]["name"].as_str().is_some_and(|name| !name.is_empty());
+        if schema["type"] != "function" || !has_name {
             let expected = "{\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": …}}";
             return Err(wrong(&format!("tools[{place}]"), schema, expected));
         }
@@ -110,7 +110,7 @@ pub struct CallParser {
 }
 
 impl CallParser {
-    /// Adds text, and the end of the completion if `is_last` is set. Returns the text that is no call; new calls are
+    /// Adds text, and the end of the completion if `is_last` is set. Returns the text outside of calls; new calls are
     /// appended to `calls`.
     pub fn push(&mut self, text: &str, is_last: bool, calls: &mut Vec<Value>) -> String {
         let mut parsed = self.parser.push(text);

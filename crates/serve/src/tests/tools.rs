@@ -30,7 +30,10 @@ fn earlier_calls_are_rendered_with_arguments_as_an_object() {
         let has_calls = plain_calls("m", message.as_object_mut().unwrap()).unwrap();
         (has_calls, message)
     };
-    let calls = |arguments: Value| json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
+    let calls = |arguments: Value| {
+        let call = json!({"function": {"name": "f", "arguments": arguments}});
+        json!({"role": "assistant", "tool_calls": [call]})
+    };
     for (given, object) in [
         (json!("{\"a\": [1]}"), json!({"a": [1]})),
         (json!({"a": [1]}), json!({"a": [1]})),
@@ -63,7 +66,7 @@ fn calls_of_a_completion_are_numbered() {
         let mut parser = Calls { format: ToolFormat::Hermes, parallel }.parser("chatcmpl-1", 2);
         let mut calls = Vec::new();
         let (before, after) = text.split_at(text.len() / 2);
-        let said = parser.push(before, false, &mut calls) + &parser.push(after, true, &mut calls);
-        assert_eq!((said.as_str(), calls), ("Well.", expected));
+        let text_outside = parser.push(before, false, &mut calls) + &parser.push(after, true, &mut calls);
+        assert_eq!((text_outside.as_str(), calls), ("Well.", expected));
     }
 }

@@ -81,7 +81,7 @@ fn hermes_calls_are_found_between_text() {
 }
 
 #[test]
-fn text_that_is_no_complete_call_stays_text() {
+fn text_without_a_complete_call_stays_text() {
     for text in [
         "a < b, <tool>, <tool_cal",
         "<tool_call>",
