@@ -115,3 +115,32 @@ fn a_matmul_adds_no_term_beyond_its_depth() {
     let bug = planted(&[steps]).expect("as above");
     assert!(sums_of_negative_zeros(&bug, 21).contains(&0), "a tail that is padded with zeros");
 }
+
+fn product(ctx: &Context, [m, k, n]: [usize; 3]) {
+    let w = Matrix::from_f32(ctx.memory(), n, k, &vec![1.0; n * k]);
+    let (x, mut y) = (super::random(ctx, 1, &[m, k]), super::random(ctx, 2, &[m, n]));
+    linear::forward(ctx, linear::Forward { x: x.view(), w: &w, bias: None, y: y.view_mut(), accumulate: false })
+        .unwrap();
+    y.to_vec_f32();
+}
+
+#[test]
+fn a_missing_barrier_in_a_kernel_is_an_error() {
+    let tile = "rights.store(right_tile + half * Rights::SIZE);\n        __syncthreads();";
+    let staged = "__syncthreads();\n        for (u32 d = 0; d < here;";
+    let page = "__syncthreads();\n#pragma unroll\n        for (u32 i = 0; i < FOURS; i++) store4(&tile[";
+    type Run = fn(&Context);
+    let runs: [(&str, &str, Run); 3] = [
+        ("linear_forward_64", tile, |ctx| product(ctx, [9, 48, 64])),
+        ("linear_decode_2", staged, |ctx| product(ctx, [2, 256, 33])),
+        ("attention_forward_2", page, |ctx| drop(attention_in_page(ctx, 1))),
+    ];
+    for (kernel, text, run) in runs {
+        let less: &'static str = Box::leak(text.replace("__syncthreads();", "").into());
+        let Some(ctx) = planted(&[[text, less]]) else { return };
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&ctx)));
+        assert!(panic.is_err(), "{kernel}");
+        let found = ctx.memory().check().unwrap_err().to_string();
+        assert!(found.contains(kernel) && found.contains("is not ordered after"), "{found}");
+    }
+}
