@@ -56,8 +56,8 @@ struct Module {
     clear: unsafe extern "C" fn(*mut c_void, usize),
 }
 
-/// All modules of the process, by their complete text. Launches of all emulated devices take this lock, because a launch replaces the process's
-/// signal handlers.
+/// All modules of the process, by their complete text. Launches of all emulated devices take this lock, because a
+/// launch replaces the process's signal handlers.
 static MODULES: Mutex<BTreeMap<String, Module>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -31,8 +31,8 @@ impl Sizes {
     }
 }
 
-/// Number of thread blocks from which on a matmul uses large tiles: less than two for each multiprocessor of a large GPU
-/// would leave some of them idle. (Small in tests, which cover both.)
+/// Number of thread blocks from which on a matmul uses large tiles: less than two for each multiprocessor of a large
+/// GPU would leave some of them idle. (Small in tests, which cover both.)
 const ENOUGH_BLOCKS: usize = if cfg!(test) { 2 } else { 160 };
 
 /// The grid for an output of `rows` x `cols` elements, and the kernel: one of `kernels` for tiles of 64 x 64 and

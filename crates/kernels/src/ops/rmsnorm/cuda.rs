@@ -1,4 +1,5 @@
-//! RMS norm on CUDA: a block of threads for each row; 16 threads in the backward pass. The gradient of the weight is parallel over columns.
+//! RMS norm on CUDA: a block of threads for each row; 16 threads in the backward pass. The gradient of the weight is
+//! parallel over columns.
 
 use super::{Backward, Forward, Recompute};
 use crate::Result;

@@ -129,8 +129,8 @@ fn shipped_kernels_need_no_compiler() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// The fake library refuses calls on another stream, so the tests above fail if one of Lockstep's calls uses the default
-/// stream, which does not wait for Lockstep's stream.
+/// The fake library refuses calls on another stream, so the tests above fail if one of Lockstep's calls uses the
+/// default stream, which does not wait for Lockstep's stream.
 #[test]
 fn the_fake_library_refuses_the_default_stream() {
     let Some(path) = library() else { return };

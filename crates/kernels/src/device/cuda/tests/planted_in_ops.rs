@@ -1,5 +1,5 @@
-//! Checks that tests notice bugs planted in the kernels of operations: some text of a source is replaced, and the results
-//! must differ from those of the unchanged kernel. Sparse memory makes addresses beyond 4 Gi elements possible.
+//! Checks that tests notice bugs planted in the kernels of operations: some text of a source is replaced, and the
+//! results must differ from those of the unchanged kernel. Sparse memory makes addresses beyond 4 Gi elements possible.
 
 use super::emulated_with;
 use crate::ops::attention::{self, Backward, Forward, Geometry, Pages, PagesMut, Rows, WriteKv};
@@ -17,9 +17,9 @@ fn attention_in_page(ctx: &Context, page: u32) -> Vec<f32> {
     const ROWS: usize = 3;
     let geometry = Geometry { heads: 2, kv_heads: 1, head_dim: 256, scale: 0.1, window: None };
     let cache = |shape: [usize; 4]| Tensor::zeros(ctx.memory(), &shape, DType::F32);
-    let (of_keys, of_values) = ([262_150, 1, 256, attention::BLOCK], [262_150, 1, attention::BLOCK, 256]);
+    let (key_shape, value_shape) = ([262_150, 1, 256, attention::BLOCK], [262_150, 1, attention::BLOCK, 256]);
     let (mut keys, mut values, mut d_keys, mut d_values) =
-        (cache(of_keys), cache(of_values), cache(of_keys), cache(of_values));
+        (cache(key_shape), cache(value_shape), cache(key_shape), cache(value_shape));
     let list = |list: &[u32]| Tensor::from_u32(ctx.memory(), &[list.len()], list);
     let (numbers, tables_of_rows) = (list(&[0, 1, 2]), list(&[0; ROWS]));
     let slots = list(&[0, 1, 2].map(|slot| page * attention::BLOCK as u32 + slot));
