@@ -110,6 +110,8 @@ mod tests {
         };
         let all = score(["1", "2", "4"]);
         assert_eq!((all.values, all.problems.len()), (vec![Some(0.0), Some(1.0), Some(1.0)], 0));
+        let one = score(["one", "2", "4"]);
+        assert_eq!(one.problems.iter().map(|problem| problem.rows).collect::<Vec<_>>(), [1]);
         let some = score(["one", "2", "two"]);
         assert_eq!(some.values, [None, Some(1.0), None]);
         let [problem] = &some.problems[..] else { panic!("{:?}", some.problems) };

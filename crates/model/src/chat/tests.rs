@@ -56,6 +56,13 @@ fn blocks_are_trimmed_and_generation_tags_print_nothing() {
     let template =
         "{% for m in messages %}\n  {% generation %}\n{{ m.content }}{% endgeneration %}\n{%- endfor %}\nend\n";
     assert_eq!(render(template, json!({})), "hiend");
+    for (template, text) in [
+        ("{% raw %}{{ x }}{% generation %}{% endraw %}end", "{{ x }}{% generation %}end"),
+        ("{%raw%}{{ x }}{%endraw%}{% generation %}y{% endgeneration %}", "{{ x }}y"),
+        ("{%- raw -%} {% if %} {%-endraw-%} end", "{% if %}end"),
+    ] {
+        assert_eq!(render(template, json!({})), text, "{template}");
+    }
     let template = "a  {%- generation -%}  b  {%- endgeneration -%}  c{% set g = 'generation' %}{{ g }}";
     assert_eq!(render(template, json!({})), "abcgeneration");
     let template = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}\

@@ -1,6 +1,7 @@
 //! Every kind of wrong value in a recorded group, and the place of the reported difference.
 
 use super::*;
+use crate::rollouts::wire::Fork;
 use model::columns::{Column, REF_LOGPS};
 use model::{GroupId, Updates};
 use rollout::FinishReason;
@@ -103,4 +104,33 @@ fn the_first_difference_in_order_of_computation_is_reported() {
     assert_eq!(kind(&recorded), Some(("token".into(), Some(1))));
     recorded.prompt_id = None;
     assert_eq!(kind(&recorded), Some(("row of the data".into(), None)));
+}
+
+/// Each value of a completion is changed in turn. The recorded value is named first.
+#[test]
+fn the_recorded_value_is_named_before_the_remade_one() {
+    type Change = fn(&mut Completion);
+    let changes: [(Change, [&str; 3]); 7] = [
+        (|c| c.ids[0] = 90, ["token", "90", "5"]),
+        (|c| c.versions[1] = Updates(90), ["version of the weights", "90", "6"]),
+        (|c| c.finish_reason = Some(FinishReason::Length), ["finish reason", "Some(Length)", "Some(Stop)"]),
+        (|c| c.generation = 90, ["generation", "90", "0"]),
+        (|c| c.content = Some("90".into()), ["text of the completion", "Some(Text(\"90\"))", "None"]),
+        (|c| c.fork = Some(Fork { parent: 1, at: 90 }), ["fork", "Some(Fork { parent: 1, at: 90 })", "None"]),
+        (|c| c.rewards[1] = Some(90.0), ["score of `b`", "90", "2"]),
+    ];
+    for (change, expected) in changes {
+        let mut recorded = group();
+        change(&mut recorded.completions[0]);
+        let Difference { kind, recorded, remade, .. } = difference(&recorded, &group(), LeftOut::default()).unwrap();
+        // Numbers are followed by their bits.
+        let first = |text: &str| text.split(" (0x").next().unwrap_or_default().to_owned();
+        assert_eq!([kind, first(&recorded), first(&remade)], expected);
+    }
+    let told = |message: &str| serde_json::json!({"reward": "a", "message": message});
+    let Difference { kind, recorded, remade, .. } = problems(&[told("x")], &[told("y")], false).unwrap();
+    assert_eq!(
+        [kind, recorded, remade],
+        ["problem of a reward".to_owned(), told("x").to_string(), told("y").to_string()]
+    );
 }
