@@ -102,6 +102,7 @@ fn the_error_for_a_pattern_names_a_module_that_it_must_not_match() {
         (".*layers.*", "model.layers", "that is not a linear layer"),
         (".*(mlp|q_proj)", "model.layers.0.mlp", "that is not a linear layer"),
         (".*(norm|q_proj)", "model.layers.0.input_layernorm", "that is not a linear layer"),
+        (r".*\.1\.mlp\.(act_fn|up_proj)", "model.layers.1.mlp.act_fn", "that is not a linear layer"),
     ] {
         let fix = "match only linear layers, as in `.*_proj`, or set all-linear";
         let words = format!("`lora_target_modules`: `{pattern}` also matches `{module}`, but {reason}: {fix}");
