@@ -15,7 +15,12 @@ typedef unsigned long long u64;
 // per multiprocessor, so that the compiler uses more registers rather than spilling them.
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1) name(__VA_ARGS__)
 // The same, with registers for two resident blocks per multiprocessor: one computes while the other waits.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+// NVRTC 13 spills registers there if two blocks must fit.
+#define PAIRED_KERNEL(name, threads, ...) KERNEL(name, threads, __VA_ARGS__)
+#else
 #define PAIRED_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 2) name(__VA_ARGS__)
+#endif
 // Declares an array in shared memory, one for each block of threads.
 #define SHARED(type, name, count) __shared__ __align__(128) type name[count]
 #endif
