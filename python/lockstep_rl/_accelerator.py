@@ -7,15 +7,13 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from ._launch import rank, world_size
+
 
 class OneProcess:
     """Acts as accelerate's `Accelerator` of a single process. Members that are missing here are taken from a real
     Accelerator, if accelerate and torch are installed."""
 
-    is_main_process = is_local_main_process = is_last_process = True
-    process_index = local_process_index = 0
-    num_processes = 1
-    use_distributed = False
     sync_gradients = True
     optimizer_step_was_skipped = False
     mixed_precision = "no"
@@ -32,7 +30,36 @@ class OneProcess:
         torch = sys.modules.get("torch")
         return "cpu" if torch is None else torch.device("cpu")
 
-    # One process does all the work.
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of the launch."""
+        return world_size()
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process in its launch."""
+        return rank()
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process is rank 0."""
+        return rank() == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this process has the largest rank."""
+        return rank() == world_size() - 1
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return world_size() > 1
+
+    # All processes of a launch are on one machine.
+    local_process_index = process_index
+    is_local_main_process = is_main_process
+
+    # Before training each process runs the script; then rank 0 does all the work.
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Prints its arguments."""
@@ -60,22 +87,27 @@ class OneProcess:
         """Passes all inputs to this process."""
         yield inputs
 
-    def _decorator(self, function: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return (lambda own: own) if function is None else function
+    def on_main_process(self, function: Any = None) -> Any:
+        """Returns the function unchanged on rank 0; elsewhere, a function that does nothing."""
+        return self._on(function, 0)
 
-    on_main_process = on_local_main_process = on_last_process = _decorator
+    on_local_main_process = on_main_process
+
+    def on_last_process(self, function: Any = None) -> Any:
+        """Returns the function unchanged on the largest rank; elsewhere, a function that does nothing."""
+        return self._on(function, world_size() - 1)
 
     def on_process(self, function: Any = None, process_index: int | None = None) -> Any:
-        """Returns the function unchanged: this process is the first one, so the function may be called."""
+        """Returns the function unchanged on this rank; elsewhere, a function that does nothing."""
         return self._on(function, process_index)
 
     def on_local_process(self, function: Any = None, local_process_index: int | None = None) -> Any:
-        """Returns the function unchanged: this process is the first one, so the function may be called."""
+        """Returns the function unchanged on this rank; elsewhere, a function that does nothing."""
         return self._on(function, local_process_index)
 
     def _on(self, function: Any, index: int | None) -> Any:
         def chosen(own: Any) -> Any:
-            return own if index in (None, 0) else lambda *args, **kwargs: None
+            return own if index in (None, rank()) else lambda *args, **kwargs: None
 
         return chosen if function is None else chosen(function)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import sys
 from typing import Any
+
+from ._launch import rank, world_size
 
 
 @dataclasses.dataclass
@@ -36,17 +37,6 @@ class AcceleratorConfig:
         for name in fields.keys() - known:
             raise TypeError(f"`accelerator_config` has no field `{name}`; its fields are {', '.join(sorted(known))}")
         return cls(**fields)
-
-
-def check_one_process() -> None:
-    """Raises an error if a launcher started several processes, since each would train a separate model."""
-    count = os.environ.get("WORLD_SIZE", "")
-    if "LOCAL_RANK" in os.environ and count.isdigit() and int(count) > 1:
-        raise RuntimeError(
-            f"a launcher (accelerate launch, torchrun) has started {count} processes, and each would train a separate "
-            "model. Training needs one process, which uses all cores or the GPU: start the script with python, or "
-            "with --num_processes 1"
-        )
 
 
 def begin_accelerate(on_cpu: bool) -> None:
@@ -99,16 +89,37 @@ def plain_of(value: Any) -> Any:
 
 
 class ArgumentMethods:
-    """Properties and methods of transformers' TrainingArguments. One process trains, and the engine has the devices."""
+    """Properties and methods of transformers' TrainingArguments. One process trains, and the engine has the devices; the
+    other processes of a launch work for it."""
 
-    world_size = 1
-    process_index = 0
-    local_process_index = 0
-    should_save = True
-    should_log = True
     place_model_on_device = True
     _derived: dict
     _fields: dict
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that a launcher such as torchrun has started; 1 without a launcher."""
+        return world_size()
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process in its launch."""
+        return rank()
+
+    @property
+    def local_process_index(self) -> int:
+        """Equal to `process_index`, because all processes of a launch are on one machine."""
+        return rank()
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes files: only rank 0 does."""
+        return rank() == 0
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process logs metrics: only rank 0 does."""
+        return rank() == 0
 
     def forget(self) -> None:
         """Resets computed fields to their defaults. They were computed here, or in the arguments from which these were
@@ -124,7 +135,7 @@ class ArgumentMethods:
         self.forget()
         values: dict = {}
         if "generation_batch_size" in self._fields:
-            batch = self.per_device_train_batch_size
+            batch = self.per_device_train_batch_size * self.world_size
             steps, whole = self.steps_per_generation, self.generation_batch_size
             if steps is None:
                 steps = self.gradient_accumulation_steps if whole is None else whole // batch
@@ -160,12 +171,12 @@ class ArgumentMethods:
 
     @property
     def train_batch_size(self) -> int:
-        """Equal to `per_device_train_batch_size`, because there is one device."""
+        """Equal to `per_device_train_batch_size`, because each process has one device."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """Equal to `per_device_eval_batch_size`, because there is one device."""
+        """Equal to `per_device_eval_batch_size`, because each process has one device."""
         return self.per_device_eval_batch_size
 
     @property

@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 from . import _native
-from ._arguments import READ_BACK, AcceleratorConfig, ArgumentMethods, begin_accelerate, check_one_process, plain_of
+from ._arguments import READ_BACK, AcceleratorConfig, ArgumentMethods, begin_accelerate, plain_of
 from ._own_fields import (
     OF_FLOW, OF_METRICS, OF_PAGES, OF_REFERENCE, OF_SERVERS, OF_WORKERS, OWN_DEFAULTS, WITHOUT_METRICS, WITH_METRICS,
 )
@@ -289,7 +289,6 @@ class _Config(ArgumentMethods):
     _aliases: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        check_one_process()
         self.forget()
         for name, value in list(vars(self).items()):
             field = self._fields.get(name)
@@ -357,6 +356,9 @@ class _Config(ArgumentMethods):
             for key, item in own.items():
                 values[key] = item if key not in fields_of else _joined(key, values[key], item, fields_of[key], name)
                 fields_of[key] = name
+        if self.world_size > 1:
+            # The engine's batch is that of all processes.
+            values["per_device_train_batch_size"] = self.per_device_train_batch_size * self.world_size
         if values.get("save_strategy") == "best":
             # Python requests each of these checkpoints. If the best checkpoint becomes the result, the engine needs the
             # evaluation strategy.

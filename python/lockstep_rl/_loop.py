@@ -217,6 +217,8 @@ class Trainer:
         args = GRPOConfig() if args is None else args
         if not isinstance(args, (GRPOConfig, RLOOConfig, PPOConfig)):
             raise TypeError(f"`args` must be a GRPOConfig, RLOOConfig or PPOConfig, but is {type(args).__name__}")
+        if args.world_size > 1:
+            raise ValueError("a launcher has started several processes, but this trainer steps in one: use python")
         values = args.values()
         if values.get("use_peft"):
             raise ValueError("`args`: use GRPOTrainer to train an adapter; this trainer trains all weights")

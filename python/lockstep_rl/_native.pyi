@@ -7,6 +7,10 @@ from typing import Any
 __version__: str
 __build__: str
 
+def launch_place() -> tuple[int, int]: ...
+def enter_launch() -> None: ...
+def leave_launch(exit_code: int) -> None: ...
+
 class StopSignal:
     """A stop request that any thread may set."""
 

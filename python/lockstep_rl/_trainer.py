@@ -21,6 +21,7 @@ from ._datasets import EVAL_KEYS, EvalData, WithDatasets
 from ._ended import Ended, run_of
 from ._given import GivenFiles
 from ._late import ReadLate
+from ._launch import launched, world_size
 from ._live import LiveModel, opened
 from ._models import check_path, name_of, source_of, write_given
 from ._new_run import of_new_run
@@ -170,6 +171,10 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         for name in others:
             raise TypeError(f"train() has no argument `{name}`")
         check_class(self)
+        with launched():
+            return self._train(resume_from_checkpoint)
+
+    def _train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
         self._warn_of_torch_contexts()
         self._model.check()
         self._read_args()
@@ -180,6 +185,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             resume = self._values["output_dir"]
         elif resume is not None:
             resume = check_path(os.fspath(resume), "resume_from_checkpoint")
+        self._print_batch()
         began = time.monotonic()
         self._resumes_from = resume
         self.is_in_train, self._tail, self._losses = True, {}, []
@@ -208,6 +214,8 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
     def start(self, resume_from_checkpoint: str | bool | None = None) -> BackgroundRun:
         """Trains on another thread, and returns at once. The returned object has the current `step` and `metrics`, and
         `result()` waits for the end."""
+        if world_size() > 1:
+            raise ValueError("start() cannot train in a launch with several processes: call train()")
         return BackgroundRun(self, lambda: self.train(resume_from_checkpoint=resume_from_checkpoint))
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
@@ -338,7 +346,19 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         return None
 
     def _samples_per_step(self) -> int:
-        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        args = self.args
+        return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def _print_batch(self) -> None:
+        """Prints how the processes of a launch multiply the batch, as in TRL."""
+        args = self.args
+        if args.world_size > 1 and not getattr(args, "disable_tqdm", False):
+            print(
+                f"per_device_train_batch_size {args.per_device_train_batch_size} × gradient_accumulation_steps "
+                f"{args.gradient_accumulation_steps} × {args.world_size} processes = {self._samples_per_step()} samples "
+                "per optimizer step",
+                file=sys.stderr,
+            )
 
     def _objects(self) -> dict[str, Any]:
         """Returns functions that write the files of in-memory objects, by the engine's key. Each function writes into a

@@ -192,7 +192,7 @@ class GRPOTrainer(Trainer):
         args = self.args
         # Whole generation batches, plus one that is generated ahead.
         steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
-        batch = max(args.per_device_train_batch_size * steps, self._samples_per_step())
+        batch = max(args.per_device_train_batch_size * steps * args.world_size, self._samples_per_step())
         ahead = 1 + (getattr(args, "max_staleness", None) or 0)
         return (-(-completions // batch) + ahead) * -(-batch // args.num_generations)
 

@@ -9,6 +9,7 @@ mod fields;
 mod grade;
 mod json;
 mod language_model;
+mod launch;
 mod observer;
 mod ops;
 mod process;
@@ -66,6 +67,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fields::check, module)?)?;
     module.add_function(wrap_pyfunction!(language_model::directory_of, module)?)?;
     module.add_function(wrap_pyfunction!(run::check_fresh, module)?)?;
+    module.add_function(wrap_pyfunction!(launch::launch_place, module)?)?;
+    module.add_function(wrap_pyfunction!(launch::enter_launch, module)?)?;
+    module.add_function(wrap_pyfunction!(launch::leave_launch, module)?)?;
     module.add_function(wrap_pyfunction!(worker::work, module)?)?;
     module.add_function(wrap_pyfunction!(run::run, module)?)
 }

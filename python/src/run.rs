@@ -226,6 +226,9 @@ impl Job {
         if self.only_evaluate {
             options = options.only_evaluates();
         }
+        if let Some(rendezvous) = crate::launch::rendezvous().filter(|_| !self.only_evaluate) {
+            options = options.launched_ranks(rendezvous);
+        }
         if self.distributed {
             options = options.distributed(None).functions_of_workers();
         }

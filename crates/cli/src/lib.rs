@@ -140,6 +140,7 @@ enum Command {
 
 pub use build::build;
 pub use dashboard::page_of;
+pub use ranks::serve_launch;
 
 /// [`main`] for a program that is started by the command line `program`, for example by a Python interpreter. Child
 /// processes are started with the same command line.

@@ -37,9 +37,16 @@ pub(crate) fn enter(args: &RunArgs, distributed: bool) -> anyhow::Result<()> {
         thread::sleep(AFTER_RANK_0);
         return Err(EndedWith(2).into());
     }
-    let link = ranks::join(&launch, &mut |text| output::note(text))?;
-    // The process exits when rank 0 ends; after the end of the connection it must not begin a run of its own.
-    serve(&link).and(Err(EndedWith(1).into()))
+    Err(EndedWith(serve_launch(&launch)?).into())
+}
+
+/// Joins rank 0 of this launch, and works for it. The process exits when rank 0 ends, with its code. If the work fails
+/// before, this function returns the exit code of a failure, which has been reported to rank 0.
+pub fn serve_launch(launch: &Launch) -> anyhow::Result<u8> {
+    let link = ranks::join(launch, &mut |text| output::note(text))?;
+    // After the end of the connection the process must not begin a run of its own.
+    let _ = serve(&link);
+    Ok(1)
 }
 
 /// Ends the other ranks of a launch, if this process is rank 0 of one and about to exit with this code.
