@@ -172,9 +172,9 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             raise TypeError(f"train() has no argument `{name}`")
         check_class(self)
         with launched():
-            return self._train(resume_from_checkpoint)
+            return self._run_training(resume_from_checkpoint)
 
-    def _train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
+    def _run_training(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
         self._warn_of_torch_contexts()
         self._model.check()
         self._read_args()
