@@ -356,8 +356,9 @@ def test_a_slow_reward_called_by_group_runs_during_generation(model, rows):
         time.sleep(0.005 * len(completions))
         return vowels(completions)
 
-    # One group is generated at a time, so that earlier groups are scored meanwhile.
-    trainer = grpo(model, rows * 8, slow, per_device_train_batch_size=96, max_num_seqs=2, max_completion_length=48,
+    # One group is generated at a time, so that earlier groups are scored meanwhile. There are many groups, so that this
+    # takes longer than a busy machine keeps the reward's thread waiting.
+    trainer = grpo(model, rows * 32, slow, per_device_train_batch_size=384, max_num_seqs=2, max_completion_length=48,
                    max_steps=1)
     trainer.train()
     log = trainer.state.log_history[0]
