@@ -36,8 +36,9 @@ const STREAMS: usize = 64;
 const MOST_KEYS: usize = 512;
 /// The interval at which the sizes of a run's files are checked for new data.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The interval at which the state of a run (running, finished, stopped) is checked. This costs more than all looks at
-/// the sizes in between: it opens the run's lock file and reads which process holds the lock.
+/// The interval at which the state of a run (running, finished, stopped) is checked while its files do not grow. This
+/// costs more than all looks at the sizes in between: it opens the run's lock file and reads which process holds the
+/// lock.
 const STATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A server that is bound to its address but does not respond yet.
@@ -392,7 +393,7 @@ async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
     let name = words(&uri).remove("run").unwrap_or_default();
     let Some(run) = site.runs.get(&name) else { return missing() };
     let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let news = Events { stream, run, seen, sizes: None, state: None };
+    let news = Events { stream, run, seen, sizes: None, checked: Instant::now() };
     Sse::new(news.into_stream()).into_response()
 }
 
@@ -405,8 +406,8 @@ struct Events {
     seen: String,
     /// The sizes of the run's files at the last check; `None` before the first.
     sizes: Option<[u64; 2]>,
-    /// The run's state, and when it was checked; `None` before the first check.
-    state: Option<(&'static str, Instant)>,
+    /// When the state was checked.
+    checked: Instant,
 }
 
 impl Events {
@@ -425,13 +426,12 @@ impl Events {
     fn news(&mut self) -> Option<Event> {
         let mut run = lock(&self.run);
         let sizes = Some(run.sizes());
-        let known = self.state.filter(|(_, checked)| checked.elapsed() < STATE_INTERVAL);
-        if sizes == self.sizes && known.is_some() {
+        if sizes == self.sizes && self.checked.elapsed() < STATE_INTERVAL {
             return None;
         }
-        self.sizes = sizes;
+        (self.sizes, self.checked) = (sizes, Instant::now());
         let (metrics, groups) = run.mark();
-        let (state, _) = *self.state.insert(known.unwrap_or_else(|| (run.state(), Instant::now())));
+        let state = run.state();
         let id = format!("{metrics}-{groups}-{state}");
         if id == self.seen {
             return None;
