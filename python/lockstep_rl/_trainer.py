@@ -355,8 +355,8 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         if args.world_size > 1 and not getattr(args, "disable_tqdm", False):
             print(
                 f"per_device_train_batch_size {args.per_device_train_batch_size} × gradient_accumulation_steps "
-                f"{args.gradient_accumulation_steps} × {args.world_size} processes = {self._samples_per_step()} samples "
-                "per optimizer step",
+                f"{args.gradient_accumulation_steps} × {args.world_size} processes = {self._samples_per_step()} "
+                "samples per optimizer step",
                 file=sys.stderr,
             )
 

@@ -53,8 +53,8 @@ pub fn enter_launch(py: Python<'_>) -> PyResult<()> {
         }
         Meeting::Open(_) => Err(PyRuntimeError::new_err("another training runs in this launch: wait for its end")),
         Meeting::Over => Err(PyRuntimeError::new_err(
-            "a launch trains once: the other processes ended with the first training. Start another launch for the next \
-             one",
+            "a launch trains once: the other processes ended with the first training. Start another launch for the \
+             next one",
         )),
     }
 }

@@ -75,7 +75,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(model, kind, tmp_path, 
     assert [code for code, _, _ in both] == [0, 0], both
     assert both[0][1] == f"rank 0 of 2 True\ntrained 3 {batch}\n"
     assert both[1][1] == "rank 1 of 2 False\n"
-    assert f"per_device_train_batch_size {batch} × gradient_accumulation_steps 1 × 2 processes = {2 * batch} samples" in both[0][2]
+    product = f"per_device_train_batch_size {batch} × gradient_accumulation_steps 1 × 2 processes = {2 * batch} samples"
+    assert product in both[0][2]
     alone(model, kind, "one", json.dumps({"per_device_train_batch_size": 2 * batch, "gradient_shares": 2}))
     assert weights_of("both") == weights_of("one")
     assert pathlib.Path("both/saved/model.safetensors").exists()
