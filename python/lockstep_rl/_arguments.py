@@ -89,8 +89,8 @@ def plain_of(value: Any) -> Any:
 
 
 class ArgumentMethods:
-    """Properties and methods of transformers' TrainingArguments. One process trains, and the engine has the devices; the
-    other processes of a launch work for it."""
+    """Properties and methods of transformers' TrainingArguments. One process trains, and the engine has the devices.
+    The other processes of a launch work for it."""
 
     place_model_on_device = True
     _derived: dict

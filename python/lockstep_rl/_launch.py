@@ -36,3 +36,19 @@ def launched() -> Any:
         code = 0
     finally:
         _native.leave_launch(code)
+
+
+def samples_per_step(args: Any) -> int:
+    """Returns the number of samples of an optimizer step, over all processes, as in TRL."""
+    return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+
+def print_batch(args: Any) -> None:
+    """Prints how the processes of a launch multiply the batch."""
+    if args.world_size > 1 and not getattr(args, "disable_tqdm", False):
+        print(
+            f"per_device_train_batch_size {args.per_device_train_batch_size} × gradient_accumulation_steps "
+            f"{args.gradient_accumulation_steps} × {args.world_size} processes = {samples_per_step(args)} samples per "
+            "optimizer step",
+            file=sys.stderr,
+        )

@@ -8,7 +8,9 @@ import tempfile
 from typing import Any
 
 from ._accelerator import OneProcess
+from ._background import BackgroundRun
 from ._callbacks import STATE_FILE
+from ._launch import rank, world_size
 
 
 # Attributes of TRL's trainers that are read from the arguments.
@@ -34,6 +36,13 @@ class ScriptMethods:
     _model: Any
     _hub_name: str | None = None
     _accelerator: OneProcess | None = None
+
+    def start(self, resume_from_checkpoint: str | bool | None = None) -> BackgroundRun:
+        """Trains on another thread, and returns at once. The returned object has the current `step` and `metrics`, and
+        `result()` waits for the end."""
+        if world_size() > 1:
+            raise ValueError("start() cannot train in a launch with several processes: call train()")
+        return BackgroundRun(self, lambda: self.train(resume_from_checkpoint=resume_from_checkpoint))
 
     def push_to_hub(
         self,
@@ -94,8 +103,8 @@ class ScriptMethods:
         self.state.save_to_json(os.path.join(self._values["output_dir"], STATE_FILE))
 
     def is_world_process_zero(self) -> bool:
-        """Returns True: one process trains."""
-        return True
+        """Returns whether this process is rank 0, which trains."""
+        return rank() == 0
 
     is_local_process_zero = is_world_process_zero
 

@@ -12,7 +12,6 @@ import warnings
 from typing import Any, NamedTuple
 
 from . import _native
-from ._background import BackgroundRun
 from ._calling import note
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
@@ -21,7 +20,7 @@ from ._datasets import EVAL_KEYS, EvalData, WithDatasets
 from ._ended import Ended, run_of
 from ._given import GivenFiles
 from ._late import ReadLate
-from ._launch import launched, world_size
+from ._launch import launched, print_batch, samples_per_step
 from ._live import LiveModel, opened
 from ._models import check_path, name_of, source_of, write_given
 from ._new_run import of_new_run
@@ -185,7 +184,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             resume = self._values["output_dir"]
         elif resume is not None:
             resume = check_path(os.fspath(resume), "resume_from_checkpoint")
-        self._print_batch()
+        print_batch(self.args)
         began = time.monotonic()
         self._resumes_from = resume
         self.is_in_train, self._tail, self._losses = True, {}, []
@@ -210,13 +209,6 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         self.log({**self._tail, **metrics})
         self._callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, loss, metrics)
-
-    def start(self, resume_from_checkpoint: str | bool | None = None) -> BackgroundRun:
-        """Trains on another thread, and returns at once. The returned object has the current `step` and `metrics`, and
-        `result()` waits for the end."""
-        if world_size() > 1:
-            raise ValueError("start() cannot train in a launch with several processes: call train()")
-        return BackgroundRun(self, lambda: self.train(resume_from_checkpoint=resume_from_checkpoint))
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
         """Evaluates the model with its current weights, logs the metrics and returns them. During training, it is
@@ -346,19 +338,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         return None
 
     def _samples_per_step(self) -> int:
-        args = self.args
-        return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-
-    def _print_batch(self) -> None:
-        """Prints how the processes of a launch multiply the batch, as in TRL."""
-        args = self.args
-        if args.world_size > 1 and not getattr(args, "disable_tqdm", False):
-            print(
-                f"per_device_train_batch_size {args.per_device_train_batch_size} × gradient_accumulation_steps "
-                f"{args.gradient_accumulation_steps} × {args.world_size} processes = {self._samples_per_step()} "
-                "samples per optimizer step",
-                file=sys.stderr,
-            )
+        return samples_per_step(self.args)
 
     def _objects(self) -> dict[str, Any]:
         """Returns functions that write the files of in-memory objects, by the engine's key. Each function writes into a
