@@ -33,8 +33,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_gen
 TOOLS_TEMPLATE = """{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}\
 {{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}
-{% endfor %}{% if add_generation_prompt %}.{% endif %}"""
+</tool_call>{% endfor %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}.{% endif %}"""
 CALL = '<tool_call>\n{"name": "sum", "arguments": {"a": "two", "b": "three"}}\n</tool_call>'
 TOOL = {"type": "function", "function": {
     "name": "sum", "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}}}}
