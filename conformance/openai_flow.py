@@ -4,8 +4,8 @@
     python conformance/openai_flow.py [PROGRAM]
 
 PROGRAM is the built `lockstep` (or LOCKSTEP_BIN; else target/release or target/debug). The script makes a tiny random
-chat model, and trains another one to call a tool; it starts servers on free ports of this machine, and needs no network. Each check prints a line; the exit
-code is 1 if one fails. Tested with openai 3.57.0.
+chat model, and trains another one to call a tool. It starts servers on free ports of this machine, and needs no
+network. Each check prints a line; the exit code is 1 if one fails. Tested with openai 3.57.0.
 """
 
 import concurrent.futures
@@ -193,7 +193,7 @@ def tools(client):
     check("tools: name and arguments", call.name == "sum" and json.loads(call.arguments) == {"a": "two", "b": "three"}, call)
 
     with client.chat.completions.stream(messages=[question], **base) as stream:
-        events = [event for event in stream]
+        events = list(stream)
         last = stream.get_final_completion().choices[0]
     streamed = (last.message.tool_calls or [None])[0]
     check("tools: a stream has the same call", streamed and streamed.function.arguments == call.arguments, last)
@@ -202,8 +202,8 @@ def tools(client):
     check("tools: the client's event", any(event.type == "tool_calls.function.arguments.done" for event in events))
 
     result = {"role": "tool", "tool_call_id": calls[0].id, "content": "five"}
-    said = choice.message.model_dump(exclude_none=True) | {"content": None}
-    answer = client.chat.completions.create(messages=[question, said, result], **base).choices[0]
+    call_message = choice.message.model_dump(exclude_none=True) | {"content": None}
+    answer = client.chat.completions.create(messages=[question, call_message, result], **base).choices[0]
     check("tools: the answer follows from the result",
           (answer.message.content, answer.finish_reason) == ("it is five.", "stop"), answer)
     without = client.chat.completions.create(messages=[question], tool_choice="none", **base).choices[0].message

@@ -59,10 +59,9 @@ impl Pending {
         self.events.recv().await.unwrap_or_else(ended)
     }
 
-    fn push(&mut self, token: &Token) -> Result<(usize, String, Piece), ApiError> {
-        let index = token.prompt * self.wanted.generate.n + token.sample;
-        let (text, piece) = self.choices[index].push(&self.wanted, token)?;
-        Ok((index, text, piece))
+    /// The index of a token's completion in `choices`.
+    fn index(&self, token: &Token) -> usize {
+        token.prompt * self.wanted.generate.n + token.sample
     }
 
     async fn whole(mut self) -> Result<Response, ApiError> {
@@ -71,7 +70,8 @@ impl Pending {
         while self.open > 0 {
             match self.next().await {
                 Event::Token(token) => {
-                    let (index, text, piece) = self.push(&token)?;
+                    let index = self.index(&token);
+                    let (text, piece) = self.choices[index].push(&self.wanted, &token)?;
                     texts[index].0 += &text;
                     texts[index].1.push(piece);
                 }
@@ -148,15 +148,16 @@ impl Pending {
 
     /// The chunks of a token.
     fn chunks(&mut self, token: &Token) -> Result<Vec<Value>, ApiError> {
-        let known: Vec<usize> = self.choices.iter().map(|choice| choice.calls.len()).collect();
-        let (index, text, piece) = self.push(token)?;
+        let index = self.index(token);
+        let known = self.choices[index].calls.len();
+        let (text, piece) = self.choices[index].push(&self.wanted, token)?;
         let (choice, pieces) = (&self.choices[index], [piece]);
         if self.wanted.endpoint != Endpoint::Chat {
             let one = completions::choice(&self.wanted, choice, &text, &pieces, choice.tokens == 1);
             return Ok(vec![self.chunk(vec![one])]);
         }
         let mut chunks = vec![self.chunk(vec![chat::chunk(&self.wanted, choice, &pieces, json!({"content": text}))])];
-        for (place, call) in choice.calls.iter().enumerate().skip(known[index]) {
+        for (place, call) in choice.calls.iter().enumerate().skip(known) {
             let mut call = call.clone();
             call["index"] = json!(place);
             chunks.push(self.chunk(vec![chat::chunk(&self.wanted, choice, &[], json!({"tool_calls": [call]}))]));
