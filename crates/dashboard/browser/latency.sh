@@ -8,7 +8,7 @@ cd "$(dirname "$0")"
 export LOCKSTEP="${LOCKSTEP:-$(cd ../../.. && pwd)/target/release/lockstep}"
 export CHROMIUM="${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}"
 work="$(mktemp -d)"
-trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; wait; rm -rf "$work"' EXIT
 npm ci --silent --no-audit --no-fund --prefix . >/dev/null
 node model.mjs "$work" >/dev/null
 
