@@ -2,7 +2,10 @@
 
 use crate::file::{create, data, open};
 use crate::place::Place;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, linkat, mkdirat, openat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, openat, renameat, renameat_with, statat,
+    unlinkat,
+};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -162,6 +165,12 @@ fn gone(deleted: rustix::io::Result<()>) -> Result<()> {
 pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let (from, to) = (Place::of(from.as_ref())?, Place::of(to.as_ref())?);
     Ok(renameat(from.directory(), from.name(), to.directory(), to.name())?)
+}
+
+/// Exchanges the names of two files or directories in one step. Not every file system supports this.
+pub fn exchange(one: impl AsRef<Path>, other: impl AsRef<Path>) -> Result<()> {
+    let (one, other) = (Place::of(one.as_ref())?, Place::of(other.as_ref())?);
+    Ok(renameat_with(one.directory(), one.name(), other.directory(), other.name(), RenameFlags::EXCHANGE)?)
 }
 
 /// Creates a hard link to a regular file.

@@ -21,8 +21,8 @@ mod file;
 mod place;
 
 pub use directory::{
-    Entry, copy, create_dir_all, create_private_dir_all, hard_link, open_dir, read_dir, remove_dir_all, remove_file,
-    rename, sync_dir,
+    Entry, copy, create_dir_all, create_private_dir_all, exchange, hard_link, open_dir, read_dir, remove_dir_all,
+    remove_file, rename, sync_dir,
 };
 pub use file::{MOST_HOLES, Options, create, open, read, read_range, read_rest, read_to_string, refuse_holes, write};
 pub use place::no_links_below;

@@ -50,7 +50,7 @@ impl Learner {
     /// Restores the optimizer's moments from the directory `checkpoint`, and the counters from `state`. The policy has
     /// already read its weights from the checkpoint.
     pub fn restore(&mut self, checkpoint: &Path, state: &RunState) -> anyhow::Result<()> {
-        moments::restore_moments(checkpoint, "", &mut self.trainer)?;
+        moments::restore_moments(checkpoint, "", self.trainer.optimizer_mut())?;
         self.trainer.set_state(state.trainer);
         self.policy.weights.set_version(state.weights_version);
         self.step = state.step;
@@ -102,7 +102,7 @@ impl Learner {
     /// Functions that write the weights and the optimizer's state to a checkpoint later, on another thread. The data to
     /// write do not change until then, or are copied now.
     pub fn writers(&self) -> Vec<WriteFiles> {
-        vec![self.policy.writer(), moments::write_moments("", &self.trainer)]
+        vec![self.policy.writer(), moments::write_moments("", self.trainer.optimizer())]
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::error::BadInput;
 use crate::models::WriteFiles;
 use std::path::Path;
-use train::Trainer;
+use train::Optimizer;
 
 /// The file of the f32 master weights.
 const MASTERS: &str = "optimizer_masters.safetensors";
@@ -15,8 +15,8 @@ fn file(prefix: &str, name: &str) -> String {
 
 /// Reads an optimizer's moments, and the f32 master weights if there are any, from the checkpoint directory `dir`.
 /// `prefix` distinguishes several trainers, such as policy and value model.
-pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyhow::Result<()> {
-    let state = trainer.optimizer_mut().state_mut()?;
+pub fn restore_moments(dir: &Path, prefix: &str, optimizer: &mut Optimizer) -> anyhow::Result<()> {
+    let state = optimizer.state_mut()?;
     if let Some(mut masters) = state.masters_mut() {
         let file = dir.join(format!("{prefix}{MASTERS}"));
         model::io::load_tensors(&file, &mut masters).map_err(|e| BadInput::new(e.to_string()))?;
@@ -30,8 +30,8 @@ pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyho
 
 /// A function that writes the optimizer's moments and master weights to a checkpoint. No optimizer step may be taken
 /// until it has run.
-pub fn write_moments(prefix: &'static str, trainer: &Trainer) -> WriteFiles {
-    let state = trainer.optimizer().hold();
+pub fn write_moments(prefix: &'static str, optimizer: &Optimizer) -> WriteFiles {
+    let state = optimizer.hold();
     Box::new(move |dir| {
         if let Some(masters) = state.masters() {
             model::io::save_tensors(&dir.join(format!("{prefix}{MASTERS}")), &masters, model::FileDType::F32)?;

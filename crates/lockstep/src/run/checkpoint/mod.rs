@@ -55,21 +55,41 @@ fn write_to(
     step: Step,
     fill: impl FnOnce(&Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
+    replace_dir(temporary, target, |dir| {
+        fill(dir)?;
+        Ok(FileList::of(dir, model_step(step))?.write(dir)?)
+    })
+}
+
+/// Fills a new directory and then puts it in the place of `target`, in one step if the file system supports it. The new
+/// files are in `temporary` until then, in the same parent, and stay there after an error.
+pub fn replace_dir(
+    temporary: &Path,
+    target: &Path,
+    fill: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     remove_if_there(temporary)?;
     disk::create_dir_all(temporary)?;
     fill(temporary)?;
-    FileList::of(temporary, model_step(step))?.write(temporary)?;
     sync_tree(temporary)?;
-    // A checkpoint of the same step exists if it was written before a due evaluation. The older checkpoint is moved
-    // aside first, because a rename does not replace a directory that is not empty.
-    let aside = temporary.with_extension("old");
-    remove_if_there(&aside)?;
+    let parent = target.parent().expect("the temporary directory has the same parent");
+    // A checkpoint of the same step exists if it was written before a due evaluation. A rename does not replace a
+    // directory that is not empty.
+    if target.exists() && disk::exchange(temporary, target).is_ok() {
+        sync_directory(parent)?;
+        return Ok(remove_if_there(temporary)?);
+    }
+    // Where the file system cannot exchange two directories, the older one is moved aside first.
+    let mut aside = temporary.as_os_str().to_owned();
+    aside.push(".old");
+    let aside = Path::new(&aside);
+    remove_if_there(aside)?;
     if target.exists() {
-        disk::rename(target, &aside)?;
+        disk::rename(target, aside)?;
     }
     disk::rename(temporary, target)?;
-    sync_directory(target.parent().expect("checkpoints have a parent"))?;
-    remove_if_there(&aside)?;
+    sync_directory(parent)?;
+    remove_if_there(aside)?;
     Ok(())
 }
 

@@ -54,7 +54,7 @@ impl Critic {
         let objective = Objective::Value(config.value_loss());
         let mut trainer = builder.trainer("value training", &weights.config, objective, largest.step, false)?;
         if let Some(checkpoint) = checkpoint.filter(|_| ctx.memory().has_values()) {
-            restore_moments(checkpoint, MOMENTS, &mut trainer)?;
+            restore_moments(checkpoint, MOMENTS, trainer.optimizer_mut())?;
         }
         let scorer = builder.scorer("values", &weights.config, largest.generation);
         let weights = match builder.ranks.as_ref().filter(|_| !builder.is_plan()) {
@@ -106,7 +106,7 @@ impl Critic {
             let options = model::io::SaveOptions::exact(&weights.config);
             Ok(model::io::save_model(&dir.join(DIRECTORY), &weights.config, &*weights, Some(&copied), options)?)
         });
-        [write_model, write_moments(MOMENTS, &self.trainer)]
+        [write_model, write_moments(MOMENTS, self.trainer.optimizer())]
     }
 }
 
