@@ -5,11 +5,13 @@
 //!
 //! Suggested reading order: `sample.rs` (the input), [`advantages`] and [`gae`] (from rewards to advantages), [`loss`]
 //! (value and gradient of each loss, one file each), `objective.rs` (selects the loss), `trainer.rs` (accumulate
-//! gradients, reduce, step) with `passes.rs`, `optimizer/mod.rs` and `schedule.rs`.
+//! gradients, reduce, step) with `passes.rs`, `optimizer/mod.rs` and `schedule.rs`; then [`datums`], training with
+//! advantages and weights that a client computes.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 
 pub mod advantages;
+pub mod datums;
 mod error;
 pub mod evaluation;
 pub mod gae;

@@ -19,6 +19,7 @@ mod state;
 pub use self::ranks::{RankMemory, World, serve as serve_rank};
 pub use held_out::HeldOut;
 pub use passes::Passes;
+pub(crate) use passes::{Compute, OutputGrads};
 pub use state::TrainState;
 
 use crate::loss::Normalizer;

@@ -15,10 +15,12 @@
 mod dropout;
 mod pieces;
 mod rows;
+mod targets;
 
 pub use dropout::Dropout;
 pub(crate) use rows::RowViews;
 pub use rows::{InferRows, StepRows};
+pub use targets::Targets;
 
 use crate::kv::BLOCK;
 use kernels::{Memory, Tensor, View};

@@ -267,6 +267,13 @@ impl Optimizer {
         Optimizer { config, rule, state: Arc::new(state), norm, measured: 0.0, steps: 0 }
     }
 
+    /// Replaces the numbers of AdamW for the following steps. The kind of optimizer, the dtype of moments and the seed
+    /// stay.
+    pub(crate) fn set_adam(&mut self, config: OptimizerConfig) {
+        let OptimizerConfig { optim, moments, seed, .. } = self.config;
+        self.config = OptimizerConfig { optim, moments, seed, ..config };
+    }
+
     /// The optimizer's state, read-only.
     pub fn state(&self) -> &OptimizerState {
         &self.state

@@ -55,7 +55,7 @@ impl Passes {
     }
 
     /// The memory of the buffers.
-    pub(super) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 
@@ -76,7 +76,7 @@ pub(crate) struct Compute<'a> {
 impl Compute<'_> {
     /// The forward pass through decoder and head. Returns log-probabilities at `temperature` and entropies, or the
     /// scores if the model has a score head.
-    pub(super) fn forward(&mut self, tensors: &BatchTensors, temperature: f64, is_of_scores: bool) -> Result<Outputs> {
+    pub(crate) fn forward(&mut self, tensors: &BatchTensors, temperature: f64, is_of_scores: bool) -> Result<Outputs> {
         let Compute { passes, ctx, model } = self;
         let (tape, rope) = passes.parts();
         net::forward(ctx, *model, rope, tensors, tape)?;
@@ -93,7 +93,7 @@ impl Compute<'_> {
 impl Compute<'_> {
     /// The backward pass from the gradients of the outputs, which accumulates into `grads`. The tape must contain the
     /// activations of the forward pass, or `kept` the rows from which each layer's are restored.
-    pub(super) fn backward(
+    pub(crate) fn backward(
         &mut self,
         tensors: &BatchTensors,
         d_outputs: &OutputGrads,
@@ -118,11 +118,11 @@ impl Compute<'_> {
 }
 
 /// The gradients of the loss with respect to the outputs of a micro-batch.
-pub(super) struct OutputGrads {
+pub(crate) struct OutputGrads {
     /// Of the log-probabilities, or of the scores.
-    pub(super) d_logps: Vec<f32>,
+    pub(crate) d_logps: Vec<f32>,
     /// Of the entropies; `None` if the loss does not depend on them.
-    pub(super) d_entropies: Option<Vec<f32>>,
+    pub(crate) d_entropies: Option<Vec<f32>>,
 }
 
 /// The model's outputs for the scored tokens of a micro-batch.
