@@ -48,6 +48,8 @@ pub struct ServiceOptions {
     pub kv_cache_blocks: Option<usize>,
     /// The seed of requests without one.
     pub seed: u64,
+    /// The directory for states of models that clients train; it is made when something is saved.
+    pub state: PathBuf,
 }
 
 /// The sizes of the engine and of the queue.

@@ -10,6 +10,7 @@
 //! | `load` | the model, its adapters and the sizes of the engine |
 //! | `owner` | the owner's loop |
 //! | `text` | the text of a completion, token by token, cut before its stop string |
+//! | [`training`] | models that clients train |
 
 mod load;
 mod owner;
@@ -17,6 +18,7 @@ mod request;
 #[cfg(test)]
 mod tests;
 mod text;
+pub mod training;
 
 pub use self::load::{NamedDir, ServiceOptions, ServiceSizes};
 pub use self::owner::{Event, Ranked, Status, Token};
@@ -27,12 +29,13 @@ pub use model::{Chat, FinishReason, did_you_mean};
 
 use self::load::Loaded;
 use self::owner::{Command, Deliver, Owner, Part, Slots};
-use kernels::Context;
+use self::training::{Failure, Job, Learners, Reply, Sampler, Snapshot, StatePath, Submitted, Training};
+use kernels::{Context, Memory};
 use model::chat::ChatTemplate;
 use model::tokenizer::Tokenizer;
-use model::{GroupId, Prompt};
+use model::{Adapter, GroupId, Prompt, Weights};
 use rollout::{ModelVersion, Request};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,10 +62,18 @@ struct Shared {
     commands: Sender<Command>,
     /// The number of completions that have not ended.
     open: Arc<AtomicUsize>,
-    /// The number of requests so far: the identity of a request without a seed.
+    /// The number of requests by name so far: the identity of a request without a seed.
     arrivals: AtomicU64,
+    /// The number of all requests so far.
+    numbers: AtomicU64,
     status: Arc<Mutex<Status>>,
     stops: AtomicBool,
+    training: Arc<Training>,
+    /// The base weights, which never change.
+    base: Arc<Weights>,
+    /// The directory of the base model.
+    dir: PathBuf,
+    memory: Memory,
 }
 
 /// How a model calls tools, according to its chat template.
@@ -94,6 +105,10 @@ impl Service {
         let Loaded { policy, models, sizes, .. } = &loaded;
         let (commands, received) = channel();
         let status = Arc::default();
+        let name = models[0].0.clone();
+        let training =
+            Training::new(options.state.clone(), policy.dir.clone(), name, options.seed, models.len() as u64);
+        let training = Arc::new(training);
         let shared = Shared {
             models: models.clone(),
             description: policy.describe(ctx),
@@ -107,10 +122,15 @@ impl Service {
             commands,
             open: Arc::default(),
             arrivals: AtomicU64::new(0),
+            numbers: AtomicU64::new(0),
             status: Arc::clone(&status),
             stops: AtomicBool::new(false),
+            training: training.clone(),
+            base: policy.weights.base.hold(),
+            dir: policy.dir.clone(),
+            memory: ctx.memory().clone(),
         };
-        let owner = Owner::new(loaded, received, status);
+        let owner = Owner::new(loaded, Learners::new(ctx.clone(), training), received, status);
         std::thread::Builder::new().name("engine".to_owned()).spawn(move || owner.run())?;
         Ok(Service(Arc::new(shared)))
     }
@@ -123,6 +143,16 @@ impl Service {
     /// One line about the model, the arithmetic and the threads.
     pub fn description(&self) -> &str {
         &self.0.description
+    }
+
+    /// The type of the model, as in its `config.json`.
+    pub fn model_type(&self) -> &str {
+        self.0.base.config.family.model_type
+    }
+
+    /// The directory of the model.
+    pub fn dir(&self) -> &Path {
+        &self.0.dir
     }
 
     /// The sizes of the engine and of the queue.
@@ -218,6 +248,32 @@ impl Service {
             let known = self.models().map(str::to_owned).collect();
             return Err(Refused::NoSuchModel { model: generate.model, known });
         };
+        let group = || UNSEEDED | shared.arrivals.fetch_add(1, Ordering::Relaxed) << 16;
+        self.begin(generate, (*version, None), (shared.seed, group), deliver)
+    }
+
+    /// Accepts the request `number` of a sampler, as [`generate`](Self::generate) does. Without a seed, the random
+    /// numbers are those of this request of this sampler.
+    pub fn sample(
+        &self,
+        sampler: &Sampler,
+        number: u64,
+        generate: Generate,
+        deliver: impl Fn(Event) -> bool + Send + Sync + 'static,
+    ) -> Result<Ticket, Refused> {
+        let weights = sampler.weights().map_err(|failure| Refused::field("sampling_session_id", failure.message))?;
+        self.begin(generate, weights, (sampler.seed, || UNSEEDED | number), deliver)
+    }
+
+    /// Begins a request. If it has no seed, `noise` is the seed and the number of the first prompt.
+    fn begin(
+        &self,
+        generate: Generate,
+        (version, snapshot): (ModelVersion, Option<Snapshot>),
+        (seed, group): (u64, impl FnOnce() -> u64),
+        deliver: impl Fn(Event) -> bool + Send + Sync + 'static,
+    ) -> Result<Ticket, Refused> {
+        let shared = &*self.0;
         if shared.stops.load(Ordering::Acquire) {
             return Err(Refused::Stops);
         }
@@ -225,25 +281,80 @@ impl Service {
             return Err(Refused::Ended);
         }
         let longest = generate.check(shared.vocab, &shared.sizes)?;
-        let sampling = Arc::new(generate.sampling(self.stop_ids(&generate), longest, shared.seed));
+        let sampling = Arc::new(generate.sampling(self.stop_ids(&generate), longest, seed));
         let slots = Slots::take(&shared.open, generate.completions(), shared.sizes.most_open())?;
-        let arrival = shared.arrivals.fetch_add(1, Ordering::Relaxed);
+        let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
         let deliver: Arc<Deliver> = Arc::new(deliver);
+        // The random numbers of a draw depend on the seed, this number, the index of the sample and that of the token.
+        let group = if generate.seed.is_some() { 0 } else { group() };
         let n = generate.n;
         let parts = generate.prompts.into_iter().enumerate().zip(slots.split(n)).map(|((place, ids), slots)| {
-            // The random numbers of a draw depend on the seed, this number, the index of the sample and that of the
-            // token.
-            let group = match generate.seed {
-                Some(_) => place as u64,
-                None => UNSEEDED | arrival << 16 | place as u64,
-            };
-            let request = Request::new(GroupId(group), Prompt::new(ids), n, sampling.clone());
-            Part { place, request: Request { model: Some(*version), ..request }, slots }
+            let request = Request::new(GroupId(group | place as u64), Prompt::new(ids), n, sampling.clone());
+            Part { place, request: Request { model: Some(version), ..request }, slots }
         });
         let parts: Vec<Part> = parts.collect();
-        let command = Command::Generate { number: arrival, parts, deliver };
-        shared.commands.send(command).map_err(|_| Refused::Ended)?;
-        Ok(Ticket { number: arrival, commands: shared.commands.clone() })
+        shared.commands.send(Command::Generate { number, parts, snapshot, deliver }).map_err(|_| Refused::Ended)?;
+        Ok(Ticket { number, commands: shared.commands.clone() })
+    }
+
+    /// Sessions, models in training, samplers and saved states.
+    pub fn training(&self) -> &Training {
+        &self.0.training
+    }
+
+    /// See [`Training::create`].
+    pub fn create(
+        &self,
+        (session, number): (&str, u64),
+        user_metadata: serde_json::Value,
+        identity: (u64, u128),
+        job: Job,
+        reply: Reply,
+    ) -> Result<(String, Submitted), Failure> {
+        let created = self.training().create((session, number), user_metadata, identity, job, reply);
+        self.wake();
+        created
+    }
+
+    /// See [`Training::submit`].
+    pub fn submit(
+        &self,
+        place: (&str, u64),
+        identity: (u64, u128),
+        job: Job,
+        reply: Reply,
+    ) -> Result<Submitted, Failure> {
+        let submitted = self.training().submit(place, identity, job, reply);
+        self.wake();
+        submitted
+    }
+
+    /// See [`Training::refuse`].
+    pub fn refuse(&self, place: (&str, u64), is_data: bool) {
+        self.training().refuse(place, is_data);
+        self.wake();
+    }
+
+    /// The id of the sampler `number` of a session: of the base model, or of a saved adapter.
+    pub fn sampler(&self, session: &str, number: u64, path: Option<&StatePath>) -> Result<String, Failure> {
+        let Shared { models, base, memory, training, .. } = &*self.0;
+        let (name, version) = &models[0];
+        let Some(path) = path else { return training.sampler_of_base(session, number, *version) };
+        training.sampler_of_saved(session, number, path, *version, |saved| {
+            if saved.base_model != *name {
+                let of = &saved.base_model;
+                return Err(Failure::request(format!("{path} is an adapter of {of}, but this server has {name}")));
+            }
+            let mut adapter = Adapter::zeros(memory, base, &saved.lora).map_err(Failure::server)?;
+            training.store.read(path, &mut adapter)?;
+            adapter.version = saved.version;
+            Ok(adapter)
+        })
+    }
+
+    /// Wakes the owner, which may be waiting for commands. An owner that has ended needs none.
+    fn wake(&self) {
+        let _ = self.0.commands.send(Command::Train);
     }
 }
 

@@ -2,14 +2,19 @@
 
 use super::load::Loaded;
 use super::request::Refused;
+use super::training::{Learners, Snapshot};
 use crate::models::Policy;
 use model::columns::{Column, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::{Adapter, Columns, FinishReason};
 use rollout::{Counters, Drive, Models, Outcome, Request, RequestId, RolloutGroup};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The interval at which the owner looks for requests whose time has run out.
+const TICK: Duration = Duration::from_millis(500);
 
 /// A token and its log-probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,8 +69,18 @@ pub(super) struct Part {
 
 /// A command to the owner.
 pub(super) enum Command {
-    Generate { number: u64, parts: Vec<Part>, deliver: Arc<Deliver> },
-    Cancel { number: u64 },
+    /// `snapshot` is the adapter of a sampler.
+    Generate {
+        number: u64,
+        parts: Vec<Part>,
+        snapshot: Option<Snapshot>,
+        deliver: Arc<Deliver>,
+    },
+    Cancel {
+        number: u64,
+    },
+    /// Requests for training wait.
+    Train,
 }
 
 /// The claim to a number of open completions, released when dropped.
@@ -120,6 +135,7 @@ pub struct Status {
 struct Open {
     number: u64,
     place: usize,
+    snapshot: Option<Snapshot>,
     deliver: Arc<Deliver>,
     slots: Slots,
 }
@@ -128,6 +144,7 @@ struct Open {
 pub(super) struct Owner {
     policy: Policy,
     adapters: Vec<(u64, Adapter)>,
+    learners: Learners,
     drive: Drive<u64>,
     open: HashMap<RequestId, Open>,
     received: Receiver<Command>,
@@ -136,21 +153,29 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub(super) fn new(loaded: Loaded, received: Receiver<Command>, shown: Arc<Mutex<Status>>) -> Owner {
+    pub(super) fn new(
+        loaded: Loaded,
+        learners: Learners,
+        received: Receiver<Command>,
+        shown: Arc<Mutex<Status>>,
+    ) -> Owner {
         let Loaded { policy, engine, adapters, .. } = loaded;
         let drive = Drive::new(engine);
         let (open, status) = (HashMap::new(), Status::default());
-        let mut owner = Owner { policy, adapters, drive, open, received, status, shown };
+        let mut owner = Owner { policy, adapters, learners, drive, open, received, status, shown };
         owner.show();
         owner
     }
 
-    /// Runs until all senders of commands are gone.
+    /// Runs until all senders of commands are gone. Training and decoding take turns of about equal time.
     pub(super) fn run(mut self) {
         loop {
-            if self.drive.is_idle() {
-                let Ok(command) = self.received.recv() else { return };
-                self.take(command);
+            if self.drive.is_idle() && self.learners.is_idle() {
+                match self.wait() {
+                    Ok(command) => self.take(command),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
             }
             loop {
                 match self.received.try_recv() {
@@ -159,24 +184,40 @@ impl Owner {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            if !self.drive.is_idle() {
+            let start = Instant::now();
+            self.learners.advance(self.policy.weights.base.current());
+            let (trained, start) = (start.elapsed(), Instant::now());
+            while !self.drive.is_idle() {
                 self.step();
+                if start.elapsed() >= trained {
+                    break;
+                }
             }
             self.show();
         }
     }
 
+    /// Waits for a command.
+    fn wait(&self) -> Result<Command, RecvTimeoutError> {
+        if self.learners.needs_time() {
+            return self.received.recv_timeout(TICK);
+        }
+        self.received.recv().map_err(|_| RecvTimeoutError::Disconnected)
+    }
+
     fn take(&mut self, command: Command) {
         match command {
+            Command::Train => {}
             Command::Cancel { number } => self.cancel(number),
-            Command::Generate { number, parts, deliver } => {
+            Command::Generate { number, parts, snapshot, deliver } => {
                 for Part { place, request, slots } in parts {
                     let tokens = request.prompt.ids.len();
                     match self.drive.submit(number, request) {
                         Ok(id) => {
                             self.status.prompts += 1;
                             self.status.prompt_tokens += tokens as u64;
-                            let open = Open { number, place, deliver: deliver.clone(), slots };
+                            let (snapshot, deliver) = (snapshot.clone(), deliver.clone());
+                            let open = Open { number, place, snapshot, deliver, slots };
                             self.open.insert(id, open);
                         }
                         Err(error) => {
@@ -199,7 +240,12 @@ impl Owner {
 
     fn step(&mut self) {
         let base = self.policy.weights.base.current();
-        let adapters: Vec<(u64, &Adapter)> = self.adapters.iter().map(|(id, adapter)| (*id, adapter)).collect();
+        let mut adapters: Vec<(u64, &Adapter)> = self.adapters.iter().map(|(id, adapter)| (*id, adapter)).collect();
+        for Snapshot { id, adapter } in self.open.values().filter_map(|open| open.snapshot.as_ref()) {
+            if adapters.iter().all(|(other, _)| other != id) {
+                adapters.push((*id, adapter));
+            }
+        }
         let models = Models { current: None, bases: &[base], adapters: &adapters };
         let outcomes = match self.drive.step(models) {
             Ok(outcomes) => outcomes,

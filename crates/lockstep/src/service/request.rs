@@ -141,7 +141,7 @@ impl Generate {
         count("n", self.n, 1, sizes.most_open())?;
         count("top_logprobs", self.top_logprobs, 0, MOST_TOP_LOGPROBS)?;
         if let Some(tokens) = self.max_tokens {
-            count("max_tokens", tokens, 1, usize::MAX)?;
+            within("max_tokens", tokens as f64, tokens > 0, "1 or more")?;
         }
         if self.stop.len() > MOST_STOPS || self.stop.iter().any(String::is_empty) {
             let message = format!("`stop` must have at most {MOST_STOPS} strings, and none may be empty");

@@ -1,5 +1,7 @@
 //! The service with a tiny random model and adapters, without HTTP.
 
+mod training;
+
 use super::*;
 use crate::config::ComputeDType;
 use crate::models::Policy;
@@ -72,6 +74,7 @@ impl Home {
             max_waiting: 1000,
             kv_cache_blocks: Some(64),
             seed: 5,
+            state: self.dir.path().join("state"),
         }
     }
 

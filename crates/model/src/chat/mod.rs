@@ -26,6 +26,7 @@ pub use assistant::AssistantTokens;
 pub use content::Content;
 pub use parts::{is_media_column, is_nothing, media_in, message_left_out};
 pub use prompt::{Completed, PromptEncoder};
+pub use python::strftime;
 pub use tools::{Parsed, ToolCall, ToolFormat, ToolParser};
 
 use crate::io::{ModelFiles, TOKENIZER_CONFIG};

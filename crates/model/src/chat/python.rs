@@ -271,7 +271,7 @@ const MONTHS: [&str; 12] = [
 
 /// Python's `strftime` for a time in seconds since 1970, in UTC. transformers uses local time, which differs between
 /// machines. Unsupported conversions are left as they are.
-pub(super) fn strftime(format: &str, seconds: u64) -> String {
+pub fn strftime(format: &str, seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Civil date from a day number (Hinnant, "chrono-compatible low-level date algorithms"); years start in March.
     let z = days + 719_468;

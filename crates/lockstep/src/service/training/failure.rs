@@ -1,0 +1,22 @@
+//! Why a request failed.
+
+/// The reason why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The description, with the fix.
+    pub message: String,
+    /// Whether the request itself is wrong. Otherwise the server failed.
+    pub is_of_request: bool,
+}
+
+impl Failure {
+    /// A failure because of the request.
+    pub fn request(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), is_of_request: true }
+    }
+
+    /// A failure of the server.
+    pub fn server(message: impl ToString) -> Failure {
+        Failure { message: message.to_string(), is_of_request: false }
+    }
+}

@@ -1,0 +1,180 @@
+//! Requests for training, and their results.
+
+use super::failure::Failure;
+use super::path::StatePath;
+use model::LoraConfig;
+use serde::{Deserialize, Serialize};
+use train::datums::{AdamParams, Datum, TokenLoss};
+
+/// The adapter that a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterSpec {
+    /// The rank.
+    pub rank: usize,
+    /// The seed of the initial values; `None`: derived from the server's seed and the number of the model.
+    pub seed: Option<u64>,
+    /// Whether the attention matrices have an adapter.
+    pub train_attn: bool,
+    /// Whether the MLP matrices have an adapter.
+    pub train_mlp: bool,
+}
+
+/// A request to a model. A client numbers the requests of each model.
+#[derive(Clone, Debug)]
+pub enum Job {
+    /// Creates the model with a new adapter. It is the first request.
+    Create(AdapterSpec),
+    /// Creates the model from a saved state, or replaces the state of a model. The adapter is that of the state.
+    Load {
+        /// The path of the state.
+        path: String,
+        /// Whether the optimizer's moments are loaded, too.
+        optimizer: bool,
+    },
+    /// Computes log-probabilities and, with a loss, adds its gradient.
+    Pass {
+        /// The sequences.
+        datums: Vec<Datum>,
+        /// The loss; `None`: no gradient.
+        loss: Option<TokenLoss>,
+        /// The tokens come from these samplers. With `needs_on_policy`, all of them must have the weights that the
+        /// model now has.
+        samplers: Vec<String>,
+        /// Whether the loss is refused for tokens of other weights.
+        needs_on_policy: bool,
+    },
+    /// Takes an optimizer step.
+    Step(AdamParams),
+    /// Saves adapter and moments.
+    Save {
+        /// The name of the state.
+        name: String,
+        /// Whether a state with this name is replaced.
+        overwrite: bool,
+    },
+    /// Saves the adapter for sampling.
+    SaveForSampler {
+        /// The name of the saved adapter.
+        name: String,
+    },
+    /// Makes a sampler of the current weights, without files.
+    Sampler {
+        /// The number of the sampler in the session.
+        number: u64,
+    },
+}
+
+/// The result of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Done {
+    /// The model exists.
+    Created,
+    /// The model has the state that was saved under this path.
+    Loaded(StatePath),
+    /// A pass.
+    Passed(Passed),
+    /// A step, with the norm of the gradient before clipping.
+    Stepped {
+        /// The L2 norm.
+        grad_norm: f64,
+        /// Comparisons of all passes since the step before.
+        compared: Compared,
+    },
+    /// A state or an adapter was saved under this path.
+    Saved(StatePath),
+    /// The id of a sampler.
+    Sampler(String),
+}
+
+/// The result of [`Job::Pass`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Passed {
+    /// For each datum, the log-probability of each target.
+    pub logps: Vec<Vec<f32>>,
+    /// The loss; 0 without one.
+    pub loss: f64,
+    /// Comparison with the log-probabilities that the client sent.
+    pub compared: Compared,
+}
+
+/// The log-probabilities that a client sent for tokens of a sampler with the model's current weights, compared with
+/// those that training computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Compared {
+    /// The number of tokens that were compared.
+    pub tokens: u64,
+    /// The number of tokens whose log-probability differs in any bit.
+    pub mismatches: u64,
+    /// The largest difference.
+    pub max_difference: f64,
+}
+
+impl Compared {
+    pub(super) fn add(&mut self, sent: f32, computed: f32) {
+        let differs = sent.to_bits() != computed.to_bits();
+        let max_difference = if differs { (f64::from(sent) - f64::from(computed)).abs() } else { 0.0 };
+        self.merge(Compared { tokens: 1, mismatches: u64::from(differs), max_difference });
+    }
+
+    pub(super) fn merge(&mut self, other: Compared) {
+        self.tokens += other.tokens;
+        self.mismatches += other.mismatches;
+        // NaN counts as the largest difference.
+        if other.max_difference > self.max_difference || other.max_difference.is_nan() {
+            self.max_difference = other.max_difference;
+        }
+    }
+}
+
+/// A function that receives the result of a request.
+pub type Reply = Box<dyn FnOnce(Result<Done, Failure>) + Send>;
+
+/// A request that waits. If it is dropped, the client is told so.
+pub(super) struct Pending {
+    job: Option<Job>,
+    reply: Option<Reply>,
+}
+
+impl Pending {
+    pub(super) fn new(job: Job, reply: Reply) -> Pending {
+        Pending { job: Some(job), reply: Some(reply) }
+    }
+
+    pub(super) fn take(mut self) -> (Job, Replies) {
+        (self.job.take().expect("taken once"), Replies(self.reply.take()))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        drop(Replies(self.reply.take()));
+    }
+}
+
+/// The duty to reply to a request.
+pub(super) struct Replies(Option<Reply>);
+
+impl Replies {
+    pub(super) fn send(mut self, result: Result<Done, Failure>) {
+        if let Some(reply) = self.0.take() {
+            reply(result);
+        }
+    }
+}
+
+impl Drop for Replies {
+    fn drop(&mut self) {
+        if let Some(reply) = self.0.take() {
+            reply(Err(Failure::request("the model or its session has ended, so the request was dropped")));
+        }
+    }
+}
+
+/// The settings of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelInfo {
+    /// The adapter's settings.
+    pub lora: LoraConfig,
+    /// The client's request for the adapter.
+    pub spec: AdapterSpec,
+}

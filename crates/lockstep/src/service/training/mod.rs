@@ -1,0 +1,484 @@
+//! Training for clients: sessions, models, samplers, and the queue of each model's requests, without HTTP. It follows
+//! the rules of Tinker's API.
+//!
+//! A client opens a session and creates models in it: LoRA adapters of the service's base model, with their own
+//! optimizers. It sends each model numbered requests, which the owner thread computes in the order of the numbers, and
+//! makes samplers of the weights. Micro-batches of training and steps of the engine take turns. Neither the other
+//! clients nor the order of arrival change a bit of a result.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `job` | requests and their results |
+//! | `failure` | why a request failed |
+//! | `path` | the paths of saved states |
+//! | `queue` | the order of a model's requests |
+//! | `learners` | the owner's part: adapters, gradients, optimizers |
+//! | `store` | saved states on disk |
+
+mod failure;
+mod job;
+mod learners;
+mod path;
+mod queue;
+mod store;
+
+pub use self::failure::Failure;
+pub use self::job::{AdapterSpec, Compared, Done, Job, ModelInfo, Passed, Reply};
+pub use self::path::{Kind, StatePath};
+pub use self::queue::Submitted;
+pub use self::store::{Listed, Saved, Store, rfc3339};
+pub(super) use learners::Learners;
+pub use train::datums::{AdamParams, ClipRange, Datum, TokenLoss};
+
+use self::job::Pending;
+use self::queue::{Next, OrderedQueue};
+use model::{Adapter, Updates};
+use rollout::{AdapterVersion, ModelVersion};
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use telemetry::system::since_1970;
+
+/// A session without a sign of life for this long is freed.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Requests wait this long for a number that has not arrived; clients give up after 5 minutes.
+const GAP_TIMEOUT: Duration = Duration::from_secs(360);
+/// The newest samplers of each model without files keep their weights.
+const MOST_SAMPLERS: usize = 8;
+
+/// The state that clients and the owner thread share.
+pub struct Training {
+    inner: Mutex<Inner>,
+    /// The saved states.
+    pub store: Store,
+    /// The name of the base model.
+    pub base_model: String,
+    /// The server's seed.
+    pub(super) seed: u64,
+}
+
+struct Inner {
+    sessions: HashMap<String, Session>,
+    models: BTreeMap<String, Entry>,
+    samplers: HashMap<String, Sampler>,
+    /// The number of sessions so far.
+    opened: u64,
+    /// The id of the next adapter snapshot in the engine.
+    snapshots: u64,
+    /// The number of samplers of the base model so far.
+    base_samplers: u64,
+    /// The model whose turn is next.
+    turn: String,
+}
+
+struct Session {
+    seen: Instant,
+    /// The samplers by their numbers in the session.
+    samplers: HashMap<u64, String>,
+}
+
+struct Entry {
+    session: String,
+    queue: OrderedQueue<Pending>,
+    /// Since when the queue waits for a number.
+    waits_since: Option<Instant>,
+    info: Option<ModelInfo>,
+    user_metadata: Value,
+    /// The session has ended.
+    is_over: bool,
+}
+
+/// A sampler: weights that do not change.
+#[derive(Clone)]
+pub struct Sampler {
+    /// The model and the version of its weights; `None`: the base model.
+    pub model: Option<(String, Updates)>,
+    /// The path of its weights, if they were saved.
+    pub path: Option<String>,
+    /// The seed of requests without one.
+    pub(super) seed: u64,
+    /// The weights; `None` if newer samplers took their place.
+    weights: Option<(ModelVersion, Option<Snapshot>)>,
+    session: String,
+    seen: HashMap<u64, (u64, u128)>,
+    /// The number of clients that use it.
+    clients: u64,
+    created: u64,
+}
+
+/// An adapter of one version, with its id in the engine.
+#[derive(Clone)]
+pub(super) struct Snapshot {
+    pub(super) id: u64,
+    pub(super) adapter: Arc<Adapter>,
+}
+
+impl Snapshot {
+    fn version(&self) -> AdapterVersion {
+        AdapterVersion { id: self.id, version: self.adapter.version }
+    }
+}
+
+impl Training {
+    pub(super) fn new(state: PathBuf, base: PathBuf, base_model: String, seed: u64, first_snapshot: u64) -> Training {
+        let inner = Inner {
+            sessions: HashMap::new(),
+            models: BTreeMap::new(),
+            samplers: HashMap::new(),
+            opened: 0,
+            snapshots: first_snapshot,
+            base_samplers: 0,
+            turn: String::new(),
+        };
+        Training { inner: Mutex::new(inner), store: Store::new(state, base), base_model, seed }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a session. Its id differs from those of earlier servers.
+    pub fn open_session(&self) -> String {
+        let mut inner = self.lock();
+        inner.opened += 1;
+        let id = format!("s{:x}-{}", since_1970().as_micros(), inner.opened);
+        inner.sessions.insert(id.clone(), Session { seen: Instant::now(), samplers: HashMap::new() });
+        id
+    }
+
+    /// Notes a sign of life. False: there is no such session.
+    pub fn heartbeat(&self, session: &str) -> bool {
+        let mut inner = self.lock();
+        let found = inner.sessions.get_mut(session);
+        found.map(|session| session.seen = Instant::now()).is_some()
+    }
+
+    /// Ends a session: its models are freed once their requests are done. Saved states and samplers stay.
+    pub fn close_session(&self, session: &str) -> bool {
+        let mut inner = self.lock();
+        for entry in inner.models.values_mut().filter(|entry| entry.session == session) {
+            entry.is_over = true;
+        }
+        inner.sessions.remove(session).is_some()
+    }
+
+    /// Submits the first request of a model, which creates it. The id of the model is `{session}:train:{number}`.
+    pub fn create(
+        &self,
+        (session, number): (&str, u64),
+        user_metadata: Value,
+        (id, fingerprint): (u64, u128),
+        job: Job,
+        reply: Reply,
+    ) -> Result<(String, Submitted), Failure> {
+        let mut inner = self.lock();
+        let Some(found) = inner.sessions.get_mut(session) else { return Err(no_session(session)) };
+        found.seen = Instant::now();
+        let model = format!("{session}:train:{number}");
+        let entry = inner.models.entry(model.clone()).or_insert_with(|| Entry {
+            session: session.to_owned(),
+            queue: OrderedQueue::new(0),
+            waits_since: None,
+            info: None,
+            user_metadata,
+            is_over: false,
+        });
+        let submitted = entry.queue.submit(0, id, fingerprint, Pending::new(job, reply));
+        Ok((model, submitted))
+    }
+
+    /// Submits the request `number` of a model.
+    pub fn submit(
+        &self,
+        (model, number): (&str, u64),
+        (id, fingerprint): (u64, u128),
+        job: Job,
+        reply: Reply,
+    ) -> Result<Submitted, Failure> {
+        let mut inner = self.lock();
+        let Some(entry) = inner.models.get_mut(model) else { return Err(no_model(model)) };
+        let submitted = entry.queue.submit(number, id, fingerprint, Pending::new(job, reply));
+        if let Some(session) = model.split(':').next()
+            && let Some(found) = inner.sessions.get_mut(session)
+        {
+            found.seen = Instant::now();
+        }
+        Ok(submitted)
+    }
+
+    /// Uses up the number of a request that was refused. `is_data`: the request had data for the next step, which
+    /// therefore fails.
+    pub(super) fn refuse(&self, (model, number): (&str, u64), is_data: bool) {
+        if let Some(entry) = self.lock().models.get_mut(model) {
+            entry.queue.refuse(number, is_data);
+        }
+    }
+
+    /// The settings of a model that exists.
+    pub fn info(&self, model: &str) -> Result<ModelInfo, Failure> {
+        let inner = self.lock();
+        let entry = inner.models.get(model).ok_or_else(|| no_model(model))?;
+        let not_yet = || Failure::request(format!("the model {model} was not created, or not yet"));
+        entry.info.clone().ok_or_else(not_yet)
+    }
+
+    /// The models in training, with the client's data about each.
+    pub fn models(&self) -> Vec<(String, ModelInfo, Value)> {
+        let inner = self.lock();
+        let known = |(id, entry): (&String, &Entry)| {
+            entry.info.clone().map(|info| (id.clone(), info, entry.user_metadata.clone()))
+        };
+        inner.models.iter().filter_map(known).collect()
+    }
+
+    /// Makes a sampler of the base model, unless the session already has the sampler `number`.
+    pub fn sampler_of_base(&self, session: &str, number: u64, base: ModelVersion) -> Result<String, Failure> {
+        let mut inner = self.lock();
+        if let Some(id) = inner.sampler_in(session, number)? {
+            return Ok(id);
+        }
+        inner.base_samplers += 1;
+        let seed = noise(self.seed, b"base", inner.base_samplers);
+        inner.add_sampler((session, number), None, None, seed, (base, None))
+    }
+
+    /// Makes a sampler of a saved adapter, unless the session already has the sampler `number`.
+    pub(super) fn sampler_of_saved(
+        &self,
+        session: &str,
+        number: u64,
+        path: &StatePath,
+        base: ModelVersion,
+        load: impl FnOnce(&Saved) -> Result<Adapter, Failure>,
+    ) -> Result<String, Failure> {
+        if let Some(id) = self.lock().sampler_in(session, number)? {
+            return Ok(id);
+        }
+        let saved = self.store.saved(path)?;
+        let adapter = Arc::new(load(&saved)?);
+        let mut inner = self.lock();
+        let snapshot = inner.snapshot(adapter);
+        let weights = (ModelVersion { adapter: Some(snapshot.version()), ..base }, Some(snapshot));
+        let model = Some((path.model.clone(), saved.version));
+        let seed = noise(self.seed, &saved.lineage.0, 0);
+        inner.add_sampler((session, number), model, Some(path.to_string()), seed, weights)
+    }
+
+    /// A sampler.
+    pub fn sampler(&self, id: &str) -> Result<Sampler, Failure> {
+        self.lock().samplers.get(id).cloned().ok_or_else(|| no_sampler(id))
+    }
+
+    /// Adds a client to a sampler. Returns its number.
+    pub fn join(&self, sampler: &str) -> Result<u64, Failure> {
+        let mut inner = self.lock();
+        let found = inner.samplers.get_mut(sampler).ok_or_else(|| no_sampler(sampler))?;
+        found.clients += 1;
+        Ok(found.clients)
+    }
+
+    /// Notes the request `number` of a sampler. A request that arrives again is [`Submitted::Repeated`].
+    pub fn sample(&self, sampler: &str, number: u64, (id, fingerprint): (u64, u128)) -> Result<Submitted, Failure> {
+        let mut inner = self.lock();
+        let found = inner.samplers.get_mut(sampler).ok_or_else(|| no_sampler(sampler))?;
+        let session = found.session.clone();
+        let submitted = match found.seen.get(&number) {
+            Some((id, seen)) if *seen == fingerprint => Submitted::Repeated(*id),
+            Some(_) => Submitted::Conflict,
+            None => {
+                found.seen.insert(number, (id, fingerprint));
+                Submitted::New
+            }
+        };
+        if let Some(session) = inner.sessions.get_mut(&session) {
+            session.seen = Instant::now();
+        }
+        Ok(submitted)
+    }
+
+    /// Forgets the request `number` of a sampler, which was refused and may be sent again.
+    pub fn forget_sample(&self, sampler: &str, number: u64) {
+        if let Some(found) = self.lock().samplers.get_mut(sampler) {
+            found.seen.remove(&number);
+        }
+    }
+
+    /// Whether a request waits that can be computed.
+    pub(super) fn is_ready(&self) -> bool {
+        self.lock().models.values().any(|entry| entry.queue.is_ready())
+    }
+
+    /// Whether there are models, whose waits or sessions may end.
+    pub(super) fn needs_time(&self) -> bool {
+        !self.lock().models.is_empty()
+    }
+
+    /// The next request of the model after the one whose turn was last, among those for which `is_free` holds.
+    fn next(&self, is_free: impl Fn(&str) -> bool) -> Option<(String, Next<Pending>)> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        let after = |id: &&String| **id > inner.turn;
+        let ids = inner.models.keys().filter(after).chain(inner.models.keys().filter(|id| !after(id)));
+        let ids: Vec<String> = ids.filter(|id| is_free(id)).cloned().collect();
+        for id in ids {
+            let entry = inner.models.get_mut(&id).expect("listed");
+            let mut next = entry.queue.pop();
+            let waits = next.is_none() && entry.queue.has_gap();
+            entry.waits_since = waits.then(|| entry.waits_since.unwrap_or_else(Instant::now));
+            if entry.waits_since.is_some_and(|since| since.elapsed() > GAP_TIMEOUT) {
+                next = entry.queue.give_up();
+                entry.waits_since = None;
+            }
+            if let Some(next) = next {
+                inner.turn.clone_from(&id);
+                return Some((id, next));
+            }
+        }
+        None
+    }
+
+    /// Removes models whose sessions have ended, and forgets sessions without a sign of life. Returns the ids of the
+    /// models.
+    fn retire(&self) -> Vec<String> {
+        let mut inner = self.lock();
+        let silent: Vec<String> = inner
+            .sessions
+            .iter()
+            .filter(|(_, session)| session.seen.elapsed() > SESSION_TIMEOUT)
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in &silent {
+            inner.sessions.remove(id);
+            inner.samplers.retain(|_, sampler| sampler.session != *id);
+        }
+        let is_over = |entry: &Entry| silent.contains(&entry.session) || entry.is_over && !entry.queue.is_ready();
+        let over: Vec<String> = inner.models.iter().filter(|(_, e)| is_over(e)).map(|(id, _)| id.clone()).collect();
+        for id in &over {
+            inner.models.remove(id);
+        }
+        over
+    }
+
+    /// Notes that a model exists.
+    fn created(&self, model: &str, info: ModelInfo) {
+        if let Some(entry) = self.lock().models.get_mut(model) {
+            entry.info = Some(info);
+        }
+    }
+
+    /// The client's data about a model.
+    fn user_metadata(&self, model: &str) -> Value {
+        self.lock().models.get(model).map_or(Value::Null, |entry| entry.user_metadata.clone())
+    }
+
+    /// Makes a sampler of a model's current weights.
+    fn add_snapshot(
+        &self,
+        (model, number): (&str, u64),
+        base: Updates,
+        adapter: Arc<Adapter>,
+        seed: u64,
+    ) -> Result<String, Failure> {
+        let mut inner = self.lock();
+        let session = inner.models.get(model).map(|entry| entry.session.clone()).ok_or_else(|| no_model(model))?;
+        let of = Some((model.to_owned(), adapter.version));
+        let snapshot = inner.snapshot(adapter);
+        let weights = (ModelVersion { base, adapter: Some(snapshot.version()) }, Some(snapshot));
+        let id = inner.add_sampler((&session, number), of, None, seed, weights)?;
+        inner.drop_old_snapshots(model);
+        Ok(id)
+    }
+}
+
+impl Inner {
+    fn snapshot(&mut self, adapter: Arc<Adapter>) -> Snapshot {
+        self.snapshots += 1;
+        Snapshot { id: self.snapshots, adapter }
+    }
+
+    /// The id of the sampler `number` of a session, if it exists.
+    fn sampler_in(&mut self, session: &str, number: u64) -> Result<Option<String>, Failure> {
+        let found = self.sessions.get_mut(session).ok_or_else(|| no_session(session))?;
+        found.seen = Instant::now();
+        Ok(found.samplers.get(&number).cloned())
+    }
+
+    fn add_sampler(
+        &mut self,
+        (session, number): (&str, u64),
+        model: Option<(String, Updates)>,
+        path: Option<String>,
+        seed: u64,
+        weights: (ModelVersion, Option<Snapshot>),
+    ) -> Result<String, Failure> {
+        if let Some(id) = self.sampler_in(session, number)? {
+            return Ok(id);
+        }
+        let id = format!("{session}:sample:{number}");
+        let sampler = Sampler {
+            model,
+            path,
+            seed,
+            weights: Some(weights),
+            session: session.to_owned(),
+            seen: HashMap::new(),
+            clients: 0,
+            created: self.snapshots,
+        };
+        self.samplers.insert(id.clone(), sampler);
+        self.sessions.get_mut(session).expect("found above").samplers.insert(number, id.clone());
+        Ok(id)
+    }
+
+    /// Frees the weights of a model's samplers without files, except the newest ones.
+    fn drop_old_snapshots(&mut self, model: &str) {
+        let is_own = |sampler: &Sampler| {
+            sampler.path.is_none() && sampler.weights.is_some() && sampler.model.as_ref().is_some_and(|m| m.0 == model)
+        };
+        let mut own: Vec<(u64, String)> =
+            self.samplers.iter().filter(|(_, s)| is_own(s)).map(|(id, s)| (s.created, id.clone())).collect();
+        own.sort();
+        let old = own.len().saturating_sub(MOST_SAMPLERS);
+        for (_, id) in own.drain(..old) {
+            if let Some(sampler) = self.samplers.get_mut(&id) {
+                sampler.weights = None;
+            }
+        }
+    }
+}
+
+impl Sampler {
+    /// The weights, unless newer samplers took their place.
+    pub(super) fn weights(&self) -> Result<(ModelVersion, Option<Snapshot>), Failure> {
+        self.weights.clone().ok_or_else(|| {
+            Failure::request(format!(
+                "the weights of this sampler are gone: of each model, the {MOST_SAMPLERS} newest samplers are kept. \
+                 Make a new one, or save the weights under a name"
+            ))
+        })
+    }
+}
+
+/// The seed of a sampler's requests without one: the same for the same server seed, lineage of the weights and number
+/// of the sampler among those of these weights, in any session.
+fn noise(seed: u64, lineage: &[u8], number: u64) -> u64 {
+    let hash = crate::rollouts::lineage::Lineage::of(&[&seed.to_le_bytes(), lineage, &number.to_le_bytes()]);
+    u64::from_le_bytes(hash.0[..8].try_into().expect("8 of 16 bytes"))
+}
+
+fn no_session(id: &str) -> Failure {
+    Failure::request(format!("no session {id}: it has ended, or belongs to an earlier run of the server"))
+}
+
+fn no_model(id: &str) -> Failure {
+    Failure::request(format!(
+        "no model {id} in training: its session has ended, or belongs to an earlier run of the server; load a \
+         saved state in a new session"
+    ))
+}
+
+fn no_sampler(id: &str) -> Failure {
+    Failure::request(format!("no sampler {id}: its session has ended, or belongs to an earlier run of the server"))
+}
