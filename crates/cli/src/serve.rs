@@ -1,4 +1,4 @@
-//! `lockstep serve`: an HTTP server with an API compatible with OpenAI's.
+//! `lockstep serve`: an HTTP server with APIs compatible with OpenAI's and Tinker's.
 
 use crate::options::{LogArgs, device, threads};
 use crate::output;
@@ -9,11 +9,13 @@ use lockstep::service::{NamedDir, Service, ServiceOptions, ServiceSizes, ToolSup
 use lockstep::{Stopped, bad_input, context};
 use serve::{Access, Server};
 use std::path::{Path, PathBuf};
+use telemetry::Level;
 
 /// The environment variable with the API key. A flag would show the key to other users in lists of processes.
 const KEY_VARIABLE: &str = "LOCKSTEP_API_KEY";
 
-/// Serves a model and its adapters over HTTP, with an API compatible with OpenAI's.
+/// Serves a model and its adapters over HTTP: completions by an API compatible with OpenAI's, and training and sampling
+/// of LoRA adapters by the Tinker API.
 ///
 /// A completion with a seed has the same tokens and log-probability bits alone and beside any other requests, and its
 /// log-probabilities are those that training computes.
@@ -45,6 +47,10 @@ pub struct Args {
     /// The seed of requests that have none. Their random numbers depend on this seed and on their order.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+    /// The directory for models that clients train with the Tinker API. Saved states stay valid when the server
+    /// restarts with the same directory.
+    #[arg(long, value_name = "DIR", default_value = "serve-state")]
+    pub state: PathBuf,
     /// Maximum number of tokens of a prompt with its completion; if not given, the model's context, or less if the KV
     /// cache has room for less.
     #[arg(long, value_name = "N")]
@@ -78,6 +84,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let stop = stop_on_signals(&console, Promise::Stops("the server completes open requests and exits"))?;
     output::mention(greeting(&service, &server.url, access.api_key.is_some()));
     let asked = stop.clone();
+    let server = match Level::from_env().map_err(BadInput::new)? {
+        Level::Debug => server.log_to(|line| output::note(line)),
+        _ => server,
+    };
     server.run(service, move || asked.is_requested())?;
     if stop.is_requested() { Err(Stopped.into()) } else { Ok(()) }
 }
@@ -102,6 +112,7 @@ fn options(args: &Args) -> anyhow::Result<ServiceOptions> {
         max_waiting: args.max_waiting,
         kv_cache_blocks: args.kv_cache_blocks,
         seed: args.seed,
+        state: args.state.clone(),
     })
 }
 
@@ -140,6 +151,7 @@ fn greeting(service: &Service, url: &str, has_key: bool) -> String {
         service.sizes();
     let names: Vec<&str> = service.models().collect();
     let (model, key) = (names[0], if has_key { "$LOCKSTEP_API_KEY" } else { "none" });
+    let tinker_key = if has_key { key } else { "tml-local" };
     let authorization = if has_key { " -H \"Authorization: Bearer $LOCKSTEP_API_KEY\"" } else { "" };
     let (path, input, call) = if service.has_chat_template() {
         let messages = "[{\"role\": \"user\", \"content\": \"Hello\"}]";
@@ -169,7 +181,9 @@ fn greeting(service: &Service, url: &str, has_key: bool) -> String {
          curl {url}/v1/{path}{authorization} -H 'Content-Type: application/json' \\\n  \
          -d '{{\"model\": \"{model}\", {input}, \"seed\": 1}}'\n\
          OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key} python3 -c 'import openai\n\
-         print(openai.OpenAI().{call})'\n",
+         print(openai.OpenAI().{call})'\n\
+         TINKER_BASE_URL={url} TINKER_API_KEY={tinker_key} python3 -c 'import tinker\n\
+         print(tinker.ServiceClient().create_lora_training_client(base_model=\"{model}\").result().get_info())'\n",
         service.description(),
         kv_cache_bytes as f64 / (1 << 20) as f64,
         names.join(", "),

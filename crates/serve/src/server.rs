@@ -3,27 +3,33 @@
 use crate::error::{ApiError, answer, shortened};
 use crate::metrics::metrics;
 use crate::openai::{Endpoint, Wanted, models, now, respond};
+use crate::tinker::{Tinker, rest};
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::body::{Body, HttpBody};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::serve::ListenerExt;
 use futures_util::StreamExt;
 use lockstep::access::{Hosts, Secret};
 use lockstep::service::{Refused, Service};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The maximum size of a request's body in bytes.
 const MOST_BODY: usize = 16 << 20;
+/// The maximum size of the body of a request for training: data of a whole step.
+const MOST_TRAINING_BODY: usize = 64 << 20;
 /// The maximum number of bytes that are received of a body that is too large.
 const MOST_DROPPED: usize = 256 << 20;
 /// The time in which a client must have sent the body of its request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Content types of requests.
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/x-protobuf";
 /// The interval at which a request to stop is noticed.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -41,14 +47,20 @@ pub struct Server {
     listener: TcpListener,
     hosts: Hosts,
     api_key: Option<Secret>,
+    log: Option<Box<Log>>,
     /// The address for clients, without a path.
     pub url: String,
 }
 
+/// A function that prints a line about a request.
+type Log = dyn Fn(&str) + Send + Sync;
+
 struct Site {
     service: Service,
+    tinker: Tinker,
     hosts: Hosts,
     api_key: Option<Secret>,
+    log: Option<Box<Log>>,
     started: u64,
 }
 
@@ -83,7 +95,12 @@ impl Server {
             IpAddr::V4(ip) => ip.to_string(),
         };
         let url = format!("http://{shown}:{}", address.port());
-        Ok(Server { listener, hosts, api_key: access.api_key.as_deref().map(Secret::new), url })
+        Ok(Server { listener, hosts, api_key: access.api_key.as_deref().map(Secret::new), log: None, url })
+    }
+
+    /// Lets `log` print a line about each request, without text and tokens.
+    pub fn log_to(self, log: impl Fn(&str) + Send + Sync + 'static) -> Server {
+        Server { log: Some(Box::new(log)), ..self }
     }
 
     /// Responds until `is_stopped`. Then new requests are refused, and the function returns once those that were
@@ -91,9 +108,11 @@ impl Server {
     pub fn run(self, service: Service, is_stopped: impl Fn() -> bool + Send + 'static) -> std::io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         self.listener.set_nonblocking(true)?;
-        let Server { listener, hosts, api_key, .. } = self;
+        let Server { listener, hosts, api_key, log, .. } = self;
         let stopping = service.clone();
-        let site = Arc::new(Site { service, hosts, api_key, started: now() });
+        let is_local = listener.local_addr()?.ip().is_loopback();
+        let tinker = Tinker::new(service.clone(), is_local);
+        let site = Arc::new(Site { service, tinker, hosts, api_key, log, started: now() });
         let stop = async move {
             while !is_stopped() {
                 tokio::time::sleep(STOP_INTERVAL).await;
@@ -125,6 +144,8 @@ fn router(site: Arc<Site>) -> Router {
         .route("/v1/models", get(|State(site): Shared| async move { answer(&models(&site.service, site.started)) }))
         .route("/metrics", get(|State(site): Shared| async move { metrics(&site.service) }))
         .route("/health", get(health))
+        .route("/api/v1/retrieve_future", post(retrieve))
+        .route("/api/v1/{*route}", any(tinker))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(from_fn_with_state(site.clone(), guarded))
@@ -136,10 +157,53 @@ async fn health(State(site): Shared) -> Result<StatusCode, ApiError> {
     if site.service.is_running() { Ok(StatusCode::OK) } else { Err(Refused::Ended.into()) }
 }
 
+/// Responds with the result of a request for training or sampling.
+async fn retrieve(State(site): Shared, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let read = async {
+        check_type(&head.headers, &[JSON])?;
+        read(body, MOST_BODY).await
+    };
+    match read.await {
+        Ok(body) => site.tinker.retrieve(&body).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// All other routes of Tinker's API.
+async fn tinker(State(site): Shared, Path(route): Path<String>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let read = async {
+        if head.method == Method::POST {
+            check_type(&head.headers, &[JSON, PROTOBUF])?;
+        }
+        read(body, MOST_TRAINING_BODY).await
+    };
+    let bytes = match read.await {
+        Ok(bytes) => bytes,
+        Err(error) => return error.into_response(),
+    };
+    // Decoding the data of a step, and reading the disk, must not delay the responses to others.
+    let respond = move || {
+        let query = head.uri.query().unwrap_or_default();
+        let finished = route.strip_prefix("sessions/").and_then(|rest| rest.strip_suffix("/finish"));
+        match (head.method == Method::POST, finished) {
+            (true, Some(session)) => site.tinker.finish(session),
+            (true, None) => site.tinker.post(&route, &head.headers, &bytes),
+            (false, _) => rest(&site.tinker, &head.method, &route, query),
+        }
+    };
+    match tokio::task::spawn_blocking(respond).await {
+        Ok(Ok(value)) => answer(&value),
+        Ok(Err(error)) => error.into_response(),
+        Err(error) => ApiError::failed(format!("reading the request failed: {error}")).into_response(),
+    }
+}
+
 async fn serve(site: &Site, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    check_type(&head.headers)?;
-    let bytes = read(body).await?;
+    check_type(&head.headers, &[JSON])?;
+    let bytes = read(body, MOST_BODY).await?;
     let service = site.service.clone();
     // Encoding a long text must not delay the streams of others.
     let reading = tokio::task::spawn_blocking(move || Wanted::read(endpoint, &service, &bytes));
@@ -147,25 +211,25 @@ async fn serve(site: &Site, endpoint: Endpoint, request: Request) -> Result<Resp
     respond(site.service.clone(), wanted).await
 }
 
-/// Refuses a body that is not declared as JSON. Pages of other sites can only send such bodies after a CORS preflight,
-/// which this server never grants.
-fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Refuses a body whose declared type is none of `types`. Pages of other sites can only send such bodies after a CORS
+/// preflight, which this server never grants.
+fn check_type(headers: &HeaderMap, types: &[&str]) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = given.split(';').next().unwrap_or_default().trim();
-    if kind.eq_ignore_ascii_case("application/json") {
+    if types.iter().any(|known| kind.eq_ignore_ascii_case(known)) {
         return Ok(());
     }
-    let given = shortened(given);
-    let message = format!("the content type is `{given}`: send the header Content-Type: application/json");
+    let (given, types) = (shortened(given), types.join(" or "));
+    let message = format!("the content type is `{given}`: send the header Content-Type: {types}");
     Err(ApiError::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
-async fn read(body: Body) -> Result<Vec<u8>, ApiError> {
+async fn read(body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
     let bad = |status, message: String| Err(ApiError::bad(status, message));
-    match tokio::time::timeout(BODY_TIMEOUT, read_all(body)).await {
+    match tokio::time::timeout(BODY_TIMEOUT, read_all(body, most)).await {
         Ok(Ok(Some(bytes))) => Ok(bytes),
         Ok(Ok(None)) => {
-            let most = MOST_BODY >> 20;
+            let most = most >> 20;
             bad(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 format!("the body has more than {most} MiB: send fewer prompts in a request"),
@@ -181,29 +245,37 @@ async fn read(body: Body) -> Result<Vec<u8>, ApiError> {
 
 /// The bytes of a body; `None` if they are too many. Most clients read a response only after they have sent the whole
 /// body, so the rest of a body that is too large is received and dropped, up to a second limit.
-async fn read_all(body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
+async fn read_all(body: Body, most: usize) -> Result<Option<Vec<u8>>, axum::Error> {
     let (mut stream, mut bytes, mut length) = (body.into_data_stream(), Vec::new(), 0);
     while length <= MOST_DROPPED
         && let Some(chunk) = stream.next().await
     {
         let chunk = chunk?;
         length += chunk.len();
-        if length <= MOST_BODY {
+        if length <= most {
             bytes.extend_from_slice(&chunk);
         } else {
             bytes = Vec::new();
         }
     }
-    Ok((length <= MOST_BODY).then_some(bytes))
+    Ok((length <= most).then_some(bytes))
 }
 
-/// Refuses requests for other host names and without the key.
+/// Refuses requests for other host names and without the key, and logs all requests. The time in the log is that until
+/// the response begins.
 async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
+    let (start, bytes) = (Instant::now(), request.body().size_hint().exact());
+    let name = site.log.as_ref().map(|_| (request.method().clone(), shortened(request.uri().path())));
     let mut response = match refused(&site, request.method(), request.uri().path(), request.headers()) {
         Some(error) => error.into_response(),
         None => next.run(request).await,
     };
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let (Some(log), Some((method, path))) = (&site.log, name) {
+        let (status, ms) = (response.status().as_u16(), start.elapsed().as_secs_f64() * 1e3);
+        let size = bytes.map_or(String::new(), |bytes| format!(" · {bytes} bytes"));
+        log(&format!("{method} {path} · {status}{size} · {ms:.1} ms"));
+    }
     response
 }
 
@@ -226,11 +298,13 @@ fn refused(site: &Site, method: &Method, path: &str, headers: &HeaderMap) -> Opt
         return None;
     }
     let key = site.api_key?;
-    let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
-    if given.is_some_and(|given| key.is(given)) {
+    let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+    // Tinker's client sends its key in a header of its own.
+    let mut given = bearer.into_iter().chain(headers.get("x-api-key").and_then(|value| value.to_str().ok()));
+    if given.any(|given| key.is(given)) {
         return None;
     }
-    let message = "the API key is missing or wrong: send the header Authorization: Bearer KEY";
+    let message = "the API key is missing or wrong: send the header Authorization: Bearer KEY, or X-API-Key: KEY";
     Some(ApiError::bad(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key"))
 }
 
@@ -238,7 +312,7 @@ async fn no_route(request: Request) -> ApiError {
     let path: String = request.uri().path().chars().take(100).collect();
     let message = format!(
         "no route {path}: this server has /v1/models, /v1/completions, /v1/chat/completions, /inference/v1/generate, \
-         /health and /metrics"
+         /api/v1 (Tinker), /health and /metrics"
     );
     ApiError::bad(StatusCode::NOT_FOUND, message)
 }

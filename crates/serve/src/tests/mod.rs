@@ -3,6 +3,7 @@
 mod access;
 mod bodies;
 mod completions;
+mod tinker;
 mod tiny;
 mod tools;
 
@@ -48,6 +49,7 @@ impl Reply {
 }
 
 fn options(dir: &tempfile::TempDir) -> ServiceOptions {
+    let state = dir.path().join("state");
     let dir = dir.path().join("tiny");
     tiny::write(&dir);
     ServiceOptions {
@@ -60,6 +62,7 @@ fn options(dir: &tempfile::TempDir) -> ServiceOptions {
         max_waiting: 60,
         kv_cache_blocks: Some(5 * tiny::CONTEXT / 64),
         seed: 0,
+        state,
     }
 }
 
@@ -92,20 +95,27 @@ impl Running {
 
     /// Sends a request with these headers; each ends with a line break.
     fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
+        let (status, head, body) = self.send_bytes(method, path, headers, body.as_bytes());
+        let body = String::from_utf8(body).unwrap();
+        let body = if head.contains("transfer-encoding: chunked") { unchunked(&body) } else { body };
+        Reply { status, head, body }
+    }
+
+    /// [`send`](Self::send) for bodies that are not text. Returns status, headers in lower case, and body.
+    fn send_bytes(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String, Vec<u8>) {
         let mut stream = self.connect();
         let length = body.len();
         let head =
             format!("{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n");
         stream.write_all(head.as_bytes()).unwrap();
-        stream.write_all(body.as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
-        let text = String::from_utf8(bytes).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("not a response: {text}"));
-        let head = head.to_ascii_lowercase();
-        let body = if head.contains("transfer-encoding: chunked") { unchunked(body) } else { body.to_owned() };
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
+        let end = end.unwrap_or_else(|| panic!("not a response: {}", String::from_utf8_lossy(&bytes)));
+        let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_ascii_lowercase();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Reply { status, head, body }
+        (status, head, bytes.split_off(end + 4))
     }
 
     fn host(&self) -> String {

@@ -1,0 +1,137 @@
+//! The results of requests, until clients fetch them.
+
+use lockstep::service::Ticket;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// A result that was fetched is kept for this long, in case its response was lost.
+const FETCHED_TIMEOUT: Duration = Duration::from_secs(120);
+/// A result that nobody fetches is kept for this long.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(1800);
+/// The interval at which old results are dropped.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The result of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Json(Value),
+    Proto(Vec<u8>),
+    /// `category` is `user` or `server`.
+    Failed {
+        error: String,
+        category: &'static str,
+    },
+}
+
+/// A request whose result was asked for.
+pub enum Waited {
+    Ready(Arc<Answer>),
+    NotYet,
+    /// The request is unknown, or its result was dropped.
+    Gone,
+}
+
+struct Entry {
+    answer: watch::Sender<Option<Arc<Answer>>>,
+    ended: Option<Instant>,
+    fetched: Option<Instant>,
+    /// Drops to cancel the request.
+    ticket: Option<Ticket>,
+}
+
+/// All requests.
+pub struct Futures {
+    inner: Mutex<Inner>,
+    /// Precedes the ids of this server, so that they differ from those of earlier ones.
+    prefix: String,
+}
+
+struct Inner {
+    entries: HashMap<u64, Entry>,
+    next: u64,
+    swept: Instant,
+}
+
+impl Futures {
+    pub fn new(prefix: String) -> Futures {
+        let inner = Inner { entries: HashMap::new(), next: 0, swept: Instant::now() };
+        Futures { inner: Mutex::new(inner), prefix }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new request.
+    pub fn reserve(&self) -> u64 {
+        let mut inner = self.lock();
+        if inner.swept.elapsed() > SWEEP_INTERVAL {
+            inner.swept = Instant::now();
+            let is_old = |since: Option<Instant>, timeout| since.is_some_and(|since| since.elapsed() > timeout);
+            inner
+                .entries
+                .retain(|_, entry| !is_old(entry.fetched, FETCHED_TIMEOUT) && !is_old(entry.ended, RESULT_TIMEOUT));
+        }
+        inner.next += 1;
+        let (id, answer) = (inner.next, watch::Sender::new(None));
+        inner.entries.insert(id, Entry { answer, ended: None, fetched: None, ticket: None });
+        id
+    }
+
+    /// Removes a request that was not submitted.
+    pub fn release(&self, id: u64) {
+        self.lock().entries.remove(&id);
+    }
+
+    /// Keeps the claim to a request's tokens until its result is known.
+    pub fn hold(&self, id: u64, ticket: Ticket) {
+        if let Some(entry) = self.lock().entries.get_mut(&id).filter(|entry| entry.ended.is_none()) {
+            entry.ticket = Some(ticket);
+        }
+    }
+
+    /// Sets the result of a request, unless it has one.
+    pub fn complete(&self, id: u64, answer: Answer) {
+        if let Some(entry) = self.lock().entries.get_mut(&id).filter(|entry| entry.ended.is_none()) {
+            entry.ended = Some(Instant::now());
+            entry.ticket = None;
+            entry.answer.send_replace(Some(Arc::new(answer)));
+        }
+    }
+
+    /// Cancels a request. False: it is unknown.
+    pub fn cancel(&self, id: u64) -> bool {
+        let is_known = self.lock().entries.contains_key(&id);
+        self.complete(id, Answer::Failed { error: "the client cancelled the request".to_owned(), category: "user" });
+        is_known
+    }
+
+    /// Waits for the result of a request for up to `timeout`.
+    pub async fn wait(&self, id: u64, timeout: Duration) -> Waited {
+        let Some(mut answer) = self.lock().entries.get(&id).map(|entry| entry.answer.subscribe()) else {
+            return Waited::Gone;
+        };
+        let ready = match tokio::time::timeout(timeout, answer.wait_for(Option::is_some)).await {
+            Err(_) => return Waited::NotYet,
+            Ok(Err(_)) => return Waited::Gone,
+            Ok(Ok(answer)) => answer.clone().expect("waited for"),
+        };
+        if let Some(entry) = self.lock().entries.get_mut(&id) {
+            entry.fetched = Some(Instant::now());
+        }
+        Waited::Ready(ready)
+    }
+
+    /// The id for clients.
+    pub fn name(&self, id: u64) -> String {
+        format!("{}-{id}", self.prefix)
+    }
+
+    /// The request with this id for clients, if this server gave the id.
+    pub fn parse(&self, name: &str) -> Option<u64> {
+        name.strip_prefix(&self.prefix)?.strip_prefix('-')?.parse().ok()
+    }
+}
