@@ -160,10 +160,10 @@ pub struct RunArgs {
     /// in the output directory.
     #[arg(long, value_name = "RUN|CHECKPOINT|latest")]
     pub resume: Option<String>,
-    /// Divides the passes of each optimizer step among N processes of this machine, a power of two, which share its
-    /// threads and one copy of the weights. The results have the bits of one process with the same gradient_shares,
-    /// which is N unless it is set. Not needed if torchrun, accelerate, mpirun or srun starts the N processes.
-    /// docs/ranks.md
+    /// Divides generation and the passes of each optimizer step among N processes of this machine, a power of two,
+    /// which share its threads and one copy of the weights. The results have the bits of one process with the same
+    /// gradient_shares, which is N unless it is set. Not needed if torchrun, accelerate, mpirun or srun starts the N
+    /// processes. docs/ranks.md
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// Serves a page about the run while it trains, at port 7860 or --dashboard=PORT.

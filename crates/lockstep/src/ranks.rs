@@ -1,18 +1,19 @@
-//! Several ranks: processes on this machine that divide the passes of each step, with the bits of one process.
+//! Several ranks: processes on this machine that divide generation and the passes of each step, with the bits of one
+//! process.
 //!
 //! The process of the run is rank 0. It starts the other ranks, or meets those that a launcher has started, shares its
-//! weights with them, and does everything else: generation, rewards, the optimizer step, logs and checkpoints
-//! ([`train::World`] describes the division).
+//! weights with them, and does everything else: data, rewards, the optimizer step, logs and checkpoints
+//! ([`train::World`] and [`rollouts::divided`](crate::rollouts::divided) describe the division).
 
 use crate::bad_input;
 use crate::config::{Config, Resolved};
 use crate::error::BadInput;
+use crate::rollouts::divided::RankEngine;
 use crate::stop::StopSignal;
 use kernels::{Context, Device};
 use model::{AdaptedWeights, ModelConfig, Sharing};
 use ranks::{Error, Limits, Peers};
 pub use ranks::{Launch, Link, Rendezvous};
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use telemetry::build::Build;
@@ -51,8 +52,8 @@ impl RankOptions {
         let shares = config.gradient_shares;
         let threads = (ctx.threads() / world_size).max(1);
         Ok(format!(
-            "{} of {} for the passes of each step; gradient_shares = {shares}: one process computes the same bits with \
-             --set gradient_shares={shares}",
+            "{} of {}; gradient_shares = {shares}: one process computes the same bits with --set \
+             gradient_shares={shares}",
             counted(world_size, "rank"),
             counted(threads, "thread")
         ))
@@ -88,28 +89,22 @@ impl RankOptions {
     }
 }
 
-/// The weights of a trained model, as other ranks read them. Does nothing in a run of one process.
-#[derive(Default)]
-pub(crate) struct PublishedWeights(Option<PathBuf>);
-
-impl PublishedWeights {
-    /// Publishes the weights of the next step to other ranks, before readers in this process hold them.
-    pub(crate) fn publish(&mut self, trainer: &Trainer, weights: &mut AdaptedWeights) -> anyhow::Result<()> {
-        if trainer.has_ranks() {
-            self.0 = Some(weights.publish(weights.version().0, [0; 16])?.path);
-        }
-        Ok(())
+/// Publishes the weights of the next step to other ranks, if there are any, before readers in this process hold them.
+pub(crate) fn publish(trainer: &Trainer, weights: &mut AdaptedWeights) -> anyhow::Result<()> {
+    if trainer.has_ranks() {
+        weights.publish(weights.version().0, [0; 16])?;
     }
+    Ok(())
+}
 
-    /// Lets other ranks read the published weights until the gradient is complete.
-    pub(crate) fn share(&self, trainer: &Trainer, weights: &AdaptedWeights) -> anyhow::Result<()> {
-        let Some(published) = &self.0 else { return Ok(()) };
-        Ok(trainer.share_weights(published, weights.shared_base.as_deref())?)
-    }
+/// Lets other ranks read the published weights until the gradient is complete.
+pub(crate) fn share(trainer: &Trainer, weights: &AdaptedWeights) -> anyhow::Result<()> {
+    let Some(published) = weights.published_at() else { return Ok(()) };
+    Ok(trainer.share_weights(published, weights.shared_base.as_deref())?)
 }
 
 /// A warning if a launcher binds each rank to cores of its own.
-const BOUND: &str = "the launcher binds each rank to cores of its own, so rank 0 generates and steps with its cores \
+const BOUND: &str = "the launcher binds each rank to cores of its own, so rank 0 takes optimizer steps with its cores \
                      alone: mpirun --bind-to none and srun --cpu-bind=none let it use those of all ranks";
 
 /// The connection to rank 0 of a rank whose standard input is the socket that rank 0 gave it. The process exits when
@@ -154,7 +149,7 @@ fn launch_error(error: Error) -> anyhow::Error {
 
 /// Works as a rank other than 0 until rank 0 ends. A failure has been reported to rank 0.
 pub fn serve(link: &Link) -> anyhow::Result<()> {
-    Ok(train::serve_rank(link, &Build::current().to_string())?)
+    Ok(train::serve_rank(link, &Build::current().to_string(), &mut RankEngine::default())?)
 }
 
 /// Refuses a number of ranks that is not a power of two, or too large. `flag` names the flag or variable with the

@@ -28,7 +28,7 @@ impl RolloutActivations {
     ) -> RolloutActivations {
         let store = RowStore::new(memory, model, capacity);
         let reserved = if capacity < whole { step_rows } else { 0 };
-        let kept = KeptRollout { store, used: 0, reserved, version: None, groups: BTreeMap::new() };
+        let kept = KeptRollout { store, used: 0, reserved, cleared: 0, version: None, groups: BTreeMap::new() };
         RolloutActivations(Arc::new(Mutex::new(kept)))
     }
 
@@ -48,6 +48,8 @@ pub struct KeptRollout {
     /// The number of rows to leave free when a group begins, since a step also computes rows of groups that are not
     /// kept.
     pub reserved: usize,
+    /// How often the rows were dropped: generations so far.
+    cleared: u64,
     /// The weights that computed the rows; `None` if there are none yet.
     version: Option<Version>,
     groups: BTreeMap<GroupId, KeptGroup>,
@@ -118,6 +120,17 @@ impl KeptRollout {
     pub fn clear(&mut self) {
         (self.used, self.version) = (0, None);
         self.groups.clear();
+        self.cleared += 1;
+    }
+
+    /// The number of the generation to which the rows belong: it grows when they are [dropped](Self::clear).
+    pub fn generation(&self) -> u64 {
+        self.cleared
+    }
+
+    /// Whether the rows of a group that has ended are kept.
+    pub fn has(&self, group: GroupId) -> bool {
+        self.groups.contains_key(&group)
     }
 
     /// Whether rows computed with the weights of `version` may be added to the rows so far.

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -182,6 +182,15 @@ impl Peers {
                     None => {}
                 },
             }
+        }
+    }
+
+    /// The next message of `rank`, if it has arrived. Fails if some rank is lost.
+    pub fn try_receive(&self, rank: usize) -> Result<Option<Message>> {
+        match lock(&self.peers[rank - 1].incoming).try_recv() {
+            Ok(message) => Ok(Some(message)),
+            Err(TryRecvError::Empty) => self.lost.error().map_or(Ok(None), Err),
+            Err(TryRecvError::Disconnected) => Err(self.lost_by(rank, &io::ErrorKind::UnexpectedEof.into())),
         }
     }
 

@@ -3,9 +3,10 @@
 use crate::drafts::{self, Drafts};
 use crate::earlier::Earlier;
 use model::kv::BLOCK;
+use serde::{Deserialize, Serialize};
 
 /// Sizes and switches of a rollout engine. They do not affect the bits of completions.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineConfig {
     /// The maximum number of sequences in one step.
     pub max_num_seqs: usize,
@@ -27,7 +28,7 @@ pub struct EngineConfig {
 }
 
 /// The policy for guessing draft tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Speculative {
     /// Draft tokens are never guessed.
     Off,

@@ -96,6 +96,11 @@ impl Engine {
         self.stop.detokenizer = Some(detokenizer);
     }
 
+    /// Computes with the threads of `ctx` from now on. Its device must be that of the engine.
+    pub fn compute_on(&mut self, ctx: Context) {
+        self.ctx = ctx;
+    }
+
     /// Sets a flag that stops a generation before its next step. The call then returns [`Error::Stopped`].
     pub fn stop_with(&mut self, stopped: Arc<AtomicBool>) {
         self.stopped = stopped;

@@ -39,5 +39,6 @@ pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
 pub use schedule::{Ramp, Schedule, ScheduleArguments, ScheduleKind};
 pub use step_rewards::StepRewards;
 pub use trainer::{
-    HeldOut, Passes, RankMemory, StepParams, TrainState, Trainer, TrainerConfig, TrainerState, World, serve_rank,
+    HeldOut, OtherRanks, OtherWork, Passes, RankMemory, RankModel, SendReply, StepParams, TrainState, Trainer,
+    TrainerConfig, TrainerState, World, serve_rank,
 };

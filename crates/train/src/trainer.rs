@@ -16,7 +16,7 @@ mod shares;
 mod skip;
 mod state;
 
-pub use self::ranks::{RankMemory, World, serve as serve_rank};
+pub use self::ranks::{OtherRanks, OtherWork, RankMemory, RankModel, SendReply, World, serve as serve_rank};
 pub use held_out::HeldOut;
 pub use passes::Passes;
 pub(crate) use passes::{Compute, OutputGrads};

@@ -1,5 +1,5 @@
-//! `--ranks`: several processes divide the passes of each step, with the bits of one process with the same
-//! `gradient_shares`.
+//! `--ranks`: several processes divide generation and the passes of each step, with the bits of one process with the
+//! same `gradient_shares`.
 
 use crate::distributed_faults::signal;
 use crate::stopping::is_alive;
@@ -16,13 +16,21 @@ fn divided<'a>(purpose: &'a str, out: &'a str, set: &[&'a str], ranks: &'a str) 
     [arguments(purpose, out, set), vec!["--ranks", ranks]].concat()
 }
 
+const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completion_length = 2 }, \
+                        quality = { share = 0.25, top_k = 8 } }";
+
 /// Kinds of runs: the command, a name and keys. The model's embeddings are tied.
-const KINDS: [(&str, &str, &[&str]); 9] = [
-    ("train", "grpo", &["beta=0.04", "per_device_train_batch_size=8", "record_rollouts=true"]),
+const KINDS: [(&str, &str, &[&str]); 10] = [
+    ("train", "grpo", &["beta=0.04", "per_device_train_batch_size=8", "record_rollouts=true", "stop=[\"a\"]"]),
     ("train", "iterations", &["num_iterations=2", "per_device_train_batch_size=8", "optim=muon", "dtype=bf16"]),
     ("train", "dynamic", &["dynamic_sampling=true", "per_device_train_batch_size=8", "adam_moments_dtype=bf16"]),
     ("train", "rloo", &["algorithm=rloo", "per_device_train_batch_size=8", "max_staleness=1"]),
-    ("train", "lora", &["use_peft=true", "lora_r=2", "lora_dropout=0.1", "per_device_train_batch_size=16"]),
+    (
+        "train",
+        "lora",
+        &["use_peft=true", "lora_r=2", "lora_dropout=0.1", "beta=0.04", "per_device_train_batch_size=16"],
+    ),
+    ("train", "chunks", &[PROFILES, "max_staleness=2", "partial_rollout_tokens=2", "per_device_train_batch_size=8"]),
     ("train", "ppo", &["algorithm=ppo", "num_ppo_epochs=2", "num_mini_batches=2", "per_device_train_batch_size=8"]),
     ("sft", "sft", &["packing=false"]),
     ("reward", "reward", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]),
@@ -41,11 +49,58 @@ fn any_number_of_ranks_gives_the_bits_of_one_process() {
             let out = format!("{kind}-{ranks}");
             good(root, &divided(purpose, &out, &set, ranks));
             // A batch that was generated ahead has the seconds that it took.
-            let compare = if kind == "rloo" { same_but_workers } else { same };
+            let compare = if ["rloo", "chunks"].contains(&kind) { same_but_workers } else { same };
             compare(&root.join(&one), &root.join(&out));
         }
     }
     good(root, &["verify", "grpo-4", "--all"]);
+    // Each rank generates its groups and keeps their activations, which it uses as one process does.
+    let shares = ["grpo-1", "grpo-2", "grpo-4"].map(|run| shares_of_activations(&root.join(run)));
+    assert!(shares[0].iter().all(|&share| share > 0.5) && !shares[0].is_empty(), "{shares:?}");
+    assert!(shares.iter().all(|of| *of == shares[0]), "{shares:?}");
+}
+
+/// The share of the update's rows whose activations were kept, from every line of the metrics.
+fn shares_of_activations(run: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["rollout_activations_share"].as_f64()).collect()
+}
+
+/// The processor time that a process has used, in ticks of 10 ms.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let times = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
+    times.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
+/// A run begins with a long evaluation, which needs nothing but generation. Another rank takes part in it, and is lost
+/// meanwhile.
+#[test]
+fn a_rank_that_is_lost_during_generation_ends_the_run() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["eval_on_start=true", "num_generations_eval=50000", "max_completion_length=50", "speculative=off"];
+    for (name, why) in
+        [("9", "was killed by signal 9"), ("STOP", "sent no heartbeat for 15 s: it hangs or was stopped")]
+    {
+        let out = format!("lost-{name}");
+        let arguments = [divided("train", &out, &set, "2"), vec!["--threads", "2"]].concat();
+        let run = command(root, &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("the run has another rank", || children(run.id()).len() == 1);
+        let rank = children(run.id())[0];
+        wait_until("the rank generates", || cpu_ticks(rank) >= 100);
+        signal(rank, name);
+        let (code, text) = ended(run);
+        assert_eq!(code, Some(1), "{text}");
+        let error =
+            format!("error: rank 1 of 2 (process {rank}) {why}; stopped after step 0: resume the run with --resume ");
+        assert!(text.lines().last().unwrap_or_default().starts_with(&error), "{text}");
+        assert!(text.contains("generation is divided among all ranks"), "{text}");
+        wait_until("the rank ends", || !is_alive(&rank.to_string()));
+        let logged = std::fs::read_to_string(root.join(&out).join("metrics.jsonl")).unwrap_or_default();
+        assert!(logged.is_empty(), "the run was not generating: {logged}");
+    }
 }
 
 /// Untied embeddings, an entropy bonus on the tokens of highest entropy, and a number of groups that ranks cannot
@@ -121,6 +176,12 @@ fn the_plan_lists_the_memory_of_each_rank() {
         plan["parts"].as_array().unwrap().iter().map(part).collect::<BTreeMap<_, _>>()
     };
     let [one, two, four] = ["1", "2", "4"].map(parts);
+    // Each rank generates its part of the groups with its own KV cache.
+    let cache = |plan: &BTreeMap<String, u64>, of: &str| plan.get(&format!("{of}generation: kv cache")).copied();
+    assert!(cache(&two, "").unwrap() < cache(&one, "").unwrap());
+    assert_eq!([cache(&two, "rank 1: "), cache(&four, "rank 3: ")], [cache(&two, ""), cache(&four, "")]);
+    assert_eq!([cache(&one, "rank 1: "), cache(&four, "rank 4: ")], [None; 2]);
+    assert!(four.contains_key("rank 2: generation: workspace"), "{four:?}");
     let gradients = |plan: &BTreeMap<String, u64>, of: &str| plan.get(&format!("{of}: gradients")).copied();
     // A gradient, and one more for each doubling of a rank's shares. Rank 0 also keeps tokens of the whole step.
     let rank = |plan: &BTreeMap<String, u64>, rank: u64| gradients(plan, &format!("rank {rank}: training"));
@@ -129,7 +190,8 @@ fn the_plan_lists_the_memory_of_each_rank() {
     assert_eq!((rank(&four, 3), rank(&four, 4), rank(&one, 1)), (Some(quarter), None, None));
     assert!(gradients(&four, "training") < gradients(&two, "training"));
     for (name, bytes) in &one {
-        assert!(name.ends_with("gradients") || name.starts_with("program") || two[name] == *bytes, "{name}");
+        let differs = ["generation: ", "program"].iter().any(|part| name.starts_with(part));
+        assert!(differs || name.ends_with("gradients") || two[name] == *bytes, "{name}");
         assert!(!["weights", "optimizer"].iter().any(|kind| four.contains_key(&format!("rank 1: {kind}"))));
     }
     assert!(four.keys().any(|name| name.starts_with("rank 3: training: activations")), "{four:?}");

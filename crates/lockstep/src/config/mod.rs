@@ -27,7 +27,7 @@ mod unused_keys;
 mod validate;
 mod values;
 
-pub use engine::{WorkloadBounds, engine_config, eval_sampling, sampling, trainer_config};
+pub use engine::{WorkloadBounds, engine_config, engine_config_of_rank, eval_sampling, sampling, trainer_config};
 pub(crate) use keys::data::TEMPLATE_COLUMNS;
 pub use keys::{Config, Key, keys};
 pub use layers::{Layers, refuse_environment, unknown_key};

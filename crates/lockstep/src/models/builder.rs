@@ -9,6 +9,7 @@ use crate::error::OrBadInput;
 use crate::stop::StopSignal;
 use kernels::ops::Passes;
 use kernels::{Context, Memory};
+use model::kept::RolloutActivations;
 use model::{Capacity, ModelAssets, ModelConfig, Scorer, Sharing};
 use rollout::{Engine, EngineConfig, SamplingParams};
 use std::path::Path;
@@ -75,8 +76,9 @@ pub struct Counted {
     pub passes: Passes,
     /// Bytes of host memory for the text from which tokens are drafted.
     pub drafts: usize,
-    /// The buffers of other ranks, which are kept until they are counted.
+    /// The buffers and engines of other ranks, which are kept until they are counted.
     ranks: Vec<RankMemory>,
+    engines: Vec<(Engine, Option<RolloutActivations>)>,
 }
 
 enum Target {
@@ -112,6 +114,11 @@ impl<'a> Builder<'a> {
         'a: 'b,
     {
         Builder { config, ..self.on_meta() }
+    }
+
+    /// The number of ranks; 1 for one process.
+    pub fn world_size(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |(world_size, _)| *world_size)
     }
 
     /// Whether this builder counts memory for a plan instead of building a run.
@@ -161,7 +168,7 @@ impl<'a> Builder<'a> {
             let group = self.group_capacity(work, work.group.min(work.completions).max(1)).tokens;
             let forwarded = if keeps { group } else { capacity.tokens };
             trainer.reserve(model, tokens, capacity, forwarded, work.longest.positions());
-            self.count_ranks(name, model, &config, capacity, work.longest.positions())?;
+            self.count_ranks(name, model, &config, capacity, (forwarded, work.longest.positions()))?;
         }
         Ok(trainer)
     }
@@ -173,13 +180,13 @@ impl<'a> Builder<'a> {
         model: &ModelConfig,
         config: &TrainerConfig,
         capacity: Capacity,
-        positions: usize,
+        (forwarded, positions): (usize, usize),
     ) -> anyhow::Result<()> {
         let Some((world_size, _)) = self.ranks else { return Ok(()) };
         for rank in 1..world_size {
             let ctx = self.part(&format!("rank {rank}: {name}"));
             let mut memory = RankMemory::new(ctx.memory(), model, config, world_size)?;
-            memory.reserve(model, capacity, positions);
+            memory.reserve(model, capacity, forwarded, positions);
             if let Target::Plan(_, counted) = &mut self.target {
                 counted.ranks.push(memory);
             }
@@ -222,6 +229,28 @@ impl<'a> Builder<'a> {
         engine.set_detokenizer(assets.tokenizer.clone());
         engine.stop_with(self.stop.flag());
         Ok(engine)
+    }
+
+    /// In a plan, counts the engines of the other ranks, which have the same sizes as that of this process, and the
+    /// activations that they keep (`kept_rows` of at most `whole` rows).
+    pub fn count_rank_engines(
+        &mut self,
+        model: &ModelConfig,
+        sizes: &EngineConfig,
+        (kept_rows, whole): (usize, usize),
+    ) -> anyhow::Result<()> {
+        let ranks = if self.is_plan() { 1..self.world_size() } else { 0..0 };
+        for rank in ranks {
+            let ctx = self.part(&format!("rank {rank}: generation"));
+            let engine = Engine::new(&ctx, model, sizes.clone()).or_bad_input()?;
+            let kept = || RolloutActivations::new(ctx.memory(), model, kept_rows, sizes.rows(), whole);
+            let kept = (kept_rows > 0).then(kept);
+            if let Target::Plan(_, counted) = &mut self.target {
+                counted.drafts += sizes.draft_bytes();
+                counted.engines.push((engine, kept));
+            }
+        }
+        Ok(())
     }
 
     /// The allocation ledger of each part of a plan, and the sizes that no ledger records.

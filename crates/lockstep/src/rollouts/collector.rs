@@ -4,6 +4,7 @@
 //! A collection is a plain value. Apart from the order of calls to the reward functions, a call leaves no state behind,
 //! so rolling back a step needs no undo here. The collector knows nothing of the run's steps, logs and configuration.
 
+use super::divided::{DividedEngine, Division};
 use super::function::FunctionRollouts;
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
 use crate::config::SamplingPlan;
@@ -20,6 +21,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Scope;
 use std::time::Duration;
 use telemetry::{Stages, Step, stages::Span};
+use train::OtherRanks;
 
 /// The interval of reports while waiting for reward functions.
 const LONG_WAIT: Duration = Duration::from_secs(10);
@@ -28,6 +30,8 @@ const LONG_WAIT: Duration = Duration::from_secs(10);
 pub struct Collector {
     /// The engine that generates.
     pub engine: Engine,
+    /// The engines of other ranks, which generate some of the groups; `None` if this process generates all.
+    pub divided: Option<DividedEngine>,
     /// The caller's function that makes completions instead of the engine; it may call the engine.
     pub function: Option<FunctionRollouts>,
     /// The reward functions.
@@ -127,6 +131,11 @@ pub trait Collect {
         anyhow::bail!("this collector cannot continue completions that have already begun")
     }
 
+    /// Divides generation among the ranks of the run. A proxy to a collector elsewhere leaves generation undivided.
+    fn divide(&mut self, _ranks: &OtherRanks, _division: &Division) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// The engine's texts for drafting tokens, which a resumed run restores. Losing them costs time, but changes no
     /// bit.
     fn drafts(&self) -> Vec<u8> {
@@ -147,6 +156,7 @@ impl Collect for Collector {
         request: CollectRequest<'_>,
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected> {
+        self.share(weights)?;
         self.collect_with(weights.into(), request, observer)
     }
 
@@ -157,7 +167,15 @@ impl Collect for Collector {
         begun: Begun,
         observer: &Observer<'_>,
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
+        self.share(weights)?;
         self.generator().continue_with(weights.into(), request, begun, observer)
+    }
+
+    fn divide(&mut self, ranks: &OtherRanks, division: &Division) -> anyhow::Result<()> {
+        let divided = DividedEngine::new(ranks.clone(), self.engine.config(), division)?;
+        self.engine.compute_on(ranks.context().clone());
+        self.divided = Some(divided);
+        Ok(())
     }
 
     fn drafts(&self) -> Vec<u8> {
@@ -181,15 +199,20 @@ impl Collector {
         self.generator().collect(model, request, observer)
     }
 
+    fn share(&self, weights: &AdaptedWeights) -> anyhow::Result<()> {
+        self.divided.as_ref().map_or(Ok(()), |divided| divided.share(weights))
+    }
+
     fn generator(&mut self) -> Generator<'_> {
-        let Collector { engine, function, rewards, tokenizer, stop } = self;
-        Generator { engine, function: function.as_mut(), rewards, tokenizer, stop }
+        let Collector { engine, divided, function, rewards, tokenizer, stop } = self;
+        Generator { engine, divided: divided.as_mut(), function: function.as_mut(), rewards, tokenizer, stop }
     }
 }
 
 /// The fields of a [`Collector`], borrowed from their owners.
 pub struct Generator<'a> {
     pub engine: &'a mut Engine,
+    pub divided: Option<&'a mut DividedEngine>,
     pub function: Option<&'a mut FunctionRollouts>,
     pub rewards: &'a mut [Box<dyn Reward>],
     pub tokenizer: &'a Tokenizer,
@@ -217,7 +240,7 @@ impl Generator<'_> {
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
         let CollectRequest { mut prompts, num_generations, sampling, reward_weights, step, .. } = request;
         let CollectRequest { refuse_non_finite, activations, .. } = request;
-        let Generator { engine, function, rewards, tokenizer, stop } = self;
+        let Generator { engine, divided, function, rewards, tokenizer, stop } = self;
         let mut next_group = prompts.last_key_value().map_or(GroupId(0), |(last, _)| last.after(1));
         let (mut rollout_s, mut columns, mut given) = (0.0, GivenColumns::new(), None);
         if let Some(function) = function {
@@ -254,11 +277,20 @@ impl Generator<'_> {
                     let (before, counters) = (kernels::context::counted(), engine.counters());
                     let is_own = |group: &RolloutGroup| prompts.contains_key(&group.group);
                     engine.keep_activations(activations.cloned());
-                    let made = engine.generate_with(model, requests, |group| {
+                    let on_end = |group: &RolloutGroup| {
                         if is_own(group) {
                             job.group_ended(group);
                         }
-                    })?;
+                    };
+                    let made = match divided {
+                        Some(divided) => {
+                            let tokens = divided.tokens();
+                            let made = divided.generate_with(engine, model, requests, activations, on_end)?;
+                            stages.count("tokens_of_other_ranks", (divided.tokens() - tokens) as f64);
+                            made
+                        }
+                        None => engine.generate_with(model, requests, on_end)?,
+                    };
                     engine.keep_activations(None);
                     record_ops(&span, before);
                     record_counters(stages, &span, engine.counters() - counters);

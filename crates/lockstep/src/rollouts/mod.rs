@@ -1,7 +1,9 @@
 //! Scored completions, generated from prompts or read from a file. This module knows nothing of optimizers.
 
+pub(crate) mod assembler;
 pub(crate) mod audit;
 pub mod collector;
+pub mod divided;
 pub mod evaluate;
 pub mod function;
 pub mod generation;

@@ -3,7 +3,7 @@
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
-use crate::ranks::{PublishedWeights, RankOptions};
+use crate::ranks::{self, RankOptions};
 use crate::rollouts::collector::record_ops;
 use crate::run::moments;
 use crate::run::state::RunState;
@@ -26,8 +26,6 @@ pub struct Learner {
     pub schedule: Schedule,
     /// Optimizer steps done so far.
     pub step: Step,
-    /// The weights of the next step for other ranks.
-    published: PublishedWeights,
     /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
@@ -43,8 +41,7 @@ pub struct Update {
 impl Learner {
     /// A learner of `policy` before the first step.
     pub fn new(ctx: Context, policy: Policy, trainer: Trainer, schedule: Schedule) -> Learner {
-        let published = PublishedWeights::default();
-        Learner { ctx, policy, trainer, schedule, step: Step::START, published, gradient_time_s: 0.0 }
+        Learner { ctx, policy, trainer, schedule, step: Step::START, gradient_time_s: 0.0 }
     }
 
     /// Restores the optimizer's moments from the directory `checkpoint`, and the counters from `state`. The policy has
@@ -60,7 +57,7 @@ impl Learner {
     /// Starts or meets the other ranks of the run, which read the current weights.
     pub fn start_ranks(&mut self, ranks: &RankOptions, stop: &StopSignal, sinks: &Sinks) -> anyhow::Result<()> {
         ranks.start(&mut self.trainer, &self.ctx, self.policy.config(), stop, sinks)?;
-        self.published.publish(&self.trainer, &mut self.policy.weights)
+        ranks::publish(&self.trainer, &mut self.policy.weights)
     }
 
     /// Whether all steps of the schedule are done.
@@ -72,7 +69,7 @@ impl Learner {
     /// request can interrupt the computation.
     pub fn gradient<'a>(&mut self, stages: &Stages, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         let (span, before) = (stages.span("update"), kernels::context::counted());
-        self.published.share(&self.trainer, &self.policy.weights)?;
+        ranks::share(&self.trainer, &self.policy.weights)?;
         self.trainer.gradient(&self.ctx, self.policy.weights.view(), samples)?;
         record_ops(&span, before);
         self.gradient_time_s = span.end();
@@ -95,7 +92,7 @@ impl Learner {
         record_ops(&span, before);
         record_parts(&span, &metrics);
         self.step = self.step.next();
-        self.published.publish(&self.trainer, &mut self.policy.weights)?;
+        ranks::publish(&self.trainer, &mut self.policy.weights)?;
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 

@@ -82,7 +82,7 @@ impl Evaluator {
         let (engine, models) = build(&mut builder, &assets)?;
         let rewards = ready_rewards(rewards, models, &stop);
         let template = assets.chat.map(|template| template.source().to_owned());
-        let collector = Collector { engine, function: None, rewards, tokenizer: assets.tokenizer, stop };
+        let collector = Collector { engine, divided: None, function: None, rewards, tokenizer: assets.tokenizer, stop };
         Ok(Evaluator { config, sets, sampling, collector, template })
     }
 

@@ -178,8 +178,8 @@ impl RunOptions {
         self
     }
 
-    /// Divides the passes of each optimizer step among `world_size` processes of this machine, a power of two, with the
-    /// bits of one process. `command` starts a process that calls [`serve`](crate::ranks::serve).
+    /// Divides generation and the passes of each optimizer step among `world_size` processes of this machine, a power
+    /// of two, with the bits of one process. `command` starts a process that calls [`serve`](crate::ranks::serve).
     pub fn ranks(self, world_size: usize, command: impl Fn() -> Command + 'static) -> Self {
         self.divided(world_size, RankProcesses::Started(Box::new(command)))
     }

@@ -5,7 +5,7 @@ use super::{Adapter, LoraConfig, ModelView, NextParams, Params, Weights};
 use crate::{ModelConfig, Updates};
 use kernels::Memory;
 use kernels::memory::slot::{Contents, SlotWriter};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Types with versions: [`Weights`] and [`Adapter`].
@@ -162,6 +162,11 @@ impl<T: Versioned> WeightSlots<T> {
         Ok(Published { number, path: shared.writer.path().to_owned(), stored_as: contents.number })
     }
 
+    /// The path of the current version, if it is published.
+    fn published_at(&self) -> Option<&Path> {
+        self.current.shared.as_ref().filter(|shared| shared.published.is_some()).map(|shared| shared.writer.path())
+    }
+
     /// The current version, read-only.
     pub fn current(&self) -> &T {
         &self.current.numbers
@@ -301,6 +306,12 @@ impl AdaptedWeights {
             None => self.base.publish(number, lineage, false),
         }
     }
+    /// The path at which other processes read the current version of the trained parameters; `None` if it is not
+    /// published.
+    pub fn published_at(&self) -> Option<&Path> {
+        self.adapter.as_ref().map_or(self.base.published_at(), WeightSlots::published_at)
+    }
+
     /// Allocates slots for the trained parameters, as [`WeightSlots::reserve`].
     pub fn reserve(&mut self, slots: usize) -> kernels::Result<()> {
         match &mut self.adapter {

@@ -50,6 +50,13 @@ fn messages_arrive_in_order_and_processes_end_with_rank_0() {
         }
     }
     assert!(matches!(peers.receive(1, &|| true).unwrap_err(), Error::Cancelled));
+    assert_eq!(peers.try_receive(1).unwrap(), None);
+    peers.send(1, &message(1, 9)).unwrap();
+    let arrived = (0..10_000).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        peers.try_receive(1).unwrap()
+    });
+    assert_eq!(arrived, Some(message(1, 9)));
     assert!(!peers.lost().is_lost() && pids.iter().all(|&pid| is_alive(pid)));
     drop(peers);
     assert!(!pids.into_iter().any(is_alive));
@@ -65,6 +72,7 @@ fn a_killed_rank_is_named_in_every_exchange() {
     // Rank 1 is alive, but the step cannot be completed.
     for rank in [2, 1] {
         assert_eq!(peers.receive(rank, &never).unwrap_err().to_string(), why);
+        assert_eq!(peers.try_receive(rank).unwrap_err().to_string(), why);
     }
     losses.recv().unwrap();
     assert_eq!(peers.lost().why(), Some(&*why));

@@ -1,13 +1,13 @@
 //! Divides the steps of a [`Trainer`] among ranks.
 
-use super::kept::{Origin, Planned};
-use super::passes::{LossBatch, Outputs};
-use super::ranks::{DividedBatch, Ranks, World};
+use super::kept::Planned;
+use super::passes::{ForwardSums, LossBatch, Outputs};
+use super::ranks::{DividedBatch, OtherRanks, Ranks, World};
 use super::{TrainState, Trainer};
 use crate::loss::Normalizer;
 use crate::{Error, Result};
 use kernels::Context;
-use model::{ModelConfig, StopCheck, Updates};
+use model::{GroupId, ModelConfig, StopCheck, Updates};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,14 +28,15 @@ impl TrainState {
         self.ranks.as_ref().map_or(ctx, |ranks| &ranks.ctx).clone()
     }
 
-    /// Splits micro-batches into those of this process and those of other ranks, which have no kept activations.
-    pub(super) fn divided<'p, 'a>(&self, planned: &'p mut [Planned<'a>]) -> (&'p [Planned<'a>], &'p [Planned<'a>]) {
-        let own = self.ranks.as_ref().map_or(planned.len(), |ranks| ranks.own(planned));
-        let (own, others) = planned.split_at_mut(own);
-        for planned in others.iter_mut() {
-            planned.origin = Origin::Computed;
-        }
-        (own, others)
+    /// A function that returns, for a share of another rank, whether that rank has kept the rows of a group.
+    pub(super) fn kept_elsewhere(&self) -> impl Fn(usize, GroupId) -> Option<bool> + use<> {
+        let ranks = self.ranks.clone();
+        move |share, group| ranks.as_ref()?.keeps(share, group)
+    }
+
+    /// Splits micro-batches into those of this process and those of other ranks.
+    pub(super) fn divided<'p, 'a>(&self, planned: &'p [Planned<'a>]) -> (&'p [Planned<'a>], &'p [Planned<'a>]) {
+        planned.split_at(self.ranks.as_ref().map_or(planned.len(), |ranks| ranks.own(planned)))
     }
 
     /// The batch as other ranks compute it. The gradient is computed if there is a `normalizer`.
@@ -52,16 +53,16 @@ impl TrainState {
     }
 
     /// Computes the micro-batches of this process by `own`, and meanwhile those of other ranks, whose outputs are
-    /// returned in order.
+    /// returned in order, with the sums of their kept rows.
     pub(super) fn compute_divided(
         &mut self,
         batch: DividedBatch<'_>,
         others: &[Planned<'_>],
         own: impl FnOnce(&mut TrainState) -> Result<()>,
-    ) -> Result<Vec<Outputs>> {
+    ) -> Result<(Vec<Outputs>, ForwardSums)> {
         match self.ranks.clone() {
             Some(ranks) => ranks.compute(batch, others, || own(self)),
-            None => own(self).map(|()| Vec::new()),
+            None => own(self).map(|()| Default::default()),
         }
     }
 }
@@ -93,6 +94,11 @@ impl Trainer {
     /// weights at `base`. They read them until the gradient is complete.
     pub fn share_weights(&self, trained: &Path, base: Option<&Path>) -> Result<()> {
         self.state.ranks.as_ref().map_or(Ok(()), |ranks| ranks.share_weights(trained, base))
+    }
+
+    /// The ranks that divide the steps, for work besides training.
+    pub fn other_ranks(&self) -> Option<OtherRanks> {
+        self.state.ranks.clone().map(OtherRanks::of)
     }
 
     /// The ranks that divide the steps, to train a second model with them.

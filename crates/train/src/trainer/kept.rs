@@ -12,7 +12,8 @@ use kernels::Tensor;
 use model::kept::{KeptRollout, KeptSequence};
 use model::net::{self, HeadColumns, KeptRows};
 use model::packing::micro_batches_by;
-use model::{Batch, BatchTensors, MicroBatch, PromptGroup};
+use model::weights::Version;
+use model::{Batch, BatchTensors, GroupId, MicroBatch, PromptGroup};
 
 /// How the activations of a micro-batch get onto the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,8 @@ pub(crate) struct Planned<'a> {
 
 impl Compute<'_> {
     /// Splits `groups` into micro-batches. A micro-batch never mixes groups of different shares, or groups whose rows
-    /// were `kept` with other groups. `share` maps a group's index to its share.
+    /// were `kept` with other groups. `share` maps a group's index to its share. For a share of another rank,
+    /// `elsewhere` returns whether that rank has kept the rows of a group; otherwise it returns `None`.
     pub(crate) fn plan<'a>(
         &self,
         config: &TrainerConfig,
@@ -45,6 +47,7 @@ impl Compute<'_> {
         groups: &'a [PromptGroup<'a>],
         kept: Option<&'a KeptRollout>,
         share: impl Fn(usize) -> usize,
+        elsewhere: impl Fn(usize, GroupId) -> Option<bool>,
     ) -> Vec<Planned<'a>> {
         let sampled_with = (self.model.version(), config.temperature);
         let find = |sequence: &Sequence<'_>| {
@@ -59,8 +62,9 @@ impl Compute<'_> {
             .map(|(place, group)| {
                 let own = first..first + group.completions.len();
                 first = own.end;
-                let is_kept = own.clone().all(|i| found[i].is_some() || sequences[i].completion.is_empty());
-                match sequences[own.start].source.sample().filter(|_| is_kept) {
+                let is_here = own.clone().all(|i| found[i].is_some() || sequences[i].completion.is_empty());
+                let is_kept = |group: GroupId| elsewhere(share(place), group).unwrap_or(is_here);
+                match sequences[own.start].source.sample().filter(|sample| is_kept(sample.group)) {
                     Some(sample) if is_checked(sample.group) => Origin::Compared(place),
                     Some(_) => Origin::Kept,
                     None => Origin::Computed,
@@ -77,7 +81,30 @@ impl Compute<'_> {
     }
 }
 
-impl Planned<'_> {
+impl<'a> Planned<'a> {
+    /// A micro-batch that a rank computes for rank 0, without empty completions, whose groups have these numbers. If
+    /// all rows of its sequences are `kept`, they are used; otherwise the micro-batch is computed.
+    pub(super) fn kept_or_computed(
+        micro: MicroBatch<'a>,
+        share: usize,
+        (groups, compares): (&[GroupId], bool),
+        (kept, sampled_with): (Option<&'a KeptRollout>, (Version, f64)),
+    ) -> Planned<'a> {
+        let find = |kept: &'a KeptRollout| {
+            let numbered = micro.groups().zip(groups);
+            let sequences = numbered
+                .flat_map(|((group, _), number)| group.completions.iter().map(move |own| (group.prompt, number, own)));
+            sequences.map(|(prompt, &number, own)| kept.find(sampled_with, number, prompt, own)).collect()
+        };
+        let found: Option<Vec<_>> = kept.filter(|_| groups.len() == micro.groups().count()).and_then(find);
+        let origin = match &found {
+            None => Origin::Computed,
+            Some(_) if compares => Origin::Compared(0),
+            Some(_) => Origin::Kept,
+        };
+        Planned { micro, share, origin, rows: found.unwrap_or_default() }
+    }
+
     /// The row of the store for each row of the packed micro-batch.
     fn slots(&self, packed: &Batch) -> Vec<u32> {
         let rows = packed.branches_of_rows.iter().zip(&packed.positions);

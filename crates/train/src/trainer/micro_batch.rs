@@ -110,7 +110,7 @@ impl TrainState {
         measured.skipped_tokens += skipped.groups.iter().map(rows).sum::<u64>();
         let version = compute.model.version().trained();
         let checked = only(groups, |place| skipped.checked.contains(&place));
-        let planned = compute.plan(&self.config, batch.sequences, &checked, batch.kept, |_| 0);
+        let planned = compute.plan(&self.config, batch.sequences, &checked, batch.kept, |_| 0, |_, _| None);
         // If the tokens were sampled with other weights, there is nothing to compare.
         let is_comparable = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
         for planned in planned.iter().filter(|planned| planned.micro.scored().any(is_comparable)) {

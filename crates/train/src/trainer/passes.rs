@@ -11,6 +11,7 @@ use model::kept::{KeptRollout, RolloutActivations};
 use model::net::{self, KeptRows, Rope, Tape};
 use model::scoring::grow_rope;
 use model::{BatchTensors, Capacity, Grads, ModelConfig, ModelView, StopCheck, Updates};
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::ops::AddAssign;
 
@@ -143,7 +144,7 @@ pub(crate) struct Forward {
 }
 
 /// Sums over forward passes.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ForwardSums {
     /// Seconds, including the copies of kept activations.
     pub(crate) time_s: f64,

@@ -10,24 +10,28 @@
 //! The ranks' gradients are added as the balanced binary tree of the shares: first each even rank adds the gradient of
 //! its neighbour, then every fourth rank that of the rank after next, and so on. Ranks read each other's gradients, and
 //! the weights, in shared memory. The optimizer step is that of a single process.
+//!
+//! Between steps, the ranks can do [other work](OtherWork) with the weights, such as generation.
 
 mod memory;
+mod other;
 mod protocol;
 mod server;
 
 pub use memory::RankMemory;
+pub use other::{OtherRanks, OtherWork, RankModel, SendReply};
 pub use server::serve;
 
 use super::TrainerConfig;
-use super::kept::Planned;
+use super::kept::{Origin, Planned};
 use super::loss_gradient::loss_and_gradient;
-use super::passes::{LossBatch, Measured, Outputs};
+use super::passes::{ForwardSums, LossBatch, Measured, Outputs};
 use crate::loss::Normalizer;
 use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
 use crate::{Error, Result};
 use kernels::{Context, DType, Memory};
-use model::{Grads, LoraConfig, ModelConfig, SharedSlot, StopCheck, Updates};
+use model::{Grads, GroupId, LoraConfig, ModelConfig, SharedSlot, StopCheck, Updates};
 use protocol::{DropoutOfPass, ModelRequest, Pass, Reply, Request, Start, bits, floats, message, value};
 use ranks::{Message, Peers};
 use serde::Serialize;
@@ -35,7 +39,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The other ranks of a training run, as rank 0 sees them.
 pub(super) struct Ranks {
@@ -51,6 +55,8 @@ pub(super) struct Ranks {
     begun: AtomicU64,
     /// The slots with the gradients of other ranks.
     opened: Mutex<BTreeMap<PathBuf, SharedSlot>>,
+    /// The groups whose activations another rank keeps, with that rank.
+    kept: Mutex<BTreeMap<GroupId, usize>>,
 }
 
 /// A part of the optimizer batch whose micro-batches the ranks compute.
@@ -101,6 +107,7 @@ impl Ranks {
             shares: config.gradient_shares,
             begun: AtomicU64::new(0),
             opened: Mutex::default(),
+            kept: Mutex::default(),
         };
         let description = description(model)?;
         for rank in 1..world_size {
@@ -160,7 +167,7 @@ impl Ranks {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         self.send_all(&Request::Begin { number })?;
         for rank in 1..self.world_size() {
-            // Replies of a cancelled step come before.
+            // Replies of a cancelled step, or to other work that was cancelled, come before.
             while !matches!(
                 self.receive(rank, &|| stop.is_requested())?,
                 (Reply::Begun { number: begun }, _) if begun == number
@@ -175,24 +182,37 @@ impl Ranks {
     }
 
     fn rank_of(&self, planned: &Planned<'_>) -> usize {
-        planned.share * self.world_size() / self.shares
+        self.computing_rank(planned.share)
+    }
+
+    fn computing_rank(&self, share: usize) -> usize {
+        share * self.world_size() / self.shares
+    }
+
+    /// Whether the rank that computes `share` keeps the activations of a group; `None` if rank 0 computes the share.
+    pub(super) fn keeps(&self, share: usize, group: GroupId) -> Option<bool> {
+        let rank = self.computing_rank(share);
+        (rank > 0).then(|| self.kept().get(&group) == Some(&rank))
+    }
+
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<GroupId, usize>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the other ranks compute the micro-batches `others`, while `own` computes those of rank 0. Returns the
-    /// outputs of each of `others`.
+    /// outputs of each of `others`, and the sums of their kept rows.
     pub(super) fn compute(
         &self,
         batch: DividedBatch<'_>,
         others: &[Planned<'_>],
         own: impl FnOnce() -> Result<()>,
-    ) -> Result<Vec<Outputs>> {
+    ) -> Result<(Vec<Outputs>, ForwardSums)> {
         let cancels = AtomicBool::new(false);
         let (own, others) = std::thread::scope(|scope| {
             let (mut exchanges, cancels) = (Vec::new(), &cancels);
             for planned in others.chunk_by(|a, b| self.rank_of(a) == self.rank_of(b)) {
-                let micros: Vec<_> = planned.iter().map(|planned| (planned.share, &planned.micro)).collect();
                 let rank = self.rank_of(&planned[0]);
-                exchanges.push(scope.spawn(move || self.exchange(rank, batch, micros, cancels)));
+                exchanges.push(scope.spawn(move || self.exchange(rank, batch, planned, cancels)));
             }
             let own = own();
             cancels.store(own.is_err(), Ordering::Relaxed);
@@ -204,62 +224,72 @@ impl Ranks {
             return Err(Error::Rank(why.to_owned()));
         }
         // A rank's failure is the reason why the other exchanges and rank 0's own passes were cancelled.
-        let failed = |result: &Result<Vec<Outputs>>| matches!(result, Err(Error::Rank(_)));
+        let failed = |result: &Result<_>| matches!(result, Err(Error::Rank(_)));
         match others.iter().position(failed) {
-            Some(rank) => others.into_iter().nth(rank).unwrap_or(Ok(Vec::new())),
+            Some(rank) => others.into_iter().nth(rank).unwrap_or_else(|| Ok(Default::default())),
             None => {
                 own?;
-                others.into_iter().try_fold(Vec::new(), |mut all, outputs| {
-                    all.extend(outputs?);
-                    Ok(all)
+                others.into_iter().try_fold(Default::default(), |(mut all, mut sums): (Vec<_>, _), exchanged| {
+                    let (outputs, rank_sums) = exchanged?;
+                    all.extend(outputs);
+                    sums += rank_sums;
+                    Ok((all, sums))
                 })
             }
         }
     }
 
-    /// Has `rank` compute its micro-batches, each with its share, in order.
+    /// Has `rank` compute its micro-batches, in order.
     fn exchange(
         &self,
         rank: usize,
         batch: DividedBatch<'_>,
-        micros: Vec<(usize, &model::MicroBatch<'_>)>,
+        planned: &[Planned<'_>],
         cancels: &AtomicBool,
-    ) -> Result<Vec<Outputs>> {
+    ) -> Result<(Vec<Outputs>, ForwardSums)> {
         let DividedBatch { loss, sequences, before, version, dropout, normalizer, stop } = batch;
         let is_cancelled = || cancels.load(Ordering::Relaxed) || stop.is_requested();
-        let request = |(share, micro): &(usize, &model::MicroBatch<'_>)| {
+        let request = |Planned { micro, share, origin, .. }: &Planned<'_>| {
             let samples = || micro.scored().map(|i| (before + i) as u32).collect();
             let dropout = dropout.map(|step| DropoutOfPass { step, samples: samples(), second: loss.is_policy() });
-            let (request, ids) = Pass::request(*share, loss.is_of_scores(), dropout, micro);
+            let groups = micro.groups().filter_map(|(_, own)| Some(sequences[own.start].source.sample()?.group));
+            let kept = match origin {
+                Origin::Computed => None,
+                Origin::Kept => Some((groups.collect(), false)),
+                Origin::Compared(_) => Some((groups.collect(), true)),
+            };
+            let (request, ids) = Pass::request(*share, loss.is_of_scores(), dropout, kept, micro);
             self.send(rank, request, ids)
         };
-        let mut all = Vec::with_capacity(micros.len());
-        for i in 0..micros.len() {
+        let (mut all, mut sums) = (Vec::with_capacity(planned.len()), ForwardSums::default());
+        for (i, Planned { micro, .. }) in planned.iter().enumerate() {
             if i == 0 {
-                request(&micros[0])?;
+                request(&planned[0])?;
             }
             let (reply, numbers) = self.receive(rank, &is_cancelled)?;
-            let scored: usize = micros[i].1.scored().map(|i| sequences[i].completion.len()).sum();
-            if !matches!(reply, Reply::Outputs) || numbers.len() != 2 * scored {
+            let scored: usize = micro.scored().map(|i| sequences[i].completion.len()).sum();
+            let Reply::Outputs(own_sums) = reply else { return Err(self.unexpected(rank, &reply)) };
+            if numbers.len() != 2 * scored {
                 return Err(self.unexpected(rank, &reply));
             }
+            sums += own_sums;
             let (logps, entropies) = numbers.split_at(scored);
             let outputs = Outputs { logps: floats(logps), entropies: floats(entropies), slots: None };
             if let Some(normalizer) = normalizer {
                 let skipped = Cell::default();
                 let batch = LossBatch { loss, normalizer, sequences, before, skipped, kept: None };
-                let sums = &mut Measured::default(); // the sums of the step are computed later, in order
-                let d_outputs = loss_and_gradient(&batch, version, micros[i].1, &outputs, sums);
+                let measured = &mut Measured::default(); // the sums of the step are computed later, in order
+                let d_outputs = loss_and_gradient(&batch, version, micro, &outputs, measured);
                 let has_entropies = d_outputs.d_entropies.is_some();
                 let entropies = d_outputs.d_entropies.iter().flat_map(|d| bits(d));
                 let numbers = bits(&d_outputs.d_logps).chain(entropies).collect();
                 self.send(rank, Request::Backward { has_entropies }, numbers)?;
             }
             // The rank continues with the next forward pass at once.
-            micros.get(i + 1).map_or(Ok(()), &request)?;
+            planned.get(i + 1).map_or(Ok(()), &request)?;
             all.push(outputs);
         }
-        Ok(all)
+        Ok((all, sums))
     }
 
     /// Adds the gradients of all ranks to `grads`, the complete gradient of rank 0.
@@ -314,6 +344,11 @@ impl Ranks {
     /// The next reply of `rank`, with its numbers.
     fn receive(&self, rank: usize, cancels: &dyn Fn() -> bool) -> Result<(Reply, Vec<u32>)> {
         let message = self.world.peers.receive(rank, cancels)?;
+        self.reply(rank, message)
+    }
+
+    /// The reply in a message of `rank`, with its numbers.
+    fn reply(&self, rank: usize, message: Message) -> Result<(Reply, Vec<u32>)> {
         match value(&message)? {
             Reply::Failed { why } => Err(Error::Rank(format!("{} failed: {why}", self.name(rank)))),
             reply => Ok((reply, message.numbers)),

@@ -234,8 +234,8 @@ impl TrainState {
         let kept = activations.as_ref().map(RolloutActivations::lock);
         let kept = kept.as_deref();
         let share = |group: usize| self.shares.index(group, groups.len());
-        let mut planned = compute.plan(&self.config, &sequences, &groups, kept, share);
-        let (own, others) = self.divided(&mut planned);
+        let planned = compute.plan(&self.config, &sequences, &groups, kept, share, self.kept_elsewhere());
+        let (own, others) = self.divided(&planned);
         self.reserve_for(compute, own, longest(&groups))?;
         let stop = compute.passes.stop.clone();
         let keeps = others.is_empty() && (own.len() == 1 || self.dropout() > 0.0);
@@ -247,7 +247,7 @@ impl TrainState {
             outputs.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e).collect::<Vec<f32>>()
         };
         let divided = self.divided_batch(&batch, compute.model.version().trained(), None, &stop);
-        let outputs = self.compute_divided(divided, others, |state| {
+        let (outputs, sums) = self.compute_divided(divided, others, |state| {
             own.iter().try_for_each(|planned| {
                 let forward = state.forward(compute, &batch, planned, &mut ahead.sums)?;
                 entropies.extend(in_loss(planned, &forward.outputs));
@@ -255,6 +255,7 @@ impl TrainState {
                 Ok(())
             })
         })?;
+        ahead.sums += sums;
         others.iter().zip(&outputs).for_each(|(planned, outputs)| entropies.extend(in_loss(planned, outputs)));
         normalizer.entropy_threshold = quantile(entropies.clone(), q);
         normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
@@ -281,10 +282,10 @@ impl TrainState {
         let kept = kept.as_deref();
         let groups_before = self.accumulated.as_ref().map_or(0, |accumulated| accumulated.groups);
         let share = |group: usize| self.shares.index(groups_before + group, normalizer.groups);
-        let mut planned = compute.plan(&self.config, &sequences, &groups, kept, share);
+        let planned = compute.plan(&self.config, &sequences, &groups, kept, share, self.kept_elsewhere());
         let rows = |planned: &Planned<'_>| planned.micro.capacity().tokens;
         let (computed, micro_batches) = (planned.iter().map(rows).sum::<usize>(), planned.len());
-        let (own, others) = self.divided(&mut planned);
+        let (own, others) = self.divided(&planned);
         self.reserve_for(compute, own, longest(&groups))?;
         let stop = compute.passes.stop.clone();
         let mut accumulated = match self.accumulated.take() {
@@ -303,7 +304,7 @@ impl TrainState {
         let mut ahead = ahead.forwards.into_iter();
         let version = compute.model.version().trained();
         let divided = self.divided_batch(&batch, version, Some(normalizer), &stop);
-        let outputs = self.compute_divided(divided, others, |state| {
+        let (outputs, sums) = self.compute_divided(divided, others, |state| {
             own.iter().try_for_each(|planned| {
                 let forward = match ahead.next() {
                     Some(forward) => forward,
@@ -313,6 +314,7 @@ impl TrainState {
                 state.backward(compute, &batch, &planned.micro, forward, measured)
             })
         })?;
+        measured.forward += sums;
         for (planned, outputs) in others.iter().zip(&outputs) {
             loss_and_gradient(&batch, version, &planned.micro, outputs, measured);
         }

@@ -5,8 +5,9 @@
 use super::stop::files;
 use super::{config, directory, rows};
 use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy};
+use crate::rollouts::assembler::Assembler;
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
-use crate::rollouts::jobs::{Assembler, GroupAnswer, GroupJob, score};
+use crate::rollouts::jobs::{GroupAnswer, GroupJob, score};
 use crate::{Run, RunOptions, StopReason, StopSignal};
 use anyhow::ensure;
 use model::tokenizer::Tokenizer;
@@ -98,7 +99,7 @@ impl Threads {
             engine.set_detokenizer(self.tokenizer.clone());
             let rewards: Vec<Box<dyn Reward>> = vec![Box::new(Talks)];
             let (tokenizer, stop) = (self.tokenizer.clone(), self.stop.clone());
-            let mut collector = Collector { engine, function: None, rewards, tokenizer, stop };
+            let mut collector = Collector { engine, divided: None, function: None, rewards, tokenizer, stop };
             let (tasks, all): (Arc<Mutex<Receiver<Task>>>, _) = (tasks.clone(), self.seen.clone());
             let count = self.count;
             std::thread::spawn(move || {
@@ -292,8 +293,14 @@ fn a_worker_refuses_jobs_that_it_cannot_do() {
     let engine = EngineConfig::new(4, 64);
     let engine = Engine::new(&ctx, &weights.base.config, engine).unwrap();
     let tokenizer = run.policy().tokenizer.clone();
-    let mut collector =
-        Collector { engine, function: None, rewards: vec![Box::new(Rank)], tokenizer, stop: StopSignal::new() };
+    let mut collector = Collector {
+        engine,
+        divided: None,
+        function: None,
+        rewards: vec![Box::new(Rank)],
+        tokenizer,
+        stop: StopSignal::new(),
+    };
     let prompt = crate::data::prompts::Prompt {
         row: 0,
         tokens: model::Prompt::new([1, 2]),

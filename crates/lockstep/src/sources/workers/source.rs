@@ -15,9 +15,10 @@ use crate::bad_input;
 use crate::config::{Config, Trust};
 use crate::data::Sampler;
 use crate::models::WriteFiles;
+use crate::rollouts::assembler::Assembler;
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Generator, Observer};
 use crate::rollouts::function::SharedScorer;
-use crate::rollouts::jobs::{Assembler, GroupJob};
+use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::scoring::Prompts;
 use crate::sources::{Ahead, Batch, BatchSource, BatchSpec, Now, SavedState, SourceState, Start, StepDone, Watch};
@@ -429,7 +430,7 @@ impl Collect for WorkerSource {
     ) -> anyhow::Result<Collected> {
         let engine = self.engine.as_mut().context("this run has no evaluations")?;
         let Assembler { rewards, tokenizer, stop, .. } = &mut self.assembler;
-        let generator = Generator { engine, function: None, rewards, tokenizer, stop };
+        let generator = Generator { engine, divided: None, function: None, rewards, tokenizer, stop };
         generator.collect(weights.into(), request, observer)
     }
 }

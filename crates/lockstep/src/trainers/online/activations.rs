@@ -1,7 +1,7 @@
 //! Decides how many activations of a generation are kept for its first update (`rollout_activations`).
 
 use super::inputs::PartInputs;
-use crate::config::{Config, RolloutActivations};
+use crate::config::RolloutActivations;
 use crate::models::Builder;
 use crate::run::memory_plan::{MemoryPlan, Room};
 use model::net::RowStore;
@@ -31,11 +31,12 @@ pub(super) fn refusal(builder: &Builder<'_>, inputs: PartInputs<'_>) -> Option<&
     cases.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
 }
 
-/// The largest number of rows (tokens) of a generation.
-pub(super) fn whole(config: &Config, inputs: PartInputs<'_>) -> usize {
+/// The largest number of rows (tokens) of a generation, or of this rank's part of it.
+pub(super) fn whole(builder: &Builder<'_>, inputs: PartInputs<'_>) -> usize {
+    let config = builder.config;
     let lengths = vec![config.max_completion_length; config.num_generations];
     let group = Capacity::for_group(inputs.bounds.longest_prompt, &lengths, config.prefix_sharing);
-    config.prompts_per_generation() * group.tokens
+    config.prompts_per_generation().div_ceil(inputs.generating_ranks(builder)) * group.tokens
 }
 
 /// The number of rows to keep, for a run that takes the memory of `plan` without them.
@@ -48,12 +49,14 @@ pub(super) fn rows(builder: &Builder<'_>, inputs: PartInputs<'_>, plan: &MemoryP
         RolloutActivations::Bytes(bytes) => bytes,
         RolloutActivations::Auto => plan.left(room) / DIVISOR,
     };
-    fitting(&inputs.assets.config, bytes).min(whole(builder.config, inputs))
+    // Ranks divide the memory.
+    let bytes = bytes / inputs.generating_ranks(builder) as u64;
+    fitting(&inputs.assets.config, bytes).min(whole(builder, inputs))
 }
 
 /// The message at the start of a run about the activations that it keeps.
 pub(super) fn line(builder: &Builder<'_>, inputs: PartInputs<'_>) -> String {
-    let (whole, rows) = (whole(builder.config, inputs), inputs.kept_rows);
+    let [whole, rows] = [whole(builder, inputs), inputs.kept_rows].map(|rows| rows * inputs.generating_ranks(builder));
     let mib = |rows: usize| (rows * RowStore::row_bytes(&inputs.assets.config)).div_ceil(1 << 20);
     match refusal(builder, inputs) {
         Some(why) => format!("activations of the rollout are not kept for the update: {why}"),

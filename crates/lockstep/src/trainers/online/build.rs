@@ -11,10 +11,11 @@ use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::data::prompts::Prompt;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, ModelSource, Policy, load_generator};
+use crate::rollouts::assembler::Assembler;
 use crate::rollouts::collector::{Collect, Collector};
+use crate::rollouts::divided::Division;
 use crate::rollouts::evaluate::{self, EvalSet, Evaluation};
 use crate::rollouts::function::{FunctionRollouts, SharedScorer};
-use crate::rollouts::jobs::Assembler;
 use crate::rollouts::notices;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{
@@ -53,6 +54,9 @@ pub struct Prepared {
     parts: RunParts,
     /// The message for the start of the run about the activations that it keeps.
     activations_line: String,
+    /// The number of rows whose activations each rank keeps, and the largest number of rows of its part of a
+    /// generation.
+    kept_rows: [usize; 2],
 }
 
 impl Prepared {
@@ -137,6 +141,7 @@ impl Prepared {
         let replan = Replan { purpose: Purpose::Grpo, config: &config, resumes, plan: &again };
         replan.check(&plan.on(device), &available)?;
         let activations_line = activations::line(&builder, part_inputs);
+        let kept_rows = [part_inputs.kept_rows, activations::whole(&builder, part_inputs)];
         telemetry::system::reset_peak_rss();
         let Parts {
             weights,
@@ -204,7 +209,7 @@ impl Prepared {
             after: config.records_updates().then(AfterStep::new),
             state: RolloutState::default(),
         };
-        Ok((Prepared { pipeline, parts, activations_line }, own))
+        Ok((Prepared { pipeline, parts, activations_line, kept_rows }, own))
     }
 
     /// Begins the run. `restore` restores the pipeline from the task's state in a checkpoint.
@@ -213,7 +218,7 @@ impl Prepared {
         inputs: RunInputs,
         restore: impl FnOnce(&mut RolloutPipeline, Value, &Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<(RolloutPipeline, TrainingRun)> {
-        let Prepared { mut pipeline, parts, activations_line } = self;
+        let Prepared { mut pipeline, parts, activations_line, kept_rows } = self;
         let sizes = pipeline.sizes;
         inputs.sinks.info(&parts.learner.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
@@ -232,12 +237,30 @@ impl Prepared {
             pipeline.state.lineage = Some(lineage::at_start(&run, &from, &pipeline.settings)?);
         }
         pipeline.restore_drafts(&run);
+        pipeline.divide_generation(&run, kept_rows)?;
         pipeline.begin_source(&mut run)?;
         Ok((pipeline, run))
     }
 }
 
 impl RolloutPipeline {
+    /// Divides generation among the ranks, if there are any. `rows` are the number of rows whose activations each rank
+    /// keeps, and the largest number of rows of its part of a generation.
+    fn divide_generation(&mut self, run: &TrainingRun, rows: [usize; 2]) -> anyhow::Result<()> {
+        let Some(ranks) = run.learner.trainer.other_ranks() else { return Ok(()) };
+        let Some(collector) = self.source.collector() else { return Ok(()) };
+        if self.has_function {
+            let why = "a function of the calling program (rollout_func) makes the completions";
+            run.log.sinks().info(&format!("rank 0 generates alone: {why}"));
+            return Ok(());
+        }
+        let (tokenizer, [kept_rows, most_rows]) = (run.learner.policy.dir.clone(), rows);
+        let groups_per_step = self.sizes.optimizer / self.sizes.group;
+        collector.divide(&ranks, &Division { tokenizer, groups_per_step, kept_rows, most_rows })?;
+        run.log.sinks().info("generation is divided among all ranks");
+        Ok(())
+    }
+
     fn begin_source(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         let TrainingRun { learner, data, checkpoints, prompt_time, .. } = run;
         let start = Start {
@@ -304,7 +327,7 @@ fn source(
     });
     let place = injected.collect_with.take();
     let collector = engine.map(|engine| -> Box<dyn Collect> {
-        let here = Collector { engine, function, rewards, tokenizer, stop };
+        let here = Collector { engine, divided: None, function, rewards, tokenizer, stop };
         match place {
             Some(place) => place(here),
             None => Box::new(here),

@@ -1,7 +1,7 @@
 //! The inputs of the parts of an online run.
 
 use crate::config::WorkloadBounds;
-use crate::models::{ModelSource, Work};
+use crate::models::{Builder, ModelSource, Work};
 use model::ModelAssets;
 
 /// The inputs of the parts.
@@ -17,6 +17,13 @@ pub struct PartInputs<'a> {
     pub only_evaluates: bool,
     /// The number of rows (tokens) whose activations are kept for the update.
     pub kept_rows: usize,
+}
+
+impl PartInputs<'_> {
+    /// The number of ranks that divide generation. A function of the calling program uses the engine of this process.
+    pub fn generating_ranks(&self, builder: &Builder<'_>) -> usize {
+        if self.bounds.given { 1 } else { builder.world_size() }
+    }
 }
 
 /// The largest work that the parts receive at once.

@@ -6,7 +6,7 @@ use super::inputs::{LargestWork, PartInputs};
 use super::reference::Reference;
 use crate::algorithms;
 use crate::bad_input;
-use crate::config::{Config, SamplingPlan, Trust, WorkloadBounds, engine_config, eval_sampling};
+use crate::config::{Config, SamplingPlan, Trust, WorkloadBounds, engine_config, engine_config_of_rank, eval_sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::OrBadInput;
@@ -55,7 +55,7 @@ impl<T> Parts<T> {
         let generation = Work { completions, group, longest: longest(config, bounds) };
         let step = Work { completions: config.completions_per_step(), ..generation };
         let weights = trained_weights(builder, source, model)?;
-        let whole = activations::whole(config, inputs);
+        let whole = activations::whole(builder, inputs);
         let kept_rows = if activations::refusal(builder, inputs).is_some() { 0 } else { inputs.kept_rows.min(whole) };
         // Only the first step on a generation can use kept activations. Later steps need forward passes.
         let keeps = kept_rows == whole && completions == step.completions && config.passes() == 1;
@@ -108,7 +108,12 @@ impl<T> Parts<T> {
             let evaluation = eval_sampling(config, training.common());
             let mut drawn = if generates { training.ways() } else { Vec::new() };
             drawn.extend(config.has_eval_data().then_some(&evaluation));
-            let sizes = engine_config(config, context(config, assets), bounds);
+            let whole_sizes = engine_config(config, context(config, assets), bounds);
+            let ranks = inputs.generating_ranks(builder);
+            let sizes = engine_config_of_rank(config, whole_sizes, bounds, ranks);
+            if ranks > 1 {
+                builder.count_rank_engines(model, &sizes, (kept_rows, whole))?;
+            }
             if kept_rows > 0 {
                 let memory = builder.part("generation").memory().clone();
                 activations = Some(RolloutActivations::new(&memory, model, kept_rows, sizes.rows(), whole));

@@ -5,7 +5,7 @@
 
 use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
-use crate::ranks::PublishedWeights;
+use crate::ranks;
 use crate::rollouts::collector::record_ops;
 use crate::run::learner::{Learner, Update, record_parts};
 use crate::run::moments::{restore_moments, write_moments};
@@ -30,8 +30,6 @@ pub struct Critic {
     /// Gradients, optimizer moments and buffers of the value model.
     pub trainer: Trainer,
     scorer: Scorer,
-    /// The weights of the next step for other ranks.
-    published: PublishedWeights,
     /// Seconds spent on the gradient of the next step.
     gradient_time_s: f64,
 }
@@ -61,7 +59,7 @@ impl Critic {
             Some((_, sharing)) => AdaptedWeights::shared(ctx.memory(), weights, None, sharing, None).or_bad_input()?,
             None => AdaptedWeights::new(ctx.memory(), weights, None),
         };
-        Ok(Critic { weights, trainer, scorer, published: PublishedWeights::default(), gradient_time_s: 0.0 })
+        Ok(Critic { weights, trainer, scorer, gradient_time_s: 0.0 })
     }
 
     /// Divides the value model's steps among the ranks that divide those of the policy, if there are any.
@@ -69,7 +67,7 @@ impl Critic {
         if let Some(world) = policy.trainer.world_of_second_model() {
             self.trainer.use_ranks(&policy.ctx, self.weights.config(), world)?;
         }
-        self.published.publish(&self.trainer, &mut self.weights)
+        ranks::publish(&self.trainer, &mut self.weights)
     }
 
     /// The value of each token's state, for each sample.
@@ -81,7 +79,7 @@ impl Critic {
     /// Computes the gradient of the value loss on `samples`, which the next [`step`](Self::step) applies.
     pub fn gradient(&mut self, ctx: &Context, stages: &Stages, samples: &[Sample]) -> anyhow::Result<()> {
         let (span, before) = (stages.span("value update"), kernels::context::counted());
-        self.published.share(&self.trainer, &self.weights)?;
+        ranks::share(&self.trainer, &self.weights)?;
         self.trainer.gradient(ctx, self.weights.view(), samples)?;
         record_ops(&span, before);
         self.gradient_time_s = span.end();
@@ -94,7 +92,7 @@ impl Critic {
         let metrics = self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?;
         record_ops(&span, before);
         record_parts(&span, &metrics);
-        self.published.publish(&self.trainer, &mut self.weights)?;
+        ranks::publish(&self.trainer, &mut self.weights)?;
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 

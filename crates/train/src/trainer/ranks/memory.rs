@@ -25,9 +25,10 @@ impl RankMemory {
         Ok(rank)
     }
 
-    /// Adds the buffers for micro-batches of up to `capacity`, with sequences of up to `positions` tokens.
-    pub fn reserve(&mut self, model: &ModelConfig, capacity: Capacity, positions: usize) {
+    /// Adds the buffers for micro-batches of up to `capacity`, with forward passes of up to `forwarded` rows and
+    /// sequences of up to `positions` tokens.
+    pub fn reserve(&mut self, model: &ModelConfig, capacity: Capacity, forwarded: usize, positions: usize) {
         self.grads.reserve(capacity.tokens);
-        self.passes.reserve(model, capacity, capacity.tokens, positions);
+        self.passes.reserve(model, capacity, forwarded, positions);
     }
 }

@@ -1,8 +1,9 @@
 //! The messages between rank 0 and the other ranks. The text of a message is a value of these types as JSON; its
 //! numbers are token ids or the bits of f32 numbers.
 
+use crate::trainer::passes::ForwardSums;
 use crate::{Error, Result};
-use model::{LoraConfig, MicroBatch, PromptGroup};
+use model::{GroupId, LoraConfig, MicroBatch, PromptGroup};
 use ranks::Message;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,8 @@ pub(super) enum Request {
     Publish,
     /// Completes the gradient of the rank's shares and adds another rank's gradient. The reply is [`Reply::Added`].
     Add { gradient: PathBuf },
+    /// Work besides training, which [`OtherWork`](super::OtherWork) does. All replies are [`Reply::Other`].
+    Other(String),
 }
 
 /// A rank's answer.
@@ -69,13 +72,15 @@ pub(super) enum Reply {
     Begun {
         number: u64,
     },
-    /// The numbers are log-probabilities (or scores), followed by as many entropies.
-    Outputs,
+    /// The numbers are log-probabilities (or scores), followed by as many entropies. The sums count kept rows.
+    Outputs(ForwardSums),
     /// The rank's gradient can be read here.
     Published {
         gradient: PathBuf,
     },
     Added,
+    /// A reply to [`Request::Other`].
+    Other(String),
     /// The rank has failed and exits.
     Failed {
         why: String,
@@ -89,6 +94,9 @@ pub(super) struct Pass {
     pub(super) share: usize,
     pub(super) is_of_scores: bool,
     pub(super) dropout: Option<DropoutOfPass>,
+    /// If the rank has kept the activations of all groups: their numbers, and whether the kept activations are compared
+    /// with a forward pass (otherwise they replace it).
+    pub(super) kept: Option<(Vec<GroupId>, bool)>,
     /// For each group, the length of its prompt and of its completions. No completion is empty.
     pub(super) groups: Vec<(usize, Vec<usize>)>,
 }
@@ -109,6 +117,7 @@ impl Pass {
         share: usize,
         is_of_scores: bool,
         dropout: Option<DropoutOfPass>,
+        kept: Option<(Vec<GroupId>, bool)>,
         micro: &MicroBatch<'_>,
     ) -> (Request, Vec<u32>) {
         let (mut groups, mut numbers) = (Vec::new(), Vec::new());
@@ -118,7 +127,7 @@ impl Pass {
             numbers.extend(group.prompt);
             completions().for_each(|completion| numbers.extend(*completion));
         }
-        (Request::Forward(Pass { share, is_of_scores, dropout, groups }), numbers)
+        (Request::Forward(Pass { share, is_of_scores, dropout, kept, groups }), numbers)
     }
 
     /// The groups, whose ids are in `numbers`; `None` if there are not as many numbers.
@@ -171,7 +180,7 @@ mod tests {
             PromptGroup { prompt: &[7], completions: vec![&[8, 9, 1]] },
         ];
         let micro = &micro_batches(&groups, 100, true)[0];
-        let (request, numbers) = Pass::request(3, false, None, micro);
+        let (request, numbers) = Pass::request(3, false, None, None, micro);
         let Request::Forward(pass) = value(&message(&request).unwrap()).unwrap() else { panic!() };
         let found = pass.groups(&numbers).unwrap();
         assert_eq!(found[0], PromptGroup { prompt: &[1, 2], completions: vec![&[3], &[4, 5]] });

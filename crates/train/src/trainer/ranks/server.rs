@@ -1,12 +1,16 @@
 //! A rank other than 0: runs forward and backward passes for rank 0, and accumulates the gradient of its own shares of
 //! each optimizer step. It knows neither the loss nor the samples, only token ids and the gradients of its outputs.
 
+use super::other::{OtherWork, RankModel};
 use super::protocol::{ModelRequest, Pass, Reply, Request, Start, bits, floats, message, value};
-use crate::trainer::passes::{Compute, Forward, OutputGrads, Passes};
+use crate::trainer::kept::{Origin, Planned};
+use crate::trainer::passes::{Compute, Forward, ForwardSums, OutputGrads, Passes};
 use crate::trainer::shares::Shares;
 use crate::{Error, Result};
 use kernels::{Context, DType, Isa};
 use model::batch::Dropout;
+use model::kept::RolloutActivations;
+use model::net::KeptRows;
 use model::packing::{check_groups, longest, micro_batches};
 use model::weights::{Adapter, GradientSlot};
 use model::{BatchTensors, Grads, ModelConfig, ModelView, Params, SharedSlot, Sharing, Weights};
@@ -19,17 +23,17 @@ use std::time::{Duration, Instant};
 /// How long to wait until rank 0 has stopped reading a gradient. It has, before it begins the next step.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Works for rank 0 until it closes the `link`. `build` names this build of the program. A failure is also reported to
-/// rank 0.
-pub fn serve(link: &Link, build: &str) -> Result<()> {
-    let served = serve_until_end(link, build);
+/// Works for rank 0 until it closes the `link`, also by `other`. `build` names this build of the program. A failure is
+/// also reported to rank 0.
+pub fn serve(link: &Link, build: &str, other: &mut dyn OtherWork) -> Result<()> {
+    let served = serve_until_end(link, build, other);
     if let Err(error) = &served {
         let _ = link.send(&message(&Reply::Failed { why: error.to_string() })?);
     }
     served
 }
 
-fn serve_until_end(link: &Link, build: &str) -> Result<()> {
+fn serve_until_end(link: &Link, build: &str, other: &mut dyn OtherWork) -> Result<()> {
     let mut servers = Vec::new();
     while let Some(Message { text, numbers }) = link.receive() {
         let ModelRequest { model, request } = value(&Message::of(text))?;
@@ -40,7 +44,13 @@ fn serve_until_end(link: &Link, build: &str) -> Result<()> {
             continue;
         }
         let none = || Error::Rank(format!("a request came before the start of model {model}"));
-        if let Some(reply) = servers.get_mut(model).ok_or_else(none)?.answer(request, numbers)? {
+        let server = servers.get_mut(model).ok_or_else(none)?;
+        if let Request::Other(text) = request {
+            let reply = |text, numbers| send(link, Message { numbers, ..message(&Reply::Other(text))? });
+            let (text, numbers) = other.work(server.model(), &text, &numbers, &reply)?;
+            server.release();
+            reply(text, numbers)?;
+        } else if let Some(reply) = server.answer(request, numbers)? {
             send(link, reply)?;
         }
     }
@@ -94,7 +104,7 @@ impl Server {
 
     fn answer(&mut self, request: Request, numbers: Vec<u32>) -> Result<Option<Message>> {
         let reply = match request {
-            Request::Start(_) => return Ok(None),
+            Request::Start(_) | Request::Other(_) => return Ok(None),
             Request::Weights { trained, base } => {
                 self.read_weights(&trained, base.as_deref())?;
                 return Ok(None);
@@ -104,8 +114,8 @@ impl Server {
                 Reply::Begun { number }
             }
             Request::Forward(pass) => {
-                let outputs = self.forward(pass, &numbers)?;
-                return Ok(Some(Message { numbers: outputs, ..message(&Reply::Outputs)? }));
+                let (outputs, sums) = self.forward(pass, &numbers)?;
+                return Ok(Some(Message { numbers: outputs, ..message(&Reply::Outputs(sums))? }));
             }
             Request::Backward { has_entropies } => {
                 self.backward(&numbers, has_entropies)?;
@@ -163,19 +173,27 @@ impl Server {
         Ok(())
     }
 
-    fn forward(&mut self, pass: Pass, ids: &[u32]) -> Result<Vec<u32>> {
+    fn forward(&mut self, pass: Pass, ids: &[u32]) -> Result<(Vec<u32>, ForwardSums)> {
         let unreadable = || Error::Rank("a request for a forward pass has the wrong number of token ids".to_owned());
         let groups = pass.groups(ids).ok_or_else(unreadable)?;
         check_groups(&self.model, &groups)?;
         let sharing = self.start.prefix_sharing;
-        let micro = micro_batches(&groups, usize::MAX, sharing);
-        let [micro] = &micro[..] else { return Err(unreadable()) };
+        let mut micro = micro_batches(&groups, usize::MAX, sharing);
+        let Some(micro) = micro.pop().filter(|_| micro.is_empty()) else { return Err(unreadable()) };
         let capacity = micro.capacity();
+        let temperature = self.start.temperature;
+        let activations = self.passes.activations.clone();
+        let kept = activations.as_ref().filter(|_| pass.kept.is_some()).map(RolloutActivations::lock);
+        let kept = kept.as_deref();
+        let version = self.parts()?.0.model.version();
+        let (numbers, compares) = pass.kept.as_ref().map_or((&[][..], false), |(groups, compares)| (groups, *compares));
+        let planned = Planned::kept_or_computed(micro, pass.share, (numbers, compares), (kept, (version, temperature)));
+        let forwarded = if planned.origin == Origin::Kept { 0 } else { capacity.tokens };
         self.grads.reserve(capacity.tokens);
-        self.passes.reserve(&self.model, capacity, capacity.tokens, longest(&groups));
+        self.passes.reserve(&self.model, capacity, forwarded, longest(&groups));
         let memory = self.ctx.memory().clone();
         memory.check()?;
-        let packed = micro.batch(sharing);
+        let packed = planned.micro.batch(sharing);
         let mut tensors = BatchTensors::new(&memory.part("workspace"), &packed);
         let dropout = pass.dropout.as_ref().zip(self.start.adapter.as_ref());
         let mut dropout =
@@ -183,12 +201,13 @@ impl Server {
         if pass.dropout.as_ref().is_some_and(|dropout| !dropout.second) {
             tensors.set_dropout(dropout.take());
         }
-        let temperature = self.start.temperature;
+        let mut sums = ForwardSums::default();
         let (mut compute, _, _) = self.parts()?;
-        let outputs = compute.forward(&tensors, temperature, pass.is_of_scores)?;
+        let head = (temperature, pass.is_of_scores);
+        let outputs = planned.forward(&mut compute, &packed, &tensors, kept, head, &mut sums)?;
         let sent = bits(&outputs.logps).chain(bits(&outputs.entropies)).collect();
         self.forward = Some((pass, Forward { tensors, dropout, outputs }));
-        Ok(sent)
+        Ok((sent, sums))
     }
 
     fn backward(&mut self, numbers: &[u32], has_entropies: bool) -> Result<()> {
@@ -203,13 +222,17 @@ impl Server {
         let d_outputs =
             OutputGrads { d_logps: floats(d_logps), d_entropies: has_entropies.then(|| floats(d_entropies)) };
         let temperature = self.start.temperature;
+        let activations = self.passes.activations.clone();
+        let kept = activations.as_ref().zip(outputs.slots.as_ref());
+        let kept = kept.map(|(activations, slots)| (activations.lock(), slots));
+        let kept = kept.as_ref().map(|(kept, slots)| KeptRows { store: &kept.store, slots: slots.view() });
         let (mut compute, grads, shares) = self.parts()?;
         if dropout.is_some() {
             tensors.set_dropout(dropout);
             compute.forward(&tensors, temperature, pass.is_of_scores)?;
         }
         shares.enter(compute.ctx, grads, pass.share)?;
-        compute.backward(&tensors, &d_outputs, pass.is_of_scores, None, grads)
+        compute.backward(&tensors, &d_outputs, pass.is_of_scores, kept, grads)
     }
 
     /// The model with its passes, and the gradients to accumulate into.
@@ -220,13 +243,25 @@ impl Server {
         Ok((Compute { passes, ctx, model: ModelView::new(base, adapter.as_ref()) }, grads, shares))
     }
 
-    /// Completes the gradient of this rank's shares and publishes it. Rank 0 may then change the weights.
-    fn publish(&mut self) -> Result<&Path> {
-        self.shares.finish(&self.ctx, &mut self.grads)?;
+    /// The model, for work besides its training.
+    fn model(&mut self) -> RankModel<'_> {
+        let Server { ctx, model, passes, base, adapter, .. } = self;
+        let weights = base.as_ref().map(|base| ModelView::new(base, adapter.as_ref()));
+        RankModel { ctx, config: model, weights, activations: &mut passes.activations }
+    }
+
+    /// Releases the weights, which rank 0 may then change.
+    fn release(&mut self) {
         self.adapter = None;
         if self.start.adapter.is_none() {
             self.base = None;
         }
+    }
+
+    /// Completes the gradient of this rank's shares and publishes it. Rank 0 may then change the weights.
+    fn publish(&mut self) -> Result<&Path> {
+        self.shares.finish(&self.ctx, &mut self.grads)?;
+        self.release();
         Ok(self.slots[self.shares.buffer()].publish(&mut self.grads.params)?)
     }
 

@@ -2,14 +2,17 @@
 
 use super::*;
 use crate::config::SamplingPlan;
+use crate::rollouts::jobs::score;
+use crate::rollouts::scoring::Prompts;
 use model::Updates;
 use model::columns::SAMPLER_LOGPS;
 use model::tokenizer::SpecialTokens;
-use rewards::{Content, FunctionReward, RewardBatch, Scores};
-use rollout::FinishReason;
+use rewards::{Content, FunctionReward, GivenScores, RewardBatch, Scores};
+use rollout::{Completion, FinishReason};
 use serde_json::{Map, json};
 use std::sync::Mutex;
-use telemetry::Stages;
+use telemetry::{Stages, Step};
+use twox_hash::XxHash3_64;
 
 fn tokenizer() -> Tokenizer {
     let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };

@@ -1,0 +1,240 @@
+//! Generation divided among the ranks of a run: each rank generates some of the groups, with its own engine and part of
+//! the threads, and with the weights that all ranks read in shared memory.
+//!
+//! A group's bits depend only on its job: prompt, group number, sampling parameters and version of the weights. So the
+//! division changes no bit. Where possible, a rank generates the groups for which it also computes the gradient (see
+//! [`train::OtherRanks`]). Rank 0 sends jobs, generates its own groups meanwhile, and receives all others with their
+//! columns.
+
+mod protocol;
+mod server;
+
+pub use protocol::Division;
+pub use server::RankEngine;
+
+use super::jobs::{GroupAnswer, GroupJob};
+use crate::data::prompts::Prompt;
+use anyhow::{Context as _, bail};
+use model::kept::RolloutActivations;
+use model::{AdaptedWeights, ModelView, Updates};
+use protocol::{Reply, Request, bytes, numbers, text, value};
+use rewards::Content;
+use rollout::{Drive, Engine, EngineConfig, Outcome, RolloutGroup, SamplingParams};
+use serde_json::Map;
+use std::sync::Arc;
+use std::time::Duration;
+use telemetry::Step;
+use train::OtherRanks;
+
+/// How long rank 0 sleeps while it waits for other ranks.
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
+
+/// The engines of the other ranks, as rank 0 sees them.
+pub struct DividedEngine {
+    ranks: OtherRanks,
+    /// The number of groups of an optimizer step.
+    groups_per_step: usize,
+    /// The number of calls so far.
+    calls: u64,
+    /// The last generation whose activations are kept.
+    kept: Option<u64>,
+    /// The number of tokens that other ranks generated so far.
+    tokens: u64,
+}
+
+/// The work of another rank in a call.
+#[derive(Default)]
+struct Part {
+    /// For each job, the index of its request.
+    places: Vec<usize>,
+    jobs: Vec<GroupJob>,
+    is_done: bool,
+}
+
+impl DividedEngine {
+    /// Builds an engine on each other rank, of the same sizes as rank 0's.
+    pub fn new(ranks: OtherRanks, sizes: &EngineConfig, division: &Division) -> anyhow::Result<DividedEngine> {
+        // A launcher may start the ranks in other directories.
+        let tokenizer = std::path::absolute(&division.tokenizer)?;
+        let (groups_per_step, division) = (division.groups_per_step, Division { tokenizer, ..division.clone() });
+        let request = text(&Request::Build { sizes: sizes.clone(), division });
+        for rank in 1..ranks.world_size() {
+            ranks.send(rank, request.clone(), Vec::new())?;
+        }
+        for rank in 1..ranks.world_size() {
+            let (reply, _) = loop {
+                match ranks.try_receive(rank)? {
+                    Some(reply) => break reply,
+                    None => std::thread::sleep(POLL_INTERVAL),
+                }
+            };
+            let Reply::Ready = value(&reply)? else { bail!("rank {rank} sent an unexpected reply: {reply}") };
+        }
+        Ok(DividedEngine { ranks, groups_per_step, calls: 0, kept: None, tokens: 0 })
+    }
+
+    /// The number of tokens that other ranks generated so far.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Lets the other ranks read the current weights, for the next call.
+    pub fn share(&self, weights: &AdaptedWeights) -> anyhow::Result<()> {
+        let published = weights.published_at().context("the weights must be published before ranks generate")?;
+        Ok(self.ranks.share_weights(published, weights.shared_base.as_deref())?)
+    }
+
+    /// Generates the completions of these requests with the current weights, which must be
+    /// [shared](Self::share). `engine` is rank 0's; if it keeps activations, they are `activations`, and other ranks
+    /// keep those of their groups. Like [`Engine::generate_with`].
+    pub fn generate_with(
+        &mut self,
+        engine: &mut Engine,
+        model: ModelView<'_>,
+        requests: Vec<rollout::Request>,
+        activations: Option<&RolloutActivations>,
+        mut on_end: impl FnMut(&RolloutGroup),
+    ) -> anyhow::Result<Vec<RolloutGroup>> {
+        self.calls += 1;
+        let keeps = activations.map(|activations| activations.lock().generation());
+        if keeps.is_some() && keeps != self.kept {
+            self.ranks.forget_kept();
+            self.kept = keeps;
+        }
+        let mut parts: Vec<Part> = (1..self.ranks.world_size()).map(|_| Part::default()).collect();
+        let mut groups: Vec<Option<RolloutGroup>> = requests.iter().map(|_| None).collect();
+        let (all, mut drive) = (requests.len(), Drive::new(engine));
+        let updates = model.version().trained();
+        let mut own = Vec::new();
+        for (place, request) in requests.into_iter().enumerate() {
+            match rank_of(place, all, self.groups_per_step, self.ranks.world_size()) {
+                0 => own.push((place, request)),
+                rank => {
+                    parts[rank - 1].places.push(place);
+                    parts[rank - 1].jobs.push(job(request, updates));
+                }
+            }
+        }
+        for (rank, part) in (1..).zip(&mut parts) {
+            part.is_done = part.jobs.is_empty();
+            if !part.is_done {
+                let jobs: Vec<Vec<u8>> = part.jobs.iter().map(GroupJob::to_bytes).collect();
+                let request =
+                    Request::Generate { number: self.calls, jobs: jobs.iter().map(Vec::len).collect(), keeps };
+                self.ranks.send(rank, text(&request), numbers(&jobs.concat()))?;
+            }
+        }
+        let mut take = |place: usize, group: RolloutGroup| {
+            on_end(&group);
+            groups[place] = Some(group);
+        };
+        let generated = own.into_iter().try_for_each(|(place, request)| drive.submit(place, request).map(drop));
+        let generated = generated.map_err(anyhow::Error::from).and_then(|()| {
+            loop {
+                // Without own sequences, a step only checks whether the run is stopped.
+                for outcome in drive.step(model)? {
+                    if let Outcome::Ended { owner, group, .. } = outcome {
+                        take(owner, group);
+                    }
+                }
+                let received = self.receive(&mut parts, &mut take)?;
+                if drive.is_idle() {
+                    match parts.iter().all(|part| part.is_done) {
+                        true => return Ok(()),
+                        false if !received => std::thread::sleep(POLL_INTERVAL),
+                        false => {}
+                    }
+                }
+            }
+        });
+        if generated.is_err() {
+            drive.cancel_of(|_| true);
+        }
+        generated?;
+        groups.into_iter().collect::<Option<_>>().context("a rank has not generated all of its groups")
+    }
+
+    /// Takes the groups that have arrived from other ranks. Returns whether there were messages.
+    fn receive(&mut self, parts: &mut [Part], take: &mut impl FnMut(usize, RolloutGroup)) -> anyhow::Result<bool> {
+        let mut received = false;
+        for (rank, part) in (1..).zip(parts) {
+            while !part.is_done
+                && let Some((reply, sent)) = self.ranks.try_receive(rank)?
+            {
+                received = true;
+                match value(&reply)? {
+                    // Replies to a call that was cancelled come before.
+                    Reply::Group { number, .. } | Reply::Done { number } if number != self.calls => {}
+                    Reply::Group { bytes: length, kept, .. } => {
+                        let answer = &bytes(&sent, &[length])?[0];
+                        let (place, group) =
+                            part.group(answer).with_context(|| format!("the answer of rank {rank}"))?;
+                        if kept {
+                            self.ranks.note_kept(rank, group.group);
+                        }
+                        self.tokens += group.completions.iter().map(|c| c.ids.len() as u64).sum::<u64>();
+                        take(place, group);
+                    }
+                    Reply::Done { .. } => part.is_done = true,
+                    Reply::Ready => bail!("rank {rank} sent an unexpected reply: {reply}"),
+                }
+            }
+        }
+        Ok(received)
+    }
+}
+
+impl Part {
+    /// The group in an answer, and the index of its request.
+    fn group(&self, answer: &[u8]) -> anyhow::Result<(usize, RolloutGroup)> {
+        let group = GroupAnswer::group_of(answer)?;
+        let found = self.jobs.iter().zip(&self.places).find(|(job, _)| job.group == group);
+        let (job, &place) = found.context("it belongs to another job")?;
+        Ok((place, GroupAnswer::from_bytes(answer, job)?.group))
+    }
+}
+
+/// The rank that generates the group at index `place` of `all`: if optimizer steps have the same number of groups for
+/// each rank, the one that computes the gradient of the group; else equal parts are consecutive groups.
+fn rank_of(place: usize, all: usize, groups_per_step: usize, ranks: usize) -> usize {
+    let is_of_steps = groups_per_step.is_multiple_of(ranks) && all.is_multiple_of(groups_per_step);
+    let part = if is_of_steps { groups_per_step } else { all };
+    place % part * ranks / part
+}
+
+/// The job of a request. Rewards, which read the rest of the row, are rank 0's.
+fn job(request: rollout::Request, updates: Updates) -> GroupJob {
+    let rollout::Request { group, prompt, num_generations, sampling, so_far, until, .. } = request;
+    GroupJob {
+        group,
+        prompt: Prompt { row: 0, tokens: prompt, content: Content::Text(String::new()), columns: Map::new() },
+        num_generations,
+        sampling: Arc::try_unwrap(sampling).unwrap_or_else(|shared| SamplingParams::clone(&shared)),
+        updates,
+        step: Step::START,
+        rewards: Vec::new(),
+        so_far,
+        until,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As ⌊⌊i·S/n⌋·R/S⌋ with S = R, the smallest number of shares (`train::trainer::shares`).
+    #[test]
+    fn a_group_is_generated_where_its_gradient_is_computed() {
+        let ranks =
+            |all, per_step, ranks| (0..all).map(|place| rank_of(place, all, per_step, ranks)).collect::<Vec<_>>();
+        assert_eq!(ranks(8, 4, 2), [0, 0, 1, 1, 0, 0, 1, 1]);
+        assert_eq!(ranks(8, 8, 4), [0, 0, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(ranks(6, 2, 2), [0, 1, 0, 1, 0, 1]);
+        // The groups of a step that ranks cannot divide evenly, and groups that belong to no step.
+        assert_eq!(ranks(3, 3, 2), [0, 0, 1]);
+        assert_eq!(ranks(4, 1, 4), [0, 1, 2, 3]);
+        assert_eq!(ranks(5, 4, 2), [0, 0, 0, 1, 1]);
+        assert_eq!(ranks(1, 4, 4), [0]);
+        assert!(ranks(0, 4, 4).is_empty());
+    }
+}
