@@ -23,7 +23,16 @@ const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completio
 const KINDS: [(&str, &str, &[&str]); 10] = [
     ("train", "grpo", &["beta=0.04", "per_device_train_batch_size=8", "record_rollouts=true", "stop=[\"a\"]"]),
     ("train", "iterations", &["num_iterations=2", "per_device_train_batch_size=8", "optim=muon", "dtype=bf16"]),
-    ("train", "dynamic", &["dynamic_sampling=true", "per_device_train_batch_size=8", "adam_moments_dtype=bf16"]),
+    (
+        "train",
+        "dynamic",
+        &[
+            "dynamic_sampling=true",
+            "per_device_train_batch_size=8",
+            "adam_moments_dtype=bf16",
+            "rollout_activations=100kB",
+        ],
+    ),
     ("train", "rloo", &["algorithm=rloo", "per_device_train_batch_size=8", "max_staleness=1"]),
     (
         "train",

@@ -2,7 +2,7 @@
 
 use super::{grpo, trainer_config};
 use crate::config::{Algorithm, Config, EvalSampling, SamplingPlan, Strategy, WorkloadBounds};
-use crate::config::{engine_config, eval_sampling, sampling};
+use crate::config::{engine_config, engine_config_of_rank, eval_sampling, sampling};
 use model::{GroupId, LoraConfig, TargetModules};
 use rollout::{EngineConfig, SamplingParams, Speculative};
 use serde_json::json;
@@ -119,6 +119,26 @@ fn engine_sizes_follow_the_configuration_and_the_prompts() {
         let expected = WorkloadBounds { given: true, ..bounds(longest, 6) };
         assert_eq!(widened, expected, "{most:?} of {context}");
     }
+}
+
+#[test]
+fn ranks_divide_sequences_and_pages_of_the_engine_by_whole_groups() {
+    let config = Config { num_generations: 4, max_completion_length: 100, max_num_seqs: 64, ..Config::default() };
+    let bounds = |sequences| WorkloadBounds::for_prompts(30, sequences);
+    let of = |config: &Config, sequences, ranks| {
+        let whole = engine_config(config, 1000, bounds(sequences));
+        let sizes = engine_config_of_rank(config, whole.clone(), bounds(sequences), ranks);
+        assert_eq!((sizes.max_model_len, sizes.rows()), (whole.max_model_len, whole.rows()));
+        (sizes.max_num_seqs, sizes.kv_blocks)
+    };
+    let of_sequences = |n| (n, EngineConfig::blocks_for(n, 130));
+    assert_eq!(of(&config, 24, 1), of_sequences(24));
+    assert_eq!([of(&config, 24, 2), of(&config, 24, 4), of(&config, 24, 16)], [12, 8, 4].map(of_sequences));
+    // Both limits are those of all ranks together.
+    let limited = Config { max_num_seqs: 6, kv_cache_blocks: Some(10), ..config.clone() };
+    assert_eq!([of(&limited, 24, 1), of(&limited, 24, 2), of(&limited, 24, 16)], [(6, 10), (3, 5), (1, 4)]);
+    let too_few = Config { kv_cache_blocks: Some(2), ..config };
+    assert_eq!(of(&too_few, 24, 2).1, 2, "the engine refuses this size, as that of one process does");
 }
 
 #[test]
