@@ -3,7 +3,7 @@
 //!
 //! The process of the run is rank 0. It starts the other ranks, or meets those that a launcher has started, shares its
 //! weights with them, and does everything else: data, rewards, the optimizer step, logs and checkpoints
-//! ([`train::World`] and [`rollouts::divided`](crate::rollouts::divided) describe the division).
+//! ([`train::World`] and `rollouts/divided` describe the division).
 
 use crate::bad_input;
 use crate::config::{Config, Resolved};

@@ -131,9 +131,9 @@ fn ranks_divide_sequences_and_pages_of_the_engine_by_whole_groups() {
         assert_eq!((sizes.max_model_len, sizes.rows()), (whole.max_model_len, whole.rows()));
         (sizes.max_num_seqs, sizes.kv_blocks)
     };
-    let of_sequences = |n| (n, EngineConfig::blocks_for(n, 130));
-    assert_eq!(of(&config, 24, 1), of_sequences(24));
-    assert_eq!([of(&config, 24, 2), of(&config, 24, 4), of(&config, 24, 16)], [12, 8, 4].map(of_sequences));
+    let sized = |n| (n, EngineConfig::blocks_for(n, 130));
+    assert_eq!(of(&config, 24, 1), sized(24));
+    assert_eq!([of(&config, 24, 2), of(&config, 24, 4), of(&config, 24, 16)], [12, 8, 4].map(sized));
     // Both limits are those of all ranks together.
     let limited = Config { max_num_seqs: 6, kv_cache_blocks: Some(10), ..config.clone() };
     assert_eq!([of(&limited, 24, 1), of(&limited, 24, 2), of(&limited, 24, 16)], [(6, 10), (3, 5), (1, 4)]);
