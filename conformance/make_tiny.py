@@ -66,7 +66,8 @@ def sum_row(draw):
 
 def text_rows(draw, count):
     """Sentences with some of the words that rl_numerics_check counts."""
-    nouns, verbs = ["the cat", "a dog", "the old house", "one bird", "our train"], ["sees", "follows", "likes", "leaves"]
+    nouns = ["the cat", "a dog", "the old house", "one bird", "our train"]
+    verbs = ["sees", "follows", "likes", "leaves"]
     places = ["before", "after", "over", "under", "into", "until", "while", "when", "then", "most", "many", "time"]
     line = lambda: f"{draw.choice(nouns)} {draw.choice(verbs)} {draw.choice(nouns)} {draw.choice(places)} noon."
     return [" ".join(line() for _ in range(40)) for _ in range(count)]
@@ -115,7 +116,8 @@ def lessons(tokenizer):
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
             if page == read + 1:
                 return row(messages)
-            messages.append({"role": "tool", "name": "read_page", "content": f"[Page {page}]\n{problem.pages[page - 1]}"})
+            shown = f"[Page {page}]\n{problem.pages[page - 1]}"
+            messages.append({"role": "tool", "name": "read_page", "content": shown})
         return row(messages + [{"role": "assistant", "content": f"Answer: {problem.true_count}"}])
 
     return [sum_lesson() for _ in range(320)] + [reading_lesson() for _ in range(320)]

@@ -56,7 +56,8 @@ def settings(url):
     key = os.environ.get("LOCKSTEP_API_KEY", "local")
     return {
         "TINKER_BASE_URL": url, "TINKER_API_KEY": f"tml-{key}", "TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled",
+        "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_MODE": "disabled",
     }
 
 

@@ -35,6 +35,7 @@ class Proxy:
     def __init__(self, target, seed=1):
         self.target, self.random = target, random.Random(seed)
         self.requests = self.dropped = self.repeated = 0
+        self.tasks = set()
         started = threading.Event()
         threading.Thread(target=lambda: asyncio.run(self.serve(started)), daemon=True).start()
         started.wait(30)
@@ -54,7 +55,8 @@ class Proxy:
 
     async def forward(self, request, body):
         headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP | {"host"}}
-        async with self.client.request(request.method, self.target + request.raw_path, headers=headers, data=body) as answer:
+        url = self.target + request.raw_path
+        async with self.client.request(request.method, url, headers=headers, data=body) as answer:
             return answer.status, dict(answer.headers), await answer.read()
 
     async def again(self, request, body, delay):
@@ -70,12 +72,13 @@ class Proxy:
         await asyncio.sleep(self.random.uniform(0, 0.2))
         if self.random.random() < DROP:
             self.repeated += 1
-            self.tasks = [asyncio.create_task(self.again(request, body, self.random.uniform(0, 0.5)))]
+            self.tasks.add(asyncio.create_task(self.again(request, body, self.random.uniform(0, 0.5))))
         status, headers, answer = await self.forward(request, body)
         if self.random.random() < DROP:
             self.dropped += 1
             request.transport.abort()
-        return web.Response(status=status, body=answer, headers={k: v for k, v in headers.items() if k.lower() not in HOP})
+        headers = {key: value for key, value in headers.items() if key.lower() not in HOP}
+        return web.Response(status=status, body=answer, headers=headers)
 
 
 def main():

@@ -22,36 +22,9 @@ os.environ.update(settings(URL))
 
 import tinker  # noqa: E402: reads the environment
 from tinker import types  # noqa: E402
+from tinker_calls import PROMPT, bits, draw, params, sampler_of, scores, snapshot, supervised, text  # noqa: E402
 
-PROMPT = list(range(40, 52))
 ADAM = types.AdamParams(learning_rate=0.01)
-
-
-def text(ids):
-    return types.ModelInput.from_ints(list(ids))
-
-
-def params(**more):
-    return types.SamplingParams(**({"max_tokens": 12, "seed": 3, "stop": [], "temperature": 1.0} | more))
-
-
-def draw(sampler, prompt=PROMPT, count=1, **more):
-    return sampler.sample(text(prompt), count, params(**more)).result().sequences
-
-
-def bits(sequences):
-    return [(list(s.tokens), np.asarray(s.logprobs, np.float32).tobytes(), str(s.stop_reason)) for s in sequences]
-
-
-def supervised(ids, weights=None):
-    """A datum that learns ids[1:], each token after those before it."""
-    weights = [1.0] * (len(ids) - 1) if weights is None else weights
-    return types.Datum(model_input=text(ids[:-1]), loss_fn_inputs={"target_tokens": list(ids[1:]), "weights": weights})
-
-
-def scores(client, ids):
-    output = client.forward([supervised(ids)], "cross_entropy").result()
-    return np.asarray(output.loss_fn_outputs[0]["logprobs"].to_numpy(), np.float32)
 
 
 def train(client, ids=range(60, 80), params=ADAM):
@@ -61,15 +34,8 @@ def train(client, ids=range(60, 80), params=ADAM):
 
 
 def new(service, rank=4, seed=5, **more):
-    return service.create_lora_training_client(base_model=MODEL, rank=rank, seed=seed, train_unembed=False, **more).result()
-
-
-def snapshot(client):
-    return client.save_weights_and_get_sampling_client().result()
-
-
-def sampler_of(service, **source):
-    return service.create_sampling_client(**source).result()
+    chosen = {"base_model": MODEL, "rank": rank, "seed": seed, "train_unembed": False} | more
+    return service.create_lora_training_client(**chosen).result()
 
 
 def refused(name, call, *words):
@@ -114,7 +80,7 @@ def sampling(service, client):
         check(f"logprobs: compute_logprobs has them, too, after {name}",
               computed[0] is None and np.asarray(computed[1:], np.float32).tobytes() == trained.tobytes(),
               (computed[:4], trained[:3]))
-    pieces = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=PROMPT[:5]), types.EncodedTextChunk(tokens=PROMPT[5:])])
+    pieces = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=ids) for ids in (PROMPT[:5], PROMPT[5:])])
     check("sample: a prompt in chunks", bits(moved.sample(pieces, 1, params()).result().sequences) == bits(draw(moved)))
 
     asked = moved.sample(text(PROMPT), 1, params(), include_prompt_logprobs=True, topk_prompt_logprobs=3).result()
@@ -136,12 +102,42 @@ def sampling(service, client):
     check("top_k 1: the most likely token", draw(moved, top_k=1)[0].tokens[0] == greedy.tokens[0])
 
 
+def options(service, client):
+    """Options of sampling that a server may refuse, but not ignore."""
+    sampler, count = snapshot(client), len(PROMPT)
+    ask = lambda **more: sampler.sample(text(PROMPT), 1, params(), **more).result()
+    whole = ask(include_prompt_logprobs=True, topk_prompt_logprobs=2)
+
+    def option(name, test):
+        try:
+            passes = test()
+        except (tinker.RequestFailedError, tinker.APIStatusError) as error:
+            return check(f"option {name}: refused by its name", name in str(error), error)
+        except Exception as error:  # noqa: BLE001: a wrong shape of the response
+            return check(f"option {name}", False, repr(error))
+        return check(f"option {name}", passes)
+    option("topk_sample_logprobs", lambda: all(
+        len(row) == 2 and row[0][1] >= max(row[1][1], own) for s in ask(topk_sample_logprobs=2).sequences
+        for row, own in zip(s.topk_logprobs, s.logprobs)))
+    last = lambda: ask(include_prompt_logprobs=True, prompt_logprobs_last_n=3).prompt_logprobs
+    option("prompt_logprobs_last_n", lambda: last() == [None] * (count - 3) + whole.prompt_logprobs[-3:])
+    targets = np.full((count - 1, 2), -1, np.int64)
+    targets[4] = [row[0] for row in whole.topk_prompt_logprobs[5]]
+    scored = lambda: ask(target_prompt_logprobs=types.TensorData.from_numpy(targets)).target_prompt_logprobs.to_numpy()
+    option("target_prompt_logprobs", lambda: scored()[4].tolist() == [row[1] for row in whole.topk_prompt_logprobs[5]])
+    others = lambda: ask(prompt_alt_tokens_k=3).prompt_alt_tokens.tokens.shape
+    option("prompt_alt_tokens_k", lambda: list(others()) == [count - 1, 3])
+    future = sampler.sample(text(PROMPT), 8, params(max_tokens=2000))
+    future.future().cancel()
+    check("a cancelled sample disturbs no other", bits(ask().sequences) == bits(draw(sampler)))
+
+
 def stops(service, client):
     sampler, tokenizer = snapshot(client), client.get_tokenizer()
     whole = list(draw(sampler, max_tokens=40)[0].tokens)
     place = next(n for n in range(3, 40) if whole[n] not in whole[:n])
     one = draw(sampler, max_tokens=40, stop=[whole[place]])[0]
-    check("stop ids: ends with the id", list(one.tokens) == whole[:place + 1] and one.stop_reason == "stop", (one, whole))
+    check("stop ids: ends with the id", (list(one.tokens), one.stop_reason) == (whole[:place + 1], "stop"), (one, whole))
     decode = lambda ids: tokenizer.decode(ids)
     wanted = decode(whole[:place + 1])[-1]
     end = next(n for n in range(1, 41) if wanted in decode(whole[:n]))
@@ -161,7 +157,8 @@ def together(service, client):
     prompt = lambda n: [30 + (n * 7 + i) % 90 for i in range(1 + 5 * n)]
     alone = [bits(draw(sampler, prompt=prompt(n), seed=n)) for n in range(32)]
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        check("32 requests at once", list(pool.map(lambda n: bits(draw(sampler, prompt=prompt(n), seed=n)), range(32))) == alone)
+        at_once = list(pool.map(lambda n: bits(draw(sampler, prompt=prompt(n), seed=n)), range(32)))
+    check("32 requests at once", at_once == alone)
     single = new(service, rank=8)
     for n in range(3):
         train(single, range(60 + n, 90))
@@ -170,7 +167,8 @@ def together(service, client):
         other.forward_backward([supervised(list(range(60 + n, 90)))], "cross_entropy"), other.optim_step(ADAM))]
     busy = bits(draw(sampler, prompt=prompt(9), seed=9))
     [future.result() for future in queued]
-    check("a trainer beside others", scores(pair[0], list(range(50, 80))).tobytes() == scores(single, list(range(50, 80))).tobytes())
+    beside, by_itself = (scores(trainer, list(range(50, 80))).tobytes() for trainer in (pair[0], single))
+    check("a trainer beside others", beside == by_itself)
     check("a sampler beside trainers", busy == alone[9])
 
 
@@ -219,7 +217,8 @@ def states(service, client):
     rest.delete_checkpoint_from_tinker_path(saved).result()
     listed = [c.tinker_path for c in rest.list_checkpoints(client.model_id).result().checkpoints]
     check("REST: delete", saved not in listed and path in listed, listed)
-    refused("loading a deleted checkpoint", lambda: service.create_training_client_from_state(saved).result(), "state-1")
+    gone = lambda: service.create_training_client_from_state(saved).result()
+    refused("loading a deleted checkpoint", gone, "state-1")
 
 
 def errors(service, client):
@@ -229,7 +228,8 @@ def errors(service, client):
     before = scores(client, ids)
     refused("a missing column", run(columns(logprobs=[0.0] * 9), "ppo"), "advantages")
     refused("a loss that does not exist", run(columns(weights=[1.0] * 9), "reinforce_plus"), "reinforce_plus")
-    refused("a misspelt setting", run(columns(logprobs=[0.0] * 9, advantages=[1.0] * 9), "ppo", {"clip_lo": 0.5}), "clip_lo")
+    complete = columns(logprobs=[0.0] * 9, advantages=[1.0] * 9)
+    refused("a misspelt setting", run(complete, "ppo", {"clip_lo": 0.5}), "clip_lo")
     refused("weights of another length", run(columns(weights=[1.0] * 4), "cross_entropy"), "weights")
     refused("an id out of the vocabulary", run([supervised([1, 2, 10**6])], "cross_entropy"), "1000000")
     try:
@@ -242,13 +242,15 @@ def errors(service, client):
     check("the next step works", scores(client, ids).tobytes() != before.tobytes())
 
     sampler = snapshot(client)
-    limit = next(m for m in tinker.RestClient().get_server_capabilities().result().supported_models if m.model_name == MODEL)
-    refused("a prompt beyond the context", lambda: draw(sampler, prompt=[40] * (limit.max_context_length + 1)), "context")
+    served = tinker.RestClient().get_server_capabilities().result().supported_models
+    limit = next(model.max_context_length for model in served if model.model_name == MODEL)
+    refused("a prompt beyond the context", lambda: draw(sampler, prompt=[40] * (limit + 1)), "context")
     refused("a temperature below 0", lambda: draw(sampler, temperature=-1.0), "temperature")
     refused("an id out of the vocabulary in a prompt", lambda: draw(sampler, prompt=[10**6]), "1000000")
     check("sampling after errors", len(draw(sampler)[0].tokens) == 12)
-    refused("an unknown base model", lambda: service.create_lora_training_client(base_model="other/model", rank=4).result(), "other/model")
-    refused("an unknown path", lambda: draw(sampler_of(service, model_path="tinker://a:train:0/sampler_weights/b")), "a:train:0")
+    refused("an unknown base model", lambda: new(service, base_model="other/model"), "other/model")
+    unknown = "tinker://a:train:0/sampler_weights/b"
+    refused("an unknown path", lambda: draw(sampler_of(service, model_path=unknown)), unknown)
     image = types.ModelInput(chunks=[types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=4)])
     refused("an image", lambda: sampler.sample(image, 1, params()).result(), "image")
 
@@ -261,7 +263,7 @@ def main():
         client = new(service, user_metadata={"a": "b"})
         info = client.get_info()
         check("info", (info.lora_rank, info.is_lora, info.model_data.model_name) == (4, True, MODEL), info)
-        for checks in (sampling, stops, together, states, errors):
+        for checks in (sampling, options, stops, together, states, errors):
             part(checks, service, client)
     finish(began)
 

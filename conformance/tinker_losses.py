@@ -22,6 +22,7 @@ os.environ.update(settings(URL))
 import tinker  # noqa: E402: reads the environment
 import torch  # noqa: E402
 from tinker import types  # noqa: E402
+from tinker_calls import logprobs_of, same  # noqa: E402
 
 RATIO = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.15}
 CONFIGS = {"importance_sampling": {}, "ppo": RATIO, "cispo": RATIO, "dro": {"beta": 0.3}, "gspo": RATIO}
@@ -90,19 +91,12 @@ class Rows:
                    for lp, row in zip(logprobs, columns))
 
 
-def logprobs_of(output):
-    return [np.asarray(row["logprobs"].to_numpy(), np.float32) for row in output.loss_fn_outputs]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(x.tobytes() == y.tobytes() for x, y in zip(a, b))
-
-
 class Trainer:
     """A training client whose adapter can be compared with another's."""
 
     def __init__(self, service, rank=4, seed=5):
-        self.client = service.create_lora_training_client(base_model=MODEL, rank=rank, seed=seed, train_unembed=False).result()
+        self.client = service.create_lora_training_client(
+            base_model=MODEL, rank=rank, seed=seed, train_unembed=False).result()
 
     def step(self, data, loss, config=None, params=LINEAR):
         backward = self.client.forward_backward(data, loss, config)
@@ -176,9 +170,10 @@ def cross_entropy(service, rows):
     for step in range(3):
         output, _ = plain.step(data, "cross_entropy")
         logprobs = logprobs_of(output)
-        expected = -sum(float(np.dot(lp.astype(np.float64), np.asarray(w, np.float64))) for lp, w in zip(logprobs, weights))
+        expected = -sum(float(np.dot(lp.astype(np.float64), w)) for lp, w in zip(logprobs, weights))
         value = output.metrics["loss:sum"]
-        check(f"cross_entropy: the value of step {step}", abs(value - expected) < 1e-5 * max(1, abs(expected)), (value, expected))
+        check(f"cross_entropy: the value of step {step}", abs(value - expected) < 1e-5 * max(1, abs(expected)),
+              (value, expected))
         custom.custom(data, lambda logprobs: -sum((vector(w) * lp.flatten()).sum() for w, lp in zip(weights, logprobs)))
         for datum in data:
             parts.client.forward_backward([datum], "cross_entropy")
@@ -196,6 +191,21 @@ def cross_entropy(service, rows):
     check("importance_sampling at ratio 1 is cross_entropy", max(moved) < 1e-6, moved)
 
 
+def many(service):
+    """More data than one request of the SDK holds: it sends several, perhaps at once."""
+    rng, trainer = np.random.default_rng(8), Trainer(service)
+    ids = rng.integers(20, 200, (1100, 4)).tolist()
+    data = [types.Datum(model_input=types.ModelInput.from_ints(row[:-1]), loss_fn_inputs={
+        "target_tokens": row[1:], "weights": [1.0, 0.5, 0.25]}) for row in ids]
+    output, _ = trainer.step(data, "cross_entropy")
+    rows = logprobs_of(output)
+    expected = -sum(float(np.dot(row.astype(np.float64), [1.0, 0.5, 0.25])) for row in rows)
+    check("1100 data: all outputs, the value of all", len(rows) == 1100 and
+          abs(output.metrics["loss:sum"] - expected) < 1e-5 * expected, (len(rows), output.metrics, expected))
+    alone = Trainer(service).forward(data[1090:1091])
+    check("1100 data: outputs are in the order of the data", same(alone, rows[1090:1091]), (alone, rows[1090]))
+
+
 def several_targets(service, rows):
     """N×K targets, as in the distillation of the k most likely tokens."""
     k, trainer, single = 3, Trainer(service), Trainer(service)
@@ -206,9 +216,9 @@ def several_targets(service, rows):
         for ids, t, w in zip(rows.inputs, targets, weights)]
     output, _ = trainer.step(data, "cross_entropy")
     logprobs = [row.reshape(-1, k) for row in logprobs_of(output)]
-    first = trainer_columns = single.forward(rows.data(weights=rows.weights()))
-    check("N×K targets: column 0 is that of N targets", same([np.ascontiguousarray(row[:, 0]) for row in logprobs], first),
-          (logprobs[0][:2], trainer_columns[0][:2]))
+    first = single.forward(rows.data(weights=rows.weights()))
+    column = [np.ascontiguousarray(row[:, 0]) for row in logprobs]
+    check("N×K targets: column 0 is that of N targets", same(column, first), (column[0], first[0]))
     expected = -sum(float((torch.tensor(lp).double() * w.double()).sum()) for lp, w in zip(logprobs, weights))
     check("N×K targets: the value", abs(output.metrics["loss:sum"] - expected) < 1e-5 * abs(expected), output.metrics)
 
@@ -228,7 +238,8 @@ def optimizer(service, rows):
         check(f"optim_step: {name} has an effect", not same(seen[name], seen["as it is"]))
     moved = max(np.abs(a - b).max() for a, b in zip(seen["clip"], Trainer(service).forward(data)))
     check("optim_step: a small clip norm makes a small step", moved < 1e-2, moved)
-    check("optim_step: metrics are finite", all(np.isfinite(value) for value in (stepped.metrics or {}).values()), stepped)
+    values = (stepped.metrics or {}).values()
+    check("optim_step: metrics are finite", all(np.isfinite(value) for value in values), stepped)
 
 
 def main():
@@ -238,6 +249,7 @@ def main():
     started = Trainer(service).forward(rows.data(weights=rows.weights()))
     part(cross_entropy, service, rows)
     part(losses, service, rows, started)
+    part(many, service)
     part(several_targets, service, rows)
     part(optimizer, service, rows)
     finish(began)

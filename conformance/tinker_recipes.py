@@ -1,11 +1,12 @@
 """Runs three recipes of Tinker's cookbook, unmodified and offline, against `lockstep serve`.
 
-    python conformance/tinker_recipes.py PROGRAM TINY [rl] [sl] [numerics] [resume]
+    python conformance/tinker_recipes.py PROGRAM TINY [rl] [losses] [sl] [numerics] [resume]
 
 TINY is the directory that make_tiny.py wrote. By default all parts run:
 
     rl        rl_loop: rewards between 0 and 1, every step trains; a second run with a new server has the same adapter
-    sl        sl_loop: the loss falls; a second run has the same adapter
+    losses    rl_loop with its other losses: at ratio 1 all have the same gradient, so the adapter is that of `rl`
+    sl        sl_loop: every step has a loss; a second run has the same adapter
     numerics  rl_numerics_check: its own comparison of the sampler with the trainer is exactly 0
     resume    the server is killed (SIGKILL) in rl_loop; a new one with the same state, and the same command, end with
               the adapter of a run that was not interrupted
@@ -59,8 +60,9 @@ class Recipe:
         return adapter(state, self.checkpoints()[-1]["sampler_path"])
 
 
-def rl_loop(url, tiny, log_path, steps=STEPS):
-    return Recipe(url, tiny, "rl_loop", log_path, "batch_size=4", "group_size=4", f"max_steps={steps}", "max_tokens=24")
+def rl_loop(url, tiny, log_path, *more):
+    return Recipe(url, tiny, "rl_loop", log_path, "batch_size=4", "group_size=4", f"max_steps={STEPS}", "max_tokens=24",
+                  *more)
 
 
 def sl_loop(url, tiny, log_path):
@@ -90,11 +92,22 @@ def mismatches(recipe):
 def rl(binary, tiny, home):
     first, one_adapter = one(rl_loop, binary, tiny, home, "rl_loop")
     rewards = [row["reward/total"] for row in first.metrics() if "reward/total" in row]
-    check("rl_loop: all steps have a reward between 0 and 1", len(rewards) == STEPS and all(0 < r < 1 for r in rewards), rewards)
-    check("rl_loop: the sampler's log-probabilities are the trainer's", set(mismatches(first)) == {0}, mismatches(first))
+    check("rl_loop: all steps have a reward between 0 and 1",
+          len(rewards) == STEPS and all(0 < reward < 1 for reward in rewards), rewards)
+    counts = mismatches(first)
+    check("rl_loop: the sampler's log-probabilities are the trainer's", len(counts) == STEPS and not any(counts), counts)
     _, other = one(rl_loop, binary, tiny, home, "rl_loop again")
     check("rl_loop: a new server and session, the same adapter", one_adapter is not None and one_adapter == other)
     return one_adapter
+
+
+def losses(binary, tiny, home, expected):
+    if expected is None:
+        _, expected = one(rl_loop, binary, tiny, home, "rl_loop for losses")
+    for loss in ("importance_sampling", "cispo", "gspo"):
+        start = lambda *arguments, chosen=loss: rl_loop(*arguments, f"loss_fn={chosen}")
+        _, other = one(start, binary, tiny, home, f"rl_loop {loss}")
+        check(f"rl_loop: {loss} has the adapter of stable_reinforce", other is not None and other == expected)
 
 
 def sl(binary, tiny, home):
@@ -141,9 +154,11 @@ def resume(binary, tiny, home, expected):
 def main():
     began = time.time()
     binary, tiny = program(), pathlib.Path(sys.argv[2]).resolve()
-    parts = sys.argv[3:] or ["rl", "sl", "numerics", "resume"]
+    parts = sys.argv[3:] or ["rl", "losses", "sl", "numerics", "resume"]
     home = pathlib.Path(tempfile.mkdtemp())
     expected = rl(binary, tiny, home) if "rl" in parts else None
+    if "losses" in parts:
+        losses(binary, tiny, home, expected)
     if "sl" in parts:
         sl(binary, tiny, home)
     if "numerics" in parts:

@@ -37,7 +37,10 @@ def with_lockstep(binary, home):
         from tinker import types
         service = tinker.ServiceClient()
         client = service.create_lora_training_client(base_model=NAME, rank=4, seed=11, train_unembed=False).result()
-        saved = lambda name: server.state / client.save_weights_for_sampler(name).result().path.removeprefix("tinker://")
+
+        def saved(name):
+            path = client.save_weights_for_sampler(name).result().path
+            return server.state / path.removeprefix("tinker://")
         start = saved("start")
         data = [types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]),
                             loss_fn_inputs={"target_tokens": ids[1:], "weights": weights}) for ids, weights in rows()]
@@ -113,4 +116,5 @@ def main():
     finish(began)
 
 
-main()
+if __name__ == "__main__":
+    main()
