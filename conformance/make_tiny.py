@@ -80,8 +80,8 @@ def write_rows(path, rows):
 
 PREFIX = [
     {"role": "user", "content": "How many r's are in strawberry?" + SUFFIX},
-    {"role": "assistant", "content": "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b "
-     "7) e 8) r 9) r 10) y. We have r's at positions 3, 8, and 9. \\boxed{3}"},
+    {"role": "assistant", "content": "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) "
+     "b 7) e 8) r 9) r 10) y. We have r's at positions 3, 8, and 9. \\boxed{3}"},
 ]  # the beginning of every conversation in rl_loop
 
 

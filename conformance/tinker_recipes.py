@@ -95,7 +95,8 @@ def rl(binary, tiny, home):
     check("rl_loop: all steps have a reward between 0 and 1",
           len(rewards) == STEPS and all(0 < reward < 1 for reward in rewards), rewards)
     counts = mismatches(first)
-    check("rl_loop: the sampler's log-probabilities are the trainer's", len(counts) == STEPS and not any(counts), counts)
+    check("rl_loop: the sampler's log-probabilities are the trainer's",
+          len(counts) == STEPS and not any(counts), counts)
     _, other = one(rl_loop, binary, tiny, home, "rl_loop again")
     check("rl_loop: a new server and session, the same adapter", one_adapter is not None and one_adapter == other)
     return one_adapter

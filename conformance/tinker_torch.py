@@ -2,9 +2,9 @@
 
     python conformance/tinker_torch.py PROGRAM TINY
 
-TINY is the directory that make_tiny.py wrote. The server makes the initial adapter (rank 4, alpha 32), which torch reads
-from the saved PEFT directory. Both sides then minimise −Σ w·log p with torch's AdamW and Tinker's settings. The negative
-log-likelihood of each step is compared, and the adapter at the end.
+TINY is the directory that make_tiny.py wrote. The server makes the initial adapter (rank 4, alpha 32), which torch
+reads from the saved PEFT directory. Both sides then minimise −Σ w·log p with AdamW and settings like Tinker's. The loss
+of each step is compared, and the adapter at the end.
 """
 
 import json
