@@ -238,6 +238,16 @@ def errors(service, client):
     train(client)
     check("the next step works", scores(client, ids).tobytes() != before.tobytes())
 
+    # Refused requests without a gradient leave the gradient as it is.
+    other, undisturbed = new(service), new(service)
+    train(undisturbed)
+    other.forward_backward([supervised(list(range(60, 80)))], "cross_entropy").result()
+    refused("a forward pass over an id out of the vocabulary", lambda: scores(other, [1, 2, 10**6]), "1000000")
+    refused("a name with a slash", lambda: other.save_state("a/b").result(), "a/b")
+    refused("a second checkpoint of one name", lambda: [other.save_state("twice").result() for _ in "ab"], "twice")
+    other.optim_step(ADAM).result()
+    check("the step after them", scores(other, ids).tobytes() == scores(undisturbed, ids).tobytes())
+
     sampler = snapshot(client)
     served = tinker.RestClient().get_server_capabilities().result().supported_models
     limit = next(model.max_context_length for model in served if model.model_name == MODEL)
