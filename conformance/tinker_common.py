@@ -1,9 +1,12 @@
 """What the scripts tinker_*.py share: starting `lockstep serve`, checks, and the environment of the stock client.
 
-The scripts need a virtual environment with the stock client and, for the recipes, Tinker's cookbook:
+The scripts need a virtual environment. tinker_flow.py needs only the SDK, the others torch, and the recipes the cookbook,
+whose own requirements cannot all be installed from PyPI:
 
     python -m venv VENV
-    VENV/bin/pip install tinker==0.38.0 torch transformers datasets
+    VENV/bin/pip install tinker==0.38.0
+    VENV/bin/pip install torch==2.15.0 transformers==5.23.0 datasets==5.2.0 chz==0.4.0 aiohttp==3.14.5 math-verify==0.9.0 \\
+        blobfile termcolor tiktoken cloudpickle pillow pyrage sympy pylatexenc safetensors
     VENV/bin/pip install --no-deps tinker-cookbook==0.6.1
 """
 
@@ -13,12 +16,14 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 
 NAME = "Qwen/Qwen3-4B-Instruct-2507"
 FAILED = []
+STARTED = []
 
 
 def check(name, passes, shown=""):
@@ -47,6 +52,8 @@ def part(function, *arguments, limit=240):
 def finish(began):
     print(f"{time.time() - began:.1f} s, {len(FAILED)} failed")
     sys.stdout.flush()
+    for server in STARTED:
+        server.kill()
     # The SDK's threads of open sessions would keep the process alive.
     os._exit(1 if FAILED else 0)
 
@@ -106,6 +113,15 @@ class Server:
 
     def __exit__(self, *_):
         self.kill()
+
+
+def target():
+    """URL, model and state directory from the arguments: URL MODEL [STATE], or PROGRAM DIRECTORY to start a server."""
+    first, second, *rest = sys.argv[1:]
+    if first.startswith("http"):
+        return first, second, rest[0] if rest else None
+    STARTED.append(Server(first, pathlib.Path(second).resolve(), tempfile.mkdtemp()))
+    return STARTED[0].url, NAME, STARTED[0].state
 
 
 def adapter(state, path):

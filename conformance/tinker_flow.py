@@ -1,23 +1,23 @@
 """Tests the sessions, sampling, checkpoints and errors of `lockstep serve` with Tinker's own SDK.
 
     python conformance/tinker_flow.py URL MODEL [STATE]
+    python conformance/tinker_flow.py PROGRAM DIRECTORY
 
 MODEL is a name that the server serves, and STATE the server's state directory, if its files are to be compared, too.
+The second form starts PROGRAM, the built `lockstep`, with the model in DIRECTORY. Any model with a tokenizer will do.
 Each check prints a line; the exit code is 1 if one fails. The losses are tested by tinker_losses.py.
 """
 
 import concurrent.futures
 import os
 import pickle
-import sys
 import time
 
 import numpy as np
 
-from tinker_common import adapter, check, finish, part, settings
+from tinker_common import adapter, check, finish, part, settings, target
 
-URL, MODEL = sys.argv[1:3]
-STATE = sys.argv[3] if len(sys.argv) > 3 else None
+URL, MODEL, STATE = target()
 os.environ.update(settings(URL))
 
 import tinker  # noqa: E402: reads the environment
@@ -127,7 +127,7 @@ def options(service, client):
     option("target_prompt_logprobs", lambda: scored()[4].tolist() == [row[1] for row in whole.topk_prompt_logprobs[5]])
     others = lambda: ask(prompt_alt_tokens_k=3).prompt_alt_tokens.tokens.shape
     option("prompt_alt_tokens_k", lambda: list(others()) == [count - 1, 3])
-    future = sampler.sample(text(PROMPT), 8, params(max_tokens=2000))
+    future = sampler.sample(text(PROMPT), 8, params(max_tokens=300))
     future.future().cancel()
     check("a cancelled sample disturbs no other", bits(ask().sequences) == bits(draw(sampler)))
 
@@ -139,9 +139,9 @@ def stops(service, client):
     one = draw(sampler, max_tokens=40, stop=[whole[place]])[0]
     check("stop ids: ends with the id", (list(one.tokens), one.stop_reason) == (whole[:place + 1], "stop"),
           (one, whole))
-    decode = lambda ids: tokenizer.decode(ids)
-    wanted = decode(whole[:place + 1])[-1]
-    end = next(n for n in range(1, 41) if wanted in decode(whole[:n]))
+    decode = lambda count: tokenizer.decode(whole[:count], skip_special_tokens=True)
+    wanted = next(letter for letter in decode(40)[3:] if letter.isalpha() and letter.isascii() and letter not in decode(3))
+    end = next(count for count in range(1, 41) if wanted in decode(count))
     for name, stop in (("a string", wanted), ("a list of strings", ["\u0000never", wanted])):
         one = draw(sampler, max_tokens=40, stop=stop)[0]
         check(f"stop: {name}", list(one.tokens) == whole[:end] and one.stop_reason == "stop", (one, whole, wanted))
@@ -154,19 +154,21 @@ def stops(service, client):
 
 def together(service, client):
     """Clients at once get the bits of one alone; trainers side by side have the adapters of one alone."""
-    sampler = snapshot(client)
-    prompt = lambda n: [30 + (n * 7 + i) % 90 for i in range(1 + 5 * n)]
-    alone = [bits(draw(sampler, prompt=prompt(n), seed=n)) for n in range(32)]
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        at_once = list(pool.map(lambda n: bits(draw(sampler, prompt=prompt(n), seed=n)), range(32)))
-    check("32 requests at once", at_once == alone)
+    others = [new(service, rank=rank) for rank in (2, 8)]
+    for other in others:
+        train(other)
+    samplers = [snapshot(trainer) for trainer in (client, *others)]
+    one = lambda n: bits(draw(samplers[n % 3], prompt=[30 + (n * 7 + i) % 90 for i in range(1 + 4 * n)], seed=n))
+    alone = [one(n) for n in range(48)]
+    with concurrent.futures.ThreadPoolExecutor(48) as pool:
+        check("48 requests with three adapters at once", list(pool.map(one, range(48))) == alone)
     single = new(service, rank=8)
     for n in range(3):
         train(single, range(60 + n, 90))
     pair = [new(service, rank=8), new(service, rank=2)]
     queued = [future for n in range(3) for other in pair for future in (
         other.forward_backward([supervised(list(range(60 + n, 90)))], "cross_entropy"), other.optim_step(ADAM))]
-    busy = bits(draw(sampler, prompt=prompt(9), seed=9))
+    busy = one(9)
     [future.result() for future in queued]
     beside, by_itself = (scores(trainer, list(range(50, 80))).tobytes() for trainer in (pair[0], single))
     check("a trainer beside others", beside == by_itself)

@@ -1,6 +1,7 @@
 """Tests the losses and the optimizer of `lockstep serve` with Tinker's own SDK.
 
     python conformance/tinker_losses.py URL MODEL [STATE]
+    python conformance/tinker_losses.py PROGRAM DIRECTORY
 
 The value of each loss is computed again with torch from the log-probabilities in the response. Its gradient is compared
 with that of `forward_backward_custom`, for which torch differentiates the same formula on this side. STATE, the
@@ -8,15 +9,13 @@ server's state directory, allows to compare the files of adapters; without it, o
 """
 
 import os
-import sys
 import time
 
 import numpy as np
 
-from tinker_common import adapter, check, finish, part, settings
+from tinker_common import adapter, check, finish, part, settings, target
 
-URL, MODEL = sys.argv[1:3]
-STATE = sys.argv[3] if len(sys.argv) > 3 else None
+URL, MODEL, STATE = target()
 os.environ.update(settings(URL))
 
 import tinker  # noqa: E402: reads the environment
