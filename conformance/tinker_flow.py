@@ -144,7 +144,7 @@ def stops(service, client):
     end = next(count for count in range(1, 41) if wanted in decode(count))
     for name, stop in (("a string", wanted), ("a list of strings", ["\u0000never", wanted])):
         one = draw(sampler, max_tokens=40, stop=stop)[0]
-        check(f"stop: {name}", list(one.tokens) == whole[:end] and one.stop_reason == "stop", (one, whole, wanted))
+        check(f"stop: {name}", list(one.tokens) == whole[:end] and one.stop_reason == "stop", (one, whole, wanted, end))
     ends = [s for n in range(8) for s in draw(sampler, count=8, seed=n, max_tokens=200, stop=None)]
     eos = tokenizer.eos_token_id
     finished = [s for s in ends if s.stop_reason == "stop"]
