@@ -6,6 +6,11 @@ from tinker import types
 PROMPT = list(range(40, 52))
 
 
+def ready(client):
+    """A client, or the client of a future: SDKs before 0.38 return clients at once."""
+    return client.result() if hasattr(client, "result") else client
+
+
 def text(ids):
     return types.ModelInput.from_ints(list(ids))
 
@@ -34,11 +39,11 @@ def scores(client, ids):
 
 
 def snapshot(client):
-    return client.save_weights_and_get_sampling_client().result()
+    return ready(client.save_weights_and_get_sampling_client())
 
 
 def sampler_of(service, **source):
-    return service.create_sampling_client(**source).result()
+    return ready(service.create_sampling_client(**source))
 
 
 def logprobs_of(output):

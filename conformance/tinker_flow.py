@@ -22,7 +22,7 @@ os.environ.update(settings(URL))
 
 import tinker  # noqa: E402: reads the environment
 from tinker import types  # noqa: E402
-from tinker_calls import PROMPT, bits, draw, params, sampler_of, scores, snapshot, supervised, text  # noqa: E402
+from tinker_calls import PROMPT, bits, draw, params, ready, sampler_of, scores, snapshot, supervised, text  # noqa: E402
 
 ADAM = types.AdamParams(learning_rate=0.01)
 
@@ -35,7 +35,7 @@ def train(client, ids=range(60, 80), params=ADAM):
 
 def new(service, rank=4, seed=5, **more):
     chosen = {"base_model": MODEL, "rank": rank, "seed": seed, "train_unembed": False} | more
-    return service.create_lora_training_client(**chosen).result()
+    return ready(service.create_lora_training_client(**chosen))
 
 
 def refused(name, call, *words):
@@ -114,6 +114,8 @@ def options(service, client):
         except (tinker.RequestFailedError, tinker.APIStatusError) as error:
             return check(f"option {name}: refused by its name", name in str(error), error)
         except Exception as error:  # noqa: BLE001: a wrong shape of the response
+            if "unexpected keyword" in str(error):
+                return print("skip", f"option {name}: this SDK has none")
             return check(f"option {name}", False, repr(error))
         return check(f"option {name}", passes)
     option("topk_sample_logprobs", lambda: all(
@@ -128,7 +130,7 @@ def options(service, client):
     others = lambda: ask(prompt_alt_tokens_k=3).prompt_alt_tokens.tokens.shape
     option("prompt_alt_tokens_k", lambda: list(others()) == [count - 1, 3])
     future = sampler.sample(text(PROMPT), 8, params(max_tokens=300))
-    future.future().cancel()
+    (future.future() if hasattr(future, "future") else future).cancel()
     check("a cancelled sample disturbs no other", bits(ask().sequences) == bits(draw(sampler)))
 
 
@@ -176,18 +178,18 @@ def together(service, client):
 
 
 def states(service, client):
-    rest, ids = tinker.RestClient(), list(range(50, 80))
+    rest, ids = service.create_rest_client(), list(range(50, 80))
     saved = client.save_state("state-1").result().path
     check("save_state: the path", saved == f"tinker://{client.model_id}/weights/state-1", saved)
     before = scores(client, ids)
     train(client)
     after, changed = scores(client, ids), lambda c: scores(c, ids).tobytes()
-    whole = service.create_training_client_from_state_with_optimizer(saved).result()
+    whole = ready(service.create_training_client_from_state_with_optimizer(saved))
     check("load with optimizer: rank", whole.get_info().lora_rank == 4)
     check("load with optimizer: the saved weights", changed(whole) == before.tobytes() != after.tobytes())
     train(whole)
     check("load with optimizer: the next step has the same bits", changed(whole) == after.tobytes())
-    bare = service.create_training_client_from_state(saved).result()
+    bare = ready(service.create_training_client_from_state(saved))
     check("load: the saved weights", changed(bare) == before.tobytes())
     train(bare)
     check("load: a step begins with new moments", changed(bare) != after.tobytes())
@@ -220,7 +222,7 @@ def states(service, client):
     rest.delete_checkpoint_from_tinker_path(saved).result()
     listed = [c.tinker_path for c in rest.list_checkpoints(client.model_id).result().checkpoints]
     check("REST: delete", saved not in listed and path in listed, listed)
-    gone = lambda: service.create_training_client_from_state(saved).result()
+    gone = lambda: ready(service.create_training_client_from_state(saved))
     refused("loading a deleted checkpoint", gone, "state-1")
 
 
@@ -251,7 +253,7 @@ def errors(service, client):
     check("the step after them", scores(other, ids).tobytes() == scores(undisturbed, ids).tobytes())
 
     sampler = snapshot(client)
-    served = tinker.RestClient().get_server_capabilities().result().supported_models
+    served = service.get_server_capabilities().supported_models
     limit = next(model.max_context_length for model in served if model.model_name == MODEL)
     refused("a prompt beyond the context", lambda: draw(sampler, prompt=[40] * (limit + 1)), "context")
     refused("a temperature below 0", lambda: draw(sampler, temperature=-1.0), "temperature")
@@ -264,16 +266,30 @@ def errors(service, client):
     refused("an image", lambda: sampler.sample(image, 1, params()).result(), "image")
 
 
+def end(service, client):
+    """A saved state outlives its session."""
+    saved, path = (save("end").result().path for save in (client.save_state, client.save_weights_for_sampler))
+    ids, expected = list(range(50, 80)), bits(draw(snapshot(client)))
+    before = scores(client, ids)
+    if hasattr(service, "close"):
+        service.close("success").result()
+    other = tinker.ServiceClient()
+    restored = ready(other.create_training_client_from_state_with_optimizer(saved))
+    check("a saved state after its session's end", scores(restored, ids).tobytes() == before.tobytes())
+    check("a saved sampler after its session's end", bits(draw(sampler_of(other, model_path=path))) == expected)
+
+
 def main():
     began = time.time()
-    served = [m.model_name for m in tinker.RestClient().get_server_capabilities().result().supported_models]
+    service = tinker.ServiceClient(user_metadata={"who": "conformance"})
+    served = [model.model_name for model in service.get_server_capabilities().supported_models]
     check("capabilities: the model", MODEL in served, served)
-    with tinker.ServiceClient(user_metadata={"who": "conformance"}, display_name="flow") as service:
-        client = new(service, user_metadata={"a": "b"})
-        info = client.get_info()
-        check("info", (info.lora_rank, info.is_lora, info.model_data.model_name) == (4, True, MODEL), info)
-        for checks in (sampling, options, stops, together, states, errors):
-            part(checks, service, client)
+    client = new(service, user_metadata={"a": "b"})
+    info = client.get_info()
+    check("info", (info.lora_rank, info.is_lora, info.model_data.model_name) == (4, True, MODEL), info)
+    for checks in (sampling, options, stops, together, states, errors):
+        part(checks, service, client)
+    part(end, service, client)
     finish(began)
 
 

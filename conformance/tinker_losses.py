@@ -21,7 +21,7 @@ os.environ.update(settings(URL))
 import tinker  # noqa: E402: reads the environment
 import torch  # noqa: E402
 from tinker import types  # noqa: E402
-from tinker_calls import logprobs_of, same  # noqa: E402
+from tinker_calls import logprobs_of, ready, same, sampler_of  # noqa: E402
 
 RATIO = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.15}
 CONFIGS = {"importance_sampling": {}, "ppo": RATIO, "cispo": RATIO, "dro": {"beta": 0.3}, "gspo": RATIO}
@@ -95,8 +95,8 @@ class Trainer:
     """A training client whose adapter can be compared with another's."""
 
     def __init__(self, service, rank=4, seed=5):
-        self.client = service.create_lora_training_client(
-            base_model=MODEL, rank=rank, seed=seed, train_unembed=False).result()
+        self.client = ready(service.create_lora_training_client(
+            base_model=MODEL, rank=rank, seed=seed, train_unembed=False))
 
     def step(self, data, loss, config=None, params=LINEAR):
         backward = self.client.forward_backward(data, loss, config)
@@ -256,7 +256,7 @@ def optimizer(service, rows):
 def main():
     began = time.time()
     service = tinker.ServiceClient()
-    rows = Rows(service.create_sampling_client(base_model=MODEL).result())
+    rows = Rows(sampler_of(service, base_model=MODEL))
     started = Trainer(service).forward(rows.data(weights=rows.weights()))
     part(cross_entropy, service, rows, started)
     part(losses, service, rows, started)
