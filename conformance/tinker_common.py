@@ -60,9 +60,9 @@ def finish(began):
 
 def settings(url):
     """The environment of a client of the server at `url`: no telemetry, and nothing from a hub."""
-    key = os.environ.get("LOCKSTEP_API_KEY", "local")
+    key = os.environ.get("LOCKSTEP_API_KEY", "tml-local")
     return {
-        "TINKER_BASE_URL": url, "TINKER_API_KEY": f"tml-{key}", "TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1",
+        "TINKER_BASE_URL": url, "TINKER_API_KEY": key, "TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "WANDB_MODE": "disabled",
     }
