@@ -1,12 +1,12 @@
 """What the scripts tinker_*.py share: starting `lockstep serve`, checks, and the environment of the stock client.
 
-The scripts need a virtual environment. tinker_flow.py needs only the SDK, the others torch, and the recipes the cookbook,
-whose own requirements cannot all be installed from PyPI:
+The scripts need a virtual environment. tinker_flow.py needs only the SDK, the others torch, and the recipes the
+cookbook, whose own requirements cannot all be installed from PyPI:
 
     python -m venv VENV
     VENV/bin/pip install tinker==0.38.0
-    VENV/bin/pip install torch==2.15.0 transformers==5.23.0 datasets==5.2.0 chz==0.4.0 aiohttp==3.14.5 math-verify==0.9.0 \\
-        blobfile termcolor tiktoken cloudpickle pillow pyrage sympy pylatexenc safetensors
+    VENV/bin/pip install torch==2.15.0 transformers==5.23.0 datasets==5.2.0 chz==0.4.0 aiohttp==3.14.5 \\
+        math-verify==0.9.0 blobfile termcolor tiktoken cloudpickle pillow pyrage sympy pylatexenc safetensors
     VENV/bin/pip install --no-deps tinker-cookbook==0.6.1
 """
 

@@ -80,6 +80,7 @@ def sampling(service, client):
         check(f"logprobs: compute_logprobs has them, too, after {name}",
               computed[0] is None and np.asarray(computed[1:], np.float32).tobytes() == trained.tobytes(),
               (computed[:4], trained[:3]))
+    check("logprobs: a prompt of one token", moved.compute_logprobs(text([40])).result() == [None])
     pieces = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=ids) for ids in (PROMPT[:5], PROMPT[5:])])
     check("sample: a prompt in chunks", bits(moved.sample(pieces, 1, params()).result().sequences) == bits(draw(moved)))
 
@@ -142,7 +143,7 @@ def stops(service, client):
     check("stop ids: ends with the id", (list(one.tokens), one.stop_reason) == (whole[:place + 1], "stop"),
           (one, whole))
     decode = lambda count: tokenizer.decode(whole[:count], skip_special_tokens=True)
-    wanted = next(letter for letter in decode(40)[3:] if letter.isalpha() and letter.isascii() and letter not in decode(3))
+    wanted = next(one for one in decode(40) if one.isalpha() and one.isascii() and one not in decode(3))
     end = next(count for count in range(1, 41) if wanted in decode(count))
     for name, stop in (("a string", wanted), ("a list of strings", ["\u0000never", wanted])):
         one = draw(sampler, max_tokens=40, stop=stop)[0]
@@ -249,6 +250,8 @@ def errors(service, client):
     refused("a forward pass over an id out of the vocabulary", lambda: scores(other, [1, 2, 10**6]), "1000000")
     refused("a name with a slash", lambda: other.save_state("a/b").result(), "a/b")
     refused("a second checkpoint of one name", lambda: [other.save_state("twice").result() for _ in "ab"], "twice")
+    if hasattr(other, "save_weights_external"):
+        refused("an unsupported request", lambda: other.save_weights_external("c").result(), "external")
     other.optim_step(ADAM).result()
     check("the step after them", scores(other, ids).tobytes() == scores(undisturbed, ids).tobytes())
 
