@@ -41,7 +41,7 @@ def part(function, *arguments, limit=240):
     signal.alarm(limit)
     try:
         return function(*arguments)
-    except Exception as error:  # noqa: BLE001: whatever it is, it is reported
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is reported)
         traceback.print_exc(limit=-3)
         check(f"{function.__name__} ends", False, repr(error))
         return None

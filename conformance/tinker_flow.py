@@ -20,7 +20,7 @@ from tinker_common import adapter, check, finish, part, settings, target
 URL, MODEL, STATE = target()
 os.environ.update(settings(URL))
 
-import tinker  # noqa: E402: reads the environment
+import tinker  # noqa: E402 (reads the environment)
 from tinker import types  # noqa: E402
 from tinker_calls import PROMPT, bits, draw, params, ready, sampler_of, scores, snapshot, supervised, text  # noqa: E402
 
@@ -45,7 +45,7 @@ def refused(name, call, *words):
     except (tinker.RequestFailedError, tinker.APIStatusError) as error:
         shown = f"{type(error).__name__}: {error}"
         return check(f"refused: {name}", all(word.lower() in shown.lower() for word in words), shown)
-    except Exception as error:  # noqa: BLE001: any other exception is the failure that this looks for
+    except Exception as error:  # noqa: BLE001 (any other exception is the failure that this looks for)
         return check(f"refused: {name}", False, f"not an error of the API: {error!r}")
     return check(f"refused: {name}", False, "no error")
 
@@ -114,7 +114,7 @@ def options(service, client):
             passes = test()
         except (tinker.RequestFailedError, tinker.APIStatusError) as error:
             return check(f"option {name}: refused by its name", name in str(error), error)
-        except Exception as error:  # noqa: BLE001: a wrong shape of the response
+        except Exception as error:  # noqa: BLE001 (a wrong shape of the response)
             if "unexpected keyword" in str(error):
                 return print("skip", f"option {name}: this SDK has none")
             return check(f"option {name}", False, repr(error))

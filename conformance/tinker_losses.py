@@ -18,7 +18,7 @@ from tinker_common import adapter, check, finish, part, settings, target
 URL, MODEL, STATE = target()
 os.environ.update(settings(URL))
 
-import tinker  # noqa: E402: reads the environment
+import tinker  # noqa: E402 (reads the environment)
 import torch  # noqa: E402
 from tinker import types  # noqa: E402
 from tinker_calls import logprobs_of, ready, same, sampler_of  # noqa: E402
