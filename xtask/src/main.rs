@@ -114,6 +114,7 @@ mod release;
 mod sandbox;
 mod size;
 mod sources;
+mod tinker;
 mod trl_suite;
 mod vectors;
 mod verdicts;

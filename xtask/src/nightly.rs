@@ -32,7 +32,7 @@ const KERNELS: &str = "profile.dev.package.lockstep-kernels";
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 24] = [
+const CHECKS: [Check; 25] = [
     ("commands", commands),
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
@@ -54,6 +54,7 @@ const CHECKS: [Check; 24] = [
     ("sandbox", sandbox),
     ("strangers_run", strangers_run),
     ("terminals", terminals),
+    ("tinker", tinker),
     ("trl_matrix", trl_matrix),
     ("trl_suite", trl_suite),
     ("verdicts", verdicts),
@@ -239,6 +240,16 @@ fn sandbox() -> Result<Done, String> {
 /// Tests every command and the page on runs with damaged files, 200 times each. Takes hours on two cores.
 fn strangers_run() -> Result<Done, String> {
     program(&["strangers_run::"], &["the same bits, or"])
+}
+
+/// Runs Tinker's stock client and three recipes of its cookbook against `lockstep serve`: log-probabilities, gradients
+/// and adapters against torch, the same adapter from fresh servers, after a kill and through a faulty network. Takes
+/// five minutes on two cores.
+fn tinker() -> Result<Done, String> {
+    match crate::tinker::missing() {
+        Some(what) => Ok(Done::Unavailable(what)),
+        None => crate::tinker::run().map(Done::Passed),
+    }
 }
 
 /// Trains with every trainer and every combination of arguments, and compares the results with TRL's. Takes ten minutes
