@@ -109,7 +109,7 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         self.listener.set_nonblocking(true)?;
         let Server { listener, hosts, api_key, log, .. } = self;
-        let stopping = service.clone();
+        let (stopping, computing) = (service.clone(), service.clone());
         let is_local = listener.local_addr()?.ip().is_loopback();
         let tinker = Tinker::new(service.clone(), is_local);
         let site = Arc::new(Site { service, tinker, hosts, api_key, log, started: now() });
@@ -123,7 +123,12 @@ impl Server {
             // Without delay, since the next token of a stream must not wait for the acknowledgement of the last one.
             let prompt = |stream: &mut tokio::net::TcpStream| drop(stream.set_nodelay(true));
             let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(prompt);
-            axum::serve(listener, router(site)).with_graceful_shutdown(stop).await
+            axum::serve(listener, router(site)).with_graceful_shutdown(stop).await?;
+            // Requests for training were accepted, too, though no connection waits for them.
+            while computing.is_busy() {
+                tokio::time::sleep(STOP_INTERVAL).await;
+            }
+            Ok(())
         })
     }
 }
@@ -232,7 +237,7 @@ async fn read(body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
             let most = most >> 20;
             bad(
                 StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the body has more than {most} MiB: send fewer prompts in a request"),
+                format!("the body has more than {most} MiB: send less in a request"),
             )
         }
         Ok(Err(error)) => bad(StatusCode::BAD_REQUEST, format!("the body is incomplete: {error}")),

@@ -192,6 +192,16 @@ impl Service {
         self.0.stops.store(true, Ordering::Release);
     }
 
+    /// Whether requests are refused because of [`stop`](Self::stop).
+    pub fn is_stopping(&self) -> bool {
+        self.0.stops.load(Ordering::Acquire)
+    }
+
+    /// Whether completions or requests for training are being computed.
+    pub fn is_busy(&self) -> bool {
+        self.is_running() && (self.open_completions() > 0 || self.training().is_busy())
+    }
+
     /// The token ids of a text, with the special tokens that the tokenizer adds around it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Refused> {
         self.check_length(text)?;
@@ -274,12 +284,7 @@ impl Service {
         deliver: impl Fn(Event) -> bool + Send + Sync + 'static,
     ) -> Result<Ticket, Refused> {
         let shared = &*self.0;
-        if shared.stops.load(Ordering::Acquire) {
-            return Err(Refused::Stops);
-        }
-        if !self.is_running() {
-            return Err(Refused::Ended);
-        }
+        self.accepts()?;
         let longest = generate.check(shared.vocab, &shared.sizes)?;
         let sampling = Arc::new(generate.sampling(self.stop_ids(&generate), longest, seed));
         let slots = Slots::take(&shared.open, generate.completions(), shared.sizes.most_open())?;
@@ -311,6 +316,7 @@ impl Service {
         job: Job,
         reply: Reply,
     ) -> Result<(String, Submitted), Failure> {
+        self.accepts()?;
         let created = self.training().create((session, number), user_metadata, identity, job, reply);
         self.wake();
         created
@@ -324,12 +330,14 @@ impl Service {
         job: Job,
         reply: Reply,
     ) -> Result<Submitted, Failure> {
+        self.accepts()?;
         let submitted = self.training().submit(place, identity, job, reply);
         self.wake();
         submitted
     }
 
-    /// See [`Training::refuse`].
+    /// Uses up the number of a request that was refused. `is_data`: the request had data for the next step, which
+    /// therefore fails.
     pub fn refuse(&self, place: (&str, u64), is_data: bool) {
         self.training().refuse(place, is_data);
         self.wake();
@@ -350,6 +358,14 @@ impl Service {
             adapter.version = saved.version;
             Ok(adapter)
         })
+    }
+
+    /// Whether new requests are accepted.
+    fn accepts(&self) -> Result<(), Refused> {
+        if self.is_stopping() {
+            return Err(Refused::Stops);
+        }
+        if self.is_running() { Ok(()) } else { Err(Refused::Ended) }
     }
 
     /// Wakes the owner, which may be waiting for commands. An owner that has ended needs none.

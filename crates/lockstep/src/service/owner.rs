@@ -253,9 +253,8 @@ impl Owner {
         };
         let drawn = self.drive.drawn().to_vec();
         self.status.generated_tokens += drawn.len() as u64;
-        if let Some(drawn) = drawn.iter().find(|drawn| !drawn.logp.is_finite()) {
-            let why = self.policy.why_not_finite();
-            return self.fail(&format!("a token's log-probability is {}: {why}", drawn.logp));
+        for drawn in drawn.iter().filter(|drawn| !drawn.logp.is_finite()) {
+            self.fail_one(drawn.request, drawn.logp);
         }
         let ended = outcomes.into_iter().filter_map(|outcome| match outcome {
             Outcome::Ended { request, group, .. } => Some((request, group)),
@@ -296,6 +295,18 @@ impl Owner {
         }
     }
 
+    /// Reports to its client that a token of a request has this log-probability, which is not finite, and drops the
+    /// request. Requests with other adapters may be healthy.
+    fn fail_one(&mut self, request: RequestId, logp: f32) {
+        let Some(open) = self.open.get(&request) else { return };
+        let why = match &open.snapshot {
+            Some(_) => "the weights of the adapter are too large, or not finite".to_owned(),
+            None => self.policy.why_not_finite(),
+        };
+        (open.deliver)(Event::Failed(format!("a token's log-probability is {logp}: {why}")));
+        self.cancel(open.number);
+    }
+
     /// Reports a failure of the engine to all clients, and drops their requests. Later requests are tried again.
     fn fail(&mut self, message: &str) {
         self.drive.cancel_of(|_| true);
@@ -310,6 +321,15 @@ impl Owner {
         self.status.free_blocks = engine.free_blocks();
         self.status.engine = engine.counters();
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = self.status;
+    }
+}
+
+impl Drop for Owner {
+    /// The owner ends, perhaps by a panic: no client waits for ever.
+    fn drop(&mut self) {
+        for (_, open) in self.open.drain() {
+            (open.deliver)(Event::Failed(Refused::Ended.to_string()));
+        }
     }
 }
 

@@ -161,6 +161,7 @@ fn a_model_is_trained_sampled_and_saved() {
     assert_eq!(server.get("/api/v1/training_runs?limit=5&offset=0").json()["cursor"]["total_count"], 1);
     assert_eq!(server.send("DELETE", &format!("{route}/checkpoints/weights/a"), &server.host(), "").status, 200);
     assert_eq!(server.post("/api/v1/weights_info", &json!({"tinker_path": path})).status, 404);
+    assert_eq!(server.get("/api/v1/training_runs/../checkpoints").json()["checkpoints"], json!([]));
     let body = json!({"session_id": client.session, "sampling_session_seq_id": 1, "model_path": named["path"]});
     let saved_sampler = server.good("/api/v1/create_sampling_session", &body);
     let described =
@@ -239,6 +240,7 @@ fn a_refused_request_uses_up_its_number_and_errors_have_a_detail() {
     assert!(matches!(f32s(&scored.prompt_logprobs.unwrap())[..], [nan] if nan.is_nan()));
     for (field, value, words) in [
         ("num_samples", json!(0), "`num_samples` is 0"),
+        ("num_samples", json!(u64::MAX), "`num_samples` is 18446744073709551615: expected 1 to 64"),
         ("sampling_params", json!({"stop": [31]}), "`stop` has the id 31"),
         ("sampling_params", json!({"max_tokens": 0}), "`max_tokens` is 0: expected 1 or more"),
         ("sampling_params", json!({"seed": 1.5}), "`seed` is 1.5: expected a 64-bit integer"),

@@ -1,5 +1,5 @@
 //! Tinker's API: training and sampling over HTTP, for the stock client (tinker 0.38). The rules are those of
-//! [`lockstep::service::training`]; this room reads and writes the wire.
+//! [`lockstep::service::training`]; this module reads and writes the wire.
 //!
 //! Submissions respond with a request id at once. The client asks for the result of the id, and the response is held
 //! until the result is known.
@@ -22,7 +22,7 @@ mod write;
 
 pub use rest::rest;
 
-use crate::error::answer;
+use crate::error::{answer, with_retry};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{Answer, Futures, Waited};
@@ -34,8 +34,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use write::Sequences;
 
-/// A request for a result is held for this long; clients end it after 45 s.
-const HOLD: Duration = Duration::from_secs(30);
+/// A request for a result is held for so many seconds; clients end it after 45.
+const HOLD_S: usize = 30;
 /// Separates the id of a sampler from the numbers of request and sequence in the id of a sequence.
 const SEQUENCE: char = '#';
 
@@ -72,13 +72,13 @@ impl From<String> for TinkerError {
 
 impl From<Failure> for TinkerError {
     fn from(failure: Failure) -> TinkerError {
-        let status = if failure.is_of_request { StatusCode::BAD_REQUEST } else { StatusCode::INTERNAL_SERVER_ERROR };
+        let status = if failure.is_of_request { StatusCode::BAD_REQUEST } else { StatusCode::SERVICE_UNAVAILABLE };
         TinkerError { status, detail: failure.message }
     }
 }
 
 impl From<Refused> for TinkerError {
-    /// Names of fields are the client's.
+    /// The usual fields have the client's names in the message.
     fn from(refused: Refused) -> TinkerError {
         let status = match refused {
             Refused::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -94,7 +94,9 @@ impl From<Refused> for TinkerError {
 
 impl IntoResponse for TinkerError {
     fn into_response(self) -> Response {
-        (self.status, answer(&json!({"detail": self.detail}))).into_response()
+        let mut response = (self.status, answer(&json!({"detail": self.detail}))).into_response();
+        with_retry(&mut response);
+        response
     }
 }
 
@@ -154,6 +156,7 @@ impl Tinker {
             "weights_info" => self.weights_info(&read::json(body)?),
             "save_weights_external" => self.numbered(body, body, |_| Err(unsupported(route))),
             "create_custom_loss" | "copy_weights" | "auth/token" => Err(TinkerError::bad(unsupported(route))),
+            _ if route.starts_with("training_runs/") => Err(TinkerError::bad(unsupported(route))),
             _ => {
                 let detail = format!("no route /api/v1/{route}: docs/serve.md lists the routes of this server");
                 Err(TinkerError { status: StatusCode::NOT_FOUND, detail })
@@ -249,7 +252,8 @@ impl Tinker {
             }
             Err(failure) => {
                 self.futures.release(id);
-                return Err(TinkerError::not_found(failure));
+                let is_of_request = failure.is_of_request;
+                return Err(if is_of_request { TinkerError::not_found(failure) } else { failure.into() });
             }
         };
         extra["request_id"] = json!(self.futures.name(id));
@@ -301,6 +305,10 @@ impl Tinker {
         let (id, number, topk) = (request.sampling_session_id.clone(), request.seq_id, request.topk_sample_logprobs);
         let (topk_prompt, last_n) = (request.topk_prompt_logprobs, request.prompt_logprobs_last_n);
         let generate = request.generate()?;
+        let most = self.service.sizes().most_open();
+        if generate.n > most {
+            return Err(TinkerError::bad(format!("`num_samples` is {}: expected 1 to {most}", generate.n)));
+        }
         let training = self.service.training();
         let sampler = training.sampler(&id).map_err(TinkerError::not_found)?;
         let names: Vec<String> =
@@ -336,6 +344,18 @@ impl Tinker {
         self.accepted(future, submitted, extra)
     }
 
+    /// Waits for a result, unless the server stops.
+    async fn wait(&self, id: u64) -> Waited {
+        let mut waited = Waited::NotYet;
+        for _ in 0..HOLD_S {
+            waited = self.futures.wait(id, Duration::from_secs(1)).await;
+            if !matches!(waited, Waited::NotYet) || self.service.is_stopping() && !self.service.is_busy() {
+                break;
+            }
+        }
+        waited
+    }
+
     /// Responds to a request for a result, once it is known.
     pub async fn retrieve(&self, body: &[u8]) -> Response {
         let request: read::RequestId = match read::json(body) {
@@ -344,7 +364,7 @@ impl Tinker {
         };
         let name = request.request_id;
         let waited = match self.futures.parse(&name) {
-            Some(id) => self.futures.wait(id, HOLD).await,
+            Some(id) => self.wait(id).await,
             None => Waited::Gone,
         };
         match waited {

@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most numbers of a tensor.
-const MOST_NUMBERS: usize = 1 << 26;
+/// The most numbers of a request's tensors: sparse ones may be much larger than their bytes.
+const MOST_NUMBERS: usize = 1 << 24;
 /// The rank of an adapter whose request has none.
 const RANK: usize = 32;
 
@@ -343,7 +343,8 @@ pub fn pass_job(request: ForwardBackwardRequest) -> Result<Job, String> {
             }
         }
     }
-    let read = |(index, datum)| read_datum(datum).map_err(|why| format!("datum {index}: {why}"));
+    let mut left = MOST_NUMBERS;
+    let read = |(index, datum)| read_datum(datum, &mut left).map_err(|why| format!("datum {index}: {why}"));
     let datums = data.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
     Ok(Job::Pass { datums, loss, samplers: samplers.into_iter().collect(), needs_on_policy })
 }
@@ -384,7 +385,8 @@ fn loss(name: &str, mut settings: BTreeMap<String, f64>) -> Result<TokenLoss, St
     Ok(loss)
 }
 
-fn read_datum(datum: proto::Datum) -> Result<Datum, String> {
+/// `left`: the number of further numbers that the request may have.
+fn read_datum(datum: proto::Datum, left: &mut usize) -> Result<Datum, String> {
     let mut ids = Vec::new();
     for chunk in datum.model_input {
         match chunk.chunk {
@@ -403,9 +405,9 @@ fn read_datum(datum: proto::Datum) -> Result<Datum, String> {
         }
         _ => return Err(format!("`target_tokens` has the shape {:?}: expected [N] or [N, K]", targets.shape)),
     };
-    let targets = token_ids(values(&targets).map_err(|why| format!("`target_tokens`: {why}"))?)?;
+    let targets = token_ids(values(&targets, left).map_err(|why| format!("`target_tokens`: {why}"))?)?;
     let floats = |(name, tensor): (String, proto::Tensor)| {
-        let values = values(&tensor).map_err(|why| format!("`{name}`: {why}"))?;
+        let values = values(&tensor, left).map_err(|why| format!("`{name}`: {why}"))?;
         Ok((name, values.into_iter().map(|x| x as f32).collect()))
     };
     let inputs = tensors.into_iter().map(floats).collect::<Result<_, String>>()?;
@@ -419,11 +421,12 @@ fn token_ids(numbers: Vec<f64>) -> Result<Vec<u32>, String> {
 }
 
 /// The numbers of a tensor in row-major order.
-fn values(tensor: &proto::Tensor) -> Result<Vec<f64>, String> {
+fn values(tensor: &proto::Tensor, left: &mut usize) -> Result<Vec<f64>, String> {
     let sizes = tensor.shape.iter().map(|&size| usize::try_from(size).ok());
     let shape: Vec<usize> = sizes.collect::<Option<_>>().ok_or_else(|| format!("the shape {:?}", tensor.shape))?;
-    let size = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size)).filter(|&size| size <= MOST_NUMBERS);
+    let size = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size)).filter(|&size| size <= *left);
     let size = size.ok_or_else(|| format!("the shape {shape:?} is too large"))?;
+    *left -= size;
     match &tensor.encoding {
         // A tensor without elements may have no bytes.
         None if size == 0 => Ok(Vec::new()),

@@ -17,7 +17,7 @@ pub fn rest(tinker: &Tinker, method: &Method, route: &str, query: &str) -> Repli
         }]})),
         ("GET", ["samplers", id]) => {
             let sampler = training.sampler(id).map_err(TinkerError::not_found)?;
-            Ok(json!({"sampler_id": id, "base_model": training.base_model, "model_path": sampler.path}))
+            Ok(json!({"sampler_id": id, "base_model": training.base_model, "model_path": sampler.path.map(|path| path.to_string())}))
         }
         ("GET", ["training_runs"]) => tinker.runs(query),
         ("GET", ["training_runs", model]) => tinker.run(model),
@@ -34,7 +34,7 @@ pub fn rest(tinker: &Tinker, method: &Method, route: &str, query: &str) -> Repli
             Ok(json!({"checkpoints": listed.map(|listed| checkpoint(&listed)).collect::<Vec<_>>()}))
         }
         ("GET", ["training_runs", .., "external_weights_urls"])
-        | ("PUT" | "POST" | "DELETE", ["training_runs", ..]) => {
+        | ("PUT" | "DELETE", ["training_runs", ..]) => {
             Err(TinkerError::bad(format!("{method} {route} is not supported by this server: states stay on its disk")))
         }
         _ => {
@@ -73,8 +73,10 @@ impl Tinker {
             let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
             pairs.filter(|(key, _)| *key == name).find_map(|(_, value)| value.parse::<usize>().ok())
         };
-        let (offset, limit, total) = (number("offset").unwrap_or(0), number("limit").unwrap_or(20), ids.len());
-        let runs = ids.iter().skip(offset).take(limit).map(|id| self.run(id)).collect::<Result<Vec<_>, _>>()?;
+        // A directory without a saved state is no run.
+        let all: Vec<Value> = ids.iter().filter_map(|id| self.run(id).ok()).collect();
+        let (offset, limit, total) = (number("offset").unwrap_or(0), number("limit").unwrap_or(20), all.len());
+        let runs: Vec<Value> = all.into_iter().skip(offset).take(limit).collect();
         Ok(json!({"training_runs": runs, "cursor": {"offset": offset, "limit": limit, "total_count": total}}))
     }
 

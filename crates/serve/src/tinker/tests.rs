@@ -185,6 +185,17 @@ fn a_wrong_datum_is_refused_with_the_field() {
             job(|r| set(r, "weights", dense(vec![0; 7], DType::Float32, &[2]))),
             "`weights`: 7 bytes are not numbers of 4 bytes",
         ),
+        (
+            job(|r| {
+                let mut sparse = |name: &str| {
+                    let csr = SparseCsr { crow_indices: vec![0; 16], ..SparseCsr::default() };
+                    let encoding = Some(Encoding::SparseCsr(csr));
+                    set(r, name, Tensor { encoding, dtype: DType::Float32 as i32, shape: vec![1, 1 << 23] });
+                };
+                ["a", "b"].map(&mut sparse);
+            }),
+            "`b`: the shape [1, 8388608] is too large",
+        ),
         (job(|r| set(r, "weights", bf16)), "`weights`: a tensor of the dtype 4: expected float32, int64 or int32"),
         (
             job(|r| set(r, "weights", Tensor { shape: vec![3], ..Tensor::default() })),

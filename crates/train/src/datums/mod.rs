@@ -20,6 +20,11 @@ use model::{Adapter, Batch, BatchTensors, Grads, GroupSegment, LoraConfig, Model
 use std::ops::Range;
 use std::sync::Arc;
 
+/// The largest number of rows of a group of several datums.
+const MOST_GROUP_ROWS: usize = 2048;
+/// The largest number of targets of a group of several datums.
+const MOST_GROUP_TARGETS: usize = 4 * MOST_GROUP_ROWS;
+
 /// A sequence to train on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Datum {
@@ -46,7 +51,7 @@ impl Datum {
         if tokens == 0 {
             return wrong("the model input has no tokens".into());
         }
-        if width == 0 || self.targets.len() != tokens * width {
+        if width == 0 || tokens.checked_mul(width) != Some(self.targets.len()) {
             let targets = self.targets.len();
             return wrong(format!("expected the same number of targets for each of {tokens} tokens, got {targets}"));
         }
@@ -232,12 +237,16 @@ impl Part {
     }
 }
 
-/// Splits datums into micro-batches of up to `max_tokens` rows. A larger group is a micro-batch of its own. The split
-/// between groups changes no bit of a result.
+/// Splits datums into micro-batches of up to `max_tokens` rows, and of four times as many targets. A larger group is a
+/// micro-batch of its own. The split between groups changes no bit of a result.
 pub fn split(datums: &[Datum], max_tokens: usize) -> Vec<Part> {
     let mut parts: Vec<(Part, usize)> = Vec::new();
     for (group, prefix) in groups(datums) {
-        let rows = prefix + datums[group.clone()].iter().map(|datum| datum.ids.len() - prefix).sum::<usize>();
+        let own = &datums[group.clone()];
+        let rows = prefix + own.iter().map(|datum| datum.ids.len() - prefix).sum::<usize>();
+        // Rows with several targets, and those of a shared prefix, take space in the head for each of their targets.
+        let targets = own.iter().map(|datum| datum.targets.len()).sum::<usize>();
+        let rows = rows.max(targets * MOST_GROUP_ROWS / MOST_GROUP_TARGETS);
         match parts.last_mut() {
             Some((part, tokens)) if *tokens + rows <= max_tokens => {
                 part.groups.push((group, prefix));
@@ -250,7 +259,8 @@ pub fn split(datums: &[Datum], max_tokens: usize) -> Vec<Part> {
 }
 
 /// Divides datums into groups with a common prefix. A datum joins the group before it if it keeps at least half of that
-/// group's common prefix, and has at least half as many tokens in common with it as with the next datum.
+/// group's common prefix, has at least half as many tokens in common with it as with the next datum, and the group does
+/// not become too large. Groups are a function of the datums alone.
 fn groups(datums: &[Datum]) -> Vec<(Range<usize>, usize)> {
     let common = |a: &Datum, b: &Datum| a.ids.iter().zip(&b.ids).take_while(|(a, b)| a == b).count();
     let mut groups: Vec<(Range<usize>, usize)> = Vec::new();
@@ -259,7 +269,11 @@ fn groups(datums: &[Datum]) -> Vec<(Range<usize>, usize)> {
             let shared = common(&datums[group.start], datum).min(*prefix);
             let kept = if group.len() > 1 { *prefix } else { 0 };
             let next = datums.get(index + 1).map_or(0, |next| common(datum, next));
-            if shared > 0 && 2 * shared >= kept.max(next) {
+            let all = &datums[group.start..=index];
+            let rows = shared + all.iter().map(|datum| datum.ids.len() - shared).sum::<usize>();
+            let targets = all.iter().map(|datum| datum.targets.len()).sum::<usize>();
+            let is_small = rows <= MOST_GROUP_ROWS && targets <= MOST_GROUP_TARGETS;
+            if is_small && shared > 0 && 2 * shared >= kept.max(next) {
                 (group.end, *prefix) = (index + 1, shared);
                 continue;
             }
@@ -291,8 +305,12 @@ fn forward(compute: &mut Compute<'_>, datums: &[Datum], part: &Part) -> Result<(
     let packed = Batch::new(&segments.collect::<Vec<_>>(), true).with_targets(&targets);
     let (capacity, positions) = (packed.capacity(), own.iter().map(|datum| datum.ids.len()).max().unwrap_or(1));
     compute.passes.reserve(&config, capacity, capacity.tokens, positions);
-    memory.check()?;
     let tensors = BatchTensors::new(&memory.part("workspace"), &packed);
+    if let Err(error) = memory.check() {
+        // Later, smaller parts must not find buffers that were refused.
+        compute.passes.release();
+        return Err(error.into());
+    }
     let outputs = compute.forward(&tensors, 1.0, false)?;
     Ok((tensors, outputs.logps))
 }

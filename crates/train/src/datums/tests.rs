@@ -222,6 +222,11 @@ fn datums_with_a_common_beginning_form_groups() {
     assert_eq!(of(&[&[1, 2, 3, 4], &[5, 2, 3, 4]]), [(0..1, 4), (1..2, 4)]);
     // The first tokens are common to all four, but each pair has more in common.
     assert_eq!(of(&[&[1, 2, 2, 4, 5], &[1, 2, 2, 4, 6], &[1, 7, 7, 7], &[1, 7, 7, 8]]), [(0..2, 4), (2..4, 3)]);
+    // Groups are small enough for a micro-batch.
+    let long: Vec<u32> = (0..1000).map(|i| 1 + i % 30).collect();
+    let (one, other) = ([&[1, 2][..], &long].concat(), [&[1, 3][..], &long].concat());
+    assert_eq!(of(&[&one, &other, &one, &other]), [(0..2, 1), (2..4, 1)]);
+    assert_eq!(groups(&vec![next_tokens(&one, &[1.0; 1002]); 9]), [(0..8, 1002), (8..9, 1002)], "8192 targets");
     // Groups do not depend on the number of rows of a part.
     let datums = ids(&[&[1, 2, 3], &[1, 2, 4], &[5, 6], &[5, 7], &[8]]);
     for max_tokens in [1, 5, 8, 100] {
@@ -307,7 +312,7 @@ fn a_wrong_datum_is_refused_with_the_field() {
     assert_eq!(with(|d| d.ids.clear()), "sample 7: the model input has no tokens");
     let targets = "sample 7: expected the same number of targets for each of 2 tokens, got ";
     assert_eq!(with(|d| d.targets.truncate(1)), format!("{targets}1"));
-    assert_eq!(with(|d| d.width = 0), format!("{targets}2"));
+    assert_eq!((with(|d| d.width = 0), with(|d| d.width = 1 << 63)), (format!("{targets}2"), format!("{targets}2")));
     let outside = "sample 7: token id 40 is outside the vocabulary of 40 tokens";
     assert_eq!((with(|d| d.ids[1] = 40), with(|d| d.targets[0] = 40)), (outside.into(), outside.into()));
     assert_eq!(with(|d| drop(d.inputs.remove(1))), "sample 7: the loss needs `advantages`");

@@ -55,6 +55,11 @@ impl Passes {
         grow_rope(&mut self.rope, &self.memory, model, positions);
     }
 
+    /// Frees the buffers.
+    pub(crate) fn release(&mut self) {
+        (self.tape, self.rope) = (None, None);
+    }
+
     /// The memory of the buffers.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory

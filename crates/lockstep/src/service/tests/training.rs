@@ -268,6 +268,11 @@ fn a_pass_that_fails_takes_its_step_with_it() {
     assert_eq!(outside, Failure::request("sample 0: token id 40 is outside the vocabulary of 40 tokens"));
     let step = client.call(Job::Step(ADAM)).unwrap_err();
     assert!(step.message.contains("token id 40") && step.message.contains("discarded"), "{step:?}");
+    // A pass after the one that failed is no part of the next step, either.
+    client.pass(supervised(&[1, 2, 3]));
+    client.call(supervised(&[1, 2, 40])).unwrap_err();
+    client.pass(supervised(&[4, 5, 6]));
+    client.call(Job::Step(ADAM)).unwrap_err();
     // The gradient before the failed pass is gone, too.
     for client in [&mut client, &mut other] {
         client.pass(supervised(&[5, 6, 7]));
@@ -327,6 +332,9 @@ fn a_closed_session_ends_its_models_and_old_samplers_lose_their_weights() {
     let old = service.sample(&of(&samplers[0]), 0, generate.clone(), |_| true).err().unwrap().to_string();
     assert!(old.contains("the 8 newest samplers are kept"), "{old}");
     assert!(service.sample(&of(&samplers[1]), 0, generate, |_| true).is_ok());
+    // A sampler's number belongs to its weights.
+    let other = service.sampler(&client.session, 0, None).unwrap_err();
+    assert!(other.message.contains("another sampler with the number 0"), "{other:?}");
     // Requests that wait for a number end with the session.
     let waits = client.submit(client.next + 1, supervised(&[1, 2, 3]));
     assert!(service.training().close_session(&client.session) && !service.training().heartbeat(&client.session));

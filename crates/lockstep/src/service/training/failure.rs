@@ -1,5 +1,7 @@
 //! Why a request failed.
 
+use crate::service::request::Refused;
+
 /// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -18,5 +20,12 @@ impl Failure {
     /// A failure of the server.
     pub fn server(message: impl ToString) -> Failure {
         Failure { message: message.to_string(), is_of_request: false }
+    }
+}
+
+impl From<Refused> for Failure {
+    fn from(refused: Refused) -> Failure {
+        let is_of_request = !matches!(refused, Refused::Stops | Refused::Ended | Refused::Busy { .. });
+        Failure { message: refused.to_string(), is_of_request }
     }
 }

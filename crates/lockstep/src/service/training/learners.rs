@@ -42,7 +42,10 @@ struct Learner {
     adapter: WeightSlots<Adapter>,
     trainer: DatumTrainer,
     spec: AdapterSpec,
+    /// The lineage of the weights and of the gradient since the last step.
     lineage: Lineage,
+    /// The lineage of the weights.
+    weights: Lineage,
     /// The number of samplers of the current weights.
     samplers: u64,
     /// Why the gradient is incomplete. The next step fails.
@@ -82,7 +85,8 @@ impl Learners {
     pub fn advance(&mut self, base: &Weights) {
         if self.retired.elapsed() > RETIRE_INTERVAL {
             self.retired = Instant::now();
-            for model in self.shared.retire() {
+            let is_free = |model: &str| self.learners.get(model).is_none_or(|learner| learner.running.is_none());
+            for model in self.shared.retire(is_free) {
                 self.learners.remove(&model);
             }
         }
@@ -101,9 +105,11 @@ impl Learners {
             None => {}
         }
         // All passes take turns. (The map's order does not matter: models share no state but the tape.)
-        for learner in self.learners.values_mut().filter(|learner| learner.running.is_some()) {
+        for (model, learner) in self.learners.iter_mut().filter(|(_, learner)| learner.running.is_some()) {
             learner.pass(&mut self.passes, &self.ctx, base);
+            self.shared.touch(model);
         }
+        self.shared.set_busy(!self.is_idle());
     }
 
     fn begin(&mut self, base: &Weights, model: &str, pending: Pending) {
@@ -133,7 +139,8 @@ impl Learners {
                         learner.samplers += 1;
                         let seed = noise(self.shared.seed, &learner.lineage.0, learner.samplers);
                         let adapter = learner.adapter.hold();
-                        let id = self.shared.add_snapshot((model, number), base.version, adapter, seed);
+                        let of = (model, learner.weights);
+                        let id = self.shared.add_snapshot(of, number, base.version, adapter, seed);
                         id.map(Done::Sampler)
                     }
                     Job::Create(_) | Job::Load { .. } => unreachable!("matched above"),
@@ -182,6 +189,7 @@ impl Learners {
         adapter.version = saved.version;
         let lineage = if optimizer { saved.lineage } else { Lineage::of(&[&saved.lineage.0, b"without moments"]) };
         let mut learner = self.learner(base, saved.spec, lineage, adapter)?;
+        learner.samplers = saved.samplers;
         if optimizer {
             self.shared.store.read_moments(&path, learner.trainer.resume(saved.steps))?;
         }
@@ -202,6 +210,7 @@ impl Learners {
             adapter: WeightSlots::new(memory, adapter),
             spec,
             lineage,
+            weights: lineage,
             samplers: 0,
             spoilt: None,
             compared: Compared::default(),
@@ -213,6 +222,13 @@ impl Learners {
         let info = ModelInfo { lora: learner.adapter.current().lora.clone(), spec: learner.spec };
         self.shared.created(model, info);
         self.learners.insert(model.to_owned(), learner);
+    }
+}
+
+impl Drop for Learners {
+    /// The owner ends, perhaps by a panic: no request is left without a reply.
+    fn drop(&mut self) {
+        self.shared.end();
     }
 }
 
@@ -238,14 +254,13 @@ fn targets(spec: &AdapterSpec) -> Result<TargetModules, Failure> {
 
 /// Whether all samplers have the current weights of the model; otherwise why not.
 fn is_on_policy(shared: &Training, model: &str, learner: &Learner, samplers: &[String]) -> Result<(), String> {
-    let version = learner.adapter.current().version;
     let others = "choose the loss importance_sampling, ppo or cispo, which correct for other weights";
     if samplers.is_empty() {
         return Err(format!("no token of the data names a sequence that this server sampled: {others}"));
     }
     for id in samplers {
         let of = shared.sampler(id).ok().and_then(|sampler| sampler.model);
-        if of.as_ref().is_none_or(|(other, sampled)| other != model || *sampled != version) {
+        if of.as_ref().is_none_or(|(other, weights)| other != model || *weights != learner.weights) {
             return Err(format!(
                 "some tokens were not sampled with the current weights of this model ({id}): {others}"
             ));
@@ -268,6 +283,8 @@ fn save(
         lora: adapter.lora.clone(),
         spec: learner.spec,
         lineage: learner.lineage,
+        weights: learner.weights,
+        samplers: learner.samplers,
         steps: learner.trainer.steps(),
         version: adapter.version,
         created: now(),
@@ -360,6 +377,8 @@ impl Learner {
     fn step(&mut self, ctx: &Context, params: AdamParams) -> Result<Done, Failure> {
         let compared = std::mem::take(&mut self.compared);
         if let Some(why) = self.spoilt.take() {
+            // Passes after the one that failed have begun another gradient.
+            self.trainer.discard();
             return Err(Failure::request(format!(
                 "no step was taken, since a part of its data is missing: {why}. The gradient was discarded"
             )));
@@ -377,6 +396,7 @@ impl Learner {
         let AdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = params;
         let numbers = [learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm];
         self.lineage = Lineage::of(&[&self.lineage.0, &numbers.map(f64::to_le_bytes).concat()]);
+        self.weights = self.lineage;
         self.samplers = 0;
         Ok(Done::Stepped { grad_norm: norm.norm, compared })
     }

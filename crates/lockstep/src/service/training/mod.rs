@@ -32,11 +32,13 @@ pub use train::datums::{AdamParams, ClipRange, Datum, TokenLoss};
 
 use self::job::Pending;
 use self::queue::{Next, OrderedQueue};
+use crate::rollouts::lineage::Lineage;
 use model::{Adapter, Updates};
 use rollout::{AdapterVersion, ModelVersion};
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use telemetry::system::since_1970;
@@ -45,6 +47,10 @@ use telemetry::system::since_1970;
 const SESSION_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Requests wait this long for a number that has not arrived; clients give up after 5 minutes.
 const GAP_TIMEOUT: Duration = Duration::from_secs(360);
+/// The largest number of models in training.
+const MOST_MODELS: usize = 256;
+/// The latest requests of each sampler are remembered, to recognise those that arrive again.
+const MOST_SEEN: usize = 1 << 16;
 /// The newest samplers of each model without files keep their weights.
 const MOST_SAMPLERS: usize = 8;
 
@@ -57,24 +63,26 @@ pub struct Training {
     pub base_model: String,
     /// The server's seed.
     pub(super) seed: u64,
+    /// Whether the owner computes requests for training.
+    is_busy: AtomicBool,
 }
 
 struct Inner {
     sessions: HashMap<String, Session>,
     models: BTreeMap<String, Entry>,
-    samplers: HashMap<String, Sampler>,
+    samplers: HashMap<String, Sampled>,
     /// The number of sessions so far.
     opened: u64,
     /// The id of the next adapter snapshot in the engine.
     snapshots: u64,
-    /// The number of samplers of the base model so far.
-    base_samplers: u64,
     /// The model whose turn is next.
     turn: String,
 }
 
 struct Session {
     seen: Instant,
+    /// The client has ended it. Its samplers stay for a while.
+    is_closed: bool,
     /// The samplers by their numbers in the session.
     samplers: HashMap<u64, String>,
 }
@@ -93,19 +101,26 @@ struct Entry {
 /// A sampler: weights that do not change.
 #[derive(Clone)]
 pub struct Sampler {
-    /// The model and the version of its weights; `None`: the base model.
-    pub model: Option<(String, Updates)>,
+    /// The model and the lineage of its weights; `None`: the base model.
+    pub(super) model: Option<(String, Lineage)>,
     /// The path of its weights, if they were saved.
-    pub path: Option<String>,
+    pub path: Option<StatePath>,
     /// The seed of requests without one.
     pub(super) seed: u64,
     /// The weights; `None` if newer samplers took their place.
     weights: Option<(ModelVersion, Option<Snapshot>)>,
     session: String,
+    created: u64,
+}
+
+/// A sampler and its requests.
+struct Sampled {
+    sampler: Sampler,
     seen: HashMap<u64, (u64, u128)>,
+    /// The numbers in `seen`, oldest first.
+    order: VecDeque<u64>,
     /// The number of clients that use it.
     clients: u64,
-    created: u64,
 }
 
 /// An adapter of one version, with its id in the engine.
@@ -129,10 +144,9 @@ impl Training {
             samplers: HashMap::new(),
             opened: 0,
             snapshots: first_snapshot,
-            base_samplers: 0,
             turn: String::new(),
         };
-        Training { inner: Mutex::new(inner), store: Store::new(state, base), base_model, seed }
+        Training { inner: Mutex::new(inner), store: Store::new(state, base), base_model, seed, is_busy: AtomicBool::new(false) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -144,24 +158,24 @@ impl Training {
         let mut inner = self.lock();
         inner.opened += 1;
         let id = format!("s{:x}-{}", since_1970().as_micros(), inner.opened);
-        inner.sessions.insert(id.clone(), Session { seen: Instant::now(), samplers: HashMap::new() });
+        inner.sessions.insert(id.clone(), Session { seen: Instant::now(), is_closed: false, samplers: HashMap::new() });
         id
     }
 
     /// Notes a sign of life. False: there is no such session.
     pub fn heartbeat(&self, session: &str) -> bool {
         let mut inner = self.lock();
-        let found = inner.sessions.get_mut(session);
-        found.map(|session| session.seen = Instant::now()).is_some()
+        inner.open(session).is_ok()
     }
 
-    /// Ends a session: its models are freed once their requests are done. Saved states and samplers stay.
+    /// Ends a session: its models are freed once their requests are done. Saved states stay, and samplers for an hour.
+    /// False: there is no such session.
     pub fn close_session(&self, session: &str) -> bool {
         let mut inner = self.lock();
         for entry in inner.models.values_mut().filter(|entry| entry.session == session) {
             entry.is_over = true;
         }
-        inner.sessions.remove(session).is_some()
+        inner.open(session).map(|session| session.is_closed = true).is_ok()
     }
 
     /// Submits the first request of a model, which creates it. The id of the model is `{session}:train:{number}`.
@@ -174,9 +188,13 @@ impl Training {
         reply: Reply,
     ) -> Result<(String, Submitted), Failure> {
         let mut inner = self.lock();
-        let Some(found) = inner.sessions.get_mut(session) else { return Err(no_session(session)) };
-        found.seen = Instant::now();
+        inner.open(session)?;
         let model = format!("{session}:train:{number}");
+        if inner.models.len() >= MOST_MODELS && !inner.models.contains_key(&model) {
+            return Err(Failure::request(format!(
+                "{MOST_MODELS} models are in training, and no more are possible: end a session"
+            )));
+        }
         let entry = inner.models.entry(model.clone()).or_insert_with(|| Entry {
             session: session.to_owned(),
             queue: OrderedQueue::new(0),
@@ -236,11 +254,7 @@ impl Training {
     /// Makes a sampler of the base model, unless the session already has the sampler `number`.
     pub fn sampler_of_base(&self, session: &str, number: u64, base: ModelVersion) -> Result<String, Failure> {
         let mut inner = self.lock();
-        if let Some(id) = inner.sampler_in(session, number)? {
-            return Ok(id);
-        }
-        inner.base_samplers += 1;
-        let seed = noise(self.seed, b"base", inner.base_samplers);
+        let seed = noise(self.seed, b"base", number);
         inner.add_sampler((session, number), None, None, seed, (base, None))
     }
 
@@ -253,7 +267,7 @@ impl Training {
         base: ModelVersion,
         load: impl FnOnce(&Saved) -> Result<Adapter, Failure>,
     ) -> Result<String, Failure> {
-        if let Some(id) = self.lock().sampler_in(session, number)? {
+        if let Some(id) = self.lock().sampler_in(session, number, None, Some(path))? {
             return Ok(id);
         }
         let saved = self.store.saved(path)?;
@@ -261,14 +275,14 @@ impl Training {
         let mut inner = self.lock();
         let snapshot = inner.snapshot(adapter);
         let weights = (ModelVersion { adapter: Some(snapshot.version()), ..base }, Some(snapshot));
-        let model = Some((path.model.clone(), saved.version));
+        let model = Some((path.model.clone(), saved.weights));
         let seed = noise(self.seed, &saved.lineage.0, 0);
-        inner.add_sampler((session, number), model, Some(path.to_string()), seed, weights)
+        inner.add_sampler((session, number), model, Some(path), seed, weights)
     }
 
     /// A sampler.
     pub fn sampler(&self, id: &str) -> Result<Sampler, Failure> {
-        self.lock().samplers.get(id).cloned().ok_or_else(|| no_sampler(id))
+        self.lock().samplers.get(id).map(|found| found.sampler.clone()).ok_or_else(|| no_sampler(id))
     }
 
     /// Adds a client to a sampler. Returns its number.
@@ -283,12 +297,18 @@ impl Training {
     pub fn sample(&self, sampler: &str, number: u64, (id, fingerprint): (u64, u128)) -> Result<Submitted, Failure> {
         let mut inner = self.lock();
         let found = inner.samplers.get_mut(sampler).ok_or_else(|| no_sampler(sampler))?;
-        let session = found.session.clone();
+        let session = found.sampler.session.clone();
         let submitted = match found.seen.get(&number) {
             Some((id, seen)) if *seen == fingerprint => Submitted::Repeated(*id),
             Some(_) => Submitted::Conflict,
             None => {
                 found.seen.insert(number, (id, fingerprint));
+                found.order.push_back(number);
+                if found.order.len() > MOST_SEEN
+                    && let Some(oldest) = found.order.pop_front()
+                {
+                    found.seen.remove(&oldest);
+                }
                 Submitted::New
             }
         };
@@ -310,9 +330,9 @@ impl Training {
         self.lock().models.values().any(|entry| entry.queue.is_ready())
     }
 
-    /// Whether there are models, whose waits or sessions may end.
+    /// Whether there are sessions, which may end, or whose models wait.
     pub(super) fn needs_time(&self) -> bool {
-        !self.lock().models.is_empty()
+        !self.lock().sessions.is_empty()
     }
 
     /// The next request of the model after the one whose turn was last, among those for which `is_free` holds.
@@ -339,9 +359,9 @@ impl Training {
         None
     }
 
-    /// Removes models whose sessions have ended, and forgets sessions without a sign of life. Returns the ids of the
-    /// models.
-    fn retire(&self) -> Vec<String> {
+    /// Removes models whose sessions have ended, and forgets sessions without a sign of life. Models for which `is_free`
+    /// does not hold stay. Returns the ids of the models.
+    fn retire(&self, is_free: impl Fn(&str) -> bool) -> Vec<String> {
         let mut inner = self.lock();
         let silent: Vec<String> = inner
             .sessions
@@ -351,13 +371,16 @@ impl Training {
             .collect();
         for id in &silent {
             inner.sessions.remove(id);
-            inner.samplers.retain(|_, sampler| sampler.session != *id);
+            inner.samplers.retain(|_, found| found.sampler.session != *id);
         }
-        let is_over = |entry: &Entry| silent.contains(&entry.session) || entry.is_over && !entry.queue.is_ready();
-        let over: Vec<String> = inner.models.iter().filter(|(_, e)| is_over(e)).map(|(id, _)| id.clone()).collect();
-        for id in &over {
-            inner.models.remove(id);
-        }
+        let is_gone = |session: &String| !inner.sessions.contains_key(session);
+        let is_over = |entry: &Entry| is_gone(&entry.session) || entry.is_over && !entry.queue.is_ready();
+        let over = inner.models.iter().filter(|(id, entry)| is_over(entry) && is_free(id));
+        let over: Vec<String> = over.map(|(id, _)| id.clone()).collect();
+        let entries: Vec<_> = over.iter().map(|id| inner.models.remove(id)).collect();
+        drop(inner);
+        // Their requests are replied to without the lock.
+        drop(entries);
         over
     }
 
@@ -373,17 +396,43 @@ impl Training {
         self.lock().models.get(model).map_or(Value::Null, |entry| entry.user_metadata.clone())
     }
 
-    /// Makes a sampler of a model's current weights.
+    /// Notes that a model is computed.
+    fn touch(&self, model: &str) {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if let Some(session) = inner.models.get(model).and_then(|entry| inner.sessions.get_mut(&entry.session)) {
+            session.seen = Instant::now();
+        }
+    }
+
+    fn set_busy(&self, is_busy: bool) {
+        self.is_busy.store(is_busy, Ordering::Release);
+    }
+
+    /// Whether requests for training are being computed, or could be.
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy.load(Ordering::Acquire) || self.is_ready()
+    }
+
+    /// Removes all models, because the owner ends.
+    fn end(&self) {
+        let models = std::mem::take(&mut self.lock().models);
+        self.set_busy(false);
+        drop(models);
+    }
+
+    /// Makes a sampler of a model's current weights, whose lineage is `weights`.
     fn add_snapshot(
         &self,
-        (model, number): (&str, u64),
+        (model, weights): (&str, Lineage),
+        number: u64,
         base: Updates,
         adapter: Arc<Adapter>,
         seed: u64,
     ) -> Result<String, Failure> {
         let mut inner = self.lock();
         let session = inner.models.get(model).map(|entry| entry.session.clone()).ok_or_else(|| no_model(model))?;
-        let of = Some((model.to_owned(), adapter.version));
+        let of = Some((model.to_owned(), weights));
         let snapshot = inner.snapshot(adapter);
         let weights = (ModelVersion { base, adapter: Some(snapshot.version()) }, Some(snapshot));
         let id = inner.add_sampler((&session, number), of, None, seed, weights)?;
@@ -398,37 +447,52 @@ impl Inner {
         Snapshot { id: self.snapshots, adapter }
     }
 
-    /// The id of the sampler `number` of a session, if it exists.
-    fn sampler_in(&mut self, session: &str, number: u64) -> Result<Option<String>, Failure> {
-        let found = self.sessions.get_mut(session).ok_or_else(|| no_session(session))?;
+    /// A session that was not closed, which has given a sign of life.
+    fn open(&mut self, session: &str) -> Result<&mut Session, Failure> {
+        let found = self.sessions.get_mut(session).filter(|found| !found.is_closed);
+        let found = found.ok_or_else(|| no_session(session))?;
         found.seen = Instant::now();
-        Ok(found.samplers.get(&number).cloned())
+        Ok(found)
+    }
+
+    /// The id of the sampler `number` of a session, if it exists. A sampler of other weights is a failure.
+    fn sampler_in(
+        &mut self,
+        session: &str,
+        number: u64,
+        model: Option<&(String, Lineage)>,
+        path: Option<&StatePath>,
+    ) -> Result<Option<String>, Failure> {
+        let Some(id) = self.open(session)?.samplers.get(&number).cloned() else { return Ok(None) };
+        let of = self.samplers.get(&id).map(|found| &found.sampler);
+        let is_same = |sampler: &Sampler| match (path, &sampler.path) {
+            (Some(path), Some(other)) => path == other,
+            (None, None) => sampler.model.as_ref() == model,
+            _ => false,
+        };
+        if of.is_some_and(is_same) {
+            return Ok(Some(id));
+        }
+        Err(Failure::request(format!("the session has another sampler with the number {number}")))
     }
 
     fn add_sampler(
         &mut self,
         (session, number): (&str, u64),
-        model: Option<(String, Updates)>,
-        path: Option<String>,
+        model: Option<(String, Lineage)>,
+        path: Option<&StatePath>,
         seed: u64,
         weights: (ModelVersion, Option<Snapshot>),
     ) -> Result<String, Failure> {
-        if let Some(id) = self.sampler_in(session, number)? {
+        if let Some(id) = self.sampler_in(session, number, model.as_ref(), path)? {
             return Ok(id);
         }
         let id = format!("{session}:sample:{number}");
-        let sampler = Sampler {
-            model,
-            path,
-            seed,
-            weights: Some(weights),
-            session: session.to_owned(),
-            seen: HashMap::new(),
-            clients: 0,
-            created: self.snapshots,
-        };
-        self.samplers.insert(id.clone(), sampler);
-        self.sessions.get_mut(session).expect("found above").samplers.insert(number, id.clone());
+        let (session, created) = (session.to_owned(), self.snapshots);
+        self.open(&session)?.samplers.insert(number, id.clone());
+        let sampler = Sampler { model, path: path.cloned(), seed, weights: Some(weights), session, created };
+        let sampled = Sampled { sampler, seen: HashMap::new(), order: VecDeque::new(), clients: 0 };
+        self.samplers.insert(id.clone(), sampled);
         Ok(id)
     }
 
@@ -438,12 +502,12 @@ impl Inner {
             sampler.path.is_none() && sampler.weights.is_some() && sampler.model.as_ref().is_some_and(|m| m.0 == model)
         };
         let mut own: Vec<(u64, String)> =
-            self.samplers.iter().filter(|(_, s)| is_own(s)).map(|(id, s)| (s.created, id.clone())).collect();
+            self.samplers.iter().filter(|(_, s)| is_own(&s.sampler)).map(|(id, s)| (s.sampler.created, id.clone())).collect();
         own.sort();
         let old = own.len().saturating_sub(MOST_SAMPLERS);
         for (_, id) in own.drain(..old) {
-            if let Some(sampler) = self.samplers.get_mut(&id) {
-                sampler.weights = None;
+            if let Some(found) = self.samplers.get_mut(&id) {
+                found.sampler.weights = None;
             }
         }
     }
@@ -464,7 +528,7 @@ impl Sampler {
 /// The seed of a sampler's requests without one: the same for the same server seed, lineage of the weights and number
 /// of the sampler among those of these weights, in any session.
 fn noise(seed: u64, lineage: &[u8], number: u64) -> u64 {
-    let hash = crate::rollouts::lineage::Lineage::of(&[&seed.to_le_bytes(), lineage, &number.to_le_bytes()]);
+    let hash = Lineage::of(&[&seed.to_le_bytes(), lineage, &number.to_le_bytes()]);
     u64::from_le_bytes(hash.0[..8].try_into().expect("8 of 16 bytes"))
 }
 

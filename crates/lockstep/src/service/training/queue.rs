@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Requests whose numbers are this far ahead of the next one are refused.
-const MOST_AHEAD: u64 = 1 << 16;
+const MOST_AHEAD: u64 = 1 << 8;
 /// The number of answered requests that are remembered, to recognise those that arrive again.
 const MOST_SEEN: usize = 1 << 12;
 

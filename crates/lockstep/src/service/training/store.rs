@@ -33,6 +33,10 @@ pub struct Saved {
     pub spec: AdapterSpec,
     /// The lineage of the weights.
     pub lineage: Lineage,
+    /// The lineage of the weights alone; [`lineage`](Self::lineage) includes the gradient since the last step.
+    pub weights: Lineage,
+    /// The number of samplers of these weights so far.
+    pub samplers: u64,
     /// The number of optimizer steps.
     pub steps: u64,
     /// The version of the adapter.
@@ -92,9 +96,10 @@ impl Store {
             files.ok().map(|files| weights_hash(&files))
         });
         let parent = target.parent().expect("a name is joined");
+        let temporary = parent.join(format!(".unfinished-{}", path.name));
         let write = || {
             disk::create_dir_all(parent)?;
-            replace_dir(&parent.join(format!(".unfinished-{}", path.name)), &target, |dir| {
+            replace_dir(&temporary, &target, |dir| {
                 let base = self.base.display().to_string();
                 save_adapter(dir, adapter, BaseModel { name: &base, sha256: base_sha256.as_deref() })?;
                 if path.kind == Kind::Training {
@@ -103,7 +108,7 @@ impl Store {
                 Ok(disk::write(dir.join(FILE), serde_json::to_vec_pretty(saved)?)?)
             })
         };
-        write().map_err(|error| Failure::server(format!("cannot save {path} to {}: {error:#}", target.display())))
+        write().inspect_err(|_| drop(disk::remove_dir_all(&temporary))).map_err(|error| Failure::server(format!("cannot save {path} to {}: {error:#}", target.display())))
     }
 
     /// The facts about a saved state.
@@ -140,6 +145,9 @@ impl Store {
     /// The saved states of a model, oldest first.
     pub fn list(&self, model: &str) -> Vec<Listed> {
         let mut out = Vec::new();
+        if check_name(model).is_err() {
+            return out;
+        }
         for kind in [Kind::Training, Kind::Sampler] {
             for entry in disk::read_dir(self.dir.join(model).join(kind.name())).unwrap_or_default() {
                 let name = entry.file_name().to_string_lossy().into_owned();
