@@ -104,8 +104,8 @@ pub(crate) fn share(trainer: &Trainer, weights: &AdaptedWeights) -> anyhow::Resu
 }
 
 /// A warning if a launcher binds each rank to cores of its own.
-const BOUND: &str = "the launcher binds each rank to cores of its own, so rank 0 takes optimizer steps with its cores \
-                     alone: mpirun --bind-to none and srun --cpu-bind=none let it use those of all ranks";
+const BOUND: &str = "the launcher binds each rank to cores of its own, so all ranks together use only as many threads \
+                     as rank 0 has cores: mpirun --bind-to none and srun --cpu-bind=none let them use all cores";
 
 /// The connection to rank 0 of a rank whose standard input is the socket that rank 0 gave it. The process exits when
 /// rank 0 ends.

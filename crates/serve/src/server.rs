@@ -235,10 +235,7 @@ async fn read(body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
         Ok(Ok(Some(bytes))) => Ok(bytes),
         Ok(Ok(None)) => {
             let most = most >> 20;
-            bad(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the body has more than {most} MiB: send less in a request"),
-            )
+            bad(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {most} MiB: send less in a request"))
         }
         Ok(Err(error)) => bad(StatusCode::BAD_REQUEST, format!("the body is incomplete: {error}")),
         Err(_) => {

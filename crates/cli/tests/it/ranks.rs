@@ -20,7 +20,7 @@ const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completio
                         quality = { share = 0.25, top_k = 8 } }";
 
 /// Kinds of runs: the command, a name and keys. The model's embeddings are tied.
-const KINDS: [(&str, &str, &[&str]); 10] = [
+const KINDS: [(&str, &str, &[&str]); 11] = [
     ("train", "grpo", &["beta=0.04", "per_device_train_batch_size=8", "record_rollouts=true", "stop=[\"a\"]"]),
     ("train", "iterations", &["num_iterations=2", "per_device_train_batch_size=8", "optim=muon", "dtype=bf16"]),
     (
@@ -39,6 +39,7 @@ const KINDS: [(&str, &str, &[&str]); 10] = [
         "lora",
         &["use_peft=true", "lora_r=2", "lora_dropout=0.1", "beta=0.04", "per_device_train_batch_size=16"],
     ),
+    ("train", "adapter", &["use_peft=true", "lora_r=2", "per_device_train_batch_size=16"]),
     ("train", "chunks", &[PROFILES, "max_staleness=2", "partial_rollout_tokens=2", "per_device_train_batch_size=8"]),
     ("train", "ppo", &["algorithm=ppo", "num_ppo_epochs=2", "num_mini_batches=2", "per_device_train_batch_size=8"]),
     ("sft", "sft", &["packing=false"]),
@@ -64,9 +65,11 @@ fn any_number_of_ranks_gives_the_bits_of_one_process() {
     }
     good(root, &["verify", "grpo-4", "--all"]);
     // Each rank generates its groups and keeps their activations, which it uses as one process does.
-    let shares = ["grpo-1", "grpo-2", "grpo-4"].map(|run| shares_of_activations(&root.join(run)));
-    assert!(shares[0].iter().all(|&share| share > 0.5) && !shares[0].is_empty(), "{shares:?}");
-    assert!(shares.iter().all(|of| *of == shares[0]), "{shares:?}");
+    for kind in ["grpo", "adapter"] {
+        let shares = ["1", "2", "4"].map(|ranks| shares_of_activations(&root.join(format!("{kind}-{ranks}"))));
+        assert!(shares[0].iter().all(|&share| share > 0.5) && !shares[0].is_empty(), "{kind}: {shares:?}");
+        assert!(shares.iter().all(|of| *of == shares[0]), "{kind}: {shares:?}");
+    }
 }
 
 /// The share of the update's rows whose activations were kept, from every line of the metrics.

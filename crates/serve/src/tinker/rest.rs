@@ -17,7 +17,8 @@ pub fn rest(tinker: &Tinker, method: &Method, route: &str, query: &str) -> Repli
         }]})),
         ("GET", ["samplers", id]) => {
             let sampler = training.sampler(id).map_err(TinkerError::not_found)?;
-            Ok(json!({"sampler_id": id, "base_model": training.base_model, "model_path": sampler.path.map(|path| path.to_string())}))
+            Ok(json!({"sampler_id": id, "base_model": training.base_model, "model_path": sampler.path.map(|path|
+                path.to_string())}))
         }
         ("GET", ["training_runs"]) => tinker.runs(query),
         ("GET", ["training_runs", model]) => tinker.run(model),
@@ -33,8 +34,7 @@ pub fn rest(tinker: &Tinker, method: &Method, route: &str, query: &str) -> Repli
             let listed = training.store.models().into_iter().flat_map(|model| training.store.list(&model));
             Ok(json!({"checkpoints": listed.map(|listed| checkpoint(&listed)).collect::<Vec<_>>()}))
         }
-        ("GET", ["training_runs", .., "external_weights_urls"])
-        | ("PUT" | "DELETE", ["training_runs", ..]) => {
+        ("GET", ["training_runs", .., "external_weights_urls"]) | ("PUT" | "DELETE", ["training_runs", ..]) => {
             Err(TinkerError::bad(format!("{method} {route} is not supported by this server: states stay on its disk")))
         }
         _ => {
@@ -73,7 +73,7 @@ impl Tinker {
             let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
             pairs.filter(|(key, _)| *key == name).find_map(|(_, value)| value.parse::<usize>().ok())
         };
-        // A directory without a saved state is no run.
+        // A directory without a saved state is skipped.
         let all: Vec<Value> = ids.iter().filter_map(|id| self.run(id).ok()).collect();
         let (offset, limit, total) = (number("offset").unwrap_or(0), number("limit").unwrap_or(20), all.len());
         let runs: Vec<Value> = all.into_iter().skip(offset).take(limit).collect();

@@ -192,7 +192,8 @@ fn a_wrong_datum_is_refused_with_the_field() {
                     let encoding = Some(Encoding::SparseCsr(csr));
                     set(r, name, Tensor { encoding, dtype: DType::Float32 as i32, shape: vec![1, 1 << 23] });
                 };
-                ["a", "b"].map(&mut sparse);
+                sparse("a");
+                sparse("b");
             }),
             "`b`: the shape [1, 8388608] is too large",
         ),

@@ -195,6 +195,11 @@ impl Ranks {
         (rank > 0).then(|| self.kept().get(&group) == Some(&rank))
     }
 
+    /// Forgets which groups the ranks have kept, because they belong to earlier weights.
+    pub(super) fn forget_kept(&self) {
+        self.kept().clear();
+    }
+
     fn kept(&self) -> MutexGuard<'_, BTreeMap<GroupId, usize>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -181,6 +181,9 @@ impl TrainState {
             if let Some(entropy) = kept_entropy {
                 self.entropy.adapt(&bonus, entropy);
             }
+            if let Some(ranks) = self.ranks.as_ref().filter(|_| objective.is_policy()) {
+                ranks.forget_kept();
+            }
         }
         Ok(UpdateMetrics {
             loss,

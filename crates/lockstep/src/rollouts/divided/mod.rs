@@ -3,7 +3,7 @@
 //!
 //! A group's bits depend only on its job: prompt, group number, sampling parameters and version of the weights. So the
 //! division changes no bit. Where possible, a rank generates the groups for which it also computes the gradient (see
-//! [`train::OtherRanks`]). Rank 0 sends jobs, generates its own groups meanwhile, and receives all others with their
+//! [`train::OtherRanks`]). Rank 0 sends jobs, generates its own groups meanwhile, and receives the others with their
 //! columns.
 
 mod protocol;
@@ -163,16 +163,17 @@ impl DividedEngine {
             {
                 received = true;
                 match value(&reply)? {
-                    // Replies to a call that was cancelled come before.
+                    // Replies to a cancelled call may arrive first.
                     Reply::Group { number, .. } | Reply::Done { number } if number != self.calls => {}
                     Reply::Group { bytes: length, kept, .. } => {
                         let answer = &bytes(&sent, &[length])?[0];
-                        let (place, group) =
+                        let (place, before, group) =
                             part.group(answer).with_context(|| format!("the answer of rank {rank}"))?;
                         if kept {
                             self.ranks.note_kept(rank, group.group);
                         }
-                        self.tokens += group.completions.iter().map(|c| c.ids.len() as u64).sum::<u64>();
+                        let tokens = group.completions.iter().map(|c| c.ids.len()).sum::<usize>();
+                        self.tokens += tokens.saturating_sub(before) as u64;
                         take(place, group);
                     }
                     Reply::Done { .. } => part.is_done = true,
@@ -185,12 +186,13 @@ impl DividedEngine {
 }
 
 impl Part {
-    /// The group in an answer, and the index of its request.
-    fn group(&self, answer: &[u8]) -> anyhow::Result<(usize, RolloutGroup)> {
+    /// The group in an answer, the index of its request, and the number of tokens that were generated before.
+    fn group(&self, answer: &[u8]) -> anyhow::Result<(usize, usize, RolloutGroup)> {
         let group = GroupAnswer::group_of(answer)?;
         let found = self.jobs.iter().zip(&self.places).find(|(job, _)| job.group == group);
         let (job, &place) = found.context("it belongs to another job")?;
-        Ok((place, GroupAnswer::from_bytes(answer, job)?.group))
+        let before = job.so_far.iter().map(|c| c.ids.len()).sum();
+        Ok((place, before, GroupAnswer::from_bytes(answer, job)?.group))
     }
 }
 

@@ -268,7 +268,7 @@ fn a_pass_that_fails_takes_its_step_with_it() {
     assert_eq!(outside, Failure::request("sample 0: token id 40 is outside the vocabulary of 40 tokens"));
     let step = client.call(Job::Step(ADAM)).unwrap_err();
     assert!(step.message.contains("token id 40") && step.message.contains("discarded"), "{step:?}");
-    // A pass after the one that failed is no part of the next step, either.
+    // A pass after the one that failed is discarded, too.
     client.pass(supervised(&[1, 2, 3]));
     client.call(supervised(&[1, 2, 40])).unwrap_err();
     client.pass(supervised(&[4, 5, 6]));

@@ -146,7 +146,13 @@ impl Training {
             snapshots: first_snapshot,
             turn: String::new(),
         };
-        Training { inner: Mutex::new(inner), store: Store::new(state, base), base_model, seed, is_busy: AtomicBool::new(false) }
+        Training {
+            inner: Mutex::new(inner),
+            store: Store::new(state, base),
+            base_model,
+            seed,
+            is_busy: AtomicBool::new(false),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -359,8 +365,8 @@ impl Training {
         None
     }
 
-    /// Removes models whose sessions have ended, and forgets sessions without a sign of life. Models for which `is_free`
-    /// does not hold stay. Returns the ids of the models.
+    /// Removes models whose sessions have ended, and forgets sessions without a sign of life. Models for which
+    /// `is_free` does not hold stay. Returns the ids of the models.
     fn retire(&self, is_free: impl Fn(&str) -> bool) -> Vec<String> {
         let mut inner = self.lock();
         let silent: Vec<String> = inner
@@ -501,8 +507,12 @@ impl Inner {
         let is_own = |sampler: &Sampler| {
             sampler.path.is_none() && sampler.weights.is_some() && sampler.model.as_ref().is_some_and(|m| m.0 == model)
         };
-        let mut own: Vec<(u64, String)> =
-            self.samplers.iter().filter(|(_, s)| is_own(&s.sampler)).map(|(id, s)| (s.sampler.created, id.clone())).collect();
+        let mut own: Vec<(u64, String)> = self
+            .samplers
+            .iter()
+            .filter(|(_, s)| is_own(&s.sampler))
+            .map(|(id, s)| (s.sampler.created, id.clone()))
+            .collect();
         own.sort();
         let old = own.len().saturating_sub(MOST_SAMPLERS);
         for (_, id) in own.drain(..old) {

@@ -161,6 +161,7 @@ mod tests {
         assert_eq!((queue.submit(0, 9, 1, 'a'), queue.pop()), (Submitted::Repeated(7), None));
         assert_eq!(queue.submit(2 + MOST_AHEAD, 10, 1, 'c'), Submitted::OutOfRange);
         assert_eq!(queue.submit(1 + MOST_AHEAD, 10, 1, 'c'), Submitted::New);
+        let mut queue = OrderedQueue::new(1);
         for number in 1..=MOST_SEEN as u64 {
             assert_eq!(queue.submit(number, number, 0, 'd'), Submitted::New);
             assert_eq!(queue.pop(), Some(Next::Job('d')));

@@ -108,7 +108,9 @@ impl Store {
                 Ok(disk::write(dir.join(FILE), serde_json::to_vec_pretty(saved)?)?)
             })
         };
-        write().inspect_err(|_| drop(disk::remove_dir_all(&temporary))).map_err(|error| Failure::server(format!("cannot save {path} to {}: {error:#}", target.display())))
+        write()
+            .inspect_err(|_| drop(disk::remove_dir_all(&temporary)))
+            .map_err(|error| Failure::server(format!("cannot save {path} to {}: {error:#}", target.display())))
     }
 
     /// The facts about a saved state.

@@ -57,8 +57,10 @@ impl<T> Parts<T> {
         let weights = trained_weights(builder, source, model)?;
         let whole = activations::whole(builder, inputs);
         let kept_rows = if activations::refusal(builder, inputs).is_some() { 0 } else { inputs.kept_rows.min(whole) };
-        // Only the first step on a generation can use kept activations. Later steps need forward passes.
-        let keeps = kept_rows == whole && completions == step.completions && config.passes() == 1;
+        // Only the first step on a generation can use kept activations. Later steps need forward passes, and so do
+        // groups that another rank generated, as it may be in later rounds of dynamic sampling.
+        let moves = config.dynamic_sampling && builder.world_size() > 1;
+        let keeps = kept_rows == whole && completions == step.completions && config.passes() == 1 && !moves;
         let mut trainer = builder.trainer("training", model, config.objective(), step, keeps)?;
         let own = own(builder, inputs, LargestWork { step, generation })?;
         // An evaluation computes the loss of its own completions.
