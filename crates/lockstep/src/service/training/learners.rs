@@ -2,12 +2,13 @@
 //!
 //! [`Learners::advance`] computes one micro-batch, or one other request, of the model whose turn it is.
 
+use super::Training;
 use super::failure::Failure;
 use super::job::{AdapterSpec, Compared, Done, Job, ModelInfo, Passed, Pending, Replies};
 use super::path::{Kind, StatePath, check_name};
 use super::queue::Next;
+use super::samplers::noise;
 use super::store::{Saved, now};
-use super::{Training, noise};
 use crate::rollouts::lineage::Lineage;
 use kernels::Context;
 use model::{Adapter, LoraConfig, ModelView, TargetModules, WeightSlots, Weights};

@@ -1,0 +1,242 @@
+//! Samplers: weights that do not change, and the requests for their sequences.
+
+use super::failure::Failure;
+use super::path::StatePath;
+use super::queue::Submitted;
+use super::store::Saved;
+use super::{Inner, Training, no_model};
+use crate::rollouts::lineage::Lineage;
+use model::{Adapter, Updates};
+use rollout::{AdapterVersion, ModelVersion};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The latest requests of each sampler are remembered, to recognise those that arrive again.
+const MOST_SEEN: usize = 1 << 16;
+/// The newest samplers of each model without files keep their weights.
+const MOST_SAMPLERS: usize = 8;
+
+/// A sampler: weights that do not change.
+#[derive(Clone)]
+pub struct Sampler {
+    /// The model and the lineage of its weights; `None`: the base model.
+    pub(super) model: Option<(String, Lineage)>,
+    /// The path of its weights, if they were saved.
+    pub path: Option<StatePath>,
+    /// The seed of requests without one.
+    pub(in crate::service) seed: u64,
+    /// The weights; `None` if newer samplers took their place.
+    weights: Option<(ModelVersion, Option<Snapshot>)>,
+    pub(super) session: String,
+    created: u64,
+}
+
+/// A sampler and its requests.
+pub(super) struct Sampled {
+    pub(super) sampler: Sampler,
+    seen: HashMap<u64, (u64, u128)>,
+    /// The numbers in `seen`, oldest first.
+    order: VecDeque<u64>,
+    /// The number of clients that use it.
+    clients: u64,
+}
+
+/// An adapter of one version, with its id in the engine.
+#[derive(Clone)]
+pub(in crate::service) struct Snapshot {
+    pub(in crate::service) id: u64,
+    pub(in crate::service) adapter: Arc<Adapter>,
+}
+
+impl Snapshot {
+    fn version(&self) -> AdapterVersion {
+        AdapterVersion { id: self.id, version: self.adapter.version }
+    }
+}
+
+impl Training {
+    /// Makes a sampler of the base model, unless the session already has the sampler `number`.
+    pub fn sampler_of_base(&self, session: &str, number: u64, base: ModelVersion) -> Result<String, Failure> {
+        let mut inner = self.lock();
+        let seed = noise(self.seed, b"base", number);
+        inner.add_sampler((session, number), None, None, seed, (base, None))
+    }
+
+    /// Makes a sampler of a saved adapter, unless the session already has the sampler `number`.
+    pub(in crate::service) fn sampler_of_saved(
+        &self,
+        session: &str,
+        number: u64,
+        path: &StatePath,
+        base: ModelVersion,
+        load: impl FnOnce(&Saved) -> Result<Adapter, Failure>,
+    ) -> Result<String, Failure> {
+        if let Some(id) = self.lock().sampler_in(session, number, None, Some(path))? {
+            return Ok(id);
+        }
+        let saved = self.store.saved(path)?;
+        let adapter = Arc::new(load(&saved)?);
+        let mut inner = self.lock();
+        let snapshot = inner.snapshot(adapter);
+        let weights = (ModelVersion { adapter: Some(snapshot.version()), ..base }, Some(snapshot));
+        let model = Some((path.model.clone(), saved.weights));
+        let seed = noise(self.seed, &saved.lineage.0, 0);
+        inner.add_sampler((session, number), model, Some(path), seed, weights)
+    }
+
+    /// A sampler.
+    pub fn sampler(&self, id: &str) -> Result<Sampler, Failure> {
+        self.lock().samplers.get(id).map(|found| found.sampler.clone()).ok_or_else(|| no_sampler(id))
+    }
+
+    /// Adds a client to a sampler. Returns its number.
+    pub fn join(&self, sampler: &str) -> Result<u64, Failure> {
+        let mut inner = self.lock();
+        let found = inner.samplers.get_mut(sampler).ok_or_else(|| no_sampler(sampler))?;
+        found.clients += 1;
+        Ok(found.clients)
+    }
+
+    /// Notes the request `number` of a sampler. A request that arrives again is [`Submitted::Repeated`].
+    pub fn sample(&self, sampler: &str, number: u64, (id, fingerprint): (u64, u128)) -> Result<Submitted, Failure> {
+        let mut inner = self.lock();
+        let found = inner.samplers.get_mut(sampler).ok_or_else(|| no_sampler(sampler))?;
+        let session = found.sampler.session.clone();
+        let submitted = match found.seen.get(&number) {
+            Some((id, seen)) if *seen == fingerprint => Submitted::Repeated(*id),
+            Some(_) => Submitted::Conflict,
+            None => {
+                found.seen.insert(number, (id, fingerprint));
+                found.order.push_back(number);
+                if found.order.len() > MOST_SEEN
+                    && let Some(oldest) = found.order.pop_front()
+                {
+                    found.seen.remove(&oldest);
+                }
+                Submitted::New
+            }
+        };
+        if let Some(session) = inner.sessions.get_mut(&session) {
+            session.seen = Instant::now();
+        }
+        Ok(submitted)
+    }
+
+    /// Forgets the request `number` of a sampler, which was refused and may be sent again.
+    pub fn forget_sample(&self, sampler: &str, number: u64) {
+        if let Some(found) = self.lock().samplers.get_mut(sampler) {
+            found.seen.remove(&number);
+        }
+    }
+
+    /// Makes a sampler of a model's current weights, whose lineage is `weights`.
+    pub(super) fn add_snapshot(
+        &self,
+        (model, weights): (&str, Lineage),
+        number: u64,
+        base: Updates,
+        adapter: Arc<Adapter>,
+        seed: u64,
+    ) -> Result<String, Failure> {
+        let mut inner = self.lock();
+        let session = inner.models.get(model).map(|entry| entry.session.clone()).ok_or_else(|| no_model(model))?;
+        let of = Some((model.to_owned(), weights));
+        let snapshot = inner.snapshot(adapter);
+        let weights = (ModelVersion { base, adapter: Some(snapshot.version()) }, Some(snapshot));
+        let id = inner.add_sampler((&session, number), of, None, seed, weights)?;
+        inner.drop_old_snapshots(model);
+        Ok(id)
+    }
+}
+
+impl Inner {
+    fn snapshot(&mut self, adapter: Arc<Adapter>) -> Snapshot {
+        self.snapshots += 1;
+        Snapshot { id: self.snapshots, adapter }
+    }
+
+    /// The id of the sampler `number` of a session, if it exists. A sampler of other weights is a failure.
+    fn sampler_in(
+        &mut self,
+        session: &str,
+        number: u64,
+        model: Option<&(String, Lineage)>,
+        path: Option<&StatePath>,
+    ) -> Result<Option<String>, Failure> {
+        let Some(id) = self.open(session)?.samplers.get(&number).cloned() else { return Ok(None) };
+        let of = self.samplers.get(&id).map(|found| &found.sampler);
+        let is_same = |sampler: &Sampler| match (path, &sampler.path) {
+            (Some(path), Some(other)) => path == other,
+            (None, None) => sampler.model.as_ref() == model,
+            _ => false,
+        };
+        if of.is_some_and(is_same) {
+            return Ok(Some(id));
+        }
+        Err(Failure::request(format!("the session has another sampler with the number {number}")))
+    }
+
+    fn add_sampler(
+        &mut self,
+        (session, number): (&str, u64),
+        model: Option<(String, Lineage)>,
+        path: Option<&StatePath>,
+        seed: u64,
+        weights: (ModelVersion, Option<Snapshot>),
+    ) -> Result<String, Failure> {
+        if let Some(id) = self.sampler_in(session, number, model.as_ref(), path)? {
+            return Ok(id);
+        }
+        let id = format!("{session}:sample:{number}");
+        let (session, created) = (session.to_owned(), self.snapshots);
+        self.open(&session)?.samplers.insert(number, id.clone());
+        let sampler = Sampler { model, path: path.cloned(), seed, weights: Some(weights), session, created };
+        let sampled = Sampled { sampler, seen: HashMap::new(), order: VecDeque::new(), clients: 0 };
+        self.samplers.insert(id.clone(), sampled);
+        Ok(id)
+    }
+
+    /// Frees the weights of a model's samplers without files, except the newest ones.
+    fn drop_old_snapshots(&mut self, model: &str) {
+        let is_own = |sampler: &Sampler| {
+            sampler.path.is_none() && sampler.weights.is_some() && sampler.model.as_ref().is_some_and(|m| m.0 == model)
+        };
+        let mut own: Vec<(u64, String)> = self
+            .samplers
+            .iter()
+            .filter(|(_, s)| is_own(&s.sampler))
+            .map(|(id, s)| (s.sampler.created, id.clone()))
+            .collect();
+        own.sort();
+        let old = own.len().saturating_sub(MOST_SAMPLERS);
+        for (_, id) in own.drain(..old) {
+            if let Some(found) = self.samplers.get_mut(&id) {
+                found.sampler.weights = None;
+            }
+        }
+    }
+}
+
+impl Sampler {
+    /// The weights, unless newer samplers took their place.
+    pub(in crate::service) fn weights(&self) -> Result<(ModelVersion, Option<Snapshot>), Failure> {
+        self.weights.clone().ok_or_else(|| {
+            Failure::request(format!(
+                "the weights of this sampler are gone: of each model, the {MOST_SAMPLERS} newest samplers are kept. \
+                 Make a new one, or save the weights under a name"
+            ))
+        })
+    }
+}
+
+/// The seed of a sampler's requests without one: the same for the same server seed, lineage of the weights and number
+/// of the sampler among those of these weights, in any session.
+pub(super) fn noise(seed: u64, lineage: &[u8], number: u64) -> u64 {
+    let hash = Lineage::of(&[&seed.to_le_bytes(), lineage, &number.to_le_bytes()]);
+    u64::from_le_bytes(hash.0[..8].try_into().expect("8 of 16 bytes"))
+}
+
+fn no_sampler(id: &str) -> Failure {
+    Failure::request(format!("no sampler {id}: its session has ended, or belongs to an earlier run of the server"))
+}
