@@ -38,9 +38,7 @@ impl Runs {
 
     /// The training run with this id. Ids are looked up in the list, so no string of a request becomes a path.
     pub fn get(&self, name: &str) -> Option<Arc<Mutex<RunFiles>>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).runs.get(name).cloned();
-        // The directories are searched again only for a run that is not known, or no longer there.
-        known.filter(|run| is_run(lock(run).root())).or_else(|| self.known().runs.get(name).cloned())
+        self.known().runs.get(name).cloned()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -1,9 +1,8 @@
 // Is it learning? Is something wrong? How long will it take?
-import { POINTS, charts } from "/charts/charts.js";
+import { charts } from "/charts/charts.js";
 import { differing, results } from "/overview/results.js";
 import { sparkline } from "/lib/spark.js";
 import { recorded, thenAndNow } from "/overview/then.js";
-import { loadSeries } from "/lib/series.js";
 import {
   address,
   change,
@@ -50,16 +49,16 @@ export async function overview(main, run, words, runs) {
   // The steps that the section shows, and when they were loaded.
   let [told, since] = [null, 0];
 
-  async function draw(words, news) {
-    facts = news ?? facts;
+  async function draw(words, fresh) {
+    if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
     const isTwo = words.vs && words.vs !== run;
     const otherFacts = isTwo ? await get(`runs/${words.vs}`) : null;
     const rewards = facts.keys.filter(isReward);
     // The query covers all steps, even while the charts show only some of them.
-    const keys = [...NUMBERS.map(([key]) => key), ...RESULTS, ...rewards];
+    const query = { keys: [...NUMBERS.map(([key]) => key), ...RESULTS, ...rewards].join(","), px: 500 };
     const [series, other] = await Promise.all([
-      loadSeries(run, keys, { px: POINTS }),
-      otherFacts ? loadSeries(words.vs, keys, { px: POINTS }) : null,
+      get(`runs/${run}/series`, query),
+      otherFacts ? get(`runs/${words.vs}/series`, query) : null,
       curves.update(words, facts, otherFacts ? { id: words.vs, facts: otherFacts } : null),
     ]);
     fill(say, h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
@@ -126,7 +125,7 @@ export async function overview(main, run, words, runs) {
       thenAndNow(run, otherFacts ? words.vs : null, of).then((pairs) => fill(then, pairs));
     }
   }
-  await draw(words);
+  await draw(words, false);
   return { update: draw, end: curves.end };
 }
 
