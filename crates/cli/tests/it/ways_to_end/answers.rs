@@ -79,8 +79,8 @@ fn batches(run: &Path) -> Vec<PathBuf> {
 }
 
 /// A run of this kind that was killed after its first checkpoint, when two batches had followed. On a busy machine, a
-/// run can reach another checkpoint before it is killed, which deletes these batches or makes them useless. Then another
-/// run is started.
+/// run can reach another checkpoint before it is killed, which deletes these batches or makes them useless. Then
+/// another run is started.
 fn killed_between_checkpoints<'a>(runs: &'a Runs, kind: &'a Kind) -> Row<'a> {
     let attempts = (0..10).map(|attempt| {
         let row = Row { runs, kind, out: format!("killed-{}-{attempt}", kind.name.replace(' ', "")) };
