@@ -1,4 +1,4 @@
-"""What the scripts tinker_*.py share: starting `lockstep serve`, checks, and the environment of the stock client.
+"""Shared by the scripts tinker_*.py: starting `lockstep serve`, checks, and the environment of the stock client.
 
 The scripts need a virtual environment. tinker_flow.py needs only the SDK, the others torch, and the recipes the
 cookbook, whose own requirements cannot all be installed from PyPI:

@@ -29,11 +29,11 @@ pub use model::{Chat, FinishReason, did_you_mean};
 
 use self::load::Loaded;
 use self::owner::{Command, Deliver, Owner, Part, Slots};
-use self::training::{Failure, Job, Learners, Reply, Sampler, Snapshot, StatePath, Submitted, Training};
+use self::training::{Failure, Job, Learners, Reply, Sampler, Saved, Snapshot, StatePath, Submitted, Training};
 use kernels::{Context, Memory};
 use model::chat::ChatTemplate;
 use model::tokenizer::Tokenizer;
-use model::{Adapter, GroupId, Prompt, Weights};
+use model::{GroupId, Prompt, Weights};
 use rollout::{ModelVersion, Request};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -348,16 +348,8 @@ impl Service {
         let Shared { models, base, memory, training, .. } = &*self.0;
         let (name, version) = &models[0];
         let Some(path) = path else { return training.sampler_of_base(session, number, *version) };
-        training.sampler_of_saved(session, number, path, *version, |saved| {
-            if saved.base_model != *name {
-                let of = &saved.base_model;
-                return Err(Failure::request(format!("{path} is an adapter of {of}, but this server has {name}")));
-            }
-            let mut adapter = Adapter::zeros(memory, base, &saved.lora).map_err(Failure::server)?;
-            training.store.read(path, &mut adapter)?;
-            adapter.version = saved.version;
-            Ok(adapter)
-        })
+        let load = |saved: &Saved| training.store.load(path, saved, memory, (name, base));
+        training.sampler_of_saved(session, number, path, *version, load)
     }
 
     /// Whether new requests are accepted.

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 /// A result that was fetched is kept for this long, in case its response was lost.
 const FETCHED_TIMEOUT: Duration = Duration::from_secs(120);
-/// A result that nobody fetches is kept for this long.
+/// A result that is not fetched is kept for this long.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(1800);
 /// The interval at which old results are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
@@ -102,11 +102,9 @@ impl Futures {
         }
     }
 
-    /// Cancels a request. False: it is unknown.
-    pub fn cancel(&self, id: u64) -> bool {
-        let is_known = self.lock().entries.contains_key(&id);
+    /// Cancels a request, unless it has a result.
+    pub fn cancel(&self, id: u64) {
         self.complete(id, Answer::Failed { error: "the client cancelled the request".to_owned(), category: "user" });
-        is_known
     }
 
     /// Waits for the result of a request for up to `timeout`.

@@ -26,7 +26,7 @@ use crate::error::{answer, with_retry};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{Answer, Futures, Waited};
-use lockstep::service::training::{Failure, Job, StatePath, Submitted};
+use lockstep::service::training::{Failure, Job, Reply, StatePath, Submitted};
 use lockstep::service::{Event, Refused, Service};
 use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use write::Sequences;
 
-/// A request for a result is held for so many seconds; clients end it after 45.
+/// The number of seconds for which a request for a result is held; clients end it after 45.
 const HOLD_S: usize = 30;
 /// Separates the id of a sampler from the numbers of request and sequence in the id of a sequence.
 const SEQUENCE: char = '#';
@@ -150,7 +150,9 @@ impl Tinker {
             "asample" => self.sample(read::json(body)?, body),
             "cancel_future" => {
                 let read::RequestId { request_id } = read::json(body)?;
-                self.futures.parse(&request_id).map(|id| self.futures.cancel(id));
+                if let Some(id) = self.futures.parse(&request_id) {
+                    self.futures.cancel(id);
+                }
                 Ok(json!({}))
             }
             "weights_info" => self.weights_info(&read::json(body)?),
@@ -201,9 +203,8 @@ impl Tinker {
     /// Submits the first request of a model.
     fn create(&self, place: (&str, u64), user_metadata: Value, job: Job, body: &[u8]) -> Replied {
         let id = self.futures.reserve();
-        let (futures, model) = (self.futures.clone(), format!("{}:train:{}", place.0, place.1));
-        let of = model.clone();
-        let reply = Box::new(move |result| futures.complete(id, write::done(&of, result)));
+        let model = format!("{}:train:{}", place.0, place.1);
+        let reply = self.reply(id, &model);
         let created = self.service.create(place, user_metadata, (id, fingerprint(body)), job, reply);
         let submitted = created.map(|(_, submitted)| submitted);
         self.accepted(id, submitted, json!({"model_id": model}))
@@ -228,33 +229,34 @@ impl Tinker {
             TinkerError::bad(detail)
         })?;
         let id = self.futures.reserve();
-        let (futures, of) = (self.futures.clone(), model.to_owned());
-        let reply = Box::new(move |result| futures.complete(id, write::done(&of, result)));
+        let reply = self.reply(id, model);
         let submitted = self.service.submit((model, number), (id, fingerprint(identity)), job, reply);
         self.accepted(id, submitted, json!({"model_id": model}))
     }
 
+    /// Completes the request `id` of a model.
+    fn reply(&self, id: u64, model: &str) -> Reply {
+        let (futures, model) = (self.futures.clone(), model.to_owned());
+        Box::new(move |result| futures.complete(id, write::done(&model, result)))
+    }
+
     /// The response to a submission.
     fn accepted(&self, id: u64, submitted: Result<Submitted, Failure>, mut extra: Value) -> Replied {
+        if submitted != Ok(Submitted::New) {
+            self.futures.release(id);
+        }
         let id = match submitted {
             Ok(Submitted::New) => id,
-            Ok(Submitted::Repeated(first)) => {
-                self.futures.release(id);
-                first
-            }
+            Ok(Submitted::Repeated(first)) => first,
             Ok(other) => {
-                self.futures.release(id);
                 let detail = match other {
                     Submitted::Conflict => "another request has this seq_id",
                     _ => "the seq_id is too old, or too far ahead of the requests that have arrived",
                 };
                 return Err(TinkerError { status: StatusCode::UNPROCESSABLE_ENTITY, detail: detail.to_owned() });
             }
-            Err(failure) => {
-                self.futures.release(id);
-                let is_of_request = failure.is_of_request;
-                return Err(if is_of_request { TinkerError::not_found(failure) } else { failure.into() });
-            }
+            Err(failure) if failure.is_of_request => return Err(TinkerError::not_found(failure)),
+            Err(failure) => return Err(failure.into()),
         };
         extra["request_id"] = json!(self.futures.name(id));
         Ok(extra)

@@ -65,7 +65,7 @@ impl Tinker {
     fn runs(&self, query: &str) -> Replied {
         let training = self.service.training();
         let mut ids = training.store.models();
-        ids.extend(training.models().into_iter().map(|(id, ..)| id));
+        ids.extend(training.models());
         ids.sort();
         ids.dedup();
         ids.reverse();
@@ -83,10 +83,10 @@ impl Tinker {
     fn run(&self, model: &str) -> Replied {
         let training = self.service.training();
         let saved = training.store.list(model);
-        let live = training.models().into_iter().find(|(id, ..)| id == model);
+        let live = training.info(model).ok();
         let last = saved.last().map(|listed| &listed.saved);
         let (rank, metadata) = match (&live, last) {
-            (Some((_, info, metadata)), _) => (info.lora.r, metadata.clone()),
+            (Some(info), _) => (info.lora.r, training.user_metadata(model)),
             (None, Some(saved)) => (saved.lora.r, saved.user_metadata.clone()),
             (None, None) => {
                 let detail = format!("no model {model}: it has saved nothing, and is not in training");

@@ -17,6 +17,11 @@ impl Failure {
         Failure { message: message.into(), is_of_request: true }
     }
 
+    /// A failure because of the request, with the message of an error.
+    pub(super) fn request_error(error: impl ToString) -> Failure {
+        Failure::request(error.to_string())
+    }
+
     /// A failure of the server.
     pub fn server(message: impl ToString) -> Failure {
         Failure { message: message.to_string(), is_of_request: false }

@@ -129,7 +129,7 @@ impl Compared {
 /// A function that receives the result of a request.
 pub type Reply = Box<dyn FnOnce(Result<Done, Failure>) + Send>;
 
-/// A request that waits. If it is dropped, the client is told so.
+/// A request that waits. If it is dropped, its reply is a failure.
 pub(super) struct Pending {
     job: Option<Job>,
     reply: Option<Reply>,

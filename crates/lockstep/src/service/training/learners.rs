@@ -179,15 +179,8 @@ impl Learners {
             )));
         }
         let saved = self.shared.store.saved(&path)?;
-        if saved.base_model != self.shared.base_model {
-            return Err(Failure::request(format!(
-                "{path} is an adapter of {}, but this server has {}",
-                saved.base_model, self.shared.base_model
-            )));
-        }
-        let mut adapter = Adapter::zeros(self.ctx.memory(), base, &saved.lora).map_err(Failure::request_error)?;
-        self.shared.store.read(&path, &mut adapter)?;
-        adapter.version = saved.version;
+        let of = (&*self.shared.base_model, base);
+        let adapter = self.shared.store.load(&path, &saved, self.ctx.memory(), of)?;
         let lineage = if optimizer { saved.lineage } else { Lineage::of(&[&saved.lineage.0, b"without moments"]) };
         let mut learner = self.learner(base, saved.spec, lineage, adapter)?;
         learner.samplers = saved.samplers;
@@ -230,12 +223,6 @@ impl Drop for Learners {
     /// The owner ends, perhaps by a panic: no request is left without a reply.
     fn drop(&mut self) {
         self.shared.end();
-    }
-}
-
-impl Failure {
-    fn request_error(error: impl ToString) -> Failure {
-        Failure::request(error.to_string())
     }
 }
 

@@ -209,13 +209,10 @@ impl Training {
         entry.info.clone().ok_or_else(not_yet)
     }
 
-    /// The models in training, with the client's data about each.
-    pub fn models(&self) -> Vec<(String, ModelInfo, Value)> {
+    /// The models in training that exist.
+    pub fn models(&self) -> Vec<String> {
         let inner = self.lock();
-        let known = |(id, entry): (&String, &Entry)| {
-            entry.info.clone().map(|info| (id.clone(), info, entry.user_metadata.clone()))
-        };
-        inner.models.iter().filter_map(known).collect()
+        inner.models.iter().filter(|(_, entry)| entry.info.is_some()).map(|(id, _)| id.clone()).collect()
     }
 
     /// Whether a request waits that can be computed.
@@ -285,7 +282,7 @@ impl Training {
     }
 
     /// The client's data about a model.
-    fn user_metadata(&self, model: &str) -> Value {
+    pub fn user_metadata(&self, model: &str) -> Value {
         self.lock().models.get(model).map_or(Value::Null, |entry| entry.user_metadata.clone())
     }
 

@@ -11,8 +11,9 @@ use crate::rollouts::lineage::Lineage;
 use crate::run::checkpoint::replace_dir;
 use crate::run::moments::{restore_moments, write_moments};
 use crate::stop::StopSignal;
+use kernels::Memory;
 use model::peft::{BaseModel, save_adapter};
-use model::{Adapter, LoraConfig, Updates};
+use model::{Adapter, LoraConfig, Updates, Weights};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -134,9 +135,22 @@ impl Store {
         Failure::request(format!("nothing is saved as {path} in {}: {known}", self.dir.display()))
     }
 
-    /// Reads a saved adapter into `adapter`.
-    pub(in crate::service) fn read(&self, path: &StatePath, adapter: &mut Adapter) -> Result<(), Failure> {
-        model::peft::read_adapter(&self.dir(path), adapter).map_err(Failure::server)
+    /// Loads a saved adapter of the model `base`, whose name is `base_model`.
+    pub(in crate::service) fn load(
+        &self,
+        path: &StatePath,
+        saved: &Saved,
+        memory: &Memory,
+        (base_model, base): (&str, &Weights),
+    ) -> Result<Adapter, Failure> {
+        if saved.base_model != base_model {
+            let of = &saved.base_model;
+            return Err(Failure::request(format!("{path} is an adapter of {of}, but this server has {base_model}")));
+        }
+        let mut adapter = Adapter::zeros(memory, base, &saved.lora).map_err(Failure::request_error)?;
+        model::peft::read_adapter(&self.dir(path), &mut adapter).map_err(Failure::server)?;
+        adapter.version = saved.version;
+        Ok(adapter)
     }
 
     /// Reads the saved moments.
