@@ -11,7 +11,7 @@ macro_rules! assets {
 /// All files of the page; `index.html` is the page itself.
 const ASSETS: &[Asset] = assets! {
     "index.html"
-    "lib/lib.js" "lib/diff.js" "lib/spark.js"
+    "lib/lib.js" "lib/diff.js" "lib/series.js" "lib/spark.js"
     "shell/theme.js" "shell/theme.css" "shell/style.css" "shell/app.js" "shell/live.js" "shell/notices.js"
     "shell/tour.js" "shell/tour.css"
     "home/home.js" "home/overlay.js" "home/home.css"

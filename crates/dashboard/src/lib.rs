@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `runs` | finds runs in directories |
 //! | `run` | the files of one run, read incrementally |
+//! | `kept` | a file that rarely changes, read again after a change |
 //! | `lines` | a JSON Lines file, read incrementally |
 //! | `series` | metrics by step, aggregated into buckets for charts |
 //! | `verdict` | the verdict on a run, in one sentence |
@@ -24,6 +25,7 @@
 mod assets;
 mod groups;
 mod guard;
+mod kept;
 mod lines;
 mod meaning;
 mod prompts;

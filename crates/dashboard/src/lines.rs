@@ -1,5 +1,6 @@
 //! Reads a JSON Lines file incrementally as it grows. The lines are not interpreted.
 
+use crate::kept::Stamp;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
@@ -14,6 +15,8 @@ pub(crate) struct Lines {
     /// from the start.
     read: u64,
     head: Vec<u8>,
+    /// The file when it was last opened: while it stays the same, it has no new lines.
+    seen: Option<Stamp>,
 }
 
 /// An open file with its length, and whether the file was replaced since the last read.
@@ -26,7 +29,7 @@ pub(crate) struct Opened {
 impl Lines {
     /// The file at this path, with nothing read yet.
     pub fn new(path: PathBuf) -> Lines {
-        Lines { path, read: 0, head: Vec::new() }
+        Lines { path, read: 0, head: Vec::new(), seen: None }
     }
 
     /// The number of bytes read.
@@ -34,8 +37,12 @@ impl Lines {
         self.read
     }
 
-    /// Opens the file; `None` if it does not exist.
+    /// Opens the file; `None` if it does not exist, or has not changed since it was last opened.
     pub fn open(&mut self) -> Option<Opened> {
+        let stamp = Stamp::of(&self.path).ok()?;
+        if self.seen == Some(stamp) {
+            return None;
+        }
         let mut file = disk::open(&self.path).ok()?;
         let length = file.metadata().map_or(0, |metadata| metadata.len());
         let mut head = vec![0; self.head.len()];
@@ -43,6 +50,7 @@ impl Lines {
         if begins_anew {
             (self.read, self.head) = (0, Vec::new());
         }
+        self.seen = Some(stamp);
         Some(Opened { file, length, begins_anew })
     }
 
@@ -52,7 +60,11 @@ impl Lines {
         if self.read >= of.length {
             return None;
         }
-        let mut bytes = disk::read_range(&of.file, self.read, PIECE).ok()?;
+        let Ok(mut bytes) = disk::read_range(&of.file, self.read, PIECE) else {
+            // The file is opened again next time, since the error may pass.
+            self.seen = None;
+            return None;
+        };
         bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n')? + 1);
         if self.read == 0 {
             self.head = bytes[..bytes.len().min(256)].to_vec();

@@ -1,5 +1,6 @@
 //! The files of one training run, read incrementally as they grow.
 
+use crate::kept::{Identity, Kept};
 use crate::lines::Lines;
 use crate::meaning::{meaning, unit};
 use crate::series::Series;
@@ -10,6 +11,7 @@ use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,8 +34,76 @@ pub struct RunFiles {
     tokens: Option<Option<Arc<TokenTexts>>>,
     /// `trace.json`, once requested.
     traced: Option<Traced>,
-    /// The text of `config.toml` and its values: parsing is the most expensive part of an update.
-    config: RefCell<(String, Map<String, Value>)>,
+    config: Kept<Config>,
+    record: Kept<Value>,
+    profile: Kept<Profile>,
+    /// The names, meanings and units of the metrics so far.
+    described: Described,
+    /// The files that could be opened, as they were then: opening them again would succeed.
+    openable: RefCell<BTreeMap<&'static str, Identity>>,
+}
+
+/// The content of `config.toml`.
+pub struct Config {
+    /// All keys with their values.
+    pub values: Map<String, Value>,
+    /// The origin of each value, from the comment after the value; default values have none.
+    origins: Map<String, Value>,
+}
+
+impl Config {
+    fn parse(bytes: &[u8]) -> Config {
+        let text = std::str::from_utf8(bytes).unwrap_or_default();
+        let values = match text.parse::<toml::Table>().ok().and_then(|table| serde_json::to_value(table).ok()) {
+            Some(Value::Object(values)) => values,
+            _ => Map::new(),
+        };
+        let origin = |line: &str| {
+            let ((key, value), (_, origin)) = (line.split_once(" = ")?, line.rsplit_once("  # ")?);
+            (!key.starts_with('#') && !value.is_empty() && origin != "default")
+                .then(|| (key.to_owned(), Value::from(origin)))
+        };
+        Config { values, origins: text.lines().filter_map(origin).collect() }
+    }
+
+    /// The name of the run.
+    pub fn name(&self) -> Option<&str> {
+        self.values.get("run_name").and_then(Value::as_str).filter(|name| !name.is_empty())
+    }
+}
+
+/// The content of `profile.json`, and what follows from it.
+struct Profile {
+    json: Value,
+    busy_cores: Option<f64>,
+    /// The findings, the most expensive first; `gain_s`, if known, is an upper bound of the seconds per step that could
+    /// be saved.
+    findings: Vec<Value>,
+}
+
+impl Profile {
+    fn parse(bytes: &[u8]) -> Profile {
+        let record: ProfileRecord = serde_json::from_slice(bytes).unwrap_or_default();
+        let with_gain = |(finding, gain_s): (&Finding, Option<f64>)| {
+            let mut line = json!(finding);
+            line["gain_s"] = json!(gain_s);
+            line
+        };
+        let findings = record.gains_per_step().into_iter().map(with_gain).collect();
+        Profile { json: parse_json(bytes), busy_cores: record.measured.busy_cores(), findings }
+    }
+}
+
+fn parse_json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap_or(Value::Null)
+}
+
+/// Metrics with their meanings and units, which are found by comparing names with the whole table of metrics.
+#[derive(Default)]
+struct Described {
+    keys: Vec<String>,
+    meanings: Map<String, Value>,
+    units: Map<String, Value>,
 }
 
 impl RunFiles {
@@ -43,6 +113,11 @@ impl RunFiles {
         RunFiles {
             log: Lines::new(root.join("metrics.jsonl")),
             step_log: Lines::new(root.join("steps.jsonl")),
+            config: Kept::new(root.join("config.toml"), Config::parse),
+            record: Kept::new(root.join("record.json"), parse_json),
+            profile: Kept::new(root.join("profile.json"), Profile::parse),
+            described: Described::default(),
+            openable: RefCell::default(),
             root,
             series: Series::default(),
             alarms: Vec::new(),
@@ -52,7 +127,6 @@ impl RunFiles {
             evaluations: None,
             tokens: None,
             traced: None,
-            config: RefCell::default(),
         }
     }
 
@@ -158,7 +232,7 @@ impl RunFiles {
         if self.tokens.is_none() {
             let mut dirs = vec![self.root.join("model")];
             dirs.extend(self.checkpoints().iter().rev().map(|name| self.root.join("checkpoints").join(name)));
-            dirs.extend(self.config().get("model_name_or_path").and_then(Value::as_str).map(PathBuf::from));
+            dirs.extend(self.config().values.get("model_name_or_path").and_then(Value::as_str).map(PathBuf::from));
             let found = dirs.iter().find_map(|dir| TokenTexts::open(dir).ok());
             self.tokens = Some(found.map(Arc::new));
         }
@@ -171,41 +245,20 @@ impl RunFiles {
         names.filter(|name| name.starts_with("step-")).collect()
     }
 
-    /// The configuration of the run, with all keys.
-    pub fn config(&self) -> Map<String, Value> {
-        let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
-        let mut config = self.config.borrow_mut();
-        if config.0 != text {
-            let table: toml::Table = text.parse().unwrap_or_default();
-            let values = match serde_json::to_value(table) {
-                Ok(Value::Object(values)) => values,
-                _ => Map::new(),
-            };
-            *config = (text, values);
-        }
-        config.1.clone()
+    /// The configuration of the run.
+    pub fn config(&self) -> Arc<Config> {
+        self.config.value()
     }
 
-    /// The origin of each configuration value, from the comment after the value; default values have none.
-    fn origins(&self) -> Map<String, Value> {
-        let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
-        let origin = |line: &str| {
-            let ((key, value), (_, origin)) = (line.split_once(" = ")?, line.rsplit_once("  # ")?);
-            (!key.starts_with('#') && !value.is_empty() && origin != "default")
-                .then(|| (key.to_owned(), Value::from(origin)))
-        };
-        text.lines().filter_map(origin).collect()
-    }
-
-    pub(crate) fn json(&self, name: &str) -> Value {
-        let bytes = disk::read(self.root.join(name), disk::most::STATE).unwrap_or_default();
-        serde_json::from_slice(&bytes).unwrap_or(Value::Null)
+    /// The content of `record.json`: versions, machine and inputs of the run.
+    pub fn record(&self) -> Arc<Value> {
+        self.record.value()
     }
 
     /// The state of the run: `running`, `finished`, or `stopped` before its end. A run that took all its steps is
     /// finished even if its model was deleted.
     pub fn state(&self) -> &'static str {
-        if lockstep::directory::writer(&self.root).is_some() {
+        if lockstep::directory::has_writer(&self.root) {
             return "running";
         }
         let took_all = || {
@@ -216,13 +269,8 @@ impl RunFiles {
 
     /// The last step, and the planned number of steps.
     pub fn progress(&self) -> (Step, Option<u64>) {
-        self.progress_of(&self.config())
-    }
-
-    /// Like [`progress`](Self::progress), with a configuration that was already read.
-    pub fn progress_of(&self, config: &Map<String, Value>) -> (Step, Option<u64>) {
-        let total = config.get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
-        let total = total.map(|steps| steps as u64).or_else(|| self.json("record.json").get("total_steps")?.as_u64());
+        let total = self.config().values.get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
+        let total = total.map(|steps| steps as u64).or_else(|| self.record().get("total_steps")?.as_u64());
         (self.series.last_step().unwrap_or_default(), total)
     }
 
@@ -242,18 +290,34 @@ impl RunFiles {
 
     /// The first existing file that cannot be read, with the reason.
     pub fn unreadable(&self) -> Option<String> {
-        let names = ["config.toml", "record.json", "profile.json", "metrics.jsonl", "steps.jsonl", "rollouts.bin"];
-        let names = names.into_iter().chain(["evaluations.bin"]);
-        names.into_iter().find_map(|name| {
-            let path = self.root.join(name);
-            // Files with state are read as a whole.
-            let is_state = !name.ends_with(".bin") && !name.ends_with(".jsonl");
-            let read = disk::open(&path).and_then(|file| {
-                if is_state { disk::read_rest(&file, 0, disk::most::STATE).map(drop) } else { Ok(()) }
-            });
-            let error = read.err().filter(|error| error.kind() != ErrorKind::NotFound)?;
-            Some(format!("cannot read {}: {error}", path.display()))
-        })
+        let says = |name: &str, error| format!("cannot read {}: {error}", self.root.join(name).display());
+        let state = [
+            ("config.toml", self.config.read().1),
+            ("record.json", self.record.read().1),
+            ("profile.json", self.profile.read().1),
+        ];
+        let state = state.into_iter().find_map(|(name, error)| Some(says(name, error?)));
+        let names = ["metrics.jsonl", "steps.jsonl", "rollouts.bin", "evaluations.bin"];
+        state.or_else(|| names.iter().find_map(|name| Some(says(name, self.cannot_open(name)?))))
+    }
+
+    /// The reason why an existing file cannot be opened.
+    fn cannot_open(&self, name: &'static str) -> Option<std::io::Error> {
+        let path = self.root.join(name);
+        let identity = match Identity::of(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return None,
+            identity => identity.ok(),
+        };
+        let mut openable = self.openable.borrow_mut();
+        if identity.is_some() && openable.get(name) == identity.as_ref() {
+            return None;
+        }
+        let error = disk::open(&path).err();
+        match identity.filter(|_| error.is_none()) {
+            Some(identity) => drop(openable.insert(name, identity)),
+            None => drop(openable.remove(name)),
+        }
+        error.filter(|error| error.kind() != ErrorKind::NotFound)
     }
 
     /// Whether the run learns, judged by the reward, the accuracy on preference pairs, or the loss. All steps are used,
@@ -319,61 +383,59 @@ impl RunFiles {
         all.into_iter().map(weighed).collect()
     }
 
-    /// The profile's findings, the most expensive first; `gain_s`, if known, is an upper bound of the seconds per step
-    /// that could be saved.
-    fn findings(profile: &ProfileRecord) -> Vec<Value> {
-        let with_gain = |(finding, gain_s): (&Finding, Option<f64>)| {
-            let mut line = json!(finding);
-            line["gain_s"] = json!(gain_s);
-            line
-        };
-        profile.gains_per_step().into_iter().map(with_gain).collect()
+    /// Looks up the meanings and units of new metrics.
+    fn describe(&mut self) {
+        if !self.series.keys().eq(self.described.keys.iter()) {
+            let keys = || self.series.keys();
+            let (meanings, units) = (keys().filter_map(meaning).collect(), keys().filter_map(unit).collect());
+            self.described = Described { keys: keys().map(str::to_owned).collect(), meanings, units };
+        }
     }
 
     /// All facts about the run except curves, for the page.
-    pub fn facts(&mut self, name: &str) -> Value {
+    pub fn facts(&mut self, name: &str) -> Map<String, Value> {
         self.refresh();
-        let (config, verdict) = (self.config(), self.verdict());
-        let (step, total) = self.progress_of(&config);
-        let recorded = self.groups().map(|groups| groups.index().len());
-        let (groups, evaluations) = (self.groups(), self.evaluations());
-        let profile = self.json("profile.json");
-        let profiled = serde_json::from_value::<ProfileRecord>(profile.clone()).unwrap_or_default();
-        json!({
-            "id": name,
-            "name": name_of(&config),
-            "state": self.state(),
-            "step": step,
-            "total": total,
-            "silent_s": self.silent_s(),
-            "verdict": verdict.to_json(),
-            "alarms": self.alarms(&verdict),
-            "moved": self.moved(),
-            "written_s": self.written_s(),
-            "config": config,
-            "origins": self.origins(),
-            "record": self.json("record.json"),
-            "checkpoints": self.checkpoints(),
-            "keys": self.series.keys().collect::<Vec<_>>(),
-            "meanings": self.series.keys().filter_map(meaning).collect::<Map<_, _>>(),
-            "units": self.series.keys().filter_map(unit).collect::<Map<_, _>>(),
-            "updates": self.updates().map(|updates| updates.index().len()),
-            "groups": recorded,
-            "group_steps": steps_of(groups.as_deref()),
-            "evaluated": evaluations.as_ref().map(|groups| groups.index().len()),
-            "evaluated_steps": steps_of(evaluations.as_deref()),
-            "workers": lockstep::workers::made_by_path(&self.root).is_file(),
-            "profile": profile,
-            "busy_cores": profiled.measured.busy_cores(),
-            "findings": RunFiles::findings(&profiled),
-            "directory": self.root,
-        })
+        let state = self.state();
+        self.facts_as(name, state, &self.verdict_as(state != "running"))
     }
-}
 
-/// The name of a run in its configuration.
-pub fn name_of(config: &Map<String, Value>) -> Option<&str> {
-    config.get("run_name").and_then(Value::as_str).filter(|name| !name.is_empty())
+    /// The facts about a run that was just [refreshed](Self::refresh), given its state and the verdict.
+    pub fn facts_as(&mut self, name: &str, state: &'static str, verdict: &Verdict) -> Map<String, Value> {
+        let (config, profile, (step, total)) = (self.config(), self.profile.value(), self.progress());
+        let (groups, evaluations, updates) = (self.groups(), self.evaluations(), self.updates());
+        let count = |file: &Option<Arc<GroupFile>>| file.as_ref().map(|file| file.index().len());
+        self.describe();
+        let facts = [
+            ("id", json!(name)),
+            ("name", json!(config.name())),
+            ("state", json!(state)),
+            ("step", json!(step)),
+            ("total", json!(total)),
+            ("silent_s", json!(self.silent_s())),
+            ("verdict", verdict.to_json()),
+            ("alarms", self.alarms(verdict).into()),
+            ("moved", self.moved()),
+            ("written_s", json!(self.written_s())),
+            ("config", config.values.clone().into()),
+            ("origins", config.origins.clone().into()),
+            ("record", (*self.record()).clone()),
+            ("checkpoints", self.checkpoints().into()),
+            ("keys", json!(self.described.keys)),
+            ("meanings", self.described.meanings.clone().into()),
+            ("units", self.described.units.clone().into()),
+            ("updates", json!(count(&updates))),
+            ("groups", json!(count(&groups))),
+            ("group_steps", json!(steps_of(groups.as_deref()))),
+            ("evaluated", json!(count(&evaluations))),
+            ("evaluated_steps", json!(steps_of(evaluations.as_deref()))),
+            ("workers", lockstep::workers::made_by_path(&self.root).is_file().into()),
+            ("profile", profile.json.clone()),
+            ("busy_cores", json!(profile.busy_cores)),
+            ("findings", profile.findings.clone().into()),
+            ("directory", json!(self.root)),
+        ];
+        facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    }
 }
 
 /// Parses the alarm in a line of metrics, without its texts.
@@ -404,11 +466,16 @@ fn steps_of(groups: Option<&GroupFile>) -> [Option<Step>; 2] {
     [steps().min(), steps().max()]
 }
 
-/// Opens a file of recorded groups, or reuses the open file if its length has not changed.
+/// Opens a file of recorded groups. The open file is reused; if its length has changed, its new groups are added.
 fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<GroupFile>> {
     let length = std::fs::metadata(path).ok()?.len();
     if known.as_ref().is_none_or(|(known, _)| *known != length) {
-        *known = GroupFile::open(path).ok().map(|file| (length, Arc::new(file)));
+        // A request that reads the file at this moment keeps its own list of groups.
+        let file = match known.take().map(|(_, file)| Arc::try_unwrap(file)) {
+            Some(Ok(mut file)) => file.grow().map(|()| file),
+            _ => GroupFile::open(path),
+        };
+        *known = file.ok().map(|file| (length, Arc::new(file)));
     }
     known.as_ref().map(|(_, file)| file.clone())
 }

@@ -38,7 +38,9 @@ impl Runs {
 
     /// The training run with this id. Ids are looked up in the list, so no string of a request becomes a path.
     pub fn get(&self, name: &str) -> Option<Arc<Mutex<RunFiles>>> {
-        self.known().runs.get(name).cloned()
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).runs.get(name).cloned();
+        // The directories are searched again only for a run that is not known, or no longer there.
+        known.filter(|run| is_run(lock(run).root())).or_else(|| self.known().runs.get(name).cloned())
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

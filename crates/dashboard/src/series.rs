@@ -7,7 +7,8 @@
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use telemetry::Step;
+use std::sync::atomic::{AtomicU64, Ordering};
+use telemetry::{Step, system::since_1970};
 
 /// The bits of the NaN that marks a line without the metric; no metric has these bits.
 const MISSING: u64 = 0x7ff8_dead_beef_0001;
@@ -23,10 +24,35 @@ pub enum Axis {
 }
 
 /// The metrics of one training run, as read from `metrics.jsonl` line by line.
-#[derive(Default)]
 pub struct Series {
     steps: Vec<Step>,
     columns: BTreeMap<String, Vec<f64>>,
+    edition: u64,
+}
+
+impl Default for Series {
+    fn default() -> Series {
+        Series { steps: Vec::new(), columns: BTreeMap::new(), edition: new_edition() }
+    }
+}
+
+/// A number that is larger than all earlier ones, also those of an earlier process. It is exact in JavaScript.
+fn new_edition() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_max(since_1970().as_micros() as u64, Ordering::Relaxed);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The buckets that a page has received before. Only the last of them may have changed, unless the edition of the
+/// series or the width of the buckets is another one now.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    /// The [edition](Series::edition) of the series.
+    pub edition: u64,
+    /// The number of steps in a bucket.
+    pub width: u64,
+    /// The first step of the last bucket.
+    pub last: Step,
 }
 
 /// The aggregate of one metric over the steps of a bucket.
@@ -56,6 +82,9 @@ impl Series {
     /// Adds a line of metrics. Lines of the same step (a training step, and the evaluation after it) are merged.
     pub fn add(&mut self, step: Step, line: &Map<String, Value>) {
         if self.steps.last() != Some(&step) {
+            if self.steps.last().is_some_and(|last| step < *last) {
+                self.edition = new_edition();
+            }
             self.steps.push(step);
         }
         let rows = self.steps.len();
@@ -65,6 +94,12 @@ impl Series {
             column.resize(rows, f64::from_bits(MISSING));
             column[rows - 1] = x;
         }
+    }
+
+    /// A number that changes when a line does not belong to the last step or to a later one, as when a run is resumed
+    /// from an earlier step.
+    pub fn edition(&self) -> u64 {
+        self.edition
     }
 
     /// The last step that was logged.
@@ -79,9 +114,14 @@ impl Series {
 
     /// The steps and values of the metric `key`.
     pub fn values<'a>(&'a self, key: &str) -> impl Iterator<Item = (Step, f64)> + 'a {
-        let column = self.columns.get(key).map_or(&[][..], Vec::as_slice);
+        self.values_from(0, key)
+    }
+
+    /// Like [`values`](Self::values), without the rows before row `begin`.
+    fn values_from<'a>(&'a self, begin: usize, key: &str) -> impl Iterator<Item = (Step, f64)> + 'a {
+        let column = self.columns.get(key).and_then(|column| column.get(begin..)).unwrap_or_default();
         let there = |(&step, &x): (&Step, &f64)| (x.to_bits() != MISSING).then_some((step, x));
-        self.steps.iter().zip(column).filter_map(there)
+        self.steps.iter().skip(begin).zip(column).filter_map(there)
     }
 
     /// The value of the axis at each line of metrics; empty if the run does not log the metric for the axis.
@@ -130,6 +170,19 @@ impl Series {
     /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are omitted if a bucket
     /// is one step. `gaps` (the indices of buckets with only NaN or infinite values) is omitted if it is empty.
     pub fn buckets(&self, keys: &[String], from: Step, to: Step, pixels: usize) -> Value {
+        self.buckets_after(None, keys, from, to, pixels)
+    }
+
+    /// Like [`buckets`](Self::buckets), but only the buckets that may differ from the received ones: the last of these,
+    /// and later ones. The key `since` then has the step at which they begin; it is missing if these are all buckets.
+    pub fn buckets_after(
+        &self,
+        received: Option<Received>,
+        keys: &[String],
+        from: Step,
+        to: Step,
+        pixels: usize,
+    ) -> Value {
         let to = to.min(self.last_step().unwrap_or_default());
         let mut grid: Vec<u64> =
             self.steps.iter().filter(|step| (from..=to).contains(step)).map(|step| step.0).collect();
@@ -143,9 +196,13 @@ impl Series {
             }
             grid.dedup();
         }
+        let is_current = |received: &Received| (received.edition, received.width) == (self.edition, width);
+        let since = received.filter(is_current).map(|received| received.last);
+        let from = since.map_or(from, |since| from.max(since));
+        let begin = self.steps.iter().position(|step| *step >= from).unwrap_or(self.steps.len());
         let mut all: BTreeMap<u64, Vec<Bucket>> = BTreeMap::new();
         for (place, key) in keys.iter().enumerate() {
-            for (step, x) in self.values(key).filter(|(step, _)| (from..=to).contains(step)) {
+            for (step, x) in self.values_from(begin, key).filter(|(step, _)| (from..=to).contains(step)) {
                 all.entry(step.0 / width * width).or_insert_with(|| vec![Bucket::default(); keys.len()])[place].add(x);
             }
         }
@@ -175,7 +232,11 @@ impl Series {
             of_keys.insert(key.clone(), of_key.into());
         }
         let steps: Vec<u64> = all.keys().copied().collect();
-        json!({ "width": width, "steps": steps, "keys": of_keys })
+        let mut answer = json!({ "width": width, "steps": steps, "keys": of_keys });
+        if let Some(since) = since {
+            answer["since"] = json!(since);
+        }
+        answer
     }
 }
 
@@ -215,11 +276,28 @@ mod tests {
         assert!(of("max").iter().any(|x| x == 9.0) && of("min").iter().all(|x| x == 1.0));
         let (width, steps) = (all["width"].as_u64().unwrap(), all["steps"].as_array().unwrap().len());
         assert!(width == 256 && steps <= 500 && all.to_string().len() < 50_000, "{width} {steps}");
-        // One more step changes only the last bucket.
+        // One more step changes only the last bucket, and only this one is sent again.
         series.add(Step(100_001), &line(5.0));
         let after = series.buckets(&["reward".into()], Step(0), Step(u64::MAX), 500);
         let means = |value: &Value| value["keys"]["reward"]["mean"].as_array().unwrap().clone();
         assert_eq!(means(&all)[..steps - 1], means(&after)[..steps - 1]);
+        let last = Step(all["steps"][steps - 1].as_u64().unwrap());
+        let received = Received { edition: series.edition(), width, last };
+        let part = |received, series: &Series| {
+            series.buckets_after(Some(received), &["reward".into()], Step(0), Step(u64::MAX), 500)
+        };
+        let end = part(received, &series);
+        assert_eq!((&end["since"], &end["steps"]), (&json!(last), &json!([last])));
+        for name in ["mean", "min", "max", "count"] {
+            assert_eq!(end["keys"]["reward"][name][0], after["keys"]["reward"][name][steps - 1], "{name}");
+        }
+        // Everything is sent if the width has changed, for another run, and after a resume from an earlier step.
+        assert_eq!(part(Received { width: 128, ..received }, &series), after);
+        assert_eq!(part(Received { edition: Series::default().edition(), ..received }, &series), after);
+        series.add(Step(99_000), &line(7.0));
+        let resumed = part(received, &series);
+        assert_eq!((&resumed["since"], &resumed["steps"][0]), (&Value::Null, &json!(0)));
+        assert!(means(&resumed)[..] != means(&after)[..means(&resumed).len()]);
     }
 
     /// Ten steps of 30 s and 100 tokens each; every second step is logged, and an evaluation follows step 6.

@@ -7,9 +7,9 @@ use crate::guard::{Guard, POLICY};
 use crate::prompts;
 use crate::range::RewardRange;
 use crate::report::{self, Report};
-use crate::run::{RunFiles, name_of};
+use crate::run::RunFiles;
 use crate::runs::{Runs, lock};
-use crate::series::Axis;
+use crate::series::{Axis, Received};
 use crate::table::{Row, table};
 use crate::trace;
 use crate::workers;
@@ -18,29 +18,18 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use lockstep::wire::file::GroupFile;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 use telemetry::Step;
 
-/// Maximum number of browsers with live updates at the same time.
-const STREAMS: usize = 64;
 /// Maximum number of metrics in one response.
 const MOST_KEYS: usize = 512;
-/// The interval at which the sizes of a run's files are checked for new data.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The interval at which the state of a run (running, finished, stopped) is checked while its files do not grow. This
-/// costs more than all looks at the sizes in between: it opens the run's lock file and reads which process holds the
-/// lock.
-const STATE_INTERVAL: Duration = Duration::from_secs(1);
-
 /// A server that is bound to its address but does not respond yet.
 pub struct Server {
     listener: TcpListener,
@@ -126,7 +115,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/runs/{run}/stages", get(stages))
         .route("/api/runs/{run}/report", get(report_of))
         .route("/api/runs/{run}/workers", get(workers_of))
-        .route("/api/events", get(events))
+        .route("/api/events", get(events::events))
         .route("/api/jobs", get(jobs::state).merge(post(jobs::start)).delete(jobs::stop))
         .route("/api/jobs/{job}", get(jobs::events))
         .route("/api/login", get(login))
@@ -191,11 +180,12 @@ async fn runs(State(site): Shared) -> Response {
     let line = |(name, run): (String, Arc<Mutex<RunFiles>>)| {
         let mut run = lock(&run);
         run.refresh();
-        let (config, verdict) = (run.config(), run.verdict());
-        let (step, total) = run.progress_of(&config);
+        let state = run.state();
+        let verdict = run.verdict_as(state != "running");
+        let (step, total) = run.progress();
         let alarms = run.active_alarms(&verdict).len();
         json!({
-            "id": name, "name": name_of(&config), "state": run.state(), "step": step, "total": total,
+            "id": name, "name": run.config().name(), "state": state, "step": step, "total": total,
             "silent_s": run.silent_s(), "verdict": verdict.to_json(), "alarms": alarms,
         })
     };
@@ -209,9 +199,15 @@ async fn all_runs(State(site): Shared) -> Response {
 
 async fn facts(State(site): Shared, Path(name): Path<String>) -> Response {
     match site.runs.get(&name) {
-        Some(run) => answer(&lock(&run).facts(&name)),
+        Some(run) => answer(&lock(&run).facts(&name).into()),
         None => missing(),
     }
+}
+
+/// The buckets of an earlier response, which the page has kept.
+fn received(words: &BTreeMap<String, String>) -> Option<Received> {
+    let number = |name: &str| words.get(name)?.parse().ok();
+    Some(Received { edition: number("edition")?, width: number("width")?, last: Step(number("since")?) })
 }
 
 async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
@@ -223,8 +219,10 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     let pixels = number(&words, "px", 500).clamp(1, 4000);
     let axis = match words.get("x").map(String::as_str) {
         None | Some("step") => {
-            let (from, to) = (step(&words, "from", Step::START), step(&words, "to", LAST));
-            return answer(&run.series().buckets(&keys, from, to, pixels));
+            let (from, to, series) = (step(&words, "from", Step::START), step(&words, "to", LAST), run.series());
+            let mut found = series.buckets_after(received(&words), &keys, from, to, pixels);
+            found["edition"] = json!(series.edition());
+            return answer(&found);
         }
         Some("minutes") => Axis::Minutes,
         Some("tokens") => Axis::Tokens,
@@ -372,81 +370,6 @@ async fn workers_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> 
     }
 }
 
-/// Counts a live-update stream; dropping it decrements the count.
-struct Stream(Arc<Site>);
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A stream of server-sent events: `mark` whenever a run has new data. After an interruption, the browser sends the
-/// number of the last event that it received.
-async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
-    if site.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS {
-        site.streams.fetch_sub(1, Ordering::Relaxed);
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many open pages receive live updates: close one")
-            .into_response();
-    }
-    let stream = Stream(site.clone());
-    let name = words(&uri).remove("run").unwrap_or_default();
-    let Some(run) = site.runs.get(&name) else { return missing() };
-    let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let news = Events { stream, run, seen, sizes: None, checked: Instant::now() };
-    Sse::new(news.into_stream()).into_response()
-}
-
-/// The state of a stream that waits for new data.
-struct Events {
-    #[expect(dead_code, reason = "counts the stream until it is dropped")]
-    stream: Stream,
-    run: Arc<Mutex<RunFiles>>,
-    /// The number of the last event.
-    seen: String,
-    /// The sizes of the run's files at the last check; `None` before the first.
-    sizes: Option<[u64; 2]>,
-    /// When the state was checked.
-    checked: Instant,
-}
-
-impl Events {
-    fn into_stream(self) -> impl futures_core::Stream<Item = Result<Event, std::convert::Infallible>> {
-        futures_util::stream::unfold(self, |mut events| async move {
-            loop {
-                if let Some(news) = events.news() {
-                    return Some((Ok(news), events));
-                }
-                tokio::time::sleep(POLL_INTERVAL).await;
-            }
-        })
-    }
-
-    /// The event of a run that has changed since the last event.
-    fn news(&mut self) -> Option<Event> {
-        let mut run = lock(&self.run);
-        let sizes = Some(run.sizes());
-        if sizes == self.sizes && self.checked.elapsed() < STATE_INTERVAL {
-            return None;
-        }
-        (self.sizes, self.checked) = (sizes, Instant::now());
-        let (metrics, groups) = run.mark();
-        let state = run.state();
-        let id = format!("{metrics}-{groups}-{state}");
-        if id == self.seen {
-            return None;
-        }
-        self.seen = id.clone();
-        let (step, total) = run.progress();
-        let verdict = run.verdict();
-        let alarms = run.active_alarms(&verdict).len();
-        let data = json!({
-            "step": step, "total": total, "state": state, "verdict": verdict.to_json(), "alarms": alarms,
-        });
-        Some(Event::default().event("mark").id(id).data(data.to_string()))
-    }
-}
-
 /// Stores the token from the URL in a cookie that scripts cannot read.
 async fn login(headers: HeaderMap) -> Response {
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
@@ -467,6 +390,7 @@ async fn file(uri: Uri) -> Response {
     }
 }
 
+mod events;
 pub(crate) mod jobs;
 mod metrics;
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The table of all runs: kind and result of each run, and the configuration keys in which the runs differ.
 
-use crate::run::{RunFiles, name_of};
+use crate::run::{Config, RunFiles};
 use crate::series::short;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 /// The number of points of a run's sparkline.
 const POINTS: usize = 60;
@@ -16,15 +17,16 @@ const OF_PLACE: [&str; 3] = ["output_dir", "run_name", "logging_dir"];
 pub struct Row {
     /// The row, without the keys in which runs differ.
     line: Map<String, Value>,
-    config: Map<String, Value>,
+    config: Arc<Config>,
 }
 
 impl Row {
     /// Reads the run with this id.
     pub fn of(id: &str, run: &mut RunFiles) -> Row {
         run.refresh();
-        let (config, verdict) = (run.config(), run.verdict());
-        let (step, total) = run.progress_of(&config);
+        let (config, state) = (run.config(), run.state());
+        let verdict = run.verdict_as(state != "running");
+        let (step, total) = run.progress();
         let (metric, values) = run.judged_by();
         let held_out = run.series().values(&format!("eval_{metric}")).map(|(_, value)| value).last();
         let alarms: Vec<String> = run.active_alarms(&verdict).into_iter().map(|alarm| alarm.id).collect();
@@ -33,8 +35,8 @@ impl Row {
         let mut line = Map::new();
         for (key, value) in [
             ("id", json!(id)),
-            ("name", json!(name_of(&config))),
-            ("state", json!(run.state())),
+            ("name", json!(config.name())),
+            ("state", json!(state)),
             ("step", json!(step)),
             ("total", json!(total)),
             ("changed_s", json!(run.changed_s())),
@@ -53,7 +55,7 @@ impl Row {
     /// A number that is equal for runs whose configurations differ only in the seed.
     fn group(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        for (key, value) in &self.config {
+        for (key, value) in &self.config.values {
             if key != "seed" && !OF_PLACE.contains(&key.as_str()) {
                 (key, value.to_string()).hash(&mut hasher);
             }
@@ -67,7 +69,7 @@ impl Row {
 pub fn table(rows: Vec<Row>) -> Value {
     let mut values: BTreeMap<&String, Vec<Option<&Value>>> = BTreeMap::new();
     for (place, row) in rows.iter().enumerate() {
-        for (key, value) in &row.config {
+        for (key, value) in &row.config.values {
             values.entry(key).or_insert_with(|| vec![None; rows.len()])[place] = Some(value);
         }
     }
@@ -79,7 +81,7 @@ pub fn table(rows: Vec<Row>) -> Value {
         .into_iter()
         .map(|row| {
             let group = format!("{:016x}", row.group());
-            let own = keys.iter().filter_map(|key| Some((key.clone(), row.config.get(key)?.clone())));
+            let own = keys.iter().filter_map(|key| Some((key.clone(), row.config.values.get(key)?.clone())));
             let own: Map<String, Value> = own.collect();
             let mut line = row.line;
             line.insert("group".to_owned(), group.into());

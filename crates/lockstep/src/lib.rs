@@ -64,7 +64,7 @@ pub mod functions {
 pub mod directory {
     pub use crate::run::board::write_board;
     pub use crate::run::branch::Branch;
-    pub use crate::run::lock::writer;
+    pub use crate::run::lock::has_writer;
     pub use crate::run::profile::ProfileRecord;
     pub use crate::run::provenance::{check_command, prompt_time};
     pub use crate::run::reporter::JUDGED;

@@ -6,8 +6,8 @@ import { legend, marksOf } from "/charts/marks.js";
 import { SYSTEM, about, grouped, seriesOf, together } from "/charts/metrics.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/charts/tools.js";
 
-// Maximum number of points of a chart, and of a chart in full size.
-const [POINTS, FULL] = [500, 1500];
+/** Maximum number of points of a chart, and of a chart in full size. */
+export const [POINTS, FULL] = [500, 1500];
 
 export function charts(run) {
   // Charts by metric. They are kept while the run trains, so that cursor and focus stay.

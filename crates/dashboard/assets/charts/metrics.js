@@ -1,6 +1,7 @@
 // Selects the metrics of a run's charts and their sections, and loads their values from the server.
 import { sections } from "/charts/families.js";
-import { get, isReward } from "/lib/lib.js";
+import { isReward } from "/lib/lib.js";
+import { loadSeries } from "/lib/series.js";
 import { unitOf } from "/charts/units.js";
 
 // The main charts show the first of these metrics that the run has.
@@ -59,13 +60,11 @@ export function grouped(keys, { metrics, filter }) {
 
 /** The values of a run for these charts; null if the run does not exist. */
 export async function seriesOf(id, keys, query) {
-  const asked = [...new Set(keys.flatMap((key) => (key === CORES ? OF_CORES : key)))];
-  const series = await get(`runs/${id}/series`, { ...query, keys: asked.join(",") });
-  if (series && keys.includes(CORES)) {
-    const [busy, time] = OF_CORES.map((key) => series.keys[key].mean);
-    series.keys[CORES] = { mean: busy.map((s, i) => (s !== null && time[i] > 0 ? s / time[i] : null)) };
-  }
-  return series;
+  const series = await loadSeries(id, keys.flatMap((key) => (key === CORES ? OF_CORES : key)), query);
+  if (!series || !keys.includes(CORES)) return series;
+  const [busy, time] = OF_CORES.map((key) => series.keys[key].mean);
+  const mean = busy.map((s, i) => (s !== null && time[i] > 0 ? s / time[i] : null));
+  return { ...series, keys: { ...series.keys, [CORES]: { mean } } };
 }
 
 /** The unit and the meaning of a metric. */

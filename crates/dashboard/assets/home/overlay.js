@@ -1,6 +1,7 @@
 // The overlaid curves of up to eight chosen runs: the metric of each run's verdict, and its held-out values.
 import { keepCharts } from "/charts/chart.js";
 import { fill, get, h, titleOf } from "/lib/lib.js";
+import { loadSeries } from "/lib/series.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/charts/tools.js";
 import { unitOf } from "/charts/units.js";
 
@@ -33,7 +34,7 @@ export function overlay() {
     const all = await Promise.all(
       runs.map(async (one) => ({
         name: titleOf(one),
-        series: await get(`runs/${one.id}/series`, { ...queryOf(chosen), keys: keys.join(","), px: 500 }),
+        series: await loadSeries(one.id, keys, { ...queryOf(chosen), px: 500 }),
       })),
     );
     if (turn !== turns || all.some(({ series }) => !series)) return;

@@ -1,8 +1,9 @@
 // Is it learning? Is something wrong? How long will it take?
-import { charts } from "/charts/charts.js";
+import { POINTS, charts } from "/charts/charts.js";
 import { differing, results } from "/overview/results.js";
 import { sparkline } from "/lib/spark.js";
 import { recorded, thenAndNow } from "/overview/then.js";
+import { loadSeries } from "/lib/series.js";
 import {
   address,
   change,
@@ -49,16 +50,16 @@ export async function overview(main, run, words, runs) {
   // The steps that the section shows, and when they were loaded.
   let [told, since] = [null, 0];
 
-  async function draw(words, fresh) {
-    if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
+  async function draw(words, news) {
+    facts = news ?? facts;
     const isTwo = words.vs && words.vs !== run;
     const otherFacts = isTwo ? await get(`runs/${words.vs}`) : null;
     const rewards = facts.keys.filter(isReward);
     // The query covers all steps, even while the charts show only some of them.
-    const query = { keys: [...NUMBERS.map(([key]) => key), ...RESULTS, ...rewards].join(","), px: 500 };
+    const keys = [...NUMBERS.map(([key]) => key), ...RESULTS, ...rewards];
     const [series, other] = await Promise.all([
-      get(`runs/${run}/series`, query),
-      otherFacts ? get(`runs/${words.vs}/series`, query) : null,
+      loadSeries(run, keys, { px: POINTS }),
+      otherFacts ? loadSeries(words.vs, keys, { px: POINTS }) : null,
       curves.update(words, facts, otherFacts ? { id: words.vs, facts: otherFacts } : null),
     ]);
     fill(say, h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
@@ -125,7 +126,7 @@ export async function overview(main, run, words, runs) {
       thenAndNow(run, otherFacts ? words.vs : null, of).then((pairs) => fill(then, pairs));
     }
   }
-  await draw(words, false);
+  await draw(words);
   return { update: draw, end: curves.end };
 }
 

@@ -55,7 +55,7 @@ export async function rollouts(main, run, words) {
     change({ step, g, c: "", prompt: "", all: "", only: "", q: "", by: "", min: "", max: "", rest: "" });
   const map = groupMap({ run, of, compares, open });
   const tools = filters(view);
-  const side = sideList(view, map.share, () => draw(place().words, false));
+  const side = sideList(view, map.share, () => draw(place().words));
   const read = h("article", { class: "read" }, h("p", { class: "none" }, "Loading the groups."));
   const curve = h("section", { class: "history", "aria-label": "The prompt's rewards" });
   const fresh = h("p", { class: "fresh", role: "status" });
@@ -72,8 +72,8 @@ export async function rollouts(main, run, words) {
 
   const stepOf = (words) => Number(words.step ?? view.pinned);
 
-  async function draw(words, isNews) {
-    if (isNews) return news();
+  async function draw(words, newFacts) {
+    if (newFacts) return news(newFacts);
     const turns = ++draws;
     // The last message, whose link may have led here. A new message may be written while this step loads.
     const leading = told;
@@ -132,12 +132,10 @@ export async function rollouts(main, run, words) {
   }
 
   let isAsking = false;
-  async function news() {
-    if (isAsking) return;
+  async function news(now) {
+    if (isAsking || countOf(now) === count) return;
     isAsking = true;
     try {
-      const now = await get(`runs/${run}`);
-      if (!now || countOf(now) === count) return;
       [count, view.steps] = [countOf(now), stepsOf(now)];
       // A run that was resumed from an earlier step has fewer groups.
       seen = Math.min(seen, count);
@@ -201,6 +199,6 @@ export async function rollouts(main, run, words) {
     return true;
   }
   await map.update(view.steps[1]);
-  await draw(words, false);
+  await draw(words);
   return { update: draw, key, end: tools.end };
 }

@@ -99,7 +99,7 @@ async function show() {
     const views = free ? FREE : VIEWS;
     const view = views[now.view] ? now.view : "overview";
     const same = shown.run === now.run && shown.view === view && shown.of === now.words.of && shown.update;
-    if (same) await shown.update(now.words, false);
+    if (same) await shown.update(now.words);
     else {
       shown.end?.();
       fill(main);
@@ -203,14 +203,17 @@ function listen(again) {
   if (!shown.run) return;
   stream = new EventSource(`/api/events?run=${encodeURIComponent(shown.run)}`);
   let first = !again;
+  let facts = {};
   stream.addEventListener("mark", async (event) => {
     const news = JSON.parse(event.data);
     const one = runs.find((one) => one.id === shown.run);
-    if (one) Object.assign(one, news);
+    if (one) Object.assign(one, news.run);
+    // The first event has all facts, and the others those that have changed.
+    facts = { ...facts, ...news.facts };
     head();
     hear();
     // The data of the first mark is already displayed.
-    if (!first) await shown.update?.(place().words, true);
+    if (!first) await shown.update?.(place().words, facts);
     first = false;
   });
 }

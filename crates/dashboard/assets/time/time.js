@@ -3,6 +3,7 @@ import { ahead, besideOf, wholeStep } from "/time/bars.js";
 import { fill, get, h, number, percent, refill, seconds } from "/lib/lib.js";
 import { found, inside } from "/time/profile.js";
 import { spans } from "/time/spans.js";
+import { loadSeries } from "/lib/series.js";
 import { stack } from "/time/stack.js";
 import { REST, STAGES, color, inBucket, shares, stepsIn } from "/time/stages.js";
 
@@ -31,12 +32,12 @@ export async function time(main, run, words) {
   // The step whose spans are shown; it stays while the run continues.
   let shown = null;
 
-  async function draw(words, fresh) {
-    if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
+  async function draw(words, news) {
+    facts = news ?? facts;
     refill(deep, JSON.stringify(facts.profile), () => inside(facts) ?? []);
     const keys = [...STAGES.map(([key]) => key), ...ASKED].filter((key) => facts.keys.includes(key));
     const [series, traced] = await Promise.all([
-      get(`runs/${run}/series`, { keys: keys.join(","), px: 240 }),
+      loadSeries(run, keys, { px: 240 }),
       get(`runs/${run}/stages`, { px: 240 }),
     ]);
     const measured = shares(facts.profile, series, traced);

@@ -104,8 +104,9 @@ impl Report {
         let samples = samples(&mut run);
         let (verdict, facts) = (run.verdict(), facts(&run));
         let alarms = run.alarms(&verdict).iter().filter_map(alarm).collect();
-        let keys = run.config().into_iter().filter(|(key, _)| key != "output_dir");
-        let keys = keys.map(|(key, value)| (key, text(&value))).collect();
+        let config = run.config();
+        let keys = config.values.iter().filter(|(key, _)| *key != "output_dir");
+        let keys = keys.map(|(key, value)| (key.clone(), text(value))).collect();
         Ok(Report { name, verdict, facts, keys, curves, profile: ProfileRecord::read(root), alarms, samples })
     }
 }
@@ -153,8 +154,8 @@ fn differences(reports: &[Report]) -> Vec<Vec<String>> {
 }
 
 fn facts(run: &RunFiles) -> Vec<(&'static str, String)> {
-    let (config, record) = (run.config(), run.json("record.json"));
-    let of = |key: &str| config.get(key).map(text).unwrap_or_default();
+    let (config, record) = (run.config(), run.record());
+    let of = |key: &str| config.values.get(key).map(text).unwrap_or_default();
     let (step, total) = run.progress();
     let steps = total.map_or_else(|| step.to_string(), |total| format!("{step} of {total}"));
     let machine = format!("{} threads, {}, {}", text(&record["threads"]), text(&record["isa"]), text(&record["dtype"]));

@@ -10,6 +10,7 @@ fn a_log_is_read_incrementally_and_again_if_it_was_replaced() {
     let mut run = RunFiles::new(dir.path().to_owned());
     run.refresh();
     assert_eq!(run.series().last_step(), Some(Step(1)));
+    assert!(run.log.open().is_none(), "an unchanged file must not be opened again");
     let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
     file.write_all(b"ard\":0.75}\n{\"step\":2,\"alarm\":{\"id\":\"truncated\"}}\nnot json\n").unwrap();
     run.refresh();

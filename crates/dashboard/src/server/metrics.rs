@@ -1,7 +1,7 @@
 //! The HTTP route `/metrics`: all runs in Prometheus' text format.
 
 use super::Shared;
-use crate::run::{RunFiles, name_of};
+use crate::run::RunFiles;
 use crate::runs::lock;
 use axum::extract::State;
 use axum::http::header;
@@ -17,8 +17,9 @@ pub(super) async fn metrics(State(site): Shared) -> Response {
 /// The exported metrics of a run.
 fn exported(id: String, run: &mut RunFiles) -> RunMetrics {
     run.refresh();
-    let (config, verdict) = (run.config(), run.verdict());
-    let (step, total_steps) = run.progress_of(&config);
+    let state = run.state();
+    let verdict = run.verdict_as(state != "running");
+    let (step, total_steps) = run.progress();
     let has_learned = verdict.has_learned();
     let weight = |alarm: &telemetry::Alarm| serde_json::to_value(alarm.weight(has_learned)).unwrap_or_default();
     let alarm = |alarm: telemetry::Alarm| {
@@ -29,8 +30,8 @@ fn exported(id: String, run: &mut RunFiles) -> RunMetrics {
     let latest = |key: &str| Some((key.to_owned(), series.values(key).last()?.1));
     RunMetrics {
         run: id,
-        name: name_of(&config).map(str::to_owned),
-        state: run.state(),
+        name: run.config().name().map(str::to_owned),
+        state,
         step,
         total_steps,
         alarms: run.active_alarms(&verdict).into_iter().map(alarm).collect(),

@@ -1,8 +1,10 @@
 //! Tests that send requests like a browser to a listening server.
 
+use super::events::STREAMS;
 use super::jobs::Refusal;
 use super::*;
-use std::io::{Read, Write};
+use serde_json::Map;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 mod metrics;
@@ -316,6 +318,9 @@ fn every_url_parameter_has_an_effect() {
         (steps(""), steps("from=2"), steps("to=2"), steps("px=0")),
         (json!([1, 2, 3]), json!([2, 3]), json!([1, 2]), json!([0]))
     );
+    let edition = site.json("/api/runs/a/series?keys=reward")["edition"].as_u64().unwrap();
+    assert_eq!(steps(&format!("edition={edition}&width=1&since=2")), json!([2, 3]));
+    assert_eq!(steps(&format!("edition={edition}&width=2&since=2")), json!([1, 2, 3]));
     assert_eq!(site.json("/api/runs/a/series?keys=reward&x=tokens")["x"], json!([]), "the run does not log tokens");
     let (status, why) = site.get("/api/runs/a/series?keys=reward&x=hours");
     assert!(status == 400 && why.ends_with("x = \"hours\" is not an axis: use step, minutes or tokens"), "{why}");
@@ -441,10 +446,52 @@ fn an_event_is_not_sent_to_a_page_that_already_has_it() {
     assert_eq!(id, format!("{}-0-stopped", length()));
     let says = "Learned: reward went from 0.250 to 0.875, and still improved at the end.";
     let verdict = json!({ "state": "learning", "says": says });
-    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict, "alarms": 0 }));
+    let row = json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict, "alarms": 0 });
+    assert_eq!((&data["run"], timeless(&data["facts"])), (&row, timeless(&site.json("/api/runs/a"))));
     let (later, data) = next(&id, &|| {
         let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
         file.write_all(b"{\"step\":5,\"reward\":2}\n").unwrap();
     });
-    assert_eq!((later, &data["step"]), (format!("{}-0-stopped", length()), &json!(5)));
+    assert_eq!((later, &data["run"]["step"]), (format!("{}-0-stopped", length()), &json!(5)));
+}
+
+/// The facts about a run without the seconds since its last line, which grow between two requests.
+fn timeless(facts: &Value) -> Map<String, Value> {
+    facts.as_object().unwrap().clone().into_iter().filter(|(name, _)| name != "silent_s").collect()
+}
+
+/// The first event of a stream has all facts, and each later event has those that have changed.
+#[test]
+fn an_event_has_the_facts_that_have_changed() {
+    let site = listening(4);
+    let append = |line: &str| {
+        let mut log = std::fs::OpenOptions::new().append(true).open(site.dir.path().join("a/metrics.jsonl")).unwrap();
+        log.write_all(line.as_bytes()).unwrap();
+    };
+    let mut stream = BufReader::new(site.open("/api/events?run=a", "localhost:PORT"));
+    let mut next = || {
+        let mut line = String::new();
+        while !line.starts_with("data: ") {
+            line.clear();
+            assert!(stream.read_line(&mut line).unwrap() > 0, "the stream must not end");
+        }
+        timeless(&serde_json::from_str::<Value>(&line["data: ".len()..]).unwrap()["facts"])
+    };
+    let now = || timeless(&site.json("/api/runs/a"));
+    let mut known = next();
+    assert_eq!(known, now());
+    append("{\"step\":5,\"reward\":2}\n");
+    let changed = next();
+    assert_eq!(changed.keys().collect::<Vec<_>>(), ["step", "verdict"]);
+    known.extend(changed);
+    assert_eq!(known, now());
+    std::fs::write(site.dir.path().join("a/config.toml"), "max_steps = 6\nseed = 1\n").unwrap();
+    append("{\"step\":6,\"alarm\":{\"id\":\"cut_short\",\"since\":6}}\n{\"step\":6,\"kl\":1}\n");
+    let changed = next();
+    for name in ["state", "step", "total", "alarms", "config", "keys", "meanings"] {
+        assert!(changed.contains_key(name), "{name}: {changed:?}");
+    }
+    assert!(!changed.contains_key("record") && !changed.contains_key("written_s"), "{changed:?}");
+    known.extend(changed);
+    assert_eq!(known, now());
 }

@@ -10,7 +10,6 @@ use crate::bad_input;
 use crate::error::OrBadInput;
 use fleet::lock::{Heartbeat, Locks, Owner, Taken, is_unchanged};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::fmt;
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -26,23 +25,24 @@ pub const FILE: &str = "run.lock";
 const MAX_TRIES: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The process that writes to the run in `root`, as named in its lock file; `None` if no process does. The lock is
-/// authoritative, not the process number, which may have been reused. If locks of other machines are invisible here,
-/// the file's text is used. Nothing is written.
-pub fn writer(root: &Path) -> Option<Value> {
-    writer_with(&Locks::system(), root)
+/// Whether a process writes to the run in `root`. The lock is authoritative, not the process number in its file, which
+/// may have been reused. If locks of other machines are invisible here, the file's text is used. Nothing is written.
+pub fn has_writer(root: &Path) -> bool {
+    let path = root.join(FILE);
+    let Ok(file) = disk::open(&path) else { return false };
+    let locks = Locks::system();
+    match locks.is_held(&file, &path, |text| serde_json::from_str(text).ok()) {
+        Ok(false) => is_elsewhere(&locks, &file),
+        held => held.unwrap_or_default(),
+    }
 }
 
-fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
-    let path = root.join(FILE);
-    let file = disk::open(&path).ok()?;
-    let is_held = locks.is_held(&file, &path, |text| serde_json::from_str(text).ok()).ok()?;
-    let text = String::from_utf8(disk::read_rest(&file, 0, disk::most::STATE).ok()?).ok()?;
-    let owner: Owner = serde_json::from_str(&text).unwrap_or_default();
+/// Whether the file names a process on another machine.
+fn is_elsewhere(locks: &Locks, file: &File) -> bool {
+    let text = disk::read_rest(file, 0, disk::most::STATE).unwrap_or_default();
+    let Ok(owner) = serde_json::from_slice::<Owner>(&text) else { return false };
     let here = locks.this_process();
-    let is_elsewhere =
-        if owner.boot.is_empty() { !owner.host.is_empty() && owner.host != here.host } else { owner.boot != here.boot };
-    (is_held || is_elsewhere).then(|| serde_json::from_str(&text).unwrap_or(Value::Null))
+    if owner.boot.is_empty() { !owner.host.is_empty() && owner.host != here.host } else { owner.boot != here.boot }
 }
 
 /// A lock that this process holds until it is dropped.
@@ -295,17 +295,17 @@ mod tests {
             if *is_locked {
                 lock.try_lock().unwrap();
             }
-            assert_eq!(writer(dir.path()).is_some(), *is_written, "{what}");
+            assert_eq!(has_writer(dir.path()), *is_written, "{what}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), *text, "{what}: the file must not change");
         }
-        assert!(rows.len() >= 20 && writer(Path::new("/no/such")).is_none());
+        assert!(rows.len() >= 20 && !has_writer(Path::new("/no/such")));
         // Checking for a writer does not keep a run from beginning.
         let dir = tempfile::tempdir().unwrap();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    writer(dir.path());
+                    has_writer(dir.path());
                 }
             });
             let refused = (0..200).map(|_| RunLock::take(dir.path()).map(drop)).find(Result::is_err);

@@ -118,7 +118,28 @@ impl GroupFile {
     /// Opens the file, and reads its index, or recomputes the index if it does not match. An incomplete last record is
     /// ignored.
     pub fn open(path: &Path) -> Result<GroupFile> {
-        GroupFile::read_by(path, |path| read_index(&index_path(path)))
+        GroupFile::read_by(path, |path| read_index(&index_path(path), 0))
+    }
+
+    /// Adds the records that were appended since the file was opened. Only these records are read; if the known ones
+    /// have changed, the file is opened anew.
+    pub fn grow(&mut self) -> Result<()> {
+        match self.appended() {
+            Some(entries) => self.index.extend(entries),
+            None => *self = GroupFile::open(&self.path)?,
+        }
+        Ok(())
+    }
+
+    /// The entries of the appended records; `None` if the file was replaced or truncated, or if its index does not have
+    /// these entries.
+    fn appended(&self) -> Option<Vec<IndexEntry>> {
+        let last = self.index.last().filter(|_| is_in_place(&self.path, &self.file))?;
+        let whole = whole_records(&self.file, last.offset, self.file.metadata().ok()?.len(), &self.path).ok()?;
+        // A run that was resumed from an earlier step has written other groups at this place.
+        let index = read_index(&index_path(&self.path), self.index.len() - 1)?;
+        let is_same = index.first()?.to_bytes() == last.to_bytes() && fits(&index, &whole);
+        Some(index.get(1..whole.len()).filter(|_| is_same)?.to_vec())
     }
 
     /// Opens the file without trusting its index, which has no checksum: all records are read once. If a record is
@@ -129,7 +150,7 @@ impl GroupFile {
 
     fn read_by(path: &Path, index: impl FnOnce(&Path) -> Option<Vec<IndexEntry>>) -> Result<GroupFile> {
         let file = disk::open(path)?;
-        let whole = whole_records(&file, file.metadata()?.len(), path)?;
+        let whole = whole_records(&file, 0, file.metadata()?.len(), path)?;
         // The index is read after the records: if a run is still writing, the index then covers at least these records.
         let index = match index(path).filter(|index| fits(index, &whole)) {
             Some(mut index) => {
@@ -190,7 +211,7 @@ impl GroupLog {
     pub fn open(path: &Path) -> Result<GroupLog> {
         let options = disk::Options::new().read().write().create();
         let file = options.open(path)?;
-        let mut whole = whole_records(&file, file.metadata()?.len(), path)?;
+        let mut whole = whole_records(&file, 0, file.metadata()?.len(), path)?;
         // After a power failure, the file's length may be on disk without its bytes.
         while let Some(&(at, length)) = whole.last()
             && RecordReader::take(&bytes_of(&file, at, length)?).is_err()
@@ -199,7 +220,7 @@ impl GroupLog {
         }
         let len = whole.last().map_or(0, |(at, length)| at + length);
         let index_path = index_path(path);
-        let known = read_index(&index_path).filter(|index| fits(index, &whole));
+        let known = read_index(&index_path, 0).filter(|index| fits(index, &whole));
         let index = options.open(&index_path)?;
         if known.is_none() {
             let entries = whole.iter().map(|&(at, length)| read(&file, path, at, length));
@@ -277,7 +298,7 @@ impl GroupLog {
 
     /// Truncates the file to the complete records in its first `len` bytes, and returns the new length.
     pub fn truncate(&mut self, len: u64) -> Result<u64> {
-        let whole = whole_records(&self.file, self.len.min(len), &self.path)?;
+        let whole = whole_records(&self.file, 0, self.len.min(len), &self.path)?;
         let end = whole.last().map_or(0, |(at, length)| at + length);
         self.cut(end, whole.len())?;
         Ok(end)
@@ -296,11 +317,11 @@ pub fn index_path(path: &Path) -> PathBuf {
     path.with_extension("idx")
 }
 
-/// Offset and length of each complete record in the first `len` bytes, from the records' headers. An incomplete last
-/// record is left out. Bytes that are not a record are an error.
-fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> {
-    let (mut found, mut at) = (Vec::new(), 0);
-    while let Some(left) = (len - at).checked_sub(HEADER as u64) {
+/// Offset and length of each complete record between the offsets `at` and `len`, from the records' headers. An
+/// incomplete last record is left out. Bytes that are not a record are an error.
+fn whole_records(file: &File, mut at: u64, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> {
+    let mut found = Vec::new();
+    while let Some(left) = len.checked_sub(at + HEADER as u64) {
         let mut header = [0; HEADER];
         file.read_exact_at(&mut header, at)?;
         let length = match record_length(&header) {
@@ -318,14 +339,17 @@ fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> 
     Ok(found)
 }
 
-/// The entries of an index file; `None` if it is missing or invalid.
-fn read_index(path: &Path) -> Option<Vec<IndexEntry>> {
-    let bytes = disk::read(path, disk::most::GROUPS).ok()?;
-    let (header, entries) = bytes.split_at_checked(INDEX_HEADER)?;
-    let size = u32::from_le_bytes(header[4..].try_into().ok()?) as usize;
-    if header[..4] != INDEX_MAGIC[..] || size < ENTRY {
+/// The entries of an index file, without the first `skipped`; `None` if the file is missing or invalid.
+fn read_index(path: &Path, skipped: usize) -> Option<Vec<IndexEntry>> {
+    let file = disk::open(path).ok()?;
+    let header = disk::read_range(&file, 0, INDEX_HEADER as u64).ok()?;
+    let (magic, size) = header.split_at_checked(INDEX_MAGIC.len())?;
+    let size = u32::from_le_bytes(size.try_into().ok()?) as usize;
+    if magic != INDEX_MAGIC || size < ENTRY {
         return None;
     }
+    let begin = skipped.checked_mul(size)?.checked_add(INDEX_HEADER)?;
+    let entries = disk::read_rest(&file, begin as u64, disk::most::GROUPS).ok()?;
     Some(entries.chunks_exact(size).map(IndexEntry::from_bytes).collect())
 }
 

@@ -49,6 +49,51 @@ fn the_index_has_offset_and_summary_of_each_group() {
 }
 
 #[test]
+fn an_open_file_grows_by_appended_groups_and_is_read_again_if_it_was_replaced() {
+    let (dir, path, mut log) = three();
+    let mut file = GroupFile::open(&path).unwrap();
+    let grown = |file: &mut GroupFile| {
+        file.grow().unwrap();
+        file.groups().map(|group| group.unwrap().group.0).collect::<Vec<_>>()
+    };
+    assert_eq!(grown(&mut file), [0, 1, 2]);
+    log.append(&records(&[group(3, &[1.0]), group(4, &[])])).unwrap();
+    // Appended groups are read from their own records and entries: the entry of an older group is not read again.
+    let (index, whole) = (index_path(&path), fs::read(index_path(&path)).unwrap());
+    let mut changed = whole.clone();
+    changed[8 + 16] ^= 9;
+    fs::write(&index, &changed).unwrap();
+    assert_eq!(grown(&mut file), [0, 1, 2, 3, 4]);
+    assert_eq!(file.index()[0].group, GroupId(0));
+    fs::write(&index, &whole).unwrap();
+    // The group that is being written is left out, and so is an entry without a record.
+    let bytes = fs::read(&path).unwrap();
+    log.append(&records(&[group(5, &[2.0])])).unwrap();
+    let end = log.len();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(end - 1).unwrap();
+    assert_eq!(grown(&mut file), [0, 1, 2, 3, 4]);
+    // A run that was resumed from an earlier step: the file has the same length, and other groups.
+    fs::write(&path, &bytes).unwrap();
+    let mut log = GroupLog::open(&path).unwrap();
+    log.truncate(file.index()[3].offset).unwrap();
+    assert_eq!(grown(&mut file), [0, 1, 2]);
+    log.append(&records(&[group(7, &[1.0]), group(8, &[]), group(9, &[])])).unwrap();
+    assert_eq!(grown(&mut file), [0, 1, 2, 7, 8, 9]);
+    log.truncate(file.index()[3].offset).unwrap();
+    log.append(&records(&[group(17, &[1.0]), group(18, &[]), group(19, &[]), group(20, &[])])).unwrap();
+    assert_eq!(grown(&mut file), [0, 1, 2, 17, 18, 19, 20]);
+    // Another file in its place, a file without an index, and a missing file.
+    let (_other, other, _log) = three();
+    fs::rename(&other, &path).unwrap();
+    fs::rename(index_path(&other), &index).unwrap();
+    assert_eq!(grown(&mut file), [0, 1, 2]);
+    fs::remove_file(&index).unwrap();
+    assert_eq!(grown(&mut file), [0, 1, 2]);
+    drop(dir);
+    assert!(file.grow().is_err());
+}
+
+#[test]
 fn an_index_that_does_not_match_is_recomputed() {
     let (_dir, path, log) = three();
     drop(log);
