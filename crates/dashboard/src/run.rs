@@ -189,10 +189,10 @@ impl RunFiles {
         &self.series
     }
 
-    /// Two numbers that grow as the run progresses: bytes of metrics read, and recorded groups.
-    pub fn mark(&mut self) -> (u64, u64) {
-        self.refresh();
-        (self.log.read(), self.size("rollouts.idx"))
+    /// Identifies what was last read: bytes of metrics, bytes of the index of recorded groups, and the given state.
+    /// Facts with the same mark are the same facts.
+    pub fn mark(&self, state: &str) -> String {
+        format!("{}-{}-{state}", self.log.read(), self.size("rollouts.idx"))
     }
 
     /// The sizes of the two files that grow at each step. This takes two system calls, cheap enough for ten calls per
@@ -401,12 +401,15 @@ impl RunFiles {
 
     /// The facts about a run that was just [refreshed](Self::refresh), given its state and the verdict.
     pub fn facts_as(&mut self, name: &str, state: &'static str, verdict: &Verdict) -> Map<String, Value> {
+        // The mark precedes the other facts: a group that is recorded in between changes the mark of the next ones.
+        let mark = self.mark(state);
         let (config, profile, (step, total)) = (self.config(), self.profile.value(), self.progress());
         let (groups, evaluations, updates) = (self.groups(), self.evaluations(), self.updates());
         let count = |file: &Option<Arc<GroupFile>>| file.as_ref().map(|file| file.index().len());
         self.describe();
         let facts = [
             ("id", json!(name)),
+            ("mark", json!(mark)),
             ("name", json!(config.name())),
             ("state", json!(state)),
             ("step", json!(step)),

@@ -1,7 +1,7 @@
 // The charts of a run, or of two overlaid runs, with their shared controls.
 import { keepCharts } from "/charts/chart.js";
 import { family, isClosed } from "/charts/families.js";
-import { address, change, fill, filterBox, h, isReward, place, refill } from "/lib/lib.js";
+import { address, change, fill, filterBox, h, isReward, place, refill, turns } from "/lib/lib.js";
 import { legend, marksOf } from "/charts/marks.js";
 import { SYSTEM, about, grouped, seriesOf, together } from "/charts/metrics.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/charts/tools.js";
@@ -24,11 +24,12 @@ export function charts(run) {
   const filter = filterBox("metrics");
   const explained = h("p", { class: "tools" });
   const grid = h("div", { class: "families" });
-  let [turns, full, lanes] = [0, null, null];
+  const begin = turns();
+  let [full, lanes] = [null, null];
 
   /** `other` is the run to compare with, {id, facts}, or null. */
   async function update(words, facts, other) {
-    const turn = ++turns;
+    const isLate = begin();
     const both = [{ id: run, facts }, ...(other ? [other] : [])];
     const axes = axesOf(both.map(({ facts }) => facts.keys));
     const chosen = chosenOf(words, axes);
@@ -39,7 +40,7 @@ export function charts(run) {
     const isOne = grouped(facts.keys, { metrics: "all" }).some(([, keys]) => keys.includes(words.chart));
     const [runs, one] = await Promise.all([read(keys, POINTS), isOne ? read([words.chart], FULL) : null]);
     // A newer URL is already being drawn.
-    if (turn !== turns || runs.some(({ series }) => !series)) return;
+    if (isLate() || runs.some(({ series }) => !series)) return;
     const { width } = runs[0].series;
     const [marks, range] = [marksOf(facts), together(keys, runs)];
     const options = (key) => ({
@@ -103,7 +104,7 @@ export function charts(run) {
     ],
     update,
     end: () => {
-      turns++;
+      begin();
       figures.forEach((one) => one.end());
       full?.end();
     },

@@ -1,6 +1,6 @@
 // All runs: their results, the keys in which they differ, and up to eight of their curves in one chart.
 import { COLORS } from "/charts/curve.js";
-import { address, change, counted, fill, filterBox, get, h, key as named, number, place, titleOf } from "/lib/lib.js";
+import { address, change, counted, fill, filterBox, get, h, key as named, number, place, titleOf, turns } from "/lib/lib.js";
 import { overlay } from "/home/overlay.js";
 import { sparkline } from "/lib/spark.js";
 
@@ -40,10 +40,13 @@ export async function home(main) {
   const list = h("section", { class: "runs", "aria-label": "Runs" });
   main.append(head, tools, ...curves.elements, list, seeds);
 
+  const begin = turns();
   let drawn = null;
 
   async function draw(words) {
+    const isLate = begin();
     const table = await get("table");
+    if (isLate()) return;
     // The list is polled every five seconds. If it has not changed, it is not redrawn, so that focus and cursor stay.
     const what = JSON.stringify([table, words]);
     if (what === drawn) return;
@@ -104,8 +107,8 @@ export async function home(main) {
         ? h("p", {}, `${counted(keys.length - wide.length, "more key")} differ; the view Run compares two runs.`)
         : null,
     );
-    await curves.update(words, chosen.map((id) => runs.find((one) => one.id === id)));
     fill(seeds, groups(shown));
+    await curves.update(words, chosen.map((id) => runs.find((one) => one.id === id)));
   }
 
   function box(one, chosen) {
@@ -124,7 +127,6 @@ export async function home(main) {
       onchange: () => change({ on: toggled().join(",") }),
     });
   }
-  await draw(place().words);
   const waits = setInterval(() => !document.hidden && draw(place().words), 5000);
   return {
     update: draw,

@@ -1,6 +1,6 @@
 // The overlaid curves of up to eight chosen runs: the metric of each run's verdict, and its held-out values.
 import { keepCharts } from "/charts/chart.js";
-import { fill, get, h, titleOf } from "/lib/lib.js";
+import { fill, get, h, titleOf, turns } from "/lib/lib.js";
 import { loadSeries } from "/lib/series.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/charts/tools.js";
 import { unitOf } from "/charts/units.js";
@@ -12,7 +12,7 @@ export function overlay() {
   const hasValue = ({ mean }) => mean.some((x) => x !== null);
   // For each run, its row in the table, and the axis metrics that it had logged at that time.
   const logged = new Map();
-  let turns = 0;
+  const begin = turns();
 
   /** The axis metrics that a run has logged; requested again only after the run's row has changed. */
   async function loggedOf(one) {
@@ -26,7 +26,7 @@ export function overlay() {
 
   /** `runs` are rows of the table of runs. */
   async function update(words, runs) {
-    const turn = ++turns;
+    const isLate = begin();
     const keys = [...new Set(runs.flatMap(({ metric }) => [metric, `eval_${metric}`]))];
     // A run has an axis if it has logged the axis's metric.
     const axes = runs.length ? axesOf(await Promise.all(runs.map(loggedOf))) : [];
@@ -37,7 +37,7 @@ export function overlay() {
         series: await loadSeries(one.id, keys, { ...queryOf(chosen), px: 500 }),
       })),
     );
-    if (turn !== turns || all.some(({ series }) => !series)) return;
+    if (isLate() || all.some(({ series }) => !series)) return;
     tools.hidden = !runs.length;
     tools.update(words, axes);
     const options = (key) => ({
@@ -57,7 +57,7 @@ export function overlay() {
     elements: [h("div", { class: "charting" }, tools), grid],
     update,
     end: () => {
-      turns++;
+      begin();
       figures.forEach((one) => one.end());
     },
   };

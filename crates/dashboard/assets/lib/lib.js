@@ -75,6 +75,18 @@ export async function get(path, words = {}) {
   return answer.json();
 }
 
+/**
+ * Numbers the drawings of something that loads data before it is drawn. Each call begins a drawing, and returns a
+ * function that tells whether a later drawing has begun.
+ */
+export const turns = () => {
+  let newest = 0;
+  return () => {
+    const own = ++newest;
+    return () => own !== newest;
+  };
+};
+
 /** The parsed URL: run, view, and parameters. */
 export function place() {
   const [path, query = ""] = location.hash.slice(1).split("?");

@@ -21,6 +21,7 @@ import {
   reportLink,
   seconds,
   titleOf,
+  turns,
 } from "/lib/lib.js";
 
 // Metrics in the table of two runs.
@@ -36,9 +37,8 @@ const NUMBERS = [
   ["step_time", "last step", seconds],
 ];
 
-export async function overview(main, run, words, runs) {
+export async function overview(main, { run, facts, runs }) {
   const curves = charts(run);
-  let facts = await get(`runs/${run}`);
   const say = h("section", { class: "verdict" });
   const numbers = h("section", { class: "numbers", "aria-label": "Numbers" });
   const alarms = h("section", { class: "alarms", "aria-label": "Alarms" });
@@ -50,7 +50,9 @@ export async function overview(main, run, words, runs) {
   // The steps that the section shows, and when they were loaded.
   let [told, since] = [null, 0];
 
+  const begin = turns();
   async function draw(words, news) {
+    const isLate = begin();
     facts = news ?? facts;
     const isTwo = words.vs && words.vs !== run;
     const otherFacts = isTwo ? await get(`runs/${words.vs}`) : null;
@@ -62,6 +64,7 @@ export async function overview(main, run, words, runs) {
       otherFacts ? loadSeries(words.vs, keys, { px: POINTS }) : null,
       curves.update(words, facts, otherFacts ? { id: words.vs, facts: otherFacts } : null),
     ]);
+    if (isLate()) return;
     fill(say, h("h1", {}, facts.verdict.says), h("p", {}, health(facts), " ", left(facts, series)));
     fill(
       numbers,
@@ -126,7 +129,6 @@ export async function overview(main, run, words, runs) {
       thenAndNow(run, otherFacts ? words.vs : null, of).then((pairs) => fill(then, pairs));
     }
   }
-  await draw(words);
   return { update: draw, end: curves.end };
 }
 

@@ -2,7 +2,7 @@
 import { filters, isAll, query } from "/rollouts/filters.js";
 import { VIEWS, group, shownOf, turn } from "/reader/group.js";
 import { sideList } from "/rollouts/list.js";
-import { address, change, counted, fill, get, h, hasSpread, place } from "/lib/lib.js";
+import { address, change, counted, fill, get, h, hasSpread, place, turns } from "/lib/lib.js";
 import { groupMap } from "/rollouts/map.js";
 import { history } from "/rollouts/prompts.js";
 import { colorsOf } from "/reader/tokens.js";
@@ -23,9 +23,7 @@ const none = () =>
     ),
   );
 
-export async function rollouts(main, run, words) {
-  fill(main, h("p", { class: "none" }, "Loading the rollouts."));
-  const facts = await get(`runs/${run}`);
+export async function rollouts(main, { run, facts, words, rebuild }) {
   // Groups of evaluations are displayed in the same way.
   const evaluated = words.of === "evaluations" && facts.evaluated;
   const of = evaluated ? "evaluations" : undefined;
@@ -33,7 +31,7 @@ export async function rollouts(main, run, words) {
   const stepsOf = (facts) => (evaluated ? facts.evaluated_steps : facts.group_steps);
   if (!countOf(facts)) {
     fill(main, none());
-    return { update: () => {} };
+    return { update: (_, news) => news && countOf(news) && rebuild() };
   }
   // The state shared by all parts of this view. `pinned` is the step that is shown if the URL names none: the newest
   // step when the view was opened, even if the run has progressed.
@@ -48,7 +46,7 @@ export async function rollouts(main, run, words) {
   // The prompt whose curve is shown, with its points.
   let traced = null;
   let asked = "";
-  let draws = 0;
+  const begin = turns();
 
   const compares = facts.config.algorithm !== "ppo" && facts.config.num_generations > 1;
   const open = (step, g) =>
@@ -74,16 +72,16 @@ export async function rollouts(main, run, words) {
 
   async function draw(words, newFacts) {
     if (newFacts) return news(newFacts);
-    const turns = ++draws;
+    const isLate = begin();
     // The last message, whose link may have led here. A new message may be written while this step loads.
     const leading = told;
-    const isLate = () => turns !== draws;
     if (!words.step && !words.prompt && !isAll(words)) words = { ...words, step: view.pinned };
     const byPrompt = words.by === "prompts";
     const wanted = query(words, of);
     const key = JSON.stringify([byPrompt, wanted]);
     if (key !== asked) {
       const list = await get(`runs/${run}/${byPrompt ? "prompts" : "groups"}`, wanted);
+      await mapped;
       if (isLate()) return;
       [asked, view.list] = [key, list ?? { groups: [], prompts: [], total: 0 }];
       tools.draw(words);
@@ -131,22 +129,17 @@ export async function rollouts(main, run, words) {
     if (isRead) link.focus();
   }
 
-  let isAsking = false;
   async function news(now) {
-    if (isAsking || countOf(now) === count) return;
-    isAsking = true;
-    try {
-      [count, view.steps] = [countOf(now), stepsOf(now)];
-      // A run that was resumed from an earlier step has fewer groups.
-      seen = Math.min(seen, count);
-      await map.update(view.steps[1]);
-      map.mark(stepOf(place().words), traced);
-      tools.news();
-      // The displayed group stays; a message reports new groups.
-      tell();
-    } finally {
-      isAsking = false;
-    }
+    if (countOf(now) === count) return;
+    await mapped;
+    [count, view.steps] = [countOf(now), stepsOf(now)];
+    // A run that was resumed from an earlier step has fewer groups.
+    seen = Math.min(seen, count);
+    await map.update(view.steps[1]);
+    map.mark(stepOf(place().words), traced);
+    tools.news();
+    // The displayed group stays; a message reports new groups.
+    tell();
   }
 
   function next(by, words) {
@@ -198,7 +191,6 @@ export async function rollouts(main, run, words) {
     KEYS[event.key](words);
     return true;
   }
-  await map.update(view.steps[1]);
-  await draw(words);
+  const mapped = map.update(view.steps[1]);
   return { update: draw, key, end: tools.end };
 }

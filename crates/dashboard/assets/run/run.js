@@ -1,12 +1,12 @@
 // The view of one run: its configuration, its inputs, and its resumes.
 import { lasted } from "/overview/results.js";
-import { change, counted, fill, get, h, key, number, reportLink, seconds, titleOf } from "/lib/lib.js";
+import { change, counted, fill, get, h, key, number, reportLink, seconds, titleOf, turns } from "/lib/lib.js";
 
 // A number of steps that no run reaches: 2³² − 1, or more.
 const NEVER = 2 ** 32 - 1;
 
-export async function run(main, name, words, runs) {
-  const [facts, table] = [await get(`runs/${name}`), h("section", {})];
+export async function run(main, { run: name, facts, runs }) {
+  const table = h("section", {});
   const named = (id) => titleOf(runs.find((one) => one.id === id) ?? { id });
   const record = facts.record ?? {};
   const times = await get(`runs/${name}/series`, { keys: "num_tokens" });
@@ -85,8 +85,11 @@ export async function run(main, name, words, runs) {
     ].filter(Boolean),
   );
 
+  const begin = turns();
   async function draw(words) {
+    const isLate = begin();
     const other = words.vs && words.vs !== name ? await get(`runs/${words.vs}`) : null;
+    if (isLate()) return;
     const shown = words.keys ?? (other ? "differing" : "set");
     const all = Object.keys({ ...facts.config, ...(other?.config ?? {}) }).sort();
     const plain = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
@@ -154,6 +157,5 @@ export async function run(main, name, words, runs) {
       ),
     );
   }
-  await draw(words);
   return { update: draw };
 }

@@ -37,9 +37,12 @@ const KEYS = [
 ];
 const main = document.getElementById("main");
 const bell = notices(() => runs);
-let shown = { run: null, view: null, update: null, end: null };
+// The displayed view: its run, its newest facts and those that were drawn, and what its module returned. Until then,
+// the view is being built, and has no `update`.
+let shown = { run: null, view: null };
 let runs = [];
 let stream = null;
+let hasFailed = false;
 
 async function start() {
   const token = /^#token=([0-9a-f]+)$/.exec(location.hash)?.[1];
@@ -51,27 +54,34 @@ async function start() {
   window.addEventListener("theme", redraw);
   document.addEventListener("keydown", key);
   document.getElementById("skip").addEventListener("click", () => main.focus());
-  document.addEventListener("visibilitychange", () => (document.hidden ? close() : listen(true)));
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : shown.update && listen(shown)));
   await show();
   setInterval(async () => {
     // A hidden page only checks for notices.
     if (document.hidden && !bell?.isOn()) return;
-    runs = await get("runs").catch(() => runs);
+    const [now, before] = [await get("runs").catch(() => null), runs.length];
+    runs = now ?? runs;
     bell?.look(runs);
     if (document.hidden) return;
+    // The server answers again, or the first run or the wanted one has begun.
+    if (now && !shown.view && (hasFailed || now.length !== before)) return show();
     head();
     hear();
   }, 5000);
 }
 
 async function show() {
+  const { hash } = location;
+  let view = shown;
+  hasFailed = false;
   try {
     if (!runs.length) runs = await get("runs");
     const now = place();
-    const free = !now.run || now.view === "levels";
+    if (now.run && now.view !== "levels" && !runs.some((one) => one.id === now.run)) runs = await get("runs");
+    // The reader may have opened another view in the meantime.
+    if (location.hash !== hash) return;
     if (!runs.length && now.view !== "levels")
-      return fill(
-        main,
+      return leave(
         h(
           "p",
           { class: "none" },
@@ -86,39 +96,71 @@ async function show() {
       const [one] = live.length === 1 ? live : runs.length === 1 ? runs : [];
       return void location.replace(one ? address(one.id, "overview") : address("", "runs"));
     }
-    if (now.run && !runs.some((one) => one.id === now.run)) runs = await get("runs");
-    if (now.run && now.view !== "levels" && !runs.some((one) => one.id === now.run)) {
-      shown.end?.();
-      shown = { run: null, view: null, update: null, end: null };
-      head();
-      return fill(
-        main,
-        h("p", { class: "none", role: "alert" }, `The run ${now.run} was not found. `, h("a", { href: address("", "runs") }, "All runs")),
-      );
-    }
-    const views = free ? FREE : VIEWS;
-    const view = views[now.view] ? now.view : "overview";
-    const same = shown.run === now.run && shown.view === view && shown.of === now.words.of && shown.update;
-    if (same) await shown.update(now.words);
-    else {
-      shown.end?.();
-      fill(main);
-      shown = { run: now.run, view, of: now.words.of, update: null, end: null };
-      // A view may take time to load, for example the first one with a large vocabulary.
-      head();
-      const make = await views[view][1]();
-      const made = await make(main, now.run, now.words, runs);
-      Object.assign(shown, made);
-      listen(false);
-    }
-    head();
     const one = runs.find((one) => one.id === now.run);
-    document.title = [views[view][0], one && titleOf(one), "Lockstep"].filter(Boolean).join(" · ");
+    const views = !now.run || now.view === "levels" ? FREE : VIEWS;
+    if (views === VIEWS && !one) return leave(absent(now.run));
+    const name = views[now.view] ? now.view : "overview";
+    document.title = [views[name][0], one && titleOf(one), "Lockstep"].filter(Boolean).join(" · ");
+    if (shown.run !== now.run || shown.view !== name || shown.of !== now.words.of)
+      view = await build(views[name][1], { run: now.run, view: name, of: now.words.of }, views === VIEWS);
+    // A view that is still being built is drawn afterwards, with the URL of that time.
+    await view?.update?.(place().words);
+    head();
     hear();
   } catch (error) {
-    fill(main, h("p", { class: "none", role: "alert" }, error.message));
+    fail(view, error);
   }
 }
+
+/** Builds a view in place of the displayed one; null if that fails, or if another view was opened in the meantime. */
+async function build(load, view, hasFacts) {
+  end();
+  shown = view;
+  const box = h("div");
+  fill(main, box);
+  head();
+  try {
+    // A view may take time to load, for example the first one with a large vocabulary.
+    const [make, facts] = await Promise.all([load(), hasFacts ? get(`runs/${view.run}`) : null]);
+    if (shown !== view) return null;
+    if (hasFacts && !facts) return leave(absent(view.run));
+    view.drawn = view.facts = facts;
+    const made = await make(box, { run: view.run, facts, words: place().words, runs, rebuild: redraw });
+    if (shown === view) return listen(Object.assign(view, made));
+    made.end?.();
+  } catch (error) {
+    fail(view, error);
+  }
+  return null;
+}
+
+/** Ends the displayed view, and shows this instead. */
+function leave(instead) {
+  end();
+  shown = { run: null, view: null };
+  fill(main, instead);
+  head();
+}
+
+function end() {
+  shown.end?.();
+  close();
+}
+
+/** Shows why a view could not be built or drawn. It is built again once the server answers. */
+function fail(view, error) {
+  if (shown !== view) return;
+  leave(h("p", { class: "none", role: "alert" }, error.message));
+  hasFailed = true;
+}
+
+const absent = (run) =>
+  h(
+    "p",
+    { class: "none", role: "alert" },
+    `The run ${run} was not found. `,
+    h("a", { href: address("", "runs") }, "All runs"),
+  );
 
 /** Draws the view again with the current colours. */
 function redraw() {
@@ -167,6 +209,11 @@ function head() {
   // The focused element is kept.
   if (state && document.activeElement?.closest?.("#head") && shown.run === now.run) {
     state.textContent = words;
+    const tabs = Object.entries(VIEWS).map(tab);
+    document.querySelectorAll("#head nav a").forEach((old, i) => {
+      for (const { name, value } of tabs[i].attributes) old.setAttribute(name, value);
+      if (!tabs[i].hasAttribute("aria-current")) old.removeAttribute("aria-current");
+    });
     return;
   }
   fill(
@@ -197,25 +244,38 @@ function close() {
   stream = null;
 }
 
-/** Updates of the run arrive as a stream, which is closed while the page is hidden. */
-function listen(again) {
+/** Receives updates of the view's run as a stream, which is closed while the page is hidden. Returns the view. */
+function listen(view) {
   close();
-  if (!shown.run) return;
-  stream = new EventSource(`/api/events?run=${encodeURIComponent(shown.run)}`);
-  let first = !again;
-  let facts = {};
-  stream.addEventListener("mark", async (event) => {
+  if (!view.run || document.hidden) return view;
+  stream = new EventSource(`/api/events?run=${encodeURIComponent(view.run)}`);
+  stream.addEventListener("mark", (event) => {
     const news = JSON.parse(event.data);
-    const one = runs.find((one) => one.id === shown.run);
+    const one = runs.find((one) => one.id === view.run);
     if (one) Object.assign(one, news.run);
     // The first event has all facts, and the others those that have changed.
-    facts = { ...facts, ...news.facts };
+    view.facts = { ...view.facts, ...news.facts };
     head();
     hear();
-    // The data of the first mark is already displayed.
-    if (!first) await shown.update?.(place().words, facts);
-    first = false;
+    follow(view);
   });
+  return view;
+}
+
+/** Draws a view's new facts. Facts that arrive in the meantime are drawn together afterwards. */
+async function follow(view) {
+  if (view.follows) return;
+  view.follows = true;
+  try {
+    while (shown === view && view.drawn?.mark !== view.facts.mark) {
+      view.drawn = view.facts;
+      await view.update(place().words, view.facts);
+    }
+  } catch (error) {
+    fail(view, error);
+  } finally {
+    view.follows = false;
+  }
 }
 
 function help() {

@@ -1,6 +1,6 @@
 // Where does the time of a step go?
 import { ahead, besideOf, wholeStep } from "/time/bars.js";
-import { fill, get, h, number, percent, refill, seconds } from "/lib/lib.js";
+import { fill, get, h, number, percent, refill, seconds, turns } from "/lib/lib.js";
 import { found, inside } from "/time/profile.js";
 import { spans } from "/time/spans.js";
 import { loadSeries } from "/lib/series.js";
@@ -19,8 +19,7 @@ const ASKED = [
   "async/lag_mean",
 ];
 
-export async function time(main, run, words) {
-  let facts = await get(`runs/${run}`);
+export async function time(main, { run, facts }) {
   const says = h("section", { class: "verdict" });
   const whole = h("section", { class: "stack", "aria-label": "A whole step by stage" });
   const sums = h("section", { class: "stack", "aria-label": "Seconds and shares" });
@@ -32,7 +31,9 @@ export async function time(main, run, words) {
   // The step whose spans are shown; it stays while the run continues.
   let shown = null;
 
+  const begin = turns();
   async function draw(words, news) {
+    const isLate = begin();
     facts = news ?? facts;
     refill(deep, JSON.stringify(facts.profile), () => inside(facts) ?? []);
     const keys = [...STAGES.map(([key]) => key), ...ASKED].filter((key) => facts.keys.includes(key));
@@ -40,6 +41,7 @@ export async function time(main, run, words) {
       loadSeries(run, keys, { px: 240 }),
       get(`runs/${run}/stages`, { px: 240 }),
     ]);
+    if (isLate()) return;
     const measured = shares(facts.profile, series, traced);
     if (!measured || !series.keys.step_time) {
       fill(says, h("h1", {}, "No stage was measured"), h("p", {}, "The run has logged no step yet."));
@@ -56,7 +58,6 @@ export async function time(main, run, words) {
     const at = Number(words.step ?? series.steps[0]);
     if (shown !== at && (await spans(step, run, facts, at))) shown = at;
   }
-  await draw(words);
   return { update: draw };
 }
 

@@ -33,8 +33,8 @@ impl Drop for Stream {
 }
 
 /// A stream of server-sent events: `mark` whenever a run has new data, with the facts that have changed since the
-/// stream's last event (in its first event, all facts). After an interruption, the browser sends the number of the last
-/// event that it received.
+/// stream's last event (in its first event, all facts). The ID of an event is the mark of the facts. After an
+/// interruption, the browser sends the ID of the last event that it received.
 pub(super) async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
     if site.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS {
         site.streams.fetch_sub(1, Ordering::Relaxed);
@@ -66,7 +66,7 @@ struct Events {
     run: Arc<Mutex<RunFiles>>,
     /// The facts that this stream has sent.
     sent: Map<String, Value>,
-    /// The number of the last event.
+    /// The mark of the last event, which is its ID.
     seen: String,
     /// The sizes of the run's files at the last check; `None` before the first.
     sizes: Option<[u64; 2]>,
@@ -99,16 +99,15 @@ impl Events {
         if sizes != self.sizes {
             (self.sizes, self.grown) = (sizes, self.checked);
         }
-        let (metrics, groups) = run.mark();
+        run.refresh();
         let state = run.state();
-        let id = format!("{metrics}-{groups}-{state}");
-        if id == self.seen {
+        if run.mark(state) == self.seen {
             return None;
         }
-        self.seen = id.clone();
         let verdict = run.verdict_as(state != "running");
         let alarms = run.active_alarms(&verdict).len();
         let mut facts = run.facts_as(&self.name, state, &verdict);
+        self.seen = facts["mark"].as_str().unwrap_or_default().to_owned();
         let row = json!({
             "step": facts["step"], "total": facts["total"], "state": state, "verdict": facts["verdict"],
             "alarms": alarms,
@@ -116,6 +115,6 @@ impl Events {
         facts.retain(|key, value| self.sent.get(key) != Some(value));
         let data = json!({ "run": row, "facts": facts });
         self.sent.extend(facts);
-        Some(Event::default().event("mark").id(id).data(data.to_string()))
+        Some(Event::default().event("mark").id(&self.seen).data(data.to_string()))
     }
 }

@@ -482,7 +482,7 @@ fn an_event_has_the_facts_that_have_changed() {
     assert_eq!(known, now());
     append("{\"step\":5,\"reward\":2}\n");
     let changed = next();
-    assert_eq!(changed.keys().collect::<Vec<_>>(), ["step", "verdict"]);
+    assert_eq!(changed.keys().collect::<Vec<_>>(), ["mark", "step", "verdict"]);
     known.extend(changed);
     assert_eq!(known, now());
     std::fs::write(site.dir.path().join("a/config.toml"), "max_steps = 6\nseed = 1\n").unwrap();
