@@ -10,11 +10,13 @@ await import("./door.mjs");
 await import("./zoom.mjs");
 await import("./charts.mjs");
 await import("./live.mjs");
+await import("./slow.mjs");
 await import("./reader.mjs");
 await import("./views.mjs");
 
-// Expected errors: a connection that was cut, and a job that was refused.
+// Expected errors: a connection that was cut, a job that was refused, and requests that a check lets fail.
 await finish("the page shows the contents of the files", [
   "ERR_INCOMPLETE_CHUNKED_ENCODING",
   "levels: Failed to load resource: the server responded with a status of 409",
+  "#/fails/overview: Failed to load resource: net::ERR_FAILED",
 ]);

@@ -1,17 +1,7 @@
 // Time as one bar, the report, the tour, the named levels, and screen readers.
 import assert from "node:assert/strict";
 import { appendFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
-import { base, listed, open, test, work } from "./page.mjs";
-
-/** Creates a run from only a log: 23 steps with these additional metrics. Returns the path of the log. */
-function written(name, config, more) {
-  const directory = `${work}/runs/${name}`;
-  mkdirSync(directory, { recursive: true });
-  writeFileSync(`${directory}/config.toml`, config);
-  const line = (_, i) => `${JSON.stringify({ step: i + 1, reward: i / 100, step_time: 0.5, ...more })}\n`;
-  writeFileSync(`${directory}/metrics.jsonl`, Array.from({ length: 23 }, line).join(""));
-  return `${directory}/metrics.jsonl`;
-}
+import { base, listed, open, test, work, written } from "./page.mjs";
 
 const json = async (path) => (await fetch(`${base}/api/${path}`)).json();
 

@@ -1,6 +1,6 @@
 // The browser that all checks share, and helpers to compare the page with the files.
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { chromium } from "playwright-core";
 
 export const [base, work] = [process.argv[2].replace(/\/$/, ""), process.argv[3]];
@@ -24,11 +24,14 @@ export const browser = await chromium.launch({
 });
 export const noise = [];
 
-export async function open(address, { width = 1280, height = 900, scheme = "light", hasTouch = false, script } = {}) {
+export async function open(address, { width = 1280, height = 900, scheme = "light", hasTouch = false, script, delay } = {}) {
   const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme, hasTouch });
   if (script) await page.addInitScript({ path: script });
   // Only a page that hangs reaches this timeout, however busy the machine is.
   page.setDefaultTimeout(120_000);
+  // `delay` returns the milliseconds by which the response to a request of this path and query is delayed.
+  const after = (url) => new Promise((done) => setTimeout(done, delay(url.replace(base, "")) ?? 0));
+  if (delay) await page.route("**/api/**", (route) => after(route.request().url()).then(() => route.continue()));
   page.on("console", (message) => noise.push(`${address}: ${message.text()}`));
   page.on("pageerror", (error) => noise.push(`${address}: ${error.message}`));
   page.on("dialog", (dialog) => {
@@ -37,6 +40,16 @@ export async function open(address, { width = 1280, height = 900, scheme = "ligh
   });
   await page.goto(`${base}/${address}`);
   return page;
+}
+
+/** Creates a run from only a log: 23 steps with these additional metrics. Returns the path of the log. */
+export function written(name, config, more = {}) {
+  const directory = `${work}/runs/${name}`;
+  mkdirSync(directory, { recursive: true });
+  writeFileSync(`${directory}/config.toml`, config);
+  const line = (_, i) => `${JSON.stringify({ step: i + 1, reward: i / 100, step_time: 0.5, ...more })}\n`;
+  writeFileSync(`${directory}/metrics.jsonl`, Array.from({ length: 23 }, line).join(""));
+  return `${directory}/metrics.jsonl`;
 }
 
 /** Waits until the server lists a run for which `is` returns true. */
