@@ -12,7 +12,7 @@ cargo xtask check disk      finds code that opens files without the crate `disk`
 cargo xtask check links     finds broken links in documents, and pages that are missing from the book
 cargo xtask check words     finds words that docs/glossary.md replaces by others, in code, messages and documents;
                             counts sentence patterns that CONTRIBUTING.md rewrites: no count may rise
-cargo xtask check deny      checks licences, sources and duplicate versions of dependencies (needs cargo-deny)
+cargo xtask check deny      checks licences, sources and duplicate versions of dependencies (deny.toml)
 cargo xtask check release   runs the demo with the release build, and checks that its vector code is inlined; skipped
                             unless a manifest, the lock file or a kernel has changed
 cargo xtask check fmt|clippy|docs|fixtures|demo    runs one of the other checks
@@ -41,28 +41,13 @@ const CHECKS: [Check; 12] = [
     ("links", links::check),
     ("words", || words::check().and_then(|()| grammar::check())),
     ("fixtures", fixtures::check),
-    ("deny", || DENY.once(deny)),
+    ("deny", deny::check),
     ("clippy", clippy),
     ("docs", docs),
     ("demo", demo::check),
     ("release", || RELEASE.once(release)),
 ];
 
-/// Licences and versions of dependencies. `.ci/run` has the version of cargo-deny.
-const DENY: Inputs = Inputs {
-    name: "deny",
-    files: &[
-        "Cargo.toml",
-        ".ci/run",
-        "crates/*/Cargo.toml",
-        "xtask/Cargo.toml",
-        "python/Cargo.toml",
-        "python/Cargo.lock",
-        "deny.toml",
-    ],
-    versions: &[],
-    tools: &[],
-};
 /// Compiling every kernel with NVIDIA's compiler.
 const CUDA: Inputs = Inputs {
     name: "cuda",
@@ -97,6 +82,7 @@ mod book;
 mod cargo;
 mod cuda;
 mod demo;
+mod deny;
 mod disk;
 mod emulate;
 mod first_hour;
@@ -194,7 +180,7 @@ fn mutants(words: &[&str]) -> Result<(), String> {
 
 /// Whether a check has a receipt for the current files, so that its tools need not be installed.
 fn passed(name: &str) -> Result<(), String> {
-    let all = [DENY, CUDA, FIRST_HOUR, BROWSER, RELEASE];
+    let all = [CUDA, FIRST_HOUR, BROWSER, RELEASE];
     let inputs = all
         .iter()
         .find(|inputs| inputs.name == name)
@@ -216,16 +202,4 @@ fn browser() -> Result<(), String> {
 fn release() -> Result<(), String> {
     vectors::check()?;
     demo::check_release()
-}
-
-/// Runs `cargo deny` on both workspaces. An exception that only one of them needs is not reported as unused for the
-/// other.
-fn deny() -> Result<(), String> {
-    for manifest in ["Cargo.toml", "python/Cargo.toml"] {
-        let place = ["deny", "--manifest-path", manifest, "--config", "deny.toml"];
-        let what = ["check", "-A", "license-not-encountered", "-A", "unnecessary-skip", "licenses", "bans", "sources"];
-        cargo::run(&[&place[..], &what[..]].concat(), &[])
-            .map_err(|why| format!("{why} (if it is missing: cargo install cargo-deny --locked)"))?;
-    }
-    Ok(())
 }
