@@ -14,10 +14,7 @@ environment="$target/python-ci"
 "$environment/bin/pip" install --quiet --disable-pip-version-check "maturin>=1.9,<2" "pytest>=8" "pytest-xdist>=3" "numpy>=2" pyyaml nbclient ipykernel \
   datasets transformers tensorboard math-verify "openai>=3,<4" "tinker==0.38.0"
 export CARGO_TARGET_DIR="$target" VIRTUAL_ENV="$environment"
-cargo fmt --check
-# The committed lock file is that of these manifests.
-cargo fetch --locked --quiet
-"$environment/bin/maturin" develop --quiet
+"$environment/bin/maturin" develop --quiet --locked
 [ "${1:-}" = build ] && exit
 # Most tests use one core: as many at once as there are cores.
 "$environment/bin/pytest" -n "$(nproc)" --dist worksteal "$@"

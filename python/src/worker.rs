@@ -17,6 +17,7 @@ use std::sync::Arc;
 /// a learner from another build. `waits` also waits for the learner of a run that has ended or had no workers. Messages
 /// for the user go to `say`.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "Python's keywords")]
 #[pyo3(signature = (
     run, name, *, rewards, stop, say, threads=None, profiles=Vec::new(), allow_other_build=false, waits=false
 ))]
