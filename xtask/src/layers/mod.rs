@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Each crate with the workspace crates that it may import, lower layers first (docs/architecture.md).
-const CRATES: [(&str, &[&str]); 17] = [
+const CRATES: [(&str, &[&str]); 18] = [
     ("testing", &[]),
     ("disk", &[]),
     ("kernels", &["disk"]),
@@ -46,6 +46,7 @@ const CRATES: [(&str, &[&str]); 17] = [
             "bench",
         ],
     ),
+    ("python", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep", "cli"]),
     ("xtask", &[]),
 ];
 
