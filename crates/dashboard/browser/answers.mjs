@@ -1,6 +1,6 @@
 // Questions of users: the page must give the same answer as the run's files.
 import assert from "node:assert/strict";
-import { base, lines, open, test } from "./page.mjs";
+import { base, lines, open, settled, test } from "./page.mjs";
 
 const short = (x) => Number(x.toPrecision(3));
 
@@ -75,7 +75,8 @@ await test("prompts are sorted by the fall of their reward, and the history of a
   const first = await page.textContent(".groups a small");
   assert.ok(first.includes(`first third ${short(falls[0].from)} · last third ${short(falls[0].to)}`), first);
   assert.match(await page.textContent(".tools"), /reward .*fell by more than noise/);
-  assert.equal(await page.locator(".point").count(), groups.get(falls[0].hash).length);
+  await page.waitForFunction((n) => document.querySelectorAll(".point").length === n, groups.get(falls[0].hash).length);
+  await settled(page);
   assert.ok((await page.textContent(".read h1")).endsWith(`step ${falls[0].last.step}`));
   await page.selectOption('select[aria-label="order"]', "rose");
   await page.waitForFunction(() => location.hash.includes("order=rose"));

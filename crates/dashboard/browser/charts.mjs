@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { STEPS, drag, figure, heights, json, rows, words } from "./plots.mjs";
-import { open, test } from "./page.mjs";
+import { open, settled, test } from "./page.mjs";
 
 await test("the name of a chart has a tooltip that explains the metric", async () => {
   const page = await open("#/a/overview");
@@ -20,7 +20,7 @@ await test("a metric with few values is drawn as a line", async () => {
   const page = await open("#/c/overview");
   const canvas = page.locator("figure.chart", { has: page.locator("h3", { hasText: /^eval_reward$/ }) }).locator("canvas");
   await canvas.waitFor();
-  await page.waitForTimeout(300);
+  await settled(page);
   // Columns of the canvas with pixels in the colour of the line: both evaluations, and the line between them.
   const columns = await canvas.evaluate((canvas) => {
     const { width, height } = canvas;
@@ -44,7 +44,7 @@ await test("the cursor shows the same step in all charts of both runs", async ()
   // This section is displayed above the charts, but loaded after them.
   await page.waitForSelector(".pair");
   await page.locator(".u-over").first().scrollIntoViewIfNeeded();
-  await page.waitForTimeout(300);
+  await settled(page);
   const box = await (await page.$(".u-over")).boundingBox();
   await page.mouse.move(box.x + box.width * 0.7, box.y + 40);
   await page.waitForFunction(() =>
@@ -63,7 +63,7 @@ await test("the cursor shows the same step in all charts of both runs", async ()
 await test("constant metrics have a suitable axis, and numbers have units", async () => {
   const page = await open("#/long/overview?metrics=all");
   await page.waitForSelector(".u-over");
-  await page.waitForTimeout(300);
+  await settled(page);
   const near = async (key, height) => {
     const [is] = await heights(figure(page, key), [0.5]);
     assert.ok(Math.abs(is - height) < 0.05, `${key}: found ${is}, expected ${height}`);
@@ -86,7 +86,7 @@ await test("alarms and checkpoints are marked, named under the cursor, and expla
   const page = await open("#/logged/overview");
   const of = figure(page, "reward");
   await of.locator(".u-over").waitFor();
-  await page.waitForTimeout(200);
+  await settled(page);
   await of.scrollIntoViewIfNeeded();
   const box = await of.locator(".u-over").boundingBox();
   const hover = async (step) => {

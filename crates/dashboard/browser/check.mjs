@@ -18,5 +18,5 @@ await import("./views.mjs");
 await finish("the page shows the contents of the files", [
   "ERR_INCOMPLETE_CHUNKED_ENCODING",
   "levels: Failed to load resource: the server responded with a status of 409",
-  "#/fails/overview: Failed to load resource: net::ERR_FAILED",
+  "#//runs: Failed to load resource: net::ERR_FAILED",
 ]);

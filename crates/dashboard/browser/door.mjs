@@ -1,7 +1,7 @@
 // Time as one bar, the report, the tour, the named levels, and screen readers.
 import assert from "node:assert/strict";
 import { appendFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
-import { base, listed, open, test, work, written } from "./page.mjs";
+import { base, listed, open, settled, test, work, written } from "./page.mjs";
 
 const json = async (path) => (await fetch(`${base}/api/${path}`)).json();
 
@@ -210,7 +210,7 @@ await test("the button of a named level measures it together with the baseline",
   await page.fill("#steps", "1");
   await page.click('tr[data-named="optimal"] button');
   await page.waitForSelector("button.stop");
-  await page.waitForSelector("text=A step takes", { timeout: 60000 });
+  await page.waitForSelector("text=A step takes");
   const { job } = await json("jobs");
   assert.deepEqual(job.asked.levels, ["none", "kept"]);
   const { events } = await json(`jobs/${job.number}`);
@@ -242,7 +242,7 @@ await test("heading levels are consecutive, table headers are not empty, and the
   for (const view of ["overview?vs=b", "overview?metrics=all", "time", "run?vs=b", "levels"]) {
     await page.goto(`${base}/#/a/${view}`);
     await page.waitForSelector("main h1");
-    await page.waitForTimeout(300);
+    await settled(page);
     const found = await page.evaluate(async () => {
       const rules = ["heading-order", "empty-table-header", "empty-heading", "skip-link", "page-has-heading-one"];
       const { violations } = await axe.run(document, { preload: false, runOnly: rules });
@@ -286,7 +286,7 @@ await test("the first load of a run's page is at most 400 kB, and a view loads o
   await page.goto(`${base}/#/a/overview`);
   await page.reload();
   await page.waitForSelector(".charts .u-over");
-  await page.waitForTimeout(300);
+  await settled(page);
   const bytes = [...loaded.values()].reduce((sum, size) => sum + size, 0);
   assert.ok(bytes > 100_000 && bytes <= 400_000, `${bytes} bytes: ${[...loaded.keys()].join(" ")}`);
   assert.ok(loaded.has("/overview/overview.js") && !loaded.has("/rollouts/rollouts.js") && !loaded.has("/levels/levels.js"));

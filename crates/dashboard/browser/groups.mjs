@@ -1,6 +1,6 @@
 // A group of completions: its numbers, tokens and colours on the page against the run's own records.
 import assert from "node:assert/strict";
-import { base, lines, open, test } from "./page.mjs";
+import { base, lines, open, settled, test } from "./page.mjs";
 
 const [records, index] = [lines("a.jsonl"), lines("a.index.jsonl")];
 
@@ -57,7 +57,7 @@ await test("keys move through completions into the next group, and the URL resto
   await page.waitForSelector(".completion .t", { state: "attached" });
   for (let i = 0; i < 5; i++) {
     await page.keyboard.press("j");
-    await page.waitForTimeout(150);
+    await settled(page);
   }
   const state = await page.evaluate(() => location.hash);
   assert.match(state, /g=\d+/);

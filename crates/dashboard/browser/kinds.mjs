@@ -1,7 +1,7 @@
 // Views beyond those of a single run: home, a missing run, two completions of one prompt, and a growing run.
 import assert from "node:assert/strict";
 import { appendFileSync, mkdirSync, writeFileSync } from "node:fs";
-import { base, lines, listed, open, test, work } from "./page.mjs";
+import { base, lines, listed, open, settled, test, work } from "./page.mjs";
 
 await test("the table of runs can be sorted, filtered and compared, and the URL keeps the state", async () => {
   const { runs, keys } = await (await fetch(`${base}/api/table`)).json();
@@ -16,7 +16,7 @@ await test("the table of runs can be sorted, filtered and compared, and the URL 
   assert.ok(keys.includes("algorithm") && keys.includes("learning_rate"));
   await page.click(".runs th button:text-is('run')");
   await page.waitForFunction(() => location.hash.includes("sort=run"));
-  await page.waitForTimeout(200);
+  await settled(page);
   const title = (one) => one.name ?? one.id;
   const byName = [...runs].sort((a, b) => title(a).localeCompare(title(b), "en", { numeric: true }));
   assert.deepEqual(await shown(), byName.map((one) => one.id));
@@ -99,7 +99,7 @@ await test("charts, the value under the cursor and the keyboard focus survive a 
       step,
     );
   }
-  await page.waitForTimeout(100);
+  await settled(page);
   const after = await page.evaluate(() => ({
     value: document.querySelector(".chart .value").textContent,
     isSame: window.canvas === document.querySelector(".chart canvas"),

@@ -22,7 +22,7 @@ async function measures(page, steps, stages, sames) {
     return (await fetch("/api/jobs", { method: "POST", headers: { "x-lockstep": "1" }, body })).status;
   });
   assert.equal(busy, 409);
-  await page.waitForSelector("text=A step takes", { timeout: 60000 });
+  await page.waitForSelector("text=A step takes");
   const { job } = await (await fetch(`${base}/api/jobs`)).json();
   const { events } = await (await fetch(`${base}/api/jobs/${job.number}`)).json();
   const rows = await ladder(page);

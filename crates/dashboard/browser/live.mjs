@@ -121,7 +121,7 @@ await test("enabled notifications report new alarms and the end of a run", async
     { stdio: "ignore" },
   );
   const look = async (is) => {
-    for (let tries = 0; tries < 150; tries++) {
+    for (let tries = 0; tries < 1200; tries++) {
       await page.clock.fastForward(5000);
       const found = (await page.evaluate(() => window.shown)).find(is);
       if (found) return found;

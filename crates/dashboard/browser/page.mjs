@@ -38,8 +38,21 @@ export async function open(address, { width = 1280, height = 900, scheme = "ligh
     noise.push(`${address}: a dialog says ${dialog.message()}`);
     dialog.dismiss();
   });
+  // The requests without a response, except for the stream of updates, which has no end.
+  page.open = new Set();
+  page.on("request", (request) => request.url().includes("/api/events") || page.open.add(request));
+  for (const end of ["requestfinished", "requestfailed"]) page.on(end, (request) => page.open.delete(request));
   await page.goto(`${base}/${address}`);
   return page;
+}
+
+/** Waits until the page has loaded and drawn everything. A search field waits 300 ms before it asks for results. */
+export async function settled(page) {
+  const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())));
+  for (let quiet = 0; quiet < 3; quiet = page.open.size ? 0 : quiet + 1) {
+    await page.evaluate(frames);
+    await page.waitForTimeout(120);
+  }
 }
 
 /** Creates a run from only a log: 23 steps with these additional metrics. Returns the path of the log. */
@@ -54,7 +67,7 @@ export function written(name, config, more = {}) {
 
 /** Waits until the server lists a run for which `is` returns true. */
 export async function listed(is) {
-  for (let tries = 0; tries < 300; tries++) {
+  for (let tries = 0; tries < 1200; tries++) {
     const runs = await (await fetch(`${base}/api/runs`)).json();
     if (runs.some(is)) return;
     await new Promise((done) => setTimeout(done, 100));

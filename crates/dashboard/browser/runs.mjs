@@ -70,7 +70,7 @@ for (const [run, headline] of Object.entries(RUNS))
     const few = (charts) => charts.filter(([, pixels]) => pixels < 8);
     let charts = await page.evaluate(drawn);
     // Charts are drawn shortly after they are created.
-    for (let tries = 0; few(charts).length && tries < 20; tries++) {
+    for (let tries = 0; few(charts).length && tries < 400; tries++) {
       await page.waitForTimeout(50);
       charts = await page.evaluate(drawn);
     }

@@ -1,7 +1,7 @@
 // Every view in light and dark, wide and narrow, and by touch.
 import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
-import { base, open, test } from "./page.mjs";
+import { base, open, settled, test } from "./page.mjs";
 import { barriers, beyond, contrast } from "./readable.mjs";
 
 const VIEWS = [
@@ -29,7 +29,7 @@ await test("every view is safe, fits the screen and is accessible, in light and 
       const page = await open("#/a/overview", { width, height, scheme, script });
       for (const view of views) {
         await page.goto(`${base}/#/a/${view}`);
-        await page.waitForTimeout(450);
+        await settled(page);
         assert.deepEqual(await beyond(page), [], `${view} at ${width}`);
         const low = await page.evaluate(contrast);
         assert.deepEqual(low, [], `${view} ${scheme}`);

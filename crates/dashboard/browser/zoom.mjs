@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { STEPS, drag, drawn, figure, heights, json, points, rows, words } from "./plots.mjs";
-import { base, open, short, test, work } from "./page.mjs";
+import { base, open, settled, short, test, work } from "./page.mjs";
 
 await test("zooming one chart zooms all charts with finer points, and the URL keeps the range", async () => {
   const page = await open("#/long/overview");
@@ -53,7 +53,7 @@ await test("a click opens the step and does not zoom", async () => {
   const page = await open("#/a/overview");
   const of = figure(page, "reward").locator(".u-over");
   await of.waitFor();
-  await page.waitForTimeout(200);
+  await settled(page);
   await of.click();
   await page.waitForFunction(() => location.hash.startsWith("#/a/rollouts?step="));
   assert.equal(words(page).from, undefined);
@@ -79,12 +79,12 @@ await test("a doubling value is a straight line on a logarithmic axis, and nonpo
   const page = await open("#/long/overview?metrics=all&filter=doubling");
   const of = figure(page, "objective/doubling");
   await of.locator(".u-over").waitFor();
-  await page.waitForTimeout(100);
+  await settled(page);
   const [low, middle, high] = await heights(of, [0.1, 0.5, 0.9]);
   assert.ok(middle < low + 0.3 * (high - low), `${[low, middle, high]}`);
   await page.check(".charting input[type=checkbox]");
   await page.waitForFunction(() => location.hash.includes("log=1"));
-  await page.waitForTimeout(200);
+  await settled(page);
   const logs = await heights(of, [0.1, 0.5, 0.9]);
   assert.ok(Math.abs(logs[1] - (logs[0] + logs[2]) / 2) < 0.03, `${logs}`);
   await page.goto(`${base}/#/long/overview?log=1`);
@@ -98,7 +98,7 @@ await test("the x axis can be minutes or tokens, and can be zoomed", async () =>
   await page.waitForSelector(".u-over");
   await page.selectOption('select[aria-label="x axis"]', "minutes");
   await page.waitForFunction(() => location.hash.includes("x=minutes"));
-  await page.waitForTimeout(200);
+  await settled(page);
   const of = figure(page, "reward");
   const minutes = ((STEPS - 1) * 0.6) / 60;
   const at = async (part) => {
@@ -118,7 +118,7 @@ await test("the x axis can be minutes or tokens, and can be zoomed", async () =>
   // Another axis shows the whole run first.
   await page.selectOption('select[aria-label="x axis"]', "tokens");
   await page.waitForFunction(() => location.hash.includes("x=tokens") && !location.hash.includes("from="));
-  await page.waitForTimeout(200);
+  await settled(page);
   const tokens = /^([\d.]+) k: /.exec(await at(0.5));
   assert.ok(Math.abs(tokens[1] - 500) < 10, `${tokens}`);
   // A run without tokens does not offer that axis.
@@ -134,7 +134,7 @@ await test("curves of compared runs can be zoomed and smoothed", async () => {
   const page = await open("#//runs?on=a,b&smooth=0.5");
   const of = figure(page, "reward");
   await of.locator(".u-over").waitFor();
-  await page.waitForTimeout(200);
+  await settled(page);
   assert.match(await of.locator(".value").textContent(), /^a [\d.]+ \([\d.]+\) · b [\d.]+ \([\d.]+\)$/);
   await drag(page, of.locator(".u-over"), 0.5, 1);
   await page.waitForFunction(() => location.hash.includes("from="));

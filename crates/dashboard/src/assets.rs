@@ -12,8 +12,8 @@ macro_rules! assets {
 const ASSETS: &[Asset] = assets! {
     "index.html"
     "lib/lib.js" "lib/diff.js" "lib/series.js" "lib/spark.js"
-    "shell/theme.js" "shell/theme.css" "shell/style.css" "shell/app.js" "shell/live.js" "shell/notices.js"
-    "shell/tour.js" "shell/tour.css"
+    "shell/theme.js" "shell/theme.css" "shell/style.css" "shell/app.js" "shell/head.js" "shell/live.js"
+    "shell/notices.js" "shell/tour.js" "shell/tour.css"
     "home/home.js" "home/overlay.js" "home/home.css"
     "overview/overview.js" "overview/results.js" "overview/then.js" "overview/overview.css"
     "charts/charts.js" "charts/chart.js" "charts/curve.js" "charts/marks.js" "charts/units.js" "charts/metrics.js"

@@ -13,7 +13,7 @@ use std::time::{Duration, UNIX_EPOCH};
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// The identity of a file, and the time of its last change. While they stay the same, so does the content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
     length: u64,
     /// Seconds and nanoseconds since 1970. A new owner and new permissions are changes, too.
@@ -22,7 +22,7 @@ pub(crate) struct Stamp {
 }
 
 /// The properties of a file that determine whether it can be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     device: u64,
     inode: u64,

@@ -2,19 +2,22 @@
 
 use crate::kept::Stamp;
 use std::fs::File;
-use std::io::Read;
 use std::path::PathBuf;
 
 /// The number of bytes read at once, which is also the maximum length of a line.
 pub(crate) const PIECE: u64 = 8 << 20;
 
+/// The number of bytes by which a file is recognized, at its start and before the position up to which it was read.
+const SAMPLE: usize = 256;
+
 /// A file, and the position up to which the file was read.
 pub(crate) struct Lines {
     path: PathBuf,
-    /// The number of bytes read, and the first of these bytes: if they change, the file was replaced, and it is read
-    /// from the start.
+    /// The number of bytes read, and the first and the last of these bytes. If they change, the file was replaced, or
+    /// truncated and written again (a run that was resumed from an earlier step), and it is read from the start.
     read: u64,
     head: Vec<u8>,
+    tail: Vec<u8>,
     /// The file when it was last opened: while it stays the same, it has no new lines.
     seen: Option<Stamp>,
 }
@@ -29,7 +32,7 @@ pub(crate) struct Opened {
 impl Lines {
     /// The file at this path, with nothing read yet.
     pub fn new(path: PathBuf) -> Lines {
-        Lines { path, read: 0, head: Vec::new(), seen: None }
+        Lines { path, read: 0, head: Vec::new(), tail: Vec::new(), seen: None }
     }
 
     /// The number of bytes read.
@@ -43,12 +46,13 @@ impl Lines {
         if self.seen == Some(stamp) {
             return None;
         }
-        let mut file = disk::open(&self.path).ok()?;
+        let file = disk::open(&self.path).ok()?;
         let length = file.metadata().map_or(0, |metadata| metadata.len());
-        let mut head = vec![0; self.head.len()];
-        let begins_anew = length < self.read || file.read_exact(&mut head).is_err() || head != self.head;
+        let has = |at: u64, known: &[u8]| disk::read_range(&file, at, known.len() as u64).is_ok_and(|now| now == known);
+        let begins_anew =
+            length < self.read || !has(0, &self.head) || !has(self.read - self.tail.len() as u64, &self.tail);
         if begins_anew {
-            (self.read, self.head) = (0, Vec::new());
+            (self.read, self.head, self.tail) = (0, Vec::new(), Vec::new());
         }
         self.seen = Some(stamp);
         Some(Opened { file, length, begins_anew })
@@ -67,8 +71,9 @@ impl Lines {
         };
         bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n')? + 1);
         if self.read == 0 {
-            self.head = bytes[..bytes.len().min(256)].to_vec();
+            self.head = bytes[..bytes.len().min(SAMPLE)].to_vec();
         }
+        self.tail = bytes[bytes.len().saturating_sub(SAMPLE)..].to_vec();
         self.read += bytes.len() as u64;
         Some(bytes)
     }

@@ -1,6 +1,6 @@
 //! The files of one training run, read incrementally as they grow.
 
-use crate::kept::{Identity, Kept};
+use crate::kept::{Identity, Kept, Stamp};
 use crate::lines::Lines;
 use crate::meaning::{meaning, unit};
 use crate::series::Series;
@@ -12,11 +12,25 @@ use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 use telemetry::{Alarm, Finding, Step, Weight};
+
+/// The files whose changes change the facts, besides those that grow at each logged step.
+const OTHER_FILES: [&str; 8] = [
+    "steps.jsonl",
+    "evaluations.bin",
+    "updates.bin",
+    "checkpoints",
+    "config.toml",
+    "record.json",
+    "profile.json",
+    "model",
+];
 
 /// A training run, and the contents read from its files so far.
 pub struct RunFiles {
@@ -28,10 +42,11 @@ pub struct RunFiles {
     /// `steps.jsonl` and its contents: the values of each step, which determine the verdict.
     step_log: Lines,
     steps: Series,
-    groups: Option<(u64, Arc<GroupFile>)>,
-    updates: Option<(u64, Arc<GroupFile>)>,
-    evaluations: Option<(u64, Arc<GroupFile>)>,
-    tokens: Option<Option<Arc<TokenTexts>>>,
+    groups: Option<(Stamp, Arc<GroupFile>)>,
+    updates: Option<(Stamp, Arc<GroupFile>)>,
+    evaluations: Option<(Stamp, Arc<GroupFile>)>,
+    /// The tokenizer, once one was found.
+    tokens: Option<Arc<TokenTexts>>,
     /// `trace.json`, once requested.
     traced: Option<Traced>,
     config: Kept<Config>,
@@ -189,10 +204,14 @@ impl RunFiles {
         &self.series
     }
 
-    /// Identifies what was last read: bytes of metrics, bytes of the index of recorded groups, and the given state.
-    /// Facts with the same mark are the same facts.
+    /// Identifies the facts: bytes of metrics read, bytes of the index of recorded groups, the stamps of the other
+    /// files, and the given state. Facts with the same mark are the same facts.
     pub fn mark(&self, state: &str) -> String {
-        format!("{}-{}-{state}", self.log.read(), self.size("rollouts.idx"))
+        let mut hasher = DefaultHasher::new();
+        for name in OTHER_FILES {
+            Stamp::of(&self.root.join(name)).ok().hash(&mut hasher);
+        }
+        format!("{}-{}-{:x}-{state}", self.log.read(), self.size("rollouts.idx"), hasher.finish())
     }
 
     /// The sizes of the two files that grow at each step. This takes two system calls, cheap enough for ten calls per
@@ -233,10 +252,10 @@ impl RunFiles {
             let mut dirs = vec![self.root.join("model")];
             dirs.extend(self.checkpoints().iter().rev().map(|name| self.root.join("checkpoints").join(name)));
             dirs.extend(self.config().values.get("model_name_or_path").and_then(Value::as_str).map(PathBuf::from));
-            let found = dirs.iter().find_map(|dir| TokenTexts::open(dir).ok());
-            self.tokens = Some(found.map(Arc::new));
+            // A run that has none yet may write a checkpoint with one.
+            self.tokens = dirs.iter().find_map(|dir| TokenTexts::open(dir).ok()).map(Arc::new);
         }
-        self.tokens.clone().flatten()
+        self.tokens.clone()
     }
 
     fn checkpoints(&self) -> Vec<String> {
@@ -469,16 +488,16 @@ fn steps_of(groups: Option<&GroupFile>) -> [Option<Step>; 2] {
     [steps().min(), steps().max()]
 }
 
-/// Opens a file of recorded groups. The open file is reused; if its length has changed, its new groups are added.
-fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<GroupFile>> {
-    let length = std::fs::metadata(path).ok()?.len();
-    if known.as_ref().is_none_or(|(known, _)| *known != length) {
+/// Opens a file of recorded groups. The open file is reused; if it has changed, its new groups are added.
+fn opened(path: &Path, known: &mut Option<(Stamp, Arc<GroupFile>)>) -> Option<Arc<GroupFile>> {
+    let stamp = Stamp::of(path).ok()?;
+    if known.as_ref().is_none_or(|(known, _)| *known != stamp) {
         // A request that reads the file at this moment keeps its own list of groups.
         let file = match known.take().map(|(_, file)| Arc::try_unwrap(file)) {
             Some(Ok(mut file)) => file.grow().map(|()| file),
             _ => GroupFile::open(path),
         };
-        *known = file.ok().map(|file| (length, Arc::new(file)));
+        *known = file.ok().map(|file| (stamp, Arc::new(file)));
     }
     known.as_ref().map(|(_, file)| file.clone())
 }

@@ -69,6 +69,7 @@ export function charts(run) {
     if (step !== undefined) requestAnimationFrame(() => [...figures.values()][0]?.hold(step));
     if (one || full) {
       full ??= (await import("/charts/full.js")).fullWindow();
+      if (isLate()) return;
       full.show(one ? words.chart : null, one, one && options(words.chart), [words, axes], (px) => read([words.chart], px));
     }
     await workers(facts);

@@ -49,7 +49,7 @@ export function chartTools() {
   const amount = h("output", {});
   const later = (words) => {
     clearTimeout(smooth.waits);
-    smooth.waits = setTimeout(() => change(words), 80);
+    smooth.waits = setTimeout(() => smooth.isConnected && change(words), 80);
   };
   const smooth = h("input", {
     type: "range",

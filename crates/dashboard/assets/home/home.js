@@ -21,6 +21,7 @@ const COLUMNS = [
   ["changed", "last line", (one) => one.changed_s, (one) => date(one.changed_s)],
 ];
 
+const nameOf = (control) => control.getAttribute("aria-label") ?? control.textContent;
 const link = (one) => h("a", { href: address(one.id, "overview") }, titleOf(one));
 const state = ({ state, step, total }) => `${state === "running" ? "● " : ""}${state}, step ${step}${total ? ` of ${total}` : ""}`;
 const alarms = (one) =>
@@ -50,7 +51,6 @@ export async function home(main) {
     // The list is polled every five seconds. If it has not changed, it is not redrawn, so that focus and cursor stay.
     const what = JSON.stringify([table, words]);
     if (what === drawn) return;
-    drawn = what;
     const { runs, keys } = table;
     const text = (words.filter ?? "").toLowerCase();
     // A filter with = is matched with KEY=VALUE, any other filter with values only.
@@ -85,6 +85,8 @@ export async function home(main) {
         COLUMNS.map(([id, , , cell]) => h(id === "run" ? "th" : "td", id === "run" ? { scope: "row" } : {}, cell(one))),
         wide.map((key) => h("td", {}, plain(one.keys[key]))),
       );
+    // The focused control is found again by its name.
+    const focused = list.contains(document.activeElement) ? nameOf(document.activeElement) : null;
     fill(
       list,
       h(
@@ -107,8 +109,10 @@ export async function home(main) {
         ? h("p", {}, `${counted(keys.length - wide.length, "more key")} differ; the view Run compares two runs.`)
         : null,
     );
+    if (focused) [...list.querySelectorAll("a, button, input")].find((one) => nameOf(one) === focused)?.focus();
     fill(seeds, groups(shown));
     await curves.update(words, chosen.map((id) => runs.find((one) => one.id === id)));
+    if (!isLate()) drawn = what;
   }
 
   function box(one, chosen) {
@@ -127,7 +131,16 @@ export async function home(main) {
       onchange: () => change({ on: toggled().join(",") }),
     });
   }
-  const waits = setInterval(() => !document.hidden && draw(place().words), 5000);
+  // One at a time: a poll that begins before the last one has ended would make it late.
+  let polls = false;
+  const poll = async () => {
+    if (document.hidden || polls) return;
+    polls = true;
+    // The next poll tries again.
+    await draw(place().words).catch(() => {});
+    polls = false;
+  };
+  const waits = setInterval(poll, 5000);
   return {
     update: draw,
     end: () => {

@@ -158,12 +158,19 @@ export async function levels(main) {
   async function follow() {
     clearTimeout(timer);
     if (over || !state.job) return;
-    const news = await get(`jobs/${state.job.number}`, { from: events.length });
-    if (over) return;
-    if (news?.events.length) events = [...events, ...news.events];
-    if (news && news.state !== state.job.state) state = await get("jobs");
-    if (news) draw();
-    if (isBusy()) timer = setTimeout(follow, 500);
+    const { number } = state.job;
+    try {
+      const news = await get(`jobs/${number}`, { from: events.length });
+      // Another job may have been started in the meantime.
+      if (over || state.job?.number !== number) return;
+      if (news) events = [...events, ...news.events];
+      // A server that was started again knows no earlier job.
+      if (news?.state !== state.job.state) state = await get("jobs");
+      draw();
+    } catch {
+      // The next call asks again.
+    }
+    if (!over && isBusy()) timer = setTimeout(follow, 500);
   }
 
   function draw() {

@@ -57,7 +57,7 @@ export function filterBox(what, placeholder = `Filter ${what}`) {
     value: place().words.filter ?? "",
     oninput: () => {
       clearTimeout(filter.waits);
-      filter.waits = setTimeout(() => change({ filter: filter.value }), 200);
+      filter.waits = setTimeout(() => filter.isConnected && change({ filter: filter.value }), 200);
     },
   });
   return filter;
@@ -66,7 +66,9 @@ export function filterBox(what, placeholder = `Filter ${what}`) {
 /** A response of the server; null for status 404. */
 export async function get(path, words = {}) {
   const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""));
-  const answer = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`);
+  const answer = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`).catch((error) => {
+    throw Object.assign(new Error(`The server does not answer (${error.message}).`), { isAbsent: true });
+  });
   if (answer.status === 404) return null;
   if (!answer.ok)
     throw new Error(

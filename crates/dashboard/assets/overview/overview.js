@@ -98,7 +98,8 @@ export async function overview(main, { run, facts, runs }) {
       folded(over, "ended alarm"),
     ]);
     alarms.querySelectorAll("details").forEach((one) => (one.open = opened.has(one.dataset.alarm)));
-    const listed = JSON.stringify([runs.map((one) => one.id), words.vs, Boolean(other)]);
+    const listed = JSON.stringify([runs.map((one) => one.id), other ? words.vs : null]);
+    const chosen = tools.contains(document.activeElement) && document.activeElement.matches("select");
     refill(tools, listed, () => [
       h(
         "label",
@@ -115,6 +116,7 @@ export async function overview(main, { run, facts, runs }) {
       ),
       reportLink(run, other ? words.vs : null),
     ]);
+    if (chosen) tools.querySelector("select").focus();
     fill(
       compared,
       other ? [differing([facts, otherFacts]), results([run, words.vs], [facts, otherFacts], [series, other])] : null,
@@ -126,7 +128,10 @@ export async function overview(main, { run, facts, runs }) {
     // Training groups change at each step, and text from ten steps ago is just as informative.
     if (tells !== told && (of || words.vs || !told || Date.now() - since > 30000)) {
       [told, since] = [tells, Date.now()];
-      thenAndNow(run, otherFacts ? words.vs : null, of).then((pairs) => fill(then, pairs));
+      const own = tells;
+      thenAndNow(run, otherFacts ? words.vs : null, of)
+        .then((pairs) => told === own && fill(then, pairs))
+        .catch(() => told === own && (told = null));
     }
   }
   return { update: draw, end: curves.end };

@@ -74,6 +74,7 @@ export function group(box, run, data, words, config) {
   if (box.shows !== what) {
     keepFocus(box, () => refill(box, what, () => content(run, data, words, config)));
     box.chosen = undefined;
+    box.dataset.place = data.place;
   }
   if (box.chosen === c) return;
   box.chosen = c;

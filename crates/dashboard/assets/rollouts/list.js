@@ -35,6 +35,8 @@ export function sideList(view, share, redraw) {
     const left = (list.total ?? 0) - shown.length;
     const more = async () => {
       const next = await get(`runs/${view.run}/${kind}`, { ...query(words, view.of), cursor: list.next });
+      // The reader may have chosen another list in the meantime.
+      if (!next || view.list !== list) return;
       view.list = { ...list, [kind]: [...shown, ...next[kind]], next: next.next };
       draw(words);
       await redraw();

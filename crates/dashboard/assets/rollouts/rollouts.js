@@ -23,7 +23,7 @@ const none = () =>
     ),
   );
 
-export async function rollouts(main, { run, facts, words, rebuild }) {
+export async function rollouts(main, { run, facts, words, rebuild, before }) {
   // Groups of evaluations are displayed in the same way.
   const evaluated = words.of === "evaluations" && facts.evaluated;
   const of = evaluated ? "evaluations" : undefined;
@@ -34,8 +34,9 @@ export async function rollouts(main, { run, facts, words, rebuild }) {
     return { update: (_, news) => news && countOf(news) && rebuild() };
   }
   // The state shared by all parts of this view. `pinned` is the step that is shown if the URL names none: the newest
-  // step when the view was opened, even if the run has progressed.
-  const view = { run, of, facts, steps: stepsOf(facts), pinned: stepsOf(facts)[1], list: { groups: [] } };
+  // step when the view was opened, even if the run has progressed, or if the view was rebuilt with other colours.
+  const pinned = before?.pinned ?? stepsOf(facts)[1];
+  const view = { run, of, facts, steps: stepsOf(facts), pinned, list: { groups: [] } };
   // The number of groups when the newest step was displayed, and the number of groups now.
   let [seen, count] = [countOf(facts), countOf(facts)];
   // The newest step and the number of groups at the time of the last message about new groups.
@@ -130,11 +131,11 @@ export async function rollouts(main, { run, facts, words, rebuild }) {
   }
 
   async function news(now) {
+    // A run that was resumed from an earlier step has other groups at the same places.
+    if (countOf(now) < count || now.record?.starts?.length !== facts.record?.starts?.length) return rebuild();
     if (countOf(now) === count) return;
     await mapped;
     [count, view.steps] = [countOf(now), stepsOf(now)];
-    // A run that was resumed from an earlier step has fewer groups.
-    seen = Math.min(seen, count);
     await map.update(view.steps[1]);
     map.mark(stepOf(place().words), traced);
     tools.news();
@@ -192,5 +193,5 @@ export async function rollouts(main, { run, facts, words, rebuild }) {
     return true;
   }
   const mapped = map.update(view.steps[1]);
-  return { update: draw, key, end: tools.end };
+  return { update: draw, key, end: tools.end, pinned };
 }

@@ -5,7 +5,7 @@ import { change, counted, fill, get, h, key, number, reportLink, seconds, titleO
 // A number of steps that no run reaches: 2³² − 1, or more.
 const NEVER = 2 ** 32 - 1;
 
-export async function run(main, { run: name, facts, runs }) {
+export async function run(main, { run: name, facts, runs, rebuild }) {
   const table = h("section", {});
   const named = (id) => titleOf(runs.find((one) => one.id === id) ?? { id });
   const record = facts.record ?? {};
@@ -157,5 +157,7 @@ export async function run(main, { run: name, facts, runs }) {
       ),
     );
   }
-  return { update: draw };
+  // The table is not touched while the run only takes steps: the reader may have opened its list of runs.
+  const about = ({ state, record, checkpoints, config }) => JSON.stringify([state, record, checkpoints, config]);
+  return { update: (words, news) => (!news ? draw(words) : about(news) === about(facts) ? null : rebuild()) };
 }

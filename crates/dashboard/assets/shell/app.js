@@ -1,8 +1,9 @@
 // The frame of the page: runs, views, keyboard shortcuts, and updates of the displayed run.
-import { address, change, counted, fill, get, h, kept, place, titleOf } from "/lib/lib.js";
+import { address, change, fill, get, h, kept, place, titleOf } from "/lib/lib.js";
+import { headOf } from "/shell/head.js";
 import { announce } from "/shell/live.js";
 import { notices } from "/shell/notices.js";
-import { tour, wasSeen } from "/shell/tour.js";
+import { tour } from "/shell/tour.js";
 
 // Each view is loaded when it is first opened.
 const VIEWS = {
@@ -37,11 +38,18 @@ const KEYS = [
 ];
 const main = document.getElementById("main");
 const bell = notices(() => runs);
+const names = Object.entries(VIEWS).map(([id, [name]]) => [id, name]);
+const drawHead = headOf(document.getElementById("head"), { views: names, bell, help });
+const head = () => drawHead(runs, isAbsent);
 // The displayed view: its run, its newest facts and those that were drawn, and what its module returned. Until then,
 // the view is being built, and has no `update`.
 let shown = { run: null, view: null };
 let runs = [];
 let stream = null;
+// The number of events received, and whether the last request for the list of runs failed.
+let events = 0;
+let isAbsent = false;
+let isPolling = false;
 let hasFailed = false;
 
 async function start() {
@@ -56,19 +64,33 @@ async function start() {
   document.getElementById("skip").addEventListener("click", () => main.focus());
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : shown.update && listen(shown)));
   await show();
-  setInterval(async () => {
-    // A hidden page only checks for notices.
-    if (document.hidden && !bell?.isOn()) return;
-    const [now, before] = [await get("runs").catch(() => null), runs.length];
-    runs = now ?? runs;
-    bell?.look(runs);
-    if (document.hidden) return;
-    // The server answers again, or the first run or the wanted one has begun.
-    if (now && !shown.view && (hasFailed || now.length !== before)) return show();
-    head();
-    hear();
-  }, 5000);
+  setInterval(poll, 5000);
 }
+
+/** Loads the list of runs. Its row of the displayed run is dropped if an event arrived in the meantime. */
+async function poll() {
+  // A hidden page only checks for notices.
+  if (document.hidden && !bell?.isOn()) return;
+  if (isPolling) return;
+  isPolling = true;
+  const [before, known] = [events, ids(runs)];
+  const now = await get("runs").catch(() => null);
+  isPolling = false;
+  isAbsent = !now;
+  const newest = (row) => (before !== events && row.id === shown.run && runs.find((one) => one.id === row.id)) || row;
+  runs = now?.map(newest) ?? runs;
+  if (now) bell?.look(runs);
+  if (document.hidden) return;
+  // The server answers again, or the first run or the wanted one has begun.
+  if (now && !shown.view && (hasFailed || ids(now) !== known)) return show();
+  // The browser opens a stream again that was interrupted, but not one that was refused.
+  if (shown.update && shown.run && stream?.readyState !== EventSource.OPEN && stream?.readyState !== EventSource.CONNECTING)
+    listen(shown);
+  head();
+  hear();
+}
+
+const ids = (runs) => runs.map(({ id }) => id).join(" ");
 
 async function show() {
   const { hash } = location;
@@ -102,7 +124,7 @@ async function show() {
     const name = views[now.view] ? now.view : "overview";
     document.title = [views[name][0], one && titleOf(one), "Lockstep"].filter(Boolean).join(" · ");
     if (shown.run !== now.run || shown.view !== name || shown.of !== now.words.of)
-      view = await build(views[name][1], { run: now.run, view: name, of: now.words.of }, views === VIEWS);
+      view = await build(views[name][1], { run: now.run, view: name, name, of: now.words.of }, views === VIEWS);
     // A view that is still being built is drawn afterwards, with the URL of that time.
     await view?.update?.(place().words);
     head();
@@ -115,6 +137,8 @@ async function show() {
 /** Builds a view in place of the displayed one; null if that fails, or if another view was opened in the meantime. */
 async function build(load, view, hasFacts) {
   end();
+  // The same view with other colours, if any.
+  const before = ["run", "name", "of"].every((key) => shown[key] === view[key]) ? shown : null;
   shown = view;
   const box = h("div");
   fill(main, box);
@@ -125,7 +149,7 @@ async function build(load, view, hasFacts) {
     if (shown !== view) return null;
     if (hasFacts && !facts) return leave(absent(view.run));
     view.drawn = view.facts = facts;
-    const made = await make(box, { run: view.run, facts, words: place().words, runs, rebuild: redraw });
+    const made = await make(box, { run: view.run, facts, words: place().words, runs, rebuild, before });
     if (shown === view) return listen(Object.assign(view, made));
     made.end?.();
   } catch (error) {
@@ -147,11 +171,11 @@ function end() {
   close();
 }
 
-/** Shows why a view could not be built or drawn. It is built again once the server answers. */
+/** Shows why a view could not be built or drawn. If the server was absent, it is built again once the server answers. */
 function fail(view, error) {
   if (shown !== view) return;
   leave(h("p", { class: "none", role: "alert" }, error.message));
-  hasFailed = true;
+  hasFailed = Boolean(error.isAbsent);
 }
 
 const absent = (run) =>
@@ -168,69 +192,10 @@ function redraw() {
   show();
 }
 
-function head() {
-  const now = place();
-  const one = runs.find((one) => one.id === now.run);
-  const mark = h("a", { class: "mark", href: address("", "runs"), title: "All runs" }, "Lockstep");
-  if (!one) {
-    const other = now.view === "levels" ? [] : h("nav", {}, h("a", { href: address("", "levels") }, "Levels"));
-    return fill(document.getElementById("head"), mark, other, bell);
-  }
-  const select = h(
-    "select",
-    {
-      "aria-label": "Run",
-      onchange: (event) =>
-        (location.hash = address(event.target.value, now.view || "overview", kept({ ...now.words, vs: "" }))),
-    },
-    runs.map((other) =>
-      h("option", { value: other.id, selected: other.id === now.run }, `${titleOf(other)} · ${other.state}`),
-    ),
-  );
-  const tab = ([id, [name]]) =>
-    h(
-      "a",
-      {
-        href: address(now.run, id, id === now.view ? now.words : kept(now.words)),
-        "aria-current": (VIEWS[now.view] ? now.view : "overview") === id ? "page" : null,
-      },
-      name,
-    );
-  const progress = one.total
-    ? `step ${one.step.toLocaleString("en")} of ${one.total.toLocaleString("en")}`
-    : `step ${one.step.toLocaleString("en")}`;
-  const quiet =
-    one.state === "running" && one.silent_s > 120 ? `, silent for ${Math.round(one.silent_s / 60)} min` : "";
-  const alarms = one.alarms
-    ? h("a", { class: "warn", href: address(now.run, "overview") }, `⚠ ${counted(one.alarms, "alarm")}`)
-    : null;
-  const words = `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`;
-  const state = document.querySelector("#head .state");
-  // The focused element is kept.
-  if (state && document.activeElement?.closest?.("#head") && shown.run === now.run) {
-    state.textContent = words;
-    const tabs = Object.entries(VIEWS).map(tab);
-    document.querySelectorAll("#head nav a").forEach((old, i) => {
-      for (const { name, value } of tabs[i].attributes) old.setAttribute(name, value);
-      if (!tabs[i].hasAttribute("aria-current")) old.removeAttribute("aria-current");
-    });
-    return;
-  }
-  fill(
-    document.getElementById("head"),
-    mark,
-    select,
-    h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(tab)),
-    h(
-      "span",
-      { class: `state ${one.state}` },
-      words,
-    ),
-    alarms,
-    bell,
-    h("button", { class: `plain${wasSeen() ? "" : " news"}`, onclick: () => tour(place().run) }, "Tour"),
-    h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"),
-  );
+/** Builds the view again with new data. */
+function rebuild() {
+  shown.name = null;
+  redraw();
 }
 
 /** Announces changes of the run to screen readers. */
@@ -251,6 +216,8 @@ function listen(view) {
   stream = new EventSource(`/api/events?run=${encodeURIComponent(view.run)}`);
   stream.addEventListener("mark", (event) => {
     const news = JSON.parse(event.data);
+    events++;
+    isAbsent = false;
     const one = runs.find((one) => one.id === view.run);
     if (one) Object.assign(one, news.run);
     // The first event has all facts, and the others those that have changed.

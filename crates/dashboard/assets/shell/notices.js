@@ -10,8 +10,8 @@ import { address, h, titleOf } from "/lib/lib.js";
  */
 export function notices(known) {
   if (!("Notification" in window) || !window.isSecureContext) return null;
-  // For each run in progress, the alarms already seen; null until the first check.
-  let seen = null;
+  // For each run that was in progress, the alarms already seen; null until the first check. `live` are those in progress.
+  let [seen, live] = [null, []];
   const isOn = () => localStorage.getItem("notices") === "on" && Notification.permission === "granted";
   const button = h("button", { class: "plain", onclick: () => (isOn() ? turn("off") : ask()) });
 
@@ -26,7 +26,7 @@ export function notices(known) {
 
   function turn(state) {
     localStorage.setItem("notices", state);
-    seen = null;
+    [seen, live] = [null, []];
     label();
   }
 
@@ -64,7 +64,8 @@ export function notices(known) {
   }
 
   async function notify(runs) {
-    const now = new Map();
+    // A run that has ended keeps its alarms: it may be resumed.
+    const now = new Map(seen);
     for (const run of runs.filter(({ state }) => state === "running")) {
       const alarms = run.alarms ? await activeAlarms(run.id) : [];
       const before = seen?.get(run.id);
@@ -77,11 +78,12 @@ export function notices(known) {
         });
       now.set(run.id, new Set([...(before ?? []), ...names]));
     }
-    for (const id of seen?.keys() ?? []) {
+    for (const id of live) {
       const run = runs.find((one) => one.id === id);
       if (run && run.state !== "running") show(run, `${titleOf(run)} has ${run.state} after step ${run.step}`, run.verdict.says, "end");
     }
     seen = now;
+    live = runs.filter(({ state }) => state === "running").map(({ id }) => id);
   }
 
   label();

@@ -35,7 +35,7 @@ async function flat(run, facts) {
     const penalty = facts.config.beta > 0 ? " Only the divergence from the reference model still has a gradient." : "";
     return {
       hash: address(run, "rollouts", { step, g: place }),
-      find: () => document.querySelector(".read header"),
+      find: () => document.querySelector(`.read[data-place="${place}"] header`),
       title: "Why is nothing learned from this group?",
       says: [
         "A completion is pushed up if it earned more than the others of its group, and down if it earned less. " +
@@ -68,7 +68,7 @@ async function token(run, facts) {
   const way = own > 0 ? "likelier" : own < 0 ? "less likely" : "neither likelier nor less likely";
   return {
     hash: address(run, "rollouts", { step, g: place, color: "surprise" }),
-    find: () => document.querySelectorAll(".completion")[at]?.querySelectorAll(".t")[t],
+    find: () => document.querySelectorAll(`.read[data-place="${place}"] .completion`)[at]?.querySelectorAll(".t")[t],
     title: "What does a token know?",
     says: [
       [
@@ -144,8 +144,9 @@ let isOpen = false;
 export async function tour(run) {
   if (isOpen) return;
   isOpen = true;
-  const facts = await get(`runs/${run}`);
-  const all = facts ? await Promise.all([verdict, flat, token, whole, thenAndNow].map((make) => make(run, facts))) : [];
+  const parts = [verdict, flat, token, whole, thenAndNow];
+  const load = async (facts) => (facts ? Promise.all(parts.map((make) => make(run, facts))) : []);
+  const all = await get(`runs/${run}`).then(load).catch(() => []);
   const steps = all.filter(Boolean);
   const dialog = h("dialog", { class: "tour", "aria-labelledby": "toured" });
   let [at, marked] = [-1, null];

@@ -1,5 +1,5 @@
 // The spans of one step from trace.json: nested, one lane per track, and the longest spans as text.
-import { change, counted, fill, get, h, number, percent, seconds } from "/lib/lib.js";
+import { change, counted, fill, get, h, number, percent, refill, seconds } from "/lib/lib.js";
 import { color, fitNames, hasColor } from "/time/stages.js";
 
 // A step with more spans shows only its longest ones.
@@ -68,9 +68,10 @@ function longest(spans, first, length) {
   return h("table", { class: "longest" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, all.map(row)));
 }
 
-/** Fills the section `box` with the spans of step `at`; returns whether there are any. */
-export async function spans(box, run, facts, at) {
+/** Fills the section `box` with the spans of step `at`; returns whether there are any, and are still wanted. */
+export async function spans(box, run, facts, at, isLate) {
   const list = (await get(`runs/${run}/spans`, { step: at })) ?? [];
+  if (isLate()) return false;
   const choose = h(
     "p",
     { class: "tools" },
@@ -89,7 +90,8 @@ export async function spans(box, run, facts, at) {
   );
   if (!list.length) {
     const none = h("p", { class: "none" }, "trace.json has no spans of this step.");
-    return void fill(box, h("h2", {}, `Spans of step ${at}`), choose, none);
+    refill(box, `no spans of ${at}`, () => [h("h2", {}, `Spans of step ${at}`), choose, none]);
+    return false;
   }
   const shown = list.toSorted((a, b) => b.duration_us - a.duration_us).slice(0, MOST);
   const first = Math.min(...shown.map((span) => span.start_us));
@@ -100,6 +102,7 @@ export async function spans(box, run, facts, at) {
   const nameOf = (lane) => `beside it: ${[...new Set(lane.spans.filter((span) => !span.parent).map(({ name }) => name))].join(", ")}`;
   const all = [own, ...beside].flatMap(({ spans }) => spans);
   const took = seconds(length / 1e6);
+  box.shows = null;
   fill(
     box,
     h("h2", {}, `Spans of step ${at}: ${took}`),

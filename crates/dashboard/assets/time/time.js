@@ -56,7 +56,7 @@ export async function time(main, { run, facts }) {
     fill(steps, stack(series, traced, chosen));
     if (hasFocus) steps.querySelector("[role=slider]").focus();
     const at = Number(words.step ?? series.steps[0]);
-    if (shown !== at && (await spans(step, run, facts, at))) shown = at;
+    if (shown !== at && (await spans(step, run, facts, at, isLate))) shown = at;
   }
   return { update: draw };
 }

@@ -5,7 +5,7 @@ use crate::run::RunFiles;
 use crate::runs::lock;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::response::sse::{Event, Sse};
+use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering;
@@ -55,7 +55,8 @@ pub(super) async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) ->
         checked: Instant::now(),
         grown: Instant::now(),
     };
-    Sse::new(news.into_stream()).into_response()
+    // A comment now and then reveals a closed connection, whose place another browser may need.
+    Sse::new(news.into_stream()).keep_alive(KeepAlive::default()).into_response()
 }
 
 /// The state of a stream that waits for new data.
@@ -110,7 +111,7 @@ impl Events {
         self.seen = facts["mark"].as_str().unwrap_or_default().to_owned();
         let row = json!({
             "step": facts["step"], "total": facts["total"], "state": state, "verdict": facts["verdict"],
-            "alarms": alarms,
+            "alarms": alarms, "silent_s": facts["silent_s"],
         });
         facts.retain(|key, value| self.sent.get(key) != Some(value));
         let data = json!({ "run": row, "facts": facts });
