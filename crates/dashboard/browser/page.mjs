@@ -38,9 +38,14 @@ export async function open(address, { width = 1280, height = 900, scheme = "ligh
     noise.push(`${address}: a dialog says ${dialog.message()}`);
     dialog.dismiss();
   });
-  // The requests without a response, except for the stream of updates, which has no end.
+  // The requests for data without a response, except for the stream of updates, which has no end.
   page.open = new Set();
-  page.on("request", (request) => request.url().includes("/api/events") || page.open.add(request));
+  const isData = (url) => url.includes("/api/") && !url.includes("/api/events");
+  page.on("request", (request) => {
+    // A reload drops all requests.
+    if (request.isNavigationRequest()) page.open.clear();
+    if (isData(request.url())) page.open.add(request);
+  });
   for (const end of ["requestfinished", "requestfailed"]) page.on(end, (request) => page.open.delete(request));
   await page.goto(`${base}/${address}`);
   return page;
@@ -49,9 +54,12 @@ export async function open(address, { width = 1280, height = 900, scheme = "ligh
 /** Waits until the page has loaded and drawn everything. A search field waits 300 ms before it asks for results. */
 export async function settled(page) {
   const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())));
+  const since = Date.now();
   for (let quiet = 0; quiet < 3; quiet = page.open.size ? 0 : quiet + 1) {
     await page.evaluate(frames);
     await page.waitForTimeout(120);
+    const open = [...page.open].map((request) => request.url());
+    if (Date.now() - since > 60_000) throw new Error(`no response after a minute: ${open}`);
   }
 }
 
