@@ -276,7 +276,8 @@ await test("a run is shown by its name, and a run without its model counts as fi
 });
 
 await test("the first load of a run's page is at most 400 kB, and a view loads only its files", async () => {
-  const page = await open("");
+  const page = await open("#/a/time");
+  await page.waitForSelector(".whole");
   const loaded = new Map();
   page.on("response", async (answer) => {
     // The event stream never ends, so its body is never complete.
